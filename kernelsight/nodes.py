@@ -208,6 +208,7 @@ def simulation(
     kv_transfers: pa.Table,
     kv_tier_settings: pa.Table,
     models: pa.Table,
+    router_scorers: pa.Table,
     *,
     read: Reader,
     wanted: frozenset[str],
@@ -236,6 +237,7 @@ def simulation(
         kv_transfers=kv_transfers,
         kv_tier_settings=kv_tier_settings,
         models=models,
+        router_scorers=router_scorers,
     )
     made: dict[str, Any] = {}
     if "request_statistics_at_ends" in wanted:
@@ -292,11 +294,15 @@ def scenario_energy(
     scenarios: pa.Table,
     deployment_settings: pa.Table,
     gpu_power: pa.Table,
+    gpus: pa.Table,
+    kv_tier_totals: pa.Table,
+    kv_tier_settings: pa.Table,
 ) -> pa.Table:
     """Energy of all GPUs of each scenario, its mean power, and energy and carbon of what was served."""
-    from kernelsight.serving.runs.energy import energy_of
+    from kernelsight.serving.runs.energy import energy_of, energy_of_transfers
 
-    return energy_of(replica_totals, request_statistics, scenarios, deployment_settings, gpu_power)
+    drawn = energy_of_transfers(kv_tier_totals, kv_tier_settings, deployment_settings, gpu_power, gpus)
+    return energy_of(replica_totals, request_statistics, scenarios, deployment_settings, gpu_power, drawn)
 
 
 def step_totals(

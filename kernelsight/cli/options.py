@@ -109,7 +109,7 @@ def add_flags(group: argparse._ActionsContainer, stated: tuple[Flag, ...]) -> No
                 how["choices"] = flag.choices
             elif flag.kind == "tiers":
                 how["action"] = _Joined
-            elif flag.kind not in ("text", "version"):
+            elif flag.kind not in ("text", "version", "weights"):
                 how["type"] = float
         if flag.name == "launch":
             how["action"] = _Once

@@ -118,11 +118,16 @@ def dynamic_j(
     known = remembered((gpu_power,), "drawn", lambda: {name: gpu_power[name].to_numpy() for name in DRAWN})
     at = {name: values[row] for name, values in known.items()}
     drawn = drawn_by(work, latency_us, at)
-    if "power_limit_w" in settings.column_names and settings["power_limit_w"].null_count < len(settings):
+    if has_limit(settings):
         limit = pc.fill_null(settings["power_limit_w"].combine_chunks(), np.inf).to_numpy()
         place = positions(calls["deployment_id"], settings["deployment_id"]) if len(settings) > 1 else 0
         latency_us, drawn = _under_limit(work, latency_us, drawn, np.broadcast_to(limit[place], latency_us.shape), at)
     return latency_us, drawn * latency_us * MICRO
+
+
+def has_limit(settings: pa.Table) -> bool:
+    """Whether some deployment has a power limit; ``settings``: deployment_settings."""
+    return "power_limit_w" in settings.column_names and settings["power_limit_w"].null_count < len(settings)
 
 
 def _under_limit(

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
 from kernelsight.kernels.costed import RELIEF, Groups, Priced, Rest, Times
+from kernelsight.kernels.energy import has_limit
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.kinds import TIERS
 from kernelsight.kernels.latency import Answers, answers, interval, powered
@@ -89,7 +90,9 @@ def _shrinks(
             found.append(np.zeros_like(latency_us))
             continue
         there = (settings, faster(gpus, resource), *others)
-        quicker, _ = powered(family, calls, answers(family, calls, *there), (*there, facts[-1]))
+        quicker = answers(family, calls, *there)
+        if has_limit(settings):
+            quicker, _ = powered(family, calls, quicker, (*there, facts[-1]))
         found.append(np.clip((latency_us - quicker.latency_us) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
     compute, memory, link = found
     # a kernel that both rates bound in part is not shorter than without either

@@ -460,8 +460,15 @@ ROUTER = (
         "word",
         "round_robin (default, but for ranks that share experts, where it is the engine's); least_loaded: fewest "
         "waiting and running requests; prefix_aware: replica with the longest cached prefix; session_affinity: replica "
-        "that the session began on",
-        choices=("round_robin", "least_loaded", "prefix_aware", "session_affinity"),
+        "that the session began on; scored: highest sum of weighted scores, as llm-d's scheduler",
+        choices=("round_robin", "least_loaded", "prefix_aware", "session_affinity", "scored"),
+    ),
+    Flag(
+        "router_weights",
+        "weights",
+        "scored: weights of cached prefix, KV cache use, queue, running requests and load (default: "
+        "prefix=3,kv_use=2,queue=2), and of a block in a KV tier against one on the GPU (tier=0.8)",
+        "NAME=W,…",
     ),
     Flag(
         "router_cache_threshold",
@@ -575,6 +582,10 @@ def checked(name: str, value: Any) -> Any:
         from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 
         return tiers_text(parse_tiers(value, name))
+    if flag.kind == "weights":
+        from kernelsight.scenario.router_weights import parse_weights, weights_text
+
+        return weights_text(parse_weights(value, name))
     if flag.kind == "version" and not (isinstance(value, str) and VERSION.fullmatch(value)):
         raise InvalidInput(f"{name} is {value!r}; give a version such as 0.11.0, or leave it unset.")
     if flag.kind == "word" and value not in flag.choices:

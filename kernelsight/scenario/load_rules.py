@@ -143,3 +143,5 @@ def _router_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     if unused and row.get("router") != "prefix_aware":
         found = f"{', '.join(unused)} {'is' if len(unused) == 1 else 'are'} set, but the router is not prefix_aware"
         yield found, "Set router to prefix_aware, or remove the threshold."
+    if row.get("router_weights") is not None and row.get("router") != "scored":
+        yield "router_weights is set, but the router is not scored", "Set router to scored, or remove the weights."

@@ -44,6 +44,11 @@ def _routing(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> 
     front = scenario["prefill_deployment_id"] or scenario["deployment_id"]
     engines = settings_of[front]["dp"] * (scenario["prefill_replicas"] or scenario["replicas"] or 1)
     found = [f"the {scenario['replicas']} replicas step independently"] if scenario["replicas"] else []
+    if engines > 1 and scenario["router"] == "scored":
+        return [
+            *found,
+            "the router sees cache, KV use and queue of each replica at once; llm-d scrapes them at intervals",
+        ]
     if scenario["router"] != "prefix_aware" or engines == 1:
         return found
     plan = next(row for row in session.table("memory_plan").to_pylist() if row["deployment_id"] == front)

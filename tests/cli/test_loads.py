@@ -80,10 +80,11 @@ def test_turns_after_one_that_is_turned_away_are_listed(command):
     assert (answer["requests"], answer["completed"]) == (8, 4)
 
 
-@pytest.mark.parametrize("router", ["round_robin", "least_loaded", "prefix_aware"])
+@pytest.mark.parametrize("router", ["round_robin", "least_loaded", "prefix_aware", "scored"])
 def test_routers_share_requests_out(command, router, tmp_path):
     lengths = ("--num-prompts", 12, "--isl", 640, "--osl", 8, "--num-turns", 3, "--max-concurrency", 3)
-    threshold = ("--router-cache-threshold", 0.4) if router == "prefix_aware" else ()
+    stated = {"prefix_aware": ("--router-cache-threshold", 0.4), "scored": ("--router-weights", "queue=1,prefix=3")}
+    threshold = stated.get(router, ())
     run = tmp_path / "run.duckdb"
     answer = served(command, *lengths, "--router", router, *threshold, "-dp", 2, "-o", run)
     assert answer["completed"] == 12
@@ -92,7 +93,7 @@ def test_routers_share_requests_out(command, router, tmp_path):
     assert set(counts) == {0, 1} and sum(counts.values()) == 12
     # a session that stays on one replica finds all of its turn before: 640 of 1288 tokens, 1280 of 1936
     whole = pytest.approx((640 + 1280) / (640 + 1288 + 1936))
-    if router == "prefix_aware":
+    if threshold:
         assert answer["prefix_cache_hit_rate"] == whole
     else:
         assert answer["prefix_cache_hit_rate"] < 0.45

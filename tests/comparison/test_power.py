@@ -88,3 +88,9 @@ def test_energy_of_a_series_counts_what_was_measured_alone() -> None:
         {**row, "end_s": 3.0, "measured_w": 0.0, "predicted_w": 5.0},
     ]
     assert power_answer(rows)["measured"] == pytest.approx(2.5) and power_answer(rows)["error"] == pytest.approx(1.0)
+
+
+def test_windows_that_were_measured_in_part_are_left_out(session: Session, log: list[dict]) -> None:
+    half = [{**row, "power_w": 60.0 if place < 80 else None} for place, row in enumerate(log)]
+    windows = session.compare(requests=half, deployment=FLAGS, fit="none").table("power_vs_production").to_pylist()
+    assert windows and max(row["end_s"] for row in windows) <= log[79]["arrival_s"] - log[0]["arrival_s"] + 1e-6

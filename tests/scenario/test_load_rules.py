@@ -47,6 +47,7 @@ RAMP_UP = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0, "ramp_up_end_
             {"trace": "day.csv", "router": "least_loaded", "router_balance_rel_threshold": 2.0},
             "router_balance_rel_threshold is set, but the router is not prefix_aware",
         ),
+        (SYNTHETIC | {"router_weights": "prefix=1"}, "router_weights is set, but the router is not scored"),
     ],
 )
 def test_refusals(row, found):
@@ -67,6 +68,7 @@ def test_refusals(row, found):
         SYNTHETIC | {"num_warmups": 3, "request_rate": 2.0},
         {"trace": "day.csv", "num_warmups": 4, "router": "prefix_aware", "router_cache_threshold": 0.0},
         {"trace": "day.csv", "num_prompts": 3, "max_concurrency": 2},
+        SYNTHETIC | {"router": "scored", "router_weights": "prefix=1"},
     ],
 )
 def test_what_goes_together(row):

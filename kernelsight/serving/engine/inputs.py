@@ -107,9 +107,9 @@ class Tiers(NamedTuple):
     """The KV tiers of a deployment, the nearest first, and how they are used (see ``tiers``).
 
     ``write_policy``: of WRITE_POLICIES, by number. ``load_ahead``: a request loads beside the steps of others, and
-    computes nothing until then; else it is in a step at once, which waits for its load. ``prefetch``: a load begins
-    when the request is queued, if the link was free then. ``link_read_us``, ``link_write_us``: of one block between
-    host and GPU, microseconds.
+    computes nothing until then; else it is in a step at once, which waits for its load. ``prefetch``: the
+    tier's own link is read from when the request is queued, if it was free then. ``link_read_us``, ``link_write_us``:
+    of one block between host and GPU, microseconds.
     """
 
     tiers: tuple[Tier, ...] = ()
@@ -120,6 +120,17 @@ class Tiers(NamedTuple):
     link_write_us: float = 0.0
 
 
+class Weights(NamedTuple):
+    """Weights of an engine's scores (fields of the WEIGHTS record); ``tier``: of a block behind the GPU's cache."""
+
+    prefix: float = 0.0
+    tier: float = 0.0
+    kv_use: float = 0.0
+    queue: float = 0.0
+    running: float = 0.0
+    load: float = 0.0
+
+
 class Routing(NamedTuple):
     """How requests are routed over engines (fields of the CLIENT record); see ``router``."""
 
@@ -127,6 +138,7 @@ class Routing(NamedTuple):
     cache_threshold: float = 0.5
     balance_abs_threshold: int = 32
     balance_rel_threshold: float = 1.0001
+    weights: Weights = Weights()
 
 
 class Transfer(NamedTuple):

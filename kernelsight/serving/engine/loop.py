@@ -18,7 +18,7 @@ from kernelsight.serving.engine.pipeline import begin_batches, end_batch
 from kernelsight.serving.engine.policy import received_until, reset_ratio_when_idle
 from kernelsight.serving.engine.queue import deliver, horizon_us, next_visible_us, queue_head, receive
 from kernelsight.serving.engine.ranks import begin_ranks, take_ranks
-from kernelsight.serving.engine.records import FOREVER, NOBODY
+from kernelsight.serving.engine.records import FOREVER, NOBODY, SCORED
 from kernelsight.serving.engine.router import route, route_decode
 from kernelsight.serving.engine.scheduler import schedule
 from kernelsight.serving.engine.steps import end_chunks, end_decodes, pass_single_step, single_step
@@ -111,6 +111,29 @@ def take_run(
     engine.due_us = engine.now
 
 
+@compiled
+def take_runs(
+    client: np.void,
+    engines: np.ndarray,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.ndarray,
+    host: np.ndarray,
+    entries: np.ndarray,
+    costs: np.ndarray,
+    layout: np.ndarray,
+    uses: np.ndarray,
+    histogram: np.ndarray,
+    rows: np.ndarray,
+) -> None:
+    """Execute the planned decode runs up to now: a router that looks at engines sees them as they are."""
+    for i in range(client.front):
+        if engines[i].planned:
+            take_run(
+                engines, i, requests, heaps, limits, host, entries, costs, layout, uses, histogram, rows, client.now
+            )
+
+
 @inlined
 def end_step(
     client: np.void,
@@ -162,13 +185,15 @@ def take_send(
     turns: np.ndarray,
     hashes: np.ndarray,
     sent: np.ndarray,
+    entries: np.ndarray,
+    limits: np.ndarray,
 ) -> tuple:
     """(request, engine) of what is sent now: a new request, or a prompt whose KV transfer to a decode engine ended."""
     r = take_next(client, requests, edges, turns)
     if requests[r].moving:
         return r, client.front + route_decode(client, engines[client.front :])
     if client.front > 1:
-        return r, route(client, engines[: client.front], requests, r, hashes, sent)
+        return r, route(client, engines[: client.front], requests, r, hashes, sent, entries, limits)
     return r, 0
 
 
@@ -285,7 +310,9 @@ def serve_until_full(
         warming = client.warmups_left > 0
         r = NOBODY
         if sends:
-            r, due = take_send(client, engines, requests, edges, turns, hashes, sent)
+            if client.router == SCORED:
+                take_runs(client, engines, requests, heaps, limits, host, entries, costs, layout, uses, histogram, rows)
+            r, due = take_send(client, engines, requests, edges, turns, hashes, sent, entries, limits)
         if i != due:
             i = due
             engine, own, hst = engines[i], limits[i], host[i]

@@ -13,8 +13,8 @@ import numpy as np
 PREFILL, DECODE, MIXED = 0, 1, 2
 FINISHED, TOO_LONG, NO_MEMORY, EARLIER_TURN = 0, 1, 2, 3
 OK = FINISHED  # a request that is not rejected finishes
-ROUTERS = ("round_robin", "least_loaded", "prefix_aware", "session_affinity")
-ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, SESSION_AFFINITY = range(4)
+ROUTERS = ("round_robin", "least_loaded", "prefix_aware", "session_affinity", "scored")
+ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, SESSION_AFFINITY, SCORED = range(5)
 NOBODY = -1
 FOREVER = np.inf
 TICKET_BITS = 32  # a request's key in a heap: its ticket, and its number in the low bits
@@ -167,6 +167,9 @@ ENTRY = record(
 # KV transfer from a prefill to a decode engine, microseconds; window layers send at most their window
 LINK = record(token_us=_REAL, window_token_us=_REAL, window_tokens=_WHOLE, sequence_us=_REAL, latency_us=_REAL)
 
+# weights of the scores by which a router chooses, and of a block in a tier against one on the GPU; see ``router``
+WEIGHTS = record(prefix=_REAL, tier=_REAL, kv_use=_REAL, queue=_REAL, running=_REAL, load=_REAL)
+
 # the benchmark client and the router
 CLIENT = record(
     now=_REAL,  # time of the last event
@@ -190,6 +193,7 @@ CLIENT = record(
     cache_threshold=_REAL,
     balance_abs_threshold=_WHOLE,
     balance_rel_threshold=_REAL,
+    weights=WEIGHTS,
 )
 
 ENGINE = record(

@@ -120,7 +120,7 @@ def client_record(load: Load, routing: Routing, front: int, transfer: Transfer |
     if transfer is not None:
         client["link"] = tuple(transfer)
     for name, value in routing._asdict().items():
-        client[name] = value
+        client[name] = tuple(value) if name == "weights" else value
     return client
 
 

@@ -1,4 +1,4 @@
-"""Routing over several engines: round robin, least loaded, prefix-aware, or by session.
+"""Routing over several engines: round robin, least loaded, prefix-aware, by session, or by weighted scores.
 
 ``prefix_aware`` follows SGLang's router (sgl-router, cache_aware): it remembers which prompts it sent to which engine,
 not what the engine still has cached. If the engines' loads differ by more than ``balance_abs_threshold`` requests and
@@ -7,6 +7,15 @@ the least loaded engine gets it. Not modelled: SGLang's tree evicts its least re
 prompt without a match goes to the engine with the smallest tree.
 
 ``session_affinity`` sends the first request of a session to the least loaded engine, and all others after it.
+
+``scored`` follows llm-d's scheduler (table ``router_scorers``): each score of an engine is between 0 and 1, and the
+highest sum of weight times score gets the request; equal ones in turn. It sees each engine as it is at that moment:
+
+- prefix: blocks of the prompt that are cached, as the engine would find them, those in tiers behind the GPU's cache
+  counting ``tier`` each, over the whole blocks of the prompt;
+- kv_use: 1 - the share of the KV cache that running requests hold;
+- queue, running: of waiting and of running requests, (most - own) / (most - fewest) over the engines; 1 if all equal;
+- load: one half without waiting requests, falling to 0 at ``LOAD_THRESHOLD`` of them.
 """
 
 from __future__ import annotations
@@ -14,7 +23,12 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.engine.compiled import compiled
-from kernelsight.serving.engine.records import LEAST_LOADED, NOBODY, ROUND_ROBIN, SESSION_AFFINITY
+from kernelsight.serving.engine.prefix import cached_prefix
+from kernelsight.serving.engine.records import LEAST_LOADED, NOBODY, ROUND_ROBIN, SCORED, SESSION_AFFINITY
+from kernelsight.serving.engine.tiers import tier_blocks
+
+# waiting requests at which the score of load is 0
+LOAD_THRESHOLD = 128
 
 
 @compiled
@@ -60,8 +74,66 @@ def engine_of_session(requests: np.ndarray, r: int) -> int:
 
 
 @compiled
+def prefix_score(
+    request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, tier_weight: float
+) -> float:
+    """The share of a prompt's whole blocks that an engine has cached; those in tiers count ``tier_weight``."""
+    if limits.hash_tokens == 0:
+        return 0.0
+    cached, _ = cached_prefix(request, hashes, entries, limits)
+    blocks = cached // limits.block_size
+    behind = tier_blocks(request, hashes, entries, limits, blocks) if limits.tiers > 0 else 0
+    return (blocks + tier_weight * behind) / max(request.prompt // limits.block_size, 1)
+
+
+@compiled
+def among(own: int, fewest: int, most: int) -> float:
+    """The score of a count of requests between the fewest and the most of all engines."""
+    return 1.0 if most == fewest else (most - own) / (most - fewest)
+
+
+@compiled
+def best_scored(
+    client: np.void,
+    engines: np.ndarray,
+    request: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    limits: np.ndarray,
+) -> int:
+    """The engine with the highest sum of weighted scores; of equal ones the next in turn."""
+    weights = client.weights
+    most_waiting = fewest_waiting = engines[0].in_flight - engines[0].running
+    most_running = fewest_running = engines[0].running
+    for i in range(1, engines.size):
+        waiting, running = engines[i].in_flight - engines[i].running, engines[i].running
+        most_waiting, fewest_waiting = max(most_waiting, waiting), min(fewest_waiting, waiting)
+        most_running, fewest_running = max(most_running, running), min(fewest_running, running)
+    best, highest = NOBODY, -1.0
+    for k in range(engines.size):
+        i = (client.routed + k) % engines.size
+        engine, own = engines[i], limits[i]
+        waiting, capacity = engine.in_flight - engine.running, max(own.capacity_units, 1)
+        score = weights.prefix * prefix_score(request, hashes, entries, own, weights.tier)
+        score += weights.kv_use * (1.0 - (own.capacity_units - engine.free_units) / capacity)
+        score += weights.queue * among(waiting, fewest_waiting, most_waiting)
+        score += weights.running * among(engine.running, fewest_running, most_running)
+        score += weights.load * (0.5 * (1.0 - min(waiting, LOAD_THRESHOLD) / LOAD_THRESHOLD))
+        if score > highest:
+            best, highest = i, score
+    return best
+
+
+@compiled
 def route(
-    client: np.void, engines: np.ndarray, requests: np.ndarray, r: int, hashes: np.ndarray, sent: np.ndarray
+    client: np.void,
+    engines: np.ndarray,
+    requests: np.ndarray,
+    r: int,
+    hashes: np.ndarray,
+    sent: np.ndarray,
+    entries: np.ndarray,
+    limits: np.ndarray,
 ) -> int:
     """The engine for request ``r``; ``sent``: hash blocks that each engine was sent, shape [engines, hash blocks]."""
     request = requests[r]
@@ -73,6 +145,8 @@ def route(
         i = engine_of_session(requests, r)
         if i < 0:
             i = least_loaded(engines, client.routed)
+    elif client.router == SCORED:
+        i = best_scored(client, engines, request, hashes, entries, limits)
     else:
         i, blocks = longest_match(request, hashes, sent)
         tokens = min(blocks * client.hash_tokens, request.prompt)

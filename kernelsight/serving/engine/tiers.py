@@ -180,7 +180,8 @@ def load_blocks(
         at += count
     touch_prompt(request, hashes, entries, limits, cached + blocks)
     begin_us = request.visible_us if limits.prefetch and request.visible_us > 0.0 else engine.now
-    engine.link_read_us = max(engine.link_read_us, begin_us) + blocks * limits.link_read_us
+    # what is fetched ahead comes to host memory; from there it goes to the GPU when the request is admitted
+    engine.link_read_us = max(engine.link_read_us, engine.now) + blocks * limits.link_read_us
     end_us = engine.link_read_us
     for t in range(limits.tiers):
         count = engine.load_blocks[t]

@@ -61,7 +61,7 @@ def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
             plans=by_key(fork.table("memory_plan"), "deployment_id"),
             hosts=by_key(fork.table("host_settings"), "deployment_id"), links={}, tiers={},
             layers=dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
-            costs=laid_out(costs, shapes, settings, deployments, deployments),
+            costs=laid_out(costs, shapes, settings, deployments, deployments), scorers={},
         )  # fmt: skip
         own_costs, own_shapes = (table.filter(pc.equal(table["deployment_id"], key)) for table in (costs, shapes))
         ends = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +35,12 @@ def energy_of(
     scenarios: pa.Table,
     deployment_settings: pa.Table,
     gpu_power: pa.Table,
+    transfers_j: Mapping[str, float],
 ) -> pa.Table:
-    """Return ``scenario_energy`` of the scenarios that were served; null where the energy of a kernel is unknown."""
+    """Return ``scenario_energy`` of the scenarios that were served; null where the energy of a kernel is unknown.
+
+    ``transfers_j``: what GPUs spend on KV tiers, by scenario; those without tiers are left out.
+    """
     encoded = replica_totals["scenario_id"].combine_chunks().dictionary_encode()
     names, number = encoded.dictionary, encoded.indices.to_numpy()
     first, last = (replica_totals[name].to_numpy().astype(float) for name in ("first_ns", "last_ns"))
@@ -50,20 +55,50 @@ def energy_of(
     halves = {
         name: _largest(power[name].to_numpy(), number, len(names)) for name in ("power_log_half", "energy_log_half")
     }
+    moved_j = np.array([transfers_j.get(name, 0.0) for name in names.to_pylist()])
     found = {
         "scenario_id": names,
         "gpus": drawn.gpus.astype(np.int64),
         "span_s": span_ns / NS,
         "active_energy_j": drawn.active_j,
         "idle_energy_j": drawn.idle_j,
+        "transfer_energy_j": moved_j,
         "held_share": _over(drawn.active_j, drawn.free_j),
         "limit_w": drawn.limit_w,
     }
     sites = scenarios.take(pa.array(positions(names, scenarios["scenario_id"])))
     known = request_statistics.take(pc.index_in(names, request_statistics["scenario_id"].combine_chunks()))
-    mean_w = _over(drawn.active_j + drawn.idle_j, span_ns / NS)
+    mean_w = _over(drawn.active_j + drawn.idle_j + moved_j, span_ns / NS)
     found |= _figures(mean_w, drawn, halves, _floats(sites), _floats(known))
     return pa.table({name: _nullable(values) for name, values in found.items()})
+
+
+def energy_of_transfers(
+    kv_tier_totals: pa.Table,
+    kv_tier_settings: pa.Table,
+    deployment_settings: pa.Table,
+    gpu_power: pa.Table,
+    gpus: pa.Table,
+) -> dict[str, float]:
+    """Return by scenario the joules of its GPUs for KV blocks that they load and write: their memory and their link.
+
+    A block that is written through goes over the link once for each tier, otherwise to the first tier alone.
+    """
+    if not kv_tier_totals.num_rows:
+        return {}
+    gpu_of = dict(zip(*(deployment_settings[name].to_pylist() for name in ("deployment_id", "gpu")), strict=True))
+    power = {row["gpu"]: row for row in gpu_power.to_pylist()}
+    rates = {row["gpu"]: row for row in gpus.to_pylist()}
+    settings = {(row["deployment_id"], row["position"]): row for row in kv_tier_settings.to_pylist()}
+    found: dict[str, float] = {}
+    for row in kv_tier_totals.to_pylist():
+        gpu, tier = gpu_of[row["deployment_id"]], settings[row["deployment_id"], row["position"]]
+        byte_j = power[gpu]["memory_w"] / rates[gpu]["memory_bandwidth_bytes_per_s"]
+        byte_j += power[gpu]["link_w"] / rates[gpu]["link_bytes_per_s"]
+        written = row["written_blocks"] if row["position"] == 0 or tier["write_policy"] == "through" else 0
+        joules = (row["read_blocks"] + written) * tier["block_bytes"] * byte_j
+        found[row["scenario_id"]] = found.get(row["scenario_id"], 0.0) + joules
+    return found
 
 
 def _drawn(totals: pa.Table, settings: pa.Table, power: pa.Table, number: np.ndarray, span_ns: np.ndarray) -> Drawn:

@@ -107,7 +107,7 @@ def serve_replicas(
             return [Replica(scenario["scenario_id"], front, number, rows, served)]
         if len(keys) > 1:
             keep["transfer"] = transfer_of(world.links[scenario["scenario_id"]])
-        together = replica.serve_scenario(load, pools, routing_of(scenario, deployments[front]), **keep)
+        together = replica.serve_scenario(load, pools, routing_of(scenario, deployments[front], world.scorers), **keep)
         sizes = [(key, pool.engines) for key, pool in zip(reversed(keys), pools, strict=True)]
         return replicas_of(scenario["scenario_id"], sizes, rows, together)
 

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.scenario.router_weights import parse_weights
 from kernelsight.serving.costs.stages import layers_of_stages
 from kernelsight.serving.engine import records, replica
 from kernelsight.serving.engine.host import host_of
-from kernelsight.serving.engine.inputs import Load, Routing, Waits
+from kernelsight.serving.engine.inputs import Load, Routing, Waits, Weights
 from kernelsight.serving.engine.limits import limits_of
 from kernelsight.serving.load.requests import spans_of
 from kernelsight.serving.runs.pools import cost_tables
@@ -38,6 +39,7 @@ class World(NamedTuple):
     tiers: dict[str, list[dict[str, Any]]]  # KV tiers of each deployment that has any, the nearest first
     layers: dict[str, int]  # of each model
     costs: dict[str, CostTables]
+    scorers: dict[str, float]  # weights of a router that scores replicas, where a scenario states none
 
 
 # the parameters of ``read_world``, and the tables of those that bear another name
@@ -52,13 +54,17 @@ INPUTS = (
         "settings",
         "faults",
     ),
-    *("memory_plan", "host_settings", "kv_transfers", "kv_tier_settings", "models"),
+    *("memory_plan", "host_settings", "kv_transfers", "kv_tier_settings", "models", "router_scorers"),
 )
 TABLES = {"settings": "deployment_settings", "faults": "deployment_faults"}
 
 
+THRESHOLDS = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
+
 # requests of a load whose prefixes are kept for the next replay of it
 MOST_REMEMBERED = 20_000
+# identities up to this many times their count are numbered by a table of all
+SPREAD = 4
 
 
 def world_of(table: Callable[[str], pa.Table]) -> World:
@@ -81,6 +87,7 @@ def read_world(
     kv_transfers: pa.Table,
     kv_tier_settings: pa.Table,
     models: pa.Table,
+    router_scorers: pa.Table,
 ) -> World:
     """Read the input tables of the simulation; scenarios of deployments with faults are left out."""
     deployments = by_key(settings, "deployment_id")
@@ -101,6 +108,7 @@ def read_world(
         by_key(kv_transfers, "scenario_id"), tiers_by_deployment(kv_tier_settings),
         dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
         laid_out(step_costs, step_shapes, settings, deployments, keys),
+        dict(zip(*(router_scorers[name].to_pylist() for name in ("scorer", "weight")), strict=True)),
     )  # fmt: skip
 
 
@@ -213,12 +221,19 @@ def load_of(
     )
 
 
-def routing_of(scenario: dict[str, Any], deployment: dict[str, Any]) -> Routing:
-    """Return how the scenario's router works; ranks that step together have one of their engine's."""
-    stated = {name: scenario[f"router_{name}"] for name in Routing._fields[1:]}
+def routing_of(scenario: dict[str, Any], deployment: dict[str, Any], scorers: Mapping[str, float]) -> Routing:
+    """Return how the scenario's router works; ranks that step together have one of their engine's.
+
+    ``scorers``: weights by scorer, for what the scenario leaves open.
+    """
+    stated = {name: scenario[f"router_{name}"] for name in THRESHOLDS}
     usual = deployment["rank_router"] if deployment["lock_step"] else "round_robin"
     router = records.ROUTERS.index(scenario["router"] or usual)
-    return Routing(router, **{name: value for name, value in stated.items() if value is not None})
+    weights = Weights()
+    if router == records.SCORED:
+        own = parse_weights(scenario["router_weights"]) if scenario["router_weights"] else scorers
+        weights = Weights(**{"tier": scorers.get("tier", 0.0), **own})
+    return Routing(router, **{name: value for name, value in stated.items() if value is not None}, weights=weights)
 
 
 def replicas_interact(world: World, scenario: dict[str, Any], deployment: dict[str, Any], rows: np.ndarray) -> bool:
@@ -279,13 +294,26 @@ def _prefixes(requests: pa.Table, rows: np.ndarray, block: int) -> tuple[np.ndar
     if len(sizes) > 1:
         raise InvalidInput(f"hash blocks of {', '.join(map(str, sorted(sizes)))} tokens are in one load; use one size.")
     lists = taken["hash_ids"].combine_chunks()
-    _, numbers = np.unique(lists.flatten().to_numpy(), return_inverse=True)
+    numbers = numbered(lists.flatten().to_numpy())
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     if sizes[0] % block:
         prompts = requests["prompt_tokens"].to_numpy()[rows]
         numbers, counts = laid_over(numbers, counts, prompts, sizes[0], block)
         sizes = [block]
     return numbers.astype(np.int64), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), sizes[0]
+
+
+def numbered(ids: np.ndarray) -> np.ndarray:
+    """Return numbers from 0 for identities, in their order; those that lie close together need no sorting.
+
+    >>> numbered(np.array([7, 3, 7, 4])).tolist(), numbered(np.array([10**15, -1])).tolist()
+    ([2, 0, 2, 1], [1, 0])
+    """
+    if ids.size and ids.min() >= 0 and ids.max() < SPREAD * ids.size:
+        there = np.zeros(int(ids.max()) + 1, bool)
+        there[ids] = True
+        return (np.cumsum(there) - 1)[ids]
+    return np.unique(ids, return_inverse=True)[1]
 
 
 def laid_over(
@@ -305,5 +333,4 @@ def laid_over(
     place = np.arange(found.sum()) - np.repeat(np.cumsum(found) - found, found)
     last = (np.minimum((place + 1) * block, hashed[owner]) - 1) // size
     hashes = numbers[(np.cumsum(counts) - counts)[owner] + last]
-    _, identities = np.unique(hashes * (place.max(initial=0) + 1) + place, return_inverse=True)
-    return identities, found
+    return numbered(hashes * (place.max(initial=0) + 1) + place), found

@@ -13,7 +13,10 @@ Written from the semantics alone; the engines are those of ``reference_scheduler
   requests that were sent there and have not ended; among equal ones the next in turn. Prefix-aware: where the longest
   part of the prompt was sent before (the first engine of equal ones), if that is more than ``cache_threshold`` of it
   and the loads are alike: largest - smallest <= ``balance_abs_threshold``, or largest <= ``balance_rel_threshold`` x
-  smallest. Otherwise to the least loaded.
+  smallest. Otherwise to the least loaded. Scored: the highest sum of weight x score, of equal ones the next in turn, of
+  each engine as it is then: the share of the prompt's whole blocks that it would find cached, those in tiers counting
+  less; the share of the KV cache that no running request holds; how far it is from the most waiting, and running,
+  requests of all engines to the fewest; one half without waiting requests, 0 with 128 of them.
 - Where some engines prefill and others decode, the client sends to the first. They give the first token; the KV of the
   prompt goes over the link of its engine, one prompt after another in the order of their ends (of one step: of
   admission), and is there after the latency. That is an event like a later turn. Then the request goes in turn (or,
@@ -49,8 +52,16 @@ class Prefills(NamedTuple):
 class Engine:
     """One replica: its scheduler, and the step that it is in."""
 
-    def __init__(self, limits: Any, host: Any, gpu_time: Callable[[Work], float], hash_tokens: int, start: float):
-        self.scheduler = Scheduler(limits, hash_tokens)
+    def __init__(
+        self,
+        limits: Any,
+        host: Any,
+        gpu_time: Callable[[Work], float],
+        hash_tokens: int,
+        start: float,
+        tiers: inputs.Tiers | None = None,
+    ):
+        self.scheduler = Scheduler(limits, hash_tokens, tiers)
         self.limits, self.host, self.gpu_time = limits, host, gpu_time
         self.clock = self.horizon = self.last_end = start
         if limits.batch_wait_us:
@@ -186,6 +197,9 @@ class Router:
             return order[0]
         if self.routing.router == records.LEAST_LOADED:
             return lightest
+        if self.routing.router == records.SCORED:
+            scores = self.scores(request)
+            return max(order, key=lambda i: scores[i])
         if self.routing.router == records.SESSION_AFFINITY:
             return self.begun.setdefault(self.session[request.number], lightest)
         matches = [self.matched_blocks(i, request) for i in range(len(self.engines))]
@@ -197,6 +211,29 @@ class Router:
         chosen = best if tokens > self.routing.cache_threshold * request.prompt_tokens and alike else lightest
         self.sent[chosen].update(request.hashes)
         return chosen
+
+    def scores(self, request: Request) -> list[float]:
+        """The sum of weight x score of each engine."""
+        weights = self.routing.weights
+        waiting = [engine.in_flight - len(engine.scheduler.running) for engine in self.engines]
+        running = [len(engine.scheduler.running) for engine in self.engines]
+
+        def among(counts: list[int], own: int) -> float:
+            return 1.0 if max(counts) == min(counts) else (max(counts) - own) / (max(counts) - min(counts))
+
+        found = []
+        for i, engine in enumerate(self.engines):
+            memory, limits = engine.scheduler.memory, engine.limits
+            own = memory.hit_tokens(request) // limits.block_size
+            behind = memory.load_tokens(request) // limits.block_size
+            cached = (own + weights.tier * behind) / max(request.prompt_tokens // limits.block_size, 1)
+            score = weights.prefix * cached
+            score += weights.kv_use * (1.0 - memory.used / max(limits.capacity_units, 1))
+            score += weights.queue * among(waiting, waiting[i])
+            score += weights.running * among(running, running[i])
+            score += weights.load * (0.5 * (1.0 - min(waiting[i], 128) / 128))
+            found.append(score)
+        return found
 
     def matched_blocks(self, i: int, request: Request) -> int:
         """Leading hash blocks of the prompt that engine ``i`` was sent before."""
@@ -314,19 +351,20 @@ def serve_scenario(
     prefills: Prefills | None = None,
     pipeline: Callable[[], Pipeline] | None = None,
     made: list[Engine] | None = None,
+    tiers: inputs.Tiers | None = None,
 ) -> tuple[list[Run], list[int]]:
     """Serve a client's requests with alike engines; returns a run for each of them, and each request's engine.
 
     With ``prefills`` the engines decode; those that prefill come first. The engine of a turn that never went out is
     that of the turn that was turned away. ``pipeline``: makes the stages of an engine, where it has several.
-    ``made``: the engines themselves.
+    ``made``: the engines themselves. ``tiers``: KV tiers of each engine, without transfer times.
     """
     start = requests[0].arrival_us
 
     def engine_of(own_limits: Any, own_host: Any, own_time: Callable, stages: Callable[[], Pipeline] | None) -> Engine:
         if stages:
             return PipelineEngine(own_limits, stages(), load.hash_tokens, start)
-        return Engine(own_limits, own_host, own_time, load.hash_tokens, start)
+        return Engine(own_limits, own_host, own_time, load.hash_tokens, start, tiers)
 
     fleet = made or [engine_of(limits, host, gpu_time, pipeline) for _ in range(engines)]
     front = fleet

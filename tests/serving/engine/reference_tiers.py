@@ -85,7 +85,7 @@ class TieredMemory(CachedMemory):
         begin = now
         if self.tiers.prefetch and request.visible_us > 0.0:
             begin = request.visible_us
-        self.link_read_us = max(self.link_read_us, begin) + len(found) * self.tiers.link_read_us
+        self.link_read_us = max(self.link_read_us, now) + len(found) * self.tiers.link_read_us
         end = self.link_read_us
         for t, tier in enumerate(self.tiers.tiers):
             count = found.count(t)

@@ -32,7 +32,7 @@ def test_fleets_agree_with_reference(fleet: Fleet) -> None:
     requests = reference_requests(world.load)
     costs = Costs(world.surface, world.limits.window_tokens)
     stated = (world.load, world.limits, world.host, costs.gpu_time, fleet.routing, fleet.engines)
-    runs, replicas = serve_scenario(requests, *stated)
+    runs, replicas = serve_scenario(requests, *stated, tiers=fleet.tiers if fleet.tiers.tiers else None)
     out = served.out
     assert out.status.tolist() == [(STATUS | {"earlier_turn": records.EARLIER_TURN})[r.status] for r in requests]
     assert out.replica.tolist() == replicas

@@ -231,6 +231,6 @@ def test_requests_go_to_the_rank_with_the_fewest_unless_a_router_is_stated(uneve
     assert session.table("deployment_settings")["rank_router"].to_pylist() == ["least_loaded"]
     world = {"lock_step": True, "rank_router": "least_loaded"}
     unstated = dict.fromkeys(("router", *(f"router_{name}" for name in inputs.Routing._fields[1:])))
-    assert routing_of(unstated, world).router == records.LEAST_LOADED
-    assert routing_of(unstated, world | {"lock_step": False}).router == records.ROUND_ROBIN
-    assert routing_of(unstated | {"router": "round_robin"}, world).router == records.ROUND_ROBIN
+    assert routing_of(unstated, world, {}).router == records.LEAST_LOADED
+    assert routing_of(unstated, world | {"lock_step": False}, {}).router == records.ROUND_ROBIN
+    assert routing_of(unstated | {"router": "round_robin"}, world, {}).router == records.ROUND_ROBIN

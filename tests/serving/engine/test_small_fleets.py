@@ -109,3 +109,33 @@ def test_an_arrival_cuts_the_decode_run_of_its_engine_alone() -> None:
     assert served.out.scheduled_us.tolist() == [0, 0, 1200]
     assert served.out.finish_us.tolist() == [5000, 5000, 1300]
     assert [len(steps) for steps in served.steps] == [50, 50]
+
+
+def scored(world: World, tiers: inputs.Tiers | None = None, **weights: float) -> ServedScenario:
+    routing = inputs.Routing(records.SCORED, weights=inputs.Weights(**weights))
+    return run_fleet(Fleet(world, routing, 2, tiers or inputs.Tiers()))
+
+
+def test_the_highest_sum_of_scores() -> None:
+    # at 150 the first engine runs a request of 4 tokens and the second none, with "xyz" in its cache
+    requests = [(0, 4, 10, "a"), (0, 12, 1, "xyz"), (150, 12, 1, "xyw"), (150, 12, 1, "abc"), (160, 12, 1, "abc")]
+    world = shared_world(requests, capacity_units=100)
+    # two thirds of the third prompt, a third of the fourth; at 160 "abc" is on its way, and not cached yet
+    assert scored(world, prefix=1.0).out.replica.tolist() == [0, 1, 1, 0, 0]
+    # a third of the fourth prompt counts less than that the second engine runs nothing; at 160 that runs two requests
+    assert scored(world, prefix=1.0, running=2.0).out.replica.tolist() == [0, 1, 1, 1, 0]
+    # the first request holds part of the first engine's KV cache
+    assert scored(world, kv_use=1.0).out.replica.tolist()[2:4] == [1, 1]
+    # equal queues go in turn; at 160 the third request waits for the step of the first, and the fourth runs
+    for name in ("queue", "load"):
+        assert scored(world, **{name: 1.0}).out.replica.tolist() == [0, 1, 0, 1, 1]
+
+
+def test_a_block_in_a_tier_counts_less_than_one_on_the_gpu() -> None:
+    # the first engine's cache loses "ab" to "pqr", and its tier keeps it; the second has "a" of another prompt
+    requests = [(0, 9, 1, "ab"), (0, 9, 1, "ac"), (500, 16, 1, "pqr"), (500, 4, 1, "z"), (1000, 9, 1, "ab")]
+    world = shared_world(requests, capacity_units=4)
+    tiers = inputs.Tiers((inputs.Tier(records.NO_LIMIT),))
+    for weight, engine in ((1.0, 0), (0.8, 0), (0.4, 1), (0.0, 1)):
+        served = scored(world, tiers, prefix=1.0, tier=weight, queue=0.01)
+        assert served.out.replica.tolist()[-1] == engine, weight

@@ -326,12 +326,13 @@ class Fleet(NamedTuple):
     world: World
     routing: inputs.Routing
     engines: int
+    tiers: inputs.Tiers = inputs.Tiers()
 
 
 def run_fleet(fleet: Fleet) -> ServedScenario:
     """Run the compiled loop on a fleet; fails where it does not end."""
     world = fleet.world
-    pools = [replica.Pool(world.limits, world.host, packed_costs.pack(world.surface), fleet.engines)]
+    pools = [replica.Pool(world.limits, world.host, packed_costs.pack(world.surface), fleet.engines, tiers=fleet.tiers)]
     return in_time(lambda: replica.serve_scenario(world.load, pools, fleet.routing, keep_steps=True))
 
 
@@ -359,9 +360,13 @@ def fleets(draw: st.DrawFn) -> Fleet:
         cache_threshold=draw(st.sampled_from([0.0, 0.3, 0.8])),
         balance_abs_threshold=draw(st.sampled_from([0, 1, 32])),
         balance_rel_threshold=draw(st.sampled_from([1.0001, 1.5])),
+        weights=inputs.Weights(*(draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])) for _ in inputs.Weights._fields)),
     )
+    tier = st.builds(inputs.Tier, st.sampled_from([0, 2, 8, NO_LIMIT]))
+    policy = draw(st.sampled_from(range(len(records.WRITE_POLICIES))))
+    tiers = inputs.Tiers(tuple(draw(st.lists(tier, max_size=2))), policy)
     load = draw(with_sessions(load._replace(warmups=min(warmups, load.arrival_us.size))))
-    return Fleet(World(limits, host, surface, load), routing, draw(st.integers(1, 3)))
+    return Fleet(World(limits, host, surface, load), routing, draw(st.integers(1, 3)), tiers)
 
 
 @st.composite
