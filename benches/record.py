@@ -61,6 +61,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "compare_noise": (*SIMULATION, "compare"),
     "compare_steps": (*SIMULATION, "compare"),
     "compare_foreign": (*SIMULATION, "compare"),
+    "capacity": (*SIMULATION, "sweep"),
     "corrections": (*SIMULATION, "compare"),
     "energy": (*SIMULATION, "backtest", "energy"),
     "limits": ("deployments", "serving"),
