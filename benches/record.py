@@ -63,6 +63,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "compare_foreign": (*SIMULATION, "compare"),
     "capacity": (*SIMULATION, "sweep"),
     "corrections": (*SIMULATION, "compare"),
+    "teacher": (*SIMULATION, "backtest", "compare"),
     "energy": (*SIMULATION, "backtest", "energy"),
     "limits": ("deployments", "serving"),
     "rates": (*SIMULATION, "sizing"),
