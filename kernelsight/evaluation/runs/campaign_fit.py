@@ -54,13 +54,15 @@ CONSTANTS = tuple(
 )
 
 
-def loop_of(engine: str, from_version: str) -> str:
+def loop_of(engine: str, from_version: str | None) -> str:
     """Return the loop of a row of ``host_overheads``: its engine, or vLLM's that schedules ahead by default.
+
+    ``from_version``: None for a run that cannot be simulated.
 
     >>> loop_of("vllm", "0.10"), loop_of("vllm", "0.14"), loop_of("sglang", "0.5.6")
     ('vllm', 'vllm from 0.14', 'sglang')
     """
-    numbers = [int(number) for number in from_version.split(".")]
+    numbers = [int(number) for number in (from_version or "0").split(".")]
     return AHEAD if engine == "vllm" and numbers >= [0, 14] else engine
 
 
