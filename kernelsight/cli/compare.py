@@ -27,7 +27,7 @@ from kernelsight.present.output import (
 
 FORMATS = (
     *("auto", "vllm-bench", "sglang-bench", "sglang-requests", "guidellm", "aiperf", "inference-perf", "litellm"),
-    *("otlp", "blis", "table"),
+    *("otlp", "blis", "measured-runs", "table"),
 )
 METRICS = ("ttft", "tpot", "e2e")
 # what marks the answer of another kind of comparison, and its table
@@ -134,6 +134,8 @@ def run(arguments: Any) -> None:
             print_page(_page(answer))
         if target and target.suffix == ".duckdb":
             found.save(target)
+        elif target and target.suffix == ".parquet" and "stages" in answer:
+            write_table(found.table("stage_corrections"), target)
         elif target and (names := [name for key, name in BY_KEY.items() if key in answer]):
             write_table(found.table(names[0]), target)
         elif target and target.suffix == ".parquet":

@@ -222,3 +222,18 @@ def stage_replays(
 
     with fork() as session:
         return stage_tables(comparisons, production_summaries, session)
+
+
+@reads("scenario_summary", "deployment_settings", "step_costs", "knot_corrections")
+def stage_corrections(
+    comparisons: pa.Table,
+    production_summaries: pa.Table,
+    stage_vs_prediction: pa.Table,
+    *,
+    fork: Callable[[], Session],
+) -> pa.Table:
+    """Bounded factors on kernels that bring the stages of a log nearer to what they measured."""
+    from kernelsight.comparison.stage_corrections import correction_table
+
+    with fork() as session:
+        return correction_table(comparisons, production_summaries, stage_vs_prediction, session)

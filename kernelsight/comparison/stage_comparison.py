@@ -26,7 +26,7 @@ from kernelsight.escape import visible
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 
 STATISTICS = ("mean", "p50", "p90", "p99")
-TABLE = "stage_vs_prediction"
+TABLE, CORRECTIONS = "stage_vs_prediction", "stage_corrections"
 NAMES = ("measured", "predicted")
 
 
@@ -62,7 +62,7 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
     for row in comparisons.to_pylist():
         own = stages_of_comparison(row, production_summaries)
         with session.fork() as fork:
-            _give_stages(fork, own)
+            give_stages(fork, own)
             fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers")
             summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda each: each["scenario_id"])
             intervals: dict[str, dict[str, Any]] = {}
@@ -78,15 +78,15 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
     return {name: as_table(contracts()[name], values) for name, values in made.items()}
 
 
-def _give_stages(fork: Session, own: Stages) -> None:
-    """Give a session one scenario for each stage, with the load that its client sent."""
+def give_stages(fork: Session, own: Stages) -> None:
+    """Give a session one scenario for each stage, with the load that its client sent; ids in the order of stages."""
     stated = dict(own.question.stated or {})
     plan = plan_rows(fork, [{**NO_LOAD, **own.question.flags}], origin="")
     scenario = plan.planned[0]
     scenarios, loads = [], []
     for number, stage in enumerate(own.stages):
         name = f"{number:03d}"
-        known = stated.get("max_concurrency") or own.client.get("max_concurrency")
+        known = stated.get("max_concurrency") or stage.max_concurrency or own.client.get("max_concurrency")
         most = int(known) if known else None if stage.is_open else stage.in_flight
         scenarios.append({**scenario, "scenario_id": name, "max_concurrency": most})
         columns = load_of_stage(stage, stated.get("seed", 0) + number, stated, own.client)
@@ -176,6 +176,7 @@ class StageComparison:
             "parts": [{"part": "unexplained", "miss_ms": off, "share": 1.0 if off else 0.0, "posterior_ratio": None}],
             "suspects": [],
             "fit": {},
+            "corrections": self.table(CORRECTIONS).to_pylist(),
             "drift": [],
             **{name: tier[name] for name in ("tier", "not_measured")},
             "stages": self.rows,
@@ -226,16 +227,18 @@ class StageComparison:
         return "; ".join(said) + f"; the log holds no requests, so that no cause was looked for{lost}."
 
     def table(self, name: str) -> pa.Table:
-        """Return ``stage_vs_prediction``, or a table of the log; InvalidInput for another name."""
+        """Return ``stage_vs_prediction``, ``stage_corrections``, or a table of the log; InvalidInput: another name."""
         if name in self._logs:
             return self._logs[name]
-        if name != TABLE:
-            raise InvalidInput(f"a comparison of statistics has no table {name!r}; it has {TABLE} and the log's.")
-        return self._session.table(TABLE).drop_columns(["comparison_id"])
+        if name not in (TABLE, CORRECTIONS):
+            raise InvalidInput(
+                f"a comparison of statistics has no table {name!r}; it has {TABLE}, {CORRECTIONS} and the log's."
+            )
+        return self._session.table(name).drop_columns(["comparison_id"])
 
     def save(self, path: str | Path) -> None:
         """Write the comparison and the log to a DuckDB file."""
-        self._session.save(path, ["comparisons", TABLE, *self._logs])
+        self._session.save(path, ["comparisons", TABLE, CORRECTIONS, *self._logs])
 
     def sql(self, query: str) -> Any:
         """Return a DuckDB relation over the tables of the comparison and of the log."""

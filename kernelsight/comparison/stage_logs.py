@@ -23,6 +23,8 @@ SHARES = {
 }
 # a client that falls this far behind the rate, or that waits this long to send, has run out of workers
 REACHED, LATE_MS = 0.97, 500.0
+# a loop of which so many of its users wait for an answer on average is a closed one
+FULL = 0.9
 LENGTHS = ("prompt_tokens", "output_tokens")
 # fewer make no statistic
 LEAST_REQUESTS = 5
@@ -42,6 +44,7 @@ class Stage(NamedTuple):
     output_tokens: Mapping[str, float]
     measured: Mapping[tuple[str, str], float]  # (metric, statistic): ms
     delay_ms: float
+    max_concurrency: int | None = None  # requests in flight at most, where the stage states it
 
     @property
     def is_open(self) -> bool:
@@ -90,7 +93,11 @@ def _stage(log_id: str, part: str, own: Mapping[tuple[str, str], float]) -> Stag
     if not prompt or not output:
         return None
     delay = own.get(("client_delay_ms", "mean"), 0.0)
-    return Stage(log_id, part, requests, rate, achieved, prompt, output, times, delay)
+    users = own.get(("max_concurrency", "mean"))
+    if users and achieved * times.get(("e2e_ms", "mean"), 0.0) / 1e3 >= FULL * users:
+        rate = math.inf
+    most = int(users) if users else None
+    return Stage(log_id, part, requests, rate, achieved, prompt, output, times, delay, most)
 
 
 def _per_request(lengths: Mapping[str, float], requests: int) -> dict[str, float]:
@@ -172,6 +179,7 @@ def findings(stages: list[Stage], faults: list[Mapping[str, Any]], client: Mappi
         f"{stage.part}: {stage.rate:,.4g} requests/s were requested and {stage.achieved:,.4g} sent, "
         f"{stage.delay_ms / 1e3:,.2g} s late on average: a closed loop of about {stage.in_flight:,} requests in flight"
         for stage in behind
+        if math.isfinite(stage.rate)
     ]
     if most := client.get("max_concurrency"):
         said.append(f"the client has {most:,.0f} requests in flight at most: its workers, each with its own limit")

@@ -47,7 +47,7 @@ _EXPERTS = ("tokens", "hidden", "intermediate", "local_experts", "top_k", "moe_e
 _ROWS = ("rows", "columns")
 _MOVED = Form(streaming.streaming, _ROWS, same, streaming.COEFFICIENTS, 1.6)
 _QUANTIZED = Form(streaming.quantize, _ROWS, same, streaming.QUANTIZE_COEFFICIENTS, 1.6)
-_SAMPLED = Form(streaming.streaming, _ROWS, same, streaming.SAMPLING_COEFFICIENTS, 2.5)
+_SAMPLED = Form(streaming.sample, _ROWS, same, streaming.SAMPLING_COEFFICIENTS, 2.5)
 _HALF_RING = Form(collectives.half_ring, ("group_size",), same, collectives.HALF_RING, 1.5)
 _CACHING = ("full", "sliding", "mla", "sparse")
 
@@ -180,7 +180,15 @@ _REGISTRY = (
         vector_work=True,
         step_cost="embedding",
     ),
-    Family("sampling", "sampling", _SAMPLED, streaming.FEATURES, streaming.SAMPLING_COLUMNS, vector_work=True),
+    Family(
+        "sampling",
+        "sampling",
+        _SAMPLED,
+        streaming.FEATURES,
+        streaming.SAMPLING_COLUMNS,
+        vector_work=True,
+        kernel_column="implementation",
+    ),
     Family(
         "all_reduce",
         "all-reduces",

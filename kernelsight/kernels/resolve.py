@@ -285,12 +285,15 @@ def measured_dtype(rows: pa.Table, family: str, dtype: str) -> str:
 
 
 def _choose(facts: Facts, counted: list[dict], call: Mapping[str, Any]) -> tuple[str, bool]:
+    # what the catalogue states of a kernel holds without a sweep
+    named = call.get("implementation")
+    if facts.structure.get((named, "stated")):
+        return named, False
     if not counted:
         return UNKNOWN, False
     mine = facts.generation.get(call["gpu"])
     capability = facts.capability.get(call["gpu"], 0.0)
     # a kernel without a count answers where it is asked for by name alone
-    named = call.get("implementation")
     left = _prefer(counted, lambda row: row["implementation"] == named, lambda row: row["value"] > 0)
     # kernels of instructions that one generation has alone do not run on the next
     runs = _prefer(left, lambda row: facts.structure.get((row["implementation"], "served_to"), math.inf) >= capability)

@@ -26,6 +26,14 @@ COEFFICIENTS = (
 SAMPLING_COEFFICIENTS = (
     Coefficient("floor_us", "us", 15.0, 2.0, 120.0, "engine", "several dependent small kernels"),
     *_MEMORY,
+    Coefficient("passes", "1", 1.0, 0.1, 200.0, "fixed", "bytes moved against the least"),
+    Coefficient("filter_us", "us", 0.0, 0.0, 1e4, "fixed", "launches of a filter"),
+    Coefficient("column_ns", "ns", 0.0, 0.0, 1e3, "fixed", "one program walks a row, beside those of other rows"),
+    Coefficient("serial_rows", "1", 0.0, 0.0, 1e6, "fixed", "fewer rows are sorted one after another"),
+    Coefficient("serial_passes", "1", 1.0, 0.1, 200.0, "fixed", "passes beside sorting one after another"),
+    Coefficient("row_us", "us", 0.0, 0.0, 1e4, "fixed", "sorting one row"),
+    Coefficient("row_column_ns", "ns", 0.0, 0.0, 1e3, "fixed", "sorting one row, for each of its columns"),
+    Coefficient("many_rows_us", "us", 0.0, 0.0, 1e4, "fixed", "sorting all rows at once, whatever their number"),
 )
 QUANTIZE_COEFFICIENTS = (
     Coefficient("floor_us", "us", 1.6, 0.1, 14.0, "engine", _FLOOR, 0.7),
@@ -54,6 +62,19 @@ def quantize(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, An
     moving_us = at["passes"] * _moving_us(call, gpu, at, xp)
     dispatch_us = call["rows"] * at["row_clocks"] / gpu["clock_per_us"]
     return at["floor_us"] + xp.sqrt(moving_us * moving_us + dispatch_us * dispatch_us), None
+
+
+def sample(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
+    """Return (latency_us, None): as :func:`streaming`, over ``passes`` times the bytes, with what a filter adds.
+
+    A filter that sorts does so row after row below ``serial_rows``, and all rows at once from there on.
+    """
+    moving_us = _moving_us(call, gpu, at, xp)
+    row_us = at["row_us"] + at["row_column_ns"] * call["columns"] / 1e3
+    serial_us = at["serial_passes"] * moving_us + call["rows"] * row_us
+    all_us = at["many_rows_us"] + at["passes"] * moving_us
+    drawn_us = xp.where(call["rows"] < at["serial_rows"], serial_us, all_us)
+    return at["floor_us"] + at["filter_us"] + at["column_ns"] * call["columns"] / 1e3 + drawn_us, None
 
 
 def _moving_us(call: Columns, gpu: Columns, at: Columns, xp: Any) -> Any:

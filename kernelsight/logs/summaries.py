@@ -36,6 +36,7 @@ def milliseconds_by_name(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows += statistic("run", "requests", "total", result.get("completed"))
     rows += statistic("run", "failed", "total", result.get("failed"))
     rows += statistic("run", "output_tokens_per_s", "mean", result.get("output_throughput"))
+    rows += statistic("run", "max_concurrency", "mean", result.get("max_concurrency"))
     rows += statistic("run", "duration_s", "total", result.get("duration"))
     rows += statistic("run", "prompt_tokens", "total", result.get("total_input_tokens"))
     rows += statistic("run", "output_tokens", "total", result.get("total_output_tokens"))

@@ -121,6 +121,12 @@ DEPLOYMENT = (
         metavar="KERNEL",
     ),
     _of_deployment(
+        "sampling",
+        help="how tokens are chosen: greedy (default), random, or top_p, after a top-p or top-k filter, for which vLLM "
+        "sorts all logits before 0.17",
+        choices=("greedy", "random", "top_p"),
+    ),
+    _of_deployment(
         "api_server_count",
         "whole",
         "processes of the front end, which detokenise and stream side by side (vLLM; default: 1)",

@@ -1,4 +1,4 @@
--- Sampling of one token per sequence from FP32 logits: one read for the softmax, one for the selection
+-- Choice of one token per sequence from FP32 logits: the largest, or one that the engine's sampler draws
 select
   settings.deployment_id,
   step_tokens.step_shape_id,
@@ -6,6 +6,7 @@ select
   'sampling' as name,
   settings.gpu,
   settings.engine,
+  settings.sampler as implementation,
   1::bigint as count,
   step_tokens.sampled as rows,
   models.vocab as columns,

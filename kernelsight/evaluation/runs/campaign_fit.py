@@ -26,40 +26,59 @@ LARGEST_LOG_ERROR = 0.7
 # loss that moving a constant from its figure a priori to the far end of its grid costs
 PULL = 0.01
 ROUNDS = 6
+# campaigns that a constant has to make better
+AGREEING = 2
 
 
 class Constant(NamedTuple):
-    """A column of ``host_settings`` for one engine: its figure a priori, and the grid that it is chosen from."""
+    """A column of ``host_settings`` for one engine's loop: its figure a priori, and the grid that it is chosen from."""
 
-    engine: str
+    loop: str
     column: str
     prior: float
     grid: tuple[float, ...]
 
 
+# vLLM's loop that schedules ahead by default
+AHEAD = "vllm from 0.14"
+# a priori running requests cost vLLM per_request_us and the sampler; what they cost other engines was not read
+SAMPLER_KNOWN = ("vllm", AHEAD)
 CONSTANTS = tuple(
-    Constant(engine, column, prior, grid)
-    for engine in ("vllm", "sglang", "trtllm")
+    Constant(loop, column, prior, grid)
+    for loop in ("vllm", AHEAD, "sglang", "trtllm")
     for column, prior, grid in (
-        ("exposed_per_request_us", 15.0, (0.0, 8.0, 15.0, 25.0, 40.0)),
+        ("exposed_per_request_us", 0.0 if loop in SAMPLER_KNOWN else 15.0, (0.0, 5.0, 10.0, 15.0, 25.0, 40.0)),
         ("request_us", 6_000.0, (3_000.0, 6_000.0, 10_000.0, 20_000.0)),
         ("per_eager_launch_us", 25.0, (10.0, 25.0, 40.0)),
     )
 )
 
 
+def loop_of(engine: str, from_version: str | None) -> str:
+    """Return the loop of a row of ``host_overheads``: its engine, or vLLM's that schedules ahead by default.
+
+    ``from_version``: None for a run that cannot be simulated.
+
+    >>> loop_of("vllm", "0.10"), loop_of("vllm", "0.14"), loop_of("sglang", "0.5.6")
+    ('vllm', 'vllm from 0.14', 'sglang')
+    """
+    numbers = [int(number) for number in (from_version or "0").split(".")]
+    return AHEAD if engine == "vllm" and numbers >= [0, 14] else engine
+
+
 class EngineHost(NamedTuple):
-    """Host constants by engine and column, in the place of the catalogue's."""
+    """Host constants by loop and column, in the place of the catalogue's."""
 
     values: Mapping[tuple[str, str], float]
     pace: float = 1.0
 
     def host(self, row: Mapping[str, Any]) -> dict[str, float]:
         """Return columns of a row of ``host_settings``."""
-        return {column: value for (engine, column), value in self.values.items() if engine == row["engine"]}
+        own = loop_of(row["engine"], row["from_version"])
+        return {column: value for (loop, column), value in self.values.items() if loop == own}
 
 
-PRIOR = {(constant.engine, constant.column): constant.prior for constant in CONSTANTS}
+PRIOR = {(constant.loop, constant.column): constant.prior for constant in CONSTANTS}
 
 
 def log_errors(
@@ -71,11 +90,12 @@ def log_errors(
     """
     start = np.full((len(runs), len(METRICS)), math.nan)
     moves = {}
-    for engine in dict.fromkeys(run["engine"] for run in runs):
-        own = [number for number, run in enumerate(runs) if run["engine"] == engine]
-        variants = [(each, value) for each in CONSTANTS if each.engine == engine for value in each.grid]
+    loops = [loop_of(run["engine"], run["host_version"]) for run in runs]
+    for loop in dict.fromkeys(loops):
+        own = [number for number, name in enumerate(loops) if name == loop]
+        variants = [(each, value) for each in CONSTANTS if each.loop == loop for value in each.grid]
         variants = [(each, value) for each, value in variants if value != each.prior]
-        at = [PRIOR, *(PRIOR | {(engine, each.column): value} for each, value in variants)]
+        at = [PRIOR, *(PRIOR | {(loop, each.column): value} for each, value in variants)]
         mine = [planned[number] for number in own]
         served = serve_runs(
             session, mine, [[EngineHost(values)] * len(own) for values in at], [prose[i] for i in own], parts=False
@@ -85,7 +105,7 @@ def log_errors(
         for (each, value), errors in zip(variants, found[1:], strict=True):
             added = np.zeros_like(start)
             added[own] = np.nan_to_num(errors - found[0])
-            moves[engine, each.column, value] = added
+            moves[loop, each.column, value] = added
     return start, moves
 
 
@@ -102,46 +122,58 @@ def fit_over_campaigns(
     moves: Mapping[tuple[str, str, float], np.ndarray],
     without: str | None = None,
 ) -> dict[tuple[str, str], float]:
-    """Return the constants of least loss, by engine and column, without the runs of a campaign.
+    """Return the constants of least loss, by loop and column, without the runs of a campaign.
 
-    A constant of an engine that no other campaign ran stays as it is a priori.
+    One campaign decides nothing alone: a constant moves where at least ``AGREEING`` campaigns get better by it. One of
+    a loop that fewer other campaigns ran stays as it is a priori.
     """
     campaigns = np.array([run["campaign"] for run in runs])
     names = [name for name in dict.fromkeys(campaigns.tolist()) if name != without]
     members = [campaigns == name for name in names]
 
-    def loss(at: Mapping[tuple[str, str], float]) -> float:
-        errors = start.copy()
-        pulled = 0.0
+    def errors(at: Mapping[tuple[str, str], float]) -> np.ndarray:
+        """Return the mean error of each campaign."""
+        found = start.copy()
         for each in CONSTANTS:
-            value = at[each.engine, each.column]
-            if value != each.prior:
-                errors = errors + moves.get((each.engine, each.column, value), 0.0)  # no run of the engine: nothing
-                places = [each.grid.index(number) for number in (value, each.prior)]
-                pulled += PULL * abs(places[0] - places[1]) / len(each.grid)
-        clipped = np.minimum(np.abs(errors), LARGEST_LOG_ERROR)
+            if (value := at[each.loop, each.column]) != each.prior:
+                found = found + moves.get((each.loop, each.column, value), 0.0)  # no run of the loop: nothing
+        clipped = np.minimum(np.abs(found), LARGEST_LOG_ERROR)
         means = [np.nanmean(clipped[rows]) for rows in members if np.isfinite(clipped[rows]).any()]
-        return float(np.mean(means or [0.0])) + pulled
+        return np.array(means or [0.0])
+
+    def pulled(at: Mapping[tuple[str, str], float]) -> float:
+        """Return what the distance from the figures a priori costs."""
+        steps = [
+            abs(each.grid.index(at[each.loop, each.column]) - each.grid.index(each.prior)) / len(each.grid)
+            for each in CONSTANTS
+        ]
+        return PULL * sum(steps)
 
     best = dict(PRIOR)
     for _ in range(ROUNDS):
         before = dict(best)
         for each in CONSTANTS:
-            key = each.engine, each.column
-            best = min(({**best, key: value} for value in (best[key], *each.grid)), key=loss)
+            key = each.loop, each.column
+            still = errors({**best, key: each.prior})
+            tried = [
+                {**best, key: value}
+                for value in each.grid
+                if value == each.prior or (errors({**best, key: value}) < still).sum() >= AGREEING
+            ]
+            best = min(tried, key=lambda at: float(errors(at).mean()) + pulled(at))
         if best == before:
             break
     return best
 
 
 def left_out_rows(constants: Mapping[str, Mapping[tuple[str, str], float]]) -> list[dict[str, Any]]:
-    """Return a row for each campaign left out and engine: the constants fitted without it.
+    """Return a row for each campaign left out and loop: the constants fitted without it.
 
     >>> left_out_rows({"mine": {("vllm", "request_us"): 6000.0}})
     [{'campaign': 'mine', 'engine': 'vllm', 'request_us': 6000.0}]
     """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for campaign, values in constants.items():
-        for (engine, column), value in values.items():
-            rows.setdefault((campaign, engine), {"campaign": campaign, "engine": engine})[column] = value
+        for (loop, column), value in values.items():
+            rows.setdefault((campaign, loop), {"campaign": campaign, "engine": loop})[column] = value
     return list(rows.values())

@@ -205,6 +205,8 @@ class FullEngine(NamedTuple):
     def _mixed(self) -> Time:
         """Steps that decode and compute prompts at once, up to their budget of tokens."""
         prompt, query = self.lengths.prompt, self.query_tokens
+        if not self.limits.chunked and prompt:
+            return self._whole_prompts()
         begin = self.batch / (self.steps + 1.0)
         room = self.budget - begin * self.steps * query
         for _ in range(4):  # a long prompt keeps its seat for several steps
@@ -216,6 +218,21 @@ class FullEngine(NamedTuple):
             parts = [(1.0, room)]
         else:
             parts = prompt_steps(begin, prompt, room)
+        return self._of_steps(begin, parts)
+
+    def _whole_prompts(self) -> Time:
+        """Steps that decode and compute whole prompts: one begins where all of it fits beside what decodes."""
+        prompt, decoding = self.lengths.prompt, self.steps * self.query_tokens
+        fitting = np.arange(1.0, max(self.budget // prompt, 1.0) + 1.0)
+        most = np.minimum(fitting, np.maximum(self.budget - fitting * prompt, 0.0) / max(decoding, 1e-9))
+        # where none fits beside the others, a request runs alone
+        most_begin = max(float(most.max()), 1.0 / (self.steps + 1.0))
+        begin = min(self.batch / (self.steps + 1.0), most_begin)
+        room = max((self.budget - begin * decoding) // prompt, 1.0) * prompt
+        return self._of_steps(begin, prompt_steps(begin, prompt, room))
+
+    def _of_steps(self, begin: float, parts: list[tuple[float, float]]) -> Time:
+        """Return the time of a request, of which ``begin`` begin in a step; (share of steps, prompt tokens in them)."""
         steps = [(share, self._step(begin * self.steps, tokens, begin)) for share, tokens in parts]
         return _sum((share / begin, time) for share, time in self._longest(steps))
 

@@ -65,20 +65,22 @@ def test_the_campaign_that_is_left_out_decides_nothing() -> None:
     for each in CONSTANTS:
         for value in each.grid:
             added = np.zeros_like(start)
-            if (each.engine, each.column) == KEY:
+            if (each.loop, each.column) == KEY:
                 added[:] = np.log(value / each.prior)
-            moves[each.engine, each.column, value] = added
+            moves[each.loop, each.column, value] = added
     assert fit_over_campaigns(runs, start, moves)[KEY] == 20_000.0  # campaigns count alike, however many runs
     assert fit_over_campaigns(runs, start, moves, without="c")[KEY] == 20_000.0
     both = [i for i, run in enumerate(runs) if run["campaign"] != "b"]
     few = {key: added[both] for key, added in moves.items()}
     kept = [runs[i] for i in both]
-    assert fit_over_campaigns(kept, start[both], few, without="a")[KEY] == 3_000.0
-    # what no other campaign ran stays a priori
+    # one campaign decides nothing alone, and what no other campaign ran stays a priori
+    assert fit_over_campaigns(kept, start[both], few, without="a") == PRIOR
     assert fit_over_campaigns(kept[:5], start[both][:5], {k: v[:5] for k, v in few.items()}, without="a") == PRIOR
 
 
 def test_constants_are_those_of_the_engine() -> None:
     host = EngineHost({("vllm", "request_us"): 1.0, ("sglang", "request_us"): 2.0})
-    assert host.host({"engine": "sglang"}) == {"request_us": 2.0}
-    assert host.host({"engine": "trtllm"}) == {}
+    assert host.host({"engine": "sglang", "from_version": "0.5.6"}) == {"request_us": 2.0}
+    assert host.host({"engine": "vllm", "from_version": "0.10"}) == {"request_us": 1.0}
+    assert host.host({"engine": "vllm", "from_version": "0.14"}) == {}
+    assert host.host({"engine": "trtllm", "from_version": "0"}) == {}

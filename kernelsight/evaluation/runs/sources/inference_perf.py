@@ -55,8 +55,8 @@ def _run(
     load, done = report["load_summary"], report["successes"]
     e2e, ttft = (done["latency"][name] for name in ("request_latency", "time_to_first_token"))
     osl = workers["output_len"]
-    # arrivals at equal intervals
-    flags = {**stated, "burstiness": 1e4, "input_len": round(done["prompt_len"]["mean"])}
+    # arrivals at equal intervals; no temperature: Llama's generation_config.json states top_p 0.9, which vLLM takes
+    flags = {"sampling": "top_p", **stated, "burstiness": 1e4, "input_len": round(done["prompt_len"]["mean"])}
     limit = workers["num_workers"] * workers["worker_max_concurrency"]
     saturated = load["achieved_rate"] < FOLLOWED * load["requested_rate"]
     return {

@@ -22,8 +22,8 @@ GPUS = {"H100": "h100_sxm", "B200": "b200_sxm"}
 # tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices;
 # the others are assumed
 PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 500, "sourcegraph-fim": 1500}
-# in every serve configuration that was read
-SERVED = {"async_scheduling": True, "max_num_batched_tokens": 8192}
+# in every serve configuration that was read; the client asks for temperature 0.8 and top_p 0.95 (benchmark.py)
+SERVED = {"async_scheduling": True, "max_num_batched_tokens": 8192, "sampling": "top_p"}
 # the newest release when the pinned options of these configurations were known
 ENGINE_VERSION = "0.11.1"
 ENCODED = "images or video: no encoder is modelled"

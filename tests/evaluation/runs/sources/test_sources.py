@@ -65,6 +65,8 @@ def test_a_run_of_stages_is_replayed_from_a_trace(tmp_path: Path) -> None:
     assert pq.read_table(flags["trace"]).num_rows == 450
     assert not {"input_len", "output_len", "request_rate", "num_prompts"} & set(flags)
     assert flags["max_num_batched_tokens"] == 2048
+    # the client states no sampling, so that the checkpoint's own counts
+    assert flags["sampling"] == ("top_p" if run["model"].startswith(("meta-llama/", "Qwen/")) else "random")
 
 
 def test_a_run_of_stages_needs_its_workloads(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""What one or two measured runs of a deployment are worth for its other loads: ``python benches/teacher.py``.
+
+    python benches/teacher.py [--deployments N] [--others N] [--record]
+
+Takes deployments of aiconfigurator's runs (equal model, GPU, sizes, engine, version and format) in the order of
+a digest. The first one or two runs of each are given to ``compare`` as rows of ``measured_runs``, and the other loads
+are simulated with the corrections that it writes. Shares and bounds of these were chosen on one campaign for the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+from record import record
+
+import kernelsight as ks
+from kernelsight.evaluation.runs.measured_runs import read_runs
+from kernelsight.evaluation.runs.replays import planned_runs
+from kernelsight.evaluation.runs.scores import is_scored_separately
+from kernelsight.scenario.corrections import give_corrections
+from kernelsight.scenario.flags import LENGTHS, LOAD
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+
+NAMES = ("campaign", "model", "gpu", "tp", "ep", "dp", "engine", "engine_version", "quantization")
+LOADS = ("isl", "osl", "max_concurrency")
+TEACHERS = (1, 2)
+OF_LOAD = {flag.name for flag in (*LOAD, *LENGTHS)}
+
+
+def deployments(runs: Sequence[Mapping[str, Any]], most: int) -> list[list[Mapping[str, Any]]]:
+    """Return the runs of each of so many deployments with three loads or more, each in the order of a digest."""
+    members: dict[tuple, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        members.setdefault(tuple(run[name] for name in NAMES), []).append(run)
+    enough = [own for own in members.values() if len({load_of(run) for run in own}) > max(TEACHERS)]
+    ordered = [sorted(own, key=lambda run: digest(run["run_id"])) for own in enough]
+    return sorted(ordered, key=lambda own: digest(str([own[0][name] for name in NAMES])))[:most]
+
+
+def digest(text: str) -> str:
+    """Return what runs and deployments are drawn by."""
+    return hashlib.sha256(f"teacher {text}".encode()).hexdigest()
+
+
+def load_of(run: Mapping[str, Any]) -> tuple:
+    """Return the lengths and the users of a run."""
+    return tuple(run[name] for name in LOADS)
+
+
+def predicted(session: ks.Session, runs: Sequence[Mapping[str, Any]], correction: pa.Table | None) -> np.ndarray:
+    """Return log(predicted / measured) of TTFT and TPOT of runs, shape [runs, 2]; NaN where none was served."""
+    plan = plan_rows(session, [run["flags"] for run in runs])
+    with session.fork() as fork:
+        if correction is not None:
+            give_corrections(fork, correction)
+        give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+        summary = {row["scenario_id"]: row for row in fork.table("scenario_summary").to_pylist()}
+    found = [summary[scenario["scenario_id"]] for scenario in plan.planned]
+    rows = [(row["ttft_mean_ms"] or np.nan, row["tpot_mean_ms"] or np.nan) for row in found]
+    return np.log(np.array(rows) / np.array([(run["ttft_ms"], run["tpot_ms"]) for run in runs]))
+
+
+def corrections(session: ks.Session, teachers: Sequence[Mapping[str, Any]], folder: Path) -> pa.Table:
+    """Return what ``compare`` writes for the runs of one deployment."""
+    path = folder / "teachers.csv"
+    # the client draws lengths between range_ratio and 1 of the nominal ones: a row states what was sent
+    rows = [
+        {**{name: run[name] for name in ("run_id", "ttft_ms", "tpot_ms", "max_concurrency")}}
+        | {name: round(run[name] * (1.0 + run["flags"].get("range_ratio", 1.0)) / 2.0) for name in ("isl", "osl")}
+        | {"num_prompts": run["flags"]["num_prompts"]}
+        for run in teachers
+    ]
+    pa_csv.write_csv(pa.Table.from_pylist(rows), path)
+    own = {name: value for name, value in teachers[0]["flags"].items() if name not in OF_LOAD}
+    return session.compare(deployment=own, log=path).table("stage_corrections")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--deployments", type=int, default=12, metavar="N", help="how many (default: 12)")
+    parser.add_argument("--others", type=int, default=6, metavar="N", help="scored loads of each (default: 6)")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    asked = parser.parse_args()
+    errors: dict[tuple[str, int], list[np.ndarray]] = {}
+    with ks.connect() as session, tempfile.TemporaryDirectory() as folder:
+        runs = [run for run in read_runs("aiconfigurator").table.to_pylist() if not is_scored_separately(run)]
+        replayed, planned = planned_runs(session, runs)
+        known = [run for run, plan in zip(replayed, planned, strict=True) if plan.scenario]
+        for own in deployments(known, asked.deployments):
+            kind, taught = "moe" if own[0]["is_moe"] else "dense", {load_of(run) for run in own[: max(TEACHERS)]}
+            others = [run for run in own if load_of(run) not in taught][: asked.others]
+            if not others:
+                continue
+            errors.setdefault((kind, 0), []).append(predicted(session, others, None))
+            for count in TEACHERS:
+                found = corrections(session, own[:count], Path(folder))
+                errors.setdefault((kind, count), []).append(predicted(session, others, found))
+            said = [f"{100 * np.nanmedian(np.abs(np.expm1(errors[kind, n][-1])), axis=0).round(3)}" for n in (0, 1, 2)]
+            print(*(own[0][name] for name in NAMES), len(others), *said, flush=True)
+    figures = {}
+    for (kind, count), parts in errors.items():
+        off = np.abs(np.expm1(np.concatenate(parts)))
+        scores = {"n": len(off), "median": np.nanmedian(off, axis=0).tolist(), "mean": np.nanmean(off, axis=0).tolist()}
+        figures.setdefault(kind, {})[str(count)] = scores
+        print(f"{kind}, {count} runs: TTFT and TPOT median {scores['median']}, mean {scores['mean']}")
+    if asked.record:
+        words = f"--deployments {asked.deployments} --others {asked.others}"
+        print(record("teacher", figures, f"python benches/teacher.py {words}"))
+
+
+if __name__ == "__main__":
+    main()

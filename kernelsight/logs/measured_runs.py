@@ -1,0 +1,77 @@
+"""Reads rows of ``measured_runs``: what a whole run measured, without its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from kernelsight.dataflow.parquet_files import read_parquet
+from kernelsight.logs.files import DAMAGED, LogFile, unusable
+from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.summaries import statistic
+
+NAME = "measured-runs"
+REQUIRED = frozenset(("run_id", "isl", "osl", "ttft_ms", "tpot_ms"))
+DEPLOYMENT = ("model", "gpu", "tp", "pp", "dp", "ep", "engine", "engine_version", "quantization")
+# requests of a run that does not state them
+ROUNDS, REQUESTS = 10, 100
+
+
+def _recognises(file: LogFile) -> bool:
+    return file.kind in ("text", "parquet") and file.fields >= REQUIRED
+
+
+def read_measured_runs(files: Sequence[LogFile]) -> list[Found]:
+    """Return one run per file, each row a part of it. InvalidInput: rows of several deployments."""
+    return [_run(file) for file in files]
+
+
+def _run(file: LogFile) -> Found:
+    found = Found(file, NAME)
+    rows = _rows(file)
+    deployments = {tuple(row.get(name) for name in DEPLOYMENT) for row in rows}
+    if len(deployments) > 1:
+        kinds = f"holds runs of {len(deployments)} deployments ({', '.join(DEPLOYMENT)})"
+        raise unusable(file.path, kinds, "Give the rows of one.")
+    for row in rows:
+        found.summaries += _statistics(row)
+    found.faults.add("statistics_only", len(rows), rows[0]["run_id"] if rows else None)
+    return found
+
+
+def _rows(file: LogFile) -> list[dict[str, Any]]:
+    try:
+        if file.kind == "parquet":
+            return pl.DataFrame(read_parquet(file.path, file.refuse)).to_dicts()
+        return pl.read_csv(file.read(), infer_schema_length=None).to_dicts()
+    except pl.exceptions.PolarsError as problem:
+        raise unusable(file.path, f"cannot be read as a table ({str(problem).splitlines()[0]})", DAMAGED) from None
+
+
+def _statistics(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the statistics of a row; none where it states no load, or not both latencies."""
+    users, rate, osl = row.get("max_concurrency"), row.get("request_rate"), row["osl"]
+    times = row["ttft_ms"], row["tpot_ms"]
+    if None in times or None in (row["isl"], osl) or not (users or rate):
+        return []
+    e2e_ms = row.get("e2e_mean_ms") or times[0] + times[1] * (osl - 1)
+    achieved = 1e3 * users / e2e_ms if users else rate
+    values = {
+        "ttft_ms": times[0],
+        "tpot_ms": times[1],
+        "e2e_ms": e2e_ms,
+        "prompt_tokens": row["isl"],
+        "output_tokens": osl,
+        "achieved_rate": achieved,
+        "max_concurrency": users,
+    }
+    part = str(row["run_id"])
+    found = statistic(part, "requests", "total", row.get("num_prompts") or (ROUNDS * users if users else REQUESTS))
+    for name, value in values.items():
+        found += statistic(part, name, "mean", value)
+    return found
+
+
+FORMAT = LogFormat(NAME, "requests", "a table of measured_runs", _recognises, read_measured_runs)
