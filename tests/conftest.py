@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.compiled_scheduler import start_compiling, wait_for_compiled
+from tests.fast_tier import is_fast
+from tests.known_queries import KnownQueries, asked_anew
 from tests.special_files import interrupted
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benches"))
@@ -26,6 +28,8 @@ LEAST_WORLDS = 60
 UNCOMPILED = ("catalog", "dataflow", "fitting", "kernels", "logs", "lowering", "measure", "models", "sql")
 HERE = Path(__file__).resolve().parent
 COMPILING = pytest.StashKey[subprocess.Popen | None]()
+QUERIES = KnownQueries()
+QUERIES.start()
 
 # tests see what nodes compute, not what an earlier run kept
 os.environ["KERNELSIGHT_CACHE"] = ""
@@ -62,7 +66,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return 0 if named or len(os.sched_getaffinity(0)) == 1 else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in filter(is_fast, items):
+        item.add_marker("fast")
     if worker_of(config):
         items.sort(key=needs_compiled)
 
@@ -76,6 +83,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    QUERIES.anew = asked_anew(item.path)
     if worker_of(item.config) and needs_compiled(item):
         wait_for_compiled()
 

@@ -100,16 +100,23 @@ def path_values(
     coefficients: Sequence[Coefficient], nodes: Sequence[Node], paths: Sequence[Mapping[str, str]]
 ) -> dict[str, np.ndarray]:
     """Return each fitted coefficient at each path: the product of the nodes that are found along it."""
-    found = {(node.level, node.path, node.coefficient): node.log_value for node in nodes}
+    found: dict[tuple[str, tuple[str, ...]], dict[str, float]] = {}
+    for node in nodes:
+        found.setdefault((node.level, node.path), {})[node.coefficient] = node.log_value
+    family = found.get(("family", ()), {})
+    along = [
+        [at for level in LEVELS[1:] if (at := found.get((level, node_path(level, path))))] for path in paths
+    ]  # fmt: skip
     values = {}
     for one in coefficients:
         if one.owner == "fixed":
             continue
-        logs = np.full(len(paths), found.get(("family", (), one.name), np.log(one.start)))
-        for row, path in enumerate(paths):
-            for level in LEVELS[1:]:
-                logs[row] += found.get((level, node_path(level, path), one.name), 0.0)
-        values[one.name] = np.clip(np.exp(logs), one.low, one.high)
+        logs = np.full(len(paths), family.get(one.name, np.log(one.start)))
+        for row, deeper in enumerate(along):
+            for at in deeper:
+                if one.name in at:
+                    logs[row] += at[one.name]
+        values[one.name] = np.exp(logs).clip(one.low, one.high)
     return values
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from kernelsight.catalog.tables import contracts, facts
 from kernelsight.choices.candidates import Choice, measured_rows
-from kernelsight.choices.choices import choice_candidates, contrasts
+from kernelsight.choices.choices import Contrasts, choice_candidates, contrasts
 from kernelsight.choices.inputs import candidates_like, choice_of
 from kernelsight.choices.plan import budget_of, plan, planned_rows, suite_of_plan
 from kernelsight.dataflow.contract import conform
@@ -28,9 +28,9 @@ def choice(path: Path, gpu: str = TARGET, **more: Any) -> Choice:
     return choice_of([path], "gemm", gpu, facts("gpus"), **more)
 
 
-def choices(found: Choice, tolerance: float = 0.02) -> pl.DataFrame:
+def choices(found: Choice, known: Contrasts | None = None, tolerance: float = 0.02) -> pl.DataFrame:
     with connect() as session:
-        session.give("choice_candidates", choice_candidates(found, contrasts(found)[0], tolerance))
+        session.give("choice_candidates", choice_candidates(found, known or contrasts(found)[0], tolerance))
         return pl.from_arrow(session.table("choices"))
 
 
@@ -43,6 +43,20 @@ def never(tmp_path_factory: pytest.TempPathFactory) -> Choice:
     return choice(sweep(tmp_path_factory.mktemp("never")))
 
 
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> tuple[Choice, Contrasts]:
+    """A quarter of the shapes were measured."""
+    found = choice(sweep(tmp_path_factory.mktemp("some"), rows(TARGET, SIZES[::4])))
+    return found, contrasts(found)[0]
+
+
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Choice, Contrasts]:
+    """A quarter of the shapes were measured, where the target's engines lead the other way round."""
+    found = choice(sweep(tmp_path_factory.mktemp("turned"), rows(TARGET, SIZES[::4], turned=True)))
+    return found, contrasts(found)[0]
+
+
 def test_a_gpu_that_was_never_measured_is_chosen_for_by_what_others_show(never: Choice) -> None:
     picks = choices(never).filter(~pl.col("shape").str.contains('"m": 64,'))  # at 64 two engines tie
     assert picks.height == len(SIZES) * 4 // 5
@@ -52,31 +66,27 @@ def test_a_gpu_that_was_never_measured_is_chosen_for_by_what_others_show(never: 
     assert picks["regret"].is_null().all()
 
 
-def test_own_measurements_overrule_the_others(tmp_path: Path) -> None:
-    """The target's engines lead the other way round: a few measured shapes turn the choice at the others."""
-    measured = SIZES[::4]
-    found = choice(sweep(tmp_path, rows(TARGET, measured, turned=True)))
-    picks = choices(found).filter(~pl.col("shape").str.contains('"m": 64,'))
+def test_own_measurements_overrule_the_others(turned: tuple[Choice, Contrasts]) -> None:
+    """A few measured shapes turn the choice at the others."""
+    picks = choices(*turned).filter(~pl.col("shape").str.contains('"m": 64,'))
     rest = picks.filter(pl.col("decision") != "measured")
     assert rest.height < picks.height
     assert right(rest, turned=True) > 0.9
     assert set(picks["tier"]) == {"target-measured"}
 
 
-def test_a_shape_that_was_measured_whole_is_not_guessed(tmp_path: Path) -> None:
-    found = choice(sweep(tmp_path, rows(TARGET, SIZES[::4])))
-    picks = choices(found).filter(pl.col("decision") == "measured")
+def test_a_shape_that_was_measured_whole_is_not_guessed(some: tuple[Choice, Contrasts]) -> None:
+    picks = choices(*some).filter(pl.col("decision") == "measured")
     assert picks.height == len(SIZES[::4])
     assert picks["regret"].to_list() == [0.0] * picks.height
-    whole = choice_candidates(found, contrasts(found)[0], 0.02).to_pylist()
+    whole = choice_candidates(*some, 0.02).to_pylist()
     known = [row for row in whole if row["measured_us"] is not None]
     assert [row["latency_us"] for row in known] == pytest.approx([row["measured_us"] for row in known])
 
 
-def test_contrast_intervals_hold_the_true_ratios(tmp_path: Path) -> None:
-    found = choice(sweep(tmp_path, rows(TARGET, SIZES[::4], turned=True)))
+def test_contrast_intervals_hold_the_true_ratios(turned: tuple[Choice, Contrasts]) -> None:
     truth = {(json.dumps(row["shape"]), row["engine"]): row["latency_us"] for row in rows(TARGET, turned=True)}
-    table = choice_candidates(found, contrasts(found)[0], 0.02)
+    table = choice_candidates(*turned, 0.02)
     conform(table, contracts()["choice_candidates"])
     picked = {row["shape"]: row["engine"] for row in table.to_pylist() if row["log_ratio"] == 0.0}
     inside = []
@@ -95,11 +105,9 @@ def test_chances_of_a_shape_sum_to_one_and_the_pick_is_not_the_dearest(never: Ch
     assert (found.regret[pick] <= np.bincount(site, found.regret)[site[pick]] / 2.0).all()
 
 
-def test_the_choice_does_not_depend_on_the_order_of_the_sweep(tmp_path: Path) -> None:
+def test_the_choice_does_not_depend_on_the_order_of_the_sweep(some: tuple[Choice, Contrasts], tmp_path: Path) -> None:
     every = [*rows("a100_sxm"), *rows("h100_sxm"), *rows(TARGET, SIZES[::4])]
-    (tmp_path / "two").mkdir()
-    first = choices(choice(write(tmp_path / "sweep.parquet", every)))
-    assert first.equals(choices(choice(write(tmp_path / "two" / "sweep.parquet", every[::-1]))))
+    assert choices(*some).equals(choices(choice(write(tmp_path / "sweep.parquet", every[::-1]))))
 
 
 def test_of_several_versions_the_newest_counts(tmp_path: Path) -> None:
@@ -129,8 +137,8 @@ def test_a_plan_spreads_by_chance_first_and_goes_where_regret_is_expected_then(t
     assert regret[int(more[0])] == max(left)
 
 
-def test_nothing_is_planned_twice(tmp_path: Path) -> None:
-    found = choice(sweep(tmp_path, rows(TARGET, SIZES[::4])))
+def test_nothing_is_planned_twice(some: tuple[Choice, Contrasts]) -> None:
+    found, _ = some
     assert plan(found, budget_of(found, 0.1)).size == 0
 
 

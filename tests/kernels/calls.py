@@ -73,10 +73,13 @@ def sizes_of(random: np.random.Generator, rows: int, largest: float = 1e6) -> np
     return np.floor(np.exp(random.uniform(0.0, np.log(largest + 1.0), rows))).clip(1.0, largest)
 
 
-def random_calls(family: str, seed: int, rows: int, largest: float = 1e6) -> pa.Table:
-    """Return ``rows`` calls of a family on GPUs of the catalogue, with sizes up to ``largest``."""
+def random_calls(family: str, seed: int, rows: int, largest: float = 1e6, gpus: int = len(GPUS)) -> pa.Table:
+    """Return ``rows`` calls of a family with sizes up to ``largest``, on so many GPUs of the catalogue, drawn as well.
+
+    Constants are looked up for each pair of GPU and arithmetic, which takes most of the time of a small table.
+    """
     random = np.random.default_rng(seed)
-    gpu = random.choice(GPUS, rows)
+    gpu = random.choice(random.choice(GPUS, gpus, replace=False) if gpus < len(GPUS) else GPUS, rows)
     math = random.choice(["bf16", "fp16", "fp8", "fp4", "int8"], rows)
     sizes = _sizes(family, random, rows, largest)
     return call_table({**sizes, **work(family, sizes)}, gpu, None if family in STREAMING + LINKED else math)

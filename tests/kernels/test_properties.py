@@ -65,7 +65,7 @@ def test_inv_10_a_faster_gpu_slows_no_kernel(
     family: str, rate: str, factor: float, seed: int, tier: str, fitted: int | None
 ) -> None:
     """With the shipped constants, and with any that a fit may find within their bounds."""
-    calls = random_calls(family, seed, 200)
+    calls = random_calls(family, seed, 200, gpus=4)
     constants = {} if fitted is None else {"eta_coefficients": drawn_constants(fitted)}
     before = price(family, calls, tier=tier, **constants)
     after = price(family, calls, tier=tier, **constants, **faster(rate, factor))
