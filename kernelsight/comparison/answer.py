@@ -20,7 +20,7 @@ from kernelsight.comparison.errors import (
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS
 from kernelsight.comparison.replayed_log import base_of
 from kernelsight.comparison.unused_rows import counted, rejected
-from kernelsight.comparison.verdict import not_separated, verdict_of
+from kernelsight.comparison.verdict import not_judged, not_separated, verdict_of
 from kernelsight.dataflow.rows import as_table
 
 WINDOWS = "metrics of the server are held against max_num_seqs alone; table production_windows has them"
@@ -64,7 +64,10 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
     answer["occupancy"] = _occupancy(rows("occupancy_over_time"))
     answer |= rows("log_tiers")[0]
     answer["evidence"] = _evidence(rows("log_evidence"), bool(log.tables["production_windows"].num_rows))
-    answer["not_separated"] = not_separated(parts, e2e["predicted"], answer["evidence"])
+    answer["not_separated"] = [
+        *not_judged(answer),
+        *not_separated(parts, e2e["predicted"], answer["evidence"]),
+    ]
     return answer | {"verdict": verdict_of(answer, _unlooked_for(log))}
 
 
