@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -297,7 +298,7 @@ def _print(found: Sizing, form: str) -> None:
     for left in found.left_out:
         reasons[_kind(left["reason"])] = reasons.get(_kind(left["reason"]), 0) + 1
     if reasons:
-        page += ["", "left out: " + "; ".join(f"{count} {why}" for why, count in reasons.items())]
+        page += ["", left_out_sentence(reasons)]
     print_page(page)
 
 
@@ -336,13 +337,22 @@ def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:
     return found
 
 
+def left_out_sentence(reasons: Mapping[str, int]) -> str:
+    """Return how many deployments are not in the table, and why; ``reasons``: how many of each.
+
+    >>> left_out_sentence({"cannot be cheaper": 14, "do not fit or cannot run": 1})
+    'Not listed: 14 configurations that cannot be cheaper, 1 that do not fit or cannot run; --format json lists them.'
+    """
+    first, *others = (f"{count} {{}}that {why}" for why, count in reasons.items())
+    counts = ", ".join([first.format("configurations "), *(one.format("") for one in others)])
+    return f"Not listed: {counts}; --format json lists them."
+
+
 def _kind(reason: str) -> str:
     """Return why a deployment is left out in few words."""
+    dearer = "cannot be cheaper"
     kinds = {
-        "bounds": "cannot be cheaper by bounds on their rate",
-        "it does not reach": "do not reach the rate at which they would be cheaper or surer",
-        "it costs more": "cost many times the best",
-        "it is no cheaper": "are no cheaper than with the engine's own sizes",
+        **dict.fromkeys(("bounds", "it does not reach", "it costs more", "it is no cheaper"), dearer),
         "no rate keeps": "keep the objectives at no rate",
     }
     return next((text for start, text in kinds.items() if reason.startswith(start)), "do not fit or cannot run")

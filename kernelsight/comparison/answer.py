@@ -21,7 +21,7 @@ from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECON
 from kernelsight.comparison.power import other_gpus, power_answer
 from kernelsight.comparison.replayed_log import base_of
 from kernelsight.comparison.unused_rows import counted, rejected
-from kernelsight.comparison.verdict import not_separated, verdict_of
+from kernelsight.comparison.verdict import not_judged, not_separated, verdict_of
 from kernelsight.dataflow.rows import as_table
 
 WINDOWS = "metrics of the server are held against max_num_seqs alone; table production_windows has them"
@@ -68,7 +68,10 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
     windows = log.tables["production_windows"]
     of_servers = windows.num_rows > windows["power_w"].length() - windows["power_w"].null_count
     answer["evidence"] = _evidence(rows("log_evidence"), of_servers, other_gpus(answer["power_w"]))
-    answer["not_separated"] = not_separated(parts, e2e["predicted"], answer["evidence"])
+    answer["not_separated"] = [
+        *not_judged(answer),
+        *not_separated(parts, e2e["predicted"], answer["evidence"]),
+    ]
     return answer | {"verdict": verdict_of(answer, _unlooked_for(log))}
 
 

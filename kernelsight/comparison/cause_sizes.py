@@ -31,8 +31,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("moe", "communication", "host", "front_end")},
 }
 NEWTON_STEPS, SECANT_STEPS = 4, 2
-# explanations of a round that are followed to the end, after half of the steps, and whose sizes are looked at closely
-MOST_FOLLOWED, MOST_REFINED = 10, 6
+# explanations of a round that are followed to the end, after each step at most half of them, and whose sizes are
+# looked at closely
+MOST_FOLLOWED, MOST_REFINED = 12, 8
 # a step that made it worse is tried again from where it began, this much shorter
 SHORTER = 0.4
 # sizes beside a fitted one whose replays are averaged with it
@@ -108,7 +109,7 @@ def with_sizes(log: Log, states: Sequence[State], noise: Left) -> list[State]:
     looked at closely. What is left is the mean of several replays: which requests share a step is chance.
     """
     found, stuck = _by_parts(log, states, noise)
-    ranked = sorted(range(len(found)), key=lambda place: misfit(found[place].left, noise))
+    ranked = _best(found, noise)
     # steps from parts do not see queues grow, nor through chance
     close = [place for place in ranked[:MOST_REFINED] if stuck[place] or not found[place].left.is_chance]
     moved = [found[place] for place in close]
@@ -117,7 +118,7 @@ def with_sizes(log: Log, states: Sequence[State], noise: Left) -> list[State]:
     for place, state in zip(close, moved, strict=True):
         if misfit(state.left, noise) < misfit(found[place].left, noise):
             found[place] = state
-    return _averaged(log, [state for state in found if state.is_material()])
+    return _averaged(log, [found[place] for place in _best(found, noise) if found[place].is_material()])
 
 
 def _averaged(log: Log, states: Sequence[State]) -> list[State]:
@@ -131,12 +132,12 @@ def _averaged(log: Log, states: Sequence[State]) -> list[State]:
 def _by_parts(log: Log, states: Sequence[State], noise: Left) -> tuple[list[State], list[bool]]:
     """Take damped Newton steps from the parts of each request's time; return which ended without a better step.
 
-    Half way on those that leave least are followed further, and no others.
+    After each step the half that leaves more is followed no further, until few are left.
     """
     found, lengths, steps = list(states), [1.0] * len(states), [np.zeros(len(PARAMETERS))] * len(states)
     for turn in range(NEWTON_STEPS):
-        if turn == NEWTON_STEPS // 2 and len(found) > MOST_FOLLOWED:
-            order = sorted(range(len(found)), key=lambda place: misfit(found[place].left, noise))[:MOST_FOLLOWED]
+        if turn and len(found) > MOST_FOLLOWED:
+            order = _best(found, noise)[: max(len(found) // 2, MOST_FOLLOWED)]
             found, lengths, steps = ([own[place] for place in order] for own in (found, lengths, steps))
         steps = [
             _step_by_parts(log, state) if length == 1.0 else step
@@ -148,6 +149,14 @@ def _by_parts(log: Log, states: Sequence[State], noise: Left) -> tuple[list[Stat
             found[place] = state if better else found[place]
             lengths[place] = 1.0 if better else lengths[place] * SHORTER
     return found, [length < 1.0 for length in lengths]
+
+
+def _best(states: Sequence[State], noise: Left) -> list[int]:
+    """Return the places of explanations, those that leave least first; of those of the same causes the best alone."""
+    found: dict[frozenset[str], int] = {}
+    for place in sorted(range(len(states)), key=lambda place: misfit(states[place].left, noise)):
+        found.setdefault(frozenset(states[place].causes), place)
+    return list(found.values())
 
 
 def _step_by_parts(log: Log, state: State) -> np.ndarray:

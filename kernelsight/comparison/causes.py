@@ -7,7 +7,7 @@ call. The best one is kept if it explains enough of what is left, and the next i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,13 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.residuals import Left, explains, left_by_group, misfit, similar
 
-MOST_CAUSES = 3
+# more at once imitate what the model lacks; another one is looked for only to see whether these are enough
+MOST_NAMED = 2
 # explanations that the search goes on from where the best one leaves more than chance
 BEGINNINGS = 3
+# causes are believed where they take away this share of the loss, and leave no more than this of times, squared; and
+# where chance is left
+NEARLY_ALL, MOST_LEFT, MOST_OF_IT = 0.85, 0.15**2, 0.6
 # degrees of freedom of Student's t: of sizes of causes, and of what steps and kernels say, of which there are many
 TAILS, STEP_TAILS = 4.0, 30.0
 # a smaller mean square of relative residuals is nothing to speak of
@@ -54,26 +58,40 @@ def explain(
     said = testify or (lambda several: [None] * len(several))
     log = Log(serve, measured, chosen, prior, left_of)
     best = State(flags, np.zeros(len(PARAMETERS)), (), base, left_of(base), said([flags])[0])
-    level, ranked = [best], []
-    for _ in range(MOST_CAUSES):
-        if best.left.loss <= LEAST_LOSS:
+    level, ranked, before = [best], [], best.left.loss
+    while best.left.loss > LEAST_LOSS:
+        settled = len(best.causes) >= MOST_NAMED
+        if settled and not is_believed(1.0 - best.left.loss / before, best.left.is_chance, best.left.loss):
             break
-        states: list[State] = []
-        for one in level:
-            unlike = [(name, other) for name, other in settings if name.split("=")[0] not in _names(one.causes)]
-            tried = _settings_tried(log, one, unlike, said)
-            if not one.causes:
-                ranked = sorted(((state.causes[-1], state.left.loss) for state in tried), key=lambda own: own[1])
-            states += tried + with_sizes(log, _with_another_size(one), best.left)
+        helpful = {name for name, loss in ranked if loss < before}
+        tried = [] if settled else _settings_tried(log, level, settings, said, helpful)
+        if not ranked:
+            ranked = sorted(((state.causes[-1], state.left.loss) for state in tried), key=lambda own: own[1])
+        # the size of a setting is its value: what has no other one is as it was served
+        sized = [state for state in tried if state.basis.size] + [each for one in level for each in _one_more(one)]
+        states = [state for state in tried if not state.basis.size] + with_sizes(log, sized, best.left)
         if not states:
             break
         first, *others = by_plausibility(states, prior)
         if not explains(first.left, best.left):
             break
         best = first
+        if settled:
+            break
         # what one cause explains whole needs no other beginning
         level = [best] if best.left.is_chance else [best, *others[: BEGINNINGS - 1]]
     return best, ranked
+
+
+def is_believed(explained: float, chance: bool, left: float) -> bool:
+    """Whether causes explain nearly everything and leave little, or most of it and no more than chance.
+
+    ``explained``: share of the loss; ``left``: what of the loss they leave, a mean square of shares of times.
+
+    >>> is_believed(0.9, False, 0.01), is_believed(0.9, False, 0.04), is_believed(0.7, True, 0.01)
+    (True, False, True)
+    """
+    return explained >= MOST_OF_IT if chance else explained >= NEARLY_ALL and left <= MOST_LEFT
 
 
 def by_plausibility(states: Sequence[State], prior: np.ndarray) -> list[State]:
@@ -117,26 +135,36 @@ def _names(causes: Sequence[str]) -> set[str]:
 
 
 def _settings_tried(
-    log: Log, best: State, settings: Sequence[tuple[str, Mapping[str, Any]]], said: Testify
-) -> list[State]:
-    """Return the explanation with each setting that changes something, sizes of its causes fitted anew beside it."""
-    flags = [{**best.flags, **other} for _, other in settings]
-    served = log.serve([variant_of(own, best.values) for own in flags]) if flags else []
-    found = [
-        State(own, best.values, (*best.causes, name), replayed, log.left_of(replayed), witness)
-        for (name, _), own, replayed, witness in zip(settings, flags, served, said(flags), strict=True)
-        if replayed.served.any() and not np.array_equal(replayed.finish_ns, best.replayed.finish_ns)
+    log: Log, level: Sequence[State], settings: Sequence[tuple[str, Mapping[str, Any]]], said: Testify,
+    helpful: Collection[str],
+) -> list[State]:  # fmt: skip
+    """Return each explanation with each setting that changes something, the sizes of its causes as they were.
+
+    ``helpful``: settings that explain something alone. Others are not tried beside another setting, where every pair is
+    a deployment of its own.
+    """
+    pairs = [
+        (one, name, {**one.flags, **other})
+        for one in level
+        for name, other in settings
+        if name.split("=")[0] not in _names(one.causes) and (name in helpful or set(one.causes) <= set(GROUPS))
     ]
-    return with_sizes(log, found, best.left) if best.basis.size else found
-
-
-def _with_another_size(best: State) -> list[State]:
-    """Return the explanation with one more cause that has a size, zero so far: those whose parts are there."""
-    taken = {part for cause in best.causes if cause in GROUPS for part in GROUPS[cause]}
+    flags = [own for *_, own in pairs]
+    served = log.serve([variant_of(own, one.values) for one, _, own in pairs]) if pairs else []
     return [
-        best._replace(causes=(*best.causes, name))
+        State(own, one.values, (*one.causes, name), replayed, log.left_of(replayed), witness)
+        for (one, name, own), replayed, witness in zip(pairs, served, said(flags) if flags else [], strict=True)
+        if replayed.served.any() and not np.array_equal(replayed.finish_ns, one.replayed.finish_ns)
+    ]
+
+
+def _one_more(one: State) -> list[State]:
+    """Return the explanation with one more cause that has a size, zero so far: those whose parts are there."""
+    taken = {part for cause in one.causes if cause in GROUPS for part in GROUPS[cause]}
+    return [
+        one._replace(causes=(*one.causes, name))
         for name, parts in GROUPS.items()
-        if taken.isdisjoint(parts) and _is_there(parts, best.replayed)
+        if taken.isdisjoint(parts) and _is_there(parts, one.replayed)
     ]
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.cause_sizes import GROUPS, State
-from kernelsight.comparison.causes import explain
+from kernelsight.comparison.causes import explain, is_believed
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
 from kernelsight.comparison.errors import METRICS, errors_of, measured_by_metric, predicted_of
 from kernelsight.comparison.factors import (
@@ -21,14 +21,15 @@ from kernelsight.comparison.factors import (
     relative_residuals,
     variant_of,
 )
-from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR, believed, seats_limit
+from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR, seats_limit
+from kernelsight.comparison.kernel_spread import kernel_spread
 from kernelsight.comparison.likelihood import Witnesses
 from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.observed_steps import Seen, seen_of, typical_context
 from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of, explained_table, joined
 from kernelsight.comparison.residuals import NOTHING, left_by_group, similar
-from kernelsight.comparison.sample import Sample, kernel_spread
+from kernelsight.comparison.sample import Sample
 from kernelsight.comparison.settings import contradictions
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
@@ -67,7 +68,7 @@ class Explanation(NamedTuple):
     @property
     def believed_by(self) -> dict[str, Any]:
         """What says whether the causes are believed, as columns of ``fitted_causes``."""
-        return {"explained": self.explained, "chance": bool(self.found.left.is_chance)}
+        return {"explained": self.explained, "chance": bool(self.found.left.is_chance), "left": self.found.left.loss}
 
     @property
     def is_better(self) -> bool:
@@ -236,7 +237,7 @@ def _suspects(log: ComparedLog, own: Explanation, session: Session) -> list[dict
     for name, loss in own.ranked:
         setting, _, value = name.partition("=")
         gain = 1.0 - loss / own.loss if own.loss else 0.0
-        likely = name in own.found.causes and believed(own.believed_by)
+        likely = name in own.found.causes and is_believed(**own.believed_by)
         if likely or gain > 0.1:
             stated = log.settings.get({"tensor_parallel_size": "tp"}.get(setting, setting))
             row = {"setting": setting, "stated": None if stated is None else str(stated), "value": value}

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
+from kernelsight.comparison.causes import MOST_NAMED, is_believed
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
 from kernelsight.comparison.incidents import Incident, incidents_of
 from kernelsight.comparison.log_worlds import LogWorlds
@@ -34,10 +35,6 @@ MOST_LEFT, FITS, LEAST_LEFT = 0.4, 8.0, 0.12
 LEAST_HOST_MS = 0.5
 # factors on all kernels outside are no error of the model: another setting, or another machine
 LEAST_FACTOR, MOST_FACTOR = 0.68, 1.45
-# causes that replays fitted are believed where they take away this share of the loss; and where chance is left
-NEARLY_ALL, MOST_OF_IT = 0.85, 0.6
-# more at once imitate what the model lacks
-MOST_FITTED = 2
 LEAST_QUIET = 60
 # share of the prompt tokens that a replay finds in its cache, where a log has none
 LEAST_CACHED = 0.03
@@ -96,8 +93,8 @@ def causes_of(
         return [Cause("setting", "max_num_seqs", float(seats))]
     if caches_nothing(log.measured, base):
         return [*found, Cause("setting", "enable_prefix_caching", "false")]
-    e2e = float(np.nanmean(np.where(log.measured.ok, log.measured.e2e_ms, np.nan)))
-    if abs(load_ms) >= LEAST_LOAD * e2e and log.question.stated:
+    e2e = log.measured.e2e_ms[log.measured.ok & np.isfinite(log.measured.e2e_ms)]
+    if e2e.size and abs(load_ms) >= LEAST_LOAD * e2e.mean() and log.question.stated:
         found.append(_load_cause(log))
     if accepted := _accepted(fitted, log):
         return [*found, *accepted]
@@ -122,22 +119,13 @@ def caches_nothing(measured: Measured, base: Replayed) -> bool:
     return bool(base.cached_tokens[both].sum() >= LEAST_CACHED * measured.prompt_tokens[both].sum())
 
 
-def believed(row: Mapping[str, Any]) -> bool:
-    """Whether causes that replays fitted explain nearly everything, or most of it and leave no more than chance.
-
-    >>> believed({"explained": 0.9, "chance": False}), believed({"explained": 0.7, "chance": False})
-    (True, False)
-    """
-    return row["explained"] >= (MOST_OF_IT if row["chance"] else NEARLY_ALL)
-
-
 def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cause]:
     """Return the causes that replays fitted where they explain nearly everything and none is absurd; else none."""
-    if len(fitted) > MOST_FITTED:
+    if len(fitted) > MOST_NAMED:
         return []
     causes = []
     for row in sorted(fitted, key=lambda own: own["place"]):
-        if not believed(row):
+        if not is_believed(row["explained"], row["chance"], row["left"]):
             return []
         if row["factor"] is not None:
             if not LEAST_FACTOR <= row["factor"] <= MOST_FACTOR:

@@ -1,7 +1,8 @@
 """The worlds that a log is replayed in: read once for each deployment, and served again with any corrections.
 
 A replay with other factors has the same knots, memory and settings; only step costs and host time differ. They are
-changed here as ``step_costs`` and ``host_settings`` change them for rows of ``corrections``, without asking the graph.
+changed here as ``step_costs`` and ``host_settings`` change them for rows of ``corrections``, without asking the graph:
+costs are linear in every factor, so that what a kind of kernels adds to them is laid out for the loop once.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ COLUMN = {name: f"{'gpu' if name == 'picoseconds' else name}_us" for name in TIM
 
 class _Deployment(NamedTuple):
     """What a deployment is served from; ``times``: picoseconds of knots, by TIMED; ``part``: of each knot, the number
-    of its kind of kernels, by FACTORS."""
+    of its kind of kernels, by FACTORS; ``added``: by kind of kernels that had a factor so far, where its time is in the
+    costs of the loop, and microseconds there."""
 
     scenario: Mapping[str, Any]
     costs: pa.Table
     shapes: pa.Table
     times: Mapping[str, np.ndarray]
     part: Mapping[str, np.ndarray]
+    added: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 class LogWorlds:
@@ -95,7 +98,7 @@ class LogWorlds:
                 self._known[name] = None
                 continue
             times = {part: np.rint(costs[own][column].to_numpy() * 1e6) for part, column in COLUMN.items()}
-            self._known[name] = _Deployment(row, costs[own], shapes[own], times, parts[own])
+            self._known[name] = _Deployment(row, costs[own], shapes[own], times, parts[own], {})
         self._world = world if self._world is None else _together(self._world, world)
 
     def _of_rows(self, rows: np.ndarray | None) -> World:
@@ -127,15 +130,32 @@ class LogWorlds:
 
     def _costs_of(self, stated: str, own: _Deployment, variant: Variant) -> CostTables:
         """Return the step costs of a deployment times the factors of a variant, laid out for the loop."""
+        found = self._world.costs[stated]
         factors = {part: factor for part, factor in variant.factors.items() if factor != 1.0}
         if not factors:
-            return self._world.costs[stated]
-        by_number = np.array([np.nan, *(factors.get(part, np.nan) for part in KERNELS)])
-        found = corrected(own.times, *(pa.array(by_number[own.part[name]], from_pandas=True) for name in FACTORS))
+            return found
+        values = found.packed.values.copy()
+        for part, factor in factors.items():
+            if part not in own.added:
+                own.added[part] = self._added(stated, own, part)
+            place, microseconds = own.added[part]
+            values[place] += (factor - 1.0) * microseconds
+        return found._replace(packed=found.packed._replace(values=values))
+
+    def _added(self, stated: str, own: _Deployment, part: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return where a kind of kernels takes time in the costs of the loop, and microseconds there.
+
+        They are what is added where costs are laid out with twice its time.
+        """
+        twice = np.array([np.nan, *(2.0 if name == part else np.nan for name in KERNELS)])
+        found = corrected(own.times, *(pa.array(twice[own.part[name]], from_pandas=True) for name in FACTORS))
         costs = own.costs
         for name, column in COLUMN.items():
             costs = costs.set_column(costs.column_names.index(column), column, pa.array(found[name] / 1e6))
-        return cost_tables(costs, own.shapes, self._world.deployments[stated])
+        laid_out = cost_tables(costs, own.shapes, self._world.deployments[stated])
+        added = laid_out.packed.values - self._world.costs[stated].packed.values
+        place = np.flatnonzero(added)
+        return place, added[place]
 
 
 def _parts_of_knots(fork: Session, costs: Mapping[str, pa.Table]) -> dict[str, dict[str, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""A log in the order of sending, a sample of it, the spread of its kernels beforehand, and the load as described."""
+"""A log in the order of sending, a sample of it, the parts of kernels, and the load as described."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import KERNELS, Replayed, Variant
+from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.dataflow.session import Session
 
 # logs of several runs are replayed one after the other, with time to drain between them
@@ -94,30 +94,6 @@ def _is_in_order(sent: pa.ChunkedArray) -> bool:
     """Whether times ascend, so that a log as long as it may be need not be copied; equal times keep their order."""
     times = sent.to_numpy()
     return not sent.null_count and bool(np.all(times[1:] >= times[:-1]))
-
-
-def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured) -> dict[str, float]:
-    """Return the standard deviation of the logarithm of each kernel part, from the intervals of two typical steps."""
-    from kernelsight.forward.forward_step import predict_step
-
-    context = int(np.median(measured.prompt_tokens) + np.median(measured.output_tokens) / 2)
-    few = {"batch_size": 16, "input_len": None, "context_len": max(context, 1)}
-    many = {"batch_size": 1, "input_len": max(int(np.median(measured.prompt_tokens)), 1), "context_len": None}
-    found = dict.fromkeys(KERNELS, 0.1)
-    for phase, sizes in (("decode", few), ("prefill", many)):
-        with session.fork() as fork:
-            kernels = predict_step(fork, dict(flags), phase, sizes)["kernels"]
-        sums: dict[str, list[float]] = {}
-        for row in kernels:
-            part = part_of(row["family"], phase)
-            if part and row["p05_us"] and row["latency_us"]:
-                spent = row["count"] * row["latency_us"]
-                own = sums.setdefault(part, [0.0, 0.0])
-                own[0] += spent
-                own[1] += spent * np.log(row["p95_us"] / row["p05_us"]) / 3.29
-        for part, (spent, spread) in sums.items():
-            found[part] = float(np.clip(spread / spent, 0.04, 0.4))
-    return found
 
 
 def part_of(family: str, phase: str) -> str | None:

@@ -167,6 +167,24 @@ def not_separated(
     return [f"this log does not separate {apart}: only their sum is known{would}"]
 
 
+def not_judged(answer: Mapping[str, Any]) -> list[str]:
+    """Return which metrics a log does not measure, and what is not judged for that: one sentence, or none.
+
+    ``answer``: figures of each metric, of ``n`` requests.
+
+    >>> not_judged({"ttft_ms": {"n": 9}, "tpot_ms": {"n": 0}, "e2e_ms": {"n": 0}})[0].partition(": ")[0]
+    'this log does not measure TPOT and E2E'
+    >>> not_judged({"ttft_ms": {"n": 9}, "tpot_ms": {"n": 9}, "e2e_ms": {"n": 9}})
+    []
+    """
+    missing = [name for name in ("TTFT", "TPOT", "E2E") if not answer[f"{name.lower()}_ms"]["n"]]
+    if len(missing) not in (1, 2):
+        return []
+    what = "slower times, pauses and requests at once" if "E2E" in missing else "time before and after the "
+    what += "" if "E2E" in missing else "first token, each by itself,"
+    return [f"this log does not measure {' and '.join(missing)}: {what} are not judged"]
+
+
 def _other_unit(ratio: float) -> str | None:
     """Return the unit that measured times are in, where they are about a thousandth or a thousandfold of predicted."""
     return "seconds" if 2e-4 < ratio < 5e-3 else "microseconds" if 2e2 < ratio < 5e3 else None

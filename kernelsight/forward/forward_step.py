@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PHASES = ("prefill", "decode", "mixed")
 # sizes without which a step of a phase has no shape
 NEEDED = {"prefill": ("input_len",), "decode": ("context_len",), "mixed": ("input_len", "context_len")}
+MEANS = {"input_len": "the new tokens of each prompt", "context_len": "the tokens of each sequence in the cache"}
 # what wider CUDA graphs gain at the least
 LEAST_FACTOR = 1.05
 # larger steps have tensor sizes beyond 64 bits
@@ -119,7 +120,7 @@ def step_shape(
     given = {"input_len": input_len, "context_len": context_len}
     for name in NEEDED[phase]:
         if given[name] is None:
-            raise InvalidInput(f"a {phase} step needs --{name.replace('_', '-')}; give it.")
+            raise InvalidInput(f"--phase {phase} needs --{name.replace('_', '-')}: {MEANS[name]}.")
     chunk, context = (input_len or 0 if phase != "decode" else 0), context_len or 0
     if phase == "decode" and input_len is not None:
         raise InvalidInput(

@@ -34,8 +34,8 @@ _FLAG = re.compile(r"`[^`]*`|kernelsight [a-z].*|(?<![\w-])--(?P<name>[a-z][a-z0
 def in_python(text: str, known: frozenset[str] = frozenset()) -> str:
     """Return a message with the flags of the command line as keyword arguments; ``known``: beside those of scenarios.
 
-    >>> in_python("a decode step needs --context-len; give it.", frozenset({"context_len"}))
-    'a decode step needs context_len; give it.'
+    >>> in_python("--phase decode needs --context-len.", frozenset({"context_len"}))
+    '--phase decode needs context_len.'
     >>> in_python("--tp 2 and `kernelsight cache --clear`")
     '--tp 2 and `kernelsight cache --clear`'
     """

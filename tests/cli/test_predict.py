@@ -160,7 +160,7 @@ def test_the_defaults_are_one_sequence_that_decodes(command):
         (("--context-len", -1), "--context-len is -1; give a whole number of at least 0."),
         (("--batch-size", 0), "--batch-size is 0; give a whole number of at least 1."),
         (("--phase", "prefill", "--isl", 0), "--input-len is 0; give a whole number of at least 1."),
-        (("--phase", "prefill"), "a prefill step needs --input-len; give it."),
+        (("--phase", "prefill"), "--phase prefill needs --input-len: the new tokens of each prompt."),
         (
             ("--isl", 5),
             "--input-len does not apply to a decode step, which has one new token per sequence; remove it, or use "
@@ -191,7 +191,8 @@ def test_words_that_are_no_numbers(refusal):
 
 
 def test_a_size_that_is_missing(refusal):
-    assert refusal("predict", "--model", "qwen3-0.6b", "--gpu", "l4") == "a decode step needs --context-len; give it."
+    sentence = "--phase decode needs --context-len: the tokens of each sequence in the cache."
+    assert refusal("predict", "--model", "qwen3-0.6b", "--gpu", "l4") == sentence
     assert refusal("predict", "--gpu", "l4", "--context-len", 1) == "no model is given; set --model."
     assert refusal("predict", "--model", "qwen3-0.6b", "--context-len", 1) == "no gpu is given; set --gpu."
     assert refusal("predict", "--calls", "none.parquet").startswith("--calls needs --gpu")

@@ -365,3 +365,37 @@ def test_every_flag_of_the_command_reaches_the_comparison(monkeypatch: pytest.Mo
     }
     how = {"kernels": ["e"], "stated": {"request_rate": 4.0}, "fit": "host", "hold_out": 0.2, "suspects": "none"}
     assert given == {"deployment": {"model": "llama-3.1-8b", "gpu": "h100_sxm"}, **files, **how}
+
+
+def test_a_log_of_ttft_alone_is_judged_and_says_what_it_does_not_measure(session: Session) -> None:
+    load = drawn()
+    served = LogWorlds(session, load).serve([Variant(FLAGS)])[0]
+    for later_ms in (0.0, 80.0):
+        log = log_of(load, served, later_ms).drop_columns(["e2e_ms"])
+        answer = session.compare(requests=log, deployment=FLAGS).summary
+        assert [answer[name]["n"] for name in METRICS] == [N, 0, 0]
+        assert answer["not_separated"][0] == (
+            "this log does not measure TPOT and E2E: slower times, pauses and requests at once are not judged"
+        )
+        if later_ms:
+            assert (answer["cause"]["kind"], answer["cause"]["name"]) == ("front_end", "client")
+            assert answer["cause"]["value"] == pytest.approx(later_ms, rel=0.02)
+            assert answer["verdict"].startswith("mean TTFT is ")
+        else:
+            assert answer["cause"]["kind"] == "none"
+            assert answer["verdict"].startswith("log and prediction agree: mean TTFT measured ")
+
+
+def test_files_of_the_command_line_are_read_for_what_their_flag_says() -> None:
+    texts = [DATA / "metrics_before.txt", DATA / "metrics_after.txt"]
+    beside = ("--steps", DATA / "fpm.jsonl.gz", "--metrics", *texts, "--kernels", DATA / "forward.rank0.kernels.json")
+    words = ("--log", DATA / "vllm_bench.json", *beside, "--model", "llama-3.1-8b", "--gpu", "h100_sxm")
+    answer = run_command("compare", *words, "--fit", "none", "--format", "json")
+    assert answer.status == 0, answer.err
+    assert {Path(row["path"]).name: row["role"] for row in json.loads(answer.out)["files"]} == {
+        "vllm_bench.json": "requests",
+        "fpm.jsonl.gz": "steps",
+        "metrics_before.txt": "metrics",
+        "metrics_after.txt": "metrics",
+        "forward.rank0.kernels.json": "kernels",
+    }

@@ -34,12 +34,12 @@ def test_errors_name_keyword_arguments_in_python_and_flags_on_the_command_line(
     asked = {"model": "qwen3-0.6b", "gpu": "l4", "phase": "decode"}
     with pytest.raises(KernelSightError) as caught:
         ks.predict(**asked)
-    assert str(caught.value) == "a decode step needs context_len; give it."
+    assert str(caught.value) == "phase decode needs context_len: the tokens of each sequence in the cache."
     with flags_in_errors(), pytest.raises(KernelSightError) as caught:
         ks.predict(**asked)
-    assert str(caught.value) == "a decode step needs --context-len; give it."
+    assert str(caught.value) == "--phase decode needs --context-len: the tokens of each sequence in the cache."
     assert main(["predict", "--model", "qwen3-0.6b", "--gpu", "l4"]) == 2
-    assert "a decode step needs --context-len; give it." in capsys.readouterr().err
+    assert "--phase decode needs --context-len: the tokens of each sequence in the cache." in capsys.readouterr().err
 
 
 def test_commands_and_flags_of_others_stay_as_they_are() -> None:

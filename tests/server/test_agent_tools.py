@@ -57,7 +57,7 @@ def test_rows_are_bounded() -> None:
     "name, given, message",
     [
         ("predict", {"model": "qwen3-0.6b", "gpu": "h1000", "context_len": 5}, "unknown GPU 'h1000'"),
-        ("predict", {"model": "qwen3-0.6b", "gpu": "l4"}, "a decode step needs context_len"),
+        ("predict", {"model": "qwen3-0.6b", "gpu": "l4"}, "phase decode needs context_len"),
         ("sql", {"query": "drop table gpus"}, "SELECT"),
         ("sql", {"query": "select * from read_csv('/etc/passwd')"}, "file"),
         ("sql", {"query": "copy gpus to '/tmp/gpus.csv'"}, "SELECT"),

@@ -1,0 +1,54 @@
+"""How far kernels of each kind may be from their prediction before a log is seen: from two typical steps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.replay import KERNELS, NO_LOAD
+from kernelsight.comparison.sample import part_of
+from kernelsight.dataflow.session import Session
+from kernelsight.forward.forward_step import whole_step
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+
+DECODE, PREFILL = 0, 1
+# sequences of a typical step of decode
+SEQUENCES = 16
+# standard deviation of the logarithm of kernels that neither step launches, and bounds of the others
+UNKNOWN, LEAST, MOST = 0.1, 0.04, 0.4
+# 90 % of a normal distribution is so many standard deviations wide
+WIDTH_90 = 3.29
+_INTERVALS = """
+select deployment_id, family, step_shape_id, sum(count * latency_us) as us,
+       sum(count * latency_us * ln(latency_p95_us / latency_p05_us)) as weighted
+from kernel_latencies
+where latency_us > 0 and latency_p05_us > 0
+group by all order by all
+"""
+
+
+def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured) -> dict[str, float]:
+    """Return the standard deviation of the logarithm of each kernel part, from the intervals of two typical steps."""
+    context = int(np.median(measured.prompt_tokens) + np.median(measured.output_tokens) / 2)
+    decode = whole_step(DECODE, SEQUENCES, max(context, 1), 0, 0, 0)
+    prefill = whole_step(PREFILL, 0, 0, 1, max(int(np.median(measured.prompt_tokens)), 1), 0)
+    with session.fork() as fork:
+        plan = plan_rows(fork, [{**NO_LOAD, **flags}], origin="")
+        give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+        name = plan.planned[0]["deployment_id"]
+        layout = next(row for row in fork.table("kv_layout").to_pylist() if row["deployment_id"] == name)
+        inside = min(context, layout["window_tokens"] or context)
+        shapes = [{**decode, "decode_window_context": inside}, {**prefill, "decode_window_context": None}]
+        fork.give("step_shapes", [{"deployment_id": name, **shape} for shape in shapes])
+        rows = [row for row in fork.query(_INTERVALS).to_pylist() if row["deployment_id"] == name]
+    sums = {part: np.zeros(2) for part in KERNELS}
+    for row in rows:
+        part = part_of(row["family"], "decode" if row["step_shape_id"] == DECODE else "prefill")
+        if part:
+            sums[part] += row["us"], row["weighted"] / WIDTH_90
+    return {
+        part: float(np.clip(weighted / us, LEAST, MOST)) if us else UNKNOWN for part, (us, weighted) in sums.items()
+    }
