@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.contract import as_arrow, conform
 from kernelsight.dataflow.graph import Graph, Node
-from kernelsight.dataflow.kept import Kept, keep_table, program_digest, read_table
+from kernelsight.dataflow.kept import Kept, of_program
 from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.rows import is_rows, python_rows
 from kernelsight.errors import InvalidInput
@@ -38,7 +37,7 @@ KEPT = (
     *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
     *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
     *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
-    "step_cost_shares",
+    *("step_cost_shares", "gpu_power"),
 )
 # where the Python nodes are
 MODULES = ("kernelsight.nodes", "kernelsight.comparison.nodes")
@@ -60,13 +59,8 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
     graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
-    kept = Kept(KEPT, BY_CONTENT, _program, PASSING)
+    kept = Kept(KEPT, BY_CONTENT, catalog.program, PASSING)
     return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=kept)
-
-
-@cache
-def _program() -> str:
-    return program_digest(Path(__file__).parent, folder("sql"), folder("schemas"))
 
 
 def embedded_facts() -> dict[str, Callable[[], pa.Table]]:
@@ -82,28 +76,25 @@ def embedded_facts() -> dict[str, Callable[[], pa.Table]]:
 
 @cache
 def _models() -> dict[str, pa.Table]:
-    names, contracts = ("models", "model_layers"), catalog.contracts()
-    keys = {name: hashlib.sha256(f"{_program()} {name} of the catalogue".encode()).hexdigest() for name in names}
-    kept = {name: read_table(keys[name], contracts[name].schema) for name in names}
-    if all(table is not None for table in kept.values()):
-        return kept
     from kernelsight.models.config import load_catalogue
 
-    for name, rows in zip(names, load_catalogue(), strict=True):
-        kept[name] = conform(catalog.from_rows(rows, contracts[name]), contracts[name], origin="models.jsonl")
-        keep_table(keys[name], kept[name])
-    return kept
+    tables = {}
+    for name, rows in zip(("models", "model_layers"), load_catalogue(), strict=True):
+        contract = catalog.contracts()[name]
+        tables[name] = conform(catalog.from_rows(rows, contract), contract, origin="models.jsonl")
+    return tables
 
 
+@cache
 def _model_facts(name: str) -> pa.Table:
-    return _models()[name]
+    return of_program(catalog.program(), f"facts {name}", lambda: _models()[name])
 
 
 @cache
 def _shipped_pack() -> pa.Table:
     from kernelsight.kernels.pack import default_pack
 
-    return default_pack()
+    return of_program(catalog.program(), "pack", default_pack)
 
 
 class Session(dataflow.Session):

@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 
 from kernelsight.dataflow.contract import Contract, conform, load_contracts
+from kernelsight.dataflow.kept import of_program, program_digest
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import ContractBroken
 
 _FOLDER = Path(__file__).resolve().parent
+
+
+@cache
+def program() -> str:
+    """Return the digest of the program's files: code, facts, queries and contracts."""
+    return program_digest(_FOLDER.parent, folder("sql"), folder("schemas"))
 
 
 @cache
@@ -24,7 +30,7 @@ def contracts() -> Mapping[str, Contract]:
     >>> contracts()["fabrics"].key
     ['fabric']
     """
-    return load_contracts(folder("schemas"))
+    return of_program(program(), "contracts", lambda: load_contracts(folder("schemas")))
 
 
 def fact_names() -> set[str]:
@@ -47,6 +53,10 @@ def facts(name: str) -> pa.Table | None:
     """
     if name not in fact_names():
         return None
+    return of_program(program(), f"facts {name}", lambda: _read(name))
+
+
+def _read(name: str) -> pa.Table:
     if name == "kernel_implementations":
         return _implementations()
     return read_facts(_FOLDER / f"{name}.csv", contracts()[name])
@@ -57,6 +67,8 @@ def read_facts(path: Path, contract: Contract, former: Mapping[str, str] | None 
 
     ``former``: today's names of columns, by the names that they had in older files.
     """
+    import pyarrow.csv as pa_csv
+
     types = {column.name: column.arrow_type for column in contract.columns}
     types |= {name: types[today] for name, today in (former or {}).items()}
     options = pa_csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
@@ -81,6 +93,8 @@ def renamed(table: pa.Table, former: Mapping[str, str]) -> pa.Table:
 
 def _implementations() -> pa.Table:
     """Concatenate the files of ``implementations/``, one per kernel family."""
+    import pyarrow.csv as pa_csv
+
     contract = contracts()["kernel_implementations"]
     parts = []
     for path in sorted((_FOLDER / "implementations").glob("*.csv")):

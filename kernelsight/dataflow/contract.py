@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from kernelsight.dataflow.column import Column
+from kernelsight.dataflow.conditions import columns_of, parse
 from kernelsight.dataflow.engine import quote
 from kernelsight.dataflow.types import arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
@@ -162,6 +163,10 @@ def _read_column(path: Path, stated: Any) -> Column:
         arrow_type(stated["type"])
     except ValueError as error:
         raise _malformed(path, f"{label}: {error}") from None
+    try:
+        parse(stated.get("check", "true"))
+    except ValueError as error:
+        raise _malformed(path, f"{label} has the check {stated['check']!r}: {error}") from None
     return Column(**stated)
 
 
@@ -305,5 +310,4 @@ def _row_faults(table: pa.Table, contract: Contract) -> list[str]:
 
 
 def _reads_only(check: str, table: pa.Table, contract: Contract) -> bool:
-    words = set(re.findall(r"[a-z_][a-z0-9_]*", check))
-    return words & set(contract.column_names) <= set(table.column_names)
+    return columns_of(parse(check)) & set(contract.column_names) <= set(table.column_names)

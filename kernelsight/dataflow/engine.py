@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
+if TYPE_CHECKING:
+    import duckdb
 
 # no replacement scans: a misspelt table name would silently read a Python variable
 # no extensions: DuckDB would fetch one as soon as a query names an address or a function of it
@@ -26,6 +30,8 @@ def open_database(macros: str = "") -> duckdb.DuckDBPyConnection:
     >>> open_database("create macro twice(x) as 2 * x;").cursor().sql("select twice(21)").fetchall()
     [(42,)]
     """
+    import duckdb
+
     database = duckdb.connect(":memory:", config=SETTINGS)
     if macros:
         database.execute(macros)
@@ -58,8 +64,37 @@ def read_macros(sql_folder: Path) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted((sql_folder / MACROS).glob("*.sql")))
 
 
+class Database:
+    """A database in memory, opened by the first query of the session and the forks that share it.
+
+    ``macros`` and ``files``: as ``open_database`` and ``lock_database`` take them.
+
+    >>> Database(lambda: "create macro twice(x) as 2 * x;", files=True).cursor().sql("select twice(21)").fetchall()
+    [(42,)]
+    """
+
+    def __init__(self, macros: Callable[[], str], *, files: bool) -> None:
+        self._macros, self._files, self._opening = macros, files, threading.Lock()
+        self._opened: duckdb.DuckDBPyConnection | None = None
+
+    def cursor(self, prepare: Callable[[duckdb.DuckDBPyConnection], None] | None = None) -> duckdb.DuckDBPyConnection:
+        """Return a new cursor; ``prepare`` does to the first what a locked database could not do any more."""
+        with self._opening:
+            if self._opened is not None:
+                return self._opened.cursor()
+            opened = open_database(self._macros())
+            first = opened.cursor()
+            if prepare is not None:
+                prepare(first)
+            lock_database(opened, files=self._files)
+            self._opened = opened
+            return first
+
+
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
+    import duckdb
+
     return duckdb.connect(":memory:", config=SETTINGS)
 
 

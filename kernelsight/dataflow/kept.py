@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
+import pickle
 import platform
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import duckdb
-import numpy as np
 import pyarrow as pa
 
 from kernelsight.dataflow.cache import remembered
@@ -84,13 +84,23 @@ def program_digest(*folders: Path) -> str:
     >>> program_digest(Path(__file__).parent) == program_digest(Path(__file__).parent.parent)
     False
     """
-    libraries = (duckdb.__version__, pa.__version__, np.__version__, platform.machine(), platform.node())
+    libraries = (*map(library_stamp, ("duckdb", "pyarrow", "numpy")), platform.machine(), platform.node())
     digest = hashlib.sha256(" ".join(libraries).encode())
     for folder in folders:
         for entry in sorted(_files(str(folder)), key=lambda entry: entry.path):
-            found = entry.stat()
-            digest.update(f"\n{entry.path} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}".encode())
+            digest.update(f"\n{entry.path} {_stamp(entry.stat())}".encode())
     return digest.hexdigest()
+
+
+@cache
+def library_stamp(name: str) -> str:
+    """Return what stands for an installed version of a library, which is not imported: its first file, as files are."""
+    found = importlib.util.find_spec(name)
+    return f"{found.origin} {_stamp(os.stat(found.origin))}" if found and found.origin else name
+
+
+def _stamp(found: os.stat_result) -> str:
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def _files(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -122,9 +132,7 @@ def _folder(named: str | None) -> PrivateFolder | None:
     """Return the folder of kept files, opened once for each value of the environment variable; None: there is none."""
     with contextlib.suppress(OSError):
         if (path := table_folder()) is not None:
-            folder = opened(path)
-            folder.shrink()
-            return folder
+            return opened(path)
     return None
 
 
@@ -155,6 +163,27 @@ def read_table(key: str, schema: pa.Schema) -> pa.Table | None:
         return table
 
     return read_kept(key, decode)
+
+
+def of_program(program: str, name: str, make: Callable[[], Read]) -> Read:
+    """Return what follows from the program's files alone, kept under their digest: made once for each version of them.
+
+    A table is kept as Arrow writes it, any other value as Python does.
+
+    >>> of_program("0" * 64, "a list", lambda: [1, 2])
+    [1, 2]
+    """
+    key = hashlib.sha256(f"{program} {name}".encode()).hexdigest()
+    found = read_kept(key, _decoded)
+    if found is None:
+        found = make()
+        keep(key, bytes(_serialised(found)) + b"A" if isinstance(found, pa.Table) else pickle.dumps(found) + b"P")
+    return found
+
+
+def _decoded(content: bytes) -> Any:
+    own = memoryview(content)[:-1]  # what is Arrow's begins where memory is aligned
+    return pa.ipc.open_stream(own).read_all() if content.endswith(b"A") else pickle.loads(own)
 
 
 def keep_table(key: str, table: pa.Table) -> None:

@@ -54,8 +54,8 @@ class PrivateFolder:
         self.path, self.limit, self._ending = path, limit, ending
         self._name = re.compile(rf"[0-9a-f]{{64}}{re.escape(ending)}")
         self._draft = re.compile(rf"\.{self._name.pattern}\.(\d+)(\.[0-9a-f]+)?")
-        # written since the folder's size was last looked at
-        self._written = 0
+        # written since the folder's size was last looked at; None: it was not yet
+        self._written: int | None = None
         self.handle = _open(path)
 
     def __del__(self) -> None:
@@ -83,9 +83,10 @@ class PrivateFolder:
         with contextlib.suppress(OSError):
             if len(content) < LARGEST_FILE and self._is_free(name):
                 self._replace(name, _digest(key, content), content)
-        self._written += len(content)
-        if self._written > self.limit // 8:
+        if self._written is None or self._written + len(content) > self.limit // 8:
             self.shrink()
+        else:
+            self._written += len(content)
 
     def shrink(self) -> None:
         """Remove drafts of processes that ended, and the files that were not read for longest, down to the limit."""

@@ -6,27 +6,26 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import NAME, as_arrow, conform
-from kernelsight.dataflow.engine import complaint, lock_database, open_database, quote
-from kernelsight.dataflow.frames import caller_frames
+from kernelsight.dataflow.engine import Database, complaint, quote
 from kernelsight.dataflow.graph import Graph, Node
-from kernelsight.dataflow.hints import asks_for_tables, query_fault
 from kernelsight.dataflow.kept import Kept, keep_table
 from kernelsight.dataflow.kept import read_table as read_kept_table
 from kernelsight.dataflow.rows import as_table, is_rows
-from kernelsight.dataflow.storage import attach, change_tables, check_ending, read_table, save_file
-from kernelsight.dataflow.user_queries import check_query, tables_in_query
 from kernelsight.dataflow.violations import check_reference
 from kernelsight.errors import InvalidInput, MissingTable, RunFailed, unknown
+
+if TYPE_CHECKING:
+    import duckdb
 
 _FILE = "kernelsight_file"
 
@@ -46,7 +45,7 @@ class Session:
         path: str | Path | None = None,
         read_only: bool = False,
         files: bool = True,
-        database: duckdb.DuckDBPyConnection | None = None,
+        database: Database | None = None,
         kept: Kept | None = None,
     ) -> None:
         self.graph: Graph = graph
@@ -55,8 +54,7 @@ class Session:
         self._facts = dict(facts or {})
         self._kept = kept if path is None else None
         # Forks share the database and its attached file, and nothing that is registered on a cursor.
-        self._database = database or open_database(graph.macros)
-        self._connection = self._database.cursor()
+        self._database = database or Database(lambda: graph.macros, files=files)
         self._keeps = self.path is not None and not read_only
         self.threads: int | None = None
         self._owner = threading.get_ident()
@@ -68,10 +66,18 @@ class Session:
         self._own: set[str] = set()
         self._stored: set[str] = set()
         if self.path is not None:
-            self._stored = attach(self._connection, self.path, _FILE, read_only=read_only)
-        if database is None:
-            lock_database(self._database, files=files)  # only now: a locked database could not attach the file
+            self._connection = self._database.cursor(partial(self._attach, read_only=read_only))
         self._references_unchecked = set(self._stored)
+
+    @cached_property
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        return self._database.cursor()
+
+    def _attach(self, connection: duckdb.DuckDBPyConnection, *, read_only: bool) -> None:
+        from kernelsight.dataflow.storage import attach
+
+        assert self.path is not None
+        self._stored = attach(connection, self.path, _FILE, read_only=read_only)
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +90,8 @@ class Session:
         if self._keeps:
             self._connection.execute(f"detach {_FILE}")
             self._keeps = False
-        self._connection.close()
+        if "_connection" in self.__dict__:
+            self._connection.close()
 
     # --- giving -------------------------------------------------------------------------------------------------------
 
@@ -112,9 +119,7 @@ class Session:
         table = conform(self._as_rows(name, data), self.graph.contracts[name], trusted=trusted)
         self._check_references(name, table)
         dropped = self._computed_from(name)
-        if self._keeps:
-            change_tables(self._connection, _FILE, self.graph.contracts, {name: table}, dropped)
-            self._stored.add(name)
+        self._store(name, table, dropped)
         for other in (*dropped, name):
             self._pending.pop(other, None)
         for other in dropped:
@@ -140,11 +145,17 @@ class Session:
         if not NAME.fullmatch(name):
             raise InvalidInput(f"{name!r} cannot name a table; use lower-case letters, digits and underscores.")
         table = pa.Table.from_pylist(data) if is_rows(data) else as_arrow(data, name)
-        if self._keeps:
-            change_tables(self._connection, _FILE, self.graph.contracts, {name: table})
-            self._stored.add(name)
+        self._store(name, table)
         self._tables[name] = table
         self._own.add(name)
+
+    def _store(self, name: str, table: pa.Table, dropped: Collection[str] = ()) -> None:
+        """Write a table to the session's file, where it keeps one, and drop others from it."""
+        if self._keeps:
+            from kernelsight.dataflow.storage import change_tables
+
+            change_tables(self._connection, _FILE, self.graph.contracts, {name: table}, dropped)
+            self._stored.add(name)
 
     def given(self) -> set[str]:
         """Return the tables given to this session, including extended catalogue tables.
@@ -235,6 +246,12 @@ class Session:
         ...     session.sql("select count(*) from catalogue_tables where kind = 'given'").fetchall()[0][0] > 0
         True
         """
+        import duckdb
+
+        from kernelsight.dataflow.frames import caller_frames
+        from kernelsight.dataflow.hints import asks_for_tables, query_fault
+        from kernelsight.dataflow.user_queries import check_query, tables_in_query
+
         check_query(query)
         if asks_for_tables(query):
             return self._connection.from_arrow(self._shown_tables())
@@ -288,6 +305,8 @@ class Session:
         ...     session.query("select 1 as one").to_pylist()
         [{'one': 1}]
         """
+        import duckdb
+
         relation = self.sql(query)
         try:
             return relation.to_arrow_table()
@@ -417,6 +436,8 @@ class Session:
             self.progress(", ".join(wanted), time.perf_counter() - started)
 
     def _run_query(self, node: Node) -> dict[str, pa.Table]:
+        import duckdb
+
         for name in node.inputs:
             self._register(name)
         try:
@@ -476,6 +497,8 @@ class Session:
             if name in self._pending:
                 self._tables[name] = conform(self._pending.pop(name)(), contract, trusted=True, origin=name)
             elif name in self._stored:
+                from kernelsight.dataflow.storage import read_table
+
                 rows = read_table(self._connection, _FILE, name, self.path)
                 self._tables[name] = conform(rows, contract, origin=str(self.path)) if contract else rows
             elif name in CATALOGUE:
@@ -534,6 +557,8 @@ class Session:
         ...         saved.table("fabrics").equals(session.table("fabrics"))
         True
         """
+        from kernelsight.dataflow.storage import attach, check_ending, save_file
+
         check_ending(Path(path))
         names = sorted(self.available() - set(CATALOGUE)) if tables is None else list(tables)
         rows = {name: self.table(name) for name in names}

@@ -9,10 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import duckdb
-
 from kernelsight.dataflow.engine import MACROS, private_cursor
-from kernelsight.dataflow.kept import keep, read_kept
+from kernelsight.dataflow.kept import keep, library_stamp, read_kept
 from kernelsight.errors import InvalidInput
 
 # nodes of the parser's tree that only read; any other, such as COPY in a CTE, changes something
@@ -88,7 +86,7 @@ def parse_query(text: str) -> Query | str:
 
 def parse_node(text: str) -> Query | str:
     """Return what ``parse_query`` does; what was parsed once by the same parser is kept on disk."""
-    sources = (Path(__file__).read_bytes(), duckdb.__version__.encode(), text.encode())
+    sources = (Path(__file__).read_bytes(), library_stamp("duckdb").encode(), text.encode())
     key = hashlib.sha256(b"\0".join(sources)).hexdigest()
     if (found := read_kept(key, _read_query)) is not None:
         return found

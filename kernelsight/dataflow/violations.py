@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.column import Column
-from kernelsight.dataflow.engine import private_cursor, quote
+from kernelsight.dataflow.conditions import holds
 from kernelsight.dataflow.types import can_become, is_finite, parts, type_name
 from kernelsight.errors import dangling_reference
 
@@ -41,50 +42,38 @@ def value_fault(values: pa.ChunkedArray, column: Column) -> str:
 
 
 def check_faults(table: pa.Table, columns: list[Column]) -> list[str]:
-    """Return one violation per column whose SQL ``check`` is false or null in some row, with the first such row."""
-    checked = [column for column in columns if column.check]
-    if not checked or not table.num_rows:
-        return []
-    connection = private_cursor()
-    connection.register("rows_checked", table)
-    try:
-        passed = [f"coalesce(({column.check}), false)" for column in checked]
-        counts = ", ".join(f"count(*) filter (where not {condition})" for condition in passed)
-        bad = connection.execute(f"select {counts} from rows_checked").fetchall()[0]
-        faults = []
-        for column, condition, count in zip(checked, passed, bad, strict=True):
-            if not count:
-                continue
-            numbered = "select row_number() over () as row_counted, * from rows_checked"
-            row, example = connection.execute(
-                f"select row_counted, {quote(column.name)} from ({numbered}) where not {condition} limit 1"
-            ).fetchall()[0]
+    """Return one violation per column whose ``check`` is false or null in some row, with the first such row."""
+    faults = []
+    for column in columns if table.num_rows else ():
+        passed = holds(column.check, table) if column.check else None
+        count = 0 if passed is None else table.num_rows - pc.sum(passed).as_py()
+        if count:
+            row = pc.index(passed, False).as_py()
             faults.append(
                 f"column {column.name}: {_rows(count)} fail{'' if count > 1 else 's'} '{column.check}' "
-                f"(row {row}: {_show(example)})"
+                f"(row {row + 1}: {_show(table.column(column.name)[row].as_py())})"
             )
-        return faults
-    finally:
-        connection.close()
+    return faults
 
 
 def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
     """Return the violation by rows with the same key, or ""."""
     if not keys or table.num_rows < 2:
         return ""
-    connection = private_cursor()
-    connection.register("rows_checked", table.select(keys))
-    try:
-        columns = ", ".join(quote(key) for key in keys)
-        twice = connection.execute(
-            f"select {columns} from rows_checked group by all having count(*) > 1 order by all"
-        ).fetchall()
-    finally:
-        connection.close()
-    if not twice:
+    # each row's key as one number, column by column
+    numbers = np.zeros(table.num_rows, np.int64)
+    for key in keys:
+        encoded = table.column(key).combine_chunks().dictionary_encode(null_encoding="encode")
+        numbers = numbers * len(encoded.dictionary) + encoded.indices.to_numpy()
+        if key != keys[-1]:
+            numbers = np.unique(numbers, return_inverse=True)[1]
+    _, rows, counts = np.unique(numbers, return_index=True, return_counts=True)
+    if rows.size == table.num_rows:
         return ""
-    example = ", ".join(f"{key} {_show(value)}" for key, value in zip(keys, twice[0], strict=True))
-    return f"{len(twice)} duplicate key{'s' if len(twice) > 1 else ''} ({example})"
+    twice = table.select(keys).take(pa.array(rows[counts > 1]))
+    first = twice.sort_by([(key, "ascending") for key in keys]).slice(0, 1).to_pylist()[0]
+    example = ", ".join(f"{key} {_show(value)}" for key, value in first.items())
+    return f"{twice.num_rows} duplicate key{'s' if twice.num_rows > 1 else ''} ({example})"
 
 
 def check_reference(table: str, column: Column, values: pa.ChunkedArray, known: pa.ChunkedArray) -> None:

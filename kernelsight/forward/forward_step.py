@@ -26,24 +26,10 @@ MEANS = {"input_len": "the new tokens of each prompt", "context_len": "the token
 LEAST_FACTOR = 1.05
 # larger steps have tensor sizes beyond 64 bits
 LARGEST_STEP_TOKENS = 10**9
-STEP_QUERY = """
-select calls.family, calls.name, min(calls.call) as call, sum(calls.count)::bigint as count,
-       calls.shape, calls.math, calls.format, calls.flops, calls.bytes,
-       latencies.roofline_us, latencies.bound, latencies.eta, latencies.latency_us,
-       latencies.latency_p05_us as p05_us, latencies.latency_p95_us as p95_us, latencies.tier, latencies.evidence,
-       latencies.energy_j * 1e3 as energy_mj
-from kernel_calls as calls
-join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
-group by all  -- one row for the same kernel in several kinds of layers
-order by sum(calls.count) * any_value(latencies.latency_us) desc, min(calls.call)
-"""
-EVIDENCE_QUERY = """
-select deployment_id, calls.family, latencies.tier, latencies.evidence,
-       sum(calls.count * latencies.latency_us) as gpu_us
-from kernel_calls as calls
-join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
-group by all
-"""
+# of a kernel that several kinds of layers launch alike, the columns of its calls and of its latencies
+OF_CALL = ("family", "name", "shape", "math", "format", "flops", "bytes")
+OF_LATENCY = {name: name for name in ("roofline_us", "bound", "eta", "latency_us")}
+OF_LATENCY |= {"p05_us": "latency_p05_us", "p95_us": "latency_p95_us", "tier": "tier", "evidence": "evidence"}
 
 
 class Prediction:
@@ -155,6 +141,30 @@ def whole_step(number: int, decodes: int, context: int, prompts: int, chunk: int
     }
 
 
+def step_kernels(calls: pa.Table, latencies: pa.Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the kernels of one step, the longest first, and its rows of ``kernel_evidence``.
+
+    The same kernel in several kinds of layers is one row, under the first of their names of calls.
+    """
+    priced = {row["call"]: row for row in latencies.to_pylist()}
+    kernels: dict[tuple[Any, ...], dict[str, Any]] = {}
+    evidence: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for call in calls.to_pylist():
+        latency = priced[call["call"]]
+        found = {name: call[name] for name in OF_CALL} | {name: latency[of] for name, of in OF_LATENCY.items()}
+        found["energy_mj"] = latency["energy_j"] * 1e3
+        key = (*(call["shape"] or {}).items(), *(value for name, value in found.items() if name != "shape"))
+        first = {"family": found["family"], "name": found["name"], "call": call["call"], "count": 0}
+        kernel = kernels.setdefault(key, first | found)
+        kernel |= {"call": min(kernel["call"], call["call"]), "count": kernel["count"] + call["count"]}
+        of = {name: call[name] for name in ("deployment_id", "family")}
+        of |= {name: latency[name] for name in ("tier", "evidence")}
+        rests_on = evidence.setdefault(tuple(of.values()), of | {"gpu_us": 0.0})
+        rests_on["gpu_us"] += call["count"] * latency["latency_us"]
+    ordered = sorted(kernels.values(), key=lambda row: (-row["count"] * row["latency_us"], row["call"]))
+    return ordered, list(evidence.values())
+
+
 def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """Return one step as a dict: totals, kernels by their time, memory and assumptions.
 
@@ -190,7 +200,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     if shape["tokens"] > LARGEST_STEP_TOKENS:
         raise InvalidInput(f"the step has {shape['tokens']} tokens; use at most {LARGEST_STEP_TOKENS}.")
     session.give("step_shapes", [{"deployment_id": deployment["deployment_id"], **shape}])
-    kernels = session.query(STEP_QUERY).to_pylist()
+    kernels, evidence = step_kernels(session.table("kernel_calls"), session.table("kernel_latencies"))
     totals = session.table("step_totals").to_pylist()[0]
     total = totals["total_us"]
     drawn = next(row for row in session.table("gpu_power").to_pylist() if row["gpu"] == deployment["gpu"])
@@ -205,7 +215,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         kernel["share"] = kernel["count"] * kernel["latency_us"] / total
     plan = session.table("memory_plan").to_pylist()[0]
     plan.pop("deployment_id")
-    session.give("kernel_evidence", session.query(EVIDENCE_QUERY))
+    session.give("kernel_evidence", evidence)
     tiers = session.table("deployment_tiers").to_pylist()[0]
     return {
         "model": deployment["model"],

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 
 from kernelsight.dataflow.engine import open_database, read_macros
 from kernelsight.dataflow.locations import folder
+
+if TYPE_CHECKING:
+    import duckdb
 
 _FIELD = re.compile(r'(?:coalesce\()?shape\."(\w+)"(?:, 0\))?')
 

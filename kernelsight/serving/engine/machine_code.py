@@ -153,7 +153,5 @@ def code_folder() -> PrivateFolder | None:
     """Return the opened folder that keeps machine code of these sources; None where no folder is fit for it."""
     for place in PLACES:
         with contextlib.suppress(OSError):
-            folder = opened(place)
-            folder.shrink()
-            return folder
+            return opened(place)
     return None

@@ -1,0 +1,218 @@
+"""Conditions of contracts: SQL booleans over the columns of a row, evaluated over Arrow columns by SQL's three values.
+
+What a condition may be made of: columns (in double quotes too), numbers and words in single quotes; ``or``, ``and``, ``not``, ``= <> < <= > >=``,
+``is [not] null``, ``in (...)``, ``between``, ``+ - * %``, ``case when ... then ... else ... end``, ``isfinite(x)`` and
+``regexp_full_match(x, 'pattern')``. A database would take as long to start as a whole prediction.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# a parsed condition: an operation and its parts
+Condition = tuple[Any, ...]
+
+_TOKEN = re.compile(
+    r"""\s*(?:(\d+(?:\.\d*)?(?:e[+-]?\d+)?)|'((?:[^']|'')*)'|"(\w+)"|([a-z_][a-z0-9_]*)|(<=|>=|<>|[-+*%<>=(),]))"""
+)
+_COMPARED = {
+    "=": "equal",
+    "<>": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+}
+_COMPUTED = {"+": "add", "-": "subtract", "*": "multiply"}
+_CALLED = {"isfinite": 1, "regexp_full_match": 2}
+
+
+class _Parser:
+    """Reads one condition from left to right, the weakest operator first."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens, self._at = list(_tokens(text)), 0
+
+    def whole(self) -> Condition:
+        found = self._either()
+        if self._at < len(self._tokens):
+            raise ValueError(f"{self._tokens[self._at][1]!r} is not expected there")
+        return found
+
+    def _next(self, *words: str) -> str:
+        """Return the next token where it is one of these words, and pass it; empty otherwise."""
+        if self._at < len(self._tokens):
+            kind, word = self._tokens[self._at]
+            if kind == "word" and word in words:
+                self._at += 1
+                return word
+        return ""
+
+    def _need(self, word: str) -> None:
+        if not self._next(word):
+            raise ValueError(f"{word!r} is missing")
+
+    def _either(self) -> Condition:
+        left = self._both()
+        while self._next("or"):
+            left = ("or_kleene", left, self._both())
+        return left
+
+    def _both(self) -> Condition:
+        left = self._negated()
+        while self._next("and"):
+            left = ("and_kleene", left, self._negated())
+        return left
+
+    def _negated(self) -> Condition:
+        return ("invert", self._negated()) if self._next("not") else self._compared()
+
+    def _compared(self) -> Condition:
+        left = self._sum()
+        if operator := self._next(*_COMPARED):
+            return (_COMPARED[operator], left, self._sum())
+        if self._next("is"):
+            kind = "is_valid" if self._next("not") else "is_null"
+            self._need("null")
+            return (kind, left)
+        if self._next("between"):
+            low = self._sum()
+            self._need("and")
+            return ("and_kleene", ("greater_equal", left, low), ("less_equal", left, self._sum()))
+        if self._next("in"):
+            found: Condition | None = None
+            for value in self._bracketed():
+                found = ("equal", left, value) if found is None else ("or_kleene", found, ("equal", left, value))
+            return found or ("constant", False)
+        return left
+
+    def _sum(self) -> Condition:
+        left = self._product()
+        while operator := self._next("+", "-"):
+            left = (_COMPUTED[operator], left, self._product())
+        return left
+
+    def _product(self) -> Condition:
+        left = self._value()
+        while operator := self._next("*", "%"):
+            right = self._value()
+            left = ("remainder", left, right) if operator == "%" else (_COMPUTED[operator], left, right)
+        return left
+
+    def _value(self) -> Condition:
+        if self._next("("):
+            found = self._either()
+            self._need(")")
+            return found
+        if self._next("-"):
+            return ("negate", self._value())
+        if self._next("case"):
+            return self._case()
+        if self._at == len(self._tokens):
+            raise ValueError("it ends too early")
+        kind, word = self._tokens[self._at]
+        self._at += 1
+        if kind != "word":
+            return (kind, word)
+        if word in _CALLED:
+            arguments = self._bracketed()
+            if len(arguments) != _CALLED[word]:
+                raise ValueError(f"{word} takes {_CALLED[word]} values")
+            return (word, *arguments)
+        if word in ("true", "false"):
+            return ("constant", word == "true")
+        if not word[0].isalpha() and word[0] != "_":
+            raise ValueError(f"{word!r} is not expected there")
+        return ("column", word)
+
+    def _case(self) -> Condition:
+        self._need("when")
+        condition = self._either()
+        self._need("then")
+        chosen = self._either()
+        self._need("else")
+        other = self._either()
+        self._need("end")
+        return ("case", condition, chosen, other)
+
+    def _bracketed(self) -> list[Condition]:
+        self._need("(")
+        found = [self._either()]
+        while self._next(","):
+            found.append(self._either())
+        self._need(")")
+        return found
+
+
+def _tokens(text: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    at = 0
+    while at < len(text.rstrip()):
+        token = _TOKEN.match(text, at)
+        if token is None:
+            raise ValueError(f"{text[at:].strip()[:20]!r} is not known")
+        number, quoted, name, word, sign = token.groups()
+        if number is not None:
+            found.append(("constant", float(number) if set(number) & set(".e") else int(number)))
+        elif quoted is not None:
+            found.append(("constant", quoted.replace("''", "'")))
+        elif name is not None:
+            found.append(("column", name))
+        else:
+            found.append(("word", word or sign))
+        at = token.end()
+    return found
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Condition:
+    """Return a condition as operations within operations; ValueError says what cannot be read.
+
+    >>> parse("x is null or x >= 0")
+    ('or_kleene', ('is_null', ('column', 'x')), ('greater_equal', ('column', 'x'), ('constant', 0)))
+    """
+    return _Parser(text).whole()
+
+
+def columns_of(condition: Condition) -> set[str]:
+    """Return the columns that a condition reads.
+
+    >>> sorted(columns_of(parse("top_k >= 0 and top_k <= experts")))
+    ['experts', 'top_k']
+    """
+    if condition[0] == "column":
+        return {condition[1]}
+    return {name for part in condition[1:] if isinstance(part, tuple) for name in columns_of(part)}
+
+
+def holds(text: str, table: pa.Table) -> pa.ChunkedArray:
+    """Return for each row whether a condition is true; it is not where it is null.
+
+    >>> holds("x between 1 and size", pa.table({"x": [1, 2, None], "size": [1, 1, 1]})).to_pylist()
+    [True, False, False]
+    """
+    return pc.fill_null(_evaluated(parse(text), table), False)
+
+
+def _evaluated(condition: Condition, table: pa.Table) -> Any:
+    operation, *parts = condition
+    if operation == "column":
+        return table.column(parts[0])
+    if operation == "constant":
+        return pa.scalar(parts[0])
+    values = [_evaluated(part, table) for part in parts]
+    if operation == "case":
+        return pc.if_else(pc.fill_null(values[0], False), *values[1:])
+    if operation == "isfinite":
+        return pc.is_finite(values[0])
+    if operation == "regexp_full_match":
+        return pc.match_substring_regex(values[0], f"^(?:{values[1].as_py()})$")
+    if operation == "remainder":
+        left, right = values[0], pc.if_else(pc.equal(values[1], 0), None, values[1])
+        return pc.subtract(left, pc.multiply(pc.divide(left, right), right))
+    return pc.call_function(operation, values)
