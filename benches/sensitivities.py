@@ -1,5 +1,8 @@
 """Derivatives of random scenarios against central differences: ``python benches/sensitivities.py [--scenarios 200]``.
 
+    python benches/sensitivities.py --scenarios 50 --seed 3 -o part_3.json     (in parts: 50 take 2 CPU-minutes)
+    python benches/sensitivities.py --parts part_*.json --record
+
 A scenario is drawn, simulated once, and once on each GPU that has 1 % more and 1 % less of one fact. Printed for each
 method of ``scenario_sensitivities``: how far its elasticities are from these differences.
 """
@@ -14,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+from record import record
 
 import kernelsight as ks
 from kernelsight.errors import InvalidInput
@@ -23,6 +27,8 @@ GPUS = ("h100_sxm", "a100_sxm", "h200_sxm", "l40s")
 FACTS = ("memory_bandwidth_bytes_per_s", "bf16_flops_per_s", "sm_clock_hz")
 METRICS = ("ttft_mean_ms", "ttft_p50_ms", "tpot_mean_ms", "tpot_p50_ms", "e2e_mean_ms", "output_throughput")
 STEP = 0.01
+# elasticities that far from central differences count as the same
+CLOSE = 0.02
 
 
 def drawn(random: np.random.Generator) -> dict[str, Any]:
@@ -62,29 +68,61 @@ def compared(flags: dict[str, Any], fact: str) -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    """Compare random scenarios and print the distances."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scenarios", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("-o", "--output", help="also write the rows as JSON")
-    arguments = parser.parse_args()
-    random, rows, count = np.random.default_rng(arguments.seed), [], 0
-    while count < arguments.scenarios:
+def drawn_flags(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags of the scenario that a row is about."""
+    compared_by = ("fact", "metric", "method", "elasticity", "difference")
+    return {name: value for name, value in row.items() if name not in compared_by}
+
+
+def measure(scenarios: int, seed: int) -> list[dict[str, Any]]:
+    """Return the rows of random scenarios."""
+    random, rows, count = np.random.default_rng(seed), [], 0
+    while count < scenarios:
         try:
             rows += compared(drawn(random), str(random.choice(FACTS)))
         except InvalidInput:  # a model that the GPU does not hold
             continue
         count += 1
+    return rows
+
+
+def distances(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each method and metric how far elasticities are from central differences."""
+    found = []
     for method in sorted({row["method"] for row in rows}):
         for metric in METRICS:
             own = [row for row in rows if (row["method"], row["metric"]) == (method, metric)]
             apart = np.abs([row["elasticity"] - row["difference"] for row in own])
             if apart.size:
-                print(
-                    f"{method:12} {metric:18} n {apart.size:4}  median {np.median(apart):.4f}  "
-                    f"p90 {np.quantile(apart, 0.9):.4f}  within 0.02: {np.mean(apart <= 0.02):.0%}"
-                )
+                figures = {"n": apart.size, "median": np.median(apart), "p90": np.quantile(apart, 0.9)}
+                within = {"within": np.mean(apart <= CLOSE)}
+                found.append({"method": method, "metric": metric} | figures | within)
+    return found
+
+
+def main() -> None:
+    """Compare random scenarios and print the distances."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scenarios", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parts", nargs="+", type=Path, help="rows that earlier runs wrote by -o, instead of new ones")
+    parser.add_argument("-o", "--output", help="also write the rows as JSON")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    arguments = parser.parse_args()
+    if arguments.parts:
+        rows = [row for part in arguments.parts for row in json.loads(part.read_text(encoding="utf-8"))]
+    else:
+        rows = measure(arguments.scenarios, arguments.seed)
+    found = distances(rows)
+    for row in found:
+        print(
+            f"{row['method']:12} {row['metric']:18} n {row['n']:4}  median {row['median']:.4f}  "
+            f"p90 {row['p90']:.4f}  within {CLOSE}: {row['within']:.0%}"
+        )
+    if arguments.record:
+        scenarios = len({json.dumps(drawn_flags(row), sort_keys=True) for row in rows})
+        figures = {"scenarios": scenarios, "step": STEP, "close": CLOSE, "rows": found}
+        record("sensitivities", figures, "python benches/sensitivities.py --parts PART ... --record")
     if arguments.output:
         Path(arguments.output).write_text(json.dumps(rows, indent=1))
 

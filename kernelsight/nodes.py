@@ -135,6 +135,13 @@ def step_costs(
     )
 
 
+def deployment_families(kernel_evidence: pa.Table) -> pa.Table:
+    """The kernel families that each deployment launches: those that its latencies have."""
+    names = ["deployment_id", "family"]
+    found = kernel_evidence.group_by(names, use_threads=False).aggregate([])
+    return found.sort_by([(name, "ascending") for name in names])
+
+
 @reads("family_calls")
 def kernel_sensitivities(
     deployment_settings: pa.Table,

@@ -37,12 +37,12 @@ KEPT = (
     *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
     *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
     *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
-    *("step_cost_shares", "gpu_power"),
+    *("step_cost_shares", "gpu_power", "gpu_engines", "deployment_presets", "memory_defaults"),
 )
 # where the Python nodes are
 MODULES = ("kernelsight.nodes", "kernelsight.comparison.nodes")
-# how far loads reach, which are drawn or read from traces
-BY_CONTENT = ("deployment_reach",)
+# how far loads reach, which are drawn or read from traces; and families, which are the same whatever steps hold
+BY_CONTENT = ("deployment_reach", "deployment_families")
 # replays of a log give others each time
 PASSING = ("corrections",)
 

@@ -54,7 +54,7 @@ class PrivateFolder:
         self.path, self.limit, self._ending = path, limit, ending
         self._name = re.compile(rf"[0-9a-f]{{64}}{re.escape(ending)}")
         self._draft = re.compile(rf"\.{self._name.pattern}\.(\d+)(\.[0-9a-f]+)?")
-        # written since the folder's size was last looked at; None: it was not yet
+        # written since the folder's size was last looked at; None: processes that only read need not look
         self._written: int | None = None
         self.handle = _open(path)
 
@@ -80,13 +80,14 @@ class PrivateFolder:
     def write(self, key: str, content: bytes) -> None:
         """Write a file; where the disk refuses, or something else has its name, nothing is written."""
         name = key + self._ending
+        if self._written is None:
+            self.shrink()
         with contextlib.suppress(OSError):
             if len(content) < LARGEST_FILE and self._is_free(name):
                 self._replace(name, _digest(key, content), content)
-        if self._written is None or self._written + len(content) > self.limit // 8:
+        self._written += len(content)
+        if self._written > self.limit // 8:
             self.shrink()
-        else:
-            self._written += len(content)
 
     def shrink(self) -> None:
         """Remove drafts of processes that ended, and the files that were not read for longest, down to the limit."""

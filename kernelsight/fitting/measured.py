@@ -28,7 +28,6 @@ from kernelsight.kernels.features import features, names_of
 from kernelsight.kernels.forms import Form
 from kernelsight.kernels.nearby import Nearby, nearby_delta, nearby_of
 from kernelsight.kernels.network import correction, network_of, scaled
-from kernelsight.kernels.pack import correction_numbers
 from kernelsight.kernels.resolve import family_facts
 
 # rows of other GPUs that show how the remainder varies with the shape: more teach nothing new
@@ -112,7 +111,7 @@ def correct(
     fabrics: pa.Table,
 ) -> np.ndarray:
     """Return ``latency_us`` of the table's rows, all of one measured GPU, with the correction that ``rows`` hold."""
-    network, nodes = network_of(correction_numbers(row for row in rows if row["part"] == "correction"))
+    network, nodes = network_of(row for row in rows if row["part"] == "correction")
     nearby = nearby_of([row for row in rows if row["part"] == "nearby"])
     kernels = kernels_of(table)
     node = nodes_at(kernels, nodes)

@@ -7,7 +7,7 @@ long as they lie in the cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,13 +41,12 @@ class Network(NamedTuple):
     strength: Any  # (N,) share of the correction that holds at sites that were not measured
 
 
-def network_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Network, list[str]]:
+def network_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Network, list[str]]:
     """Return the network that correction rows of one (family, GPU) hold, and its kernels in the order of its nodes."""
-    parts: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    arrays: dict[tuple[str, str], np.ndarray] = {}
     for row in rows:
         kernel = "|".join(row[name] or "" for name in ("engine", "implementation", "dtype"))
-        parts.setdefault((row["coefficient"], kernel), []).append((row["position"], row["value"]))
-    arrays = {key: np.array([value for _, value in sorted(found)]) for key, found in parts.items()}
+        arrays[row["coefficient"], kernel] = np.array(row["array"], dtype=float)
     nodes = sorted(kernel for name, kernel in arrays if name == "last_bias")
     whole = {name: values for (name, kernel), values in arrays.items() if name not in BY_NODE}
     hidden, upper = arrays["first_bias", nodes[0]].size, whole["second_bias"].size

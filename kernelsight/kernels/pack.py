@@ -48,13 +48,6 @@ def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[Node]:
     return nodes
 
 
-def correction_numbers(rows: Iterable[Mapping[str, Any]]) -> list[dict]:
-    """Return one row a number of rows that hold an array, as fits write corrections and intervals."""
-    return [
-        {**row, "position": position, "value": value} for row in rows for position, value in enumerate(row["array"])
-    ]
-
-
 def default_pack() -> pa.Table:
     """Return the embedded ``eta_coefficients``: the shipped pack, and assumed constants of the families it lacks."""
     return with_assumed(shipped_pack())

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from kernelsight.scenario.alternatives import graphs_end
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from kernelsight.dataflow.session import Session
 
 # of decode steps: fewer are no limit; and what they gain at the least
 LEAST_SHARE, LEAST_FACTOR = 0.1, 1.05
-LARGE_STEPS = """
-with steps as (
-  select tokens, weight
-  from step_cost_uses
-  join step_shapes using (deployment_id, step_shape_id)
-  where deployment_id = '{deployment_id}' and part = 'tokens' and phase = 'decode'
-)
-select
-  sum(weight) as steps,
-  sum(weight) filter (where tokens > {largest}) as large,
-  sum(weight * tokens) filter (where tokens > {largest}) / sum(weight) filter (where tokens > {largest}) as batch
-from steps
-"""
-KERNELS = """
-select sum(calls) as calls, sum(total_us) as total_us
-from kernel_breakdown
-where phase = 'decode' and family not in ('host', 'overlap')
-"""
 
 
 def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
@@ -43,13 +29,19 @@ def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
     if not largest or settings["num_speculative_tokens"]:
         return None
     deployment_id = settings["deployment_id"]
-    (found,) = session.query(LARGE_STEPS.format(deployment_id=deployment_id, largest=largest)).to_pylist()
-    if not found["large"] or found["large"] < LEAST_SHARE * found["steps"]:
+    tokens, weight = _decode_steps(session, deployment_id)
+    steps, large = float(weight.sum()), float(weight[tokens > largest].sum())
+    if not large or large < LEAST_SHARE * steps:
         return None
-    (kernels,) = session.query(KERNELS).to_pylist()
+    kernels = [
+        row
+        for row in session.table("kernel_breakdown").to_pylist()
+        if row["phase"] == "decode" and row["family"] not in ("host", "overlap")
+    ]
+    calls, total_us = (sum(row[name] for row in kernels) for name in ("calls", "total_us"))
     overheads = {row["deployment_id"]: row for row in session.table("host_settings").to_pylist()}
-    batch, gpu_us = round(found["batch"]), kernels["total_us"] / found["steps"]
-    host = host_of(overheads[deployment_id], settings, round(kernels["calls"] / found["steps"]))
+    batch, gpu_us = round(float((weight * tokens)[tokens > largest].sum()) / large), total_us / steps
+    host = host_of(overheads[deployment_id], settings, round(calls / steps))
     now_us, then_us = (
         exposed_us + max(hidden_us, gpu_us)
         for hidden_us, exposed_us, _ in (
@@ -58,5 +50,19 @@ def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
     )
     if now_us < LEAST_FACTOR * then_us:
         return None
-    share = f"{found['large'] / found['steps']:.0%} of the decode steps exceed"
+    share = f"{large / steps:.0%} of the decode steps exceed"
     return graphs_end(largest, share, batch, "these", now_us / then_us)
+
+
+def _decode_steps(session: Session, deployment_id: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens and weights of the knots between which the decode steps of a deployment lie."""
+    shapes, uses = (
+        rows.filter(pc.equal(rows["deployment_id"], deployment_id))
+        for rows in (session.table("step_shapes"), session.table("step_cost_uses"))
+    )
+    shapes = shapes.filter(pc.equal(shapes["part"], "tokens"))
+    uses = uses.filter(pc.equal(uses["phase"], "decode"))
+    place = pc.index_in(uses["step_shape_id"], shapes["step_shape_id"].combine_chunks())
+    there = pc.is_valid(place)
+    tokens = shapes["tokens"].take(place.filter(there)).to_numpy()
+    return tokens, uses["weight"].filter(there).to_numpy()

@@ -64,9 +64,6 @@ select
   quantile_cont(duration_s, 0.99) filter (where status = 'finished') as p99
 from session_metrics
 """
-MEAN_KV_QUERY = """
-select sum(kv_share_mean * (end_s - start_s)) / sum(end_s - start_s) as share from cache_over_time
-"""
 
 
 def run_summary(session: Session) -> dict[str, Any]:
@@ -108,7 +105,7 @@ def run_summary(session: Session) -> dict[str, Any]:
         "tier": row["tier"],
         "measured_share": tiers["measured_share"],
         "not_measured": row["not_measured"],
-        "mean_kv_share": session.query(MEAN_KV_QUERY).to_pylist()[0]["share"],
+        "mean_kv_share": _mean_kv_share(session.table("cache_over_time").to_pylist()),
         "status": _statuses(statistics),
         "memory": {name: value for name, value in plan.items() if name != "deployment_id"},
         "settings": settings,
@@ -123,6 +120,16 @@ def run_summary(session: Session) -> dict[str, Any]:
 def _with_ends(row: dict[str, Any], column: str, names: tuple[str, str, str]) -> dict[str, float | None]:
     """Return a figure of ``scenario_summary`` and the ends of its interval by these names."""
     return dict(zip(names, (row[column], row[f"{column}_low"], row[f"{column}_high"]), strict=True))
+
+
+def _mean_kv_share(windows: list[dict[str, Any]]) -> float | None:
+    """Return the share of the KV cache that is used on average over all windows; None where there are none."""
+    used_s = whole_s = 0.0
+    for window in windows:
+        length_s = window["end_s"] - window["start_s"]
+        used_s += window["kv_share_mean"] * length_s
+        whole_s += length_s
+    return used_s / whole_s if whole_s else None
 
 
 def _near_capacity(session: Session) -> str | None:

@@ -1,12 +1,12 @@
 -- Assumptions behind the predictions of each deployment, one sentence per subject
 with fitted as (select distinct family, coalesce(vendor, 'nvidia') as vendor from eta_coefficients where part = 'constant'),
 foreign_kernels as (
-  select settings.deployment_id, settings.gpu, fit.vendor, string_agg(distinct calls.family, ', ' order by calls.family) as families
+  select settings.deployment_id, settings.gpu, fit.vendor, string_agg(distinct launched.family, ', ' order by launched.family) as families
   from deployment_settings as settings
-  join kernel_calls as calls using (deployment_id)
+  join deployment_families as launched using (deployment_id)
   join gpus on gpus.gpu = settings.gpu
   join gpus as fit on fit.gpu = coalesce(gpus.measured_as, gpus.gpu)
-  anti join fitted on fitted.family = calls.family and fitted.vendor = fit.vendor
+  anti join fitted on fitted.family = launched.family and fitted.vendor = fit.vendor
   where settings.tier <> 'roofline'
   group by all
 )
@@ -32,10 +32,10 @@ from foreign_kernels
 union all
 select settings.deployment_id, 'kernel constants' as subject,
        format('latencies of {} use assumed constants, not measured (table eta_coefficients)',
-              string_agg(distinct calls.family, ', ' order by calls.family)) as sentence
+              string_agg(distinct launched.family, ', ' order by launched.family)) as sentence
 from deployment_settings as settings
-join kernel_calls as calls using (deployment_id)
-where settings.tier <> 'roofline' and calls.family in (select family from eta_coefficients where part = 'constant' and assumed is not null)
+join deployment_families as launched using (deployment_id)
+where settings.tier <> 'roofline' and launched.family in (select family from eta_coefficients where part = 'constant' and assumed is not null)
 group by settings.deployment_id
 union all
 select settings.deployment_id, 'host overhead',

@@ -5,6 +5,7 @@ import pytest
 
 from kernelsight.fitting import correction as module
 from kernelsight.fitting.correction import correction_rows, fit_correction
+from kernelsight.fitting.pack_rows import correction_arrays
 from kernelsight.kernels.network import MOST, Network, correction, network_of, outside
 
 KERNELS = ("sglang|cublas|bf16", "trtllm|cublas|bf16")
@@ -111,7 +112,7 @@ def test_equal_sweeps_give_equal_corrections(fitted):
 
 def test_rows_of_a_pack_hold_the_network(fitted):
     sweep, fit = fitted
-    network, nodes = network_of(correction_rows("gemm", "h100_sxm", fit, "a test")[::-1])
+    network, nodes = network_of(correction_arrays(correction_rows("gemm", "h100_sxm", fit, "a test")[::-1]))
     assert nodes == fit.nodes and network.second.shape == (16, 12)
     assert {name: np.shape(v) for name, v in network._asdict().items()} == {
         name: np.shape(v) for name, v in fit.network._asdict().items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernelsight.serving.engine.linking import EntryDispatcher, rule_of
+from kernelsight.serving.engine.linking import EntryDispatcher, Rule
 
 # no counts of references: rules make no array, and counting took half of the loop's time
 OPTIONS = {"nopython": True, "nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
@@ -16,7 +16,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     A rule makes no array: numba refuses to compile one that does.
     """
-    return rule_of(function, {**OPTIONS, "no_cpython_wrapper": True})
+    return Rule(function, {**OPTIONS, "no_cpython_wrapper": True})
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,7 +25,7 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     A call hands over seven words an array, which took half of the time that was left. Rules for rare cases stay calls,
     so that what runs often stands close together.
     """
-    return rule_of(function, {**OPTIONS, "no_cpython_wrapper": True, "forceinline": True})
+    return Rule(function, {**OPTIONS, "no_cpython_wrapper": True, "forceinline": True})
 
 
 def entry(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ numba's own pipeline: the same results, a longer first compilation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property, update_wrapper
 from typing import Any
 
 import numba
@@ -119,7 +120,30 @@ class RuleDispatcher(CPUDispatcher):
         """Note what was compiled, out of reach of calls from Python: there is no address to call."""
         self.overloads[tuple(cres.signature.args)] = cres
 
-    def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
+
+class Rule:
+    """A rule that numba knows once an entry point that needs it is compiled: to make all of them known takes longer
+    than to read what was compiled.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        update_wrapper(self, function)
+        self.py_func, self._options = function, options
+
+    @cached_property
+    def dispatcher(self) -> RuleDispatcher:
+        """The rule as numba knows it."""
+        return RuleDispatcher(self.py_func, targetoptions=self._options, pipeline_class=_compilers()[0])
+
+    @property
+    def _numba_type_(self) -> types.Type:
+        """What numba takes the rule for, where other code names it."""
+        return self.dispatcher._numba_type_
+
+    def __reduce__(self) -> str:
+        return self.py_func.__qualname__
+
+    def __call__(self, *args: Any, **kws: Any) -> Any:
         raise TypeError(f"{self.__name__} is a rule of the scheduler; call it through entry({self.__name__}.py_func)")
 
 
@@ -129,7 +153,7 @@ class EntryDispatcher(CPUDispatcher):
     ``notice``: logged when it is compiled rather than found in the cache.
     """
 
-    def __init__(self, rule: RuleDispatcher, options: dict[str, Any], notice: str = "") -> None:
+    def __init__(self, rule: Rule, options: dict[str, Any], notice: str = "") -> None:
         class Announced(_compilers()[1]):
             def compile_extra(self, func: Any) -> Any:
                 if notice:
@@ -137,13 +161,16 @@ class EntryDispatcher(CPUDispatcher):
                 return super().compile_extra(func)
 
         super().__init__(rule.py_func, targetoptions=options, pipeline_class=Announced)
-        self.get_call_template, self.get_overload = rule.get_call_template, rule.get_overload
+        self._rule = rule
         self._cache = EntryCache(self.py_func, lean=_is_tested())
 
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Return how rules and other entry points call it: as a rule."""
+        return self._rule.dispatcher.get_call_template(args, kws)
 
-def rule_of(function: Callable[..., Any], options: dict[str, Any]) -> RuleDispatcher:
-    """Return a function as a rule, compiled when an entry point that needs it is."""
-    return RuleDispatcher(function, targetoptions=options, pipeline_class=_compilers()[0])
+    def get_overload(self, sig: Any) -> Any:
+        """Return what was compiled of the rule for a signature."""
+        return self._rule.dispatcher.get_overload(sig)
 
 
 def _compilers() -> tuple[type[CompilerBase], type[CompilerBase]]:
