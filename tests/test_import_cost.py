@@ -58,13 +58,15 @@ RUN = (
         (("predict", "--help"), ""),
         (("simulate", "--help"), ""),
         (("tables",), "duckdb numpy pyarrow"),
-        (STEP, "duckdb numpy pyarrow"),
+        (STEP, "numpy pyarrow"),
         (RUN, "duckdb numba numpy pyarrow"),
     ],
 )
 def test_heavy_modules(words: tuple[str, ...], imported: str) -> None:
     if words is RUN and (compiling := start_compiling()):  # the compiler, which runs once, imports more
         compiling.wait()
+    if words is STEP:  # what is kept of a deployment and its step is computed by DuckDB, once
+        subprocess.run([sys.executable, "-c", ASK, *words], cwd=ROOT, capture_output=True, check=True)
     found = subprocess.run([sys.executable, "-c", ASK, *words], cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert set(found.stdout.split()) <= set(imported.split()), found.stdout

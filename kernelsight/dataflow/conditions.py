@@ -1,9 +1,9 @@
 """Conditions of contracts: SQL booleans over the columns of a row, evaluated over Arrow columns by SQL's three values.
 
 What a condition may be made of: columns (in double quotes too), numbers and words in single quotes; ``or``, ``and``,
-``not``, ``= <> < <= > >=``, ``is [not] null``, ``in (...)``, ``between``, ``+ - * %``, ``case when ... then ... else ...
-end``, ``isfinite(x)`` and ``regexp_full_match(x, 'pattern')``. A database would take as long to start as a whole
-prediction.
+``not``, ``= <> < <= > >=``, ``is [not] null``, ``in (...)``, ``between``, ``+ - * %``, ``isfinite(x)``,
+``case when ... then ... else ... end`` and ``regexp_full_match(x, 'pattern')``. A database would take as long to start
+as a whole prediction.
 """
 
 from __future__ import annotations

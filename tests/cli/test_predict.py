@@ -7,7 +7,10 @@ import io
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
+
+from kernelsight.forward.forward_step import step_kernels
 
 STEP = ("predict", "--model", "qwen3-0.6b", "--gpu", "l4", "--context-len", "100")
 KEYS = {
@@ -55,6 +58,22 @@ DEPLOYMENTS = {
     "qwen3-30b-a3b": ("--model", "Qwen/Qwen3-30B-A3B", "--gpu", "h100_sxm", "-tp", 2),
     "deepseek-v3": ("--model", "deepseek-v3", "--gpu", "h200_sxm", "-tp", 8, "--enable-expert-parallel"),
 }
+
+
+def test_a_kernel_of_several_kinds_of_layers_is_one_row() -> None:
+    of_calls = {name: pa.nulls(3).to_pylist() for name in ("math", "format")}
+    calls = {"deployment_id": ["d"] * 3, "family": ["gemm", "norm", "gemm"], "name": ["o_proj", "norm", "o_proj"]}
+    calls |= {"call": ["b.o", "a.norm", "a.o"], "count": [2, 10, 3], "shape": [{"m": 1}, {"m": 2}, {"m": 1}]}
+    calls |= {"flops": [4.0] * 3, "bytes": [8.0] * 3} | of_calls
+    latencies = {"call": calls["call"], "bound": ["memory"] * 3, "tier": ["auto"] * 3, "evidence": ["x", "y", "x"]}
+    times = ("roofline_us", "eta", "latency_us", "latency_p05_us", "latency_p95_us", "energy_j")
+    latencies |= {name: [3.0, 1.0, 3.0] for name in times}
+    kernels, evidence = step_kernels(pa.table(calls), pa.table(latencies))
+    assert [(row["call"], row["count"], row["latency_us"]) for row in kernels] == [("a.o", 5, 3.0), ("a.norm", 10, 1.0)]
+    assert [(row["family"], row["evidence"], row["gpu_us"]) for row in evidence] == [
+        ("gemm", "x", 15.0),
+        ("norm", "y", 10.0),
+    ]
 
 
 @pytest.mark.parametrize("phase", PHASES)

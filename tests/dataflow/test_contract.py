@@ -15,6 +15,7 @@ import pytest
 
 from kernelsight.dataflow.contract import Column, Contract, arrow_schema, conform, ddl, load_contracts
 from kernelsight.dataflow.locations import folder
+from kernelsight.dataflow.violations import duplicate_fault
 from kernelsight.errors import ContractBroken, InvalidInput
 
 PARTS = Contract(
@@ -115,6 +116,13 @@ def test_a_file_that_is_no_json_and_a_reference_to_nothing_are_refused(tmp_path:
         load_contracts(tmp_path)
 
 
+def test_a_check_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    columns = [{"name": "part", "type": "string", "doc": "name", "check": "upper(part) = 'A'"}]
+    (tmp_path / "parts.json").write_text(json.dumps(GOOD | {"columns": columns}))
+    with pytest.raises(InvalidInput, match=r"column part has the check .*: '\(' is not expected there"):
+        load_contracts(tmp_path)
+
+
 def test_a_contract_may_take_the_columns_of_another(tmp_path: Path) -> None:
     alike = {name: GOOD[name] for name in ("kind", "grain", "doc")}
     (tmp_path / "parts.json").write_text(json.dumps(GOOD))
@@ -205,6 +213,21 @@ def test_a_fault_of_the_columns_is_told(changed: dict, fault: str, trusted: bool
         conform(parts(**changed), PARTS, trusted=trusted)
     assert str(refusal.value).startswith("table 'parts' violates its contract: ")
     assert fault in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        ([("x", 1, None), ("x", 2, None), ("y", 1, None)], ""),
+        ([("x", 1, None), ("y", 1, "z"), ("x", 1, None)], "1 duplicate key (a 'x', b 1, c null)"),
+        ([("y", 2, "z"), ("x", 3, "z"), ("x", 3, "z"), ("y", 2, "z")], "2 duplicate keys (a 'x', b 3, c 'z')"),
+    ],
+)
+def test_keys_of_several_columns_are_compared_as_a_whole_nulls_too(rows: list[tuple], fault: str) -> None:
+    names = [("a", pa.string()), ("b", pa.int64()), ("c", pa.string())]
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    table = pa.table({name: pa.array(values, kind) for (name, kind), values in columns})
+    assert duplicate_fault(table, ["a", "b", "c"]) == fault
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,20 @@ def test_a_program_is_told_apart_by_its_files(tmp_path: Path) -> None:
     assert kept.program_digest(tmp_path) != before
 
 
+def test_what_follows_from_the_program_is_made_once(place: Path) -> None:
+    rows = pa.table({"x": [1.5, None]}).replace_schema_metadata({"doc": "of x"})
+    made: list[str] = []
+
+    def make(name: str, value: object) -> Callable[[], object]:
+        return lambda: made.append(name) or value
+
+    for _ in range(2):
+        assert kept.of_program("1" * 64, "rows", make("rows", rows)).equals(rows, check_metadata=True)
+        assert kept.of_program("1" * 64, "names", make("names", {"a": [1, 2]})) == {"a": [1, 2]}
+    assert kept.of_program("2" * 64, "names", make("another program", [])) == []
+    assert made == ["rows", "names", "another program"]
+
+
 def test_a_parsed_query_is_the_same_from_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "with c as (select * from gpus) select * from c join models using (x)"
     first = parse_node(text)

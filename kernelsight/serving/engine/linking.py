@@ -140,8 +140,8 @@ class Rule:
         """What numba takes the rule for, where other code names it."""
         return self.dispatcher._numba_type_
 
-    def __reduce__(self) -> str:
-        return self.py_func.__qualname__
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rule, (self.py_func, self._options)
 
     def __call__(self, *args: Any, **kws: Any) -> Any:
         raise TypeError(f"{self.__name__} is a rule of the scheduler; call it through entry({self.__name__}.py_func)")

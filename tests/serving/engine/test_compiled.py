@@ -38,6 +38,19 @@ def test_python_cannot_call_a_rule() -> None:
         double(3)
 
 
+def test_numba_knows_a_rule_once_it_is_compiled() -> None:
+    @compiled.compiled
+    def double(number: int) -> int:
+        return 2 * number
+
+    @compiled.entry
+    def quadruple(number: int) -> int:
+        return double(double(number))
+
+    assert "dispatcher" not in vars(double)
+    assert quadruple(3) == 12 and double.dispatcher.overloads
+
+
 def test_an_entry_point_is_a_rule_to_others() -> None:
     @compiled.entry
     def increment(number: int) -> int:
