@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -249,17 +250,18 @@ def conform(
     kernelsight.errors.ContractBroken: table 't' violates its contract: column x: 1 row fails 'x > 0' (row 2: -2.0).
     """
     table = as_arrow(data, contract.table)
-    faults = _name_faults(table, contract)
+    found = Counter(table.column_names)
+    faults = _name_faults(found, contract)
     sound: dict[str, pa.ChunkedArray] = {}
     for column in contract.columns:
-        if table.column_names.count(column.name) == 1:
+        if found[column.name] == 1:
             values, fault = cast_column(table.column(column.name), column, encoded=encoded)
             fault = fault or value_fault(values, column)
             if fault:
                 faults.append(fault)
             else:
                 sound[column.name] = values
-        elif column.nullable and column.name not in table.column_names:
+        elif column.nullable and not found[column.name]:
             sound[column.name] = pa.chunked_array([pa.nulls(table.num_rows, column.arrow_type)])
     if not trusted:
         faults += _row_faults(pa.table(sound), contract)
@@ -281,11 +283,11 @@ def as_arrow(data: Any, table: str) -> pa.Table:
     return pa.table(data)
 
 
-def _name_faults(table: pa.Table, contract: Contract) -> list[str]:
-    """Return the violations in the column names: duplicate, missing or unknown."""
-    found, known = table.column_names, contract.column_names
-    twice = sorted({name for name in found if found.count(name) > 1})
-    faults = [f"column {name} occurs {found.count(name)} times" for name in twice]
+def _name_faults(found: Mapping[str, int], contract: Contract) -> list[str]:
+    """Return the violations in the column names: duplicate, missing or unknown; ``found``: how often each is there."""
+    known = contract.column_names
+    twice = sorted(name for name, times in found.items() if times > 1)
+    faults = [f"column {name} occurs {found[name]} times" for name in twice]
     absent = [column.name for column in contract.columns if column.name not in found and not column.nullable]
     if absent:
         faults.append(f"missing column{'s' if len(absent) > 1 else ''} {', '.join(absent)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -145,10 +146,12 @@ def is_finite(column: pa.ChunkedArray | pa.Array) -> bool:
     """
     if not has_floats(column.type):
         return True
-    floats = (leaf for leaf, _ in parts(column) if pa.types.is_floating(leaf.type))
+    flat = [(column, False)] if pa.types.is_floating(column.type) else parts(column)
+    floats = (leaf for leaf, _ in flat if pa.types.is_floating(leaf.type))
     return all(pc.all(pc.is_finite(leaf), min_count=0).as_py() for leaf in floats)
 
 
+@cache  # asked of every column of every table
 def has_floats(kind: pa.DataType) -> bool:
     """Return whether a type contains floats at any depth."""
     if pa.types.is_list(kind):
