@@ -78,7 +78,6 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "server_aiperf": (*SIMULATION, "server"),
     "server_many": ("serving", "server"),
     "server_steps": ("serving",),
-    "design_gpu": (*SIMULATION, "sweep"),
     "sensitivities": (*SIMULATION, "sweep"),
     "speed_serving": ("serving",),
     "speed_million": ("serving", "sweep"),
