@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from kernelsight.errors import KernelSightError, speaks_flags
@@ -27,24 +28,41 @@ TYPES = {
     **{"whole": "int", "positive": "float", "share": "float", "share_or_none": "float", "not_negative": "float"},
     **{"span": "float", "switch": "bool", "yes": "bool"},
 }
-# a flag of the command line, with the placeholder of its value; commands in quotes are left as they are
-_FLAG = re.compile(r"`[^`]*`|kernelsight [a-z].*|(?<![\w-])--(?P<name>[a-z][a-z0-9-]*)(?: (?:FACTOR|FILE|[A-Z])\b)?")
+# a flag of the command line, with the placeholder of its value; what stands in quotes is a command, or a value that
+# somebody gave, and is left as it is
+_FLAG = (
+    r"`[^`]*`|(?<!\w)'(?:[^'\\]|\\.)*'|(?<!\w)\"(?:[^\"\\]|\\.)*\"|kernelsight [a-z].*"
+    r"|(?<![\w-])--(?P<name>[a-z][a-z0-9-]*)(?: (?:FACTOR|FILE|[A-Z])\b)?"
+)
 
 
-def in_python(text: str, known: frozenset[str] = frozenset()) -> str:
-    """Return a message with the flags of the command line as keyword arguments; ``known``: beside those of scenarios.
+def in_python(text: str, known: frozenset[str] = frozenset(), given: tuple[str, ...] = ()) -> str:
+    """Return a message with the flags of the command line as keyword arguments.
+
+    ``known``: names beside those of scenarios; ``given``: texts of the caller, which are left as they are.
 
     >>> in_python("--phase decode needs --context-len.", frozenset({"context_len"}))
     '--phase decode needs context_len.'
     >>> in_python("--tp 2 and `kernelsight cache --clear`")
     '--tp 2 and `kernelsight cache --clear`'
+    >>> in_python("no file my --seed 3; give --seed", given=("my --seed 3",))
+    'no file my --seed 3; give seed'
     """
 
     def named(found: re.Match[str]) -> str:
         name = (found["name"] or "").replace("-", "_")
         return name if name in known or name in FLAGS else found[0]
 
-    return _FLAG.sub(named, text)
+    return re.sub("|".join([*map(re.escape, given), _FLAG]), named, text)
+
+
+def _texts(given: Any) -> set[str]:
+    """Return the texts in what a caller gave that could be read as flags, those in lists and tables included."""
+    if isinstance(given, str | PurePath):
+        return {str(given)} if "--" in str(given) else set()
+    if isinstance(given, Mapping):
+        return _texts(list(given)) | _texts(list(given.values()))
+    return set().union(*map(_texts, given)) if isinstance(given, list | tuple | set | frozenset) else set()
 
 
 def type_of(flag: Flag) -> str:
@@ -75,7 +93,10 @@ def takes_flags(*stated: Flag) -> Callable[[Asked], Asked]:
                 return function(*words, **given)
             except KernelSightError as error:
                 if not speaks_flags():
-                    error.args = tuple(in_python(each, known) if isinstance(each, str) else each for each in error.args)
+                    texts = tuple(sorted(_texts([*words, given]), key=len, reverse=True))
+                    error.args = tuple(
+                        in_python(each, known, texts) if isinstance(each, str) else each for each in error.args
+                    )
                 raise
 
         if listed:

@@ -213,20 +213,25 @@ class LiveEngines:
                 return
             self.engines["rows"] = 0
 
+    def _progress(self, slots: np.ndarray, replica: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens that requests know, and when the last one came where no step says so."""
+        requests, groups = self.requests[slots], self.arrays.groups[replica, self.requests["group"][slots]]
+        ready = requests["group"] == self.engines["group"][replica]
+        clock = np.where(ready, self.engines["clock"][replica], groups["clock"])
+        known = np.where(requests["decoding"], requests["context_offset"] + clock + 1, requests["known"])
+        decoded_us = np.where(ready, self.engines["last_decode_end"][replica], groups["last_decode_end"])
+        in_group = requests["decoding"] & ~requests["fresh"] & ~self.alone[replica]
+        return known, np.where(in_group, decoded_us, requests["last_token_us"])
+
     def _note(self, stepped: np.ndarray, found: list[Tokens]) -> None:
         """Add the tokens that requests have got since the last call; free the slots of those that have finished."""
         if not self.active:
             return
         slots = np.fromiter(self.active, np.int64, len(self.active))
         requests, replica = self.requests, self.requests["replica"][slots]
-        decoding = requests["decoding"][slots] & self.alone[replica]
-        known = np.where(
-            decoding,
-            requests["context_offset"][slots] + self.engines["clock"][replica] + 1,
-            requests["known"][slots],
-        )
+        known, last_us = self._progress(slots, replica)
         new = known - requests["prompt"][slots] - self._given[slots]
-        last_us, ends_us = requests["last_token_us"][slots], self._rows[replica, 0, END]
+        ends_us = self._rows[replica, 0, END]
         # a step ended that computed a prompt, or of an engine whose requests differ in what they get
         noted = last_us > self._last_us[slots]
         decoded = stepped[replica] & (self._rows[replica, 0, DECODES] > 0)

@@ -46,3 +46,17 @@ def test_commands_and_flags_of_others_stay_as_they_are() -> None:
     for text in ("give `kernelsight cache --clear`", "run kernelsight size --input-len 3", "--hf-overrides is unknown"):
         assert in_python(text) == text
     assert in_python("give --rate R or --users N.", frozenset({"rate", "users"})) == "give rate or users."
+
+
+def test_what_the_caller_wrote_stays_as_it_is() -> None:
+    for model in ("--input-len", "it's --tp"):
+        with pytest.raises(KernelSightError) as caught:
+            ks.predict(model=model, gpu="l4", phase="decode", context_len=1)
+        assert str(caught.value).startswith(f"unknown model {model!r}")
+    # a path stands without quotes, in the same sentence as a flag
+    with pytest.raises(KernelSightError) as caught:
+        ks.predict(model="no --input-len/config.json", gpu="l4", phase="decode", context_len=1)
+    assert "no --input-len/config.json" in str(caught.value)
+    assert in_python("model '--seed' is unknown; the engine's --seed, the model's", frozenset()) == (
+        "model '--seed' is unknown; the engine's seed, the model's"
+    )

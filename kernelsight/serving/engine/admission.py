@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.batch import join, make_ready, push_fresh, push_partial, start_decoding, units_held
+from kernelsight.serving.engine.batch import join, push_fresh, push_partial, start_decoding, units_held
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.policy import (
     admission_closed,
@@ -174,11 +174,9 @@ def decode_received(
     request = requests[r]
     request.received = 0
     if limits.per_request_progress:
-        make_ready(engine, request)
         request.chunk = chunk
-    else:
-        start_decoding(engine, requests, heaps, limits, r)
-        push_fresh(engine, requests, r)
+    start_decoding(engine, requests, heaps[engine.group], limits, r)
+    push_fresh(engine, requests, r)
 
 
 @compiled

@@ -1,7 +1,11 @@
 """The running batch: its requests in order of admission, when each one finishes, and the KV units they hold.
 
-All decoding requests gain one token per decode step, so each one's context is stored as ``context_offset`` relative to
-one decode clock: sums, finishes and block demand are then known many steps ahead without looking at each request.
+All decoding requests of a group gain one token per decode step, so each one's context is stored as ``context_offset``
+relative to the clock of its group: sums, finishes and block demand are then known many steps ahead without looking at
+each request. An engine has one group; with pipeline stages it has one for each batch in flight and one that waits for
+the next batch (see ``groups``). What a rule calls ``batch`` may be a group or the engine, whose record holds its group.
+With drafts the contexts of a group's requests grow by different numbers of tokens: what the next step needs is then
+added up when a step ends.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import numpy as np
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.records import NOBODY, NUMBER, TICKET_BITS
 
-LEAVING, FILLING = 0, 1
+LEAVING, FILLING, FLYING = 0, 1, 2
 
 
 @inlined
@@ -25,14 +29,34 @@ def units_held(tokens: int, limits: np.void) -> int:
 
 @inlined
 def tokens_of(engine: np.void, request: np.void) -> int:
-    """Tokens of a running request in the KV cache."""
-    return request.context_offset + engine.clock if request.decoding else request.computed
+    """Tokens of a running request in the KV cache; of a batch in flight, those before it."""
+    if not request.decoding:
+        return request.computed
+    return request.context_offset + (engine.clock if request.group == engine.group else engine.clocks[request.group])
 
 
 @inlined
 def tokens_held(engine: np.void, request: np.void) -> int:
     """Tokens that a running request has KV units for: those in the cache, and those of rejected drafts."""
     return max(tokens_of(engine, request), request.reserved)
+
+
+@inlined
+def is_ready(engine: np.void, request: np.void) -> bool:
+    """Whether a running request can decode in the next step."""
+    return request.decoding and request.group == engine.group
+
+
+@inlined
+def is_in_flight(engine: np.void, request: np.void) -> bool:
+    """Whether a running request waits for its token from a batch in flight."""
+    return request.all_in_flight or (request.decoding and request.group != engine.group)
+
+
+@inlined
+def tokens_in_step(request: np.void, limits: np.void) -> int:
+    """Tokens of a decoding request in the batch that it is in; drafts are all there where ``chunk`` says nothing."""
+    return request.chunk if request.chunk > 0 else 1 + limits.drafts
 
 
 # ---------------------------------------------------------------- heaps of (clock, entrant), smallest clock first
@@ -84,20 +108,20 @@ def sift_down(heaps: np.ndarray, heap: int, size: int) -> None:
 
 
 @inlined
-def is_due(requests: np.ndarray, heap: int, clock: int, name: int) -> bool:
-    """True for a valid entry; entries of requests that were preempted stay in the heap until they reach its top."""
+def is_due(batch: np.void, requests: np.ndarray, heap: int, clock: int, name: int) -> bool:
+    """True for a valid entry; entries of requests that left the group stay in the heap until they reach its top."""
     request = requests[name & NUMBER]
-    return (request.leaves_at if heap == LEAVING else request.fills_at) == clock
+    return request.group == batch.group and (request.leaves_at if heap == LEAVING else request.fills_at) == clock
 
 
 @inlined
-def heap_add(requests: np.ndarray, heaps: np.ndarray, heap: int, size: int, clock: int, r: int) -> int:
+def heap_add(batch: np.void, requests: np.ndarray, heaps: np.ndarray, heap: int, size: int, clock: int, r: int) -> int:
     """Add an entry and return the new size; a full heap first drops its stale entries."""
     if size == heaps.shape[1]:
         kept = 0
         for i in range(size):
             entry, name = heaps[heap, i, 0], heaps[heap, i, 1]
-            if is_due(requests, heap, entry, name):
+            if is_due(batch, requests, heap, entry, name):
                 sift_up(heaps, heap, kept, entry, name)
                 kept += 1
         size = kept
@@ -109,7 +133,7 @@ def heap_add(requests: np.ndarray, heaps: np.ndarray, heap: int, size: int, cloc
 def next_departure(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> int:
     """Decode clock at which the next request finishes, -1 for none."""
     while engine.leaving > 0:
-        if is_due(requests, LEAVING, heaps[LEAVING, 0, 0], heaps[LEAVING, 0, 1]):
+        if is_due(engine, requests, LEAVING, heaps[LEAVING, 0, 0], heaps[LEAVING, 0, 1]):
             return heaps[LEAVING, 0, 0]
         sift_down(heaps, LEAVING, engine.leaving)
         engine.leaving -= 1
@@ -120,7 +144,7 @@ def next_departure(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> 
 def next_filling(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> int:
     """Decode clock at which the next request fills its attention window, -1 for none."""
     while engine.filling > 0:
-        if is_due(requests, FILLING, heaps[FILLING, 0, 0], heaps[FILLING, 0, 1]):
+        if is_due(engine, requests, FILLING, heaps[FILLING, 0, 0], heaps[FILLING, 0, 1]):
             return heaps[FILLING, 0, 0]
         sift_down(heaps, FILLING, engine.filling)
         engine.filling -= 1
@@ -189,41 +213,58 @@ def unlink(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 
 @inlined
-def start_decoding(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int) -> None:
+def start_decoding(batch: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int) -> None:
     """Add a request, whose ``computed`` is up to date, to the decoding ones at the current decode clock."""
     request = requests[r]
-    request.decoding = True
-    request.context_offset = request.computed - engine.clock
+    request.decoding, request.group = True, batch.group
+    request.context_offset = request.computed - batch.clock
     request.leaves_at = request.target - 1 - request.context_offset
-    engine.decoding += 1
-    engine.context_offset_sum += request.context_offset
-    engine.block_boundaries[(-request.context_offset) % limits.block_size] += 1
-    engine.leaving = heap_add(requests, heaps, LEAVING, engine.leaving, request.leaves_at, r)
     request.fills_at = NOBODY
+    batch.decoding += 1
+    batch.context_offset_sum += request.context_offset
+    if limits.drafts > 0:
+        count_ahead(batch, request, limits, request.computed, 1)
+        return
+    batch.block_boundaries[(-request.context_offset) % limits.block_size] += 1
+    batch.leaving = heap_add(batch, requests, heaps, LEAVING, batch.leaving, request.leaves_at, r)
     if limits.window_tokens > 0:
-        engine.inside += min(request.computed, limits.window_tokens)
+        batch.inside += min(request.computed, limits.window_tokens)
         if request.computed < limits.window_tokens:
-            engine.below += 1
+            batch.below += 1
             request.fills_at = limits.window_tokens - request.context_offset
-            engine.filling = heap_add(requests, heaps, FILLING, engine.filling, request.fills_at, r)
+            batch.filling = heap_add(batch, requests, heaps, FILLING, batch.filling, request.fills_at, r)
 
 
 @inlined
-def stop_decoding(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
+def stop_decoding(batch: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
     """Remove a request from the decoding ones and bring its ``computed`` up to date."""
     request = requests[r]
-    request.computed = request.context_offset + engine.clock
+    request.computed = request.context_offset + batch.clock
     request.known = request.computed + 1
     request.decoding = False
-    engine.decoding -= 1
-    engine.context_offset_sum -= request.context_offset
-    engine.block_boundaries[(-request.context_offset) % limits.block_size] -= 1
-    if limits.window_tokens > 0:
-        engine.inside -= min(request.computed, limits.window_tokens)
-        if request.computed < limits.window_tokens:
-            engine.below -= 1
     request.fills_at = NOBODY
     request.leaves_at = NOBODY
+    batch.decoding -= 1
+    batch.context_offset_sum -= request.context_offset
+    if limits.drafts > 0:
+        count_ahead(batch, request, limits, request.computed, -1)
+        return
+    batch.block_boundaries[(-request.context_offset) % limits.block_size] -= 1
+    if limits.window_tokens > 0:
+        batch.inside -= min(request.computed, limits.window_tokens)
+        if request.computed < limits.window_tokens:
+            batch.below -= 1
+
+
+@inlined
+def count_ahead(batch: np.void, request: np.void, limits: np.void, tokens: int, times: int) -> None:
+    """Add ``times`` what a request with drafts and ``tokens`` computed needs in its next step, and its windows."""
+    held = max(tokens, request.reserved)
+    needed = units_held(max(tokens + 1 + limits.drafts, held), limits) - units_held(held, limits)
+    batch.units_next += times * needed
+    batch.near_end += times if limits.max_model_len - 1 - tokens < 1 + limits.drafts else 0
+    batch.inside += times * min(tokens, limits.window_tokens)
+    batch.draft_inside += times * min(tokens, limits.draft_window_tokens)
 
 
 @compiled
@@ -247,26 +288,13 @@ def forget_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
     requests[i].next_fresh = requests[r].next_fresh
 
 
-# ---------------------------------------------------------------- per-request progress (pipeline stages, drafts)
-
-
-@inlined
-def make_ready(engine: np.void, request: np.void) -> None:
-    """Make a request eligible for the next decode batch: its last token has returned."""
-    request.all_in_flight = False
-    request.decoding = True
-    request.context_offset = request.computed - engine.clock
-    engine.decoding += 1
-
-
-@inlined
-def make_unready(engine: np.void, request: np.void) -> None:
-    """Make a request ineligible for decode batches: it is in one, or leaves the batch."""
-    request.decoding = False
-    engine.decoding -= 1
-
-
 # ---------------------------------------------------------------- KV units ahead
+
+
+@inlined
+def units_next(engine: np.void, requests: np.ndarray, limits: np.void) -> int:
+    """Units that the decoding requests need for the next step."""
+    return engine.units_next if limits.drafts > 0 else units_ahead(engine, requests, limits, 1)
 
 
 @inlined
@@ -288,10 +316,9 @@ def units_ahead_by_request(engine: np.void, requests: np.ndarray, limits: np.voi
     r = engine.oldest
     while r >= 0:
         request = requests[r]
-        if request.decoding:
-            held = tokens_held(engine, request)
-            tokens = max(tokens_of(engine, request) + steps, held)
-            units += units_held(tokens, limits) - units_held(held, limits)
+        if is_ready(engine, request):
+            held = tokens_of(engine, request)
+            units += units_held(held + steps, limits) - units_held(held, limits)
         r = request.after
     return units
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.engine.batch import is_in_flight
 from kernelsight.serving.engine.compiled import entry
 from kernelsight.serving.engine.queue import take
 from kernelsight.serving.engine.scheduler import leave_batch
@@ -31,7 +32,7 @@ def cancel(
     engine = engines[i]
     # a request in the batch has computed tokens, or a chunk in the step that is underway; one in the queue has neither
     running = request.decoding or request.computed > 0 or request.chunk > 0
-    if request.all_in_flight or (running and engine.underway and not limits[i].stages > 1):
+    if is_in_flight(engine, request) or (running and engine.underway and not limits[i].stages > 1):
         return False
     if running:
         leave_batch(engine, requests, limits[i], hashes, entries, r, 0)

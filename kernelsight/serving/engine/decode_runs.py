@@ -143,6 +143,7 @@ def advance_line(
         collectives_us = costs[layout.communication_at + batch] + costs[layout.sampled_communication_at + batch]
         engine.communication_us[0] += collectives_us * steps + wait_us
     engine.steps += steps
+    engine.decode_steps += steps
     engine.gpu_us += gpu_span_us
     engine.host_us += own_span_us - gpu_span_us
     engine.idle_us += span_us - own_span_us

@@ -103,7 +103,7 @@ def take_run(
         )  # fmt: skip
         return
     decode_run(
-        engine, requests, heaps[i], own, host[i], entries, costs, layout[i], uses, histogram, engine.planned_steps,
+        engine, requests, heaps[i, 0], own, host[i], entries, costs, layout[i], uses, histogram, engine.planned_steps,
         stop_us, rows[i],
     )  # fmt: skip
     engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
@@ -210,6 +210,7 @@ def begin_step(
     layout: np.void,
     uses: np.ndarray,
     histogram: np.ndarray,
+    groups: np.ndarray,
     rows: np.ndarray,
     sums: np.ndarray,
     send_us: float,
@@ -217,19 +218,23 @@ def begin_step(
 ) -> None:
     """Schedule a step and execute it, or the decode run that it begins; with several engines, only plan the run."""
     horizon, ticket = wake(engine, requests, limits), engine.admitted
-    prompt_tokens, decode_tokens, again, blocked = schedule(engine, requests, heaps, limits, hashes, entries, horizon)
+    prompt_tokens, decode_tokens, again, blocked = schedule(
+        engine, requests, heaps, limits, hashes, entries, groups, horizon
+    )
     if sums.shape[0] > 0:
         note_admitted(engine, requests, sums, ticket)
     engine.stalled = decode_tokens == 0 and engine.decoding > 0
     engine.step_prompt_tokens, engine.blocked = prompt_tokens, blocked
     engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
     if prompt_tokens == 0 and decode_tokens > 0:
-        most, stop_us = decode_until(engine, requests, heaps, limits, host, again, horizon, rows, send_us, alone)
+        most, stop_us = decode_until(engine, requests, heaps[0], limits, host, again, horizon, rows, send_us, alone)
         if not alone and stop_us == FOREVER:
             engine.planned_steps = most
-            plan_run(engine, requests, heaps, host, costs, layout)
+            plan_run(engine, requests, heaps[0], host, costs, layout)
             return
-        decode_run(engine, requests, heaps, limits, host, entries, costs, layout, uses, histogram, most, stop_us, rows)
+        decode_run(
+            engine, requests, heaps[0], limits, host, entries, costs, layout, uses, histogram, most, stop_us, rows
+        )
         engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
     elif prompt_tokens > 0:
         gpu_us, host_us = single_step(engine, requests, host, costs, layout, uses, prompt_tokens, decode_tokens, 0)
@@ -239,7 +244,7 @@ def begin_step(
             wait_us = max(engine.loads_us - end_us, 0.0)
             end_us += wait_us
         pass_single_step(
-            engine, requests, heaps, limits, layout, histogram, rows, prompt_tokens, decode_tokens, gpu_us, host_us,
+            engine, requests, heaps[0], limits, layout, histogram, rows, prompt_tokens, decode_tokens, gpu_us, host_us,
             wait_us, end_us,
         )  # fmt: skip
     elif engine.loading > 0:
@@ -278,7 +283,7 @@ def serve_until_full(
     uses: np.ndarray,
     histogram: np.ndarray,
     stages: np.ndarray,
-    flights: np.ndarray,
+    groups: np.ndarray,
     rows: np.ndarray,
     sums: np.ndarray,
 ) -> None:
@@ -288,7 +293,7 @@ def serve_until_full(
     that moment: requests may still be sent then. Decode runs are cut there, which changes no result.
 
     All state is in the arguments. ``clients``: one CLIENT record; ``engines``: ENGINE records (see ``replica``). heaps,
-    limits, host, layout, draft_layout, stages, flights (see ``pipeline``) and rows have one item per engine.
+    limits, host, layout, draft_layout, stages, groups (see ``pipeline``) and rows have one item per engine.
     ``edges``: EDGE records, which requests wait for which. ``turns``: a heap of later turns and KV transfers, shape
     [capacity, 2]; ``sent``: the prefix-aware router's memory.
     ``uses`` and ``histogram`` are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no rows: none kept.
@@ -337,9 +342,9 @@ def serve_until_full(
             if own.per_request_progress:
                 if sums.shape[0] > 0:
                     keep_sums(engine)
-                    place = engine.oldest_batch
-                    note_returned(engine, requests, sums, stages[i][place], flights[i][place])
-                end_batch(engine, requests, own, hashes, entries, stages[i], flights[i], histogram)
+                    returned = groups[i, stages[i, engine.oldest_batch].group]
+                    note_returned(engine, requests, own_heaps, sums, returned)
+                end_batch(engine, requests, own_heaps, own, hashes, entries, stages[i], groups[i], histogram)
                 if sums.shape[0] > 0:
                     note_finished(engine, requests, sums)
                 note_ended(client, engine, requests, edges, turns)
@@ -363,7 +368,7 @@ def serve_until_full(
                     client.now = engine.now
                 for k in range(i - own.rank, i - own.rank + own.ranks):
                     end_step(
-                        client, engines[k], requests, heaps[k], limits[k], hashes, entries, histogram, sums, edges,
+                        client, engines[k], requests, heaps[k, 0], limits[k], hashes, entries, histogram, sums, edges,
                         turns,
                     )  # fmt: skip
             if warming and client.warmups_left == 0:
@@ -377,15 +382,15 @@ def serve_until_full(
         if own.ranks > 1:
             begin_ranks(
                 engines, requests, heaps, limits, hst, hashes, entries, costs, layout[i], draft_layout[i], uses,
-                histogram, stages, flights, rows, sums, first, engine_us,
+                histogram, stages, groups, rows, sums, first, engine_us,
             )  # fmt: skip
         elif own.per_request_progress:
             begin_batches(
                 engine, requests, own_heaps, own, hst, hashes, entries, costs, layout[i], draft_layout[i], uses,
-                stages[i], flights[i], own_rows, sums,
+                stages[i], groups[i], own_rows, sums,
             )  # fmt: skip
         else:
             begin_step(
-                engine, requests, own_heaps, own, hst, hashes, entries, costs, layout[i], uses, histogram, own_rows,
-                sums, send_us, alone,
+                engine, requests, own_heaps, own, hst, hashes, entries, costs, layout[i], uses, histogram, groups[i],
+                own_rows, sums, send_us, alone,
             )  # fmt: skip

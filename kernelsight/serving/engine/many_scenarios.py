@@ -15,7 +15,7 @@ from kernelsight.serving.engine.compiled import loop_entry
 from kernelsight.serving.engine.inputs import Load
 from kernelsight.serving.engine.loop import serve_until_full
 from kernelsight.serving.engine.records import CLIENT, EDGE, ENTRY, FOREVER, HOST, ITL_BINS, LAYOUT, REQUEST
-from kernelsight.serving.engine.replica import Pool, engine_records, limit_records, stage_records
+from kernelsight.serving.engine.replica import Pool, engine_records, group_records, limit_records, stage_records
 from kernelsight.serving.engine.request_columns import fill_requests, read_requests
 from kernelsight.serving.engine.served import REAL, WHOLE
 from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests, take_gaps
@@ -76,7 +76,7 @@ class Workspace(NamedTuple):
     def of(cls, requests: int, running: int, costs: int) -> Workspace:
         """Return a workspace for scenarios of ``requests`` requests, of which ``running`` run at once."""
         records = np.empty(requests, REQUEST)
-        heaps = np.empty((1, 2, 2 * min(running, requests) + 16, 2), np.int64)
+        heaps = np.empty((1, 1, 2, 2 * min(running, requests) + 16, 2), np.int64)
         columns = np.empty((len(WHOLE), requests), np.int64), np.empty((len(REAL), requests))
         return cls(records, records.view(np.uint8), heaps, np.zeros((3, costs)), np.zeros(ITL_BINS, np.int64), *columns)
 
@@ -109,7 +109,7 @@ def serve_each(
     uses: np.ndarray,
     histogram: np.ndarray,
     stages: np.ndarray,
-    flights: np.ndarray,
+    groups: np.ndarray,
     rows: np.ndarray,
     by_part: np.ndarray,
     whole: np.ndarray,
@@ -133,7 +133,7 @@ def serve_each(
             own[i].priority = priority[start + i]
         serve_until_full(
             clients[j : j + 1], engines[j : j + 1], own, edges, turns, sent, heaps, hashes, entries, limits[j : j + 1],
-            host, costs, layout, draft_layout, uses, histogram, stages, flights, rows, by_part,
+            host, costs, layout, draft_layout, uses, histogram, stages, groups, rows, by_part,
         )  # fmt: skip
         read_requests(own, whole, real)
         count_requests(
@@ -165,7 +165,7 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
         workspace.requests, workspace.bytes, np.zeros(0, EDGE), np.zeros((1, 2)), np.zeros((1, 1), np.bool_),
         workspace.heaps, np.zeros(0, np.int64), np.zeros(1, ENTRY), workspace.uses, workspace.histogram,
         stage_records([pool], 0.0),
-        np.zeros((1, 1, 1, 3), np.int64), np.zeros((1, 0, COLUMNS)), fresh_sums(0, False),
+        group_records(limits[:1]), np.zeros((1, 0, COLUMNS)), fresh_sums(0, False),
         workspace.whole, workspace.real,
         results.counts, results.sums, results.samples, results.filled, results.bins, results.gaps,
     )  # fmt: skip

@@ -8,22 +8,39 @@ finish with it. With asynchronous scheduling a batch sees the requests that were
 formed, and the host prepares it while the first stage runs.
 
 A batch passes the stages in order and waits for the previous batch to leave each one, so all its times are known when
-it is formed. With speculative decoding (see ``drafts``) a request may get several tokens from a batch; it keeps the KV
-blocks of rejected drafts for its next tokens. An engine without pipeline stages has one batch in flight.
+it is formed. The requests that decode in it are a group (see ``groups``): a step costs the same for any number of them.
+With speculative decoding (see ``drafts``) requests get different numbers of tokens from a batch, so that each one is
+looked at once when it returns; it keeps the KV blocks of rejected drafts for its next tokens. An engine without
+pipeline stages has one batch in flight.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.batch import forget_partial, make_ready, make_unready, push_partial, tokens_held, unlink
+from kernelsight.serving.engine.batch import (
+    FLYING,
+    advance,
+    count_ahead,
+    entrant,
+    forget_partial,
+    is_ready,
+    push_fresh,
+    push_partial,
+    start_decoding,
+    stop_decoding,
+    tokens_held,
+    tokens_in_step,
+    unlink,
+)
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import host_times
 from kernelsight.serving.engine.drafts import accepted_drafts, cost_drafts
+from kernelsight.serving.engine.groups import change_group, merge, note_request, noted_request, set_aside
 from kernelsight.serving.engine.policy import received_until, reset_ratio_when_idle
 from kernelsight.serving.engine.prefix import release
 from kernelsight.serving.engine.queue import horizon_us, next_visible_us, queue_head, take
-from kernelsight.serving.engine.records import DECODE, MIXED, NOBODY, PREFILL
+from kernelsight.serving.engine.records import DECODE, MIXED, NOBODY, PREFILL, TICKET_BITS
 from kernelsight.serving.engine.scheduler import schedule
 from kernelsight.serving.engine.steps import (
     DECODES,
@@ -41,6 +58,9 @@ from kernelsight.serving.engine.steps import (
     WAITING,
     cost_experts,
     cost_step,
+    count_decode_gaps,
+    end_decodes,
+    end_request,
     note_finish,
     note_token,
 )
@@ -62,14 +82,14 @@ def begin_batches(
     draft_layout: np.void,
     uses: np.ndarray,
     stages: np.ndarray,
-    flights: np.ndarray,
+    groups: np.ndarray,
     rows: np.ndarray,
     sums: np.ndarray,
 ) -> None:
     """Form batches now, or when an idle engine sees its next request, and send them through the stages.
 
-    ``stages``: STAGE records, shape [stages or more]; ``flights``: (request, known tokens, drafts) of the requests that
-    get tokens from the batch in each slot of a ring, shape [stages or more, requests, 3]. ``sums``: see ``loop``.
+    ``stages``: STAGE records, shape [stages or more]; ``groups``: GROUP records, one more than stages; ``heaps``: of
+    each group, shape [groups, 3, entries, 2]. ``sums``: see ``loop``.
     """
     while engine.batches < limits.stages:
         horizon = horizon_us(engine, limits)
@@ -80,16 +100,15 @@ def begin_batches(
             next_us = next_visible_us(engine, requests, limits, horizon)
             horizon = engine.now = max(next_us, engine.now) + limits.batch_wait_us
         prompt_tokens, decode_tokens, _, _ = form_batch(
-            engine, requests, heaps, limits, hashes, entries, sums, idle, horizon
+            engine, requests, heaps, limits, hashes, entries, groups, sums, idle, horizon
         )
         if prompt_tokens + decode_tokens == 0:
             break
         place = (engine.oldest_batch + engine.batches) % limits.stages
         send_batch(
-            engine, requests, limits, host, costs, layout, draft_layout, uses, stages, place, prompt_tokens,
-            decode_tokens, 0, rows,
+            engine, requests, heaps, limits, host, costs, layout, draft_layout, uses, stages, groups, place,
+            prompt_tokens, decode_tokens, 0, rows,
         )  # fmt: skip
-        put_in_flight(engine, requests, stages[place], flights[place], decode_tokens)
         engine.batches += 1
     engine.underway = engine.batches > 0
     if engine.underway:
@@ -104,6 +123,7 @@ def form_batch(
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
+    groups: np.ndarray,
     sums: np.ndarray,
     idle: bool,
     horizon: float,
@@ -113,7 +133,7 @@ def form_batch(
         reset_ratio_when_idle(engine, limits)
     engine.step_found = engine.step_looked_up = 0
     seen, ticket = horizon if limits.plain else received_until(engine, limits, horizon), engine.admitted
-    scheduled = schedule(engine, requests, heaps, limits, hashes, entries, seen)
+    scheduled = schedule(engine, requests, heaps, limits, hashes, entries, groups, seen)
     if sums.shape[0] > 0:
         note_admitted(engine, requests, sums, ticket)
     engine.previous_start = engine.now
@@ -125,6 +145,7 @@ def form_batch(
 def send_batch(
     engine: np.void,
     requests: np.ndarray,
+    heaps: np.ndarray,
     limits: np.void,
     host: np.void,
     costs: np.ndarray,
@@ -132,49 +153,27 @@ def send_batch(
     draft_layout: np.void,
     uses: np.ndarray,
     stages: np.ndarray,
+    groups: np.ndarray,
     place: int,
     prompt_tokens: int,
     decode_tokens: int,
     expert_tokens: int,
     rows: np.ndarray,
 ) -> None:
-    """Compute the cost of a batch and the times at which it passes the stages, and write its row.
+    """Send a scheduled batch through the stages: its cost, the times at which it passes them, and its row.
 
     ``expert_tokens``: tokens that each rank sends to the experts, in the mean, where ranks step together; else 0.
     """
-    decodes, context, windowed, draft_windowed = 0, 0.0, 0.0, 0.0
-    ended, ended_context, ended_windowed = 0, 0.0, 0.0
-    r = engine.oldest
-    while r >= 0:
-        request = requests[r]
-        if request.decoding and request.chunk > 0:
-            decodes += 1
-            context += request.computed
-            windowed += min(request.computed, limits.window_tokens)
-            draft_windowed += min(request.computed, limits.draft_window_tokens)
-        elif request.chunk > 0 and request.computed + request.chunk == request.known:
-            ended += 1
-            ended_context += request.known
-            ended_windowed += min(request.known, limits.draft_window_tokens)
-        r = request.after
-    tokens, sequences, most = prompt_tokens + decode_tokens, decodes + ended, max(decodes, 1)
+    if engine.left_out > 0 and decode_tokens > 0:
+        set_aside(engine, requests, heaps, limits, groups[stages[place].group])
     phase = DECODE if prompt_tokens == 0 else (MIXED if decode_tokens > 0 else PREFILL)
-    gpu_us, chunks, sampled = cost_step(
-        engine, requests, costs, layout, uses[phase], prompt_tokens, decode_tokens, decodes, context / most,
-        windowed / most,
-    )  # fmt: skip
-    gpu_us += cost_experts(engine, costs, layout, uses[phase], expert_tokens, 1 if chunks > 0 else 0, 1)
-    drafts_us = 0.0
-    if limits.draft_model:
-        share = max(sequences, 1)
-        drafts_us = cost_drafts(
-            engine, requests, limits, costs, draft_layout, uses[phase], tokens, decodes, context / most,
-            draft_windowed / most, sequences, (context + ended_context) / share,
-            (draft_windowed + ended_windowed) / share,
-        )  # fmt: skip
-    start_us, end_us, host_us = pass_stages(
-        engine, limits, host, costs, layout, stages, chunks + decodes, tokens, chunks, sampled, gpu_us, drafts_us
+    gpu_us, drafts_us, chunks, decodes, sampled = cost_batch(
+        engine, requests, limits, costs, layout, draft_layout, uses[phase], prompt_tokens, decode_tokens, expert_tokens
     )
+    start_us, end_us, host_us = pass_stages(
+        engine, limits, host, costs, layout, stages, chunks + decodes, prompt_tokens + decode_tokens, chunks, sampled,
+        gpu_us, drafts_us,
+    )  # fmt: skip
     if limits.tiers > 0:
         end_writes(engine, limits)
         wait_us = max(engine.loads_us - end_us, 0.0)
@@ -183,12 +182,13 @@ def send_batch(
         stages[limits.stages - 1].idle_us += wait_us
     gpu_us += drafts_us
     stages[place].due_us = end_us
+    kind = 1 if prompt_tokens > 0 else 0
     engine.steps += 1
-    engine.prompt_steps += 1 if prompt_tokens > 0 else 0
+    engine.prompt_steps += kind
     engine.prompt_tokens += prompt_tokens
     engine.gpu_us += gpu_us
     engine.host_us += host_us
-    engine.step_kind_us[1 if prompt_tokens > 0 else 0] += gpu_us
+    engine.step_kind_us[kind] += gpu_us
     if rows.shape[0] > 0:
         row = rows[engine.rows]
         row[START], row[END], row[HOST_TIME] = start_us, end_us, host_us
@@ -201,6 +201,51 @@ def send_batch(
         engine.row_energy_j = engine.energy_j
         engine.step_preempted = 0
         engine.rows += 1
+    put_in_flight(engine, requests, heaps, limits, groups, stages[place], decode_tokens)
+
+
+@compiled
+def cost_batch(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    costs: np.ndarray,
+    layout: np.void,
+    draft_layout: np.void,
+    weights: np.ndarray,
+    prompt_tokens: int,
+    decode_tokens: int,
+    expert_tokens: int,
+) -> tuple:
+    """(GPU time, that of the drafts, chunks, decoding requests, sampled tokens) of a scheduled batch."""
+    decodes = engine.decoding if decode_tokens > 0 else 0
+    context = windowed = draft_windowed = 0.0
+    if decodes > 0:
+        context = float(engine.context_offset_sum + decodes * engine.clock)
+        windowed, draft_windowed = float(engine.inside), float(engine.draft_inside)
+    most = max(decodes, 1)
+    gpu_us, chunks, sampled = cost_step(
+        engine, requests, costs, layout, weights, prompt_tokens, decode_tokens, decodes, context / most,
+        windowed / most,
+    )  # fmt: skip
+    gpu_us += cost_experts(engine, costs, layout, weights, expert_tokens, 1 if chunks > 0 else 0, 1)
+    drafts_us = 0.0
+    if limits.draft_model:
+        sequences, all_context, all_windowed = decodes, context, draft_windowed
+        r = engine.partial
+        while r >= 0:
+            request = requests[r]
+            if request.chunk > 0 and request.computed + request.chunk == request.known:
+                sequences += 1
+                all_context += request.known
+                all_windowed += min(request.known, limits.draft_window_tokens)
+            r = request.next_partial
+        share = max(sequences, 1)
+        drafts_us = cost_drafts(
+            engine, requests, limits, costs, draft_layout, weights, prompt_tokens + decode_tokens, decodes,
+            context / most, draft_windowed / most, sequences, all_context / share, all_windowed / share,
+        )  # fmt: skip
+    return gpu_us, drafts_us, chunks, decodes, sampled
 
 
 @compiled
@@ -257,45 +302,33 @@ def pass_stages(
 
 @inlined
 def put_in_flight(
-    engine: np.void, requests: np.ndarray, batch: np.void, flight: np.ndarray, decode_tokens: int
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    groups: np.ndarray,
+    batch: np.void,
+    decode_tokens: int,
 ) -> None:
-    """Count the batch's tokens as computed; list the receivers of its tokens, in order of admission."""
+    """Let a batch take its group along; count its chunks as computed, and note the prompts that end with it."""
     if decode_tokens > 0:
-        engine.clock += 1
-    noted = 0
-    r = engine.oldest
-    while r >= 0:
-        request = requests[r]
-        if request.chunk > 0:
-            drafts = 0
-            if request.decoding:
-                make_unready(engine, request)
-                drafts = request.chunk - 1
-            request.computed += request.chunk
-            request.chunk = 0
-            if request.computed == request.known + drafts:
-                request.all_in_flight = True
-                flight[noted, 0], flight[noted, 1], flight[noted, 2] = r, request.known, drafts
-                noted += 1
-        elif request.decoding:
-            # it is not in this batch: its context stays while the decode clock advances
-            request.context_offset = request.computed - engine.clock
-        r = request.after
-    batch.tokens = noted
-    keep_partial(engine, requests)
-
-
-@inlined
-def keep_partial(engine: np.void, requests: np.ndarray) -> None:
-    """Keep the partly computed prompts that have tokens left to schedule, in their order."""
+        engine.decode_steps += 1
+        change_group(engine, groups, limits, batch)
+    group = groups[batch.group]
+    group.noted, group.admitted = 0, engine.admitted
     r = engine.partial
     engine.partial = engine.last_partial = NOBODY
     engine.partial_count = 0
     while r >= 0:
         request = requests[r]
         following = request.next_partial
-        if not request.all_in_flight:
-            push_partial(engine, requests, r)
+        request.computed += request.chunk
+        if request.chunk > 0 and request.computed == request.known:
+            request.all_in_flight = True
+            note_request(requests, heaps[group.group], group, r, 0)
+        else:
+            push_partial(engine, requests, r)  # it has tokens left to schedule
+        request.chunk = 0
         r = following
 
 
@@ -303,58 +336,140 @@ def keep_partial(engine: np.void, requests: np.ndarray) -> None:
 def end_batch(
     engine: np.void,
     requests: np.ndarray,
+    heaps: np.ndarray,
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
     stages: np.ndarray,
-    flights: np.ndarray,
+    groups: np.ndarray,
     histogram: np.ndarray,
 ) -> None:
-    """Process the return of the oldest batch: its requests get their tokens, and continue or finish."""
+    """Process the return of the oldest batch: its requests get their tokens, and continue or finish.
+
+    Its group waits for the next batch then, with what waits already.
+    """
     engine.now = engine.due_us
-    place = engine.oldest_batch
-    for k in range(stages[place].tokens):
-        r = flights[place, k, 0]
-        # a request preempted in flight and recomputed takes its token from one of its two batches only
-        if requests[r].known == flights[place, k, 1]:
-            give_tokens(engine, requests, limits, hashes, entries, histogram, r, flights[place, k, 2])
-    engine.oldest_batch = (place + 1) % limits.stages
+    batch = stages[engine.oldest_batch]
+    group = groups[batch.group]
+    decodes = group.decoding
+    if decodes > 0:
+        change_group(engine, groups, limits, batch)
+        count_decode_gaps(engine, requests, histogram, decodes, engine.now)
+        engine.last_decode_end = engine.now
+    if limits.drafts > 0:
+        give_drafts(engine, requests, heaps, limits, hashes, entries, group, histogram, decodes > 0)
+    else:
+        if decodes > 0:
+            advance(engine, requests, heaps[engine.group], limits, 1)
+        for k in range(group.noted):
+            before = heaps[group.group, FLYING, k, 1] >> TICKET_BITS
+            end_decodes(engine, requests, heaps[engine.group], limits, hashes, entries, before)
+            give_token(engine, requests, heaps, limits, hashes, entries, group, histogram, k)
+        end_decodes(engine, requests, heaps[engine.group], limits, hashes, entries, engine.admitted)
+    if decodes > 0 and groups[batch.group].decoding > 0:
+        merge(engine, requests, heaps, limits, groups[batch.group])
+    engine.oldest_batch = (engine.oldest_batch + 1) % limits.stages
     engine.batches -= 1
     engine.last_us = engine.now
     engine.underway = False
 
 
 @compiled
-def give_tokens(
+def give_drafts(
     engine: np.void,
     requests: np.ndarray,
+    heaps: np.ndarray,
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
+    group: np.void,
     histogram: np.ndarray,
-    r: int,
-    drafts: int,
+    decodes: bool,
 ) -> None:
-    """Give a request a token and its accepted drafts; a request preempted in flight gets them in the queue.
+    """Give the requests of a batch that returns their tokens, in order of admission.
+
+    ``decodes``: the group in the engine's record is the one that returns; what its next step needs is added up.
+    """
+    k, r = 0, NOBODY
+    if decodes:
+        r = engine.oldest
+        engine.clock += 1
+        engine.inside = engine.draft_inside = engine.units_next = engine.near_end = 0
+    while r >= 0 and requests[r].ticket < group.admitted:
+        if not is_ready(engine, requests[r]):
+            r = requests[r].after
+            continue
+        while k < group.noted and heaps[group.group, FLYING, k, 1] < entrant(requests, r):
+            give_token(engine, requests, heaps, limits, hashes, entries, group, histogram, k)
+            k += 1
+        following = requests[r].after
+        take_accepted(engine, requests, limits, hashes, entries, r)
+        r = following
+    while k < group.noted:
+        give_token(engine, requests, heaps, limits, hashes, entries, group, histogram, k)
+        k += 1
+
+
+@inlined
+def take_accepted(
+    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, r: int
+) -> None:
+    """Give a decoding request its accepted drafts, beside the token that its group's clock counts.
 
     They arrive together: one inter-token gap is counted, as a streaming client sees one chunk.
     """
     request = requests[r]
+    drafts = tokens_in_step(request, limits) - 1
+    tokens = request.context_offset + engine.clock
+    accepted = accepted_drafts(r, tokens, drafts, limits.acceptance)
+    engine.draft_tokens += drafts
+    engine.accepted_tokens += accepted
+    engine.context_offset_sum += accepted
+    request.context_offset += accepted
+    request.leaves_at -= accepted
+    request.reserved = max(request.reserved, tokens + drafts)
+    request.chunk = 0
+    count_ahead(engine, request, limits, tokens + accepted, 1)
+    if request.leaves_at <= engine.clock:
+        stop_decoding(engine, requests, limits, r)
+        end_request(engine, requests, limits, hashes, entries, r)
+
+
+@compiled
+def give_token(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    group: np.void,
+    histogram: np.ndarray,
+    k: int,
+) -> None:
+    """Give the k-th noted request of a batch its token; one that was preempted in flight gets it in the queue.
+
+    A request preempted in flight and recomputed takes its token from one of its two batches only.
+    """
+    r, known, drafts = noted_request(heaps[group.group], k)
+    request = requests[r]
+    if request.known != known:
+        return
     if drafts > 0:
-        accepted = 0
         # recomputed since and in flight again: it continues after the one token of that batch
-        if not (request.all_in_flight and request.computed == request.known):
-            accepted = accepted_drafts(r, request.known, drafts, limits.acceptance)
-            if request.all_in_flight:
-                request.reserved = max(request.reserved, request.computed)
-                request.computed -= drafts - accepted
+        accepted = 0 if request.all_in_flight else accepted_drafts(r, known, drafts, limits.acceptance)
         engine.draft_tokens += drafts
         engine.accepted_tokens += accepted
-        request.known = min(request.known + accepted, request.target - 1)
+        request.known = min(known + accepted, request.target - 1)
     note_token(engine, request, histogram)
     if request.known < request.target:
         if request.all_in_flight:
-            make_ready(engine, request)
+            request.all_in_flight = False
+            if engine.decoding == 0:
+                engine.last_decode_end = engine.now
+            start_decoding(engine, requests, heaps[engine.group], limits, r)
+            if engine.last_decode_end != engine.now:
+                push_fresh(engine, requests, r)
         return
     if request.computed == 0:
         # it is in the queue: a request in the batch has at least one computed token

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.batch import tokens_of, units_held
+from kernelsight.serving.engine.batch import is_ready, tokens_in_step, tokens_of, units_held
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.queue import comes_first, queue_head
 from kernelsight.serving.engine.records import (
@@ -122,7 +122,7 @@ def steps_weight(engine: np.void) -> int:
 def reset_ratio_when_idle(engine: np.void, limits: np.void) -> None:
     """Reset the new-token ratio to its initial value: no request runs or waits."""
     engine.ratio_from = first_ratio(limits)
-    engine.ratio_clock = engine.clock
+    engine.ratio_step = engine.decode_steps
 
 
 # ---------------------------------------------------------------- delayed prefills
@@ -175,7 +175,7 @@ def first_ratio(limits: np.void) -> float:
 @compiled
 def new_token_ratio(engine: np.void, limits: np.void) -> float:
     """Expected share of the remaining output tokens that will be generated: decays with every decode step."""
-    steps = engine.clock - engine.ratio_clock
+    steps = engine.decode_steps - engine.ratio_step
     if steps <= 0:
         return engine.ratio_from
     first = first_ratio(limits)
@@ -200,7 +200,7 @@ def reset_ratio(engine: np.void, requests: np.ndarray, limits: np.void) -> None:
         asked += request.target - request.prompt
         r = request.after
     engine.ratio_from = min((generated + TOKENS_AFTER_PREEMPTION * engine.running) / (asked + 1.0), 1.0)
-    engine.ratio_clock = engine.clock + 1
+    engine.ratio_step = engine.decode_steps + 1
 
 
 @compiled
@@ -228,14 +228,23 @@ def admission_headroom(engine: np.void, requests: np.ndarray, limits: np.void, d
         known = request.known
         tokens = request.computed + request.chunk
         if request.decoding:
-            known = request.context_offset + engine.clock + 1
-            tokens = known if decodes else known - 1
-            if limits.per_request_progress:
-                tokens = max(request.computed + request.chunk, request.reserved)
+            tokens = tokens_of(engine, request)
+            known = tokens + 1
+            tokens += tokens_taken(engine, request, limits, decodes)
+            if is_ready(engine, request):
+                tokens = max(tokens, request.reserved)
         end = max(reserved_tokens(limits, known, request.target, ratio), tokens)
         units -= units_held(end, limits) - units_held(tokens, limits)
         r = request.after
     return units
+
+
+@inlined
+def tokens_taken(engine: np.void, request: np.void, limits: np.void, decodes: bool) -> int:
+    """Tokens of a decoding request in the batch in flight that it is in, or in the step that is formed."""
+    if is_ready(engine, request) and (not decodes or (engine.left_out > 0 and request.chunk == 0)):
+        return 0
+    return tokens_in_step(request, limits)
 
 
 @compiled

@@ -20,7 +20,7 @@ from kernelsight.serving.engine.compiled import compiled
 from kernelsight.serving.engine.costs import cut_line, decode_line, host_times, line_time
 from kernelsight.serving.engine.decode_runs import advance_line
 from kernelsight.serving.engine.lookahead import decode_until
-from kernelsight.serving.engine.pipeline import form_batch, put_in_flight, send_batch
+from kernelsight.serving.engine.pipeline import form_batch, send_batch
 from kernelsight.serving.engine.queue import horizon_us, next_visible_us, queue_head
 from kernelsight.serving.engine.records import DECODE, FOREVER, NO_LIMIT
 from kernelsight.serving.engine.steps import (
@@ -49,7 +49,7 @@ def begin_ranks(
     uses: np.ndarray,
     histogram: np.ndarray,
     stages: np.ndarray,
-    flights: np.ndarray,
+    groups: np.ndarray,
     rows: np.ndarray,
     sums: np.ndarray,
     first: int,
@@ -63,11 +63,11 @@ def begin_ranks(
             engines[i].prefills_held = held
     prompts = False
     for i in range(first, first + ranks):
-        form_rank(engines[i], requests, heaps[i], limits[i], host, hashes, entries, sums, rows[i], now)
+        form_rank(engines[i], requests, heaps[i], limits[i], host, hashes, entries, groups[i], sums, rows[i], now)
         prompts = prompts or engines[i].step_prompt_tokens > 0
     if limits[first].per_request_progress:
         send_ranks(
-            engines, requests, limits, host, costs, layout, draft_layout, uses, stages, flights, rows, first, now
+            engines, requests, heaps, limits, host, costs, layout, draft_layout, uses, stages, groups, rows, first, now
         )
     elif prompts:
         step_ranks(engines, requests, heaps, limits, host, costs, layout, uses, histogram, rows, first)
@@ -79,6 +79,7 @@ def begin_ranks(
 def send_ranks(
     engines: np.ndarray,
     requests: np.ndarray,
+    heaps: np.ndarray,
     limits: np.ndarray,
     host: np.void,
     costs: np.ndarray,
@@ -86,7 +87,7 @@ def send_ranks(
     draft_layout: np.void,
     uses: np.ndarray,
     stages: np.ndarray,
-    flights: np.ndarray,
+    groups: np.ndarray,
     rows: np.ndarray,
     first: int,
     now: float,
@@ -99,10 +100,9 @@ def send_ranks(
         engine = engines[i]
         if engine.step_prompt_tokens + engine.step_decode_tokens > 0:
             send_batch(
-                engine, requests, limits[i], host, costs, layout, draft_layout, uses, stages[i], 0,
+                engine, requests, heaps[i], limits[i], host, costs, layout, draft_layout, uses, stages[i], groups[i], 0,
                 engine.step_prompt_tokens, engine.step_decode_tokens, expert_tokens, rows[i],
             )  # fmt: skip
-            put_in_flight(engine, requests, stages[i, 0], flights[i, 0], engine.step_decode_tokens)
             end_us = max(end_us, stages[i, 0].due_us)
     for i in range(first, first + ranks):
         wait_for_ranks(engines[i], stages[i, 0], layout, rows[i], end_us)
@@ -142,8 +142,8 @@ def step_ranks(
         if prompts + decodes > 0:
             wait_us, host_us = end_us - (begin_us + engine.own_us), engine.own_us - engine.own_gpu_us
             pass_single_step(
-                engine, requests, heaps[i], limits[i], layout, histogram, rows[i], prompts, decodes, engine.own_gpu_us,
-                host_us, wait_us, end_us,
+                engine, requests, heaps[i, 0], limits[i], layout, histogram, rows[i], prompts, decodes,
+                engine.own_gpu_us, host_us, wait_us, end_us,
             )  # fmt: skip
             engine.underway = True
         engine.now = engine.due_us = end_us
@@ -181,7 +181,7 @@ def plan_ranks(
         )  # fmt: skip
         steps = min(steps, piece)
         if limits[i].window_tokens > 0:
-            filling = next_filling(engine, requests, heaps[i])
+            filling = next_filling(engine, requests, heaps[i, 0])
             if filling >= 0:
                 steps = min(steps, float(filling - engine.clock))
         if engine.own_us > pace_us or (engine.own_us == pace_us and engine.own_slope > pace_slope):
@@ -234,7 +234,7 @@ def take_ranks(
             linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch] + experts_us
             taken = units_ahead(engine, requests, limits[i], 1)
             advance_line(
-                engine, requests, heaps[i], limits[i], entries, costs, layout, uses, histogram, rows[i], y,
+                engine, requests, heaps[i, 0], limits[i], entries, costs, layout, uses, histogram, rows[i], y,
                 engine.inside / batch, linear_us, engine.own_us, engine.own_slope, engine.own_gpu_us,
                 engine.own_gpu_slope, pace_us, pace_slope, steps, taken,
             )  # fmt: skip
@@ -291,6 +291,7 @@ def form_rank(
     host: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
+    groups: np.ndarray,
     sums: np.ndarray,
     rows: np.ndarray,
     now: float,
@@ -313,7 +314,7 @@ def form_rank(
         horizon = now
     engine.now = now
     prompt_tokens, decode_tokens, again, engine.blocked = form_batch(
-        engine, requests, heaps, limits, hashes, entries, sums, idle, horizon
+        engine, requests, heaps, limits, hashes, entries, groups, sums, idle, horizon
     )
     engine.step_prompt_tokens, engine.step_decode_tokens = prompt_tokens, decode_tokens
     if limits.per_request_progress:
@@ -322,7 +323,7 @@ def form_rank(
     engine.idle_us += now - engine.last_us
     engine.planned_steps = 1
     if prompt_tokens == 0 and decode_tokens > 0:
-        most, stop_us = decode_until(engine, requests, heaps, limits, host, again, horizon, rows, FOREVER, False)
+        most, stop_us = decode_until(engine, requests, heaps[0], limits, host, again, horizon, rows, FOREVER, False)
         engine.planned_steps = most if stop_us == FOREVER else 1
 
 

@@ -22,6 +22,7 @@ NUMBER = (1 << TICKET_BITS) - 1
 BIN_WIDTH = np.log(1.002)
 ITL_BINS = 12_000
 LARGEST_BLOCK = 512
+MOST_GROUPS = 256  # of an engine: one for each pipeline stage, and one
 MOST_TOKENS = (1 << 30) - 1  # of a prompt, and of an output: longer ones are too long for every engine all the same
 SUMS = 11  # columns of an engine's sums by part
 NO_LIMIT = np.iinfo(np.int64).max
@@ -137,6 +138,7 @@ REQUEST = record(
     computed=_SHORT,  # tokens in the KV cache; stale while it decodes: context_offset + clock
     chunk=_SHORT,  # tokens scheduled in this step
     reserved=_SHORT,  # tokens that it has KV units for after rejected drafts; 0: the computed ones
+    group=_SHORT,  # decoding: its group, see ``batch``
     received=_SHORT,  # waiting on a decode engine: tokens with transferred KV; 0: none
     # list links: neighbours in the batch by admission; the next partial, fresh, and waiting (or finished) request
     before=_SHORT,
@@ -149,7 +151,7 @@ REQUEST = record(
     fresh=_TRUTH,  # decoding, with its last token not from the last decode step
     skipped=_TRUTH,  # decoding, but without a token in this step: the budget was exhausted
     moving=_TRUTH,  # its KV is being transferred to a decode engine
-    all_in_flight=_TRUTH,  # per-request progress: all known tokens are computed or in flight
+    all_in_flight=_TRUTH,  # per-request progress: its prompt's last chunk is in flight, or it was in a batch that is
 )
 
 # a request that another one waits for: which one, and the pause from its end on
@@ -196,10 +198,38 @@ CLIENT = record(
     weights=WEIGHTS,
 )
 
+# requests that decode together: each gets its next token in the same step (see ``batch``)
+_GROUP = {
+    "group": _WHOLE,  # which one it is; the only one is 0
+    "decoding": _WHOLE,
+    "clock": _WHOLE,  # decode steps that it has ended
+    "last_decode_end": _REAL,  # the end of the last one
+    "fresh": _WHOLE,
+    "context_offset_sum": _WHOLE,
+    "inside": _WHOLE,  # tokens inside the attention window
+    "below": _WHOLE,  # requests whose window is not full
+    "leaving": _WHOLE,  # size of the heap of finishes
+    "filling": _WHOLE,  # size of the heap of windows that fill
+    # with drafts, of which each request gets another number: KV units for its next step with all drafts, requests
+    # whose drafts are cut by the longest sequence, tokens inside the attention window of the draft model
+    "units_next": _WHOLE,
+    "near_end": _WHOLE,
+    "draft_inside": _WHOLE,
+    # requests by the clock modulo block_size at which they need a block
+    "block_boundaries": (_WHOLE, (LARGEST_BLOCK,)),
+}
+
+# a group that is in flight, or empty
+GROUP = record(
+    **_GROUP,
+    noted=_WHOLE,  # requests that get a token from its batch and are not in the group, see ``groups``
+    admitted=_WHOLE,  # tickets that the engine had given out when its batch was formed
+)
+
+# the group in an engine's record is the one that the next step takes: its requests wait for nothing
 ENGINE = record(
     now=_REAL,
     previous_start=_REAL,
-    last_decode_end=_REAL,  # end of the last decode step
     # the queue
     in_flight=_WHOLE,  # requests sent to this engine that have not finished
     link_free_us=_REAL,  # when the link has sent the KV of all computed prompts
@@ -234,6 +264,8 @@ ENGINE = record(
     batches=_WHOLE,  # in flight
     oldest_batch=_WHOLE,  # slot of the one that returns next
     prepared_us=_REAL,  # when the host has prepared the newest one
+    left_out=_WHOLE,  # requests that decode, but not in the batch that is formed
+    clocks=(_WHOLE, (MOST_GROUPS,)),  # of the groups in flight
     # the batch
     free_units=_WHOLE,  # blank units and those that can be evicted
     blank_units=_WHOLE,
@@ -246,20 +278,14 @@ ENGINE = record(
     partial=_WHOLE,  # first partial request, in order of admission
     last_partial=_WHOLE,
     partial_count=_WHOLE,
-    fresh=_WHOLE,
-    decoding=_WHOLE,
-    clock=_WHOLE,  # number of decode steps so far
-    context_offset_sum=_WHOLE,  # over decoding requests
-    inside=_WHOLE,  # tokens inside the attention window, over decoding requests
-    below=_WHOLE,  # decoding requests whose window is not full
+    **_GROUP,
+    decode_steps=_WHOLE,  # so far, of all groups
     skipped=_WHOLE,  # decoding requests without a token in this step
     skipped_tokens=_WHOLE,  # their computed tokens
     skipped_inside=_WHOLE,  # those inside the window
     skipped_below=_WHOLE,  # how many of their windows are not full
     decode_y=_WHOLE,  # knots below the last mean contexts, where the next search begins
     window_y=_WHOLE,
-    leaving=_WHOLE,  # size of the heap of finishes
-    filling=_WHOLE,  # size of the heap of windows that fill
     # policies
     forming=_TRUTH,  # a static batch still admits requests
     formed_us=_REAL,  # that were visible by this time
@@ -275,11 +301,7 @@ ENGINE = record(
     polled_steps=_WHOLE,  # steps before the last poll
     polled_prompt_steps=_WHOLE,  # those with prompts
     ratio_from=_REAL,  # new-token ratio when it was last set
-    ratio_clock=_WHOLE,  # decode clock from which it decays
-    block_boundaries=(
-        _WHOLE,
-        (LARGEST_BLOCK,),
-    ),  # decoding requests by the clock modulo block_size at which they need a block
+    ratio_step=_WHOLE,  # decode step from which it decays
     # KV tiers, in blocks: ordered in this step, and in all
     loads_us=_REAL,  # when the transfers end that a step waits for
     link_read_us=_REAL,  # when the link from host to GPU is free, and the one back
@@ -326,5 +348,5 @@ STAGE = record(
     gpu_us=_REAL,
     idle_us=_REAL,
     due_us=_REAL,  # when the batch returns
-    tokens=_WHOLE,  # requests that get tokens from it
+    group=_WHOLE,  # that decodes in it; without a batch, an empty one
 )

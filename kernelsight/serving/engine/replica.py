@@ -16,10 +16,12 @@ from kernelsight.serving.engine.records import (
     ENGINE,
     ENTRY,
     FOREVER,
+    GROUP,
     HOST,
     ITL_BINS,
     LARGEST_BLOCK,
     LAYOUT,
+    MOST_GROUPS,
     NO_LIMIT,
     NOBODY,
     PREFIX_AWARE,
@@ -166,8 +168,17 @@ def stage_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
     stages = np.zeros((len(pools), max(len(pool.layers) for pool in pools)), STAGE)
     for own, pool in zip(stages, pools, strict=True):
         own["share"][: len(pool.layers)] = np.array(pool.layers) / sum(pool.layers)
+        own["group"] = 1 + np.arange(own.size)
     stages["free_us"] = start_us
     return np.repeat(stages, [pool.engines for pool in pools], axis=0)
+
+
+def group_records(limits: np.ndarray) -> np.ndarray:
+    """Return fresh GROUP records, shape [engines, largest number of stages and one]; without batches in flight one."""
+    stages = int(limits["stages"].max()) if limits["per_request_progress"].any() else 0
+    groups = np.zeros((limits.size, stages + 1), GROUP)
+    groups["group"], groups["fresh"] = np.arange(stages + 1), NOBODY
+    return groups
 
 
 def close_stages(engine: np.void, stages: np.ndarray) -> None:
@@ -196,7 +207,7 @@ class Arrays(NamedTuple):
     uses: np.ndarray
     histogram: np.ndarray
     stages: np.ndarray
-    flights: np.ndarray
+    groups: np.ndarray
 
 
 def fresh_arrays(
@@ -214,7 +225,8 @@ def fresh_arrays(
     draft_layouts = np.zeros(len(pools), LAYOUT)
     draft_layouts[[pool.draft is not None for pool in pools]] = layouts[len(pools) :]
     requests = request_records(load, caching or routed, transfer is not None)
-    stages, most_running = stage_records(pools, load.arrival_us[0]), min(int(limits["max_num_seqs"].max()), n)
+    groups, most_running = group_records(limits), min(int(limits["max_num_seqs"].max()), n)
+    heaps = 2 if groups.shape[1] == 1 else 3
     return Arrays(
         clients=client_record(load, routing, front, transfer),
         engines=engines,
@@ -222,7 +234,7 @@ def fresh_arrays(
         edges=put_waits(requests, load.waits),
         turns=np.zeros((1 if load.waits is None and transfer is None else n, 2)),
         sent=np.zeros((front, blocks if routed else 1), np.bool_),
-        heaps=np.zeros((engines.size, 2, 2 * most_running + 16, 2), np.int64),
+        heaps=np.zeros((*groups.shape, heaps, 2 * most_running + 16, 2), np.int64),
         hashes=load.hashes,
         entries=entry_records(limits, [(pool.tiers, pool.engines) for pool in pools], blocks, n)
         if caching
@@ -234,10 +246,8 @@ def fresh_arrays(
         draft_layout=np.repeat(draft_layouts, sizes),
         uses=np.zeros((3, costs.size)) if scratch is None else scratch,
         histogram=np.zeros(ITL_BINS, np.int64),
-        stages=stages,
-        flights=np.zeros(
-            (engines.size, stages.shape[1], most_running if limits["per_request_progress"].any() else 1, 3), np.int64
-        ),
+        stages=stage_records(pools, load.arrival_us[0]),
+        groups=groups,
     )
 
 
@@ -269,6 +279,8 @@ def serve_scenario(
             check_caching(load, limits)
     if any(len(pool.layers) > 1 and not pool.costs.surface.embedding_us.size for pool in pools):
         raise ValueError("pipeline stages need to know what of a step's time is embedding, and what transfers")
+    if any(len(pool.layers) >= MOST_GROUPS for pool in pools):
+        raise ValueError(f"an engine has fewer than {MOST_GROUPS} pipeline stages")
     arrays = fresh_arrays(load, pools, routing or Routing(), transfer, scratch)
     engines, depths = arrays.engines, arrays.limits["stages"].tolist()
     per_request_progress = arrays.limits["per_request_progress"].tolist()

@@ -8,18 +8,19 @@ from kernelsight.serving.engine.admission import admit, delay_prefills, first_ch
 from kernelsight.serving.engine.batch import (
     forget_fresh,
     forget_partial,
-    make_unready,
+    is_in_flight,
+    is_ready,
     push_fresh,
     start_decoding,
     stop_decoding,
     tokens_held,
     tokens_of,
-    units_ahead,
-    units_ahead_by_request,
     units_held,
+    units_next,
     unlink,
 )
 from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.groups import leave_flight
 from kernelsight.serving.engine.policy import (
     admission_closed,
     candidate,
@@ -53,8 +54,6 @@ def leave_batch(
     release(engine, hashes, entries, limits, victim, request, tokens)
     if request.all_in_flight:
         request.all_in_flight = False
-    elif request.decoding and limits.per_request_progress:
-        make_unready(engine, request)
     elif request.decoding:
         if request.fresh:
             forget_fresh(engine, requests, victim)
@@ -75,14 +74,18 @@ def leave_batch(
 def preempt(
     engine: np.void,
     requests: np.ndarray,
+    heaps: np.ndarray,
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
+    groups: np.ndarray,
     victim: int,
     scheduled: int,
 ) -> None:
     """Preempt a running request: free its blocks and put it back in the queue; ``scheduled``: see ``leave_batch``."""
     request = requests[victim]
+    if request.decoding and not is_ready(engine, request):
+        leave_flight(requests, heaps, limits, groups[request.group], victim)
     leave_batch(engine, requests, limits, hashes, entries, victim, scheduled)
     if request.resumed_us >= 0.0:
         request.recomputed_us += engine.now - request.resumed_us
@@ -96,22 +99,29 @@ def preempt(
 
 
 @compiled
-def retract(engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray) -> bool:
+def retract(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    groups: np.ndarray,
+) -> bool:
     """Preempt decoding requests until the next tokens of the others fit, or one is left; True if any was preempted.
 
     SGLang (``ScheduleBatch.retract_decode``): the one with the fewest generated tokens first, of those the one with the
     longest prompt, of those the last admitted.
     """
     preempted = False
-    steps = 1 + limits.drafts
     if limits.by_priority:
         return False
-    while engine.decoding > 1 and units_ahead_by_request(engine, requests, limits, steps) > engine.free_units:
+    while engine.decoding > 1 and units_next(engine, requests, limits) > engine.free_units:
         victim, r = NOBODY, engine.oldest
         fewest = 0
         while r >= 0:
             request = requests[r]
-            if request.decoding:
+            if is_ready(engine, request):
                 generated = tokens_of(engine, request) + 1 - request.prompt
                 if (
                     victim < 0
@@ -120,7 +130,7 @@ def retract(engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.n
                 ):
                     victim, fewest = r, generated
             r = request.after
-        preempt(engine, requests, limits, hashes, entries, victim, 0)
+        preempt(engine, requests, heaps, limits, hashes, entries, groups, victim, 0)
         preempted = True
     return preempted
 
@@ -129,9 +139,11 @@ def retract(engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.n
 def preempt_until_free(
     engine: np.void,
     requests: np.ndarray,
+    heaps: np.ndarray,
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
+    groups: np.ndarray,
     r: int,
     units: int,
 ) -> tuple:
@@ -148,10 +160,10 @@ def preempt_until_free(
         victim, scheduled = engine.newest, 0
         if limits.by_priority:
             victim = lowest_priority(engine, requests)
-            scheduled = requests[victim].chunk
+            scheduled = 0 if is_in_flight(engine, requests[victim]) else requests[victim].chunk
             decodes += scheduled if requests[victim].decoding else 0
             prompts += 0 if requests[victim].decoding else scheduled
-        preempt(engine, requests, limits, hashes, entries, victim, scheduled)
+        preempt(engine, requests, heaps, limits, hashes, entries, groups, victim, scheduled)
         if victim == r:
             return True, prompts, decodes
     return False, prompts, decodes
@@ -176,11 +188,12 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
 
 @inlined
 def partials_are_newest(engine: np.void, requests: np.ndarray) -> bool:
-    """True if every partly computed prompt was admitted after every decoding request."""
-    r = engine.newest
-    for _ in range(engine.partial_count):
-        if requests[r].decoding:
+    """True if every partly computed prompt was admitted after every request that decodes next."""
+    r, left = engine.newest, engine.partial_count
+    while left > 0:
+        if is_ready(engine, requests[r]):
             return False
+        left -= 0 if is_in_flight(engine, requests[r]) else 1
         r = requests[r].before
     return True
 
@@ -193,28 +206,32 @@ def schedule_running(
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
+    groups: np.ndarray,
     prompts_only: bool,
 ) -> tuple:
     """Schedule the running requests and allocate their units; returns (prompt tokens, decode tokens, preempted).
 
-    If the order of admission does not matter and blocks suffice for all, the batch is scheduled as a whole; otherwise,
-    and with per-request progress (pipeline stages, drafts), request by request.
+    If the order of admission does not matter and budget and blocks suffice for all, the batch is scheduled as a whole,
+    otherwise request by request.
     """
-    if limits.fewest_generated and not prompts_only and retract(engine, requests, limits, hashes, entries):
-        tokens, decodes, _ = schedule_in_order(engine, requests, heaps, limits, hashes, entries, False)
+    forced = limits.fewest_generated and not prompts_only
+    if forced and retract(engine, requests, heaps, limits, hashes, entries, groups):
+        tokens, decodes, _ = schedule_in_order(engine, requests, heaps, limits, hashes, entries, groups, False)
         return tokens, decodes, True
-    decodes = 0 if prompts_only else engine.decoding
-    if not limits.per_request_progress and (prompts_only or partials_are_newest(engine, requests)):
+    decodes = 0 if prompts_only else engine.decoding * (1 + limits.drafts)
+    whole = decodes <= limits.max_num_batched_tokens and engine.near_end == 0
+    if prompts_only or (whole and partials_are_newest(engine, requests)):
         budget = 0 if engine.prefills_delayed else limits.max_num_batched_tokens - decodes
         tokens, units = chunk_partials(engine, requests, limits, budget)
-        units += units_ahead(engine, requests, limits, 1) if decodes > 0 else 0
+        units += units_next(engine, requests, limits) if decodes > 0 else 0
         if units <= engine.free_units:
+            engine.left_out = 0
             if limits.hash_tokens == 0:
                 take_units(engine, entries, limits, units)
             else:
                 take_in_order(engine, requests, limits, hashes, entries, decodes > 0)
             return tokens, decodes, False
-    return schedule_in_order(engine, requests, heaps, limits, hashes, entries, prompts_only)
+    return schedule_in_order(engine, requests, heaps, limits, hashes, entries, groups, prompts_only)
 
 
 @compiled
@@ -225,6 +242,7 @@ def schedule_in_order(
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
+    groups: np.ndarray,
     prompts_only: bool,
 ) -> tuple:
     """Schedule running requests one at a time in order of admission, preempting others while blocks are short.
@@ -239,10 +257,10 @@ def schedule_in_order(
     r = engine.oldest
     while r >= 0:
         request = requests[r]
-        request.chunk = 0
-        if request.all_in_flight:
+        if is_in_flight(engine, request):
             r = request.after
             continue
+        request.chunk = 0
         if request.decoding and (prompts_only or budget == 0):
             skipped += 1
             r = request.after
@@ -260,7 +278,9 @@ def schedule_in_order(
         extra = units_held(max(tokens + needed, held), limits) - units_held(held, limits)
         if extra > engine.free_units:
             preempted = True
-            gone, prompts, decodes = preempt_until_free(engine, requests, limits, hashes, entries, r, extra)
+            gone, prompts, decodes = preempt_until_free(
+                engine, requests, heaps, limits, hashes, entries, groups, r, extra
+            )
             budget += prompts + decodes
             prompt_tokens -= prompts
             decode_tokens -= decodes
@@ -277,17 +297,20 @@ def schedule_in_order(
         else:
             prompt_tokens += needed
         r = request.after
-    if skipped > 0 and decode_tokens > 0 and not limits.per_request_progress:
-        skip_decodes(engine, requests, heaps, limits)
+    if limits.per_request_progress:
+        engine.left_out = skipped
+    elif skipped > 0 and decode_tokens > 0:
+        skip_decodes(engine, requests, heaps[engine.group], limits)
     return prompt_tokens, decode_tokens, preempted
 
 
 @compiled
 def forget_chunks(engine: np.void, requests: np.ndarray) -> None:
-    """Clear the scheduled tokens of all running requests."""
+    """Clear the scheduled tokens of all running requests that are not in flight."""
     r = engine.oldest
     while r >= 0:
-        requests[r].chunk = 0
+        if not is_in_flight(engine, requests[r]):
+            requests[r].chunk = 0
         r = requests[r].after
 
 
@@ -320,7 +343,7 @@ def take_in_order(
 ) -> None:
     """Allocate the units of decodes, then of each chunk, caching it before the next: that can free blocks."""
     if decodes:
-        take_units(engine, entries, limits, units_ahead(engine, requests, limits, 1))
+        take_units(engine, entries, limits, units_next(engine, requests, limits))
     r = engine.partial
     while r >= 0:
         request = requests[r]
@@ -338,16 +361,17 @@ def schedule(
     limits: np.void,
     hashes: np.ndarray,
     entries: np.ndarray,
+    groups: np.ndarray,
     horizon: float,
 ) -> tuple:
     """Schedule one step; returns (prompt tokens, decode tokens, whether to schedule the next step anew, blocked)."""
     if not limits.plain:
         form_static_batch(engine, limits, horizon)
         if engine.prefills_held or delay_prefills(engine, requests, limits, hashes, entries, horizon):
-            return schedule_decodes_only(engine, requests, heaps, limits, hashes, entries)
+            return schedule_decodes_only(engine, requests, heaps, limits, hashes, entries, groups)
     prompts_only = limits.prefill_first and prefill_next(engine, requests, limits, hashes, entries, horizon)
     prompt_tokens, decode_tokens, preempted = schedule_running(
-        engine, requests, heaps, limits, hashes, entries, prompts_only
+        engine, requests, heaps, limits, hashes, entries, groups, prompts_only
     )
     if limits.prefill_first and not prompts_only:
         blocked = candidate(engine, requests, limits, horizon) >= 0 and stays_refused(engine, limits)
@@ -362,19 +386,29 @@ def schedule(
         decode_tokens += joined
     if prompts_only and prompt_tokens == 0:
         # the partly computed prompt was preempted: decode instead, so that blocks become free
-        prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
+        prompt_tokens, decode_tokens, _ = schedule_running(
+            engine, requests, heaps, limits, hashes, entries, groups, False
+        )
         return prompt_tokens, decode_tokens, True, True
     return prompt_tokens, decode_tokens, preempted, blocked
 
 
 @compiled
 def schedule_decodes_only(
-    engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    groups: np.ndarray,
 ) -> tuple:
     """Schedule a step without prompts; if no decode is left after preemptions, the partly computed prompts run."""
     engine.prefills_delayed = True
-    prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
+    prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, groups, False)
     if decode_tokens == 0:
         engine.prefills_delayed = False
-        prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, False)
+        prompt_tokens, decode_tokens, _ = schedule_running(
+            engine, requests, heaps, limits, hashes, entries, groups, False
+        )
     return prompt_tokens, decode_tokens, True, True

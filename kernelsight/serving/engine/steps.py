@@ -12,6 +12,7 @@ from kernelsight.serving.engine.batch import (
     push_partial,
     start_decoding,
     stop_decoding,
+    tokens_held,
     unlink,
 )
 from kernelsight.serving.engine.compiled import compiled, inlined
@@ -143,6 +144,7 @@ def pass_single_step(
     if decode_tokens > 0:
         count_decode_gaps(engine, requests, histogram, decode_tokens, engine.now)
         advance(engine, requests, heaps, limits, 1)
+        engine.decode_steps += 1
     if not engine.stalled:
         engine.last_decode_end = engine.now
 
@@ -269,7 +271,7 @@ def end_request(
 ) -> None:
     """Finish a request: free its blocks and its client slot."""
     request = requests[r]
-    release(engine, hashes, entries, limits, r, request, request.computed)
+    release(engine, hashes, entries, limits, r, request, tokens_held(engine, request))
     unlink(engine, requests, r)
     note_finish(engine, request, r)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.engine.compiled import compiled
+from kernelsight.serving.engine.groups import noted_request
 from kernelsight.serving.engine.records import FINISHED, SUMS
 from kernelsight.serving.engine.served import Outcome, RequestParts
 
@@ -80,11 +81,11 @@ def note_computed(engine: np.void, requests: np.ndarray, sums: np.ndarray) -> No
 
 
 @compiled
-def note_returned(engine: np.void, requests: np.ndarray, sums: np.ndarray, batch: np.void, flight: np.ndarray) -> None:
-    """Note the first tokens of a batch that returns, see ``pipeline.end_batch``."""
-    for k in range(batch.tokens):
-        r = flight[k, 0]
-        if requests[r].first_token_us < 0.0 and requests[r].known == flight[k, 1]:
+def note_returned(engine: np.void, requests: np.ndarray, heaps: np.ndarray, sums: np.ndarray, group: np.void) -> None:
+    """Note the first tokens of a batch that returns, see ``pipeline.end_batch``; ``group``: the one in it."""
+    for k in range(group.noted):
+        r, known, _ = noted_request(heaps[group.group], k)
+        if requests[r].first_token_us < 0.0 and requests[r].known == known:
             note_first_token(engine, sums, r)
 
 

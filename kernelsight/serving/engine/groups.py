@@ -1,0 +1,122 @@
+"""Groups of requests that decode together, on engines with several batches in flight or with drafts.
+
+The requests that decode in one batch have one clock, as those of a plain engine have: while nothing else happens, a
+batch is formed, sent and returned without a look at each of them. A group waits in the engine's record until a batch
+takes it along. Those of its requests that the batch has no tokens for are set aside in another group; two groups
+become one where both wait.
+
+Beside its group a batch has requests that get a token from it and were not decoding when it was formed, or that were
+preempted since. They are noted with what they knew then, in order of admission.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.batch import (
+    FLYING,
+    entrant,
+    forget_fresh,
+    is_ready,
+    push_fresh,
+    start_decoding,
+    stop_decoding,
+    tokens_in_step,
+)
+from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.records import NUMBER
+
+# a noted request has its known tokens and its drafts in one number
+DRAFTS_BITS = 8
+MOST_DRAFTS = (1 << DRAFTS_BITS) - 1
+
+
+@inlined
+def copy_group(source: np.void, target: np.void, limits: np.void) -> None:
+    """Copy what is known of the requests of a group; its number stays with the record."""
+    target.decoding, target.clock, target.last_decode_end = source.decoding, source.clock, source.last_decode_end
+    target.fresh, target.context_offset_sum = source.fresh, source.context_offset_sum
+    target.inside, target.below = source.inside, source.below
+    target.leaving, target.filling = source.leaving, source.filling
+    target.units_next, target.near_end, target.draft_inside = source.units_next, source.near_end, source.draft_inside
+    for i in range(limits.block_size if limits.drafts == 0 else 0):
+        target.block_boundaries[i] = source.block_boundaries[i]
+
+
+@compiled
+def change_group(engine: np.void, groups: np.ndarray, limits: np.void, batch: np.void) -> None:
+    """Exchange the group that waits in the engine's record and the one of a batch."""
+    own, other = engine.group, batch.group
+    copy_group(engine, groups[own], limits)
+    engine.clocks[own] = engine.clock
+    copy_group(groups[other], engine, limits)
+    engine.group, batch.group = other, own
+
+
+@inlined
+def move(requests: np.ndarray, heaps: np.ndarray, limits: np.void, source: np.void, target: np.void, r: int) -> None:
+    """Move a decoding request from one group to another, whose last step was not its own."""
+    catch_up(requests, source, r)
+    stop_decoding(source, requests, limits, r)
+    start_decoding(target, requests, heaps[target.group], limits, r)
+    push_fresh(target, requests, r)
+
+
+@inlined
+def catch_up(requests: np.ndarray, group: np.void, r: int) -> None:
+    """Say when a request of a group that leaves it got its last token."""
+    if requests[r].fresh:
+        forget_fresh(group, requests, r)
+    else:
+        requests[r].last_token_us = group.last_decode_end
+
+
+@compiled
+def set_aside(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, spare: np.void) -> None:
+    """Move the requests that decode, but not in the batch that is formed, to an empty group."""
+    r = engine.oldest
+    while r >= 0:
+        if is_ready(engine, requests[r]) and requests[r].chunk == 0:
+            move(requests, heaps, limits, engine, spare, r)
+        r = requests[r].after
+
+
+@compiled
+def merge(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, other: np.void) -> None:
+    """Move all requests of another group to the one in the engine's record."""
+    r = engine.oldest
+    while r >= 0:
+        if requests[r].decoding and requests[r].group == other.group:
+            move(requests, heaps, limits, other, engine, r)
+        r = requests[r].after
+
+
+@inlined
+def note_request(requests: np.ndarray, heap: np.ndarray, group: np.void, r: int, drafts: int) -> None:
+    """Note a request that gets a token from a batch without being in its group; ``heap``: of the group."""
+    place, name = group.noted, entrant(requests, r)
+    while place > 0 and heap[FLYING, place - 1, 1] > name:
+        heap[FLYING, place, 0], heap[FLYING, place, 1] = heap[FLYING, place - 1, 0], heap[FLYING, place - 1, 1]
+        place -= 1
+    heap[FLYING, place, 0], heap[FLYING, place, 1] = requests[r].known << DRAFTS_BITS | drafts, name
+    group.noted += 1
+
+
+@inlined
+def noted_request(heap: np.ndarray, k: int) -> tuple:
+    """(request, tokens that it knew when the batch was formed, drafts) of the k-th noted one."""
+    known = heap[FLYING, k, 0]
+    return heap[FLYING, k, 1] & NUMBER, known >> DRAFTS_BITS, known & MOST_DRAFTS
+
+
+@compiled
+def leave_flight(requests: np.ndarray, heaps: np.ndarray, limits: np.void, group: np.void, r: int) -> None:
+    """Take a request out of a group in flight before it is preempted; it is noted, and gets its token all the same."""
+    request = requests[r]
+    tokens = tokens_in_step(request, limits)
+    catch_up(requests, group, r)
+    stop_decoding(group, requests, limits, r)
+    note_request(requests, heaps[group.group], group, r, tokens - 1)
+    request.computed += tokens
+    request.chunk = 0
+    request.all_in_flight = True
