@@ -15,6 +15,9 @@ from kernelsight.comparison.replay import Variant, given
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 
+# a first request this long after the beginning of its log is still on the log's own time line
+ALIGNED_S = 30.0
+
 
 class Series(NamedTuple):
     """Mean power of some GPUs between moments, seconds on the time line of the replay; the spans do not overlap."""
@@ -58,7 +61,7 @@ def measured_power(log: ComparedLog) -> list[Series]:
     for row in windows.sort_by("start_s").to_pylist():
         found.setdefault((row["log_id"], row["replica"]), []).append(row)
     later = _later_s(log)
-    return [_series(rows, later.get(log_id, 0.0)) for (log_id, _), rows in found.items()]
+    return [] if later is None else [_series(rows, later.get(log_id, 0.0)) for (log_id, _), rows in found.items()]
 
 
 def _series(rows: Sequence[Mapping[str, Any]], later_s: float) -> Series:
@@ -67,14 +70,19 @@ def _series(rows: Sequence[Mapping[str, Any]], later_s: float) -> Series:
     return Series(start_s + later_s, end_s + later_s, power_w, max(row["power_gpus"] or 0 for row in rows))
 
 
-def _later_s(log: ComparedLog) -> dict[str, float]:
-    """Return by log how much later than the first request it begins; all begin at once where one has no unix times."""
+def _later_s(log: ComparedLog) -> dict[str, float] | None:
+    """Return by log how much later than the first request it begins; all begin at once where one has no unix times.
+
+    None: logs of requests that follow one another are replayed without the time between them.
+    """
     starts = {row["log_id"]: row["start_unix_s"] for row in log.tables["production_logs"].to_pylist()}
-    names = pc.unique(log.requests["log_id"]).to_pylist()
-    begins = [starts.get(name) for name in names]
-    if not names or None in begins:
-        return {}
-    return {name: start - min(begins) for name, start in starts.items() if start is not None}
+    names, at_s = log.requests["log_id"].to_numpy(), log.measured.sent_s
+    first_s = {name: float(at_s[names == name].min()) for name in dict.fromkeys(names.tolist())}
+    begins = [starts.get(name) for name in first_s]
+    if None in begins:
+        return {} if len(first_s) == 1 else None
+    later = {name: start - min(begins) for name, start in starts.items() if start is not None}
+    return later if all(abs(first_s[name] - later[name]) <= ALIGNED_S for name in first_s) else None
 
 
 def _beside_replay(log: ComparedLog, series: Sequence[Series], session: Session) -> list[dict[str, Any]]:
