@@ -1,12 +1,11 @@
 """Capacity from step costs against the highest steady rate that a search finds: ``python benches/capacity.py``.
 
-    python benches/capacity.py [--cases N] [--seed S] [--engine E] [--max-num-seqs N] [--record] [-o FILE.json]
+    python benches/capacity.py [--cases N] [--seed S] [--engine E] [--max-num-seqs N] [-o FILE.json]
 
 Draws deployments and lengths (`rates.py`), searches the highest steady rate of each with an objective that only an
 overloaded engine misses (`find_rates`), and sets the `capacity` beside it that `simulate` reads off the step costs for
-200 requests. Prints both, their ratio, and in what share of the cases they are within 5 %. ``--record`` keeps the cases
-of the engine in ``benches/results/capacity.json`` beside those of other engines; ``--max-num-seqs``: of thousands of
-seats, as SGLang and TensorRT-LLM have by default, a search simulates for minutes.
+200 requests. Prints both, their ratio, and in what share of the cases they are within 5 %. ``--max-num-seqs``: of
+thousands of seats, as SGLang and TensorRT-LLM have by default, a search simulates for minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from rates import drawn
-from record import RESULTS, read, record
 
 import kernelsight as ks
 from kernelsight.present.output import as_text
@@ -48,24 +46,12 @@ def compared(session: Session, row: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def keep(engine: str, rows: list[dict[str, Any]], words: str) -> None:
-    """Keep the cases of an engine beside those of the others."""
-    kept = read("capacity")["figures"] if (RESULTS / "capacity.json").is_file() else {"engines": {}}
-    away = [abs(row["ratio"] - 1.0) for row in rows]
-    figures = {"n": len(rows), "near": float(np.mean(np.array(away) <= NEAR)), "median": float(np.median(away))}
-    figures |= {"worst": max(away), "words": words, "rows": rows}
-    engines = kept["engines"] | {engine: figures}
-    command = "; ".join(f"python benches/capacity.py {each['words']}" for each in engines.values())
-    print(record("capacity", {"engines": engines}, command))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=40, metavar="N", help="deployments (default: 40)")
     parser.add_argument("--seed", type=int, default=3, metavar="S", help="seed of what is drawn (default: 3)")
     parser.add_argument("--engine", default="vllm", metavar="E", help="vllm, sglang or trtllm (default: vllm)")
     parser.add_argument("--max-num-seqs", type=int, metavar="N", help="seats (default: the engine's)")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
     arguments = parser.parse_args()
     source, rows = random.Random(arguments.seed), []
@@ -81,10 +67,6 @@ def main() -> None:
     near = float((away <= NEAR).mean())
     print(f"{len(rows)} capacities: {near:.0%} within 5 % of the rate, ", end="")
     print(f"median {np.median(away):.1%}, worst {away.max():.1%}")
-    if arguments.record:
-        words = f"--engine {arguments.engine} --cases {arguments.cases} --seed {arguments.seed}"
-        words += f" --max-num-seqs {arguments.max_num_seqs}" if arguments.max_num_seqs else ""
-        keep(arguments.engine, rows, words)
     if arguments.output:
         Path(arguments.output).write_text(json.dumps({"near": near, "rows": rows}, indent=1))
 

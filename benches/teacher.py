@@ -1,6 +1,6 @@
 """What one or two measured runs of a deployment are worth for its other loads: ``python benches/teacher.py``.
 
-    python benches/teacher.py [--deployments N] [--others N] [--record]
+    python benches/teacher.py [--deployments N] [--others N] [-o FILE.json]
 
 Takes deployments of aiconfigurator's runs (equal model, GPU, sizes, engine, version and format) in the order of
 a digest. The first one or two runs of each are given to ``compare`` as rows of ``measured_runs``, and the other loads
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-from record import record
 
 import kernelsight as ks
 from kernelsight.evaluation.runs.measured_runs import read_runs
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--deployments", type=int, default=12, metavar="N", help="how many (default: 12)")
     parser.add_argument("--others", type=int, default=6, metavar="N", help="scored loads of each (default: 6)")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
     asked = parser.parse_args()
     errors: dict[tuple[str, int], list[np.ndarray]] = {}
     with ks.connect() as session, tempfile.TemporaryDirectory() as folder:
@@ -111,9 +111,8 @@ def main() -> None:
         scores = {"n": len(off), "median": np.nanmedian(off, axis=0).tolist(), "mean": np.nanmean(off, axis=0).tolist()}
         figures.setdefault(kind, {})[str(count)] = scores
         print(f"{kind}, {count} runs: TTFT and TPOT median {scores['median']}, mean {scores['mean']}")
-    if asked.record:
-        words = f"--deployments {asked.deployments} --others {asked.others}"
-        print(record("teacher", figures, f"python benches/teacher.py {words}"))
+    if asked.output:
+        Path(asked.output).write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

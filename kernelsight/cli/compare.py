@@ -323,7 +323,8 @@ def _stages(answer: dict[str, Any]) -> list[str]:
             own[name] = f"{show_number(row['measured'])} / {show_number(row['predicted'])}  {row['error']:+.1%}"
     columns = list(dict.fromkeys(name for own in rows.values() for name in own))
     table = table_lines(list(rows.values()), columns, terminal_width())
-    return ["", "means of each stage, measured / predicted, and the error:", *table, "", *answer["findings"]]
+    said = "-o FILE.parquet writes corrections for the deployment's other loads, bounded, from these means"
+    return ["", "means of each stage, measured / predicted, and the error:", *table, "", *answer["findings"], said]
 
 
 def _share(value: float | None) -> str:

@@ -176,7 +176,6 @@ class StageComparison:
             "parts": [{"part": "unexplained", "miss_ms": off, "share": 1.0 if off else 0.0, "posterior_ratio": None}],
             "suspects": [],
             "fit": {},
-            "corrections": self.table(CORRECTIONS).to_pylist(),
             "drift": [],
             **{name: tier[name] for name in ("tier", "not_measured")},
             "stages": self.rows,

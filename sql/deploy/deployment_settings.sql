@@ -27,7 +27,7 @@ limits as (
 ),
 -- what draws a token after a filter: the engine's row of the latest version up to the deployment's, else its oldest
 samplers as (
-  select deployments.deployment_id, engine_samplers.sampler
+  select deployments.deployment_id, engine_samplers.sampler, engine_samplers.sampler_elsewhere
   from deployments join engine_samplers using (engine)
   qualify row_number() over (
     partition by deployments.deployment_id
@@ -78,7 +78,7 @@ select
   ),
   limits.tp * limits.dp // limits.ep as moe_tp,
   limits.ep as moe_ep,
-  case limits.sampling when 'random' then 'torch_draw' when 'top_p' then samplers.sampler end as sampler,
+  case limits.sampling when 'random' then 'torch_draw' when 'top_p' then case when gpus.vendor = 'nvidia' then samplers.sampler else samplers.sampler_elsewhere end end as sampler,
   case when coalesce(formats.attention_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.attention_format end as attention_format,
   case when coalesce(formats.ffn_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.ffn_format end as ffn_format,
   case when coalesce(formats.expert_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.expert_format end as expert_format,
