@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
+
+# before numpy: threads of OpenBLAS wait for each other actively, which takes a hundred times the time of one thread as
+# soon as two workers, or anything else, share the cores
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import math
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from kernelsight.dataflow import blas
 from kernelsight.dataflow.blas import one_blas_thread
@@ -70,11 +71,11 @@ def blas_threads() -> set[int]:
 
 
 def test_blas_has_one_thread_inside_and_what_it_had_outside():
-    before = blas_threads()
-    assert before
-    with one_blas_thread():
-        assert blas_threads() == {1}
+    with threadpool_limits(limits=2, user_api="blas"):
+        assert blas_threads() == {2}
         with one_blas_thread():
             assert blas_threads() == {1}
-        assert blas_threads() == {1}
-    assert blas_threads() == before
+            with one_blas_thread():
+                assert blas_threads() == {1}
+            assert blas_threads() == {1}
+        assert blas_threads() == {2}

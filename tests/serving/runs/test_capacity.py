@@ -28,8 +28,10 @@ DEPLOYMENTS = {
 @pytest.fixture(scope="module")
 def flooded():
     with connect() as session:
-        summary = session.what_if([SMALL | FLOOD | flags for flags in DEPLOYMENTS.values()]).table("scenario_summary")
-        return dict(zip(DEPLOYMENTS, summary.to_pylist(), strict=True))
+        return {
+            name: session.what_if([SMALL | FLOOD | flags]).table("scenario_summary").to_pylist()[0]
+            for name, flags in DEPLOYMENTS.items()
+        }
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
