@@ -35,9 +35,11 @@ def test_whole_prompts_are_no_pieces() -> None:
     assert budget_seen(gaps_of(prompts, STATED), prompts, STATED, LINE) is None
     one_length = np.full(N, 1000)
     assert budget_seen(gaps_of(one_length, STATED), one_length, STATED, LINE) is None
-    # long prompts are rare among requests whose steps are all of a length
+    # long prompts that are rare among steps of two lengths
     rare = np.where(np.arange(N) % 10 == 0, 4000, 64)
-    assert budget_seen(gaps_of(rare, STATED), rare, STATED, LINE) is None
+    gaps = np.repeat([8.0, 10.5, 130.0], [120_000, 100_000, 60 * RUNNING])
+    assert budget_seen(gaps, rare, STATED, LINE) is None
+    assert budget_seen(gaps[gaps < 100.0], rare, STATED, LINE) is not None
 
 
 def test_a_budget_that_is_stated_is_no_other_one() -> None:
