@@ -65,7 +65,7 @@ def explain(
             break
         helpful = {name for name, loss in ranked if loss < before}
         tried = [] if settled else _settings_tried(log, level, settings, said, helpful)
-        if not ranked:
+        if not best.causes:
             ranked = sorted(((state.causes[-1], state.left.loss) for state in tried), key=lambda own: own[1])
         # the size of a setting is its value: what has no other one is as it was served
         sized = [state for state in tried if state.basis.size] + [each for one in level for each in _one_more(one)]

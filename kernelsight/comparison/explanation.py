@@ -21,7 +21,7 @@ from kernelsight.comparison.factors import (
     relative_residuals,
     variant_of,
 )
-from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR, seats_limit
+from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR, is_limited
 from kernelsight.comparison.kernel_spread import kernel_spread
 from kernelsight.comparison.likelihood import Witnesses
 from kernelsight.comparison.log_worlds import LogWorlds
@@ -94,7 +94,7 @@ def explanation_tables(
     for log in logs:
         base = base_of(log_replays, log.comparison_id)
         happened = rows_of(log_incidents, log.comparison_id).num_rows > 0
-        own = explained(log, base, session, happened or seats_limit(log, base) is not None)
+        own = explained(log, base, session, happened or is_limited(log, base))
         for name, values in _rows(log, own, session).items():
             rows[name] += [{"comparison_id": log.comparison_id, **value} for value in values]
         if own.found.causes:

@@ -23,10 +23,12 @@ from kernelsight.comparison.occupancy import seats_seen
 from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of
 from kernelsight.comparison.signature import PROMPT_TOKEN_US, REQUEST_MS, Signature, signature
+from kernelsight.comparison.step_budget import BUDGETS, all_gaps, budget_seen
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import KernelSightError
 from kernelsight.scenario.alternatives import alternatives
+from kernelsight.scenario.plan import normalise, prefill_flags
 
 # a smaller misfit of the signature is agreement
 AGREES = 6.0
@@ -42,7 +44,6 @@ LEAST_CACHED = 0.03
 LEAST_LOAD = 0.03
 # requests that settings are replayed on
 MOST_REPLAYED = 1500
-BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 SETTINGS = ("enable_prefix_caching", "enforce_eager", "quantization", "tensor_parallel_size", "max_num_batched_tokens")
 # what a cause has to explain more than a setting does: one that has a size, one that is an error of the model, and
 # another number of GPUs, which people know best
@@ -91,6 +92,9 @@ def causes_of(
     seats = seats_limit(log, base) if not found else None
     if seats is not None:
         return [Cause("setting", "max_num_seqs", float(seats))]
+    budget = budget_limit(log, base) if not found else None
+    if budget is not None:
+        return [Cause("setting", "max_num_batched_tokens", float(budget))]
     if caches_nothing(log.measured, base):
         return [*found, Cause("setting", "enable_prefix_caching", "false")]
     e2e = log.measured.e2e_ms[log.measured.ok & np.isfinite(log.measured.e2e_ms)]
@@ -109,6 +113,20 @@ def seats_limit(log: ComparedLog, base: Replayed) -> int | None:
     expected = np.where(log.measured.ok, base.ttft_ms, np.nan)
     seats = seats_seen(log.measured, expected) if log.enough else None
     return max(round(seats / engines), 1) if seats and seats < log.settings["max_num_seqs"] * engines else None
+
+
+def is_limited(log: ComparedLog, base: Replayed) -> bool:
+    """Whether a log shows a limit of the engine that is smaller than stated."""
+    return seats_limit(log, base) is not None or budget_limit(log, base) is not None
+
+
+def budget_limit(log: ComparedLog, base: Replayed) -> int | None:
+    """Return the step budget that the gaps between a log's tokens show, where it is smaller than stated; else None."""
+    if not log.enough or prefill_flags(normalise(log.question.flags)) is not None:
+        return None  # engines that decode alone show no prompts
+    request_ms, prompt_token_us, _ = signature(log.measured, base, log.measured.ok).predicted
+    gaps, line = all_gaps(log.requests["chunk_gaps_ms"]), (request_ms, prompt_token_us / 1e3)
+    return budget_seen(gaps, log.measured.prompt_tokens, log.settings["max_num_batched_tokens"], line)
 
 
 def caches_nothing(measured: Measured, base: Replayed) -> bool:

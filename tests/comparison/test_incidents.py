@@ -73,3 +73,14 @@ def test_an_outage_is_no_slow_engine() -> None:
     (found, *_) = incidents_of(measured, base)
     assert (found.kind, found.name) == ("incident", "restart")
     assert (found.from_s, found.to_s) == (pytest.approx(50.0, abs=1.5), pytest.approx(70.0, abs=1.5))
+
+
+def test_a_slow_front_end_hides_no_slower_gpu() -> None:
+    measured, base = world(lambda at: at)
+    factor = np.where(measured.sent_s >= 50.0, 1.6, 1.0)
+    ttft, decode = 100.0 + measured.ttft_ms * factor, measured.decode_ms * factor
+    found = incidents_of(measured._replace(ttft_ms=ttft, decode_ms=decode, e2e_ms=ttft + decode), base)
+    assert (found[0].kind, found[0].name) == ("change", "gpu")
+    # where the fastest requests are as fast as before it is other load
+    found = incidents_of(measured._replace(decode_ms=decode, e2e_ms=measured.ttft_ms + decode), base)
+    assert (found[0].kind, found[0].name) == ("change", "other_load")
