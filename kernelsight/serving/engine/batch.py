@@ -257,11 +257,18 @@ def stop_decoding(batch: np.void, requests: np.ndarray, limits: np.void, r: int)
 
 
 @inlined
+def reserve(request: np.void, limits: np.void, tokens: int) -> None:
+    """Note that a request has KV units for ``tokens``: all that fit in their blocks."""
+    if tokens > request.reserved:
+        request.reserved = (tokens + limits.block_size - 1) // limits.block_size * limits.block_size
+
+
+@inlined
 def count_ahead(batch: np.void, request: np.void, limits: np.void, tokens: int, times: int) -> None:
     """Add ``times`` what a request with drafts and ``tokens`` computed needs in its next step, and its windows."""
-    held = max(tokens, request.reserved)
-    needed = units_held(max(tokens + 1 + limits.drafts, held), limits) - units_held(held, limits)
-    batch.units_next += times * needed
+    held, end = max(tokens, request.reserved), tokens + 1 + limits.drafts
+    if end > held:
+        batch.units_next += times * (units_held(end, limits) - units_held(held, limits))
     batch.near_end += times if limits.max_model_len - 1 - tokens < 1 + limits.drafts else 0
     batch.inside += times * min(tokens, limits.window_tokens)
     batch.draft_inside += times * min(tokens, limits.draft_window_tokens)

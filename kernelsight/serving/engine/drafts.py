@@ -35,7 +35,7 @@ def chance(number: int, token: int) -> float:
     return np.float64((bits ^ (bits >> S31)) >> S11) * 2.0**-53
 
 
-@compiled
+@inlined
 def accepted_drafts(number: int, known: int, drafts: int, acceptance: float) -> int:
     """Number of accepted drafts of a request that has ``known`` tokens."""
     accepted = 0

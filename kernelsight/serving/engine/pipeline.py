@@ -27,6 +27,7 @@ from kernelsight.serving.engine.batch import (
     is_ready,
     push_fresh,
     push_partial,
+    reserve,
     start_decoding,
     stop_decoding,
     tokens_held,
@@ -427,7 +428,7 @@ def take_accepted(
     engine.context_offset_sum += accepted
     request.context_offset += accepted
     request.leaves_at -= accepted
-    request.reserved = max(request.reserved, tokens + drafts)
+    reserve(request, limits, tokens + drafts)
     request.chunk = 0
     count_ahead(engine, request, limits, tokens + accepted, 1)
     if request.leaves_at <= engine.clock:

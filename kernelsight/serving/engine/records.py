@@ -137,7 +137,7 @@ REQUEST = record(
     known=_SHORT,  # prompt + generated tokens; stale while it decodes
     computed=_SHORT,  # tokens in the KV cache; stale while it decodes: context_offset + clock
     chunk=_SHORT,  # tokens scheduled in this step
-    reserved=_SHORT,  # tokens that it has KV units for after rejected drafts; 0: the computed ones
+    reserved=_SHORT,  # tokens that it has KV units for, after drafts; 0: the computed ones
     group=_SHORT,  # decoding: its group, see ``batch``
     received=_SHORT,  # waiting on a decode engine: tokens with transferred KV; 0: none
     # list links: neighbours in the batch by admission; the next partial, fresh, and waiting (or finished) request
