@@ -9,6 +9,7 @@ as a whole prediction.
 from __future__ import annotations
 
 import re
+import struct
 from functools import lru_cache
 from typing import Any
 
@@ -197,7 +198,24 @@ def holds(text: str, table: pa.Table) -> pa.ChunkedArray:
     >>> holds("x between 1 and size", pa.table({"x": [1, 2, None], "size": [1, 1, 1]})).to_pylist()
     [True, False, False]
     """
-    return pc.fill_null(_evaluated(parse(text), table), False)
+    return pc.fill_null(_evaluated(parse(text), table), _constant(False))
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _constant(value: bool | float | str) -> pa.Scalar:
+    """Return a value of Python as Arrow's, without Arrow's own conversion, which imports pandas where it is there."""
+    if isinstance(value, str):
+        text = value.encode()
+        parts, kind = [struct.pack("=ii", 0, len(text)), text], pa.string()
+    elif isinstance(value, bool):
+        parts, kind = [bytes([value])], pa.bool_()
+    else:
+        parts, kind = (
+            ([struct.pack("=q", value)], pa.int64())
+            if isinstance(value, int)
+            else ([struct.pack("=d", value)], pa.float64())
+        )
+    return pa.Array.from_buffers(kind, 1, [None, *map(pa.py_buffer, parts)])[0]
 
 
 def _evaluated(condition: Condition, table: pa.Table) -> Any:
@@ -205,15 +223,15 @@ def _evaluated(condition: Condition, table: pa.Table) -> Any:
     if operation == "column":
         return table.column(parts[0])
     if operation == "constant":
-        return pa.scalar(parts[0])
+        return _constant(parts[0])
     values = [_evaluated(part, table) for part in parts]
     if operation == "case":
-        return pc.if_else(pc.fill_null(values[0], False), *values[1:])
+        return pc.if_else(pc.fill_null(values[0], _constant(False)), *values[1:])
     if operation == "isfinite":
         return pc.is_finite(values[0])
     if operation == "regexp_full_match":
         return pc.match_substring_regex(values[0], f"^(?:{values[1].as_py()})$")
     if operation == "remainder":
-        left, right = values[0], pc.if_else(pc.equal(values[1], 0), None, values[1])
+        left, right = values[0], pc.if_else(pc.equal(values[1], _constant(0)), None, values[1])
         return pc.subtract(left, pc.multiply(pc.divide(left, right), right))
     return pc.call_function(operation, values)

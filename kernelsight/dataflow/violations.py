@@ -64,7 +64,7 @@ def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
     numbers = np.zeros(table.num_rows, np.int64)
     for key in keys:
         encoded = table.column(key).combine_chunks().dictionary_encode(null_encoding="encode")
-        numbers = numbers * len(encoded.dictionary) + encoded.indices.to_numpy()
+        numbers = numbers * len(encoded.dictionary) + _codes(encoded.indices)
         if key != keys[-1]:
             numbers = np.unique(numbers, return_inverse=True)[1]
     _, rows, counts = np.unique(numbers, return_index=True, return_counts=True)
@@ -74,6 +74,11 @@ def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
     first = twice.sort_by([(key, "ascending") for key in keys]).slice(0, 1).to_pylist()[0]
     example = ", ".join(f"{key} {_show(value)}" for key, value in first.items())
     return f"{twice.num_rows} duplicate key{'s' if twice.num_rows > 1 else ''} ({example})"
+
+
+def _codes(indices: pa.Int32Array) -> np.ndarray:
+    """Return the indices of a dictionary, without Arrow's own conversion, which imports pandas where it is there."""
+    return np.frombuffer(indices.buffers()[1], np.int32, len(indices), 4 * indices.offset)
 
 
 def check_reference(table: str, column: Column, values: pa.ChunkedArray, known: pa.ChunkedArray) -> None:
