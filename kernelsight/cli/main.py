@@ -139,7 +139,7 @@ def main(words: list[str] | None = None) -> int:
     A command that SIGTERM or SIGHUP ends returns 128 plus the signal's number.
     """
     if words is None:
-        # products in a command are small, and threads of BLAS on busy cores wait for each other longer than they compute
+        # a command's products are small, and threads of BLAS on busy cores wait for each other longer than they compute
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with ending_signals() as ended, flags_in_errors():
         return ended.status(_run(sys.argv[1:] if words is None else words))

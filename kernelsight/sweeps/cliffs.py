@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
-
 from kernelsight.scenario.alternatives import graphs_end
 
 if TYPE_CHECKING:
@@ -56,6 +54,8 @@ def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
 
 def _decode_steps(session: Session, deployment_id: str) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens and weights of the knots between which the decode steps of a deployment lie."""
+    import pyarrow.compute as pc
+
     shapes, uses = (
         rows.filter(pc.equal(rows["deployment_id"], deployment_id))
         for rows in (session.table("step_shapes"), session.table("step_cost_uses"))
