@@ -32,7 +32,15 @@ SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
         ),
         *(kernels.kernels_new, kernels.kernels_facts, kernels.points, kernels.search, kernels.search_tuner),
         *(loads.speed_serving, loads.speed_million, loads.speed_sweep, loads.speed_waits, loads.speed_kernels),
-        *(loads.rates, loads.limits, loads.server_times, loads.server_kept, loads.server_steps),
+        *(
+            loads.rates,
+            loads.limits,
+            loads.sizes,
+            loads.sizes_limits,
+            loads.server_times,
+            loads.server_kept,
+            loads.server_steps,
+        ),
         *(logs.compare_plain, logs.compare_noise, logs.compare_steps, logs.compare_foreign, logs.corrections),
         logs.speed_million_log,
     )

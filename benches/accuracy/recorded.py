@@ -13,11 +13,12 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from record import record
 
 COMMAND = "python benches/accuracy --sweep sweep.parquet"
-GPUS, GENERATIONS = ("cross-generation", "target-measured"), "leave-one-generation-out"
+GPUS, GENERATIONS = ("cross-generation", "target-measured"), "leave-one-generation-out, training GPUs"
 SITES, LAYERS = "target-measured", "target-measured, whole layers"
 SPLIT_COLUMNS = ["scored on", "mean / median", "p90", "time-weighted", "bias", "covers", "width", "pooled"]
 SPLIT_COLUMNS += ["unseen kernels", "affine roofline", "H100 × ratio", "roofline"]
 TITLES = {"gb200": "GB200", "b200_sxm": "B200", "rtx_pro_6000_server": "RTX PRO 6000"}
+GENERATION_TITLES = {"ampere": "A100", "ada": "L40S", "hopper": "H100 and H200"}
 BASELINES = ("affine_roofline", "nearest_gpu", "roofline")
 Reports = Mapping[str, Mapping[str, Any]]
 
@@ -29,7 +30,7 @@ def keep(sections: Mapping[str, Reports]) -> Iterator[Path]:
         yield record("kernels_splits", split_rows(reports), f"{COMMAND} --only {' '.join(GPUS)}", cpu_s(reports))
     if GENERATIONS in sections:
         reports = sections[GENERATIONS]
-        yield record("kernels_generations", split_rows(reports), f"{COMMAND} --only {GENERATIONS}", cpu_s(reports))
+        yield record("kernels_generations", split_rows(reports), f"{COMMAND} --only '{GENERATIONS}'", cpu_s(reports))
     if SITES in sections:
         found = {share_of(report): report for report in sections[SITES].values()}
         overall = [{"budget": share, **report["overall"]["serving"]} for share, report in found.items()]
@@ -61,14 +62,14 @@ def split_rows(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def titled(name: str) -> str:
     """Return the name of a split as people read it.
 
-    >>> titled("to b200_sxm"), titled("10% of gb200"), titled("without hopper")
-    ('B200', 'GB200, 10 % of its sites', 'all GPUs of hopper, none seen')
+    >>> titled("to b200_sxm"), titled("10% of gb200"), titled("without hopper, of four GPUs")
+    ('B200', 'GB200, 10 % of its sites', 'H100 and H200, fitted without its generation')
     """
     share, _, gpu = name.partition("% of ")
     if gpu:
         return f"{TITLES[gpu]}, {share} % of its sites"
-    first, _, rest = name.partition(" ")
-    return TITLES[rest] if first == "to" else f"all GPUs of {rest}, none seen"
+    first, _, rest = name.removesuffix(", of four GPUs").partition(" ")
+    return TITLES[rest] if first == "to" else f"{GENERATION_TITLES[rest]}, fitted without its generation"
 
 
 def share_of(report: Mapping[str, Any]) -> float:

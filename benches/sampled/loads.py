@@ -121,3 +121,25 @@ def server_steps() -> dict[str, float]:
     with ks.connect() as session:
         times = session.step_times(**LLAMA)
     return {f"{count} sequences": float(times([(1, 1000)] * count).latency_us) for count in (1, 8, 64)}
+
+
+def sizes() -> dict[str, float]:
+    """Return what a question that the bench may draw gets, tuning left out: price, rate, GPUs, replicas."""
+    with ks.connect() as session:
+        chosen = session.size(
+            **{"model": "qwen3-8b", "gpus": ["l40s", "h100_sxm"], "prices": {"l40s": 0.9, "h100_sxm": 2.4}},
+            **{"input_len": 1024, "output_len": 64, "rate": 20.0, "slo": {"ttft_p90_ms": 1000.0, "tpot_mean_ms": 40.0}},
+            **{"max_gpus": 1, "tune": False, "confidence": 0.5},
+        ).chosen
+    return {name: float(chosen[name]) for name in ("rate", "price_per_hour", "gpus", "instances")}
+
+
+def sizes_limits() -> dict[str, float]:
+    """Return what a fifth more of each resource does to the highest rate of a chosen deployment."""
+    import sizes as bench
+
+    asked = {"model": "qwen3-8b", "input_len": 1024, "output_len": 64, "slo": {"tpot_mean_ms": 40.0}}
+    with ks.connect() as session:
+        bench.with_faster_gpus(session, ["h100_sxm"])
+        row = {"gpu": "h100_sxm", "tensor_parallel_size": 1}
+        return bench.rates_with_more(session, bench.quick_host_of(session), asked, row)
