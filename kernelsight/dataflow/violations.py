@@ -62,18 +62,32 @@ def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
         return ""
     # each row's key as one number, column by column
     numbers = np.zeros(table.num_rows, np.int64)
-    for key in keys:
-        encoded = table.column(key).combine_chunks().dictionary_encode(null_encoding="encode")
+    for leaf in (leaf for key in keys for leaf in _leaves(table.column(key))):
+        encoded = leaf.dictionary_encode(null_encoding="encode")
         numbers = numbers * len(encoded.dictionary) + _codes(encoded.indices)
-        if key != keys[-1]:
-            numbers = np.unique(numbers, return_inverse=True)[1]
+        numbers = np.unique(numbers, return_inverse=True)[1]
     _, rows, counts = np.unique(numbers, return_index=True, return_counts=True)
     if rows.size == table.num_rows:
         return ""
     twice = table.select(keys).take(pa.array(rows[counts > 1]))
-    first = twice.sort_by([(key, "ascending") for key in keys]).slice(0, 1).to_pylist()[0]
+    kinds = [table.schema.field(key).type for key in keys]
+    sorted_by = [
+        (key, "ascending")
+        for key, kind in zip(keys, kinds, strict=True)
+        if not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind))
+    ]
+    first = (twice.sort_by(sorted_by) if sorted_by else twice).slice(0, 1).to_pylist()[0]
     example = ", ".join(f"{key} {_show(value)}" for key, value in first.items())
     return f"{twice.num_rows} duplicate key{'s' if twice.num_rows > 1 else ''} ({example})"
+
+
+def _leaves(column: pa.ChunkedArray) -> list[pa.Array]:
+    """Return a column's values without a dictionary, of a struct those of each field."""
+    if pa.types.is_dictionary(column.type):
+        return [column.cast(column.type.value_type).combine_chunks()]
+    if pa.types.is_struct(column.type):
+        return [leaf for field in column.flatten() for leaf in _leaves(field)]
+    return [column.combine_chunks()]
 
 
 def _codes(indices: pa.Int32Array) -> np.ndarray:

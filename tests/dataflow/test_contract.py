@@ -276,3 +276,12 @@ def test_optional_columns_of_another_table_may_be_null_and_are_checked_where_the
     assert conform(rows, orders).column("least").to_pylist() == [None, 3]
     with pytest.raises(ContractBroken, match=r"1 row fails 'least is null or \(least > 0 or least = -1\)'"):
         conform(pa.table({"part": ["nut"], "least": [0]}), orders)
+
+
+def test_keys_of_words_in_a_dictionary_and_of_structs_are_compared_by_their_values() -> None:
+    words = pa.chunked_array([pa.array(["a", "b"]).dictionary_encode(), pa.array(["b", "c"]).dictionary_encode()])
+    shapes = pa.array([{"m": 1, "n": 1}, {"m": 1, "n": 2}, {"m": 1, "n": 2}, {"m": 2, "n": 1}])
+    table = pa.table({"word": words, "shape": shapes})
+    assert duplicate_fault(table, ["word", "shape"]).startswith("2 duplicate keys (word='b'")
+    assert duplicate_fault(table.slice(0, 2), ["word", "shape"]) == ""
+    assert duplicate_fault(table, ["shape"]).startswith("2 duplicate keys (shape={'m': 1, 'n': 2}")
