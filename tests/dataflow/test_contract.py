@@ -282,6 +282,6 @@ def test_keys_of_words_in_a_dictionary_and_of_structs_are_compared_by_their_valu
     words = pa.chunked_array([pa.array(["a", "b"]).dictionary_encode(), pa.array(["b", "c"]).dictionary_encode()])
     shapes = pa.array([{"m": 1, "n": 1}, {"m": 1, "n": 2}, {"m": 1, "n": 2}, {"m": 2, "n": 1}])
     table = pa.table({"word": words, "shape": shapes})
-    assert duplicate_fault(table, ["word", "shape"]).startswith("2 duplicate keys (word='b'")
+    assert duplicate_fault(table, ["word", "shape"]).startswith("1 duplicate key (word 'b'")
     assert duplicate_fault(table.slice(0, 2), ["word", "shape"]) == ""
-    assert duplicate_fault(table, ["shape"]).startswith("2 duplicate keys (shape={'m': 1, 'n': 2}")
+    assert duplicate_fault(table, ["shape"]) == "1 duplicate key (shape {'m': 1, 'n': 2})"
