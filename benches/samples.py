@@ -37,6 +37,7 @@ SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
             loads.limits,
             loads.sizes,
             loads.sizes_limits,
+            loads.sensitivities,
             loads.server_times,
             loads.server_kept,
             loads.server_steps,

@@ -143,3 +143,12 @@ def sizes_limits() -> dict[str, float]:
         bench.with_faster_gpus(session, ["h100_sxm"])
         row = {"gpu": "h100_sxm", "tensor_parallel_size": 1}
         return bench.rates_with_more(session, bench.quick_host_of(session), asked, row)
+
+
+def sensitivities() -> dict[str, float]:
+    """Return elasticities of a served scenario with facts of its GPU."""
+    load = {"request_rate": 20.0, "num_prompts": 64, "input_len": 256, "output_len": 64}
+    facts = ("memory_bandwidth_bytes_per_s", "bf16_flops_per_s")
+    with ks.connect() as session:
+        found = {fact: session.gradient("tpot_p50_ms", fact, **LLAMA, **load) for fact in facts}
+    return {fact: each.elasticity for fact, each in found.items()}
