@@ -99,7 +99,7 @@ def serve(load: Load, engine: Engine, dice: np.random.Generator) -> Times:
             left -= chunks[-1][1]
         tokens = len(decodes) + sum(size for _, size in chunks)
         read = engine.token_ms * tokens
-        step = 1.0 + engine.every_step_ms + max(engine.weights_ms, read) + 0.35 * min(engine.weights_ms, read)
+        step = 0.8 + engine.every_step_ms + max(engine.weights_ms, read) + 0.35 * min(engine.weights_ms, read)
         step += 4.6e-5 * sum(one.prompt + one.emitted for one in decodes) + 6e-4 * len(running)
         step += sum(2.2e-7 * size * (one.done + size / 2) for one, size in chunks) + (0.3 if chunks else 0.0)
         step += engine.small_step_ms if tokens <= 512 else 0.0

@@ -41,6 +41,7 @@ def open_database(macros: str = "") -> duckdb.DuckDBPyConnection:
 def lock_database(database: duckdb.DuckDBPyConnection, *, files: bool) -> None:
     """Fix the settings of a database for good; without ``files`` its queries read no file but what is attached.
 
+    >>> import duckdb
     >>> database = open_database()
     >>> lock_database(database, files=False)
     >>> try:
@@ -119,6 +120,7 @@ def quote(name: str) -> str:
 def first_line(error: duckdb.Error) -> str:
     """Return the first line of DuckDB's message, without the final period.
 
+    >>> import duckdb
     >>> first_line(duckdb.ParserException("Parser Error: syntax error\\n\\nLINE 1: selct"))
     'Parser Error: syntax error'
     """
@@ -128,6 +130,7 @@ def first_line(error: duckdb.Error) -> str:
 def complaint(error: duckdb.Error) -> str:
     """Return DuckDB's message and the names that it suggests, on one line.
 
+    >>> import duckdb
     >>> complaint(duckdb.BinderException('Binder Error: no column "pric"\\n\\nCandidate bindings: "price"'))
     'Binder Error: no column "pric", Candidate bindings: "price"'
     """

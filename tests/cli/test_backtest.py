@@ -195,6 +195,6 @@ def test_each_campaign_is_scored_with_constants_of_the_others(command, tmp_path:
     # what both campaigns measured alike counts once, for the first
     assert found["campaigns"]["b"]["tpot_mean"]["n"] < 2
     engines = {(row["campaign"], row["engine"]) for row in found["left_out_constants"]}
-    assert engines == {(name, engine) for name in "ab" for engine in ("vllm", "sglang", "trtllm")}
+    assert engines == {(name, engine) for name in "ab" for engine in ("vllm", "vllm from 0.14", "sglang", "trtllm")}
     page = command("backtest", "--runs", path, "--sample", "1").out
     assert "by campaign" in page
