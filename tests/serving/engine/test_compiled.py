@@ -48,7 +48,7 @@ def test_numba_knows_a_rule_once_it_is_compiled() -> None:
         return double(double(number))
 
     assert "dispatcher" not in vars(double)
-    assert quadruple(3) == 12 and double.dispatcher.overloads
+    assert quadruple(3) == 12 and "dispatcher" in vars(double)
 
 
 def test_an_entry_point_is_a_rule_to_others() -> None:

@@ -362,7 +362,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
         balance_rel_threshold=draw(st.sampled_from([1.0001, 1.5])),
         weights=inputs.Weights(*(draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])) for _ in inputs.Weights._fields)),
     )
-    tier = st.builds(inputs.Tier, st.sampled_from([0, 2, 8, NO_LIMIT]))
+    tier = st.sampled_from([0, 2, 8, NO_LIMIT]).map(inputs.Tier)
     policy = draw(st.sampled_from(range(len(records.WRITE_POLICIES))))
     tiers = inputs.Tiers(tuple(draw(st.lists(tier, max_size=2))), policy)
     load = draw(with_sessions(load._replace(warmups=min(warmups, load.arrival_us.size))))
