@@ -20,12 +20,12 @@ from record import record
 from kernelsight.dataflow.columns import by_blocks, numeric
 from kernelsight.kernels import latency
 from kernelsight.kernels.families import FAMILIES, LOWERED
-from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.hardware import MATH
 from kernelsight.kernels.intervals import spread
-from kernelsight.kernels.kinds import constants_of, interval_half_widths, kinds_of, network_at
+from kernelsight.kernels.kinds import interval_half_widths, network_at
 from kernelsight.kernels.latency import latencies
-from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.network import Network
+from kernelsight.kernels.prepared import prepared
 from kernelsight.session import Session, connect
 
 MODELS = (
@@ -37,7 +37,7 @@ MODELS = (
 )
 GPUS = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm")
 ENGINES = ("vllm", "sglang")
-PRICES = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations")
+PRICES = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations", "gpu_power")
 BULK_ROWS = 4_000_000
 MIX = {"gemm": 0.4, "prefill_attention": 0.2, "decode_attention": 0.4}
 
@@ -147,10 +147,9 @@ def _bulk(
     settings, coefficients = prices["deployment_settings"], prices["eta_coefficients"]
     place = settings.column_names.index("tier")
     settings = settings.set_column(place, "tier", pa.array([tier] * settings.num_rows))
-    kinds, kind_of_row = kinds_of(family, calls, settings)
-    hardware = hardware_columns(prices["gpus"], prices["fabrics"])
-    alike = Likeness(family, prices["gpus"], hardware)
-    at, _ = constants_of(family, kinds, prices["kernel_implementations"], prices["gpus"], coefficients, alike)
+    tables = (prices["gpus"], prices["fabrics"], coefficients, prices["kernel_implementations"])
+    ready = prepared(family, calls, settings, *tables)
+    kinds, kind_of_row, hardware, at = ready.kinds, ready.kind_of_row, ready.hardware, ready.at
     halves = interval_half_widths(family, kinds, coefficients)[0].astype(np.float32)
     at = {name: np.float32(values[0]) for name, values in at.items()}
     uniform = {
