@@ -17,7 +17,7 @@ from kernelsight.serving.engine.lookahead import decode_until, run_end_us
 from kernelsight.serving.engine.pipeline import begin_batches, end_batch
 from kernelsight.serving.engine.policy import received_until, reset_ratio_when_idle
 from kernelsight.serving.engine.queue import deliver, horizon_us, next_visible_us, queue_head, receive
-from kernelsight.serving.engine.ranks import begin_ranks, take_ranks
+from kernelsight.serving.engine.ranks import begin_ranks, shorten_ranks, take_ranks
 from kernelsight.serving.engine.records import FOREVER, NOBODY, SCORED
 from kernelsight.serving.engine.router import route, route_decode
 from kernelsight.serving.engine.scheduler import schedule
@@ -334,6 +334,9 @@ def serve_until_full(
                     forget_gaps(engines, histogram)
             elif engine.planned and not engine.blocked and requests[r].visible_us - own.batch_wait_us < engine.due_us:
                 stop_us = requests[r].visible_us - own.batch_wait_us
+                if own.ranks > 1:
+                    shorten_ranks(engines, limits, i - own.rank, stop_us)
+                    continue
                 take_run(
                     engines, i, requests, heaps, limits, host, entries, costs, layout, uses, histogram, rows, stop_us
                 )

@@ -202,6 +202,22 @@ def plan_ranks(
 
 
 @compiled
+def shorten_ranks(engines: np.ndarray, limits: np.ndarray, first: int, stop_us: float) -> None:
+    """End the planned decode steps of all ranks with the one that passes ``stop_us``.
+
+    They are not executed yet: a prompt that goes to another rank later may be seen earlier.
+    """
+    begin_us, pace_us, pace_slope = engines[first].previous_start, engines[first].pace_us, engines[first].pace_slope
+    steps, _, _ = cut_line(pace_us, pace_slope, engines[first].planned_steps, stop_us - begin_us, False)
+    for i in range(first, first + limits[first].ranks):
+        engine = engines[i]
+        engine.planned_steps = steps
+        engine.due_us = begin_us + line_time(pace_us, pace_slope, steps)
+        if engine.step_decode_tokens == 0:
+            engine.now = engine.due_us
+
+
+@compiled
 def take_ranks(
     engines: np.ndarray,
     requests: np.ndarray,
@@ -226,6 +242,8 @@ def take_ranks(
     steps, _, _ = cut_line(pace_us, pace_slope, planned.planned_steps, stop_us - begin_us, False)
     expert_tokens = shared_tokens(engines, host, first, ranks)
     end_us = begin_us + line_time(pace_us, pace_slope, steps)
+    if limits[first].balance:
+        count_unbalanced(engines, limits, first, steps - 1)
     for i in range(first, first + ranks):
         engine, batch = engines[i], engines[i].step_decode_tokens
         if batch > 0:
@@ -280,6 +298,17 @@ def holds_prompts(
         return True
     counts.unbalanced_iters = 0
     return False
+
+
+@compiled
+def count_unbalanced(engines: np.ndarray, limits: np.ndarray, first: int, steps: int) -> None:
+    """Count further steps in which every rank decodes and none has a prompt, as ``holds_prompts`` would each of them."""
+    timeout = limits[first].attention_dp_timeout_iters
+    for i in range(first, first + limits[first].ranks):
+        if engines[i].decoding == 0:
+            return
+    if timeout > 0:
+        engines[first].unbalanced_iters = (engines[first].unbalanced_iters + steps) % timeout
 
 
 @compiled

@@ -110,6 +110,23 @@ def test_balance_holds_prompts_until_every_rank_has_one() -> None:
     assert [row[0] for row in spans(later, 0) if row[2] == 4] == [500]
 
 
+def test_steps_without_any_prompt_count_as_unbalanced() -> None:
+    # steps at 100, 200 and 300 are unbalanced, the third lets prompts in, and again at 600: C, seen at 800 in the second
+    # of the next three, is computed at 900
+    requests = [(0, 1, 20), (0, 1, 20), (750, 4, 1)]
+    limits = {"balance": True, "attention_dp_batching_wait_iters": 0, "attention_dp_timeout_iters": 3}
+    served = run_ranks(two_ranks(requests, slope=0.0, **limits), 2)
+    assert [row[0] for row in spans(served, 0) if row[2] == 4] == [900]
+
+
+def test_a_prompt_sent_later_to_another_rank_may_be_seen_earlier() -> None:
+    # steps of 100 us begin at 1; C (50 tokens) and D (4), both sent at 980, are seen at 1030 and 984
+    requests = [(0, 1, 40), (0, 1, 40), (980, 50, 1), (980, 4, 1)]
+    world = two_ranks(requests, slope=0.0, host={"per_prompt_token_us": 1.0})
+    served = run_ranks(world, 2)
+    assert [[row[0] for row in spans(served, rank) if row[2]][-1] for rank in range(2)] == [1101, 1001]
+
+
 def test_two_replicas_of_ranks_do_not_wait_for_each_other() -> None:
     # requests in turn: the long prompt is on the first replica's first rank, the second replica ends its step earlier
     world = two_ranks([(0, 16, 1), (0, 2, 1), (0, 2, 1), (0, 2, 1)])
