@@ -302,7 +302,7 @@ def holds_prompts(
 
 @compiled
 def count_unbalanced(engines: np.ndarray, limits: np.ndarray, first: int, steps: int) -> None:
-    """Count further steps in which every rank decodes and none has a prompt, as ``holds_prompts`` would each of them."""
+    """Count further steps in which every rank decodes and none has a prompt, as ``holds_prompts`` would count them."""
     timeout = limits[first].attention_dp_timeout_iters
     for i in range(first, first + limits[first].ranks):
         if engines[i].decoding == 0:

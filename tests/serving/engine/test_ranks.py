@@ -111,8 +111,8 @@ def test_balance_holds_prompts_until_every_rank_has_one() -> None:
 
 
 def test_steps_without_any_prompt_count_as_unbalanced() -> None:
-    # steps at 100, 200 and 300 are unbalanced, the third lets prompts in, and again at 600: C, seen at 800 in the second
-    # of the next three, is computed at 900
+    # steps at 100, 200 and 300 are unbalanced, the third lets prompts in, and again at 600: C, seen at 800, in the
+    # second of the next three, is computed at 900
     requests = [(0, 1, 20), (0, 1, 20), (750, 4, 1)]
     limits = {"balance": True, "attention_dp_batching_wait_iters": 0, "attention_dp_timeout_iters": 3}
     served = run_ranks(two_ranks(requests, slope=0.0, **limits), 2)
