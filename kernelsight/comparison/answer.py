@@ -14,6 +14,7 @@ from kernelsight.comparison.errors import (
     as_distribution,
     cached_of,
     errors_of,
+    interval_factors,
     measured_by_metric,
     predicted_of,
 )
@@ -40,7 +41,7 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
     real, ours = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
     if measured.drawn:
         ours = {name: as_distribution(values, real[name]) for name, values in ours.items()}
-    intervals = {row["metric"]: (row["request_low"], row["request_high"]) for row in rows("log_intervals")}
+    intervals = interval_factors(rows("log_intervals"))
     dropped = counted(log.tables["log_faults"].to_pylist())
     refused = measured.ok & ~base.served
     if refused.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed
 
 METRICS = ("ttft", "tpot", "e2e")
+# 90 % intervals that hold this share of the measured times of every metric are as true as they claim to be
+AS_CLAIMED = 0.85
 
 
 def predicted_of(replayed: Replayed, output_tokens: np.ndarray) -> dict[str, np.ndarray]:
@@ -47,6 +50,25 @@ def errors_of(real: np.ndarray, ours: np.ndarray, interval: tuple[float, float] 
         "bias": float(ours[both].mean() / real[both].mean() - 1.0),
         "coverage_90": covered,
     }
+
+
+def interval_factors(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Return by metric the factors between which a request's time lies in nine of ten cases; rows of log_intervals."""
+    return {row["metric"]: (row["request_low"], row["request_high"]) for row in rows}
+
+
+def are_as_claimed(errors: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the 90 % intervals of a prediction hold nearly as many times of every metric as they claim.
+
+    ``errors``: figures of each metric, as ``errors_of`` returns them; those that were not measured say nothing.
+
+    >>> are_as_claimed([{"n": 9, "coverage_90": 0.9}, {"n": 0, "coverage_90": None}])
+    True
+    >>> are_as_claimed([{"n": 9, "coverage_90": 1.0}, {"n": 9, "coverage_90": 0.6}])
+    False
+    """
+    shares = [one["coverage_90"] for one in errors if one["n"]]
+    return bool(shares) and all(share is not None and share >= AS_CLAIMED for share in shares)
 
 
 def as_distribution(values: np.ndarray, like: np.ndarray) -> np.ndarray:

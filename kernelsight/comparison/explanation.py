@@ -21,10 +21,11 @@ from kernelsight.comparison.factors import (
     relative_residuals,
     variant_of,
 )
-from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR, is_limited
+from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR
 from kernelsight.comparison.kernel_spread import kernel_spread
 from kernelsight.comparison.likelihood import Witnesses
 from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.observed_limits import is_limited
 from kernelsight.comparison.observed_steps import Seen, seen_of, typical_context
 from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of, explained_table, joined

@@ -16,19 +16,26 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.causes import MOST_NAMED, is_believed
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.errors import (
+    METRICS,
+    are_as_claimed,
+    errors_of,
+    interval_factors,
+    measured_by_metric,
+    predicted_of,
+)
 from kernelsight.comparison.incidents import Incident, incidents_of
 from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.occupancy import seats_seen
+from kernelsight.comparison.observed_limits import budget_limit, caches_nothing, seats_limit
 from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of
 from kernelsight.comparison.signature import PROMPT_TOKEN_US, REQUEST_MS, Signature, signature
-from kernelsight.comparison.step_budget import BUDGETS, all_gaps, budget_seen
+from kernelsight.comparison.step_budget import BUDGETS
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import KernelSightError
 from kernelsight.scenario.alternatives import alternatives
-from kernelsight.scenario.plan import normalise, prefill_flags
 
 # a smaller misfit of the signature is agreement
 AGREES = 6.0
@@ -38,8 +45,6 @@ LEAST_HOST_MS = 0.5
 # factors on all kernels outside are no error of the model: another setting, or another machine
 LEAST_FACTOR, MOST_FACTOR = 0.68, 1.45
 LEAST_QUIET = 60
-# share of the prompt tokens that a replay finds in its cache, where a log has none
-LEAST_CACHED = 0.03
 # a longer load than described is a cause from this share of E2E
 LEAST_LOAD = 0.03
 # requests that settings are replayed on
@@ -48,6 +53,8 @@ SETTINGS = ("enable_prefix_caching", "enforce_eager", "quantization", "tensor_pa
 # what a cause has to explain more than a setting does: one that has a size, one that is an error of the model, and
 # another number of GPUs, which people know best
 SIZED, MODEL, PARALLEL = 1.5, 4.0, 2.0
+# kinds of causes that the prediction itself is uncertain of
+UNCERTAIN = ("part", "front_end")
 # columns of log_incidents as the fields of Incident
 INCIDENT = ("kind", "name", "from_s", "to_s", "value", "events", "lost_s")
 
@@ -77,11 +84,14 @@ def causes_of(
     incidents: Sequence[Incident],
     load_ms: float,
     fitted: Sequence[Mapping[str, Any]],
+    intervals: Mapping[str, tuple[float, float]],
     session: Session,
 ) -> list[Cause]:
     """Return the causes of one log, the first one first; none where log and prediction agree.
 
-    ``load_ms``: how much longer E2E is with the load as sent than as described; ``fitted``: rows of ``fitted_causes``.
+    ``load_ms``: how much longer E2E is with the load as sent than as described; ``fitted``: rows of ``fitted_causes``;
+    ``intervals``: factors of the prediction's 90 % interval by metric. Where these hold what was measured, kernels,
+    host and front end differ by no more than the prediction says of itself: they are not named.
     """
     if not log.enough:
         return []
@@ -100,41 +110,23 @@ def causes_of(
     e2e = log.measured.e2e_ms[log.measured.ok & np.isfinite(log.measured.e2e_ms)]
     if e2e.size and abs(load_ms) >= LEAST_LOAD * e2e.mean() and log.question.stated:
         found.append(_load_cause(log))
-    if accepted := _accepted(fitted, log):
-        return [*found, *accepted]
-    quiet = quiet_requests(log.measured, incidents)
-    whole = _whole_log(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
-    return [*found, *([whole] if whole else [])]
+    causes = _accepted(fitted, log)
+    if not causes or [cause.name for cause in causes] == ["host"]:
+        quiet = quiet_requests(log.measured, incidents)
+        whole = _whole_log(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
+        if whole and (not causes or whole.name == "enforce_eager"):
+            causes = [whole]
+    if all(cause.kind in UNCERTAIN for cause in causes) and are_as_claimed(errors_of_log(log, base, intervals)):
+        return found
+    return [*found, *causes]
 
 
-def seats_limit(log: ComparedLog, base: Replayed) -> int | None:
-    """Return the seats of each engine that a log shows, where these are fewer than stated; else None."""
-    engines = log.settings["dp"] * log.settings["replicas"]
-    expected = np.where(log.measured.ok, base.ttft_ms, np.nan)
-    seats = seats_seen(log.measured, expected) if log.enough else None
-    return max(round(seats / engines), 1) if seats and seats < log.settings["max_num_seqs"] * engines else None
-
-
-def is_limited(log: ComparedLog, base: Replayed) -> bool:
-    """Whether a log shows a limit of the engine that is smaller than stated."""
-    return seats_limit(log, base) is not None or budget_limit(log, base) is not None
-
-
-def budget_limit(log: ComparedLog, base: Replayed) -> int | None:
-    """Return the step budget that the gaps between a log's tokens show, where it is smaller than stated; else None."""
-    if not log.enough or prefill_flags(normalise(log.question.flags)) is not None:
-        return None  # engines that decode alone show no prompts
-    request_ms, prompt_token_us, _ = signature(log.measured, base, log.measured.ok).predicted
-    gaps, line = all_gaps(log.requests["chunk_gaps_ms"]), (request_ms, prompt_token_us / 1e3)
-    return budget_seen(gaps, log.measured.prompt_tokens, log.settings["max_num_batched_tokens"], line)
-
-
-def caches_nothing(measured: Measured, base: Replayed) -> bool:
-    """Whether a log that reports cached tokens has none, and its replay found many."""
-    both = measured.ok & base.served & np.isfinite(measured.cached_tokens)
-    if not both.any() or measured.cached_tokens[both].any():
-        return False
-    return bool(base.cached_tokens[both].sum() >= LEAST_CACHED * measured.prompt_tokens[both].sum())
+def errors_of_log(
+    log: ComparedLog, base: Replayed, intervals: Mapping[str, tuple[float, float]]
+) -> list[dict[str, Any]]:
+    """Return the errors of each metric of a log that were measured request by request."""
+    real, ours = measured_by_metric(log.measured), predicted_of(base, log.measured.output_tokens)
+    return [errors_of(real[metric], ours[metric], intervals.get(metric)) for metric in METRICS]
 
 
 def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cause]:
@@ -300,7 +292,7 @@ def lasts(best: Explained, after: Signature, from_server: bool) -> bool:
 
 
 def cause_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table], session: Session) -> pa.Table:
-    """Return ``causes``; ``tables``: log_replays, log_incidents, fitted_causes, miss_by_part."""
+    """Return ``causes``; ``tables``: log_replays, log_incidents, log_intervals, fitted_causes, miss_by_part."""
     rows = []
     for log in logs:
         own = {name: rows_of(table, log.comparison_id) for name, table in tables.items() if name != "log_replays"}
@@ -309,7 +301,8 @@ def cause_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table], ses
         ]
         load_ms = next(row["miss_ms"] for row in own["miss_by_part"].to_pylist() if row["part"] == "workload")
         base, fitted = base_of(tables["log_replays"], log.comparison_id), own["fitted_causes"].to_pylist()
-        for place, one in enumerate(causes_of(log, base, incidents, load_ms, fitted, session)):
+        intervals = interval_factors(own["log_intervals"].to_pylist())
+        for place, one in enumerate(causes_of(log, base, incidents, load_ms, fitted, intervals, session)):
             word = one.value if isinstance(one.value, str) else None
             value = None if isinstance(one.value, str) else one.value
             shared = {"comparison_id": log.comparison_id, "place": place, "value": value, "word": word}

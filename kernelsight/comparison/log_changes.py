@@ -12,11 +12,9 @@ from kernelsight.comparison.earlier_log import calibrated, predicted_by
 from kernelsight.comparison.errors import concurrency_of
 from kernelsight.comparison.first_causes import (
     AGREES,
-    LEAST_CACHED,
     LEAST_QUIET,
     Cause,
     best_fitting,
-    caches_nothing,
     closed_forms,
     lasts,
     quiet_requests,
@@ -24,6 +22,7 @@ from kernelsight.comparison.first_causes import (
 )
 from kernelsight.comparison.incidents import incidents_of
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS, Measured
+from kernelsight.comparison.observed_limits import LEAST_CACHED, caches_nothing
 from kernelsight.comparison.occupancy import decoding, most_running, seats_seen
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.signature import signature

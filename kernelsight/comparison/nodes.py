@@ -73,6 +73,7 @@ def causes(
     compared_requests: pa.Table,
     log_replays: pa.Table,
     log_incidents: pa.Table,
+    log_intervals: pa.Table,
     fitted_causes: pa.Table,
     miss_by_part: pa.Table,
     *,
@@ -85,6 +86,7 @@ def causes(
     tables = {
         "log_replays": log_replays,
         "log_incidents": log_incidents,
+        "log_intervals": log_intervals,
         "fitted_causes": fitted_causes,
         "miss_by_part": miss_by_part,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernelsight.comparison.errors import METRICS, are_as_claimed
 from kernelsight.comparison.unused_rows import unused
 from kernelsight.escape import html_table
 
@@ -84,7 +85,10 @@ def _found(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
         return f"{said}; {'; and '.join(cause_sentence(cause) for cause in answer['causes'])}."
     if unlooked_for is not None:
         return f"{said}; {unlooked_for}." if unlooked_for else f"{said}."
-    return f"{said}." if agrees else f"{said}; no cause holds."
+    if agrees:
+        return f"{said}."
+    covered = are_as_claimed(answer[f"{metric}_ms"] for metric in METRICS)
+    return f"{said}; {'the 90 % intervals of the prediction hold that' if covered else 'no cause holds'}."
 
 
 def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", described: str = "described") -> str:

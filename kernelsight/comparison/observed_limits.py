@@ -1,0 +1,46 @@
+"""Limits of an engine that a log shows by itself: seats, a step budget, a prefix cache that holds nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.comparison.compared_log import ComparedLog
+from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.occupancy import seats_seen
+from kernelsight.comparison.replay import Replayed
+from kernelsight.comparison.signature import signature
+from kernelsight.comparison.step_budget import all_gaps, budget_seen
+from kernelsight.scenario.plan import normalise, prefill_flags
+
+# share of the prompt tokens that a replay finds in its cache, where a log has none
+LEAST_CACHED = 0.03
+
+
+def seats_limit(log: ComparedLog, base: Replayed) -> int | None:
+    """Return the seats of each engine that a log shows, where these are fewer than stated; else None."""
+    engines = log.settings["dp"] * log.settings["replicas"]
+    expected = np.where(log.measured.ok, base.ttft_ms, np.nan)
+    seats = seats_seen(log.measured, expected) if log.enough else None
+    return max(round(seats / engines), 1) if seats and seats < log.settings["max_num_seqs"] * engines else None
+
+
+def is_limited(log: ComparedLog, base: Replayed) -> bool:
+    """Whether a log shows a limit of the engine that is smaller than stated."""
+    return seats_limit(log, base) is not None or budget_limit(log, base) is not None
+
+
+def budget_limit(log: ComparedLog, base: Replayed) -> int | None:
+    """Return the step budget that the gaps between a log's tokens show, where it is smaller than stated; else None."""
+    if not log.enough or prefill_flags(normalise(log.question.flags)) is not None:
+        return None  # engines that decode alone show no prompts
+    request_ms, prompt_token_us, _ = signature(log.measured, base, log.measured.ok).predicted
+    gaps, line = all_gaps(log.requests["chunk_gaps_ms"]), (request_ms, prompt_token_us / 1e3)
+    return budget_seen(gaps, log.measured.prompt_tokens, log.settings["max_num_batched_tokens"], line)
+
+
+def caches_nothing(measured: Measured, base: Replayed) -> bool:
+    """Whether a log that reports cached tokens has none, and its replay found many."""
+    both = measured.ok & base.served & np.isfinite(measured.cached_tokens)
+    if not both.any() or measured.cached_tokens[both].any():
+        return False
+    return bool(base.cached_tokens[both].sum() >= LEAST_CACHED * measured.prompt_tokens[both].sum())
