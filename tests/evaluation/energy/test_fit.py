@@ -33,6 +33,14 @@ def test_constants_are_found_again():
     assert found.common["memory_w"] == pytest.approx(0.7, abs=0.02)
 
 
+def test_a_constant_that_no_server_shows_stays_where_it_starts():
+    made = servers()
+    plain = made._replace(work=made.work._replace(expand=np.zeros(made.power.size)))
+    plain = plain._replace(power=power_of(TRUE, plain))
+    assert fit(plain).common["expand_w"] == pytest.approx(0.0, abs=1e-4)
+    assert fit(made).common["expand_w"] == pytest.approx(0.3, abs=0.02)
+
+
 def test_what_is_left_out_of_the_fit_does_not_move_its_own_prediction():
     made = servers()
     everyone = np.ones(made.power.size, bool)
