@@ -24,6 +24,7 @@ from kernelsight.comparison.errors import (
     measured_by_metric,
     predicted_of,
 )
+from kernelsight.comparison.factors import STEP_MS
 from kernelsight.comparison.incidents import Incident, incidents_of
 from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.measured_requests import Measured
@@ -44,6 +45,8 @@ MOST_LEFT, FITS, LEAST_LEFT = 0.4, 8.0, 0.12
 LEAST_HOST_MS = 0.5
 # factors on all kernels outside are no error of the model: another setting, or another machine
 LEAST_FACTOR, MOST_FACTOR = 0.68, 1.45
+# likewise a host that takes longer by three standard deviations of what is expected of a prediction
+MOST_HOST_MS = 3.0 * STEP_MS
 LEAST_QUIET = 60
 # a longer load than described is a cause from this share of E2E
 LEAST_LOAD = 0.03
@@ -53,8 +56,8 @@ SETTINGS = ("enable_prefix_caching", "enforce_eager", "quantization", "tensor_pa
 # what a cause has to explain more than a setting does: one that has a size, one that is an error of the model, and
 # another number of GPUs, which people know best
 SIZED, MODEL, PARALLEL = 1.5, 4.0, 2.0
-# kinds of causes that the prediction itself is uncertain of
-UNCERTAIN = ("part", "front_end")
+# kinds of causes that the prediction itself is uncertain of, and a mean error that is none of its faults
+UNCERTAIN, NEAR = ("part", "front_end"), 0.05
 # columns of log_incidents as the fields of Incident
 INCIDENT = ("kind", "name", "from_s", "to_s", "value", "events", "lost_s")
 
@@ -90,8 +93,9 @@ def causes_of(
     """Return the causes of one log, the first one first; none where log and prediction agree.
 
     ``load_ms``: how much longer E2E is with the load as sent than as described; ``fitted``: rows of ``fitted_causes``;
-    ``intervals``: factors of the prediction's 90 % interval by metric. Where these hold what was measured, kernels,
-    host and front end differ by no more than the prediction says of itself: they are not named.
+    ``intervals``: factors of the prediction's 90 % interval by metric. Where these hold what was measured, and
+    the mean is near, kernels, host and front end differ by no more than the prediction says of itself: they are not
+    named.
     """
     if not log.enough:
         return []
@@ -114,19 +118,19 @@ def causes_of(
     if not causes or [cause.name for cause in causes] == ["host"]:
         quiet = quiet_requests(log.measured, incidents)
         whole = _whole_log(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
-        if whole and (not causes or whole.name == "enforce_eager"):
+        if whole and (not causes or whole.kind == "setting"):
             causes = [whole]
-    if all(cause.kind in UNCERTAIN for cause in causes) and are_as_claimed(errors_of_log(log, base, intervals)):
+    if all(cause.kind in UNCERTAIN for cause in causes) and _is_as_claimed(log, base, intervals):
         return found
     return [*found, *causes]
 
 
-def errors_of_log(
-    log: ComparedLog, base: Replayed, intervals: Mapping[str, tuple[float, float]]
-) -> list[dict[str, Any]]:
-    """Return the errors of each metric of a log that were measured request by request."""
+def _is_as_claimed(log: ComparedLog, base: Replayed, intervals: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether no metric of a log is far off in the mean, and the prediction's intervals hold what was measured."""
     real, ours = measured_by_metric(log.measured), predicted_of(base, log.measured.output_tokens)
-    return [errors_of(real[metric], ours[metric], intervals.get(metric)) for metric in METRICS]
+    errors = [errors_of(real[metric], ours[metric], intervals.get(metric)) for metric in METRICS]
+    whole = next((one for one in reversed(errors) if one["n"]), None)
+    return whole is not None and abs(whole["bias"]) < NEAR and are_as_claimed(errors)
 
 
 def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cause]:
@@ -144,6 +148,8 @@ def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cau
         elif row["value"] is not None:
             causes.append(Cause("setting", row["cause"], _number_or_word(row["value"])))
         else:
+            if row["cause"] == "host" and row["added_ms"] > MOST_HOST_MS:
+                return []
             server = log.measured.from_server or row["cause"] == "host"
             name = row["cause"] if server else "client"
             causes.append(Cause("part" if name == "host" else "front_end", name, row["added_ms"]))
@@ -194,7 +200,7 @@ def _whole_log(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Ses
     stated = signature(log.measured, base, early)
     if not stated.misfit > AGREES:
         return None
-    closed = closed_forms(stated, log.measured.from_server)
+    closed = [_less_likely(one) for one in closed_forms(stated, log.measured.from_server)]
     replayed = _replayed(log, early, late, session) if log.question.suspects == "all" else []
     eager = next((one for one, _ in replayed if one.cause.name == "enforce_eager"), None)
     candidates = [*closed, *(one for one, _ in replayed)]
@@ -206,6 +212,14 @@ def _whole_log(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Ses
     if best.cause.name == "host":
         return _eager_by_size(stated, eager, replayed, log) or best.cause
     return best.cause
+
+
+def _less_likely(one: Explained) -> Explained:
+    """Return a cause with what it has to explain more, as predictions of host time seldom are off by so much."""
+    value = one.cause.value
+    if one.cause.name != "host" or not isinstance(value, float):
+        return one
+    return one._replace(penalty=one.penalty + (value / STEP_MS) ** 2)
 
 
 def best_fitting(candidates: Sequence[Explained], stated: Signature) -> Explained | None:
