@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.logs import (
     aiperf,
+    aiperf_power,
     blis,
     forward_kernels,
     fpm,
@@ -43,6 +44,7 @@ FORMATS: tuple[LogFormat, ...] = (
     vllm_iterations.FORMAT,
     prometheus.FORMAT,
     power_table.FORMAT,
+    aiperf_power.FORMAT,
     forward_kernels.FORMAT,
     profiles.CHROME,
     profiles.NSYS,
@@ -68,7 +70,7 @@ def format_names(role: str) -> list[str]:
     """Return the names of the formats for a role, in order of the registry.
 
     >>> format_names("metrics")
-    ['prometheus', 'power-table']
+    ['prometheus', 'power-table', 'aiperf-power']
     """
     return [log_format.name for log_format in FORMATS if log_format.role == role]
 
