@@ -87,8 +87,7 @@ def find_rates(grid: Any, slo: Mapping[str, float], **options: Any) -> pa.Table:
 @_as(Session.size)
 def size(**asked: Any) -> Sizing:
     """Find the cheapest deployment for a rate within objectives, in a session of its own."""
-    with connect() as session:
-        return session.size(**asked)
+    return connect().size(**asked)
 
 
 @_as(Session.compare)

@@ -40,7 +40,7 @@ KEPT = (
     *("step_cost_shares", "gpu_power", "gpu_engines", "deployment_presets", "memory_defaults"),
 )
 # where the Python nodes are
-MODULES = ("kernelsight.nodes", "kernelsight.comparison.nodes")
+MODULES = tuple(f"kernelsight.{room}nodes" for room in ("", "sweeps.", "sizing.", "comparison.", "choices."))
 # how far loads reach, which are drawn or read from traces; and families, which are the same whatever steps hold
 BY_CONTENT = ("deployment_reach", "deployment_families")
 # replays of a log give others each time
@@ -273,10 +273,10 @@ class Session(dataflow.Session):
         tolerance: float = 0.01,
         correction: str | Path | pa.Table | None = None,
     ) -> pa.Table:
-        """Return the highest request rate that keeps ``slo`` for every row of a grid; see ``sweep.find_rate``."""
+        """Return the highest request rate that keeps ``slo`` for every row of a grid; see ``rate_questions``."""
         from kernelsight.scenario.grid import grid_rows
         from kernelsight.scenario.objectives import stated_slo
-        from kernelsight.sweeps.find_rate import find_rates
+        from kernelsight.sweeps.rate_questions import find_rates
 
         return find_rates(self, grid_rows(grid), stated_slo(slo), tolerance=tolerance, correction=correction)
 
@@ -324,32 +324,40 @@ class Session(dataflow.Session):
         called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
-        from kernelsight.measure.families import FAMILIES
         from kernelsight.scenario.asked import values_of
+        from kernelsight.scenario.corrections import give_corrections
         from kernelsight.scenario.objectives import stated_slo
-        from kernelsight.sizing.question import size_deployment
+        from kernelsight.sizing.answer import Sizing
+        from kernelsight.sizing.question import question_from
 
-        names = gpus.split(",") if isinstance(gpus, str) else gpus
-        asked = {"gpus": names, "slo": stated_slo(slo), "rate": rate, "requests_per_day": requests_per_day}
-        asked |= {
-            "prices": prices,
-            "max_gpus": max_gpus,
-            "search": values_of(search),
-            "tune": tune,
-            "correction": correction,
-            "confidence": confidence,
-            "margin": margin,
-            "peak": peak,
-            "time_limit": time_limit,
-            "total_gpus": total_gpus,
-            "users": users,
-            "daily_peak": daily_peak,
-            "startup_seconds": startup_seconds,
-            "disk_rate": disk_rate,
-            "electricity_price": electricity_price,
-            "measurable": [name for name, family in FAMILIES.items() if "gpus" not in family.sizes],
-        }
-        return size_deployment(self, flags, **asked, report=report)
+        question = question_from(
+            self,
+            flags,
+            gpus=gpus.split(",") if isinstance(gpus, str) else gpus,
+            slo=stated_slo(slo),
+            rate=rate,
+            requests_per_day=requests_per_day,
+            prices=prices,
+            max_gpus=max_gpus,
+            search=values_of(search),
+            tune=tune,
+            correction=correction,
+            confidence=confidence,
+            margin=margin,
+            peak=peak,
+            time_limit=time_limit,
+            total_gpus=total_gpus,
+            users=users,
+            daily_peak=daily_peak,
+            startup_seconds=startup_seconds,
+            disk_rate=disk_rate,
+            electricity_price=electricity_price,
+        )
+        fork = self.fork()
+        fork.report = report
+        if correction is not None:
+            give_corrections(fork, correction)
+        return Sizing(fork, question)
 
     @takes_flags(*SCENARIO)
     def compare(

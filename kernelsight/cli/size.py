@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from kernelsight.cli.options import (
     launch_line,
     open_session,
 )
+from kernelsight.cli.pages.size_lines import size_lines
 from kernelsight.dataflow.numbers import read_number
 from kernelsight.errors import InvalidInput
 from kernelsight.present.output import (
@@ -24,12 +24,9 @@ from kernelsight.present.output import (
     as_csv,
     as_json,
     check_ending,
-    fitting_lines,
     note,
     print_page,
     status,
-    table_lines,
-    terminal_width,
     write_table,
 )
 from kernelsight.scenario import flags
@@ -44,12 +41,7 @@ if TYPE_CHECKING:
 VARIED = frozenset(
     "replicas trace request_rate max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps".split()
 )
-MOST_SHOWN = 20
-# flags that a row may leave to the engine
-LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS, flags.POLICIES) for flag in group)
 FILES = (".csv", ".json")
-# columns that a narrow terminal does without, the first first
-EXPENDABLE = ("search", "if fast", "high", "low", "mean inst.", "GPUs", "load", "tier", "if slow", "$/h")
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -61,6 +53,36 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="G1,G2",
         help="GPUs to search: names, and CSV or JSON files with GPUs of your own",
     )
+    _declare_amount(asked)
+    _declare_certainty(asked)
+    _declare_search(asked)
+    group = verb.add_argument_group("deployment (flags given here are not searched)")
+    add_flags(group, tuple(flag for flag in flags.DEPLOYMENT if flag.name != "gpu"))
+    add_pack(group)
+    add_correction(group)
+    group.add_argument(
+        "--host-overheads", metavar="FILE", help="CSV or JSON with host times of an engine (table host_overheads)"
+    )
+    add_flags(verb.add_argument_group("engine limits"), flags.LIMITS)
+    add_flags(verb.add_argument_group("scheduling policies"), flags.POLICIES)
+    add_flags(verb.add_argument_group("speculative decoding"), flags.SPECULATION)
+    pools = verb.add_argument_group("P/D disaggregation (the deployment flags then describe the decode replicas)")
+    add_flags(pools, (*flags.POOLS, *flags.PREFILL))
+    load = verb.add_argument_group("workload")
+    add_flags(load, tuple(flag for flag in flags.LOAD if flag.name not in VARIED))
+    add_flags(verb.add_argument_group("lengths"), flags.LENGTHS)
+    add_flags(
+        verb.add_argument_group("router (in front of data-parallel replicas)"),
+        tuple(flag for flag in flags.ROUTER if flag.name not in VARIED),
+    )
+    add_flags(verb.add_argument_group("energy (of the place where the servers stand)"), flags.SITE)
+    add_output(
+        verb, "also write the rows (.parquet, .csv, .json), the question with its tables (.duckdb), or a page (.html)"
+    )
+
+
+def _declare_amount(asked: argparse._ArgumentGroup) -> None:
+    """Declare how much is to be served."""
     asked.add_argument("--rate", metavar="R", help="requests per second to serve: 12, 12/s, 700/min")
     asked.add_argument("--requests-per-day", metavar="N", help="the same, as a mean over the day: 200000, 5M")
     asked.add_argument(
@@ -91,6 +113,10 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="GB/S",
         help="with --daily-peak: at which an instance reads its weights: 2GB/s, 800MB/s (default: 1, assumed)",
     )
+
+
+def _declare_certainty(asked: argparse._ArgumentGroup) -> None:
+    """Declare the objectives, and how surely they are to hold."""
     asked.add_argument(
         "--margin", type=float, default=0.0, metavar="SHARE", help="share of what is sustained that stays unused"
     )
@@ -110,6 +136,10 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="METRIC:MS",
         help="objectives: ttft, tpot, itl, e2e or queue with mean or any percentile, such as ttft_p95:2s tpot_p99:40ms",
     )
+
+
+def _declare_search(asked: argparse._ArgumentGroup) -> None:
+    """Declare what deployments cost, and which are searched."""
     asked.add_argument(
         "--prices",
         metavar="P",
@@ -133,27 +163,6 @@ def declare(verb: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--tune", action=argparse.BooleanOptionalAction, default=True, help="try max_num_batched_tokens on the best"
     )
-    group = verb.add_argument_group("deployment (flags given here are not searched)")
-    add_flags(group, tuple(flag for flag in flags.DEPLOYMENT if flag.name != "gpu"))
-    add_pack(group)
-    add_correction(group)
-    group.add_argument(
-        "--host-overheads", metavar="FILE", help="CSV or JSON with host times of an engine (table host_overheads)"
-    )
-    add_flags(verb.add_argument_group("engine limits"), flags.LIMITS)
-    add_flags(verb.add_argument_group("scheduling policies"), flags.POLICIES)
-    add_flags(verb.add_argument_group("speculative decoding"), flags.SPECULATION)
-    pools = verb.add_argument_group("P/D disaggregation (the deployment flags then describe the decode replicas)")
-    add_flags(pools, (*flags.POOLS, *flags.PREFILL))
-    load = verb.add_argument_group("workload")
-    add_flags(load, tuple(flag for flag in flags.LOAD if flag.name not in VARIED))
-    add_flags(verb.add_argument_group("lengths"), flags.LENGTHS)
-    add_flags(
-        verb.add_argument_group("router (in front of data-parallel replicas)"),
-        tuple(flag for flag in flags.ROUTER if flag.name not in VARIED),
-    )
-    add_flags(verb.add_argument_group("energy (of the place where the servers stand)"), flags.SITE)
-    add_output(verb, "also write the rows (.parquet, .csv, .json, .duckdb), or a page (.html)")
 
 
 def run(arguments: Any) -> None:
@@ -195,7 +204,7 @@ def run(arguments: Any) -> None:
             **stated,
         )
         if target:
-            _write(session, found, target)
+            _write(found, target)
     _print(found, arguments.format)
 
 
@@ -250,109 +259,24 @@ def _show(text: str) -> None:
         note(text)
 
 
-def _write(session: Session, found: Sizing, target: Path) -> None:
-    from kernelsight.dataflow.storage import save_file
-
+def _write(found: Sizing, target: Path) -> None:
     if target.suffix == ".html":
         from kernelsight.present.html.size_page import write_size_page
         from kernelsight.sizing.answer import columns_shown
 
         write_size_page(found.as_dict(), columns_shown(found.rows), target)
     elif target.suffix == ".duckdb":
-        save_file(target, session.graph.contracts, {"sizing": found.table()})
+        found.save(target)
     else:
         write_table(found.table(), target)
 
 
 def _print(found: Sizing, form: str) -> None:
-    from kernelsight.sizing.answer import SHORT, columns_shown
-
     if sys.stderr.isatty():
         status()
     if form == "json":
         print(as_json(found.as_dict()))
-        return
-    names = list(dict.fromkeys(name for row in found.rows for name in row))
-    if form == "csv":
-        print(as_csv(found.rows, names), end="")
-        return
-    page = [found.answer]
-    if found.decides:
-        page.append(found.decides)
-    if found.rows:
-        shown = columns_shown(found.rows)
-        left = dict.fromkeys(LIMITS_OF_ENGINE, "default")
-        rows = [
-            {SHORT.get(name, name): left.get(name) if row.get(name) is None else row[name] for name in shown}
-            for row in found.rows[:MOST_SHOWN]
-        ]
-        page += ["", *fitting_lines(rows, list(rows[0]), terminal_width(), EXPENDABLE)]
-        if len(found.rows) > MOST_SHOWN:
-            page.append(f"... and {len(found.rows) - MOST_SHOWN:,} more; -o FILE keeps all")
-        if found.day:
-            page += ["", *table_lines(rows := _day_rows(found.day), list(rows[0]), terminal_width())]
-        page += ["", "not measured:"]
-        page += [f"  {gpu}: {text}" for gpu, text in _not_measured(found.rows).items()]
-        page += ["", "one instance:", *(line for command in found.launch for line in command.split("\n"))]
-    reasons: dict[str, int] = {}
-    for left in found.left_out:
-        reasons[_kind(left["reason"])] = reasons.get(_kind(left["reason"]), 0) + 1
-    if reasons:
-        page += ["", left_out_sentence(reasons)]
-    print_page(page)
-
-
-def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the hours of a day as rows to print: hours in turn with as many instances are one."""
-    found: list[dict[str, Any]] = []
-    for hour in day["hours"]:
-        last = found[-1] if found else None
-        if last and last["inst."] == hour["instances"]:
-            last["last"], last["most"] = hour["hour"], max(last["most"], hour["asked"])
-        else:
-            price = hour["price_per_hour"]
-            found.append(
-                {
-                    **{"first": hour["hour"], "last": hour["hour"], "most": hour["asked"]},
-                    **{"inst.": hour["instances"], "started": hour["started"], "GPUs": hour["gpus"]},
-                    **({} if price is None else {"$/h": price}),
-                }
-            )
-    return [
-        {
-            "hours": f"{row.pop('first')}-{row.pop('last') + 1}",
-            f"most {day['unit']}": row.pop("most"),
-            **row,
-        }
-        for row in found
-    ]
-
-
-def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Return what was not measured, once for each GPU."""
-    found: dict[str, str] = {}
-    for row in rows:
-        if row["not_measured"]:
-            found.setdefault(row["gpu"], row["not_measured"])
-    return found
-
-
-def left_out_sentence(reasons: Mapping[str, int]) -> str:
-    """Return how many deployments are not in the table, and why; ``reasons``: how many of each.
-
-    >>> left_out_sentence({"cannot be cheaper": 14, "do not fit or cannot run": 1})
-    'Not listed: 14 configurations that cannot be cheaper, 1 that do not fit or cannot run; --format json lists them.'
-    """
-    first, *others = (f"{count} {{}}that {why}" for why, count in reasons.items())
-    counts = ", ".join([first.format("configurations "), *(one.format("") for one in others)])
-    return f"Not listed: {counts}; --format json lists them."
-
-
-def _kind(reason: str) -> str:
-    """Return why a deployment is left out in few words."""
-    dearer = "cannot be cheaper"
-    kinds = {
-        **dict.fromkeys(("bounds", "it does not reach", "it costs more", "it is no cheaper"), dearer),
-        "no rate keeps": "keep the objectives at no rate",
-    }
-    return next((text for start, text in kinds.items() if reason.startswith(start)), "do not fit or cannot run")
+    elif form == "csv":
+        print(as_csv(found.rows, list(dict.fromkeys(name for row in found.rows for name in row))), end="")
+    else:
+        print_page(size_lines(found))

@@ -121,13 +121,16 @@ def _find_rates(
     target: Path | None,
 ) -> None:
     """Search the highest rates, and print and write them."""
-    from kernelsight.dataflow.storage import save_file
-    from kernelsight.sweeps.find_rate import find_rates
+    from kernelsight.sweeps.rate_questions import TABLES, ask_rates, rates_of_grid
 
     report = _show_rows if sys.stderr.isatty() else None
-    table = find_rates(session, rows, slo, goodput=goodput, correction=arguments.correction, report=report)
+    found = ask_rates(session, rows, slo, goodput=goodput, correction=arguments.correction, report=report)
+    table = rates_of_grid(found)
+    if report:
+        status(end="\n")
     if target and target.suffix == ".duckdb":
-        save_file(target, session.graph.contracts, {SWEEP: table})
+        found.give(SWEEP, table)
+        found.save(target, [SWEEP, *sorted(found.given()), *TABLES])
     elif target:
         write_table(table, target)
     print_sweep(table, {}, arguments)
@@ -161,9 +164,9 @@ def _show_progress(progress: Progress) -> None:
     status(f"  {text}", end="\n" if done == total else "")
 
 
-def _show_rows(done: int, total: int) -> None:
+def _show_rows(text: str) -> None:
     """Write on the terminal of how many rows the rate is found."""
-    status(f"  rates of {done:,} of {total:,} rows", end="\n" if done == total else "")
+    status(f"  {text}")
 
 
 def _check_words(arguments: Any, target: Path | None) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch.lines import with_launch_line
+from kernelsight.scenario.stated_flags import flags_text, read_flags
 
 OPTIONAL = {"fit": "parts", "hold_out": 0.3, "suspects": "all"}
 
@@ -34,8 +33,8 @@ class Question(NamedTuple):
             "comparison_id": comparison_id,
             "log_ids": None if self.log_ids is None else list(self.log_ids),
             "baseline_log_ids": None if self.baseline is None else list(self.baseline),
-            "deployment": json.dumps(with_launch_line(self.flags), default=str),
-            "stated": json.dumps(dict(self.stated), default=str) if self.stated else None,
+            "deployment": flags_text(with_launch_line(self.flags)),
+            "stated": flags_text(self.stated) if self.stated else None,
             **{name: getattr(self, name) for name in OPTIONAL},
         }
 
@@ -46,24 +45,9 @@ def question_of(row: Mapping[str, Any]) -> Question:
     >>> question_of({"deployment": '{"gpu": "l4"}', "stated": None, "fit": None, "log_ids": ["a"]}).flags
     {'gpu': 'l4'}
     """
-    flags, stated = (_flags(row, name) for name in ("deployment", "stated"))
+    flags, stated = (read_flags(row, "comparisons", name) for name in ("deployment", "stated"))
     how = {name: default if row.get(name) is None else row[name] for name, default in OPTIONAL.items()}
     logs, baseline = (
         None if (ids := row.get(name)) is None else tuple(ids) for name in ("log_ids", "baseline_log_ids")
     )
-    return Question(flags or {}, stated, **how, log_ids=logs, baseline=baseline)
-
-
-def _flags(row: Mapping[str, Any], column: str) -> dict[str, Any] | None:
-    if row[column] is None:
-        return None
-    try:
-        flags = json.loads(row[column])
-    except json.JSONDecodeError:
-        flags = None
-    if not isinstance(flags, dict):
-        raise InvalidInput(
-            f"comparisons has no JSON object in column {column} of {row['comparison_id']!r}; give flags such as "
-            '{"model": "qwen3-32b", "gpu": "h100_sxm"}.'
-        )
-    return flags
+    return Question(flags, stated or None, **how, log_ids=logs, baseline=baseline)

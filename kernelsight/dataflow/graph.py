@@ -37,7 +37,7 @@ class Node:
 
     @property
     def services(self) -> tuple[str, ...]:
-        """What a Python node takes of the session beside tables: wanted, read, threads, fork."""
+        """What a Python node takes of the session beside tables: wanted, read, threads, fork, report."""
         return self.source.services if self.source else ()
 
     @property

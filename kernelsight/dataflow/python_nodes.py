@@ -19,7 +19,7 @@ from typing import Any
 
 from kernelsight.errors import InvalidInput
 
-SERVICES = ("wanted", "read", "threads", "fork")
+SERVICES = ("wanted", "read", "threads", "fork", "report")
 
 
 def produces(*tables: str) -> Callable[[Callable], Callable]:

@@ -50,6 +50,8 @@ class Session:
     ) -> None:
         self.graph: Graph = graph
         self.progress: Callable[[str, float], None] | None = None
+        # what nodes that search say while they run
+        self.report: Callable[[str], None] | None = None
         self.path: Path | None = Path(path) if path is not None else None
         self._facts = dict(facts or {})
         self._kept = kept if path is None else None
@@ -453,6 +455,7 @@ class Session:
             "read": Reader(self, node),
             "threads": self.threads,
             "fork": self.fork,
+            "report": self.report or (lambda text: None),
         }
         made = node.function(
             **{name: self._fetch(name) for name in node.inputs}, **{name: services[name] for name in node.services}
@@ -541,7 +544,7 @@ class Session:
         other._given, other._own = set(self._given), set(self._own)
         other._stored = set(self._stored)
         other._references_unchecked = set(self._references_unchecked)
-        other.progress, other.threads = self.progress, self.threads
+        other.progress, other.threads, other.report = self.progress, self.threads, self.report
         return other
 
     def save(self, path: str | Path, tables: Collection[str] | None = None) -> None:

@@ -111,6 +111,25 @@ def objectives_of(slo: Mapping[str, float]) -> list[Objective]:
     return [objective_of(name, most) for name, most in slo.items()]
 
 
+def objective_rows(slo: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return objectives as the column ``slo`` of a table holds them; InvalidInput: no positive number.
+
+    >>> objective_rows({"ttft_p95_ms": 400})
+    [{'statistic': 'ttft_p95_ms', 'most_ms': 400.0}]
+    """
+    found = zip(slo, objectives_of(slo), strict=True)
+    return [{"statistic": name, "most_ms": objective.most_ms} for name, objective in found]
+
+
+def slo_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what ``objective_rows`` wrote.
+
+    >>> slo_of(objective_rows({"ttft_p95_ms": 400}))
+    {'ttft_p95_ms': 400.0}
+    """
+    return {row["statistic"]: row["most_ms"] for row in rows}
+
+
 def parse_slo(words: list[str]) -> dict[str, float]:
     """Return the largest allowed value per summary column from arguments such as ttft_p99:200 (milliseconds) or :2s.
 

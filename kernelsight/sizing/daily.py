@@ -84,6 +84,17 @@ def day_of(course: float | str | Path, mean: float | None) -> Day:
     return Day(tuple(scale * each for each in per_s), f"the hours of {Path(course).name}")
 
 
+def stated_day(hours: Sequence[float], source: str | None) -> Day:
+    """Return the day of stated hours; InvalidInput: not 24 numbers, or nothing is asked for.
+
+    >>> stated_day([1.0] * 24, None).source
+    'the stated hours'
+    """
+    if len(hours) != HOURS or not all(0.0 <= amount < math.inf for amount in hours) or not max(hours) > 0.0:
+        raise InvalidInput(f"hours has {len(hours)} values; give what each of the {HOURS} hours asks for, 0 or more.")
+    return Day(tuple(hours), source or "the stated hours")
+
+
 def _factor(course: Any) -> float | None:
     if isinstance(course, bool) or not isinstance(course, int | float | str):
         return None

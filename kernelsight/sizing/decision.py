@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch.commands import PARALLEL
 from kernelsight.scenario.objectives import Objective
-from kernelsight.scenario.units import bytes_per_s_of, seconds_of
 from kernelsight.sizing.daily import Day, Hour, Start, hours_of, instance_hours, start_of
 from kernelsight.sizing.evidence import Evidence, evidence_of
 
@@ -101,16 +100,14 @@ def checked(rate: float | None, confidence: float, margin: float, peak: float, t
     return Asked((rate or ANY_RATE) * peak, float(confidence), float(margin), total_gpus)
 
 
-def with_day(asked: Asked, day: Day, startup_s: Any, disk_rate: Any) -> Asked:
-    """Return a question with its day; ``asked``: of the day's peak. InvalidInput: figures of a start that are none.
+def with_day(asked: Asked, day: Day, startup_s: float | None, disk_bytes_per_s: float | None) -> Asked:
+    """Return a question with its day, and what its starts rest on; ``asked``: of the day's peak.
 
     What ``--peak`` adds to the rate, bursts within an hour, it adds to each hour.
     """
     scale = asked.rate / day.peak
-    seconds = None if startup_s is None else seconds_of(startup_s, "--startup-seconds")
-    disk = None if disk_rate is None else bytes_per_s_of(disk_rate, "--disk-rate")
     day = day._replace(amounts=tuple(scale * amount for amount in day.amounts))
-    return asked._replace(day=day, startup_s=seconds, disk_bytes_per_s=disk)
+    return asked._replace(day=day, startup_s=startup_s, disk_bytes_per_s=disk_bytes_per_s)
 
 
 def options_of(search: SizeSearch, objectives: Sequence[Objective], asked: Asked) -> list[Option]:

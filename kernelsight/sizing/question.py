@@ -1,27 +1,23 @@
-"""A question of size: how many of which GPU serve a rate within objectives, and what it costs."""
+"""A question of size: how many of which GPU serve a rate within objectives; a row of ``size_questions``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.flags import ALIASES, LOAD_FLAGS
+from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.load_rules import distribution
-from kernelsight.scenario.objectives import objectives_of
-from kernelsight.scenario.plan import normalise, resolve_gpu
+from kernelsight.scenario.objectives import Objective, objective_rows, objectives_of, slo_of
 from kernelsight.scenario.prices import read_prices
-from kernelsight.scenario.units import count_of, rate_of
-from kernelsight.sizing.answer import Sizing, answer_of
-from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, MOST_GPUS, VARIED, rows_of
-from kernelsight.sizing.closer_look import closer_look
-from kernelsight.sizing.daily import DAY_S, day_of
-from kernelsight.sizing.decision import checked, options_of, with_day
-from kernelsight.sizing.search import SizeSearch
-from kernelsight.sweeps.steady import LEAST_REQUESTS
+from kernelsight.scenario.stated_flags import flags_text, read_flags
+from kernelsight.scenario.units import bytes_per_s_of, count_of, rate_of, seconds_of
+from kernelsight.sizing.candidates import MOST_GPUS, VARIED
+from kernelsight.sizing.daily import DAY_S, day_of, stated_day
+from kernelsight.sizing.decision import Asked, checked, with_day
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,9 +27,128 @@ if TYPE_CHECKING:
 # requests/s: every person on earth (8.2 billion, UN World Population Prospects 2024) asking a hundred times a day; and
 # users: one in a thousand of them
 MOST_RATE, MOST_USERS = 1e7, 1e7
+OPTIONAL = {"confidence": 0.9, "margin": 0.0, "peak": 1.0, "max_gpus": MOST_GPUS, "tune": True}
 
 
-def size_deployment(
+class Question(NamedTuple):
+    """What is to be sized: see the columns of ``size_questions``; ``prices``: dollars an hour by GPU."""
+
+    flags: Mapping[str, Any]
+    gpus: Sequence[str]
+    slo: Mapping[str, float]
+    rate: float | None = None
+    users: float | None = None
+    total_gpus: int | None = None
+    peak: float = 1.0
+    hours: Sequence[float] | None = None
+    hours_from: str | None = None
+    startup_s: float | None = None
+    disk_bytes_per_s: float | None = None
+    confidence: float = 0.9
+    margin: float = 0.0
+    prices: Mapping[str, float] = {}
+    electricity_price: float | None = None
+    max_gpus: int = MOST_GPUS
+    search: Mapping[str, Sequence[Any]] = {}
+    tune: bool = True
+    time_limit_s: float | None = None
+    correction: str | None = None
+
+    @property
+    def objectives(self) -> list[Objective]:
+        """The objectives; InvalidInput: there are none, or one is no positive number."""
+        return objectives_of(self.slo)
+
+    @property
+    def asked(self) -> Asked:
+        """How much is to be served, and how surely; InvalidInput: figures outside of what they can be."""
+        _refuse_rate(self.total_gpus, self.rate, self.users, self.hours)
+        asks = self.total_gpus is None
+        amount = asked_amount(self.rate, None, self.users, self.hours) if asks else None
+        if self.hours is None:
+            if self.startup_s is not None or self.disk_bytes_per_s is not None:
+                raise InvalidInput("starts of instances are counted over a day; give --daily-peak, or remove them.")
+            asked = checked(amount, self.confidence, self.margin, self.peak, self.total_gpus)
+        else:
+            day = stated_day(self.hours, self.hours_from)
+            asked = checked(day.peak, self.confidence, self.margin, self.peak)
+            asked = with_day(asked, day, self.startup_s, self.disk_bytes_per_s)
+        price = self.electricity_price
+        if price is not None and not 0.0 <= price < math.inf:
+            raise InvalidInput(f"electricity_price is {price!r}; give dollars a kilowatt-hour, 0 or more.")
+        return asked._replace(electricity_price=price)
+
+    @property
+    def deployment(self) -> dict[str, Any]:
+        """The flags of the deployment."""
+        return {name: value for name, value in self.flags.items() if ALIASES.get(name, name) not in LOAD_FLAGS}
+
+    @property
+    def load(self) -> dict[str, Any]:
+        """The flags of the load; InvalidInput: lengths are missing."""
+        load = {name: value for name, value in self.flags.items() if ALIASES.get(name, name) in LOAD_FLAGS}
+        named = {ALIASES.get(name, name): value for name, value in load.items()}
+        missing = [name for name in ("input_len", "output_len") if name not in named]
+        if missing and distribution(named) != "empirical":
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+            raise InvalidInput(f"the load has no lengths; give {flags}, or --lengths-from FILE.")
+        return load
+
+    def check(self) -> None:
+        """Raise InvalidInput where the question cannot be answered whatever the deployments do."""
+        _ = self.objectives, self.asked, self.load
+        limit, most = self.time_limit_s, self.max_gpus
+        if limit is not None and (isinstance(limit, bool) or not 0.0 < limit < math.inf):
+            raise InvalidInput(f"time_limit is {limit!r}; give seconds above 0.")
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise InvalidInput(f"max_gpus is {most!r}; give a whole number of GPUs of one instance, at least 1.")
+        if not self.gpus:
+            raise InvalidInput("no GPU is given; set --gpus, such as --gpus h100_sxm,h200_sxm.")
+        for name in VARIED:
+            if name in self.flags:
+                what = (
+                    "finds the number of replicas" if name == "replicas" else "varies the load to find the highest rate"
+                )
+                raise InvalidInput(f"size {what}; remove {name}.")
+
+    def as_row(self, question_id: str) -> dict[str, Any]:
+        """Return its row of ``size_questions``; a launch line is read, of which only flags are kept."""
+        flags = with_launch_line(self.flags)
+        if "replicas" not in self.flags:
+            flags.pop("replicas", None)  # of a launch line: sizing finds how many
+        prices = [{"gpu": gpu, "price_per_gpu_hour": price} for gpu, price in self.prices.items()]
+        return {
+            "question_id": question_id,
+            **self._asdict(),
+            "flags": flags_text(flags),
+            "gpus": list(self.gpus),
+            "slo": objective_rows(self.slo),
+            "prices": prices or None,
+            "search": flags_text(self.search) if self.search else None,
+        }
+
+
+def question_of(row: Mapping[str, Any]) -> Question:
+    """Return the question of a row of ``size_questions``; InvalidInput: its flags are no JSON object.
+
+    >>> slo = [{"statistic": "ttft_p95_ms", "most_ms": 400.0}]
+    >>> question_of({"question_id": "a", "flags": "{}", "gpus": ["l4"], "slo": slo, "rate": 2.0}).asked.rate
+    2.0
+    """
+    plain = {name: row.get(name) for name in Question._fields}
+    plain |= {name: default for name, default in OPTIONAL.items() if plain[name] is None}
+    return Question(
+        **plain
+        | {
+            "flags": read_flags(row, "size_questions", "flags"),
+            "slo": slo_of(row["slo"]),
+            "prices": {each["gpu"]: each["price_per_gpu_hour"] for each in row.get("prices") or ()},
+            "search": read_flags(row, "size_questions", "search"),
+        }
+    )
+
+
+def question_from(
     session: Session,
     flags: Mapping[str, Any],
     *,
@@ -41,94 +156,48 @@ def size_deployment(
     slo: Mapping[str, float],
     rate: float | str | None = None,
     requests_per_day: float | str | None = None,
-    prices: str | Path | Mapping[str, float] | None = None,
-    max_gpus: int = MOST_GPUS,
-    search: Mapping[str, Sequence[Any]] | None = None,
-    tune: bool = True,
-    correction: str | Path | pa.Table | None = None,
-    confidence: float = 0.9,
-    margin: float = 0.0,
-    peak: float = 1.0,
-    time_limit: float | None = None,
-    total_gpus: int | None = None,
     users: float | str | None = None,
+    total_gpus: int | None = None,
     daily_peak: float | str | Path | None = None,
     startup_seconds: float | str | None = None,
     disk_rate: float | str | None = None,
-    electricity_price: float | None = None,
-    measurable: Collection[str] = (),
-    report: Callable[[str], None] | None = None,
-) -> Sizing:
-    """Return the cheapest deployment that serves a rate within objectives; see ``Session.size``.
+    prices: str | Path | Mapping[str, float] | None = None,
+    correction: str | Path | pa.Table | None = None,
+    time_limit: float | None = None,
+    **others: Any,
+) -> Question:
+    """Return the question that a person asks, in the units of the table; see ``Session.size``. InvalidInput: none."""
+    _refuse_rate(total_gpus, rate, requests_per_day, users, daily_peak)
+    amount = asked_amount(rate, requests_per_day, users, daily_peak) if total_gpus is None else None
+    day = None if daily_peak is None else day_of(daily_peak, amount)
+    question = Question(
+        {name: value for name, value in flags.items() if value is not None},
+        gpus,
+        slo,
+        rate=amount if users is None else None,
+        users=amount if users is not None else None,
+        total_gpus=total_gpus,
+        hours=day and list(day.amounts),
+        hours_from=day and day.source,
+        startup_s=None if startup_seconds is None else seconds_of(startup_seconds, "--startup-seconds"),
+        disk_bytes_per_s=None if disk_rate is None else bytes_per_s_of(disk_rate, "--disk-rate"),
+        correction=None if correction is None else str(correction) if isinstance(correction, str | Path) else "table",
+        time_limit_s=time_limit,
+        **others,
+    )
+    question.check()
+    return question._replace(prices=read_prices(session, prices))
 
-    ``measurable``: kernel families that ``calibrate plan`` can plan for.
-    """
-    objectives = objectives_of(slo)
-    if total_gpus is not None and any(given is not None for given in (rate, requests_per_day, users, daily_peak)):
+
+def _refuse_rate(total_gpus: int | None, *given: Any) -> None:
+    if total_gpus is not None and any(each is not None for each in given):
         raise InvalidInput("--total-gpus asks for the highest rate; remove the rate.")
-    amount = None if total_gpus is not None else asked_amount(rate, requests_per_day, users, daily_peak)
-    if daily_peak is None:
-        if startup_seconds is not None or disk_rate is not None:
-            raise InvalidInput("starts of instances are counted over a day; give --daily-peak, or remove them.")
-        asked = checked(amount, confidence, margin, peak, total_gpus)
-    else:
-        day = day_of(daily_peak, amount)
-        asked = with_day(checked(day.peak, confidence, margin, peak), day, startup_seconds, disk_rate)
-    if electricity_price is not None and not 0.0 <= electricity_price < math.inf:
-        raise InvalidInput(f"electricity_price is {electricity_price!r}; give dollars a kilowatt-hour, 0 or more.")
-    asked = asked._replace(electricity_price=electricity_price)
-    if time_limit is not None and (isinstance(time_limit, bool) or not 0.0 < time_limit < math.inf):
-        raise InvalidInput(f"time_limit is {time_limit!r}; give seconds above 0.")
-    if isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or max_gpus < 1:
-        raise InvalidInput(f"max_gpus is {max_gpus!r}; give a whole number of GPUs of one instance, at least 1.")
-    named = [resolve_gpu(session, name) for name in gpus]
-    if not named:
-        raise InvalidInput("no GPU is given; set --gpus, such as --gpus h100_sxm,h200_sxm.")
-    stated = {name: value for name, value in flags.items() if value is not None}
-    for name in VARIED:
-        if name in stated:
-            what = "finds the number of replicas" if name == "replicas" else "varies the load to find the highest rate"
-            raise InvalidInput(f"size {what}; remove {name}.")
-    load = normalise(_load(stated))
-    given = {name: value for name, value in stated.items() if ALIASES.get(name, name) not in LOAD_FLAGS}
-    with session.fork() as fork:
-        if correction is not None:
-            give_corrections(fork, correction)
-        known = read_prices(fork, prices)
-        most_gpus = max_gpus if total_gpus is None else min(max_gpus, total_gpus)
-        rows = rows_of(fork, given, list(dict.fromkeys(named)), most_gpus, search or {})
-        loop = {"request_rate": FIRST_RATE} if users is None else {"max_concurrency": FIRST_USERS}
-        load = {"num_prompts": LEAST_REQUESTS, **load, **loop}
-        searching = SizeSearch(
-            fork,
-            asked.wanted,
-            objectives,
-            load,
-            known,
-            report,
-            time_limit=time_limit,
-            total_gpus=total_gpus,
-            most_gpus=most_gpus,
-            compared=[ALIASES.get(name, name) for name in search or {}],
-        )
-        try:
-            searching.run(rows, tune)
-            if correction is not None:
-                refuse_unused_corrections(searching.forks[0], correction)
-            options = options_of(searching, objectives, asked)
-            closer = [closer_look(searching, option) for option in options[:2]]
-            return Sizing(answer_of(searching, options, closer, objectives, asked, str(rows[0]["model"]), measurable))
-        finally:
-            searching.close()
 
 
 def asked_amount(
-    rate: float | str | None,
-    requests_per_day: float | str | None,
-    users: float | str | None = None,
-    daily_peak: float | str | Path | None = None,
+    rate: float | str | None, requests_per_day: float | str | None, users: float | str | None = None, day: Any = None
 ) -> float | None:
-    """Return what is asked for, requests/s or users; None: what the trace of a day has.
+    """Return what is asked for, requests/s or users; None: what the ``day`` has.
 
     InvalidInput: nothing, more than one, or no positive number.
 
@@ -137,7 +206,7 @@ def asked_amount(
     """
     stated = {"--rate": rate, "--requests-per-day": requests_per_day, "--users": users}
     given = {flag: value for flag, value in stated.items() if value is not None}
-    if not given and daily_peak is not None:
+    if not given and day is not None:
         return None
     if len(given) != 1:
         found = f"{' and '.join(given)} are given" if given else "none is given"
@@ -163,14 +232,3 @@ def _users(value: float | str) -> float:
     if not 1.0 <= users <= MOST_USERS or users != round(users):
         raise InvalidInput(f"--users is {value}; give a whole number of users from 1 to {MOST_USERS:,.0f}.")
     return users
-
-
-def _load(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of the load; InvalidInput: lengths are missing."""
-    load = {name: value for name, value in stated.items() if ALIASES.get(name, name) in LOAD_FLAGS}
-    named = {ALIASES.get(name, name): value for name, value in load.items()}
-    missing = [name for name in ("input_len", "output_len") if name not in named]
-    if missing and distribution(named) != "empirical":
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise InvalidInput(f"the load has no lengths; give {flags}, or --lengths-from FILE.")
-    return load

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.rows import as_table
+from kernelsight.errors import unknown
 from kernelsight.scenario.alternatives import alternatives
 from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.stated_flags import read_flags
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -22,61 +26,78 @@ COLUMNS = {"tensor_parallel_size": "tp", "data_parallel_size": "dp", "quantizati
 LEAST_GAIN = 0.01
 
 
-def advice(session: Session, flags: Mapping[str, Any]) -> pa.Table:
-    """Return the changes of one setting that help a scenario, the best first: rows of ``setting_advice``.
+def advice_rows(
+    questions: pa.Table, scenarios: pa.Table, summary: pa.Table, settings: pa.Table, fork: Callable[[], Session]
+) -> pa.Table:
+    """Return the changes of one setting that help each scenario, the best first: rows of ``setting_advice``.
 
-    ``session`` holds the scenario alone, planned from ``flags``. A change helps if it shortens mean E2E latency by 1 %
-    or more, or raises the throughput of a GPU by as much without a longer E2E; what cannot run is left out.
+    A change helps if it shortens mean E2E latency by 1 % or more, or raises the throughput of a GPU by as much without
+    a longer E2E; what cannot run is left out. The changes of all scenarios are simulated in one call.
     """
-    from kernelsight.catalog.tables import contracts
-    from kernelsight.dataflow.rows import as_table
-
-    (before,) = session.table("scenario_summary").to_pylist()
-    settings = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
-    own = settings[before["deployment_id"]]
-    (planned,) = session.table("scenarios").to_pylist()
-    changes = [*alternatives(own, flags), *_replicas(own, planned), *wider_graphs(own)]
-    with session.fork() as fork:
-        plan = plan_rows(fork, [{**flags, **change} for _, change in changes], on_fault="collect", origin="")
-        named = [
-            (name, change, scenario["scenario_id"])
-            for (name, change), scenario in zip(changes, plan.scenarios, strict=True)
-            if scenario is not None
-        ]
-        give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
-        after = {row["scenario_id"]: row for row in fork.table("scenario_summary").to_pylist()}
+    known = {row["deployment_id"]: row for row in settings.to_pylist()}
+    planned = {row["scenario_id"]: row for row in scenarios.to_pylist()}
+    before = {row["scenario_id"]: row for row in summary.to_pylist()}
+    asked: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    for row in questions.to_pylist():
+        name, flags = row["scenario_id"], read_flags(row, "advice_questions", "flags")
+        if name not in before:
+            raise unknown("scenario", name, before, "The table scenarios lists them.")
+        own = known[before[name]["deployment_id"]]
+        changes = [*alternatives(own, flags), *_replicas(own, planned[name]), *wider_graphs(own)]
+        asked += [(name, change, {**flags, **change}) for _, change in changes]
     rows = []
-    for _, change, scenario in named:
-        found = after[scenario]
-        if not found["completed"] or found["completed"] < before["completed"]:
-            continue
-        ((setting, value),) = change.items()
-        e2e = 1.0 - found["e2e_mean_ms"] / before["e2e_mean_ms"]
-        throughput = found["output_throughput_per_gpu"] / before["output_throughput_per_gpu"] - 1.0
-        # fewer GPUs serve an open loop at a higher rate a GPU, and longer: no help
-        if e2e < LEAST_GAIN and (throughput < LEAST_GAIN or e2e < -LEAST_GAIN):
-            continue
-        stated = own.get(COLUMNS.get(setting, setting), planned.get(setting) or 1)
-        if setting == "max_cudagraph_capture_size":
-            stated = own["graph_max_tokens"]
-        if setting == "enforce_eager":
-            stated = own["graph_max_tokens"] == 0
-        rows.append(
-            {
-                "scenario_id": before["scenario_id"],
-                "setting": setting,
-                "stated": _word(stated),
-                "value": _word(value),
-                "e2e_gain": e2e,
-                "throughput_gain": throughput,
-                "gpus": found["gpus"],
-                "changes_numerics": setting in NUMERICS,
-                **{f"{name}_before": before[name] for name in FIGURES},
-                **{f"{name}_after": found[name] for name in FIGURES},
-            }
-        )
-    rows.sort(key=lambda row: -max(row["e2e_gain"], row["throughput_gain"]))
+    for (name, change, _), found in zip(asked, _served([flags for *_, flags in asked], fork), strict=True):
+        if found is not None and (gains := _gains(before[name], found)):
+            own = known[before[name]["deployment_id"]]
+            rows.append(_row(before[name], found, change, _stated(change, own, planned[name])) | gains)
+    place = {name: number for number, name in enumerate(questions["scenario_id"].to_pylist())}
+    rows.sort(key=lambda row: (place[row["scenario_id"]], -max(row["e2e_gain"], row["throughput_gain"])))
     return as_table(contracts()["setting_advice"], rows)
+
+
+def _served(rows: Sequence[Mapping[str, Any]], fork: Callable[[], Session]) -> list[dict[str, Any] | None]:
+    """Return the summary of each row of flags; None: it cannot be planned."""
+    with fork() as session:
+        plan = plan_rows(session, rows, on_fault="collect", origin="")
+        give_plan(session, plan.deployments_of(plan.planned), plan.planned)
+        after = {row["scenario_id"]: row for row in session.table("scenario_summary").to_pylist()}
+    return [after[scenario["scenario_id"]] if scenario else None for scenario in plan.scenarios]
+
+
+def _gains(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return what a change gains; None: it does not help, or fewer requests are served."""
+    if not found["completed"] or found["completed"] < before["completed"]:
+        return None
+    e2e = 1.0 - found["e2e_mean_ms"] / before["e2e_mean_ms"]
+    throughput = found["output_throughput_per_gpu"] / before["output_throughput_per_gpu"] - 1.0
+    # fewer GPUs serve an open loop at a higher rate a GPU, and longer: no help
+    if e2e < LEAST_GAIN and (throughput < LEAST_GAIN or e2e < -LEAST_GAIN):
+        return None
+    return {"e2e_gain": e2e, "throughput_gain": throughput}
+
+
+def _row(before: Mapping[str, Any], found: Mapping[str, Any], change: Mapping[str, Any], stated: Any) -> dict[str, Any]:
+    ((setting, value),) = change.items()
+    return {
+        "scenario_id": before["scenario_id"],
+        "setting": setting,
+        "stated": _word(stated),
+        "value": _word(value),
+        "gpus": found["gpus"],
+        "changes_numerics": setting in NUMERICS,
+        **{f"{name}_before": before[name] for name in FIGURES},
+        **{f"{name}_after": found[name] for name in FIGURES},
+    }
+
+
+def _stated(change: Mapping[str, Any], own: Mapping[str, Any], planned: Mapping[str, Any]) -> Any:
+    """Return the value of a setting before its change."""
+    (setting,) = change
+    if setting == "max_cudagraph_capture_size":
+        return own["graph_max_tokens"]
+    if setting == "enforce_eager":
+        return own["graph_max_tokens"] == 0
+    return own.get(COLUMNS.get(setting, setting), planned.get(setting) or 1)
 
 
 def _replicas(own: Mapping[str, Any], scenario: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:

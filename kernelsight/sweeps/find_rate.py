@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
-from kernelsight.scenario.objectives import METRICS, Objective, objective_of, objectives_of, with_costs
-from kernelsight.scenario.scenarios import Plan, flag_columns, give_plan, plan_rows
+from kernelsight.scenario.corrections import refuse_unused_corrections
+from kernelsight.scenario.objectives import COSTS, METRICS, PRICE, Objective, objective_of, objectives_of, with_costs
+from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
+from kernelsight.scenario.stated_flags import flags_text
 from kernelsight.sweeps.kept_trials import kept_trials
 from kernelsight.sweeps.rate_ends import RATES, Rated, intervals_at, rates_at_ends
-from kernelsight.sweeps.rate_search import FULL, Effort, Found, RateSearch
+from kernelsight.sweeps.rate_questions import RateGrid, question_of
+from kernelsight.sweeps.rate_search import Effort, Found, RateSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS, counted
 from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile, give_reach
 from kernelsight.sweeps.work import Work
@@ -28,58 +29,62 @@ FIRST_RATE = 1.0
 NOT_IN_GRID = ("request_rate", "max_concurrency", "trace", "ramp_up_strategy")
 
 
-def find_rates(
-    session: Session,
-    rows: list[Mapping[str, Any]],
-    slo: Mapping[str, float],
-    *,
-    goodput: Mapping[str, float] | None = None,
-    tolerance: float = FULL.tolerance,
-    correction: str | Path | pa.Table | None = None,
-    report: Callable[[int, int], None] | None = None,
-) -> pa.Table:
-    """Return each row's flags, its highest steady rate (requests/s), and what ``scenario_summary`` says at that rate.
+def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callable[[str], None]) -> dict[str, pa.Table]:
+    """Return ``found_rates`` and ``rate_statistics`` of every question; InvalidInput: one that cannot be answered.
 
-    ``max_request_rate``: at it, a run of ten times ``num_prompts`` keeps every objective of ``slo`` (largest values
-    of latency statistics) with 95 % confidence; null where no rate does, or the deployment cannot run, as ``status``
-    says. ``rate_low``, ``rate_high``: where 90 % of single runs have their highest rate; ``rate_if_slow``,
-    ``rate_if_fast``: the rate with kernels and host at either end of their 90 % intervals; 0: none down to
-    0.3 of the rate. ``steady``: a horizon of 20
-    mean end-to-end times, without drift. ``num_prompts`` becomes what a run of one seed took, at least 1,000 after its
-    warm-up. Latencies are those of all seeds, without warm-up; other columns are those of the row's own seed.
-    ``correction``: corrections that ``compare`` fitted, a file or a table. ``report`` is called with the rows that are
-    done, and all. InvalidInput: rows that state a rate, a concurrency or a trace, and what ``sweep`` refuses.
-
-    >>> from kernelsight.session import connect
-    >>> row = {"model": "qwen3-0.6b", "gpu": "l4", "input_len": 256, "output_len": 8}
-    >>> with connect() as session:
-    ...     found = find_rates(session, [row], {"ttft_p95_ms": 200.0}).to_pylist()[0]
-    >>> found["steady"], found["ttft_p95_ms"] <= 200.0, found["rate_low"] <= found["max_request_rate"]
-    (True, True, True)
+    Questions with equal objectives are one grid: their deployments are planned and priced together.
     """
-    objectives = objectives_of(slo)
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.rows import as_table
+
+    asked = [(row["question_id"], *question_of(row)) for row in questions.to_pylist()]
+    grids: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for question_id, flags, grid in asked:
+        grids.setdefault(repr(grid), []).append((question_id, flags))
+    of = {repr(grid): grid for *_, grid in asked}
+    rows, statistics, done = {}, {}, 0
+    for name, members in grids.items():
+
+        def say(number: int, before: int = done) -> None:
+            report(f"rates of {before + number:,} of {len(asked):,} rows")
+
+        with fork() as session:
+            found = _answered(session, [flags for _, flags in members], of[name], say)
+        for (question_id, _), (row, own) in zip(members, found, strict=True):
+            rows[question_id] = {"question_id": question_id, **row}
+            statistics[question_id] = [{"question_id": question_id, **each} for each in own]
+        done += len(members)
+    names = [question_id for question_id, *_ in asked]
+    found = as_table(contracts()["found_rates"], [rows[name] for name in names])
+    own = [row for name in names for row in statistics[name]]
+    return {
+        "found_rates": with_costs(found.drop_columns(list(COSTS.values()))),
+        "rate_statistics": as_table(contracts()["rate_statistics"], own),
+    }
+
+
+def _answered(
+    session: Session, rows: Sequence[Mapping[str, Any]], grid: RateGrid, say: Callable[[int], None]
+) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Search the rate of each row; return its row of ``found_rates``, and those of ``rate_statistics``."""
+    objectives = objectives_of(grid.slo)
     for number, row in enumerate(rows, start=1):
         for name in NOT_IN_GRID:
             if row.get(name) is not None:
                 raise InvalidInput(f"row {number} of the grid: --find-rate varies {name}; remove it.")
-    with session.fork() as fork:
-        stated = [{"num_prompts": LEAST_REQUESTS, **row, "request_rate": FIRST_RATE} for row in rows]
-        plan = plan_rows(fork, stated, goodput)
-        if correction is not None:
-            give_corrections(fork, correction)
-        trials = open_trials(fork, plan)
-        kept = kept_trials(fork)
-        if correction is not None:
-            refuse_unused_corrections(fork, correction)
-        found: list[Found | None] = []
-        for scenario in plan.scenarios:
-            able = scenario["scenario_id"] in trials.able
-            effort = Effort(tolerance=tolerance)
-            search = RateSearch(trials, scenario["scenario_id"], objectives, kept) if able else None
-            found.append(search.run(effort) if search else None)
-            if report:
-                report(len(found), len(plan.scenarios))
-        return _rows_at(fork, stated, goodput, plan, found, objectives)
+    stated = [{"num_prompts": LEAST_REQUESTS, **row, "request_rate": FIRST_RATE} for row in rows]
+    plan = plan_rows(session, stated, grid.goodput)
+    trials = open_trials(session, plan)
+    kept = kept_trials(session)
+    if grid.correction is not None:
+        refuse_unused_corrections(session, grid.given)
+    found: list[Found | None] = []
+    for scenario in plan.scenarios:
+        able = scenario["scenario_id"] in trials.able
+        search = RateSearch(trials, scenario["scenario_id"], objectives, kept) if able else None
+        found.append(search.run(Effort(tolerance=grid.tolerance)) if search else None)
+        say(len(found))
+    return _rows_at(session, stated, grid, plan, found)
 
 
 def open_trials(session: Session, plan: Plan, work: Work | None = None) -> Trials:
@@ -92,51 +97,45 @@ def open_trials(session: Session, plan: Plan, work: Work | None = None) -> Trial
 def _rows_at(
     session: Session,
     stated: Sequence[Mapping[str, Any]],
-    goodput: Mapping[str, float] | None,
+    grid: RateGrid,
     first: Plan,
     found: Sequence[Found | None],
-    objectives: Sequence[Objective],
-) -> pa.Table:
+) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Serve each row once more at its rate for its summary, and set what was found beside it."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     at_rate = [
         {**row, "request_rate": one.rate, "num_prompts": one.requests} if one and one.rate else row
         for row, one in zip(stated, found, strict=True)
     ]
     # rows that differ in what a search replaces alone, such as num_prompts, may end at one scenario
-    plan = plan_rows(session, at_rate, goodput, on_fault="collect")
+    plan = plan_rows(session, at_rate, grid.goodput, on_fault="collect")
     give_plan(session, list(first.deployments.values()), plan.planned)
-    summary = session.table("scenario_summary")
-    place = {name: position for position, name in enumerate(summary["scenario_id"].to_pylist())}
-    summary = summary.take([place[row["scenario_id"]] for row in plan.scenarios])
-    has_rate = pa.array([bool(one and one.rate) for one in found])
+    summary = {row["scenario_id"]: row for row in session.table("scenario_summary").to_pylist()}
     measured = {column.name for column in session.graph.known("scenario_summary").columns if column.nullable}
     measured -= {"tier", "not_measured"}
-    columns = {
-        name: pc.if_else(has_rate, summary[name], None) if name in measured else summary[name]
-        for name in summary.column_names
-    }
+    objectives = objectives_of(grid.slo)
     ends = _ends(session, first, stated, found, objectives)
-    steady = [_steady_values(one, objectives) if one and one.rate else {} for one in found]
-    for name in dict.fromkeys(name for values in steady for name in values):
-        columns[name] = pa.array([values.get(name) for values in steady], pa.float64())
-    texts = zip(summary["status"].to_pylist(), found, strict=True)
-    columns["status"] = pa.array([text if one is None else status_of(one) for text, one in texts])
-    flags = flag_columns(session, plan)
-    rows = {name: columns[name] for name in ("scenario_id", "deployment_id")}
-    rows |= {name: flags[name] for name in flags.column_names if name not in summary.column_names}
-    rows["request_rate"] = pa.array([one.rate if one else None for one in found], pa.float64())
-    for name in ("low", "high"):
-        rows[f"rate_{name}"] = pa.array([getattr(one, name) if one else None for one in found], pa.float64())
-    for place, name in enumerate(("rate_if_slow", "rate_if_fast")):
-        rows[name] = pa.array([pair[place] for pair in ends], pa.float64())
-    rows["steady"] = pa.array([one.steady if one and one.rate else None for one in found], pa.bool_())
-    rows |= {name: values for name, values in columns.items() if name not in rows}
-    names = {"request_rate": "max_request_rate"}
-    table = pa.table(rows).rename_columns([names.get(name, name) for name in rows])
-    return with_costs(table).append_column("meets_slo", has_rate).combine_chunks()
+    answers = []
+    for number, (scenario, one) in enumerate(zip(plan.scenarios, found, strict=True)):
+        row, rated = summary[scenario["scenario_id"]], bool(one and one.rate)
+        row = {name: value for name, value in row.items() if rated or name not in measured}
+        own = _steady_values(one, objectives) if rated else {}
+        answer = {
+            **row,
+            **{name: value for name, value in own.items() if name in measured},
+            "flags": flags_text(plan.flags[number]),
+            "max_request_rate": one.rate if one else None,
+            "rate_low": one.low if one else None,
+            "rate_high": one.high if one else None,
+            **dict(zip(("rate_if_slow", "rate_if_fast"), ends[number], strict=True)),
+            "steady": one.steady if rated else None,
+            "num_prompts": plan.flags[number]["num_prompts"],
+            "status": row["status"] if one is None else status_of(one),
+            "meets_slo": rated,
+            PRICE: plan.prices[number],
+        }
+        limits = [{"statistic": each.column, "most_ms": each.most_ms} for each in objectives] if rated else []
+        answers.append((answer, [row | {"value_ms": own[row["statistic"]]} for row in limits]))
+    return answers
 
 
 def _ends(

@@ -14,6 +14,7 @@ from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
 from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
+from kernelsight.scenario.stated_flags import flags_text
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES, SERVED, TABLES, run_summary
 from kernelsight.sweeps.sweep import Execution, pareto_front, plan_sweep, serve_plan
 
@@ -92,11 +93,11 @@ class Run:
         ...     s.simulate(model="qwen3-0.6b", gpu="l4", max_num_seqs=4, **load).advice()["setting"][0].as_py()
         'max_num_seqs'
         """
-        from kernelsight.sweeps.advice import advice
-
         if self._flags is None:
             raise InvalidInput("advice needs a run that was simulated from flags; simulate this scenario by itself.")
-        self._session.give("setting_advice", advice(self._session, self._flags), trusted=True)
+        (scenario,) = self._session.table("scenarios")["scenario_id"].to_pylist()
+        flags = flags_text(with_launch_line(self._flags))
+        self._session.give("advice_questions", [{"scenario_id": scenario, "flags": flags}])
         return self._session.table("setting_advice")
 
     def gradient(self, metric: str, fact: str | None = None) -> Gradient | list[Gradient]:
@@ -116,7 +117,7 @@ class Run:
     def save(self, path: str | Path, *, steps: bool = False) -> None:
         """Write the run to a DuckDB file; ``steps``: with one row per engine iteration."""
         extra = ["steps"] if steps else []
-        extra += ["setting_advice"] if "setting_advice" in self._session.given() else []
+        extra += ["setting_advice"] if "advice_questions" in self._session.given() else []
         self._session.compute(*TABLES, "request_metrics", *extra)
         give_run_info(self._session, self._seed)
         self._session.save(path, [*inputs_of(self._session), *ANSWERS, *extra])

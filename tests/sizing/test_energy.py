@@ -8,8 +8,8 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.session import connect
-from kernelsight.sizing.answer import electricity_of, hourly_of
 from kernelsight.sizing.decision import Asked
+from kernelsight.sizing.deployment_rows import electricity_of, hourly_of
 
 
 def option(power_w: float | None, price: float | None, **flags: float) -> SimpleNamespace:

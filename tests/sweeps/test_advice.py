@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pyarrow.compute as pc
 import pytest
 
 from kernelsight.errors import InvalidInput
+from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.stated_flags import flags_text
 from kernelsight.session import connect
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 64, "input_len": 64, "output_len": 32}
@@ -45,6 +48,23 @@ def test_it_is_a_table_of_the_run_and_of_its_file(tmp_path):
     with connect(tmp_path / "run.duckdb", read_only=True) as saved:
         assert saved.table("setting_advice").num_rows > 0
         assert saved.table("bottlenecks").num_rows > 0
+
+
+def test_several_scenarios_are_advised_in_one_call():
+    rows = [SHORT, SHORT | {"max_num_seqs": 32, "num_prompts": 32}]
+    with connect() as session:
+        alone = session.simulate(**SHORT).advice()
+        plan = plan_rows(session, rows)
+        give_plan(session, plan.deployments_of(plan.planned), plan.planned)
+        names = [row["scenario_id"] for row in plan.planned]
+        asked = [{"scenario_id": name, "flags": flags_text(row)} for name, row in zip(names, rows, strict=True)]
+        session.give("advice_questions", asked)
+        found = session.table("setting_advice")
+        assert found.filter(pc.equal(found["scenario_id"], names[0])).equals(alone)
+        assert "setting_advice: available" in session.explain("setting_advice")
+        session.give("advice_questions", [{"scenario_id": names[0], "flags": "max_num_seqs"}])
+        with pytest.raises(InvalidInput, match="advice_questions has no JSON object in column flags"):
+            session.table("setting_advice")
 
 
 def test_a_scenario_whose_flags_are_not_known_has_none():

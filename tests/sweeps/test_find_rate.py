@@ -11,7 +11,7 @@ import pytest
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.objectives import cheapest, meets_slo
 from kernelsight.session import Session
-from kernelsight.sweeps.find_rate import find_rates
+from kernelsight.sweeps.rate_questions import find_rates
 from tests.asked import sweep
 
 from .conftest import SMALL

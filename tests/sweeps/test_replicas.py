@@ -6,7 +6,6 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session
-from kernelsight.sizing.question import size_deployment
 
 from .conftest import SMALL
 
@@ -54,12 +53,12 @@ def test_sizing_finds_how_many_itself(session: Session) -> None:
     question = {"gpus": ["l4"], "slo": {"ttft_p95_ms": 400.0}, "rate": 2.0, "max_gpus": 1, "tune": False}
     flags = {"model": "qwen3-0.6b", "input_len": 64, "output_len": 8}
     with pytest.raises(InvalidInput, match="size finds the number of replicas; remove replicas"):
-        size_deployment(session, {**flags, "replicas": 2}, **question)
+        session.size(**flags, replicas=2, **question)
     line = """
     spec:
       replicas: 5
       containers: [{image: vllm/vllm-openai, args: [--model, Qwen/Qwen3-0.6B, --max-num-seqs, "32"]}]
     """
-    found = size_deployment(session, {"launch": line, "input_len": 64, "output_len": 8}, **question)
+    found = session.size(launch=line, input_len=64, output_len=8, **question)
     assert found.chosen["gpus"] == found.chosen["instances"] == 1 and "replicas" not in found.chosen
     assert found.launch == ["vllm serve Qwen/Qwen3-0.6B --max-num-seqs 32"]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.cli.options import add_gpus, add_output, open_session
+from kernelsight.cli.options import TABLE_ENDINGS, add_gpus, add_output, open_session
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kernelsight.choices.candidates import Choice
-    from kernelsight.dataflow.session import Session
 
 SHOWN = ("dtype", "engine", "implementation", "shapes", "p_fastest", "expected_regret", "measure_first", "regret")
 SUMMARY = """
@@ -36,7 +33,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="expected loss of latency above which a shape should be measured first (default: 0.02)",
     )
     verb.add_argument("--candidates", metavar="FILE", help="also write every implementation of every shape")
-    add_output(verb, "write one row per shape: .parquet, .csv or .json")
+    add_output(verb, "write one row per shape (.parquet, .csv, .json), or the question with its tables (.duckdb)")
 
 
 def add_inputs(verb: argparse.ArgumentParser) -> None:
@@ -59,21 +56,20 @@ def add_inputs(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Choose, write the choices, and print per number format how often which implementation was chosen."""
-    from kernelsight.choices.choices import choice_candidates, contrasts
-    from kernelsight.dataflow.blas import one_blas_thread
     from kernelsight.present.output import Waiting, as_json, check_ending, print_page, print_rows, write_table
 
-    target, every = check_ending(arguments.output), check_ending(arguments.candidates, flag="--candidates")
+    target, every = check_ending(arguments.output), check_ending(arguments.candidates, TABLE_ENDINGS, "--candidates")
     if not 0.0 <= arguments.tolerance < math.inf:
         raise InvalidInput(f"--tolerance is {arguments.tolerance:g}; give a fraction of 0 or more, such as 0.02.")
     with open_session(arguments) as session:
-        with Waiting("choosing"), one_blas_thread():
-            choice = choice_for(session, arguments)
-            session.give("choice_candidates", choice_candidates(choice, contrasts(choice)[0], arguments.tolerance))
-        found = session.table("choices")
+        session.give("choice_questions", [question(arguments) | {"tolerance": arguments.tolerance}])
+        with Waiting("choosing"):
+            found = session.table("choices")
         if every:
             write_table(session.table("choice_candidates"), every)
-        if target:
+        if target and target.suffix == ".duckdb":
+            session.save(target, [*sorted(session.given()), "choice_candidates", "choices"])
+        elif target:
             write_table(found, target)
         rows = [dict(zip(SHOWN, row, strict=True)) for row in session.sql(SUMMARY).fetchall()]
     if arguments.format == "table":
@@ -84,19 +80,11 @@ def run(arguments: argparse.Namespace) -> None:
         print_rows(rows, list(SHOWN), arguments.format)
 
 
-def choice_for(session: Session, arguments: argparse.Namespace) -> Choice:
-    """Return the candidates that the arguments name."""
-    from kernelsight.catalog.tables import contracts
-    from kernelsight.choices.inputs import choice_of
-    from kernelsight.forward.calls import read_calls
-    from kernelsight.scenario.gpu_names import find_gpu
-
-    gpus = session.table("gpus")
-    alias = find_gpu(arguments.gpu)
-    gpu = alias.gpu if alias and arguments.gpu not in gpus["gpu"].to_pylist() else arguments.gpu
-    calls = read_calls(Path(arguments.calls), gpu, contracts()["kernel_calls"]) if arguments.calls else None
-    names = [name.strip() for name in (arguments.sources or "").split(",") if name.strip()]
-    return choice_of([Path(name) for name in arguments.sweep], arguments.family, gpu, gpus, names or None, calls)
+def question(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the row of ``choice_questions`` that the arguments state."""
+    sources = [name.strip() for name in (arguments.sources or "").split(",") if name.strip()]
+    named = {"gpu": arguments.gpu, "family": arguments.family, "sweeps": list(arguments.sweep)}
+    return {**named, "sources": sources or None, "calls": arguments.calls}
 
 
 def _totals(found: pa.Table) -> dict[str, Any]:

@@ -1,0 +1,12 @@
+"""The node of choices: the implementations that are compared, from given ``choice_questions``."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+
+def choice_candidates(choice_questions: pa.Table, gpus: pa.Table) -> pa.Table:
+    """Compare the implementations of a kernel family at each shape of a GPU, by what others and its own sweeps show."""
+    from kernelsight.choices.questions import candidates_asked
+
+    return candidates_asked(choice_questions, gpus)

@@ -1,0 +1,106 @@
+"""A sizing for people: the answer, its deployments, the day, what is not measured, and the launch command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.present.output import fitting_lines, table_lines, terminal_width
+from kernelsight.scenario import flags
+
+if TYPE_CHECKING:
+    from kernelsight.sizing.answer import Sizing
+
+MOST_SHOWN = 20
+# flags that a row may leave to the engine
+LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS, flags.POLICIES) for flag in group)
+# columns that a narrow terminal does without, the first first
+EXPENDABLE = ("search", "if fast", "high", "low", "mean inst.", "GPUs", "load", "tier", "if slow", "$/h")
+
+
+def size_lines(found: Sizing) -> list[str]:
+    """Return the lines of a sizing."""
+    page = [found.answer]
+    if found.decides:
+        page.append(found.decides)
+    if found.rows:
+        page += ["", *_deployments(found.rows)]
+        if found.day:
+            page += ["", *table_lines(rows := _day_rows(found.day), list(rows[0]), terminal_width())]
+        page += ["", "not measured:"]
+        page += [f"  {gpu}: {text}" for gpu, text in _not_measured(found.rows).items()]
+        page += ["", "one instance:", *(line for command in found.launch for line in command.split("\n"))]
+    reasons: dict[str, int] = {}
+    for left in found.left_out:
+        reasons[_kind(left["reason"])] = reasons.get(_kind(left["reason"]), 0) + 1
+    return page + (["", left_out_sentence(reasons)] if reasons else [])
+
+
+def _deployments(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the first deployments as a table."""
+    from kernelsight.sizing.answer import SHORT, columns_shown
+
+    columns = columns_shown(rows)
+    unset = dict.fromkeys(LIMITS_OF_ENGINE, "default")
+    shown = [
+        {SHORT.get(name, name): unset.get(name) if row.get(name) is None else row[name] for name in columns}
+        for row in rows[:MOST_SHOWN]
+    ]
+    more = [f"... and {len(rows) - MOST_SHOWN:,} more; -o FILE keeps all"] if len(rows) > MOST_SHOWN else []
+    return [*fitting_lines(shown, list(shown[0]), terminal_width(), EXPENDABLE), *more]
+
+
+def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the hours of a day as rows to print: hours in turn with as many instances are one."""
+    found: list[dict[str, Any]] = []
+    for hour in day["hours"]:
+        last = found[-1] if found else None
+        if last and last["inst."] == hour["instances"]:
+            last["last"], last["most"] = hour["hour"], max(last["most"], hour["asked"])
+        else:
+            price = hour["price_per_hour"]
+            found.append(
+                {
+                    **{"first": hour["hour"], "last": hour["hour"], "most": hour["asked"]},
+                    **{"inst.": hour["instances"], "started": hour["started"], "GPUs": hour["gpus"]},
+                    **({} if price is None else {"$/h": price}),
+                }
+            )
+    return [
+        {
+            "hours": f"{row.pop('first')}-{row.pop('last') + 1}",
+            f"most {day['unit']}": row.pop("most"),
+            **row,
+        }
+        for row in found
+    ]
+
+
+def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return what was not measured, once for each GPU."""
+    found: dict[str, str] = {}
+    for row in rows:
+        if row["not_measured"]:
+            found.setdefault(row["gpu"], row["not_measured"])
+    return found
+
+
+def left_out_sentence(reasons: Mapping[str, int]) -> str:
+    """Return how many deployments are not in the table, and why; ``reasons``: how many of each.
+
+    >>> left_out_sentence({"cannot be cheaper": 14, "do not fit or cannot run": 1})
+    'Not listed: 14 configurations that cannot be cheaper, 1 that do not fit or cannot run; --format json lists them.'
+    """
+    first, *others = (f"{count} {{}}that {why}" for why, count in reasons.items())
+    counts = ", ".join([first.format("configurations "), *(one.format("") for one in others)])
+    return f"Not listed: {counts}; --format json lists them."
+
+
+def _kind(reason: str) -> str:
+    """Return why a deployment is left out in few words."""
+    dearer = "cannot be cheaper"
+    kinds = {
+        **dict.fromkeys(("bounds", "it does not reach", "it costs more", "it is no cheaper"), dearer),
+        "no rate keeps": "keep the objectives at no rate",
+    }
+    return next((text for start, text in kinds.items() if reason.startswith(start)), "do not fit or cannot run")

@@ -1,0 +1,39 @@
+"""Flags as they stand in a column of a table: a JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kernelsight.errors import InvalidInput
+
+
+def flags_text(flags: Mapping[str, Any]) -> str:
+    """Return flags as a JSON object, in their order; values of numpy as numbers, paths as text.
+
+    >>> flags_text({"model": "qwen3-32b", "max_num_seqs": 64})
+    '{"model": "qwen3-32b", "max_num_seqs": 64}'
+    """
+    return json.dumps(dict(flags), default=lambda value: value.item() if hasattr(value, "item") else str(value))
+
+
+def read_flags(row: Mapping[str, Any], table: str, column: str) -> dict[str, Any]:
+    """Return the flags of a column; nothing where it is null. InvalidInput: it holds no JSON object.
+
+    >>> read_flags({"rate_id": "a", "flags": '{"gpu": "l4"}'}, "rates", "flags")
+    {'gpu': 'l4'}
+    """
+    if row.get(column) is None:
+        return {}
+    try:
+        flags = json.loads(row[column])
+    except json.JSONDecodeError:
+        flags = None
+    if not isinstance(flags, dict):
+        name = next(iter(row.values()))
+        raise InvalidInput(
+            f"{table} has no JSON object in column {column} of {name!r}; give flags such as "
+            '{"model": "qwen3-32b", "gpu": "h100_sxm"}.'
+        )
+    return flags

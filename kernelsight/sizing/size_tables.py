@@ -1,0 +1,167 @@
+"""The tables of questions of size: each searched for its cheapest deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.rows import as_table
+from kernelsight.measure.families import FAMILIES
+from kernelsight.scenario.corrections import refuse_unused_corrections
+from kernelsight.scenario.flags import ALIASES
+from kernelsight.scenario.launch.commands import launch_command
+from kernelsight.scenario.objectives import Objective
+from kernelsight.scenario.plan import normalise, resolve_gpu
+from kernelsight.scenario.prices import read_prices
+from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, rows_of
+from kernelsight.sizing.closer_look import Closer, closer_look
+from kernelsight.sizing.decision import Asked, Option, options_of
+from kernelsight.sizing.deployment_rows import day_values, deployment_row, flag_values, hour_rows, statistic_rows
+from kernelsight.sizing.question import Question, question_of
+from kernelsight.sizing.search import SizeSearch
+from kernelsight.sizing.sentences import nearest_of, sentence_of, stated_flags, what_decides
+from kernelsight.sweeps.steady import LEAST_REQUESTS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+TABLES = ("size_answers", "sized_deployments", "size_statistics", "unsized_deployments", "size_hours")
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def size_tables(questions: pa.Table, fork: Callable[[], Session], report: Callable[[str], None]) -> dict[str, pa.Table]:
+    """Return the tables of TABLES of every question; InvalidInput: one that cannot be answered, and why."""
+    found: Rows = {name: [] for name in TABLES}
+    for row in questions.to_pylist():
+        with fork() as session:
+            own = _answered(session, question_of(row), report)
+        for name, rows in own.items():
+            found[name] += [{"question_id": row["question_id"], **each} for each in rows]
+    return {name: as_table(contracts()[name], rows) for name, rows in found.items()}
+
+
+def _answered(session: Session, question: Question, report: Callable[[str], None]) -> Rows:
+    """Return the rows of one question."""
+    question.check()
+    asked = question.asked
+    search, rows = _opened(session, question, asked, report)
+    try:
+        search.run(rows, question.tune)
+        if question.correction is not None:
+            given = None if question.correction == "table" else Path(question.correction)
+            refuse_unused_corrections(search.forks[0], given)
+        options = options_of(search, question.objectives, asked)
+        closer = [closer_look(search, option) for option in options[:2]]
+        return _rows(search, options, closer, question, asked, str(rows[0]["model"]))
+    finally:
+        search.close()
+
+
+def _opened(
+    session: Session, question: Question, asked: Asked, report: Callable[[str], None]
+) -> tuple[SizeSearch, list[dict[str, Any]]]:
+    """Return the search of a question, and the rows of flags that it searches."""
+    named = [resolve_gpu(session, name) for name in question.gpus]
+    load, total = normalise(question.load), question.total_gpus
+    most_gpus = question.max_gpus if total is None else min(question.max_gpus, total)
+    prices = read_prices(session, question.prices or None)
+    rows = rows_of(session, question.deployment, list(dict.fromkeys(named)), most_gpus, question.search)
+    loop = {"request_rate": FIRST_RATE} if question.users is None else {"max_concurrency": FIRST_USERS}
+    search = SizeSearch(
+        session,
+        asked.wanted,
+        question.objectives,
+        {"num_prompts": LEAST_REQUESTS, **load, **loop},
+        prices,
+        report,
+        time_limit=question.time_limit_s,
+        total_gpus=total,
+        most_gpus=most_gpus,
+        compared=[ALIASES.get(name, name) for name in question.search],
+    )
+    return search, rows
+
+
+def _rows(
+    search: SizeSearch,
+    options: Sequence[Option],
+    closer: Sequence[Closer],
+    question: Question,
+    asked: Asked,
+    model: str,
+) -> Rows:
+    """Return the rows of each table; ``closer``: looks at the first two options; ``model``: as the user named it."""
+    objectives = question.objectives
+    sized = [
+        deployment_row(option, search.tier_of(option.sized.candidate), search.is_sure(option.sized), asked)
+        for option in options
+    ]
+    left_out = [{**flag_values(left.flags), "reason": left.reason} for left in search.left_out.values()]
+    not_tried = [{**flag_values(candidate.flags), "reason": None} for candidate in search.not_tried]
+    measurable = [name for name, family in FAMILIES.items() if "gpus" not in family.sizes]
+    day = bool(options and options[0].start)
+    answer = {
+        "answer": _sentences(search, options, sized, closer, question.objectives, asked),
+        "complete": search.ended is None,
+        "decides": what_decides(options, closer, model, measurable),
+        "cliff": closer[0].cliff if closer else None,
+        "launch": _launch(search, options[0], model) if options else [],
+        "unit": "requests/s" if question.users is None else "users",
+        **(day_values(options[0], asked) if day else {}),
+    }
+    return {
+        "size_answers": [answer],
+        "sized_deployments": [{"place": place, **row} for place, row in enumerate(sized, start=1)],
+        "size_statistics": [
+            {"place": place, **row}
+            for place, option in enumerate(options, start=1)
+            for row in statistic_rows(option, objectives)
+        ],
+        "unsized_deployments": [{"place": place, **row} for place, row in enumerate([*left_out, *not_tried], start=1)],
+        "size_hours": hour_rows(options[0], asked) if day else [],
+    }
+
+
+def _sentences(
+    search: SizeSearch,
+    options: Sequence[Option],
+    rows: Sequence[Mapping[str, Any]],
+    closer: Sequence[Closer],
+    objectives: Sequence[Objective],
+    asked: Asked,
+) -> str:
+    """Return the answer in sentences; what is not supported, and what was not tried, stands at its end."""
+    if rows:
+        named = [
+            {**stated_flags(option.sized.candidate.flags), **row} for option, row in zip(options, rows, strict=True)
+        ]
+        answer = sentence_of(options, named, objectives, asked)
+        answer += f" {closer[0].cliff}." if closer[0].cliff else ""
+    else:
+        answer = "No rate was found yet." if search.not_tried else nearest_of(search, objectives)
+    notes = [f"{says}." for says in search.unsupported]
+    if search.ended:
+        count = len(search.not_tried)
+        notes.append(f"The search ended early: {search.ended}; {count} deployment{'s' * (count != 1)} not tried.")
+    return " ".join([answer, *notes])
+
+
+def _launch(search: SizeSearch, option: Option, asked: str) -> list[str]:
+    """Return the launch commands of one instance: of what decodes, and of what computes prompts."""
+    sized = option.sized
+    row = sized.prospect.trials.scenario(sized.candidate.scenario_id)
+    deployments = {key: value for plan in search.plans for key, value in plan.deployments.items()}
+    models = {model["model"]: model for model in search.forks[0].table("models").to_pylist()}
+    keys = [row["deployment_id"], *([row["prefill_deployment_id"]] if row["prefill_deployment_id"] else [])]
+    found = []
+    for key in keys:
+        deployment = deployments[key]
+        draft = deployments.get(deployment.get("draft_deployment_id"))
+        proposing = sized.candidate.flags.get("speculative_method") == "draft_model" and draft
+        name = models[draft["model"]]["huggingface_id"] or draft["model"] if proposing else None
+        found.append(str(launch_command(deployment, models.get(deployment["model"]), name, asked)))
+    return found

@@ -1,0 +1,48 @@
+"""Choices as nodes: questions in a table, answered in one call, kept in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelsight.cli.main import main
+from kernelsight.errors import InvalidInput
+from kernelsight.session import connect
+from tests.choices.made_choices import SIZES, TARGET, rows, sweep
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sweep(tmp_path_factory.mktemp("sweep"), rows(TARGET, SIZES[::6]))
+
+
+def test_several_questions_are_answered_in_one_call(path: Path) -> None:
+    with connect() as session:
+        asked = {"family": "gemm", "sweeps": [str(path)]}
+        session.give("choice_questions", [asked | {"gpu": TARGET}, asked | {"gpu": "a100", "tolerance": 9.0}])
+        found = session.sql(
+            "select gpu, count(*), bool_or(decision = 'measure') from choices group by gpu order by gpu"
+        )
+        other, own = found.fetchall()
+        assert own[:2] == (TARGET, len(SIZES)) and (other[0], other[2]) == ("a100_sxm", False)
+        session.give("choice_questions", [asked | {"gpu": TARGET, "sources": [TARGET]}])
+        with pytest.raises(InvalidInput, match="the GPU to choose for"):
+            session.table("choices")
+
+
+def test_what_makes_choices_is_explained() -> None:
+    with connect() as session:
+        drawn = session.explain("choices")
+    assert drawn.startswith("missing   choice_questions") and "choice_candidates  from choice_questions, gpus" in drawn
+
+
+def test_a_question_is_kept_with_its_answer(path: Path, tmp_path: Path, capsys: Any) -> None:
+    target = tmp_path / "choices.duckdb"
+    words = ["--gpu", TARGET, "--family", "gemm", "--sweep", str(path), "-o", str(target), "--format", "json"]
+    assert main(["search", "choose", *words]) == 0
+    capsys.readouterr()
+    with connect(target, read_only=True) as saved:
+        assert saved.table("choices").num_rows == len(SIZES)
+        assert saved.table("choice_questions").to_pylist()[0]["tolerance"] == 0.02

@@ -1,0 +1,91 @@
+"""Sizing as a node: questions in a table, their answers in SQL, several in one call, kept in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.stated_flags import flags_text
+from kernelsight.session import Session, connect
+from kernelsight.sizing.size_tables import TABLES
+
+from .conftest import FLAGS, LOAD, SLO
+
+QUESTION = {
+    "flags": flags_text(FLAGS | LOAD),
+    "gpus": ["h100_sxm"],
+    "slo": [{"statistic": name, "most_ms": most} for name, most in SLO.items()],
+    "max_gpus": 1,
+    "tune": False,
+}
+PRICED = {"prices": [{"gpu": "h100_sxm", "price_per_gpu_hour": 2.5}]}
+
+
+@pytest.fixture(scope="module")
+def answered() -> Session:
+    session = connect()
+    hours = [10.0] * 12 + [900.0] * 12
+    amounts = [{"rate": 500.0}, {"total_gpus": 3}, {"hours": hours, "hours_from": "two halves"} | PRICED]
+    session.give("size_questions", [{"question_id": f"{i}"} | QUESTION | one for i, one in enumerate(amounts)])
+    return session
+
+
+def test_several_questions_are_answered_in_one_call(answered: Session) -> None:
+    rows = answered.sql(
+        "select question_id, gpu, instances, served, value_ms <= most_ms, price_per_hour / instances "
+        "from sized_deployments join size_statistics using (question_id, place) where statistic = 'ttft_p95_ms'"
+    ).fetchall()
+    rated, total, priced = rows
+    assert rated[:2] == ("0", "h100_sxm") and rated[3] == 500.0 and rated[5] is None
+    assert total[:3] == ("1", "h100_sxm", 3) and priced[0] == "2" and priced[5] == 2.5
+    assert all(row[4] for row in rows)
+    days = answered.sql("select question_id, count(*), min(instances), max(instances) from size_hours group by all")
+    ((question, hours, least, most),) = days.fetchall()
+    assert (question, hours) == ("2", 24) and 1 <= least < most == priced[2]
+    assert "(two halves)" in answered.sql("select answer from size_answers where question_id = '2'").fetchall()[0][0]
+
+
+def test_a_question_is_answered_as_python_answers_it(answered: Session) -> None:
+    found = answered.size(gpus="h100_sxm", slo=SLO, rate=500, max_gpus=1, tune=False, **FLAGS, **LOAD)
+    own = answered.sql("select answer from size_answers where question_id = '0'").fetchall()
+    assert own == [(found.answer,)] and found.table("sized_deployments").num_rows == len(found.rows) == 1
+    assert found.sql("select count(*) from size_questions").fetchall() == [(1,)]
+    with pytest.raises(InvalidInput, match="a sizing has no table 'sizes'; it has size_questions, size_answers"):
+        found.table("sizes")
+
+
+def test_a_saved_answer_is_read_and_its_question_answered_again(answered: Session, tmp_path: Path) -> None:
+    found = answered.size(gpus="h100_sxm", slo=SLO, rate=500, max_gpus=1, tune=False, **FLAGS, **LOAD)
+    found.save(tmp_path / "answer.duckdb")
+    with connect(tmp_path / "answer.duckdb", read_only=True) as saved:
+        kept = saved.table("sized_deployments")
+        assert kept.equals(found.table("sized_deployments")) and saved.table("sizing").num_rows == 1
+        with connect() as again:
+            again.give("size_questions", saved.table("size_questions"))
+            assert again.table("sized_deployments").equals(kept)
+
+
+def test_what_makes_an_answer_is_explained() -> None:
+    with connect() as session:
+        for name in TABLES:
+            drawn = session.explain(name)
+            assert drawn.startswith("missing   size_questions") and f"python  {TABLES[0]}" in drawn
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"flags": "qwen3"}, "size_questions has no JSON object in column flags of 'q'; give flags such as"),
+        ({"rate": None}, "says how much is to be served; none is given, give one"),
+        ({"total_gpus": 2}, "--total-gpus asks for the highest rate; remove the rate"),
+        ({"hours": [1.0]}, "hours has 1 values; give what each of the 24 hours asks for"),
+        ({"gpus": []}, "no GPU is given"),
+        ({"flags": flags_text(FLAGS | LOAD | {"request_rate": 2})}, "remove request_rate"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(change: dict, words: str) -> None:
+    with connect() as session, pytest.raises(InvalidInput, match=words):
+        session.give("size_questions", [{"question_id": "q"} | QUESTION | {"rate": 5.0} | change])
+        session.table("size_answers")
