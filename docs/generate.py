@@ -47,15 +47,18 @@ GROUPS = {
     "lower": "Kernel calls",
     "kernel": "Kernel latencies and step costs",
     "serve": "Serving results",
+    "sizing": "Sizing and highest rates",
     "comparison": "Comparison with logs",
     "searching": "Kernel choice and search",
+    "evaluation": "Scores of kernel models and replayed runs",
     "catalogue": "The tables themselves",
 }
 # Python nodes that are not of serving
 NODES = {
     **dict.fromkeys(("_family_latencies", "launch_signatures", "step_costs", "step_totals"), "kernel"),
     **dict.fromkeys(("step_shapes", "deployment_reach"), "deploy"),
-    "searches": "searching",
+    **dict.fromkeys(("searches", "choice_candidates"), "searching"),
+    "rates": "sizing",
 }
 
 

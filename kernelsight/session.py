@@ -40,7 +40,9 @@ KEPT = (
     *("step_cost_shares", "gpu_power", "gpu_engines", "deployment_presets", "memory_defaults"),
 )
 # where the Python nodes are
-MODULES = tuple(f"kernelsight.{room}nodes" for room in ("", "sweeps.", "sizing.", "comparison.", "choices."))
+MODULES = tuple(
+    f"kernelsight.{room}nodes" for room in ("", "sweeps.", "sizing.", "comparison.", "choices.", "evaluation.")
+)
 # how far loads reach, which are drawn or read from traces; and families, which are the same whatever steps hold
 BY_CONTENT = ("deployment_reach", "deployment_families")
 # replays of a log give others each time

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import add_output, add_pack, open_session
 from kernelsight.cli.pages.backtest_page import page
 from kernelsight.errors import InvalidInput
-from kernelsight.evaluation.runs.campaign_fit import left_out_rows
-from kernelsight.evaluation.runs.campaigns import campaign_scores, scored_of_campaigns, spread_runs
-from kernelsight.evaluation.runs.levels import check_levels, constant_rows
+from kernelsight.evaluation.runs.backtests import TABLES, flat_rows, scopes
+from kernelsight.evaluation.runs.campaigns import spread_runs
+from kernelsight.evaluation.runs.levels import check_levels
 from kernelsight.evaluation.runs.measured_runs import read_runs
-from kernelsight.evaluation.runs.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
+from kernelsight.evaluation.runs.peer import predictions
 from kernelsight.evaluation.runs.plots import check_picture, draw
-from kernelsight.evaluation.runs.replays import replay, replay_left_out
-from kernelsight.evaluation.runs.report import level_scores, report_of, report_of_peer, spread_rows
 from kernelsight.evaluation.runs.scores import GROUP, METRICS
 from kernelsight.present.output import (
     as_json,
@@ -75,12 +73,15 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--plot", metavar="FILE", help="plots of predicted vs measured and error vs load: .svg .png .html"
     )
-    add_output(verb, "also write the report (.json), or one row per run (.parquet, .csv)")
+    add_output(
+        verb,
+        "also write the report (.json), one row per run (.parquet, .csv), or the backtest with its tables (.duckdb)",
+    )
 
 
 def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
-    target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
+    target = check_ending(arguments.output)
     picture = check_picture(arguments.plot)
     levels = check_levels(arguments.constants)
     runs = read_runs(*arguments.runs)
@@ -92,63 +93,42 @@ def run(arguments: Any) -> None:
         raise InvalidInput(f"{', '.join(arguments.runs)} has no run that can be replayed: all rows were excluded.")
     if arguments.against:
         predictions([])  # fails early if the tool cannot start
+    asked = {
+        "backtest_id": "asked",
+        "tier": arguments.tier,
+        "constants": list(levels),
+        "leave_out": arguments.leave_out,
+        "against": arguments.against,
+        "rows_read": runs.read,
+        "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
+    }
     with open_session(arguments) as session:
         session.progress = None
-        replayed, fitted = replay(session, runs.table.to_pylist(), arguments.tier, levels)
-        rows = replayed[levels[0]]
-        if all(row["status"] != "served" for row in rows):
-            raise InvalidInput(f"none of the {len(rows)} runs could be simulated: {rows[0]['status']}")
-        basis = dict(zip(*(session.table("recipes")[name].to_pylist() for name in ("recipe", "basis")), strict=True))
-        answer = report_of(runs, rows, arguments.tier, basis)
-        answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
-        spread = session.table("serving_spread").to_pylist()
-        answer["serving_spread"] = spread_rows(rows, spread)
-        answer["levels"] = {level: level_scores(replayed[level], spread, basis) for level in levels}
-        if arguments.leave_out:
-            left_out, constants = replay_left_out(session, runs.table.to_pylist(), arguments.tier)
-            answer["campaigns_shipped"] = answer["campaigns"]
-            answer["campaigns"] = campaign_scores(scored_of_campaigns(left_out))
-            answer["left_out_constants"] = left_out_rows(constants)
-        if arguments.against:
-            asked = predictions(rows)
-            answer["peer"] = report_of_peer(replayed, asked[LAUNCHED])
-            answer["peer_nominal"] = report_of_peer(replayed, asked[NOMINAL])
-            answer["peer_step_tokens"] = report_of_peer(replayed, asked[STEP_TOKENS])
+        session.give("measured_runs", runs.table, trusted=True)
+        session.give("backtests", [asked])
+        session.compute(*TABLES)
+        answer = json.loads(session.table("backtest_reports")["report"][0].as_py())
+        rows = [json.loads(text) for text in session.table("replayed_runs")["run"].to_pylist()]
+        if target and target.suffix == ".duckdb":
+            session.save(target, [*sorted(session.given()), *TABLES])
     if picture:
         draw(rows, answer, picture)
-    if target:
-        _write(answer, rows, target)
-    _print(answer, arguments.format)
-
-
-def _write(answer: dict, rows: list[dict], target: Path) -> None:
-    """Write the report (.json), or one row per run (.parquet, .csv)."""
-    import pyarrow as pa
-
-    if target.suffix == ".json":
+    if target and target.suffix == ".json":
         write_text(as_json(answer) + "\n", target)
-        return
-    flat = []
-    for row in rows:
-        errors = row.get("errors") or dict.fromkeys(METRICS)
-        plain = {name: value for name, value in row.items() if name not in NESTED}
-        flat.append(
-            {**plain, "recipes": " ".join(row["recipes"]), **{f"{name}_error": errors[name] for name in METRICS}}
-        )
-    write_table(pa.Table.from_pylist(flat), target)
+    elif target and target.suffix != ".duckdb":
+        import pyarrow as pa
+
+        write_table(pa.Table.from_pylist(flat_rows(rows, NESTED)), target)
+    _print(answer, arguments.format)
 
 
 def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one row per scope and group, with a column per metric and score."""
-    scopes: list[tuple[str, Mapping]] = [("all", answer), ("dense", answer["dense"]), ("moe", answer["moe"])]
-    scopes += [("group", group) for group in answer["groups"]]
-    scopes += [(f"{axis} {group[axis]}", group) for axis, groups in answer["by"].items() for group in groups]
     rows = []
-    for scope, found in scopes:
+    for scope, names, found in scopes(answer):
         spread = {
             f"{metric}_{what}": value for metric in METRICS for what, value in found[metric].items() if what != "n"
         }
-        names = {name: found.get(name) for name in GROUP} if scope == "group" else {}
         rows.append({"scope": scope, **names, "n": found["ttft"]["n"], **spread})
     return rows
 

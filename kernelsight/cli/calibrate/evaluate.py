@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,42 +54,35 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--train", nargs="+", metavar="S", help="sweeps of the older versions, for --test-versions")
     verb.add_argument("--pack", metavar="FILE", help="kernel model to score with --test-versions (default: as shipped)")
     verb.add_argument("--final", action="store_true", help="also score the GPUs held out for the final evaluation")
-    add_output(verb, "also write the report: .json, .csv, .parquet")
+    add_output(
+        verb, "also write the report (.json), its scores (.csv, .parquet), or the evaluation with its tables (.duckdb)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Evaluate, and print the report as JSON or its scores as a table or CSV."""
     from kernelsight.evaluation.kernels.baselines import systems_folder
-    from kernelsight.evaluation.kernels.evaluate import evaluate
-    from kernelsight.evaluation.kernels.points import rows_after_points
-    from kernelsight.evaluation.kernels.predict import fit_and_predict
-    from kernelsight.kernels.families import FAMILIES
+    from kernelsight.evaluation.kernels.evaluations import TABLES, row_of_split
     from kernelsight.present.output import check_ending, note
+    from kernelsight.session import connect
 
-    target = check_ending(arguments.output, (".json", ".csv", ".parquet"))
-    sweeps = [Path(name) for name in arguments.sweep]
+    target = check_ending(arguments.output)
     if arguments.test_versions or arguments.train:
-        _score_versions(arguments, sweeps, target)
+        _score_versions(arguments, [Path(name) for name in arguments.sweep], target)
         return
     split = split_of(arguments)
-    systems = systems_folder()
-    families = _names(arguments.families) if arguments.families else None
-    points = points_of(arguments)
-    result, _ = evaluate(
-        sweeps,
-        split,
-        fit_and_predict,
-        modelled=FAMILIES,
-        families=families,
-        final=arguments.final,
-        systems=systems,
-        score_rows=partial(rows_after_points, points) if points else None,
-    )
-    if systems is None:
+    others = {"sweeps": list(arguments.sweep), "final": arguments.final}
+    others["families"] = list(_names(arguments.families)) if arguments.families else None
+    with connect() as session:
+        session.give("kernel_evaluations", [row_of_split(split, points_of(arguments), **others)])
+        result = json.loads(session.table("kernel_evaluation_reports")["report"][0].as_py())
+        if target and target.suffix == ".duckdb":
+            session.save(target, ["kernel_evaluations", *TABLES])
+    if systems_folder() is None:
         note("aiconfigurator-core is not installed: baselines use the peak rates of the table gpus.")
     if split.budget:
         note(f"families with fewer than {SITES_OF_A_GOAL} sites are reported, but not part of this tier's goals.")
-    show(result, arguments.format, target)
+    show(result, arguments.format, None if target and target.suffix == ".duckdb" else target)
 
 
 def split_of(arguments: Any) -> Split:
@@ -154,6 +147,8 @@ def _score_versions(arguments: Any, sweeps: list[Path], target: Path | None) -> 
             "--test-versions scores a fitted model; "
             "leave out --tier, --budget, --points, --whole-layers, --train-gpus and --final."
         )
+    if target and target.suffix == ".duckdb":
+        raise InvalidInput("--test-versions writes .json, .csv or .parquet; give such a file with -o.")
     old = [Path(name) for name in arguments.train]
     check_sweeps([*sweeps, *old])
     asked = () if arguments.test_versions == versions.NEW else _names(arguments.test_versions)

@@ -1,0 +1,67 @@
+"""Evaluations of kernel models as tables: rows of ``kernel_evaluations``, their scores and their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.rows import as_table
+from kernelsight.evaluation.kernels import predict
+from kernelsight.evaluation.kernels.baselines import systems_folder
+from kernelsight.evaluation.kernels.evaluate import evaluate
+from kernelsight.evaluation.kernels.points import Asked, rows_after_points
+from kernelsight.evaluation.kernels.scores import score_rows
+from kernelsight.fitting.splits import Split
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.scenario.stated_flags import flags_text
+
+TABLES = ("kernel_evaluation_reports", "kernel_scores")
+
+
+def row_of_split(split: Split, points: Asked | None, **others: Any) -> dict[str, Any]:
+    """Return a row of ``kernel_evaluations``; ``others``: its sweeps, families, and whether it is final."""
+    return {
+        "evaluation_id": split.name,
+        "train_gpus": list(split.train_gpus),
+        "test_gpus": list(split.test_gpus),
+        "tier": split.tier,
+        "budget": split.budget or None,
+        "whole_layers": split.whole_layers,
+        "points": points and points.per_kernel,
+        "point_choice": points and points.how,
+        **others,
+    }
+
+
+def evaluation_tables(evaluations: pa.Table) -> dict[str, pa.Table]:
+    """Return the tables of TABLES; InvalidInput, UnknownName: an evaluation that cannot be made, and why."""
+    reports, scores = [], []
+    for row in evaluations.to_pylist():
+        own = {"evaluation_id": row["evaluation_id"]}
+        result = _report(row)
+        reports.append(own | {"report": flags_text(result)})
+        scores += [own | each for each in score_rows(result)]
+    found = dict(zip(TABLES, (reports, scores), strict=True))
+    return {name: as_table(contracts()[name], rows) for name, rows in found.items()}
+
+
+def _report(row: Mapping[str, Any]) -> dict[str, Any]:
+    gpus = tuple(row["train_gpus"]), tuple(row["test_gpus"])
+    split = Split(row["evaluation_id"], *gpus, row["tier"], row["budget"] or 0.0, bool(row["whole_layers"]))
+    points = Asked(row["points"], row["point_choice"] or "planned") if row["points"] else None
+    result, _ = evaluate(
+        [Path(name) for name in row["sweeps"]],
+        split,
+        predict.fit_and_predict,
+        modelled=FAMILIES,
+        families=row["families"],
+        final=bool(row["final"]),
+        systems=systems_folder(),
+        score_rows=partial(rows_after_points, points) if points else None,
+    )
+    return result

@@ -1,0 +1,32 @@
+"""The nodes of evaluations: scores of kernel models, from ``kernel_evaluations``; of runs, from ``backtests``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from kernelsight.dataflow.graph import produces, reads
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+
+@produces("kernel_evaluation_reports", "kernel_scores")
+def evaluations(kernel_evaluations: pa.Table) -> dict[str, pa.Table]:
+    """Fit a kernel model on some GPUs, and score it on others beside baselines."""
+    from kernelsight.evaluation.kernels.evaluations import evaluation_tables
+
+    return evaluation_tables(kernel_evaluations)
+
+
+@reads("recipes", "serving_spread", "scenario_summary", "scenario_intervals", "kernel_breakdown")
+@produces("backtest_reports", "backtest_scores", "replayed_runs")
+def replays_of_runs(
+    backtests: pa.Table, measured_runs: pa.Table, *, fork: Callable[[], Session]
+) -> dict[str, pa.Table]:
+    """Simulate measured runs as they were run, and score their TTFT, TPOT and throughput."""
+    from kernelsight.evaluation.runs.backtests import backtest_tables
+
+    return backtest_tables(backtests, measured_runs, fork)

@@ -1,0 +1,105 @@
+"""Backtests as tables: measured runs replayed, their scores, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.rows import as_table
+from kernelsight.errors import InvalidInput
+from kernelsight.evaluation.runs.campaign_fit import left_out_rows
+from kernelsight.evaluation.runs.campaigns import campaign_scores, scored_of_campaigns
+from kernelsight.evaluation.runs.levels import constant_rows
+from kernelsight.evaluation.runs.measured_runs import Runs
+from kernelsight.evaluation.runs.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
+from kernelsight.evaluation.runs.replays import replay, replay_left_out
+from kernelsight.evaluation.runs.report import level_scores, report_of, report_of_peer, spread_rows
+from kernelsight.evaluation.runs.scores import GROUP, METRICS
+from kernelsight.scenario.stated_flags import flags_text
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+TABLES = ("backtest_reports", "backtest_scores", "replayed_runs")
+SHOWN = ("run_id", "status", "fitting", "is_moe", "ttft_mean_ms", "tpot_mean_ms")
+
+
+def backtest_tables(backtests: pa.Table, measured_runs: pa.Table, fork: Callable[[], Session]) -> dict[str, pa.Table]:
+    """Return the tables of TABLES of every backtest; InvalidInput: none of the runs can be simulated, and why."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    for row in backtests.to_pylist():
+        own = {"backtest_id": row["backtest_id"]}
+        with fork() as session:
+            answer, replayed = _answered(session, row, measured_runs)
+        found["backtest_reports"].append(own | {"report": flags_text(answer)})
+        found["backtest_scores"] += [own | each for each in _score_rows(answer)]
+        found["replayed_runs"] += [own | _run_row(each) for each in replayed]
+    return {name: as_table(contracts()[name], rows) for name, rows in found.items()}
+
+
+def _answered(
+    session: Session, asked: Mapping[str, Any], measured: pa.Table
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the report of one backtest, and its runs with the first level of host time."""
+    levels, tier = asked["constants"], asked["tier"]
+    excluded = [(each["reason"], each["n"]) for each in asked["excluded"] or ()]
+    runs = Runs(measured, measured.num_rows if asked["rows_read"] is None else asked["rows_read"], excluded)
+    replayed, fitted = replay(session, measured.to_pylist(), tier, levels)
+    rows = replayed[levels[0]]
+    if all(row["status"] != "served" for row in rows):
+        raise InvalidInput(f"none of the {len(rows)} runs could be simulated: {rows[0]['status']}")
+    basis = dict(zip(*(session.table("recipes")[name].to_pylist() for name in ("recipe", "basis")), strict=True))
+    answer = report_of(runs, rows, tier, basis)
+    answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
+    spread = session.table("serving_spread").to_pylist()
+    answer["serving_spread"] = spread_rows(rows, spread)
+    answer["levels"] = {level: level_scores(replayed[level], spread, basis) for level in levels}
+    if asked["leave_out"]:
+        left_out, constants = replay_left_out(session, measured.to_pylist(), tier)
+        answer["campaigns_shipped"] = answer["campaigns"]
+        answer["campaigns"] = campaign_scores(scored_of_campaigns(left_out))
+        answer["left_out_constants"] = left_out_rows(constants)
+    if asked["against"]:
+        theirs = predictions(rows)
+        answer["peer"] = report_of_peer(replayed, theirs[LAUNCHED])
+        answer["peer_nominal"] = report_of_peer(replayed, theirs[NOMINAL])
+        answer["peer_step_tokens"] = report_of_peer(replayed, theirs[STEP_TOKENS])
+    return answer, rows
+
+
+def scopes(answer: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
+    """Yield each scope of a report, the names of its group, and its scores by metric."""
+    yield "all", {}, answer
+    for kind in ("dense", "moe"):
+        yield kind, {}, answer[kind]
+    for group in answer["groups"]:
+        yield "group", {name: group.get(name) for name in GROUP}, group
+    for axis, groups in answer["by"].items():
+        for group in groups:
+            yield f"{axis} {group[axis]}", {}, group
+
+
+def _score_rows(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for scope, names, found in scopes(answer):
+        for metric in METRICS:
+            yield {"scope": scope, **names, "metric": metric, **found[metric]}
+
+
+def _run_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    errors = row.get("errors") or {}
+    shown = {name: row.get(name) for name in SHOWN}
+    return {**shown, **{f"{name}_error": errors.get(name) for name in METRICS}, "run": flags_text(row)}
+
+
+def flat_rows(rows: Sequence[Mapping[str, Any]], nested: Sequence[str]) -> list[dict[str, Any]]:
+    """Return replayed runs for a file of columns: without what is ``nested``, recipes as words, errors by metric."""
+    flat = []
+    for row in rows:
+        errors = row.get("errors") or dict.fromkeys(METRICS)
+        plain = {name: value for name, value in row.items() if name not in nested}
+        named = {f"{name}_error": errors[name] for name in METRICS}
+        flat.append({**plain, "recipes": " ".join(row["recipes"]), **named})
+    return flat
