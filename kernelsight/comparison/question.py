@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kernelsight.scenario.launch.lines import with_launch_line
-from kernelsight.scenario.stated_flags import flags_text, read_flags
+from kernelsight.scenario.stated_flags import object_text, read_flags
 
 OPTIONAL = {"fit": "parts", "hold_out": 0.3, "suspects": "all"}
 
@@ -33,8 +33,8 @@ class Question(NamedTuple):
             "comparison_id": comparison_id,
             "log_ids": None if self.log_ids is None else list(self.log_ids),
             "baseline_log_ids": None if self.baseline is None else list(self.baseline),
-            "deployment": flags_text(with_launch_line(self.flags)),
-            "stated": flags_text(self.stated) if self.stated else None,
+            "deployment": object_text(with_launch_line(self.flags)),
+            "stated": object_text(self.stated) if self.stated else None,
             **{name: getattr(self, name) for name in OPTIONAL},
         }
 

@@ -1,4 +1,4 @@
-"""Flags as they stand in a column of a table: a JSON object."""
+"""Flags, and other values by name, as they stand in a column of a table: a JSON object."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from kernelsight.errors import InvalidInput
 
 
-def flags_text(flags: Mapping[str, Any]) -> str:
-    """Return flags as a JSON object, in their order; values of numpy as numbers, paths as text.
+def object_text(values: Mapping[str, Any]) -> str:
+    """Return values by name as a JSON object, in their order; those of numpy as numbers, paths as text.
 
-    >>> flags_text({"model": "qwen3-32b", "max_num_seqs": 64})
+    >>> object_text({"model": "qwen3-32b", "max_num_seqs": 64})
     '{"model": "qwen3-32b", "max_num_seqs": 64}'
     """
-    return json.dumps(dict(flags), default=lambda value: value.item() if hasattr(value, "item") else str(value))
+    return json.dumps(dict(values), default=lambda value: value.item() if hasattr(value, "item") else str(value))
 
 
 def read_flags(row: Mapping[str, Any], table: str, column: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.scenario.objectives import Objective
-from kernelsight.scenario.stated_flags import flags_text
+from kernelsight.scenario.stated_flags import object_text
 from kernelsight.sizing.daily import HOURS
 from kernelsight.sizing.decision import Asked, Option
 from kernelsight.sizing.sentences import stated_flags
@@ -76,7 +76,7 @@ def flag_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that name a deployment: GPU, tensor-parallel size, and other flags as a JSON object."""
     stated = stated_flags(flags)
     first = {"gpu": stated.pop("gpu"), "tensor_parallel_size": stated.pop("tensor_parallel_size")}
-    return {**first, "flags": flags_text(stated)}
+    return {**first, "flags": object_text(stated)}
 
 
 def output_of(trials: Sequence[Trial]) -> float:

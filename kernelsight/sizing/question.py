@@ -13,7 +13,7 @@ from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.load_rules import distribution
 from kernelsight.scenario.objectives import Objective, objective_rows, objectives_of, slo_of
 from kernelsight.scenario.prices import read_prices
-from kernelsight.scenario.stated_flags import flags_text, read_flags
+from kernelsight.scenario.stated_flags import object_text, read_flags
 from kernelsight.scenario.units import bytes_per_s_of, count_of, rate_of, seconds_of
 from kernelsight.sizing.candidates import MOST_GPUS, VARIED
 from kernelsight.sizing.daily import DAY_S, day_of, stated_day
@@ -120,11 +120,11 @@ class Question(NamedTuple):
         return {
             "question_id": question_id,
             **self._asdict(),
-            "flags": flags_text(flags),
+            "flags": object_text(flags),
             "gpus": list(self.gpus),
             "slo": objective_rows(self.slo),
             "prices": prices or None,
-            "search": flags_text(self.search) if self.search else None,
+            "search": object_text(self.search) if self.search else None,
         }
 
 

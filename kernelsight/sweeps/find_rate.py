@@ -11,7 +11,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.objectives import COSTS, METRICS, PRICE, Objective, objective_of, objectives_of, with_costs
 from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
-from kernelsight.scenario.stated_flags import flags_text
+from kernelsight.scenario.stated_flags import object_text
 from kernelsight.sweeps.kept_trials import kept_trials
 from kernelsight.sweeps.rate_ends import RATES, Rated, intervals_at, rates_at_ends
 from kernelsight.sweeps.rate_questions import RateGrid, question_of
@@ -122,7 +122,7 @@ def _rows_at(
         answer = {
             **row,
             **{name: value for name, value in own.items() if name in measured},
-            "flags": flags_text(plan.flags[number]),
+            "flags": object_text(plan.flags[number]),
             "max_request_rate": one.rate if one else None,
             "rate_low": one.low if one else None,
             "rate_high": one.high if one else None,

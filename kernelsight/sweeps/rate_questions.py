@@ -12,7 +12,7 @@ from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.launch.lines import LaunchLine, with_launch_line
 from kernelsight.scenario.objectives import COSTS, PRICE, objective_rows, slo_of
 from kernelsight.scenario.scenarios import Plan, flag_columns
-from kernelsight.scenario.stated_flags import flags_text, read_flags
+from kernelsight.scenario.stated_flags import object_text, read_flags
 from kernelsight.sweeps.rate_search import FULL
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def question_of(row: Mapping[str, Any]) -> tuple[dict[str, Any], RateGrid]:
 
 def question_rows(rows: Sequence[Mapping[str, Any]], grid: RateGrid) -> list[dict[str, Any]]:
     """Return the rows of ``rate_questions`` of a grid; launch lines are read, of which only flags are kept."""
-    shared = {"slo": objective_rows(grid.slo), "goodput": flags_text(grid.goodput) if grid.goodput else None}
+    shared = {"slo": objective_rows(grid.slo), "goodput": object_text(grid.goodput) if grid.goodput else None}
     shared |= {"tolerance": grid.tolerance, "correction": grid.correction}
     found, lines = [], dict[tuple[str, bool], LaunchLine]()
     for number, row in enumerate(rows, start=1):
@@ -59,7 +59,7 @@ def question_rows(rows: Sequence[Mapping[str, Any]], grid: RateGrid) -> list[dic
             flags = with_launch_line(row, lines)
         except KernelSightError as error:
             raise type(error)(f"row {number} of the grid: {error}") from None
-        found.append({"question_id": f"row {number}", "flags": flags_text(flags), **shared})
+        found.append({"question_id": f"row {number}", "flags": object_text(flags), **shared})
     return found
 
 

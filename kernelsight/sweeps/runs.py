@@ -14,7 +14,7 @@ from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
 from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
-from kernelsight.scenario.stated_flags import flags_text
+from kernelsight.scenario.stated_flags import object_text
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES, SERVED, TABLES, run_summary
 from kernelsight.sweeps.sweep import Execution, pareto_front, plan_sweep, serve_plan
 
@@ -96,7 +96,7 @@ class Run:
         if self._flags is None:
             raise InvalidInput("advice needs a run that was simulated from flags; simulate this scenario by itself.")
         (scenario,) = self._session.table("scenarios")["scenario_id"].to_pylist()
-        flags = flags_text(with_launch_line(self._flags))
+        flags = object_text(with_launch_line(self._flags))
         self._session.give("advice_questions", [{"scenario_id": scenario, "flags": flags}])
         return self._session.table("setting_advice")
 

@@ -26,6 +26,8 @@ def test_several_questions_are_answered_in_one_call(path: Path) -> None:
             "select gpu, count(*), bool_or(decision = 'measure') from choices group by gpu order by gpu"
         )
         other, own = found.fetchall()
+        stated = session.sql("select distinct gpu, tolerance from choice_candidates order by gpu").fetchall()
+        assert stated == [("a100_sxm", 9.0), (TARGET, 0.02)]
         assert own[:2] == (TARGET, len(SIZES)) and (other[0], other[2]) == ("a100_sxm", False)
         session.give("choice_questions", [asked | {"gpu": TARGET, "sources": [TARGET]}])
         with pytest.raises(InvalidInput, match="the GPU to choose for"):

@@ -128,7 +128,7 @@ def test_the_roofline_is_below_every_other_answer(command, runs: Path, tmp_path:
     [
         (("--runs", "none.csv"), "file none.csv does not exist"),
         ((), "the following arguments are required: --runs"),
-        (("--runs", "aiconfigurator", "-o", "x.duckdb"), "ends in '.duckdb'"),
+        (("--runs", "aiconfigurator", "-o", "x.xlsx"), "ends in '.xlsx'"),
         (("--runs", "aiconfigurator", "--constants", "group,groop"), "unknown level of --constants 'groop'. Did you"),
         (("--runs", "aiconfigurator", "--plot", "x.pdf"), "--plot 'x.pdf' ends in '.pdf'; use one of .svg"),
     ],
@@ -142,7 +142,7 @@ def test_what_cannot_be_used_is_refused(command, words: tuple, sentence: str) ->
 def test_a_tool_that_cannot_be_started_is_told_before_anything_is_simulated(command, runs: Path, monkeypatch) -> None:
     monkeypatch.setattr("kernelsight.evaluation.runs.peer.PACKAGE", "json")
     monkeypatch.setattr("kernelsight.evaluation.runs.peer.WORKER", "kernelsight.evaluation.runs.no_such_worker")
-    monkeypatch.setattr("kernelsight.cli.backtest.replay", None)
+    monkeypatch.setattr("kernelsight.evaluation.runs.backtests.replay", None)
     answer = command("backtest", "--runs", runs, "--against", "aiconfigurator")
     assert answer.status == 1
     assert "AIConfigurator failed" in answer.err

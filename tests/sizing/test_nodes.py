@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.stated_flags import flags_text
+from kernelsight.scenario.stated_flags import object_text
 from kernelsight.session import Session, connect
 from kernelsight.sizing.size_tables import TABLES
 
 from .conftest import FLAGS, LOAD, SLO
 
 QUESTION = {
-    "flags": flags_text(FLAGS | LOAD),
+    "flags": object_text(FLAGS | LOAD),
     "gpus": ["h100_sxm"],
     "slo": [{"statistic": name, "most_ms": most} for name, most in SLO.items()],
     "max_gpus": 1,
@@ -82,7 +82,7 @@ def test_what_makes_an_answer_is_explained() -> None:
         ({"total_gpus": 2}, "--total-gpus asks for the highest rate; remove the rate"),
         ({"hours": [1.0]}, "hours has 1 values; give what each of the 24 hours asks for"),
         ({"gpus": []}, "no GPU is given"),
-        ({"flags": flags_text(FLAGS | LOAD | {"request_rate": 2})}, "remove request_rate"),
+        ({"flags": object_text(FLAGS | LOAD | {"request_rate": 2})}, "remove request_rate"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(change: dict, words: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.scenarios import give_plan, plan_rows
-from kernelsight.scenario.stated_flags import flags_text
+from kernelsight.scenario.stated_flags import object_text
 from kernelsight.session import connect
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 64, "input_len": 64, "output_len": 32}
@@ -57,7 +57,7 @@ def test_several_scenarios_are_advised_in_one_call():
         plan = plan_rows(session, rows)
         give_plan(session, plan.deployments_of(plan.planned), plan.planned)
         names = [row["scenario_id"] for row in plan.planned]
-        asked = [{"scenario_id": name, "flags": flags_text(row)} for name, row in zip(names, rows, strict=True)]
+        asked = [{"scenario_id": name, "flags": object_text(row)} for name, row in zip(names, rows, strict=True)]
         session.give("advice_questions", asked)
         found = session.table("setting_advice")
         assert found.filter(pc.equal(found["scenario_id"], names[0])).equals(alone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelsight.errors import InvalidInput, KernelSightError
-from kernelsight.scenario.stated_flags import flags_text
+from kernelsight.scenario.stated_flags import object_text
 from kernelsight.session import connect
 
 ROW = {"model": "qwen3-0.6b", "gpu": "l4", "input_len": 256, "output_len": 8, "max_num_seqs": 16}
@@ -14,7 +14,7 @@ ROW = {"model": "qwen3-0.6b", "gpu": "l4", "input_len": 256, "output_len": 8, "m
 def question(name: str, most_ms: float, **change: object) -> dict:
     flags = {key: value for key, value in (ROW | change).items() if key != "tolerance"}
     slo = [{"statistic": "ttft_p95_ms", "most_ms": most_ms}]
-    return {"question_id": name, "flags": flags_text(flags), "slo": slo, "tolerance": change.get("tolerance")}
+    return {"question_id": name, "flags": object_text(flags), "slo": slo, "tolerance": change.get("tolerance")}
 
 
 def test_questions_with_objectives_of_their_own_are_answered_in_one_call() -> None:

@@ -18,7 +18,7 @@ from kernelsight.evaluation.kernels.points import Asked, rows_after_points
 from kernelsight.evaluation.kernels.scores import score_rows
 from kernelsight.fitting.splits import Split
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.scenario.stated_flags import flags_text
+from kernelsight.scenario.stated_flags import object_text
 
 TABLES = ("kernel_evaluation_reports", "kernel_scores")
 
@@ -44,7 +44,7 @@ def evaluation_tables(evaluations: pa.Table) -> dict[str, pa.Table]:
     for row in evaluations.to_pylist():
         own = {"evaluation_id": row["evaluation_id"]}
         result = _report(row)
-        reports.append(own | {"report": flags_text(result)})
+        reports.append(own | {"report": object_text(result)})
         scores += [own | each for each in score_rows(result)]
     found = dict(zip(TABLES, (reports, scores), strict=True))
     return {name: as_table(contracts()[name], rows) for name, rows in found.items()}

@@ -18,7 +18,7 @@ from kernelsight.evaluation.runs.peer import LAUNCHED, NOMINAL, STEP_TOKENS, pre
 from kernelsight.evaluation.runs.replays import replay, replay_left_out
 from kernelsight.evaluation.runs.report import level_scores, report_of, report_of_peer, spread_rows
 from kernelsight.evaluation.runs.scores import GROUP, METRICS
-from kernelsight.scenario.stated_flags import flags_text
+from kernelsight.scenario.stated_flags import object_text
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -34,7 +34,7 @@ def backtest_tables(backtests: pa.Table, measured_runs: pa.Table, fork: Callable
         own = {"backtest_id": row["backtest_id"]}
         with fork() as session:
             answer, replayed = _answered(session, row, measured_runs)
-        found["backtest_reports"].append(own | {"report": flags_text(answer)})
+        found["backtest_reports"].append(own | {"report": object_text(answer)})
         found["backtest_scores"] += [own | each for each in _score_rows(answer)]
         found["replayed_runs"] += [own | _run_row(each) for each in replayed]
     return {name: as_table(contracts()[name], rows) for name, rows in found.items()}
@@ -91,7 +91,7 @@ def _score_rows(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _run_row(row: Mapping[str, Any]) -> dict[str, Any]:
     errors = row.get("errors") or {}
     shown = {name: row.get(name) for name in SHOWN}
-    return {**shown, **{f"{name}_error": errors.get(name) for name in METRICS}, "run": flags_text(row)}
+    return {**shown, **{f"{name}_error": errors.get(name) for name in METRICS}, "run": object_text(row)}
 
 
 def flat_rows(rows: Sequence[Mapping[str, Any]], nested: Sequence[str]) -> list[dict[str, Any]]:
