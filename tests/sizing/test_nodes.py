@@ -9,6 +9,7 @@ import pytest
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.stated_flags import object_text
 from kernelsight.session import Session, connect
+from kernelsight.sizing.question import Question
 from kernelsight.sizing.size_tables import TABLES
 
 from .conftest import FLAGS, LOAD, SLO
@@ -89,3 +90,9 @@ def test_a_question_that_cannot_be_answered_is_refused(change: dict, words: str)
     with connect() as session, pytest.raises(InvalidInput, match=words):
         session.give("size_questions", [{"question_id": "q"} | QUESTION | {"rate": 5.0} | change])
         session.table("size_answers")
+
+
+def test_a_launch_line_is_kept_as_flags_alone() -> None:
+    line = "vllm serve Qwen/Qwen3-0.6B --api-key hush --max-num-seqs 32"
+    row = Question({"launch": line}, ["l4"], SLO, rate=2.0).as_row("q")
+    assert "hush" not in str(row) and '"max_num_seqs": 32' in row["flags"]
