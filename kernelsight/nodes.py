@@ -163,6 +163,17 @@ def kernel_sensitivities(
     return sensitivities_of_families(families, facts, read)
 
 
+def kv_transfers(
+    scenarios: pa.Table, deployment_settings: pa.Table, kv_layout: pa.Table, fabrics: pa.Table
+) -> pa.Table:
+    """Time to transfer a prompt's KV cache from a prefill to a decode replica: bytes per GPU over one port each."""
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.rows import as_table
+    from kernelsight.serving.runs.kv_transfers import transfer_rows
+
+    return as_table(contracts()["kv_transfers"], transfer_rows(scenarios, deployment_settings, kv_layout, fabrics))
+
+
 def kv_tier_settings(
     deployments: pa.Table,
     deployment_settings: pa.Table,
@@ -261,6 +272,50 @@ def simulation(
     return (simulate_scenarios(world, others, threads) if others else {}) | made
 
 
+def scenario_summary(
+    scenarios: pa.Table,
+    deployment_settings: pa.Table,
+    deployment_faults: pa.Table,
+    memory_plan: pa.Table,
+    deployment_tiers: pa.Table,
+    request_statistics: pa.Table,
+    itl_histogram: pa.Table,
+    itl_percentiles: pa.Table,
+    replica_totals: pa.Table,
+    scenario_capacity: pa.Table,
+    scenario_energy: pa.Table,
+) -> pa.Table:
+    """Summary of each scenario as printed by a benchmark client, and the time use of its replicas."""
+    from kernelsight.serving.runs.scenario_summary import Deployed, Results, summary_of
+
+    deployed = Deployed(deployment_settings, memory_plan, deployment_faults, deployment_tiers)
+    gaps = (itl_histogram, itl_percentiles)
+    results = Results(request_statistics, *gaps, replica_totals, scenario_capacity, scenario_energy)
+    return summary_of(scenarios, deployed, results)
+
+
+def scenario_intervals(
+    scenario_summary: pa.Table,
+    scenarios: pa.Table,
+    request_statistics_at_ends: pa.Table,
+    deployment_settings: pa.Table,
+    models: pa.Table,
+    serving_spread: pa.Table,
+) -> pa.Table:
+    """90 % intervals of what scenario_summary predicts: errors of kernels and host, and scatter of measured runs."""
+    from kernelsight.serving.runs.scenario_intervals import intervals_of
+
+    facts = (deployment_settings, models, serving_spread)
+    return intervals_of(scenario_summary, scenarios, request_statistics_at_ends, *facts)
+
+
+def cache_over_time(serving_windows: pa.Table, memory_plan: pa.Table) -> pa.Table:
+    """KV use, prefix-cache hits and the batch of each replica over time: means over windows, including idle time."""
+    from kernelsight.serving.runs.cache_over_time import means_of_windows
+
+    return means_of_windows(serving_windows, memory_plan)
+
+
 def request_metrics(
     request_events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, deployment_settings: pa.Table
 ) -> pa.Table:
@@ -268,6 +323,21 @@ def request_metrics(
     from kernelsight.serving.runs.request_metrics import metrics_of
 
     return metrics_of(request_events, scenarios, host_settings, deployment_settings)
+
+
+def kernel_breakdown(
+    step_cost_uses: pa.Table,
+    kernel_latencies: pa.Table,
+    deployment_settings: pa.Table,
+    gpu_power: pa.Table,
+    knot_corrections: pa.Table,
+    scenario_energy: pa.Table,
+) -> pa.Table:
+    """GPU time and energy of each scenario by kernel: the kernels of every knot, weighted by the knot's uses."""
+    from kernelsight.serving.breakdown.kernel_breakdown import breakdown_of
+
+    facts = (deployment_settings, gpu_power, knot_corrections)
+    return breakdown_of(step_cost_uses, kernel_latencies, *facts, scenario_energy)
 
 
 def kernel_breakdown_over_time(

@@ -18,7 +18,10 @@ from kernelsight.session import Session, connect
 
 HERE = Path(__file__).parent
 QUERIES = set(sql_files(HERE.parents[1] / "sql"))
-IN_PYTHON = {"gpu_power", "request_metrics", "scenario_energy", "step_costs", "step_totals"}
+IN_PYTHON = {
+    *("cache_over_time", "gpu_power", "kernel_breakdown", "kv_transfers", "request_metrics", "scenario_energy"),
+    *("scenario_intervals", "scenario_summary", "step_costs", "step_totals"),
+}
 FIXTURES = {path.stem for path in HERE.glob("*.json")} - {"defaults"}
 DEFAULTS = json.loads((HERE / "defaults.json").read_text())
 Row = dict[str, Any]

@@ -1,0 +1,69 @@
+"""Sums of whole numbers by group, exact in any order of rows; and rows of one table beside those of another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+HALF = 2.0**30
+
+
+class WholeSums:
+    """Sums of whole numbers by group, in halves, each exact below 2^53: sums up to 2^83 are rounded once, by ``total``.
+
+    >>> sums = WholeSums(3)
+    >>> sums.add(np.array([2**60, 1, 5, 3]), np.array([0, 0, 2, 2]))
+    >>> sums.total().tolist(), sums.by(np.array([0, 0, 0]), 1).total().tolist()
+    ([1.152921504606847e+18, 0.0, 8.0], [1.152921504606847e+18])
+    """
+
+    def __init__(self, size: int) -> None:
+        self.high, self.low = np.zeros(size), np.zeros(size)
+
+    def add(self, values: np.ndarray, group: np.ndarray) -> None:
+        """Add whole numbers, as integers or floats, each to its group."""
+        high, low = np.divmod(values, int(HALF) if values.dtype.kind == "i" else HALF)
+        self.high += np.bincount(group, high, self.high.size)
+        self.low += np.bincount(group, low, self.low.size)
+
+    def by(self, group: np.ndarray, size: int) -> WholeSums:
+        """Return the sums of groups of the groups."""
+        found = WholeSums(size)
+        found.high, found.low = (np.bincount(group, half, size) for half in (self.high, self.low))
+        return found
+
+    def total(self) -> np.ndarray:
+        """Return the sums as floats."""
+        return self.high * HALF + self.low
+
+
+def whole_sums(values: np.ndarray, group: np.ndarray, size: int) -> np.ndarray:
+    """Return the sum of whole numbers of each of ``size`` groups, rounded once.
+
+    >>> whole_sums(np.array([1.0, 2.0, 4.0]), np.array([1, 0, 1]), 2).tolist()
+    [2.0, 5.0]
+    """
+    sums = WholeSums(size)
+    sums.add(values, group)
+    return sums.total()
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Return floats rounded to whole numbers, halves away from zero.
+
+    >>> rounded(np.array([0.5, 1.4999, -2.5, 0.49999999999999994])).tolist()
+    [1.0, 1.0, -3.0, 0.0]
+    """
+    size = np.abs(values)
+    whole = np.floor(size)
+    return np.copysign(whole + (size - whole >= 0.5), values)
+
+
+def beside(table: pa.Table, key: str, values: pa.ChunkedArray | pa.Array) -> pa.Table:
+    """Return the row of a table for each of ``values`` in its column ``key``, nulls where it has none.
+
+    >>> beside(pa.table({"name": ["a", "b"], "n": [1, 2]}), "name", pa.array(["b", "c"]))["n"].to_pylist()
+    [2, None]
+    """
+    return table.take(pc.index_in(values, table[key].combine_chunks()))

@@ -1,0 +1,186 @@
+"""GPU time and energy of each scenario by kernel: the kernels of every knot, weighted by the knot's uses.
+
+Times and energies are added up in millionths, in whole numbers, so that the order of rows changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.sums import WholeSums, beside, rounded
+from kernelsight.kernels.columns import combinations
+from kernelsight.serving.breakdown.knot_kernels import COLLECTIVES
+
+MILLIONTHS = 1e6
+BLOCK = 1 << 18  # kernels of knots that are weighted at once
+# columns of knot_corrections, and the families of kernels that each is of; the first of all others
+FACTORS = {"factor": (), "moe_factor": ("moe",), "communication_factor": COLLECTIVES}
+
+
+class Knots(NamedTuple):
+    """The kernels of knots, sorted by the ``key`` of their knot, and what a launch of each takes.
+
+    ``kernel``: number of its family, name and bound; ``millionths_j``: of all GPUs of a rank, nan where it is unknown.
+    """
+
+    key: np.ndarray
+    kernel: np.ndarray
+    count: np.ndarray
+    latency_us: np.ndarray
+    correction: np.ndarray
+    millionths_j: np.ndarray
+
+
+class Spent(NamedTuple):
+    """Sums by cell (a kernel in a phase of a scenario): launches, time, energy; uses, and those of unknown energy."""
+
+    calls: WholeSums
+    time: WholeSums
+    energy: WholeSums
+    unknown: np.ndarray
+    uses: np.ndarray
+
+
+def breakdown_of(
+    uses: pa.Table,
+    latencies: pa.Table,
+    settings: pa.Table,
+    gpu_power: pa.Table,
+    corrections: pa.Table,
+    scenario_energy: pa.Table,
+) -> pa.Table:
+    """Return ``kernel_breakdown``: the largest first of each phase.
+
+    ``uses``: ``step_cost_uses``; ``latencies``: of kernels at the knots; ``corrections``: factors at the knots.
+    """
+    owners = pc.unique(latencies["deployment_id"])
+    ids = [table["step_shape_id"].to_numpy() for table in (uses, latencies, corrections)]
+    size = max(int(each.max(initial=0)) for each in ids) + 1
+    used, there, corrected = (
+        pc.fill_null(pc.index_in(table["deployment_id"], owners), len(owners)).to_numpy().astype(np.int64) * size + each
+        for table, each in zip((uses, latencies, corrections), ids, strict=True)
+    )
+    kernels, kernel = combinations(latencies, ["family", "name", "bound"])
+    phases, phase = combinations(uses, ["scenario_id", "phase"])
+    knots = _knots(latencies, kernel, there, _factors(latencies, there, corrections, corrected), settings, gpu_power)
+    cells = len(phases) * len(kernels)
+    spent = Spent(WholeSums(cells), WholeSums(cells), WholeSums(cells), np.zeros(cells), np.zeros(cells))
+    weight = uses["weight"].to_numpy()
+    for use, row in _launched(used, knots.key):
+        _add(spent, phase[use] * len(kernels) + knots.kernel[row], weight[use], knots, row)
+    return _rows(phases, kernels, spent, scenario_energy)
+
+
+def _factors(latencies: pa.Table, there: np.ndarray, corrections: pa.Table, corrected: np.ndarray) -> np.ndarray:
+    """Return the factor on the time of each kernel at its knot; 1 without a correction."""
+    found = np.ones(there.size)
+    if not corrected.size:
+        return found
+    order = np.argsort(corrected)
+    place = order[np.minimum(np.searchsorted(corrected, there, sorter=order), order.size - 1)]
+    held = corrected[place] == there
+    own = np.zeros(there.size, np.int64)
+    for number, families in enumerate(FACTORS.values()):
+        own[pc.is_in(latencies["family"], pa.array(families, pa.string())).to_numpy()] = number
+    factors = np.array([corrections[name].to_numpy() for name in FACTORS])
+    found[held] = factors[own, place][held]
+    return found
+
+
+def _knots(
+    latencies: pa.Table,
+    kernel: np.ndarray,
+    key: np.ndarray,
+    correction: np.ndarray,
+    settings: pa.Table,
+    gpu_power: pa.Table,
+) -> Knots:
+    own = beside(settings.select(["deployment_id", "gpu", "tp"]), "deployment_id", latencies["deployment_id"])
+    power = beside(gpu_power.select(["gpu", "idle_w", "active_w"]), "gpu", own["gpu"])
+    active_w = power["idle_w"].to_numpy() + power["active_w"].to_numpy()
+    latency_us = latencies["latency_us"].to_numpy()
+    energy_j = np.asarray(latencies["energy_j"].to_numpy(), float)
+    # a correction changes the time, and with it what an active GPU draws anyway
+    energy = own["tp"].to_numpy() * (energy_j * MILLIONTHS + (correction - 1) * latency_us * active_w)
+    order = np.argsort(key, kind="stable")
+    columns = (key, kernel, latencies["count"].to_numpy(), latency_us, correction, energy)
+    return Knots(*(values[order] for values in columns))
+
+
+def _launched(used: np.ndarray, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Return, block by block, the uses of knots and the kernels that each of them launches, by their places."""
+    first = np.searchsorted(keys, used)
+    count = np.searchsorted(keys, used, side="right") - first
+    ends = np.cumsum(count)
+    start, launches = 0, int(ends[-1]) if ends.size else 0
+    while start < used.size:
+        done = int(ends[start - 1]) if start else 0
+        if done == launches:
+            return
+        stop = max(int(np.searchsorted(ends, done + BLOCK, side="right")), start + 1)
+        own = count[start:stop]
+        use = np.repeat(np.arange(start, stop), own)
+        yield use, first[use] + np.arange(use.size) - np.repeat(np.cumsum(own) - own, own)
+        start = stop
+
+
+def _add(spent: Spent, cell: np.ndarray, weight: np.ndarray, knots: Knots, row: np.ndarray) -> None:
+    calls = weight * knots.count[row]
+    spent.calls.add(rounded(calls * MILLIONTHS), cell)
+    spent.time.add(rounded(calls * knots.latency_us[row] * MILLIONTHS * knots.correction[row]), cell)
+    energy = rounded(calls * knots.millionths_j[row])
+    spent.energy.add(np.nan_to_num(energy), cell)
+    spent.unknown[:] += np.bincount(cell, np.isnan(energy), spent.unknown.size)
+    spent.uses[:] += np.bincount(cell, minlength=spent.uses.size)
+
+
+def _rows(
+    phases: list[dict[str, Any]], kernels: list[dict[str, Any]], spent: Spent, scenario_energy: pa.Table
+) -> pa.Table:
+    """Return a row for each kernel of each phase, the longest time first."""
+    if not spent.uses.any():
+        phases, kernels, spent = [], [], Spent(*(WholeSums(0) for _ in range(3)), np.zeros(0), np.zeros(0))
+    numbers, owners = dict[tuple[str, str], int](), dict[str, int]()
+    name = [numbers.setdefault((row["family"], row["name"]), len(numbers)) for row in kernels]
+    owner = [owners.setdefault(row["scenario_id"], len(owners)) for row in phases]
+    phase, kernel = np.divmod(np.arange(spent.uses.size), max(len(kernels), 1))
+    group, size = phase * len(numbers) + np.array(name, np.int64)[kernel], len(phases) * len(numbers)
+    calls, time, energy = (sums.by(group, size).total() for sums in (spent.calls, spent.time, spent.energy))
+    unknown = np.bincount(group, spent.unknown, size) > 0
+    scenario_time = spent.time.by(np.array(owner, np.int64)[phase], len(owners)).total()
+    # the bound of most of the time is written last
+    used = np.flatnonzero(spent.uses)
+    used = used[np.argsort(spent.time.total()[used], kind="stable")]
+    bound = np.zeros(size, np.int64)
+    bound[group[used]] = kernel[used]
+    rows = np.unique(group[used])
+    phase, number = np.divmod(rows, max(len(numbers), 1))
+    words = np.array([word for _, word in numbers], str)
+    order = np.lexsort((words[number], -time[rows], phase))
+    rows, phase, number = rows[order], phase[order], number[order]
+    of_phase = {column: [row[column] for row in phases] for column in ("scenario_id", "phase")}
+    of_kernel = {column: [row[column] for row in kernels] for column in ("family", "name", "bound")}
+    scenarios = _words(of_phase["scenario_id"], phase)
+    held = beside(scenario_energy, "scenario_id", scenarios)["held_share"]
+    return pa.table(
+        {
+            "scenario_id": scenarios,
+            "phase": _words(of_phase["phase"], phase),
+            "family": _words(of_kernel["family"], bound[rows]),
+            "name": _words(of_kernel["name"], bound[rows]),
+            "calls": calls[rows] / MILLIONTHS,
+            "total_us": time[rows] / MILLIONTHS,
+            "share": time[rows] / scenario_time[np.array(owner, np.int64)[phase]],
+            "bound": _words(of_kernel["bound"], bound[rows]),
+            "energy_j": pc.multiply(pa.array(energy[rows] / MILLIONTHS, mask=unknown[rows]), held),
+        }
+    )
+
+
+def _words(words: list[str], places: np.ndarray) -> pa.Array:
+    return pa.array(words, pa.string()).take(pa.array(places))

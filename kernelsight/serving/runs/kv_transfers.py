@@ -1,0 +1,64 @@
+"""What it takes to send the KV cache of a prompt from a prefill replica to a decode replica."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.serving.runs.world import by_key
+
+FABRIC = "infiniband_ndr"  # unless one is stated
+
+
+def transfer_rows(
+    scenarios: pa.Table, settings: pa.Table, kv_layout: pa.Table, fabrics: pa.Table
+) -> list[dict[str, Any]]:
+    """Return rows of ``kv_transfers``, in the order of their scenarios: bytes of a GPU over one port each."""
+    sent = scenarios.filter(pc.is_valid(scenarios["prefill_deployment_id"])).sort_by("scenario_id")
+    if not sent.num_rows:
+        return []
+    deployments, layouts = by_key(settings, "deployment_id"), by_key(kv_layout, "deployment_id")
+    ports, known, rows = by_key(fabrics, "fabric"), {}, []
+    names = ("scenario_id", "deployment_id", "prefill_deployment_id", "kv_transfer_fabric")
+    for scenario, *sides, fabric in zip(*(sent[name].to_pylist() for name in names), strict=True):
+        key = (*sides, fabric or FABRIC)
+        if key not in known:
+            known[key] = _transfer([_sent_by(deployments[side], layouts) for side in sides], ports[key[-1]])
+        rows.append({"scenario_id": scenario, **known[key]})
+    return rows
+
+
+def _sent_by(settings: Mapping[str, Any], layouts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the bytes of a GPU of one side; layers of a draft model are added to those of one stage."""
+    own, draft = layouts[settings["deployment_id"]], layouts.get(settings["draft_deployment_id"])
+    bytes_of = {
+        name: own[name] / settings["pp"] + (draft[name] if draft else 0)
+        for name in ("full_token_bytes", "window_token_bytes", "sequence_bytes")
+    }
+    return bytes_of | {"window_tokens": max(own["window_tokens"], draft["window_tokens"] if draft else 0)}
+
+
+def _transfer(sides: list[dict[str, float]], port: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the times of a transfer: stages and tensor-parallel ranks send in parallel.
+
+    The GPU with the most bytes, on either side, determines the time.
+    """
+    most = {name: max(side[name] for side in sides) for name in sides[0]}
+    rate = port["bytes_per_s"] * port["efficiency"]
+    return {
+        "fabric": port["fabric"],
+        "token_us": most["full_token_bytes"] / rate * 1e6,
+        "window_token_us": most["window_token_bytes"] / rate * 1e6,
+        "window_tokens": most["window_tokens"],
+        "sequence_us": most["sequence_bytes"] / rate * 1e6,
+        "latency_us": port["latency_us"],
+        "assumed": (
+            "each KV cache is sent in one piece after its prefill, one prompt at a time, over one "
+            f"{port['fabric']} port per GPU at {rate / 1e9:.1f} GB/s and {port['latency_us']:.1f} us latency, without "
+            "using memory in transit; the prefill replica returns the first token, and the decode replica adds no "
+            "host time per request"
+        ),
+    }

@@ -1,0 +1,133 @@
+"""90 % intervals of what ``scenario_summary`` predicts.
+
+How far the errors of kernels and host move a figure, from the scenario served at the ends of their intervals, and what
+is left on measured runs (``serving_spread``): both are logarithms, and add up as squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.sums import beside
+
+TIMES = tuple(f"{metric}_{name}_ms" for metric in ("ttft", "tpot", "e2e") for name in ("mean", "p50", "p90", "p99"))
+RATES = {"output_throughput": "output_tokens", "request_throughput": "completed"}
+METRICS = tuple(sorted((*TIMES, *RATES)))
+WHOLE = METRICS.index("e2e_mean_ms")
+ENDS = ("middle", "fast", "slow")
+Z_90 = 1.6448536269514722
+
+
+def intervals_of(
+    summary: pa.Table, scenarios: pa.Table, at_ends: pa.Table, settings: pa.Table, models: pa.Table, spread: pa.Table
+) -> pa.Table:
+    """Return ``scenario_intervals`` of the figures that are known, in the order of scenarios and metrics.
+
+    ``at_ends``: ``request_statistics_at_ends``; ``settings``: ``deployment_settings``; ``spread``: ``serving_spread``.
+    """
+    names = at_ends.filter(pc.equal(at_ends["end"], ENDS[0]))["scenario_id"].combine_chunks()
+    names = names.take(pc.sort_indices(names))
+    served = {end: beside(at_ends.filter(pc.equal(at_ends["end"], end)), "scenario_id", names) for end in ENDS}
+    up, down = _moves({end: _figures(rows) for end, rows in served.items()})
+    planned = beside(scenarios, "scenario_id", names)
+    half = _halves(planned, served[ENDS[0]], settings, models, spread)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        above, below = _root(up, half), _root(down, half)
+        for rate in map(METRICS.index, RATES):
+            # a rate follows the time of requests as far as it moves at all: arrivals may decide it
+            above[rate] = up[rate] / _nonzero(down[WHOLE]) * _root(down[WHOLE], half[rate])
+            below[rate] = down[rate] / _nonzero(up[WHOLE]) * _root(up[WHOLE], half[rate])
+    predicted = _columns(beside(summary, "scenario_id", names), METRICS)
+    known = ~np.isnan(predicted) & ~np.isnan(half) & _is_served(served)
+    scenario, metric = np.nonzero(known.T)
+    middle = predicted.T[known.T]
+    low, high = (
+        middle * pc.exp(pa.array(np.nan_to_num(sign * wide.T[known.T]))).to_numpy()
+        for sign, wide in ((-1.0, below), (1.0, above))
+    )
+    words = pa.array(METRICS, pa.string())
+    return pa.table(
+        {
+            "scenario_id": names.take(pa.array(scenario)),
+            "metric": words.take(pa.array(metric)),
+            "predicted": middle,
+            "low": low,
+            "high": high,
+        }
+    )
+
+
+def _columns(table: pa.Table, names: tuple[str, ...]) -> np.ndarray:
+    """Return columns as one array of shape [columns, rows], nan for null."""
+    return np.array([np.asarray(table[name].to_numpy(), float) for name in names]).reshape(len(names), table.num_rows)
+
+
+def _figures(statistics: pa.Table) -> np.ndarray:
+    """Return METRICS of rows of ``request_statistics``, shape [metrics, scenarios]; nan for what is unknown or 0."""
+    duration_s = _nonzero(_columns(statistics, ("duration_s",))[0])
+    rates = {name: _columns(statistics, (counted,))[0] / duration_s for name, counted in RATES.items()}
+    times = dict(zip(TIMES, _columns(statistics, TIMES), strict=True))
+    found = np.array([(times | rates)[name] for name in METRICS])
+    return np.where(found > 0.0, found, np.nan)
+
+
+def _moves(figures: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far each figure moves up and down from the middle at the ends, as logarithms."""
+    middle = figures[ENDS[0]]
+    most, least = (by.reduce(list(figures.values())) for by in (np.fmax, np.fmin))
+    return _log(most / middle), _log(middle / least)
+
+
+def _is_served(served: Mapping[str, pa.Table]) -> np.ndarray:
+    """Return where a figure is known at some end, and the whole time of requests is."""
+    there = np.logical_or.reduce([~np.isnan(_figures(rows)) for rows in served.values()])
+    return there & there[WHOLE]
+
+
+def _halves(
+    scenarios: pa.Table, middle: pa.Table, settings: pa.Table, models: pa.Table, spread: pa.Table
+) -> np.ndarray:
+    """Return half the 90 % interval of what measured runs scatter beyond, by metric: shape [metrics, scenarios].
+
+    It goes by the class of the model, and by the requests that are running or waiting on average.
+    """
+    completed, e2e_ms, duration_s = _columns(middle, ("completed", "e2e_mean_ms", "duration_s"))
+    stated = _columns(scenarios, ("max_concurrency",))[0]
+    there = np.where(np.isnan(stated), completed * e2e_ms / 1e3 / _nonzero(duration_s), stated)
+    in_flight = np.where(np.isnan(there), 1.0, there)
+    named = beside(settings, "deployment_id", scenarios["deployment_id"].combine_chunks())["model"]
+    experts = beside(models, "model", named.combine_chunks())["experts"]
+    is_moe = pc.fill_null(pc.greater(experts, 0), False).to_numpy()
+    found = np.full((len(METRICS), in_flight.size), np.nan)
+    for row in spread.sort_by("in_flight_above").to_pylist():
+        rows = (is_moe == (row["model_class"] == "moe")) & (in_flight > row["in_flight_above"])
+        of_rates = RATES if row["metric"] == "e2e" else ()
+        for number, metric in enumerate(METRICS):
+            if metric in of_rates or metric.startswith(row["metric"]):
+                found[number, rows] = Z_90 * row["log_sd"]
+    return found
+
+
+def _root(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.sqrt(_square(one) + _square(other))
+
+
+# powers, logarithms and exponentials by the C library: numpy's own may differ in the last bit from machine to machine
+def _square(values: np.ndarray) -> np.ndarray:
+    return _by_arrow(lambda flat: pc.power(flat, 2.0), values)
+
+
+def _log(values: np.ndarray) -> np.ndarray:
+    return _by_arrow(pc.ln, values)
+
+
+def _by_arrow(function: Callable[[pa.Array], pa.Array], values: np.ndarray) -> np.ndarray:
+    return function(pa.array(values.ravel())).to_numpy(zero_copy_only=False).reshape(values.shape)
+
+
+def _nonzero(values: np.ndarray) -> np.ndarray:
+    return np.where(values == 0.0, np.nan, values)

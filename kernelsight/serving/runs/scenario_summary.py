@@ -1,0 +1,200 @@
+"""The summary of each scenario, as a benchmark client prints it, from sums over its requests and replicas."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.sums import beside, whole_sums
+
+LATENCIES = ("mean", "p50", "p90", "p99")
+PERCENTILES = (50, 90, 99)
+PARTS = ("front_end", "queue", "prefill", "decode")  # of the time of a request
+ENERGY = (
+    *("mean_power_w", "mean_power_w_low", "mean_power_w_high"),
+    *("energy_per_output_token_j", "energy_per_output_token_j_low", "energy_per_output_token_j_high"),
+    *("energy_per_request_j", "energy_per_request_j_low", "energy_per_request_j_high"),
+    *("carbon_per_million_tokens_g", "carbon_per_million_tokens_g_low", "carbon_per_million_tokens_g_high"),
+)
+CAPACITY = ("capacity", "capacity_low", "capacity_high", "capacity_limit", "load")
+Columns = dict[str, pa.Array | pa.ChunkedArray]
+
+
+class Deployed(NamedTuple):
+    """What is known of deployments, each table by its ``deployment_id``."""
+
+    settings: pa.Table
+    memory_plan: pa.Table
+    faults: pa.Table
+    tiers: pa.Table
+
+
+class Results(NamedTuple):
+    """What serving scenarios made, each table by its name."""
+
+    request_statistics: pa.Table
+    itl_histogram: pa.Table
+    itl_percentiles: pa.Table
+    replica_totals: pa.Table
+    scenario_capacity: pa.Table
+    scenario_energy: pa.Table
+
+
+def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.Table:
+    """Return ``scenario_summary``, in the order of names; a scenario that was not served says why in ``status``."""
+    planned = pc.is_in(scenarios["deployment_id"], deployed.memory_plan["deployment_id"].combine_chunks())
+    scenarios = scenarios.filter(planned).sort_by("scenario_id")
+    names = scenarios["scenario_id"].combine_chunks()
+    statistics = beside(served.request_statistics, "scenario_id", names)
+    replicas = _replicas(names, served.replica_totals, deployed.memory_plan)
+    columns = {"scenario_id": names, "deployment_id": scenarios["deployment_id"]}
+    columns["status"] = _statuses(scenarios, deployed)
+    columns |= {name: pc.fill_null(statistics[name], 0) for name in ("requests", "completed")}
+    columns["duration_s"] = statistics["duration_s"]
+    columns |= {
+        f"{metric}_{name}_ms": statistics[f"{metric}_{name}_ms"] for metric in ("ttft", "tpot") for name in LATENCIES
+    }
+    columns |= _gaps(names, served, replicas["itl_sum_ns"])
+    columns |= {f"e2e_{name}_ms": statistics[f"e2e_{name}_ms"] for name in LATENCIES}
+    columns |= _parts(statistics) | _rates(statistics, _gpus(scenarios, deployed.settings))
+    columns |= {name: replicas[name].cast(pa.int64()) for name in ("steps", "preemptions")}
+    drafts = _nonzero(replicas["draft_tokens"])
+    columns["draft_tokens"] = drafts.cast(pa.int64())
+    columns["accepted_draft_tokens"] = pc.if_else(
+        pc.is_valid(drafts), replicas["accepted_draft_tokens"].cast(pa.int64()), None
+    )
+    columns |= _hit_rates(statistics)
+    plans = beside(deployed.memory_plan, "deployment_id", scenarios["deployment_id"].combine_chunks())
+    columns["kv_cache_tokens"] = plans["kv_cache_tokens"]
+    columns["peak_kv_share"] = replicas["peak_kv_share"]
+    for name, spent in (("gpu_s", "gpu_ns"), ("host_exposed_s", "host_ns"), ("idle_s", "idle_ns")):
+        columns[name] = pc.divide(replicas[spent], 1e9)
+    energy, capacity = (
+        beside(each, "scenario_id", names) for each in (served.scenario_energy, served.scenario_capacity)
+    )
+    columns |= {name: energy[name] for name in ENERGY} | {name: capacity[name] for name in CAPACITY}
+    tiers = beside(deployed.tiers, "deployment_id", scenarios["deployment_id"].combine_chunks())
+    return pa.table(columns | {name: tiers[name] for name in ("tier", "not_measured")})
+
+
+def _float(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    return values.cast(pa.float64(), safe=False)
+
+
+def _nonzero(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return numbers, null for nothing: what is divided by it is unknown."""
+    return pc.if_else(pc.equal(values, 0), None, values)
+
+
+def _replicas(names: pa.Array, totals: pa.Table, memory_plan: pa.Table) -> Columns:
+    """Return sums over the replicas of each scenario, null without any, and the fullest KV cache of them."""
+    group = pc.index_in(totals["scenario_id"], names)
+    there = pc.and_(
+        pc.is_valid(group), pc.is_in(totals["deployment_id"], memory_plan["deployment_id"].combine_chunks())
+    )
+    if not pc.all(there).as_py():
+        totals, group = totals.filter(there), group.filter(there)
+    number = group.to_numpy().astype(np.int64)
+    nobody = np.bincount(number, minlength=len(names)) == 0
+    found: Columns = {}
+    for name in (
+        *("steps", "preemptions", "gpu_ns", "host_ns", "idle_ns", "itl_sum_ns"),
+        *("draft_tokens", "accepted_draft_tokens"),
+    ):
+        found[name] = pa.array(whole_sums(totals[name].to_numpy(), number, len(names)), mask=nobody)
+    units = beside(memory_plan, "deployment_id", totals["deployment_id"])["capacity_units"]
+    capacity = pc.fill_null(_nonzero(_float(units)), np.nan).to_numpy()
+    fullest = np.full(len(names), -1.0)
+    np.fmax.at(fullest, number, totals["peak_kv_units"].to_numpy() / capacity)
+    return found | {"peak_kv_share": pa.array(fullest, mask=fullest < 0.0)}
+
+
+def _statuses(scenarios: pa.Table, deployed: Deployed) -> pa.Array | pa.ChunkedArray:
+    """Return served, or the sentences on the deployments that cannot run: those that serve a scenario, and drafts."""
+    if not deployed.faults.num_rows:
+        return pa.repeat("served", scenarios.num_rows)
+    faults: dict[str, set[tuple[str, str]]] = {}
+    for row in deployed.faults.to_pylist():
+        faults.setdefault(row["deployment_id"], set()).add((row["fault"], row["sentence"]))
+    drafts = dict(
+        zip(*(deployed.settings[name].to_pylist() for name in ("deployment_id", "draft_deployment_id")), strict=True)
+    )
+    found = []
+    for own in zip(*(scenarios[name].to_pylist() for name in ("deployment_id", "prefill_deployment_id")), strict=True):
+        known = [name for name in own if name in drafts]
+        broken = sorted(set().union(*(faults.get(name, ()) for key in known for name in (key, drafts[key]))))
+        found.append("; ".join(sentence for _, sentence in broken) or "served")
+    return pa.array(found, pa.string())
+
+
+def _gpus(scenarios: pa.Table, settings: pa.Table) -> pa.Array:
+    """Return the GPUs of all replicas; with disaggregated serving of those that compute prompts too."""
+
+    def engines(deployments: pa.ChunkedArray, *replicas: str) -> pa.Array:
+        own = beside(settings, "deployment_id", deployments.combine_chunks())
+        count = pc.coalesce(*(scenarios[name] for name in replicas), 1)
+        gpus = pc.multiply(pc.multiply(own["tp"], own["pp"]), pc.multiply(own["dp"], count))
+        return pc.fill_null(gpus, 0)
+
+    decode = engines(scenarios["deployment_id"], "decode_replicas", "replicas")
+    return pc.add(decode, engines(scenarios["prefill_deployment_id"], "prefill_replicas"))
+
+
+def _gaps(names: pa.Array, served: Results, sum_ns: pa.Array) -> Columns:
+    """Return mean and percentiles of inter-token latencies."""
+    histogram, percentiles = served.itl_histogram, served.itl_percentiles
+    group = pc.index_in(histogram["scenario_id"], names)
+    histogram, group = histogram.filter(pc.is_valid(group)), pc.drop_null(group)
+    count = whole_sums(histogram["gaps"].to_numpy(), group.to_numpy().astype(np.int64), len(names))
+    found = {"itl_mean_ms": pc.divide(pc.divide(sum_ns, pa.array(count, mask=count == 0)), 1e6)}
+    for percent in PERCENTILES:
+        own = percentiles.filter(pc.equal(percentiles["percentile"], percent))
+        found[f"itl_p{percent}_ms"] = beside(own, "scenario_id", names)["itl_ms"]
+    return found
+
+
+def _parts(statistics: pa.Table) -> Columns:
+    """Return the times that requests wait before their first step, and the shares of the parts of their time."""
+    spent_ns = {name: _float(statistics[f"{name}_ns"]) for name in (*PARTS, "preempted")}
+    completed = _nonzero(_float(statistics["completed"]))
+    whole_ns = spent_ns["front_end"]
+    for name in PARTS[1:]:
+        whole_ns = pc.add(whole_ns, spent_ns[name])
+    whole_ns = _nonzero(whole_ns)
+    return {
+        "queue_mean_ms": pc.divide(pc.divide(spent_ns["queue"], completed), 1e6),
+        **{f"queue_{name}_ms": statistics[f"queue_{name}_ms"] for name in LATENCIES[1:]},
+        "front_end_mean_ms": pc.divide(pc.divide(spent_ns["front_end"], completed), 1e6),
+        **{f"{name}_share": pc.divide(spent, whole_ns) for name, spent in spent_ns.items()},
+    }
+
+
+def _rates(statistics: pa.Table, gpus: pa.Array) -> Columns:
+    """Return what was served a second, in all, by GPU and by user."""
+    duration_s = _nonzero(statistics["duration_s"])
+    outputs = _float(statistics["output_tokens"])
+    output_throughput = pc.divide(outputs, duration_s)
+    return {
+        "request_throughput": pc.divide(_nonzero(_float(statistics["completed"])), duration_s),
+        "output_throughput": output_throughput,
+        "total_throughput": pc.divide(
+            _float(pc.add(statistics["prompt_tokens"], statistics["output_tokens"])), duration_s
+        ),
+        "goodput": pc.divide(_float(statistics["good"]), duration_s),
+        "gpus": gpus,
+        "output_throughput_per_gpu": pc.divide(output_throughput, _float(gpus)),
+        "output_throughput_per_user": pc.divide(1000.0, statistics["tpot_mean_ms"]),
+    }
+
+
+def _hit_rates(statistics: pa.Table) -> Columns:
+    """Return the share of the prompt tokens that prefix caches held, of those that were looked up."""
+    asked, cached = _float(_nonzero(statistics["asked_tokens"])), statistics["cached_tokens"]
+    on_device = pc.subtract(cached, statistics["tier_tokens"])
+    return {
+        "prefix_cache_hit_rate": pc.divide(_float(cached), asked),
+        "device_hit_rate": pc.divide(_float(on_device), asked),
+    }
