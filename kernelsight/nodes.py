@@ -236,7 +236,7 @@ def simulation(
 
     The first of them again with fast and slow kernels, and with more of each resource, where these tables are wanted.
     """
-    from kernelsight.serving.runs.interval_ends import statistics_at_ends
+    from kernelsight.serving.runs.interval_ends import first_served, statistics_at_ends
     from kernelsight.serving.runs.resource_gains import gains_of_resources
     from kernelsight.serving.runs.simulate import simulate_scenarios
     from kernelsight.serving.runs.world import read_world
@@ -258,11 +258,13 @@ def simulation(
         router_scorers=router_scorers,
     )
     made: dict[str, Any] = {}
-    if "request_statistics_at_ends" in wanted:
-        made["request_statistics_at_ends"] = statistics_at_ends(world, step_costs, step_shapes, threads)
-    if "resource_gains" in wanted:
-        shares = read("step_cost_shares", read.columns_of("step_cost_shares"))
-        made["resource_gains"] = gains_of_resources(world, step_costs, step_shapes, shares, threads)
+    if {"request_statistics_at_ends", "resource_gains"} & wanted:
+        first = first_served(world, threads)
+        if "request_statistics_at_ends" in wanted:
+            made["request_statistics_at_ends"] = statistics_at_ends(first, step_costs, step_shapes, threads)
+        if "resource_gains" in wanted:
+            shares = read("step_cost_shares", read.columns_of("step_cost_shares"))
+            made["resource_gains"] = gains_of_resources(first, step_costs, step_shapes, shares, threads)
     if "scenario_sensitivities" in wanted:
         from kernelsight.serving.runs.scenario_sensitivities import sensitivities_of_scenarios
 

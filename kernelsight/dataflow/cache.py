@@ -37,6 +37,8 @@ def remembered(tables: tuple[pa.Table, ...], key: Hashable, read: Callable[[], R
 class Recent(Generic[Read]):
     """The values that were asked for last, by key, at most ``most`` of them; threads may share it.
 
+    ``weigh``: what each value counts for, unless 1; one that is heavier than ``most`` by itself is not kept.
+
     >>> last = Recent(2)
     >>> for key in ("a", "b", "a", "c"):
     ...     last.put(key, key.upper())
@@ -44,8 +46,9 @@ class Recent(Generic[Read]):
     ['A', None, 'C']
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._values, self._lock = most, dict[Hashable, Read](), threading.Lock()
+    def __init__(self, most: int, weigh: Callable[[Read], int] = lambda _: 1) -> None:
+        self._most, self._weigh, self._held = most, weigh, 0
+        self._values, self._lock = dict[Hashable, Read](), threading.Lock()
 
     def get(self, key: Hashable) -> Read | None:
         """Return a value, or None; it counts as the newest from now on."""
@@ -58,7 +61,9 @@ class Recent(Generic[Read]):
     def put(self, key: Hashable, value: Read) -> None:
         """Keep a value as the newest; the one that was not asked for longest goes where there are too many."""
         with self._lock:
-            self._values.pop(key, None)
+            if key in self._values:
+                self._held -= self._weigh(self._values.pop(key))
             self._values[key] = value
-            if len(self._values) > self._most:
-                del self._values[next(iter(self._values))]
+            self._held += self._weigh(value)
+            while self._held > self._most:
+                self._held -= self._weigh(self._values.pop(next(iter(self._values))))

@@ -74,6 +74,7 @@ class Graph:
         self._sql_folder = sql_folder
         self._modules = [modules] if isinstance(modules, str) and modules else list(modules)
         self._nodes: dict[str, Node] = {}
+        self._roots: dict[tuple[str, frozenset[str]], tuple[str, ...]] = {}
 
     @cached_property
     def macros(self) -> str:
@@ -195,6 +196,23 @@ class Graph:
             for name in wanted
         }
         return list(graphlib.TopologicalSorter(references).static_order())
+
+    def roots(self, table: str, fixed: frozenset[str]) -> tuple[str, ...]:
+        """Return what a table is computed from in the end: ``fixed`` tables, and those that no node makes."""
+        if (table, fixed) not in self._roots:
+            found, waiting, seen = [], [table], set()
+            while waiting:
+                each = waiting.pop()
+                if each in seen:
+                    continue
+                seen.add(each)
+                node = None if each in fixed else self.node(each)
+                if node is None:
+                    found.append(each)
+                else:
+                    waiting += (*node.inputs, *node.fetches)
+            self._roots[table, fixed] = tuple(found)
+        return self._roots[table, fixed]
 
     def depends(self, table: str, upon: str, fixed: Collection[str] = ()) -> bool:
         """Tell whether ``table`` is computed from ``upon``, where the ``fixed`` tables are computed from nothing."""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.cache import Recent, remembered
 from kernelsight.dataflow.private_folder import Damaged, PrivateFolder, user_cache
 
 Read = TypeVar("Read")
@@ -29,7 +29,12 @@ Read = TypeVar("Read")
 VARIABLE = "KERNELSIGHT_CACHE"
 LARGEST_TABLE = 16 * 2**20
 LARGEST_FOLDER = 512 * 2**20
+# bytes of the tables that were read last
+MOST_READ = 64 * 2**20
 PROGRAM_FILES = (".py", ".csv", ".jsonl", ".parquet", ".sql", ".json")
+
+
+_read: Recent[tuple[bytes, pa.Table]] = Recent(MOST_READ, weigh=lambda held: len(held[0]))
 
 
 class Kept:
@@ -154,12 +159,19 @@ def keep(key: str, content: bytes) -> None:
 
 
 def read_table(key: str, schema: pa.Schema) -> pa.Table | None:
-    """Return the table of a schema that is kept under a key, or None."""
+    """Return the table of a schema that is kept under a key, or None.
+
+    The file is read each time; but the same bytes are the same table, of which values may be ``remembered``.
+    """
 
     def decode(content: bytes) -> pa.Table:
+        held = _read.get(key)
+        if held is not None and held[0] == content and held[1].schema.equals(schema):
+            return held[1]
         table = pa.ipc.open_stream(content).read_all()
         if not table.schema.equals(schema):
             raise ValueError("the columns of another table")
+        _read.put(key, (content, table))  # the table's values lie in these bytes
         return table
 
     return read_kept(key, decode)

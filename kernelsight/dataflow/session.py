@@ -396,27 +396,15 @@ class Session:
     def _kept_key(self, name: str, kept: Kept) -> str | None:
         """Return the key of a derived table; None where something that it is made from is missing, or passes."""
         roots: dict[str, pa.Table | None] = {}
-        waiting, seen = [name], set()
-        while waiting:
-            each = waiting.pop()
-            if each in seen:
-                continue
-            seen.add(each)
-            node = self.graph.node(each)
+        for each in self.graph.roots(name, frozenset(self._given | kept.by_content)):
             if each in self._given and each in kept.passing:
                 return None
-            if each in self._given:
-                roots[each] = self._fetch(each)
-            elif each in kept.by_content:
+            if each in kept.by_content and each not in self._given:
                 try:
                     self._compute([each])
                 except MissingTable:
                     return None
-                roots[each] = self._fetch(each)
-            elif node is None:
-                roots[each] = None
-            else:
-                waiting += (*node.inputs, *node.fetches)
+            roots[each] = self._fetch(each) if each in self._given or each in kept.by_content else None
         return kept.key(name, roots)
 
     def _run(self, node: Node, asked: Collection[str]) -> None:
@@ -474,9 +462,11 @@ class Session:
         node = self.graph.node(name) if name not in self.available() else None
         if node is None or node.kind != "sql":
             self._compute([name])
-            rows = self._fetch(name).select(list(columns))
+            whole = self._fetch(name)
+            # the table itself, where all of it is wanted: values may be remembered of it
+            rows = whole if list(columns) == whole.column_names else whole.select(list(columns))
             for column, words in among.items():
-                rows = rows.filter(pc.is_in(self._fetch(name)[column], pa.array(words, pa.string())))
+                rows = rows.filter(pc.is_in(whole[column], pa.array(words, pa.string())))
             return rows
         self._compute(node.inputs)
         contract = self.graph.known(name)

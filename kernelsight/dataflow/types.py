@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 
@@ -147,8 +148,12 @@ def is_finite(column: pa.ChunkedArray | pa.Array) -> bool:
     if not has_floats(column.type):
         return True
     flat = [(column, False)] if pa.types.is_floating(column.type) else parts(column)
-    floats = (leaf for leaf, _ in flat if pa.types.is_floating(leaf.type))
-    return all(pc.all(pc.is_finite(leaf), min_count=0).as_py() for leaf in floats)
+    return all(_is_finite(leaf) for leaf, _ in flat if pa.types.is_floating(leaf.type))
+
+
+def _is_finite(floats: pa.ChunkedArray | pa.Array) -> bool:
+    total = pc.sum(floats).as_py()  # one call where there is nothing to find
+    return total is None or math.isfinite(total) or pc.all(pc.is_finite(floats), min_count=0).as_py()
 
 
 @cache  # asked of every column of every table

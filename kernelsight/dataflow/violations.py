@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.conditions import holds
-from kernelsight.dataflow.types import can_become, is_finite, parts, type_name
+from kernelsight.dataflow.types import can_become, has_floats, is_finite, parts, type_name
 from kernelsight.errors import dangling_reference
 
 
@@ -34,6 +34,8 @@ def value_fault(values: pa.ChunkedArray, column: Column) -> str:
     """Return the violation by a column's nulls, null list elements or non-finite floats, or ""."""
     if values.null_count and not column.nullable:
         return f"column {column.name} must not be null, but is in {_rows(values.null_count)}"
+    if not (has_floats(values.type) or pa.types.is_nested(values.type)):
+        return ""
     if pa.types.is_nested(values.type) and any(leaf.null_count for leaf, in_list in parts(values) if in_list):
         return f"column {column.name} has a null inside a list"
     if not is_finite(values):

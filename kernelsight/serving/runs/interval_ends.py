@@ -8,21 +8,24 @@ distance (the design point of first-order reliability). What a scenario's steps 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.cache import Recent, remembered
 from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving.engine.host import Z_90
 from kernelsight.serving.runs.capacity import capacities
 from kernelsight.serving.runs.pools import cost_tables
+from kernelsight.serving.runs.result_tables import CostTables
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.statistics_tables import statistics_table
-from kernelsight.serving.runs.summaries import summarise
-from kernelsight.serving.runs.world import World, first_requests, split_by_deployment
+from kernelsight.serving.runs.summaries import Summary, summarise
+from kernelsight.serving.runs.world import World, by_deployment, first_requests
 
 # ratios settle with the first of many requests: no interval takes longer than these
 MOST_REQUESTS = 20_000
@@ -31,52 +34,77 @@ DIRECTIONS = 6
 # near capacity it is shown what steps that are a little slower would do
 SLOWER_STEPS, SLOWER, NEAR_CAPACITY = "slower steps", 1.05, (0.7, 1.1)
 ENDS = {"fast": ("gpu_p05_us", -1.0), "slow": ("gpu_p95_us", 1.0)}
+# layouts of moved step costs that are kept: a deployment has up to six
+MOST_MOVED = 16
+Moves = tuple[Hashable, Callable[[pa.Table], np.ndarray]]
 SCALED = ("gpu_us", "embedding_us", "transfer_us", "moe_us", "communication_us")
 
 
+class First(NamedTuple):
+    """A world of each scenario's first requests, and what serving them as they are makes."""
+
+    world: World
+    middle: Summary
+
+
+def first_served(world: World, threads: int | None = None) -> First:
+    """Serve each scenario's first requests: what is served again with other costs is held against these."""
+    short = first_requests(world, MOST_REQUESTS)
+    return First(short, summarise(short, serve_replicas, threads))
+
+
 def statistics_at_ends(
-    world: World, step_costs: pa.Table, step_shapes: pa.Table, threads: int | None = None
+    first: First, step_costs: pa.Table, step_shapes: pa.Table, threads: int | None = None
 ) -> pa.Table:
     """Return ``request_statistics`` of each scenario's first requests: fast, slow, and in the middle.
 
     Of open loops near the capacity also with steps that are 5 % slower.
     """
-    short = first_requests(world, MOST_REQUESTS)
-    middle = summarise(short, serve_replicas, threads)
-    statistics = statistics_table(middle.counted)
+    world, tables = first.world, (step_costs, step_shapes)
+    statistics = statistics_table(first.middle.counted)
     found = [_at_end(statistics, "middle")]
-    keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))
-    costs, shapes = (
-        split_by_deployment(table.filter(pc.is_in(table["deployment_id"], pa.array(keys, pa.string()))))
-        for table in (step_costs, step_shapes)
-    )
-    direction = _directions(world, costs, middle.totals)
+
+    def served(rows: list[dict[str, Any]], end: str, moves: Moves, hosts: dict[str, dict[str, Any]]) -> None:
+        there = world._replace(scenarios=rows, costs=moved_costs(world, rows, tables, end, moves), hosts=hosts)
+        found.append(_at_end(statistics_table(summarise(there, serve_replicas, threads).counted), end))
+
+    direction = _directions(world, by_deployment(step_costs), first.middle.totals())
     for number in sorted(set(direction.values())):
         rows = [row for row in world.scenarios if direction.get(row["scenario_id"]) == number]
-        used = dict.fromkeys(key for row in rows for key in deployments_served(world, row))
         angle = number * math.pi / 2 / DIRECTIONS
         for end, (column, sign) in ENDS.items():
-            moved = {key: _moved(costs[key], column, math.cos(angle)) for key in used if key in costs}
-            there = short._replace(
-                scenarios=rows,
-                costs={key: cost_tables(moved[key], shapes[key], world.deployments[key]) for key in moved},
-                hosts={key: _host(world.hosts[key], sign * math.sin(angle)) for key in world.hosts},
-            )
-            found.append(_at_end(statistics_table(summarise(there, serve_replicas, threads).counted), end))
-    near = _near_capacity(short, statistics)
+            moves = partial(_towards, column=column, share=math.cos(angle))
+            hosts = {key: _host(row, sign * math.sin(angle)) for key, row in world.hosts.items()}
+            served(rows, end, (number, moves), hosts)
+    near = _near_capacity(world, statistics)
     if near:
-        used = dict.fromkeys(key for row in near for key in deployments_served(world, row))
-        there = short._replace(
-            scenarios=near,
-            costs={
-                key: cost_tables(scaled(costs[key], np.array(SLOWER)), shapes[key], world.deployments[key])
-                for key in used
-                if key in costs
-            },
-            hosts={key: _times(row, SLOWER) for key, row in world.hosts.items()},
-        )
-        found.append(_at_end(statistics_table(summarise(there, serve_replicas, threads).counted), SLOWER_STEPS))
+        hosts = {key: _times(row, SLOWER) for key, row in world.hosts.items()}
+        served(near, SLOWER_STEPS, (SLOWER, lambda _: np.array(SLOWER)), hosts)
     return pa.concat_tables(found).combine_chunks()
+
+
+def moved_costs(
+    world: World, scenarios: Iterable[dict[str, Any]], tables: tuple[pa.Table, ...], end: str, moves: Moves
+) -> dict[str, CostTables]:
+    """Return the step costs of the deployments that serve scenarios, as the loop reads them, moved to an ``end``.
+
+    ``tables``: step_costs and step_shapes, and others that the factors rest on; ``moves``: what names the move to this
+    end, and the function that returns the factors on one deployment's rows of step_costs.
+    """
+    recent: Recent[CostTables] = remembered(tables, "moved costs", lambda: Recent(MOST_MOVED))
+    costs, shapes = map(by_deployment, tables[:2])
+    found = {}
+    for key in dict.fromkeys(key for row in scenarios for key in deployments_served(world, row)):
+        if key not in costs:
+            continue
+        deployment, (name, factors) = world.deployments[key], moves
+        place = (key, deployment["pp"], deployment["graph_max_tokens"], end, name)
+        moved = recent.get(place)
+        if moved is None:
+            moved = cost_tables(scaled(costs[key], factors(costs[key])), shapes[key], deployment)
+            recent.put(place, moved)
+        found[key] = moved
+    return found
 
 
 def _near_capacity(world: World, statistics: pa.Table) -> list[dict[str, Any]]:
@@ -117,9 +145,9 @@ def _directions(world: World, costs: Mapping[str, pa.Table], totals: pa.Table) -
     }
 
 
-def _moved(costs: pa.Table, column: str, share: float) -> pa.Table:
-    """Return step costs moved towards an end of their interval, by that share of the way in logarithms."""
-    return scaled(costs, (costs[column].to_numpy() / np.maximum(costs["gpu_us"].to_numpy(), 1e-9)) ** share)
+def _towards(costs: pa.Table, column: str, share: float) -> np.ndarray:
+    """Return the factors that move step costs towards an end of their interval, by that share of the way in logs."""
+    return (costs[column].to_numpy() / np.maximum(costs["gpu_us"].to_numpy(), 1e-9)) ** share
 
 
 def scaled(costs: pa.Table, factor: np.ndarray) -> pa.Table:

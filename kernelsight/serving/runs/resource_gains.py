@@ -11,12 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.kernels.costed import RELIEF
-from kernelsight.serving.runs.interval_ends import MOST_REQUESTS, deployments_served, scaled
-from kernelsight.serving.runs.pools import cost_tables
+from kernelsight.serving.runs.interval_ends import First, deployments_served, moved_costs
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.statistics_tables import statistics_table
-from kernelsight.serving.runs.summaries import summarise
-from kernelsight.serving.runs.world import World, first_requests, split_by_deployment
+from kernelsight.serving.runs.summaries import Summary, summarise
+from kernelsight.serving.runs.world import World, by_deployment
 
 METRICS = ("e2e", "ttft", "tpot")
 # the part of the steps' GPU time that a resource of the GPU relieves
@@ -26,15 +25,14 @@ SENT = ("trace", "request_rate", "ramp_up_strategy", "think_time_s")
 
 
 def gains_of_resources(
-    world: World, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table, threads: int | None = None
+    first: First, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table, threads: int | None = None
 ) -> pa.Table:
     """Return ``resource_gains``: what each scenario's first requests gain from a fifth more of each resource."""
-    short = first_requests(world, MOST_REQUESTS)
-    before = _figures(short, threads)
+    before = _figures(first.middle)
     rows: list[dict[str, Any]] = []
-    for resource, relieve in _reliefs(short, step_costs, step_shapes, shares).items():
+    for resource, relieve in _reliefs(first.world, step_costs, step_shapes, shares).items():
         relieved = relieve()
-        after = _figures(relieved, threads) if relieved.scenarios else {}
+        after = _figures(summarise(relieved, serve_replicas, threads)) if relieved.scenarios else {}
         for name, (throughput, *times_ms) in after.items():
             own = before[name]
             rows.append(
@@ -52,9 +50,9 @@ def gains_of_resources(
     return pa.table({name: [row[name] for row in rows] for name in names})
 
 
-def _figures(world: World, threads: int | None) -> dict[str, tuple[float, ...]]:
+def _figures(summary: Summary) -> dict[str, tuple[float, ...]]:
     """Return by scenario: output tokens per second, means of METRICS in ms; none where no request is served."""
-    rows = statistics_table(summarise(world, serve_replicas, threads).counted).to_pylist()
+    rows = statistics_table(summary.counted).to_pylist()
     return {
         row["scenario_id"]: (
             row["output_tokens"] / row["duration_s"],
@@ -69,22 +67,14 @@ def _reliefs(
     world: World, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table
 ) -> dict[str, Callable[[], World]]:
     """Return by resource what gives all scenarios a fifth more of it; a world has only those that it matters to."""
-    keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))
-    costs, shapes, parts = (
-        split_by_deployment(table.filter(pc.is_in(table["deployment_id"], pa.array(keys, pa.string()))))
-        for table in (step_costs, step_shapes, shares)
-    )
+    tables = (step_costs, step_shapes, shares)
+    parts = by_deployment(shares)
 
     def faster(column: str) -> World:
-        there = {key: pc.sum(table[column]).as_py() or 0.0 for key, table in parts.items()}
+        there = {key: pc.sum(parts[key][column]).as_py() or 0.0 for key in parts}
         rows = [row for row in world.scenarios if any(there.get(key) for key in deployments_served(world, row))]
-        used = dict.fromkeys(key for row in rows for key in deployments_served(world, row))
-        moved = {
-            key: cost_tables(_relieved(costs[key], parts[key][column]), shapes[key], world.deployments[key])
-            for key in used
-            if key in costs
-        }
-        return world._replace(scenarios=rows, costs=world.costs | moved)
+        relief = (RELIEF, lambda costs: _relieved(costs, parts[costs["deployment_id"][0].as_py()][column]))
+        return world._replace(scenarios=rows, costs=world.costs | moved_costs(world, rows, tables, column, relief))
 
     def more(field: str, column: str) -> World:
         rows = {
@@ -110,11 +100,9 @@ def _reliefs(
     }
 
 
-def _relieved(costs: pa.Table, part: pa.ChunkedArray) -> pa.Table:
-    """Return step costs on a GPU with a fifth more of the rate that this part of them goes with."""
-    whole = costs["gpu_us"].to_numpy()
-    factor = 1.0 - part.to_numpy() / np.maximum(whole, 1e-9) * (1.0 - 1.0 / RELIEF)
-    return scaled(costs, factor)
+def _relieved(costs: pa.Table, part: pa.ChunkedArray) -> np.ndarray:
+    """Return the factors on step costs on a GPU with a fifth more of the rate that this part of them goes with."""
+    return 1.0 - part.to_numpy() / np.maximum(costs["gpu_us"].to_numpy(), 1e-9) * (1.0 - 1.0 / RELIEF)
 
 
 def _less(overhead: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,9 @@ Replicas that share nothing (requests in turn, by the clock alone) are a call ea
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,8 @@ from kernelsight.serving.runs.result_tables import (
     window_rows,
 )
 from kernelsight.serving.runs.statistics_tables import gap_percentiles, statistics_table
-from kernelsight.serving.runs.summaries import Summary, summarise, tables_of
+from kernelsight.serving.runs.summaries import Summary, summarise, summary_of_replicas
+from kernelsight.serving.runs.threads import over_threads
 from kernelsight.serving.runs.world import World, load_of, pool_of, replicas_interact, routing_of
 
 # tables with rows of requests, steps, windows or knots: a summary alone makes none of them
@@ -48,9 +48,8 @@ def simulate_scenarios(
         return _summary_tables(world, summarise(world, serve_replicas, threads))
     replicas = serve_replicas(world, keep_steps="steps" in wanted, split="request_parts" in wanted, threads=threads)
     served = [row for row in world.scenarios if row["scenario_id"] in world.spans]
-    counted = Summary(*tables_of(world, served, replicas))
     tables: dict[str, pa.Table | Callable[[], pa.Table]] = {
-        **_summary_tables(world, counted),
+        **_summary_tables(world, summary_of_replicas(world, served, replicas)),
         "request_events": lambda: event_rows(replicas, world.requests, world.spans),
         "step_cost_uses": lambda: use_rows(replicas, world.costs, world.deployments),
         "serving_windows": lambda: window_rows(replicas),
@@ -61,11 +60,11 @@ def simulate_scenarios(
 
 
 def _summary_tables(world: World, summary: Summary) -> dict[str, pa.Table | Callable[[], pa.Table]]:
-    statistics = statistics_table(summary.counted)
+    statistics, histogram = statistics_table(summary.counted), cache(summary.histogram)
     return {
         "request_statistics": statistics,
-        "itl_histogram": summary.histogram,
-        "itl_percentiles": gap_percentiles(summary.histogram),
+        "itl_histogram": histogram,
+        "itl_percentiles": lambda: gap_percentiles(histogram()),
         "replica_totals": summary.totals,
         "scenario_capacity": lambda: capacities(world, statistics),
         "kv_tier_totals": summary.tiers,
@@ -120,10 +119,7 @@ def serve_replicas(
             jobs.append((row, rows, None))
         else:
             jobs += [(row, rows[number::engines], number) for number in range(engines)]
-    if threads == 1:  # starting a thread takes longer than a short load
-        return [one for job in jobs for one in serve(job)]
-    with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as pool:
-        return [one for served in pool.map(serve, jobs) for one in served]
+    return [one for served in over_threads(serve, jobs, threads) for one in served]
 
 
 def scratch_of(scratches: threading.local, size: int) -> np.ndarray:

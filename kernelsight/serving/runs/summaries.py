@@ -5,10 +5,9 @@ Scenarios with several engines, sessions or shared prefixes have a call each.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from kernelsight.serving.engine.served import REAL, WHOLE, Outcome, Totals
 from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests
 from kernelsight.serving.runs.result_tables import histogram_rows, histogram_table, total_rows, total_table
 from kernelsight.serving.runs.statistics_tables import QUANTILES, Counted, joined, quantiles_of
+from kernelsight.serving.runs.threads import over_threads
 from kernelsight.serving.runs.tiers import moved_rows
 from kernelsight.serving.runs.world import World, pool_of, shares_prefixes
 
@@ -37,12 +37,12 @@ OBJECTIVES = ("goodput_ttft_ms", "goodput_e2el_ms", "goodput_tpot_ms")
 
 
 class Summary(NamedTuple):
-    """Statistics of some scenarios, and their rows of ``itl_histogram``, ``replica_totals`` and ``kv_tier_totals``."""
+    """Statistics of some scenarios, and what makes ``itl_histogram``, ``replica_totals`` and ``kv_tier_totals``."""
 
     counted: Counted
-    histogram: pa.Table
-    totals: pa.Table
-    tiers: pa.Table
+    histogram: Callable[[], pa.Table]
+    totals: Callable[[], pa.Table]
+    tiers: Callable[[], pa.Table]
 
 
 def summarise(world: World, serve_replicas: Callable[..., list[Replica]], threads: int | None = None) -> Summary:
@@ -58,19 +58,19 @@ def summarise(world: World, serve_replicas: Callable[..., list[Replica]], thread
     parts = _serve_together(world, _columns_of(world), single, threads)
     if others or not parts:
         replicas = serve_replicas(world._replace(scenarios=others), count_uses=False, threads=threads)
-        parts.append(Summary(*tables_of(world, others, replicas)))
-    return Summary(
-        joined([part.counted for part in parts]),
-        pa.concat_tables([part.histogram for part in parts]),
-        pa.concat_tables([part.totals for part in parts]),
-        pa.concat_tables([part.tiers for part in parts]),
-    )
+        parts.append(summary_of_replicas(world, others, replicas))
+    counted, *tables = zip(*parts, strict=True)
+    return Summary(joined(counted), *(partial(_concatenated, each) for each in tables))
 
 
-def tables_of(world: World, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> tuple:
-    """Return the fields of a ``Summary`` from the engines of scenarios that had a call each."""
+def _concatenated(tables: Iterable[Callable[[], pa.Table]]) -> pa.Table:
+    return pa.concat_tables([table() for table in tables])
+
+
+def summary_of_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> Summary:
+    """Return the summary of scenarios that had a call each, from their engines."""
     counted = count_replicas(world, scenarios, replicas)
-    return counted, histogram_rows(replicas), total_rows(replicas), moved_rows(replicas)
+    return Summary(counted, *(partial(rows, replicas) for rows in (histogram_rows, total_rows, moved_rows)))
 
 
 def _columns_of(world: World) -> Columns:
@@ -121,17 +121,16 @@ def _serve_together(
         counted = Counted(names, found.counts, found.sums, quantiles_of(found.counts, found.samples), loads.most_ms)
         return counted, [found.engines[name] for name in TOTALS], found.filled, found.bins, found.gaps
 
-    with ThreadPoolExecutor(max_workers=threads or os.cpu_count()) as workers:
-        counted, totals, filled, bins, gaps = zip(*workers.map(serve, calls), strict=True)
+    counted, totals, filled, bins, gaps = zip(*over_threads(serve, calls, threads), strict=True)
     together = joined(counted)
     owners = [row["deployment_id"] for call in calls for row in call]
     sums = Totals(*(np.concatenate(each) for each in zip(*totals, strict=True)))
     return [
         Summary(
             together,
-            histogram_table(together.scenarios, np.concatenate(filled).tolist(), bins, gaps),
-            total_table(together.scenarios, [0] * len(owners), owners, sums),
-            moved_rows([]),
+            lambda: histogram_table(together.scenarios, np.concatenate(filled).tolist(), bins, gaps),
+            lambda: total_table(together.scenarios, [0] * len(owners), owners, sums),
+            lambda: moved_rows([]),
         )
     ]
 

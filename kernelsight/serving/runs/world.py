@@ -155,7 +155,7 @@ def laid_out(
     """Return the step costs of deployments as the loop reads them; laid out once, however often these are served."""
 
     def lay_out() -> dict[str, CostTables]:
-        shapes_of, costs_of = split_by_deployment(step_shapes), split_by_deployment(step_costs)
+        shapes_of, costs_of = by_deployment(step_shapes), by_deployment(step_costs)
         return {key: cost_tables(costs_of[key], shapes_of[key], deployments[key]) for key in costs_of}
 
     found = remembered((step_costs, step_shapes, settings), "laid out", lay_out)
@@ -246,6 +246,11 @@ def replicas_interact(world: World, scenario: dict[str, Any], deployment: dict[s
     ):
         return True
     return scenario["scenario_id"] in world.waits or bool(world.columns["warmup"][rows].any())
+
+
+def by_deployment(table: pa.Table) -> dict[str, pa.Table]:
+    """Return ``split_by_deployment``, split once."""
+    return remembered((table,), "by deployment", lambda: split_by_deployment(table))
 
 
 def split_by_deployment(table: pa.Table) -> dict[str, pa.Table]:
