@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,17 +96,40 @@ class Node(NamedTuple):
     log_sd: float
 
 
+# logarithms by coefficient, of the nodes of a level and path
+Placed = dict[tuple[str, tuple[str, ...]], dict[str, float]]
+
+
+def placed(nodes: Iterable[Node]) -> Placed:
+    """Return nodes by their level and path."""
+    found: Placed = {}
+    for node in nodes:
+        found.setdefault((node.level, node.path), {})[node.coefficient] = node.log_value
+    return found
+
+
 def path_values(
     coefficients: Sequence[Coefficient], nodes: Sequence[Node], paths: Sequence[Mapping[str, str]]
 ) -> dict[str, np.ndarray]:
     """Return each fitted coefficient at each path: the product of the nodes that are found along it."""
-    found: dict[tuple[str, tuple[str, ...]], dict[str, float]] = {}
-    for node in nodes:
-        found.setdefault((node.level, node.path), {})[node.coefficient] = node.log_value
-    family = found.get(("family", ()), {})
+    return values_along(coefficients, [placed(nodes)], paths)
+
+
+def values_along(
+    coefficients: Sequence[Coefficient], nodes: Sequence[Placed], paths: Sequence[Mapping[str, str]]
+) -> dict[str, np.ndarray]:
+    """Return ``path_values`` of nodes in several parts, no two of which have a node of one level and path."""
+    family = next((at for part in nodes if (at := part.get(("family", ())))), {})
     along = [
-        [at for level in LEVELS[1:] if (at := found.get((level, node_path(level, path))))] for path in paths
-    ]  # fmt: skip
+        [
+            at
+            for level in LEVELS[1:]
+            for place in [(level, node_path(level, path))]
+            for part in nodes
+            if (at := part.get(place))
+        ]
+        for path in paths
+    ]
     values = {}
     for one in coefficients:
         if one.owner == "fixed":

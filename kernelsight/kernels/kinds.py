@@ -161,8 +161,7 @@ def _constants_of(
         }
         for kind in kinds
     ]
-    nodes = rows_of_part(coefficients, family, "constant").select(["vendor", "without", "implementation"])
-    fitted = {tuple(row.values()) for row in nodes.group_by(nodes.column_names).aggregate([]).to_pylist()}
+    fitted = remembered((coefficients,), ("fitted kernels", family), lambda: _fitted(coefficients, family))
     fits = {(vendor, without) for vendor, without, _ in fitted}
     chosen = choose(facts, coefficients, family, calls)
     values: dict[str, np.ndarray] = {}
@@ -217,6 +216,12 @@ def _constants_of(
     for name in SERVED.keys() & values.keys():
         values[name] = np.full(len(kinds), SERVED[name])
     return values, evidence
+
+
+def _fitted(coefficients: pa.Table, family: str) -> set[tuple[str | None, ...]]:
+    """Return vendor, generation that was left out, and kernel of all constants."""
+    rows = rows_of_part(coefficients, family, "constant")
+    return set(zip(*(rows[name].to_pylist() for name in ("vendor", "without", "implementation")), strict=True))
 
 
 def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:
@@ -298,13 +303,17 @@ def _part_of(coefficients: pa.Table, part: str, family: str, gpu: str) -> pa.Tab
 
 
 def _measured_gpus(family: str, coefficients: pa.Table) -> set[str]:
-    return remembered((coefficients,), ("measured", family), lambda: _swept_gpus(coefficients, family))
+    return _swept_gpus(coefficients, family)
 
 
 def _swept_gpus(coefficients: pa.Table, family: str | None = None) -> set[str]:
     """Return the GPUs that constants (of a family) were fitted to; of one with a few points alone, what ran there is
     known."""
-    return _gpus_of_parts(coefficients, lambda own, part: part not in ("points", "choice") and family in (None, own))
+
+    def is_asked(own: str, part: str) -> bool:
+        return part not in ("points", "choice") and family in (None, own)
+
+    return remembered((coefficients,), ("swept", family), lambda: _gpus_of_parts(coefficients, is_asked))
 
 
 def _pointed_gpus(coefficients: pa.Table) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.dataflow.cache import remembered
 from kernelsight.kernels.families import COMMUNICATION
-from kernelsight.kernels.forms import Coefficient, Node, path_values
+from kernelsight.kernels.forms import PATH, Coefficient, Node, Placed, placed, values_along
 from kernelsight.kernels.hardware import GDDR
 from kernelsight.kernels.pack import nodes_of
 
@@ -134,12 +135,13 @@ def constants_at(
     factors count: those of fitted GPUs of its generation that are alike. ``vendor``: whose fit, None the first one's.
     """
     fitted = fitted_gpus(rows, family, without, vendor)
-    nodes: list[Node] = []
+    nodes: list[Placed] = []
     for gpu in (None, *sorted({path["gpu"] for path in paths})):
         stand_in = (gpu,) if gpu is None or (measured and gpu in fitted) else siblings(facts, gpu, fitted)
         key = ("nodes", family, without, vendor, gpu, stand_in)
-        nodes += remembered((rows,), key, lambda at=gpu, of=stand_in: _nodes(rows, family, without, vendor, at, of))
-    return {**path_values(coefficients, nodes, paths), **structure_at(facts, coefficients, paths)}
+        own = partial(_nodes, rows, family, without, vendor, gpu, stand_in)
+        nodes.append(remembered((rows,), key, lambda own=own: placed(own())))
+    return {**values_along(coefficients, nodes, paths), **structure_at(facts, coefficients, paths)}
 
 
 def siblings(facts: Facts, gpu: str, fitted: Collection[str]) -> tuple[str, ...]:
@@ -207,17 +209,25 @@ def _nodes(
     of: tuple[str | None, ...],
 ) -> list[Node]:
     """Nodes of no GPU (None), or those of a GPU: the means of the logarithms of the GPUs ``of`` that have them."""
-    found = _constants(rows, family, without, vendor)
+    fit = remembered((rows,), ("fit", family, without, vendor), partial(_fit, rows, family, without, vendor))
     if gpu is None:
-        return nodes_of(found.filter(pc.is_null(found["gpu"])).to_pylist())
+        return nodes_of(fit.filter(pc.is_null(fit["gpu"])).to_pylist())
+    found = nodes_of(fit.filter(pc.is_in(fit["gpu"], pa.array(of, pa.string()))).to_pylist())
+    if of == (gpu,):
+        return found
     alike: dict[tuple, list[Node]] = {}
-    for node in nodes_of(found.filter(pc.is_in(found["gpu"], pa.array(of, pa.string()))).to_pylist()):
+    for node in found:
         # the last word of a path that names a GPU is the GPU
         alike.setdefault((node.level, (*node.path[:-1], gpu), node.coefficient), []).append(node)
     return [
-        Node(*name, *(sum(getattr(node, what) for node in nodes) / len(nodes) for what in ("log_value", "log_sd")))
+        Node(*name, sum(node.log_value for node in nodes) / len(nodes), sum(node.log_sd for node in nodes) / len(nodes))
         for name, nodes in alike.items()
     ]
+
+
+def _fit(rows: pa.Table, family: str, without: str | None, vendor: str | None) -> pa.Table:
+    """Return what nodes are made of, of a vendor's fit that left out ``without``."""
+    return _constants(rows, family, without, vendor).select([*PATH, "level", "coefficient", "value", "log_sd"])
 
 
 def _equal(column: pa.ChunkedArray, value: str | None) -> pa.ChunkedArray:
@@ -230,18 +240,24 @@ def engine_that_ran(rows: pa.Table, family: str, engine: str, gpu: str) -> str:
 
     Microbenchmarks of the GPU itself say more of it than the engine's own build does of other GPUs.
     """
-    here = {row["engine"] for row in _choices(rows, family) if row["gpu"] == gpu}
+    here = remembered((rows,), ("engines", family, gpu), lambda: _engines_on(rows, family, gpu))
     own = [name for name in OWN_ENGINES if name in here]
     return own[0] if own and engine not in here else engine
+
+
+def _engines_on(rows: pa.Table, family: str, gpu: str) -> set[str]:
+    return {row["engine"] for row in _choices(rows, family) if row["gpu"] == gpu}
 
 
 def engine_of_vendor(facts: Facts, rows: pa.Table, family: str, engine: str, gpu: str) -> str:
     """Return ``engine``, or where it ran on no GPU of this GPU's vendor, the engine with the most rows there."""
     vendor, counts = facts.vendor.get(gpu), {}
+    if vendor is None:
+        return engine
     for row in _choices(rows, family):
         if facts.vendor.get(row["gpu"]) == vendor:
             counts[row["engine"]] = counts.get(row["engine"], 0.0) + row["value"]
-    return engine if vendor is None or engine in counts else max(sorted(counts), key=counts.__getitem__, default=engine)
+    return engine if engine in counts else max(sorted(counts), key=counts.__getitem__, default=engine)
 
 
 def fitted_vendors(rows: pa.Table, family: str) -> set[str | None]:
@@ -279,7 +295,7 @@ def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[st
 
 def measured_dtype(rows: pa.Table, family: str, dtype: str) -> str:
     """Return a cell's name with BF16 for FP16, or FP16 where sweeps hold only that: their kernels are the same."""
-    known = {row["dtype"] for row in _choices(rows, family)}
+    known = remembered((rows,), ("dtypes", family), lambda: {row["dtype"] for row in _choices(rows, family)})
     names = [dtype.replace("fp16", "bf16"), dtype.replace("bf16", "fp16")]
     return next((name for name in names if name in known), names[0])
 
