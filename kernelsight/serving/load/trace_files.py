@@ -17,7 +17,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet
 
 from kernelsight import errors
 from kernelsight.dataflow.bounded_files import WHOLE_BYTES, pieces_of, read_bytes, unpacked, within_ratio
@@ -72,8 +71,10 @@ def _too_dense(path: Path, found: str) -> errors.InvalidInput:
 
 
 def _read_parquet(path: Path, data: bytes) -> RawTrace:
+    import pyarrow.parquet as pq  # takes longer to import than a synthetic load to draw
+
     try:
-        file = pa.parquet.ParquetFile(pa.py_buffer(data))
+        file = pq.ParquetFile(pa.py_buffer(data))
         trace_format = recognise(path, file.schema_arrow.names)
         columns = file.read(columns=[f for f in trace_format.fields() if f in file.schema_arrow.names])
         columns.validate(full=True)  # the reader accepts text that is not UTF-8

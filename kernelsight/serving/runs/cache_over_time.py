@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.sums import beside
+from kernelsight.dataflow.sums import beside, in_order
 
 ORDER = ("scenario_id", "replica", "window")
 COUNTS = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "looked_up_tokens")
@@ -15,7 +15,7 @@ COUNTS = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "looked_u
 def means_of_windows(windows: pa.Table, memory_plan: pa.Table) -> pa.Table:
     """Return ``cache_over_time`` of ``serving_windows`` that take any time, in order."""
     windows = windows.filter(pc.greater(windows["end_ns"], windows["start_ns"]))
-    windows = windows.sort_by([(name, "ascending") for name in ORDER])
+    windows = in_order(windows, *ORDER)
     own = {name: windows[name].to_numpy() for name in windows.column_names if windows[name].type != pa.string()}
     span_us = (own["end_ns"] - own["start_ns"]) / 1e3
     plans = beside(memory_plan, "deployment_id", windows["deployment_id"].combine_chunks())

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.sums import in_order
 from kernelsight.serving.runs.world import by_key
 
 FABRIC = "infiniband_ndr"  # unless one is stated
@@ -17,7 +18,7 @@ def transfer_rows(
     scenarios: pa.Table, settings: pa.Table, kv_layout: pa.Table, fabrics: pa.Table
 ) -> list[dict[str, Any]]:
     """Return rows of ``kv_transfers``, in the order of their scenarios: bytes of a GPU over one port each."""
-    sent = scenarios.filter(pc.is_valid(scenarios["prefill_deployment_id"])).sort_by("scenario_id")
+    sent = in_order(scenarios.filter(pc.is_valid(scenarios["prefill_deployment_id"])), "scenario_id")
     if not sent.num_rows:
         return []
     deployments, layouts = by_key(settings, "deployment_id"), by_key(kv_layout, "deployment_id")

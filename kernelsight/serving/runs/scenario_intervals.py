@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.sums import beside
+from kernelsight.dataflow.sums import beside, in_order
 
 TIMES = tuple(f"{metric}_{name}_ms" for metric in ("ttft", "tpot", "e2e") for name in ("mean", "p50", "p90", "p99"))
 RATES = {"output_throughput": "output_tokens", "request_throughput": "completed"}
@@ -103,7 +103,7 @@ def _halves(
     experts = beside(models, "model", named.combine_chunks())["experts"]
     is_moe = pc.fill_null(pc.greater(experts, 0), False).to_numpy()
     found = np.full((len(METRICS), in_flight.size), np.nan)
-    for row in spread.sort_by("in_flight_above").to_pylist():
+    for row in in_order(spread, "in_flight_above").to_pylist():
         rows = (is_moe == (row["model_class"] == "moe")) & (in_flight > row["in_flight_above"])
         of_rates = RATES if row["metric"] == "e2e" else ()
         for number, metric in enumerate(METRICS):

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.sums import beside, whole_sums
+from kernelsight.dataflow.sums import beside, in_order, whole_sums
 
 LATENCIES = ("mean", "p50", "p90", "p99")
 PERCENTILES = (50, 90, 99)
@@ -46,7 +46,7 @@ class Results(NamedTuple):
 def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.Table:
     """Return ``scenario_summary``, in the order of names; a scenario that was not served says why in ``status``."""
     planned = pc.is_in(scenarios["deployment_id"], deployed.memory_plan["deployment_id"].combine_chunks())
-    scenarios = scenarios.filter(planned).sort_by("scenario_id")
+    scenarios = in_order(scenarios.filter(planned), "scenario_id")
     names = scenarios["scenario_id"].combine_chunks()
     statistics = beside(served.request_statistics, "scenario_id", names)
     replicas = _replicas(names, served.replica_totals, deployed.memory_plan)
