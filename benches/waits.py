@@ -54,6 +54,23 @@ grid = {"model": models, "gpu": ["h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b
 grid |= {"tensor_parallel_size": 4, "num_prompts": 100, "input_len": 256, "output_len": 128}
 grid["request_rate"] = [1.0 + 19.0 * step / STEPS for step in range(STEPS)]
 """
+# of deployments that nothing is known of, in a process that simulated another one
+NEW = (
+    GRID.replace("STEPS", "20")
+    + """
+import os
+os.environ["KERNELSIGHT_CACHE"] = ""
+other = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 4, "input_len": 16, "output_len": 4, "request_rate": 1.0}
+grids = iter([other, grid])
+"""
+)
+# other loads on one deployment: the third of them, when what the first one kept was read
+LOADS = """
+flags = {"model": "qwen3-14b", "gpu": "h100_sxm", "num_prompts": 100, "input_len": 256, "output_len": 256}
+rates = iter([20.0, 20.1, 20.2])
+session.simulate(**flags, request_rate=next(rates)).summary
+"""
+STEP = 'flags = {"model": "qwen3-14b", "gpu": "h100_sxm", "context_len": 1000}'
 CALLS = """
 import numpy as np
 import pyarrow as pa
@@ -81,6 +98,9 @@ world = read_world(**{name: session.table(names.get(name, name)) for name in tab
 """
 WORK = {
     "the loop alone, 1,000,000 requests": (LOOP, "serve_replicas(world, count_uses=False)"),
+    "predict, one step, in a session": (STEP, "session.predict(**flags)"),
+    "simulate, 100 requests, in a session": (LOADS, "session.simulate(**flags, request_rate=next(rates)).summary"),
+    "1,000 what-ifs over 50 new deployments": (NEW, "session.what_if(next(grids))"),
     "1,000 what-ifs over 50 deployments": (GRID.replace("STEPS", "20"), "session.what_if(grid)"),
     "10,000 what-ifs over 50 deployments": (GRID.replace("STEPS", "200"), "session.what_if(grid)"),
     "1,000,000 kernel calls from a file": (CALLS, 'predict_calls(session, "calls.parquet", "h100_sxm", None)'),

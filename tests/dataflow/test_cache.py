@@ -6,7 +6,7 @@ import gc
 
 import pyarrow as pa
 
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.cache import Recent, remembered
 
 
 def test_equal_tables_are_read_each_on_their_own_and_keys_apart():
@@ -31,3 +31,14 @@ def test_a_table_that_takes_the_place_of_one_that_is_gone_is_read_anew():
         assert remembered((table,), "value", lambda table=table: table["n"].to_pylist()) == [number]
         del table
         gc.collect(0)
+
+
+def test_heavy_values_take_the_place_of_many_light_ones():
+    last = Recent[str](10, weigh=len)
+    for word in ("four", "five.", "six"):
+        last.put(word, word)
+    assert [last.get(word) for word in ("four", "five.", "six")] == [None, "five.", "six"]
+    last.put("six", "again")
+    assert [last.get(word) for word in ("five.", "six")] == ["five.", "again"]
+    last.put("long", "longer than all of it")
+    assert last.get("long") is None

@@ -52,6 +52,18 @@ def test_another_session_takes_the_same_tables(place: Path) -> None:
         assert again[name].equals(first[name], check_metadata=True), name
 
 
+def test_the_same_bytes_are_the_same_table(place: Path) -> None:
+    """What is remembered of a table holds for every session that takes it; a file that says otherwise is believed."""
+    schema, key = pa.schema({"x": pa.int64()}), 64 * "a"
+    kept.keep_table(key, pa.table({"x": [1, 2]}))
+    first = kept.read_table(key, schema)
+    assert first is kept.read_table(key, schema)
+    kept.keep_table(key, pa.table({"x": [1, 3]}))
+    assert kept.read_table(key, schema)["x"].to_pylist() == [1, 3]
+    (place / key).unlink()
+    assert kept.read_table(key, schema) is None
+
+
 def test_other_rows_are_computed(place: Path) -> None:
     first, _ = answers()
     other, ran = answers({**ROW, "gpu": "h100_sxm"})
