@@ -56,6 +56,8 @@ SETTINGS = ("enable_prefix_caching", "enforce_eager", "quantization", "tensor_pa
 # what a cause has to explain more than a setting does: one that has a size, one that is an error of the model, and
 # another number of GPUs, which people know best
 SIZED, MODEL, PARALLEL = 1.5, 4.0, 2.0
+# causes explain a log whole where they leave no more of relative residuals, squared
+MISSES_NOTHING = 0.015**2
 # kinds of causes that the prediction itself is uncertain of, and a mean error that is none of its faults
 UNCERTAIN, NEAR = ("part", "front_end"), 0.05
 # columns of log_incidents as the fields of Incident
@@ -95,7 +97,7 @@ def causes_of(
     ``load_ms``: how much longer E2E is with the load as sent than as described; ``fitted``: rows of ``fitted_causes``;
     ``intervals``: factors of the prediction's 90 % interval by metric. Where these hold what was measured, and
     the mean is near, kernels, host and front end differ by no more than the prediction says of itself: they are not
-    named.
+    named, unless they explain the log whole.
     """
     if not log.enough:
         return []
@@ -120,7 +122,8 @@ def causes_of(
         whole = _whole_log(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
         if whole and (not causes or whole.kind == "setting"):
             causes = [whole]
-    if all(cause.kind in UNCERTAIN for cause in causes) and _is_as_claimed(log, base, intervals):
+    whole_miss = bool(fitted) and all(row["left"] <= MISSES_NOTHING for row in fitted)
+    if all(cause.kind in UNCERTAIN for cause in causes) and not whole_miss and _is_as_claimed(log, base, intervals):
         return found
     return [*found, *causes]
 
