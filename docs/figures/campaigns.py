@@ -86,13 +86,3 @@ def sample() -> str:
         f"{count(found['read'])} rows read, {count(found['runs'])} replayed: at most {found['sample']} of each campaign, "
         f"spread evenly over its engines, models and GPUs. Excluded: {excluded}."
     )
-
-
-def constants() -> str:
-    """Constants of host time fitted without a campaign, by engine."""
-    rows = [[CAMPAIGNS[row["campaign"]], row["engine"]] for row in figures()["left_out_constants"]]
-    names = [name for name in figures()["left_out_constants"][0] if name not in ("campaign", "engine")]
-    cells = [[f"{row[name]:,.0f}" for name in names] for row in figures()["left_out_constants"]]
-    return table(
-        ["left out", "engine", *(f"`{name}`" for name in names)], [a + b for a, b in zip(rows, cells, strict=True)]
-    )

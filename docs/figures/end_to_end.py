@@ -321,15 +321,19 @@ def host_constants() -> str:
     def ms(us: str) -> str:
         return f"{float(us) / 1000:g} ms"
 
-    half = vllm["exposed_requests_half"]
+    half = sglang["exposed_requests_half"]
     rows = [
         [
             "the GPU idles between two kernels, inside CUDA graphs too",
             f"{gaps['h100_sxm']} µs on Hopper, {gaps['b200_sxm']} µs on Blackwell: published (`gpus.kernel_gap_us`), not fitted; {trtllm['launch_gap_us']} µs from TensorRT-LLM {trtllm['from_version']} on, whose dependent launches are on by default: fitted on B200, for its own groups too",
         ],
         [
-            f"each running request, in every step; of *n* requests *n* / (1 + *n* / {half}) are seen",
-            f"{vllm['exposed_per_request_us']} µs",
+            f"each running request, in every step, on SGLang and TensorRT-LLM; of *n* requests *n* / (1 + *n* / {half}) are seen",
+            f"{sglang['exposed_per_request_us']} µs",
+        ],
+        [
+            "each running request, in every step, on vLLM, whose sampler is counted as kernels; each step",
+            f"{vllm['per_request_us']} and {vllm['step_base_us']} µs of the host, hidden where steps are scheduled ahead: by a published measurement and two campaigns",
         ],
         [
             "each kernel that no CUDA graph holds: in every step with prompts on TensorRT-LLM and on SGLang before 0.5.10, above the captured sizes on vLLM",
@@ -339,7 +343,10 @@ def host_constants() -> str:
             "the same with latent attention (DeepSeek-V3, Kimi, GLM-5), whose prompts take more operations",
             f"{vllm['latent_launch_us']} µs more",
         ],
-        ["each request: HTTP, queues, the first answer", ms(vllm["request_us"])],
+        [
+            "each request: HTTP, queues, the first answer",
+            f"{ms(vllm['request_us'])} on vLLM, {ms(sglang['request_us'])} elsewhere",
+        ],
         [
             "each prompt token, where prompts are text of random tokens",
             f"{vllm['per_prompt_token_us']} µs; nothing for prose",

@@ -124,7 +124,7 @@ DEPLOYMENT = (
     _of_deployment(
         "sampling",
         help="how tokens are chosen: greedy (default), random, or top_p, after a top-p or top-k filter, for which vLLM "
-        "sorts all logits before 0.17",
+        "0.11.1 to 0.16 sorts all logits",
         choices=("greedy", "random", "top_p"),
     ),
     _of_deployment(
