@@ -117,11 +117,10 @@ def causes_of(
     if e2e.size and abs(load_ms) >= LEAST_LOAD * e2e.mean() and log.question.stated:
         found.append(_load_cause(log))
     causes = _accepted(fitted, log)
-    if not causes or [cause.name for cause in causes] == ["host"]:
+    if not causes:
         quiet = quiet_requests(log.measured, incidents)
         whole = _whole_log(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
-        if whole and (not causes or whole.kind == "setting"):
-            causes = [whole]
+        causes = [whole] if whole else []
     whole_miss = bool(fitted) and all(row["left"] <= MISSES_NOTHING for row in fitted)
     if all(cause.kind in UNCERTAIN for cause in causes) and not whole_miss and _is_as_claimed(log, base, intervals):
         return found
