@@ -9,8 +9,8 @@ import numpy as np
 
 from kernelsight.serving.engine.batch import is_in_flight
 from kernelsight.serving.engine.compiled import entry
+from kernelsight.serving.engine.preemption import leave_batch
 from kernelsight.serving.engine.queue import take
-from kernelsight.serving.engine.scheduler import leave_batch
 
 
 @entry

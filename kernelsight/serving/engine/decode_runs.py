@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.batch import advance, next_filling, units_ahead
+from kernelsight.serving.engine.batch import advance, units_ahead
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import (
     add_gap_line,
@@ -15,6 +15,7 @@ from kernelsight.serving.engine.costs import (
     line_time,
     spend,
 )
+from kernelsight.serving.engine.heaps import next_filling
 from kernelsight.serving.engine.prefix import take_units
 from kernelsight.serving.engine.records import DECODE, FOREVER
 from kernelsight.serving.engine.steps import (
@@ -188,18 +189,9 @@ def decode_run(
         windowed, slope_w = engine.inside / batch, engine.below / batch
         find_knots(engine, costs, layout, y, windowed)
         piece, step_us, slope, gpu_us, gpu_slope = decode_line(
-            costs,
-            layout,
-            batch,
-            y,
-            engine.decode_y,
-            windowed,
-            engine.window_y,
-            slope_w,
-            linear_us,
-            hidden_us,
+            costs, layout, batch, y, engine.decode_y, windowed, engine.window_y, slope_w, linear_us, hidden_us,
             exposed_us,
-        )
+        )  # fmt: skip
         piece = min(float(most - done), piece)
         if limits.window_tokens > 0:
             filling = next_filling(engine, requests, heaps)

@@ -14,8 +14,6 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.engine.batch import (
-    FLYING,
-    entrant,
     forget_fresh,
     is_ready,
     push_fresh,
@@ -24,6 +22,7 @@ from kernelsight.serving.engine.batch import (
     tokens_in_step,
 )
 from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.heaps import FLYING, entrant
 from kernelsight.serving.engine.records import NUMBER
 
 # a noted request has its known tokens and its drafts in one number

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.engine.admission import shrinks_uncached
-from kernelsight.serving.engine.batch import affordable_steps, next_departure
+from kernelsight.serving.engine.batch import affordable_steps
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import decode_line, host_times, knot_below, line_time
+from kernelsight.serving.engine.heaps import next_departure
 from kernelsight.serving.engine.policy import candidate, until_poll
 from kernelsight.serving.engine.queue import next_visible_us
 from kernelsight.serving.engine.records import FOREVER

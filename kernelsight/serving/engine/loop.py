@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.batch import next_filling
 from kernelsight.serving.engine.client import forget_gaps, next_send_us, note_ended, note_rejected, take_next
 from kernelsight.serving.engine.compiled import compiled, inlined, loop_entry
 from kernelsight.serving.engine.decode_runs import decode_run
+from kernelsight.serving.engine.heaps import next_filling
 from kernelsight.serving.engine.lookahead import decode_until, run_end_us
-from kernelsight.serving.engine.pipeline import begin_batches, end_batch
+from kernelsight.serving.engine.pipeline import begin_batches
 from kernelsight.serving.engine.policy import received_until, reset_ratio_when_idle
 from kernelsight.serving.engine.queue import deliver, horizon_us, next_visible_us, queue_head, receive
 from kernelsight.serving.engine.ranks import begin_ranks, shorten_ranks, take_ranks
 from kernelsight.serving.engine.records import FOREVER, NOBODY, SCORED
+from kernelsight.serving.engine.returned_batches import end_batch
 from kernelsight.serving.engine.router import route, route_decode
 from kernelsight.serving.engine.scheduler import schedule
 from kernelsight.serving.engine.steps import end_chunks, end_decodes, pass_single_step, single_step
@@ -354,20 +355,9 @@ def serve_until_full(
             else:
                 if engine.planned:
                     take_run(
-                        engines,
-                        i,
-                        requests,
-                        heaps,
-                        limits,
-                        host,
-                        entries,
-                        costs,
-                        layout,
-                        uses,
-                        histogram,
-                        rows,
+                        engines, i, requests, heaps, limits, host, entries, costs, layout, uses, histogram, rows,
                         FOREVER,
-                    )
+                    )  # fmt: skip
                     client.now = engine.now
                 for k in range(i - own.rank, i - own.rank + own.ranks):
                     end_step(

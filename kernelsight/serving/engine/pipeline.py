@@ -18,30 +18,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.batch import (
-    FLYING,
-    advance,
-    count_ahead,
-    entrant,
-    forget_partial,
-    is_ready,
-    push_fresh,
-    push_partial,
-    reserve,
-    start_decoding,
-    stop_decoding,
-    tokens_held,
-    tokens_in_step,
-    unlink,
-)
+from kernelsight.serving.engine.batch import push_partial
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import host_times
-from kernelsight.serving.engine.drafts import accepted_drafts, cost_drafts
-from kernelsight.serving.engine.groups import change_group, merge, note_request, noted_request, set_aside
+from kernelsight.serving.engine.drafts import cost_drafts
+from kernelsight.serving.engine.groups import change_group, note_request, set_aside
 from kernelsight.serving.engine.policy import received_until, reset_ratio_when_idle
-from kernelsight.serving.engine.prefix import release
-from kernelsight.serving.engine.queue import horizon_us, next_visible_us, queue_head, take
-from kernelsight.serving.engine.records import DECODE, MIXED, NOBODY, PREFILL, TICKET_BITS
+from kernelsight.serving.engine.queue import horizon_us, next_visible_us, queue_head
+from kernelsight.serving.engine.records import DECODE, MIXED, NOBODY, PREFILL
 from kernelsight.serving.engine.scheduler import schedule
 from kernelsight.serving.engine.steps import (
     DECODES,
@@ -59,11 +43,6 @@ from kernelsight.serving.engine.steps import (
     WAITING,
     cost_experts,
     cost_step,
-    count_decode_gaps,
-    end_decodes,
-    end_request,
-    note_finish,
-    note_token,
 )
 from kernelsight.serving.engine.tiers import end_writes
 from kernelsight.serving.engine.waits import note_admitted
@@ -331,155 +310,3 @@ def put_in_flight(
             push_partial(engine, requests, r)  # it has tokens left to schedule
         request.chunk = 0
         r = following
-
-
-@compiled
-def end_batch(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    stages: np.ndarray,
-    groups: np.ndarray,
-    histogram: np.ndarray,
-) -> None:
-    """Process the return of the oldest batch: its requests get their tokens, and continue or finish.
-
-    Its group waits for the next batch then, with what waits already.
-    """
-    engine.now = engine.due_us
-    batch = stages[engine.oldest_batch]
-    group = groups[batch.group]
-    decodes = group.decoding
-    if decodes > 0:
-        change_group(engine, groups, limits, batch)
-        count_decode_gaps(engine, requests, histogram, decodes, engine.now)
-        engine.last_decode_end = engine.now
-    if limits.drafts > 0:
-        give_drafts(engine, requests, heaps, limits, hashes, entries, group, histogram, decodes > 0)
-    else:
-        if decodes > 0:
-            advance(engine, requests, heaps[engine.group], limits, 1)
-        for k in range(group.noted):
-            before = heaps[group.group, FLYING, k, 1] >> TICKET_BITS
-            end_decodes(engine, requests, heaps[engine.group], limits, hashes, entries, before)
-            give_token(engine, requests, heaps, limits, hashes, entries, group, histogram, k)
-        end_decodes(engine, requests, heaps[engine.group], limits, hashes, entries, engine.admitted)
-    if decodes > 0 and groups[batch.group].decoding > 0:
-        merge(engine, requests, heaps, limits, groups[batch.group])
-    engine.oldest_batch = (engine.oldest_batch + 1) % limits.stages
-    engine.batches -= 1
-    engine.last_us = engine.now
-    engine.underway = False
-
-
-@compiled
-def give_drafts(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    group: np.void,
-    histogram: np.ndarray,
-    decodes: bool,
-) -> None:
-    """Give the requests of a batch that returns their tokens, in order of admission.
-
-    ``decodes``: the group in the engine's record is the one that returns; what its next step needs is added up.
-    """
-    k, r = 0, NOBODY
-    if decodes:
-        r = engine.oldest
-        engine.clock += 1
-        engine.inside = engine.draft_inside = engine.units_next = engine.near_end = 0
-    while r >= 0 and requests[r].ticket < group.admitted:
-        if not is_ready(engine, requests[r]):
-            r = requests[r].after
-            continue
-        while k < group.noted and heaps[group.group, FLYING, k, 1] < entrant(requests, r):
-            give_token(engine, requests, heaps, limits, hashes, entries, group, histogram, k)
-            k += 1
-        following = requests[r].after
-        take_accepted(engine, requests, limits, hashes, entries, r)
-        r = following
-    while k < group.noted:
-        give_token(engine, requests, heaps, limits, hashes, entries, group, histogram, k)
-        k += 1
-
-
-@inlined
-def take_accepted(
-    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, r: int
-) -> None:
-    """Give a decoding request its accepted drafts, beside the token that its group's clock counts.
-
-    They arrive together: one inter-token gap is counted, as a streaming client sees one chunk.
-    """
-    request = requests[r]
-    drafts = tokens_in_step(request, limits) - 1
-    tokens = request.context_offset + engine.clock
-    accepted = accepted_drafts(r, tokens, drafts, limits.acceptance)
-    engine.draft_tokens += drafts
-    engine.accepted_tokens += accepted
-    engine.context_offset_sum += accepted
-    request.context_offset += accepted
-    request.leaves_at -= accepted
-    reserve(request, limits, tokens + drafts)
-    request.chunk = 0
-    count_ahead(engine, request, limits, tokens + accepted, 1)
-    if request.leaves_at <= engine.clock:
-        stop_decoding(engine, requests, limits, r)
-        end_request(engine, requests, limits, hashes, entries, r)
-
-
-@compiled
-def give_token(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    group: np.void,
-    histogram: np.ndarray,
-    k: int,
-) -> None:
-    """Give the k-th noted request of a batch its token; one that was preempted in flight gets it in the queue.
-
-    A request preempted in flight and recomputed takes its token from one of its two batches only.
-    """
-    r, known, drafts = noted_request(heaps[group.group], k)
-    request = requests[r]
-    if request.known != known:
-        return
-    if drafts > 0:
-        # recomputed since and in flight again: it continues after the one token of that batch
-        accepted = 0 if request.all_in_flight else accepted_drafts(r, known, drafts, limits.acceptance)
-        engine.draft_tokens += drafts
-        engine.accepted_tokens += accepted
-        request.known = min(known + accepted, request.target - 1)
-    note_token(engine, request, histogram)
-    if request.known < request.target:
-        if request.all_in_flight:
-            request.all_in_flight = False
-            if engine.decoding == 0:
-                engine.last_decode_end = engine.now
-            start_decoding(engine, requests, heaps[engine.group], limits, r)
-            if engine.last_decode_end != engine.now:
-                push_fresh(engine, requests, r)
-        return
-    if request.computed == 0:
-        # it is in the queue: a request in the batch has at least one computed token
-        take(engine, requests, r)
-        request.requeued_us += engine.now - request.preempted_us
-    else:
-        if not request.all_in_flight:
-            forget_partial(engine, requests, r)
-        request.all_in_flight = False
-        release(engine, hashes, entries, limits, r, request, tokens_held(engine, request))
-        unlink(engine, requests, r)
-    note_finish(engine, request, r)

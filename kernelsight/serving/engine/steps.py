@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.engine.batch import (
-    LEAVING,
     advance,
-    next_departure,
     push_fresh,
     push_partial,
     start_decoding,
@@ -24,6 +22,7 @@ from kernelsight.serving.engine.costs import (
     spend,
     surface_us,
 )
+from kernelsight.serving.engine.heaps import LEAVING, next_departure
 from kernelsight.serving.engine.prefix import release
 from kernelsight.serving.engine.records import DECODE, MIXED, NOBODY, NUMBER, PREFILL
 

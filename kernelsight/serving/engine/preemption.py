@@ -1,0 +1,157 @@
+"""Preemption by recompute: a running request gives its blocks back and returns to the queue."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.batch import (
+    forget_fresh,
+    forget_partial,
+    is_in_flight,
+    is_ready,
+    stop_decoding,
+    tokens_held,
+    tokens_of,
+    units_next,
+    unlink,
+)
+from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.groups import leave_flight
+from kernelsight.serving.engine.policy import lowest_priority, reset_ratio
+from kernelsight.serving.engine.prefix import keep_own_only, release
+from kernelsight.serving.engine.queue import requeue
+from kernelsight.serving.engine.records import NOBODY
+
+
+@inlined
+def leave_batch(
+    engine: np.void,
+    requests: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    victim: int,
+    scheduled: int,
+) -> None:
+    """Remove a running request from the batch before it has finished, and free its blocks.
+
+    ``scheduled``: its tokens in this step, whose blocks are freed as well.
+    """
+    request = requests[victim]
+    tokens = max(tokens_of(engine, request) + scheduled, request.reserved)
+    release(engine, hashes, entries, limits, victim, request, tokens)
+    if request.all_in_flight:
+        request.all_in_flight = False
+    elif request.decoding:
+        if request.fresh:
+            forget_fresh(engine, requests, victim)
+        else:
+            request.last_token_us = engine.last_decode_end
+        stop_decoding(engine, requests, limits, victim)
+    else:
+        forget_partial(engine, requests, victim)
+    if request.loaded_us > 0.0:
+        request.loaded_us = 0.0
+        engine.loading -= 1
+    unlink(engine, requests, victim)
+    request.computed = request.reserved = 0
+    request.chunk = 0
+
+
+@compiled
+def preempt(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    groups: np.ndarray,
+    victim: int,
+    scheduled: int,
+) -> None:
+    """Preempt a running request: free its blocks and put it back in the queue; ``scheduled``: see ``leave_batch``."""
+    request = requests[victim]
+    if request.decoding and not is_ready(engine, request):
+        leave_flight(requests, heaps, limits, groups[request.group], victim)
+    leave_batch(engine, requests, limits, hashes, entries, victim, scheduled)
+    if request.resumed_us >= 0.0:
+        request.recomputed_us += engine.now - request.resumed_us
+        request.resumed_us = -1.0
+    request.preempted_us = engine.now
+    engine.step_preempted += 1
+    requeue(engine, requests, limits, victim)
+    request.preemptions += 1
+    engine.preempted += 1
+    reset_ratio(engine, requests, limits)
+
+
+@compiled
+def retract(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    groups: np.ndarray,
+) -> bool:
+    """Preempt decoding requests until the next tokens of the others fit, or one is left; True if any was preempted.
+
+    SGLang (``ScheduleBatch.retract_decode``): the one with the fewest generated tokens first, of those the one with the
+    longest prompt, of those the last admitted.
+    """
+    preempted = False
+    if limits.by_priority:
+        return False
+    while engine.decoding > 1 and units_next(engine, requests, limits) > engine.free_units:
+        victim, r = NOBODY, engine.oldest
+        fewest = 0
+        while r >= 0:
+            request = requests[r]
+            if is_ready(engine, request):
+                generated = tokens_of(engine, request) + 1 - request.prompt
+                if (
+                    victim < 0
+                    or generated < fewest
+                    or (generated == fewest and request.prompt >= requests[victim].prompt)
+                ):
+                    victim, fewest = r, generated
+            r = request.after
+        preempt(engine, requests, heaps, limits, hashes, entries, groups, victim, 0)
+        preempted = True
+    return preempted
+
+
+@compiled
+def preempt_until_free(
+    engine: np.void,
+    requests: np.ndarray,
+    heaps: np.ndarray,
+    limits: np.void,
+    hashes: np.ndarray,
+    entries: np.ndarray,
+    groups: np.ndarray,
+    r: int,
+    units: int,
+) -> tuple:
+    """Preempt the newest, or the lowest-priority, request until ``units`` are free for request ``r``.
+
+    Returns (whether ``r`` itself was preempted, prompt tokens and decode tokens of this step that others give back).
+    """
+    prompts = decodes = 0
+    while units > engine.free_units:
+        if engine.running == 1 and limits.hash_tokens > 0:
+            # as after a preemption, no request is admitted in this step
+            keep_own_only(engine, hashes, entries, limits, requests[r], tokens_held(engine, requests[r]))
+            break
+        victim, scheduled = engine.newest, 0
+        if limits.by_priority:
+            victim = lowest_priority(engine, requests)
+            scheduled = 0 if is_in_flight(engine, requests[victim]) else requests[victim].chunk
+            decodes += scheduled if requests[victim].decoding else 0
+            prompts += 0 if requests[victim].decoding else scheduled
+        preempt(engine, requests, heaps, limits, hashes, entries, groups, victim, scheduled)
+        if victim == r:
+            return True, prompts, decodes
+    return False, prompts, decodes
