@@ -17,10 +17,9 @@ from kernelsight.serving.engine.cancel import cancel
 from kernelsight.serving.engine.inputs import Load, Routing
 from kernelsight.serving.engine.loop import serve_until_full
 from kernelsight.serving.engine.records import ENTRY, FOREVER, OK, REQUEST
-from kernelsight.serving.engine.replica import Pool, fresh_arrays
+from kernelsight.serving.engine.replica import Pool, fresh_scenario
 from kernelsight.serving.engine.request_columns import fill_requests
 from kernelsight.serving.engine.steps import COLUMNS, DECODES, END
-from kernelsight.serving.engine.waits import fresh_sums
 
 # the largest moment: with FOREVER the loop would wait for requests that never arrive
 LAST_US = 1e18
@@ -98,15 +97,14 @@ class LiveEngines:
             np.zeros(slots), count, count, np.array([blocks - 1] if blocks else [], np.int64),
             np.zeros(slots + 1, np.int64), self.hash_tokens,
         )  # fmt: skip
-        arrays = fresh_arrays(load, [pool], routing or Routing(), None, np.zeros((3, pool.costs.values.size)))
-        self.arrays = arrays._replace(hashes=np.zeros(max(blocks, 1), np.int64))
+        arrays = fresh_scenario(load, [pool], routing or Routing(), None, np.zeros((3, pool.costs.values.size)), False)
+        self._rows = np.zeros((pool.engines, max(len(pool.layers), 1), COLUMNS))
+        self.arrays = arrays._replace(hashes=np.zeros(max(blocks, 1), np.int64), rows=self._rows)
         arrays.requests["arrival_us"] = FOREVER
         arrays.clients["next"] = slots
         self.client, self.engines, self.requests = arrays.clients[0], arrays.engines, arrays.requests
         self.blocks = HashBlocks(arrays.entries, arrays.limits, blocks)
         self.alone = ~arrays.limits["per_request_progress"]
-        self._rows = np.zeros((arrays.engines.size, int(arrays.limits["stages"].max()), COLUMNS))
-        self._sums = fresh_sums(slots, False)
         self._free, self._given, self._leaving = deque(range(slots)), np.zeros(slots, np.int64), set[int]()
         self._last_us, self._numbers = np.zeros(slots), dict[int, np.ndarray]()
         self._hashes_used = 0
@@ -189,11 +187,9 @@ class LiveEngines:
 
     def _leave(self) -> bool:
         """Remove the cancelled requests that no step has; whether there were any."""
-        arrays, gone = self.arrays, []
+        gone = []
         for slot in self._leaving:
-            done = slot not in self.active or cancel(
-                arrays.clients, arrays.engines, arrays.requests, arrays.limits, arrays.hashes, arrays.entries, slot
-            )
+            done = slot not in self.active or cancel(slot, *self.arrays)
             if done:
                 gone.append(slot)
         for slot in gone:
@@ -205,7 +201,7 @@ class LiveEngines:
     def _run(self, until_us: float, found: list[Tokens]) -> None:
         self.client["until_us"] = min(until_us, LAST_US)
         while True:
-            serve_until_full(*self.arrays, self._rows, self._sums)
+            serve_until_full(*self.arrays)
             self.client["ended"] = 0
             stepped = self.engines["rows"] > 0
             self._note(stepped, found)

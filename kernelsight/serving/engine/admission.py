@@ -23,6 +23,7 @@ from kernelsight.serving.engine.policy import (
 from kernelsight.serving.engine.prefix import cache_chunk, cached_prefix, keep_prefix, take_units
 from kernelsight.serving.engine.queue import take
 from kernelsight.serving.engine.records import MAX_UTILIZATION, NO_LIMIT, NOBODY
+from kernelsight.serving.engine.state import Core
 from kernelsight.serving.engine.tiers import forget_moved, load_blocks, tier_blocks, touch_prompt
 
 UNKNOWN = NO_LIMIT  # headroom that is not computed yet
@@ -37,18 +38,21 @@ def first_chunk(needed: int, budget: int, limits: np.void) -> int:
 
 
 @compiled
-def admission(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, budget: int) -> tuple:
+def admission(core: Core, request: np.void, budget: int) -> tuple:
     """(cached tokens, tokens to load, first chunk, chunk of any budget, units to allocate, unreferenced cached units).
 
     A prompt whose KV was transferred is cached except for its first generated token, and allocates all its units. One
     that loads beside the steps of others computes nothing until then.
     """
+    limits = core.limits
     if request.received > 0:
         return request.received, 0, min(1, budget), 1, units_held(request.known, limits), 0
-    cached, unkept = cached_prefix(request, hashes, entries, limits)
+    cached, unkept = cached_prefix(request, core.hashes, core.entries, limits)
     loaded = 0
     if limits.tiers > 0 and limits.hash_tokens > 0:
-        loaded = tier_blocks(request, hashes, entries, limits, cached // limits.block_size) * limits.block_size
+        loaded = (
+            tier_blocks(request, core.hashes, core.entries, limits, cached // limits.block_size) * limits.block_size
+        )
     missing = request.known - cached - loaded
     chunk, whole = first_chunk(missing, budget, limits), first_chunk(missing, missing, limits)
     if loaded > 0 and limits.load_ahead:
@@ -66,23 +70,14 @@ def units_to_admit(limits: np.void, request: np.void, cached: int, units: int) -
 
 
 @compiled
-def admit(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    horizon: float,
-    prompt_tokens: int,
-    decode_tokens: int,
-) -> tuple:
+def admit(core: Core, horizon: float, prompt_tokens: int, decode_tokens: int) -> tuple:
     """Admit waiting requests in order while budget, cap and KV blocks allow.
 
     ``prompt_tokens``, ``decode_tokens``: already scheduled in this step. Returns (prompt tokens, decode tokens) of the
     admitted requests and ``blocked``: the head of the queue cannot be admitted before a running request finishes. A
     request whose KV was transferred decodes in this step.
     """
+    engine, requests, limits = core.engine, core.requests, core.limits
     budget = limits.max_num_batched_tokens - prompt_tokens - decode_tokens
     empty = prompt_tokens + decode_tokens == 0
     admitted = joined = unfinished = 0
@@ -96,7 +91,7 @@ def admit(
             engine.forming = False
             return admitted, joined, admission_closed(engine, limits)
         request = requests[r]
-        cached, loaded, chunk, whole, units, unkept = admission(request, hashes, entries, limits, budget)
+        cached, loaded, chunk, whole, units, unkept = admission(core, request, budget)
         engine.found = cached
         # without chunked prefill a prompt that exceeds the budget waits, unless the step would be empty otherwise
         if not limits.chunked and chunk < whole and not (empty and admitted + joined == 0):
@@ -113,32 +108,41 @@ def admit(
         if units_to_admit(limits, request, cached, units) + unkept > engine.free_units:
             note_admission_failed(engine, limits)
             return admitted, joined, stays_refused(engine, limits)
-        take(engine, requests, r)
-        keep_prefix(engine, hashes, entries, limits, request, cached)
-        if limits.tiers > 0 and request.hash_count > 0:
-            order_load(engine, hashes, entries, limits, request, cached, loaded)
-        request.computed = cached
-        if loaded > 0:
-            load_units = units_held(cached + loaded, limits) - cached // limits.block_size * limits.full_units
-            take_units(engine, entries, limits, load_units)
-            units -= load_units
-            request.chunk = loaded
-            cache_chunk(engine, hashes, entries, limits, request)
-            request.computed = cached + loaded
-        take_units(engine, entries, limits, units)
         budget -= chunk
-        engine.joined += 1
-        join(engine, requests, r)
         if request.received > 0:
-            decode_received(engine, requests, heaps, limits, r, chunk)
             joined += chunk
-            continue
-        request.chunk = chunk
-        cache_chunk(engine, hashes, entries, limits, request)
-        push_partial(engine, requests, r)
-        admitted += chunk
-        note_admission(engine, limits, request, cached, loaded)
+        else:
+            admitted += chunk
+        join_batch(core, r, cached, loaded, chunk, units)
     return admitted, joined, engine.running == limits.max_num_seqs
+
+
+@inlined
+def join_batch(core: Core, r: int, cached: int, loaded: int, chunk: int, units: int) -> None:
+    """Let an admitted request join the batch: its prefix and first chunk, see ``admission``, or it decodes."""
+    engine, requests, limits, request = core.engine, core.requests, core.limits, core.requests[r]
+    take(engine, requests, r)
+    keep_prefix(core, request, cached)
+    if limits.tiers > 0 and request.hash_count > 0:
+        order_load(core, request, cached, loaded)
+    request.computed = cached
+    if loaded > 0:
+        load_units = units_held(cached + loaded, limits) - cached // limits.block_size * limits.full_units
+        take_units(core, load_units)
+        units -= load_units
+        request.chunk = loaded
+        cache_chunk(core, request)
+        request.computed = cached + loaded
+    take_units(core, units)
+    engine.joined += 1
+    join(engine, requests, r)
+    if request.received > 0:
+        decode_received(core, r, chunk)
+        return
+    request.chunk = chunk
+    cache_chunk(core, request)
+    push_partial(engine, requests, r)
+    note_admission(engine, limits, request, cached, loaded)
 
 
 @compiled
@@ -167,35 +171,27 @@ def policies_refuse(
 
 
 @inlined
-def decode_received(
-    engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int, chunk: int
-) -> None:
+def decode_received(core: Core, r: int, chunk: int) -> None:
     """Start decoding a request whose KV was transferred, in this step."""
+    engine, requests, limits = core.engine, core.requests, core.limits
     request = requests[r]
     request.received = 0
     if limits.per_request_progress:
         request.chunk = chunk
-    start_decoding(engine, requests, heaps[engine.group], limits, r)
+    start_decoding(engine, requests, core.heaps[engine.group], limits, r)
     push_fresh(engine, requests, r)
 
 
 @compiled
-def order_load(
-    engine: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    limits: np.void,
-    request: np.void,
-    cached: int,
-    loaded: int,
-) -> None:
+def order_load(core: Core, request: np.void, cached: int, loaded: int) -> None:
     """Order the load of a prompt's tokens from the tiers, before anything is evicted for it."""
+    engine, limits = core.engine, core.limits
     blocks = loaded // limits.block_size
     if blocks == 0:
-        touch_prompt(request, hashes, entries, limits, cached // limits.block_size)
+        touch_prompt(core, request, cached // limits.block_size)
         return
-    end_us = load_blocks(engine, request, hashes, entries, limits, cached // limits.block_size, blocks)
-    forget_moved(request, hashes, entries, limits, cached // limits.block_size, blocks)
+    end_us = load_blocks(core, request, cached // limits.block_size, blocks)
+    forget_moved(core, request, cached // limits.block_size, blocks)
     if request.scheduled_us < 0.0:
         request.load_us = max(end_us - engine.now, 0.0)
     if not limits.load_ahead:
@@ -234,35 +230,27 @@ def shrinks_uncached(engine: np.void, requests: np.ndarray, limits: np.void, hor
 
 
 @compiled
-def prefill_next(
-    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
-) -> bool:
+def prefill_next(core: Core, horizon: float) -> bool:
     """Whether a prefill-first engine computes prompts next: one is partly computed, or the head of the queue fits."""
+    engine, requests, limits = core.engine, core.requests, core.limits
     if engine.partial >= 0:
         return True
     r = candidate(engine, requests, limits, horizon)
     if r < 0 or is_at_cap(engine, limits):
         engine.forming = False
         return False
-    if fits(engine, requests, limits, hashes, entries, r, 0):
+    if fits(core, r, 0):
         return True
     note_admission_failed(engine, limits)
     return False
 
 
 @compiled
-def fits(
-    engine: np.void,
-    requests: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    r: int,
-    decode_tokens: int,
-) -> bool:
+def fits(core: Core, r: int, decode_tokens: int) -> bool:
     """Whether a waiting request could be admitted next to ``decode_tokens``, before the step allocates its units."""
+    engine, requests, limits = core.engine, core.requests, core.limits
     budget = limits.max_num_batched_tokens - decode_tokens
-    cached, _, chunk, whole, units, unkept = admission(requests[r], hashes, entries, limits, budget)
+    cached, _, chunk, whole, units, unkept = admission(core, requests[r], budget)
     engine.found = cached
     if chunk == 0 or (not limits.chunked and chunk < whole and decode_tokens > 0):
         return False
@@ -273,28 +261,26 @@ def fits(
 
 
 @compiled
-def next_prompt(
-    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
-) -> int:
+def next_prompt(core: Core, horizon: float) -> int:
     """The request in the queue that a step with all decodes could admit; -1 for none."""
+    engine, requests, limits = core.engine, core.requests, core.limits
     r = NOBODY if is_at_cap(engine, limits) else candidate(engine, requests, limits, horizon)
-    if r >= 0 and not fits(engine, requests, limits, hashes, entries, r, engine.decoding * (1 + limits.drafts)):
+    if r >= 0 and not fits(core, r, engine.decoding * (1 + limits.drafts)):
         return NOBODY
     return r
 
 
 @compiled
-def delay_prefills(
-    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, horizon: float
-) -> bool:
+def delay_prefills(core: Core, horizon: float) -> bool:
     """Whether this step decodes only, so that prompts batch up; counts the steps that they have been delayed.
 
     Prompts run when the step would have ``batch_wait_tokens`` tokens, or after ``batch_wait_timeout_iters`` steps.
     """
+    engine, requests, limits = core.engine, core.requests, core.limits
     if limits.batch_wait_timeout_iters == 0 or engine.decoding == 0:
         return False
     decode_tokens = engine.decoding * (1 + limits.drafts)
-    r = next_prompt(engine, requests, limits, hashes, entries, horizon)
+    r = next_prompt(core, horizon)
     if engine.partial < 0 and r < 0:
         return False
     tokens = decode_tokens + partial_tokens(engine, requests)

@@ -15,6 +15,7 @@ import numpy as np
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.heaps import FILLING, LEAVING, heap_add, next_filling
 from kernelsight.serving.engine.records import NOBODY, NUMBER
+from kernelsight.serving.engine.state import Core
 
 
 @inlined
@@ -257,12 +258,14 @@ def affordable_steps(engine: np.void, requests: np.ndarray, limits: np.void, mos
 
 
 @inlined
-def advance(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, steps: int) -> None:
+def advance(core: Core, steps: int) -> None:
     """Advance the decode clock; the tokens inside attention windows grow linearly until the next window is full."""
+    engine, requests = core.engine, core.requests
     engine.clock += steps
-    if limits.window_tokens == 0:
+    if core.limits.window_tokens == 0:
         return
     engine.inside += (engine.below - engine.skipped_below) * steps
+    heaps = core.heaps[engine.group]
     while next_filling(engine, requests, heaps) == engine.clock:
         requests[heaps[FILLING, 0, 1] & NUMBER].fills_at = NOBODY
         engine.below -= 1

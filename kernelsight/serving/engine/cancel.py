@@ -11,33 +11,27 @@ from kernelsight.serving.engine.batch import is_in_flight
 from kernelsight.serving.engine.compiled import entry
 from kernelsight.serving.engine.preemption import leave_batch
 from kernelsight.serving.engine.queue import take
+from kernelsight.serving.engine.state import Scenario, core_of
 
 
 @entry
-def cancel(
-    clients: np.ndarray,
-    engines: np.ndarray,
-    requests: np.ndarray,
-    limits: np.ndarray,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    r: int,
-) -> bool:
-    """Cancel a request that was sent and has not ended; False while a step is underway that it is in.
+def cancel(r: int, *arrays: np.ndarray) -> bool:
+    """Cancel request ``r``, which was sent and has not ended; False while a step is underway that it is in.
 
-    Arrays have an item for each engine, as in ``loop``; ``r``: the request.
+    ``arrays``: those of a ``Scenario``, in their order.
     """
-    request, client = requests[r], clients[0]
+    scenario = Scenario(*arrays)
+    request, client = scenario.requests[r], scenario.clients[0]
     i = request.replica
-    engine = engines[i]
+    engine = scenario.engines[i]
     # a request in the batch has computed tokens, or a chunk in the step that is underway; one in the queue has neither
     running = request.decoding or request.computed > 0 or request.chunk > 0
-    if is_in_flight(engine, request) or (running and engine.underway and not limits[i].stages > 1):
+    if is_in_flight(engine, request) or (running and engine.underway and not scenario.limits[i].stages > 1):
         return False
     if running:
-        leave_batch(engine, requests, limits[i], hashes, entries, r, 0)
+        leave_batch(core_of(scenario, i), r, 0)
     else:
-        take(engine, requests, r)
+        take(engine, scenario.requests, r)
     request.known = 0  # a batch in flight holds no token for it any more
     engine.in_flight -= 1
     client.in_flight -= 1

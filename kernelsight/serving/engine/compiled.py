@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numba
+
 from kernelsight.serving.engine.linking import EntryDispatcher, Rule
 
 # no counts of references: rules make no array, and counting took half of the loop's time
@@ -16,7 +18,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     A rule makes no array: numba refuses to compile one that does.
     """
-    return Rule(function, {**OPTIONS, "no_cpython_wrapper": True})
+    # stated, since numba compiles a rule with the options of the first one that calls it where they are not
+    return Rule(function, {**OPTIONS, "no_cpython_wrapper": True, "forceinline": False})
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,6 +29,11 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     so that what runs often stands close together.
     """
     return Rule(function, {**OPTIONS, "no_cpython_wrapper": True, "forceinline": True})
+
+
+def written_out(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Write a function's body into the rules that call it: numba's calls cannot return tuples that hold records."""
+    return numba.njit(inline="always")(function)
 
 
 def entry(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ import numpy as np
 from kernelsight.serving.engine import host
 from kernelsight.serving.engine.compiled import inlined
 from kernelsight.serving.engine.records import BIN_WIDTH, FOREVER
+from kernelsight.serving.engine.state import Contexts, Line, StepCosts
 
 host_times = inlined(host.host_times)
 
@@ -57,42 +58,57 @@ def surface_us(costs: np.ndarray, part: np.void, x: int, y: float, j: int) -> fl
 
 
 @inlined
-def spend(engine: np.void, costs: np.ndarray, layout: np.void, weights: np.ndarray, at: int, times: float) -> None:
-    """Add ``times`` uses of the cost at ``at`` to the weights of one phase, and its energy to the engine's."""
-    weights[at] += times
-    engine.energy_j += times * costs[layout.energy_at + at]
+def spend(engine: np.void, costs: StepCosts, phase: int, at: int, times: float) -> None:
+    """Add ``times`` uses of the cost at ``at`` in a phase, and its energy to the engine's."""
+    costs.uses[phase, at] += times
+    engine.energy_j += times * costs.values[costs.layout.energy_at + at]
 
 
 @inlined
 def add_use(
-    engine: np.void,
-    costs: np.ndarray,
-    layout: np.void,
-    weights: np.ndarray,
-    part: np.void,
-    x: int,
-    y: float,
-    j: int,
-    times: float,
+    engine: np.void, costs: StepCosts, phase: int, part: np.void, x: int, y: float, j: int, times: float
 ) -> None:
-    """Add ``times`` steps at (x, y) to the weights of the four knots around it; linear, so y may be a mean over steps.
-
-    ``weights`` are those of one phase, laid out as ``costs``.
-    """
+    """Add ``times`` steps at (x, y) to the uses of the four knots around it; linear, so y may be a mean over steps."""
     if part.y_size == 0:
         return
-    corner = part.at + int(costs[part.x_at + x]) * part.y_size + j
-    share = costs[part.share_at + x]
+    values = costs.values
+    corner = part.at + int(values[part.x_at + x]) * part.y_size + j
+    share = values[part.share_at + x]
     right = part.y_size if share != 0.0 else 0
     upper = 0
     above = 0.0
     if part.y_size > 1:
         upper = 1
-        above = (y - costs[part.y_at + j]) / (costs[part.y_at + j + 1] - costs[part.y_at + j])
-    spend(engine, costs, layout, weights, corner, times * (1.0 - share) * (1.0 - above))
-    spend(engine, costs, layout, weights, corner + right, times * share * (1.0 - above))
-    spend(engine, costs, layout, weights, corner + upper, times * (1.0 - share) * above)
-    spend(engine, costs, layout, weights, corner + right + upper, times * share * above)
+        above = (y - values[part.y_at + j]) / (values[part.y_at + j + 1] - values[part.y_at + j])
+    spend(engine, costs, phase, corner, times * (1.0 - share) * (1.0 - above))
+    spend(engine, costs, phase, corner + right, times * share * (1.0 - above))
+    spend(engine, costs, phase, corner + upper, times * (1.0 - share) * above)
+    spend(engine, costs, phase, corner + right + upper, times * share * above)
+
+
+@inlined
+def mean_tokens(engine: np.void, ahead: int) -> tuple:
+    """Mean contexts of the decode batch ``ahead`` steps from now: in full, and inside the attention window."""
+    batch = engine.decoding
+    full = (engine.context_offset_sum + batch * (engine.clock + ahead)) / batch
+    return full, (engine.inside + engine.below * ahead) / batch
+
+
+@inlined
+def contexts_ahead(engine: np.void, costs: StepCosts, ahead: int, full_knot: int, window_knot: int) -> Contexts:
+    """``mean_tokens`` with the knots of costs below; ``full_knot``, ``window_knot``: where the search begins."""
+    full, windowed = mean_tokens(engine, ahead)
+    full_knot = knot_below(costs.values, costs.layout.decode, full, full_knot)
+    window_knot = knot_below(costs.values, costs.layout.window, windowed, window_knot)
+    return Contexts(full, windowed, full_knot, window_knot, engine.below / engine.decoding)
+
+
+@inlined
+def contexts_now(engine: np.void, costs: StepCosts) -> Contexts:
+    """The contexts of the next decode step; their knots are kept for the next search."""
+    contexts = contexts_ahead(engine, costs, 0, engine.decode_y, engine.window_y)
+    engine.decode_y, engine.window_y = contexts.full_knot, contexts.window_knot
+    return contexts
 
 
 @inlined
@@ -105,39 +121,31 @@ def steps_to_next_knot(costs: np.ndarray, part: np.void, j: int, y: float, slope
 
 @inlined
 def decode_line(
-    costs: np.ndarray,
-    layout: np.void,
-    batch: int,
-    y: float,
-    j: int,
-    windowed: float,
-    w: int,
-    slope_w: float,
-    linear_us: float,
-    hidden_us: float,
-    exposed_us: float,
+    costs: StepCosts, batch: int, contexts: Contexts, linear_us: float, hidden_us: float, exposed_us: float
 ) -> tuple:
-    """(steps, step time, its slope, GPU time, its slope): the next decode steps with linear times (>= 1).
+    """(steps, step times, GPU times): the next decode steps with linear times, at least one.
 
-    ``y``, ``windowed``: mean contexts of the batch, which grow by 1 and ``slope_w`` a step; ``j``, ``w``: knots below.
+    ``linear_us``: GPU time without attention; ``hidden_us``, ``exposed_us``: host time, see ``host_times``.
     """
-    steps = steps_to_next_knot(costs, layout.decode, j, y, 1.0)
+    values, layout = costs.values, costs.layout
+    full, windowed, j, w = contexts.full, contexts.windowed, contexts.full_knot, contexts.window_knot
+    steps = steps_to_next_knot(values, layout.decode, j, full, 1.0)
     gpu_us, gpu_slope = linear_us, 0.0
     if layout.decode.y_size > 0:
-        low, gpu_slope = line_at(costs, layout.decode, batch, j)
-        gpu_us += low + gpu_slope * (y - costs[layout.decode.y_at + j])
+        low, gpu_slope = line_at(values, layout.decode, batch, j)
+        gpu_us += low + gpu_slope * (full - values[layout.decode.y_at + j])
     if layout.window.y_size > 0:
-        low, window_slope = line_at(costs, layout.window, batch, w)
-        gpu_us += low + window_slope * (windowed - costs[layout.window.y_at + w])
-        gpu_slope += window_slope * slope_w
-        steps = min(steps, steps_to_next_knot(costs, layout.window, w, windowed, slope_w))
+        low, window_slope = line_at(values, layout.window, batch, w)
+        gpu_us += low + window_slope * (windowed - values[layout.window.y_at + w])
+        gpu_slope += window_slope * contexts.window_slope
+        steps = min(steps, steps_to_next_knot(values, layout.window, w, windowed, contexts.window_slope))
     step_us, slope = exposed_us + gpu_us, gpu_slope
     if gpu_us < hidden_us:
         step_us, slope = exposed_us + hidden_us, 0.0
     if gpu_slope != 0.0 and (gpu_us < hidden_us) == (gpu_slope > 0.0):
         # the slower of host and GPU sets the pace, until the GPU's line crosses the host's
         steps = min(steps, max(np.ceil((hidden_us - gpu_us) / gpu_slope), 1.0))
-    return steps, step_us, slope, gpu_us, gpu_slope
+    return steps, Line(step_us, slope), Line(gpu_us, gpu_slope)
 
 
 @inlined
@@ -147,46 +155,46 @@ def gap_bin(histogram: np.ndarray, gap_us: float) -> int:
 
 
 @inlined
-def add_gap_line(histogram: np.ndarray, first_us: float, slope_us: float, steps: int, count: int) -> None:
+def add_gap_line(histogram: np.ndarray, gaps: Line, steps: int, count: int) -> None:
     """Add ``count`` gaps for each of ``steps`` steps with linear times to the histogram, bin by bin."""
     done = 0
     while done < steps:
-        gap = first_us + slope_us * done
+        gap = gaps.first_us + gaps.slope_us * done
         number = gap_bin(histogram, gap)
         inside = steps - done
-        if abs(slope_us) > 1e-12 and inside > 1:
-            edge = np.exp((number + (1 if slope_us > 0.0 else 0)) * BIN_WIDTH)
-            inside = min(inside, max(int((edge - gap) / slope_us), 1))
+        if abs(gaps.slope_us) > 1e-12 and inside > 1:
+            edge = np.exp((number + (1 if gaps.slope_us > 0.0 else 0)) * BIN_WIDTH)
+            inside = min(inside, max(int((edge - gap) / gaps.slope_us), 1))
         histogram[number] += count * inside
         done += inside
 
 
 @inlined
-def line_time(first_us: float, slope_us: float, steps: float) -> float:
+def line_time(line: Line, steps: float) -> float:
     """Total time of ``steps`` steps whose times grow linearly."""
-    return steps * first_us + slope_us * steps * (steps - 1.0) / 2.0
+    return steps * line.first_us + line.slope_us * steps * (steps - 1.0) / 2.0
 
 
 @inlined
-def steps_until(first_us: float, slope_us: float, most: int, span_us: float) -> int:
+def steps_until(line: Line, most: int, span_us: float) -> int:
     """Fewest steps (at most ``most``) with linear times that take at least ``span_us``: a parabola's root, rounded."""
     if span_us <= 0.0:
         return 0
-    steps = span_us / first_us
-    if slope_us != 0.0:
-        half = first_us - slope_us / 2.0
-        root = half * half + 2.0 * slope_us * span_us
-        steps = (np.sqrt(root) - half) / slope_us if root > 0.0 else float(most)
+    steps = span_us / line.first_us
+    if line.slope_us != 0.0:
+        half = line.first_us - line.slope_us / 2.0
+        root = half * half + 2.0 * line.slope_us * span_us
+        steps = (np.sqrt(root) - half) / line.slope_us if root > 0.0 else float(most)
     found = min(max(int(steps), 0), most)
-    while found > 0 and line_time(first_us, slope_us, found - 1) >= span_us:
+    while found > 0 and line_time(line, found - 1) >= span_us:
         found -= 1
-    while found < most and line_time(first_us, slope_us, found) < span_us:
+    while found < most and line_time(line, found) < span_us:
         found += 1
     return found
 
 
 @inlined
-def cut_line(first_us: float, slope_us: float, steps: int, span_us: float, asynchronous: bool) -> tuple:
+def cut_line(line: Line, steps: int, span_us: float, asynchronous: bool) -> tuple:
     """(steps, whether the run ends with them, whether they pass ``span_us``), of up to ``steps`` linear ones.
 
     The run ends after the step that passes ``span_us``; with asynchronous scheduling one step later, as that step was
@@ -196,8 +204,8 @@ def cut_line(first_us: float, slope_us: float, steps: int, span_us: float, async
         return 1, True, True
     if span_us == FOREVER:
         return steps, False, False
-    passing = steps_until(first_us, slope_us, steps, span_us)
-    if line_time(first_us, slope_us, passing) < span_us:
+    passing = steps_until(line, steps, span_us)
+    if line_time(line, passing) < span_us:
         return steps, False, False
     if not asynchronous:
         return passing, True, True

@@ -14,6 +14,7 @@ import numpy as np
 
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import spend
+from kernelsight.serving.engine.state import Core, StepCosts
 from kernelsight.serving.engine.steps import cost_decodes, cost_layers
 
 # SplitMix64 (Steele, Lea, Flood 2014): a counter's step, and what mixes its bits
@@ -46,12 +47,9 @@ def accepted_drafts(number: int, known: int, drafts: int, acceptance: float) -> 
 
 @compiled
 def cost_drafts(
-    engine: np.void,
-    requests: np.ndarray,
-    limits: np.void,
-    costs: np.ndarray,
-    layout: np.void,
-    weights: np.ndarray,
+    core: Core,
+    costs: StepCosts,
+    phase: int,
     tokens: int,
     decodes: int,
     context: float,
@@ -60,16 +58,17 @@ def cost_drafts(
     all_context: float,
     all_windowed: float,
 ) -> float:
-    """GPU time of the draft model in a scheduled step; adds the knots that it uses to ``weights``.
+    """GPU time of the draft model, whose ``costs`` these are, in a scheduled step; counts those that it uses.
 
     ``tokens``: of the step; ``decodes``: requests that decode in it, with their mean contexts; ``sequences``: these and
     the prompts that finish in it, which all get drafts, with their mean contexts.
     """
-    gpu_us, _, _ = cost_layers(engine, requests, costs, layout, weights, tokens, decodes, context, windowed)
+    engine, drafts, values, layout = core.engine, core.limits.drafts, costs.values, costs.layout
+    gpu_us, _, _ = cost_layers(engine, core.requests, costs, phase, tokens, decodes, context, windowed)
     if sequences == 0:
         return gpu_us
-    passes = limits.drafts - 1
-    spend(engine, costs, layout, weights, layout.tokens_at + sequences, float(passes))
-    spend(engine, costs, layout, weights, layout.sampled_at + sequences, float(limits.drafts))
-    gpu_us += passes * costs[layout.tokens_at + sequences] + limits.drafts * costs[layout.sampled_at + sequences]
-    return gpu_us + cost_decodes(engine, costs, layout, weights, sequences, all_context, all_windowed, passes)
+    passes = drafts - 1
+    spend(engine, costs, phase, layout.tokens_at + sequences, float(passes))
+    spend(engine, costs, phase, layout.sampled_at + sequences, float(drafts))
+    gpu_us += passes * values[layout.tokens_at + sequences] + drafts * values[layout.sampled_at + sequences]
+    return gpu_us + cost_decodes(engine, costs, phase, sequences, all_context, all_windowed, passes)

@@ -24,6 +24,7 @@ from kernelsight.serving.engine.batch import (
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.heaps import FLYING, entrant
 from kernelsight.serving.engine.records import NUMBER
+from kernelsight.serving.engine.state import Core
 
 # a noted request has its known tokens and its drafts in one number
 DRAFTS_BITS = 8
@@ -43,22 +44,23 @@ def copy_group(source: np.void, target: np.void, limits: np.void) -> None:
 
 
 @compiled
-def change_group(engine: np.void, groups: np.ndarray, limits: np.void, batch: np.void) -> None:
+def change_group(core: Core, batch: np.void) -> None:
     """Exchange the group that waits in the engine's record and the one of a batch."""
+    engine, groups = core.engine, core.groups
     own, other = engine.group, batch.group
-    copy_group(engine, groups[own], limits)
+    copy_group(engine, groups[own], core.limits)
     engine.clocks[own] = engine.clock
-    copy_group(groups[other], engine, limits)
+    copy_group(groups[other], engine, core.limits)
     engine.group, batch.group = other, own
 
 
 @inlined
-def move(requests: np.ndarray, heaps: np.ndarray, limits: np.void, source: np.void, target: np.void, r: int) -> None:
+def move(core: Core, source: np.void, target: np.void, r: int) -> None:
     """Move a decoding request from one group to another, whose last step was not its own."""
-    catch_up(requests, source, r)
-    stop_decoding(source, requests, limits, r)
-    start_decoding(target, requests, heaps[target.group], limits, r)
-    push_fresh(target, requests, r)
+    catch_up(core.requests, source, r)
+    stop_decoding(source, core.requests, core.limits, r)
+    start_decoding(target, core.requests, core.heaps[target.group], core.limits, r)
+    push_fresh(target, core.requests, r)
 
 
 @inlined
@@ -71,22 +73,24 @@ def catch_up(requests: np.ndarray, group: np.void, r: int) -> None:
 
 
 @compiled
-def set_aside(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, spare: np.void) -> None:
+def set_aside(core: Core, spare: np.void) -> None:
     """Move the requests that decode, but not in the batch that is formed, to an empty group."""
+    engine, requests = core.engine, core.requests
     r = engine.oldest
     while r >= 0:
         if is_ready(engine, requests[r]) and requests[r].chunk == 0:
-            move(requests, heaps, limits, engine, spare, r)
+            move(core, engine, spare, r)
         r = requests[r].after
 
 
 @compiled
-def merge(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, other: np.void) -> None:
+def merge(core: Core, other: np.void) -> None:
     """Move all requests of another group to the one in the engine's record."""
-    r = engine.oldest
+    requests = core.requests
+    r = core.engine.oldest
     while r >= 0:
         if requests[r].decoding and requests[r].group == other.group:
-            move(requests, heaps, limits, other, engine, r)
+            move(core, other, core.engine, r)
         r = requests[r].after
 
 
@@ -109,13 +113,14 @@ def noted_request(heap: np.ndarray, k: int) -> tuple:
 
 
 @compiled
-def leave_flight(requests: np.ndarray, heaps: np.ndarray, limits: np.void, group: np.void, r: int) -> None:
-    """Take a request out of a group in flight before it is preempted; it is noted, and gets its token all the same."""
-    request = requests[r]
-    tokens = tokens_in_step(request, limits)
-    catch_up(requests, group, r)
-    stop_decoding(group, requests, limits, r)
-    note_request(requests, heaps[group.group], group, r, tokens - 1)
+def leave_flight(core: Core, r: int) -> None:
+    """Take a request out of its group in flight before it is preempted; it is noted, and still gets its token."""
+    request = core.requests[r]
+    group = core.groups[request.group]
+    tokens = tokens_in_step(request, core.limits)
+    catch_up(core.requests, group, r)
+    stop_decoding(group, core.requests, core.limits, r)
+    note_request(core.requests, core.heaps[group.group], group, r, tokens - 1)
     request.computed += tokens
     request.chunk = 0
     request.all_in_flight = True

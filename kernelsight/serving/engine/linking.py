@@ -16,6 +16,7 @@ from functools import cached_property, update_wrapper
 from typing import Any
 
 import numba
+from llvmlite import binding as llvm
 from numba import _dynfunc, types
 from numba.core.codegen import CodeLibrary, JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase, DefaultPassBuilder
@@ -61,7 +62,17 @@ class EntryLibrary(RuleLibrary):
         for function in self._final_module.functions:
             if not function.is_declaration and function.name not in self.own:
                 function.linkage = "internal"
+        self._drop_unused_words()
         super()._optimize_final_module()
+
+    def _drop_unused_words(self) -> None:
+        """Let calls hand over only the words of a tuple that are used: LLVM inlines by the number of arguments."""
+        passes, builder = llvm.create_new_module_pass_manager(), self._codegen._pass_builder()
+        passes.add_sroa_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+        passes.add_dead_arg_elimination_pass()
+        passes.run(self._final_module, builder)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)

@@ -22,6 +22,17 @@ from kernelsight.serving.engine.records import FOREVER, NOBODY, SCORED
 from kernelsight.serving.engine.returned_batches import end_batch
 from kernelsight.serving.engine.router import route, route_decode
 from kernelsight.serving.engine.scheduler import schedule
+from kernelsight.serving.engine.state import (
+    Core,
+    Metrics,
+    Scenario,
+    Step,
+    StepCosts,
+    core_of,
+    costs_of,
+    draft_costs_of,
+    metrics_of,
+)
 from kernelsight.serving.engine.steps import end_chunks, end_decodes, pass_single_step, single_step
 from kernelsight.serving.engine.tiers import end_writes, first_load_us
 from kernelsight.serving.engine.waits import keep_sums, note_admitted, note_computed, note_finished, note_returned
@@ -77,177 +88,139 @@ def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -
 
 
 @compiled
-def take_run(
-    engines: np.ndarray,
-    i: int,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.ndarray,
-    host: np.ndarray,
-    entries: np.ndarray,
-    costs: np.ndarray,
-    layout: np.ndarray,
-    uses: np.ndarray,
-    histogram: np.ndarray,
-    rows: np.ndarray,
-    stop_us: float,
-) -> None:
-    """Execute the decode run that engine ``i``, or all its ranks, have planned, up to the step that passes ``stop_us``.
-
-    Arrays have an item for each engine.
-    """
-    engine, own = engines[i], limits[i]
-    if own.ranks > 1:
-        take_ranks(
-            engines, requests, heaps, limits, host[i], entries, costs, layout[i], uses, histogram, rows, i - own.rank,
-            stop_us,
-        )  # fmt: skip
+def take_run(scenario: Scenario, i: int, stop_us: float) -> None:
+    """Execute the decode run that engine ``i`` and its ranks have planned, up to the step that passes ``stop_us``."""
+    if scenario.limits[i].ranks > 1:
+        take_ranks(scenario, i - scenario.limits[i].rank, stop_us)
         return
-    decode_run(
-        engine, requests, heaps[i, 0], own, host[i], entries, costs, layout[i], uses, histogram, engine.planned_steps,
-        stop_us, rows[i],
-    )  # fmt: skip
-    engine.peak_units = max(engine.peak_units, own.capacity_units - engine.free_units)
+    engine = scenario.engines[i]
+    core, costs, metrics = core_of(scenario, i), costs_of(scenario, i), metrics_of(scenario, i)
+    decode_run(core, costs, metrics, engine.planned_steps, stop_us)
     engine.planned = False
     engine.due_us = engine.now
 
 
 @compiled
-def take_runs(
-    client: np.void,
-    engines: np.ndarray,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.ndarray,
-    host: np.ndarray,
-    entries: np.ndarray,
-    costs: np.ndarray,
-    layout: np.ndarray,
-    uses: np.ndarray,
-    histogram: np.ndarray,
-    rows: np.ndarray,
-) -> None:
+def take_runs(scenario: Scenario) -> None:
     """Execute the planned decode runs up to now: a router that looks at engines sees them as they are."""
+    client = scenario.clients[0]
     for i in range(client.front):
-        if engines[i].planned:
-            take_run(
-                engines, i, requests, heaps, limits, host, entries, costs, layout, uses, histogram, rows, client.now
-            )
+        if scenario.engines[i].planned:
+            take_run(scenario, i, client.now)
 
 
 @inlined
-def end_step(
-    client: np.void,
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    histogram: np.ndarray,
-    sums: np.ndarray,
-    edges: np.ndarray,
-    turns: np.ndarray,
-) -> None:
-    """End an engine's step, or decode run: prompts advance, requests finish; of a rank without requests, nothing."""
-    if not engine.underway:
-        return
+def end_step(core: Core, metrics: Metrics) -> None:
+    """End an engine's step, or decode run: prompts advance, requests finish."""
+    engine, requests, sums = core.engine, core.requests, metrics.sums
     if sums.shape[0] > 0:
         keep_sums(engine)
         note_computed(engine, requests, sums)
     if engine.step_prompt_tokens > 0:
-        end_chunks(engine, requests, heaps, limits, hashes, entries, histogram, engine.stalled)
-    end_decodes(engine, requests, heaps, limits, hashes, entries, engine.admitted)
+        end_chunks(core, metrics.histogram)
+    end_decodes(core, engine.admitted)
     engine.last_us = engine.now
     engine.underway = False
     if sums.shape[0] > 0:
         note_finished(engine, requests, sums)
-    note_ended(client, engine, requests, edges, turns)
+
+
+@inlined
+def return_batch(core: Core, metrics: Metrics) -> None:
+    """Process the return of an engine's oldest batch."""
+    engine, sums = core.engine, metrics.sums
+    if sums.shape[0] > 0:
+        keep_sums(engine)
+        note_returned(engine, core.requests, core.heaps, sums, core.groups[core.stages[engine.oldest_batch].group])
+    end_batch(core, metrics.histogram)
+    if sums.shape[0] > 0:
+        note_finished(engine, core.requests, sums)
+
+
+@inlined
+def end_engine(scenario: Scenario, i: int) -> None:
+    """End the step of engine ``i``, and of all its ranks; the client learns what has finished."""
+    client, engine, own = scenario.clients[0], scenario.engines[i], scenario.limits[i]
+    warming = client.warmups_left > 0
+    if own.per_request_progress:
+        return_batch(core_of(scenario, i), metrics_of(scenario, i))
+        note_ended(client, engine, scenario.requests, scenario.edges, scenario.turns)
+    else:
+        if engine.planned:
+            take_run(scenario, i, FOREVER)
+            client.now = engine.now
+        for k in range(i - own.rank, i - own.rank + own.ranks):
+            if scenario.engines[k].underway:  # a rank without requests has no step
+                end_step(core_of(scenario, k), metrics_of(scenario, k))
+                note_ended(client, scenario.engines[k], scenario.requests, scenario.edges, scenario.turns)
+    if warming and client.warmups_left == 0:
+        forget_gaps(scenario.engines, scenario.histogram)
 
 
 @compiled
-def plan_run(
-    engine: np.void, requests: np.ndarray, heaps: np.ndarray, host: np.void, costs: np.ndarray, layout: np.void
-) -> None:
-    """Plan a decode run and its end, which a request from the shared client may cut short."""
-    filling = next_filling(engine, requests, heaps)
-    if filling >= 0:
-        engine.planned_steps = min(engine.planned_steps, filling - engine.clock)
+def plan_run(core: Core, costs: StepCosts, most: int) -> None:
+    """Plan a decode run of up to ``most`` steps and its end, which a request from the client may cut short."""
+    engine = core.engine
+    filling = next_filling(engine, core.requests, core.heaps[engine.group])
+    engine.planned_steps = most if filling < 0 else min(most, filling - engine.clock)
     engine.planned = True
-    engine.due_us = run_end_us(engine, host, costs, layout, engine.planned_steps)
+    engine.due_us = run_end_us(engine, core.host, costs, engine.planned_steps)
 
 
 @inlined
-def take_send(
-    client: np.void,
-    engines: np.ndarray,
-    requests: np.ndarray,
-    edges: np.ndarray,
-    turns: np.ndarray,
-    hashes: np.ndarray,
-    sent: np.ndarray,
-    entries: np.ndarray,
-    limits: np.ndarray,
-) -> tuple:
-    """(request, engine) of what is sent now: a new request, or a prompt whose KV transfer to a decode engine ended."""
-    r = take_next(client, requests, edges, turns)
+def send_next(scenario: Scenario) -> None:
+    """Send what is due: a new request, or a prompt whose KV transfer to a decode engine has ended."""
+    client, requests, engines = scenario.clients[0], scenario.requests, scenario.engines
+    warming = client.warmups_left > 0
+    if client.router == SCORED:
+        take_runs(scenario)
+    r = take_next(client, requests, scenario.edges, scenario.turns)
+    i = 0
     if requests[r].moving:
-        return r, client.front + route_decode(client, engines[client.front :])
-    if client.front > 1:
-        return r, route(client, engines[: client.front], requests, r, hashes, sent, entries, limits)
-    return r, 0
+        i = client.front + route_decode(client, engines[client.front :])
+        receive(scenario, i, r)
+    else:
+        if client.front > 1:
+            i = route(scenario, r)
+        if not deliver(scenario, i, r):
+            note_rejected(client, requests, scenario.edges, r)
+            if warming and client.warmups_left == 0:
+                forget_gaps(engines, scenario.histogram)
+            return
+    stop_us = requests[r].visible_us - scenario.limits[i].batch_wait_us
+    if engines[i].planned and not engines[i].blocked and stop_us < engines[i].due_us:
+        if scenario.limits[i].ranks > 1:
+            shorten_ranks(engines, scenario.limits, i - scenario.limits[i].rank, stop_us)
+        else:
+            take_run(scenario, i, stop_us)
 
 
 @inlined
-def begin_step(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    host: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    costs: np.ndarray,
-    layout: np.void,
-    uses: np.ndarray,
-    histogram: np.ndarray,
-    groups: np.ndarray,
-    rows: np.ndarray,
-    sums: np.ndarray,
-    send_us: float,
-    alone: bool,
-) -> None:
+def begin_step(core: Core, costs: StepCosts, metrics: Metrics, send_us: float, alone: bool) -> None:
     """Schedule a step and execute it, or the decode run that it begins; with several engines, only plan the run."""
+    engine, requests, limits = core.engine, core.requests, core.limits
     horizon, ticket = wake(engine, requests, limits), engine.admitted
-    prompt_tokens, decode_tokens, again, blocked = schedule(
-        engine, requests, heaps, limits, hashes, entries, groups, horizon
-    )
-    if sums.shape[0] > 0:
-        note_admitted(engine, requests, sums, ticket)
+    prompt_tokens, decode_tokens, again, blocked = schedule(core, horizon)
+    if metrics.sums.shape[0] > 0:
+        note_admitted(engine, requests, metrics.sums, ticket)
     engine.stalled = decode_tokens == 0 and engine.decoding > 0
     engine.step_prompt_tokens, engine.blocked = prompt_tokens, blocked
     engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
     if prompt_tokens == 0 and decode_tokens > 0:
-        most, stop_us = decode_until(engine, requests, heaps[0], limits, host, again, horizon, rows, send_us, alone)
+        most, stop_us = decode_until(core, metrics.rows, again, horizon, send_us, alone)
         if not alone and stop_us == FOREVER:
-            engine.planned_steps = most
-            plan_run(engine, requests, heaps[0], host, costs, layout)
+            plan_run(core, costs, most)
             return
-        decode_run(
-            engine, requests, heaps[0], limits, host, entries, costs, layout, uses, histogram, most, stop_us, rows
-        )
-        engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
+        decode_run(core, costs, metrics, most, stop_us)
     elif prompt_tokens > 0:
-        gpu_us, host_us = single_step(engine, requests, host, costs, layout, uses, prompt_tokens, decode_tokens, 0)
+        gpu_us, host_us = single_step(engine, requests, core.host, costs, prompt_tokens, decode_tokens, 0)
         end_us, wait_us = engine.now + (gpu_us + host_us), 0.0
         if limits.tiers > 0:
             end_writes(engine, limits)
             wait_us = max(engine.loads_us - end_us, 0.0)
             end_us += wait_us
-        pass_single_step(
-            engine, requests, heaps[0], limits, layout, histogram, rows, prompt_tokens, decode_tokens, gpu_us, host_us,
-            wait_us, end_us,
-        )  # fmt: skip
+        step = Step(prompt_tokens, decode_tokens, engine.now, end_us, gpu_us, host_us, wait_us)
+        pass_single_step(core, costs.layout.split, metrics, step)
     elif engine.loading > 0:
         # the next request does not fit, and all others load
         end_us = max(first_load_us(engine, requests), engine.now)
@@ -257,133 +230,58 @@ def begin_step(
 
 
 @inlined
-def are_full(ranks: np.ndarray, limits: np.void, rows: np.ndarray) -> bool:
-    """Whether the rows of one of these engines, which begin a step together, have no room for it."""
-    most = 0
-    for k in range(ranks.size):
-        most = max(most, ranks[k].rows)
-    return most > 0 and most > rows.shape[1] - limits.stages
+def begin_engine(scenario: Scenario, i: int, now: float, send_us: float) -> None:
+    """Begin a step of engine ``i``, and of all its ranks; ``send_us``: when the client sends next."""
+    own = scenario.limits[i]
+    if own.ranks > 1:
+        begin_ranks(scenario, i - own.rank, now)
+        return
+    core, costs, metrics = core_of(scenario, i), costs_of(scenario, i), metrics_of(scenario, i)
+    if own.per_request_progress:
+        begin_batches(core, costs, draft_costs_of(scenario, i), metrics)
+    else:
+        begin_step(core, costs, metrics, send_us, scenario.engines.size == 1)
+
+
+@inlined
+def are_full(scenario: Scenario, i: int) -> bool:
+    """Whether the rows of engine ``i``, or of a rank that begins a step with it, have no room for the step."""
+    own, most = scenario.limits[i], 0
+    for k in range(i - own.rank, i - own.rank + own.ranks):
+        most = max(most, scenario.engines[k].rows)
+    return most > 0 and most > scenario.rows.shape[1] - own.stages
 
 
 @loop_entry
-def serve_until_full(
-    clients: np.ndarray,
-    engines: np.ndarray,
-    requests: np.ndarray,
-    edges: np.ndarray,
-    turns: np.ndarray,
-    sent: np.ndarray,
-    heaps: np.ndarray,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    limits: np.ndarray,
-    host: np.ndarray,
-    costs: np.ndarray,
-    layout: np.ndarray,
-    draft_layout: np.ndarray,
-    uses: np.ndarray,
-    histogram: np.ndarray,
-    stages: np.ndarray,
-    groups: np.ndarray,
-    rows: np.ndarray,
-    sums: np.ndarray,
-) -> None:
+def serve_until_full(*arrays: np.ndarray) -> None:
     """Simulate until all requests have ended, or an engine's buffer of rows is full; call again then.
 
     Where the client has an ``until_us``, also until all that happens by then is done, except that no step begins at
     that moment: requests may still be sent then. Decode runs are cut there, which changes no result.
 
-    All state is in the arguments. ``clients``: one CLIENT record; ``engines``: ENGINE records (see ``replica``). heaps,
-    limits, host, layout, draft_layout, stages, groups (see ``pipeline``) and rows have one item per engine.
-    ``edges``: EDGE records, which requests wait for which. ``turns``: a heap of later turns and KV transfers, shape
-    [capacity, 2]; ``sent``: the prefix-aware router's memory.
-    ``uses`` and ``histogram`` are added to. ``rows``: step rows, shape [engines, rows, COLUMNS]; no rows: none kept.
-    ``sums``: what the steps of each request cost by part, see ``parts``; no rows: not kept.
+    ``arrays``: those of a ``Scenario``, in their order: numba looks up types of arrays fast, of named tuples slowly.
     """
-    i, client = 0, clients[0]
-    engine, own, hst, own_heaps, own_rows = engines[0], limits[0], host[0], heaps[0], rows[0]
-    alone = engines.size == 1
+    scenario = Scenario(*arrays)
+    client, engines, requests, limits = scenario.clients[0], scenario.engines, scenario.requests, scenario.limits
     while client.ended < requests.size:
-        due, engine_us = next_engine(engines, requests, limits)
-        send_us = next_send_us(client, requests, turns)
+        i, engine_us = next_engine(engines, requests, limits)
+        engine = engines[i]
+        send_us = next_send_us(client, requests, scenario.turns)
         if client.until_us < send_us:
             client.next_us = min(send_us, engine_us)
-            if client.until_us < engine_us or (client.until_us == engine_us and not engines[due].underway):
+            if client.until_us < engine_us or (client.until_us == engine_us and not engine.underway):
                 return
             send_us = client.until_us  # decode runs end there
-        sends = send_us < engine_us or (send_us == engine_us and not engines[due].underway)
         client.now = min(send_us, engine_us)
-        warming = client.warmups_left > 0
-        r = NOBODY
-        if sends:
-            if client.router == SCORED:
-                take_runs(client, engines, requests, heaps, limits, host, entries, costs, layout, uses, histogram, rows)
-            r, due = take_send(client, engines, requests, edges, turns, hashes, sent, entries, limits)
-        if i != due:
-            i = due
-            engine, own, hst = engines[i], limits[i], host[i]
-            own_heaps, own_rows = heaps[i], rows[i]
-        if sends:
-            accepted = True
-            if requests[r].moving:
-                receive(client, engine, requests, own, i, r)
-            else:
-                accepted = deliver(client, engine, requests, own, limits[limits.size - 1], hst, i, r)
-            if not accepted:
-                note_rejected(client, requests, edges, r)
-                if warming and client.warmups_left == 0:
-                    forget_gaps(engines, histogram)
-            elif engine.planned and not engine.blocked and requests[r].visible_us - own.batch_wait_us < engine.due_us:
-                stop_us = requests[r].visible_us - own.batch_wait_us
-                if own.ranks > 1:
-                    shorten_ranks(engines, limits, i - own.rank, stop_us)
-                    continue
-                take_run(
-                    engines, i, requests, heaps, limits, host, entries, costs, layout, uses, histogram, rows, stop_us
-                )
+        if send_us < engine_us or (send_us == engine_us and not engine.underway):
+            send_next(scenario)
             continue
         if engine.underway:
-            if own.per_request_progress:
-                if sums.shape[0] > 0:
-                    keep_sums(engine)
-                    returned = groups[i, stages[i, engine.oldest_batch].group]
-                    note_returned(engine, requests, own_heaps, sums, returned)
-                end_batch(engine, requests, own_heaps, own, hashes, entries, stages[i], groups[i], histogram)
-                if sums.shape[0] > 0:
-                    note_finished(engine, requests, sums)
-                note_ended(client, engine, requests, edges, turns)
-            else:
-                if engine.planned:
-                    take_run(
-                        engines, i, requests, heaps, limits, host, entries, costs, layout, uses, histogram, rows,
-                        FOREVER,
-                    )  # fmt: skip
-                    client.now = engine.now
-                for k in range(i - own.rank, i - own.rank + own.ranks):
-                    end_step(
-                        client, engines[k], requests, heaps[k, 0], limits[k], hashes, entries, histogram, sums, edges,
-                        turns,
-                    )  # fmt: skip
-            if warming and client.warmups_left == 0:
-                forget_gaps(engines, histogram)
-            send_us = min(next_send_us(client, requests, turns), client.until_us)
-            if not alone or engine.running == engine.loading or send_us <= engine.now:
+            end_engine(scenario, i)
+            send_us = min(next_send_us(client, requests, scenario.turns), client.until_us)
+            # an engine that is alone begins its next step now, unless something comes first
+            if engines.size > 1 or engine.running == engine.loading or send_us <= engine.now:
                 continue
-        first = i - own.rank
-        if are_full(engines[first : first + own.ranks], own, rows):
+        if are_full(scenario, i):
             return
-        if own.ranks > 1:
-            begin_ranks(
-                engines, requests, heaps, limits, hst, hashes, entries, costs, layout[i], draft_layout[i], uses,
-                histogram, stages, groups, rows, sums, first, engine_us,
-            )  # fmt: skip
-        elif own.per_request_progress:
-            begin_batches(
-                engine, requests, own_heaps, own, hst, hashes, entries, costs, layout[i], draft_layout[i], uses,
-                stages[i], groups[i], own_rows, sums,
-            )  # fmt: skip
-        else:
-            begin_step(
-                engine, requests, own_heaps, own, hst, hashes, entries, costs, layout[i], uses, histogram, groups[i],
-                own_rows, sums, send_us, alone,
-            )  # fmt: skip
+        begin_engine(scenario, i, engine_us, send_us)

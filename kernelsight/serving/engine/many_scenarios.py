@@ -18,6 +18,7 @@ from kernelsight.serving.engine.records import CLIENT, EDGE, ENTRY, FOREVER, HOS
 from kernelsight.serving.engine.replica import Pool, engine_records, group_records, limit_records, stage_records
 from kernelsight.serving.engine.request_columns import fill_requests, read_requests
 from kernelsight.serving.engine.served import REAL, WHOLE
+from kernelsight.serving.engine.state import Scenario
 from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests, take_gaps
 from kernelsight.serving.engine.steps import COLUMNS
 from kernelsight.serving.engine.waits import fresh_sums
@@ -82,66 +83,36 @@ class Workspace(NamedTuple):
 
 
 @loop_entry
-def serve_each(
-    first: np.ndarray,
-    count: np.ndarray,
-    arrival_us: np.ndarray,
-    prompt_tokens: np.ndarray,
-    output_tokens: np.ndarray,
-    priority: np.ndarray,
-    warmup: np.ndarray,
-    most_ms: np.ndarray,
-    clients: np.ndarray,
-    engines: np.ndarray,
-    limits: np.ndarray,
-    host: np.ndarray,
-    costs: np.ndarray,
-    layout: np.ndarray,
-    draft_layout: np.ndarray,
-    requests: np.ndarray,
-    memory: np.ndarray,
-    edges: np.ndarray,
-    turns: np.ndarray,
-    sent: np.ndarray,
-    heaps: np.ndarray,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    uses: np.ndarray,
-    histogram: np.ndarray,
-    stages: np.ndarray,
-    groups: np.ndarray,
-    rows: np.ndarray,
-    by_part: np.ndarray,
-    whole: np.ndarray,
-    real: np.ndarray,
-    counts: np.ndarray,
-    sums: np.ndarray,
-    samples: np.ndarray,
-    filled: np.ndarray,
-    bins: np.ndarray,
-    gaps: np.ndarray,
-) -> None:
-    """Serve scenario after scenario; ``clients``, ``engines`` and ``limits`` have a record for each, see ``loop``."""
-    used = 0
-    for j in range(first.size):
-        n = count[j]
-        start, stop = first[j], first[j] + n
-        own = requests[:n]
-        memory[: memory.size // requests.size * n] = 0
-        fill_requests(own, arrival_us[start:stop], prompt_tokens[start:stop], output_tokens[start:stop])
+def serve_each(columns: tuple, loads: tuple, arrays: tuple, workspace: tuple, results: tuple) -> None:
+    """Serve scenario after scenario: the fields of ``Columns``, ``Loads``, ``Scenario``, ``Workspace`` and ``Results``.
+
+    ``clients``, ``engines`` and ``limits`` have a record for each scenario; all else is memory that each uses again.
+    """
+    all_columns, each, many = Columns(*columns), Loads(*loads), Scenario(*arrays)
+    space, found = Workspace(*workspace), Results(*results)
+    host, used = many.host[0], 0
+    for j in range(each.first.size):
+        n = each.count[j]
+        start, stop = each.first[j], each.first[j] + n
+        own = space.requests[:n]
+        space.bytes[: space.bytes.size // space.requests.size * n] = 0
+        prompt_tokens, output_tokens = all_columns.prompt_tokens[start:stop], all_columns.output_tokens[start:stop]
+        fill_requests(own, all_columns.arrival_us[start:stop], prompt_tokens, output_tokens)
         for i in range(n):
-            own[i].priority = priority[start + i]
-        serve_until_full(
-            clients[j : j + 1], engines[j : j + 1], own, edges, turns, sent, heaps, hashes, entries, limits[j : j + 1],
-            host, costs, layout, draft_layout, uses, histogram, stages, groups, rows, by_part,
+            own[i].priority = all_columns.priority[start + i]
+        one = Scenario(
+            many.clients[j : j + 1], own, many.edges, many.turns, many.sent, many.hashes, many.entries,
+            many.engines[j : j + 1], many.limits[j : j + 1], many.host, many.heaps, many.groups, many.stages,
+            many.layout, many.draft_layout, many.rows, many.costs, many.uses, many.histogram, many.sums,
         )  # fmt: skip
-        read_requests(own, whole, real)
+        serve_until_full(*one)
+        read_requests(own, space.whole, space.real)
         count_requests(
-            whole, real, prompt_tokens[start:stop], output_tokens[start:stop], warmup[start:stop], most_ms[j],
-            host[0].request_us, host[0].per_prompt_token_us, counts[j], sums[j], samples[j],
+            space.whole, space.real, prompt_tokens, output_tokens, all_columns.warmup[start:stop], each.most_ms[j],
+            host.request_us, host.per_prompt_token_us, found.counts[j], found.sums[j], found.samples[j],
         )  # fmt: skip
-        filled[j] = take_gaps(histogram, bins[used:], gaps[used:])
-        used += filled[j]
+        found.filled[j] = take_gaps(many.histogram, found.bins[used:], found.gaps[used:])
+        used += found.filled[j]
 
 
 def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace) -> Results:
@@ -159,15 +130,29 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
         np.empty((k, len(SAMPLES), int(loads.count.max()))), engines, np.zeros(k, np.int64),
         np.empty(k * ITL_BINS, np.int64), np.empty(k * ITL_BINS, np.int64),
     )  # fmt: skip
-    serve_each(
-        loads.first, loads.count, *columns, loads.most_ms, clients, engines, limits,
-        np.array([tuple(pool.host)], HOST), costs.values, np.array([costs.layout]), np.zeros(1, LAYOUT),
-        workspace.requests, workspace.bytes, np.zeros(0, EDGE), np.zeros((1, 2)), np.zeros((1, 1), np.bool_),
-        workspace.heaps, np.zeros(0, np.int64), np.zeros(1, ENTRY), workspace.uses, workspace.histogram,
-        stage_records([pool], 0.0),
-        group_records(limits[:1]), np.zeros((1, 0, COLUMNS)), fresh_sums(0, False),
-        workspace.whole, workspace.real,
-        results.counts, results.sums, results.samples, results.filled, results.bins, results.gaps,
-    )  # fmt: skip
+    scenario = Scenario(
+        clients=clients,
+        requests=workspace.requests,
+        edges=np.zeros(0, EDGE),
+        turns=np.zeros((1, 2)),
+        sent=np.zeros((1, 1), np.bool_),
+        hashes=np.zeros(0, np.int64),
+        entries=np.zeros(1, ENTRY),
+        engines=engines,
+        limits=limits,
+        host=np.array([tuple(pool.host)], HOST),
+        heaps=workspace.heaps,
+        groups=group_records(limits[:1]),
+        stages=stage_records([pool], 0.0),
+        layout=np.array([costs.layout]),
+        draft_layout=np.zeros(1, LAYOUT),
+        rows=np.zeros((1, 0, COLUMNS)),
+        costs=costs.values,
+        uses=workspace.uses,
+        histogram=workspace.histogram,
+        sums=fresh_sums(0, False),
+    )
+    # plain tuples: numba looks up the types of named ones slowly
+    serve_each(tuple(columns), tuple(loads), tuple(scenario), tuple(workspace), tuple(results))
     used = int(results.filled.sum())
     return results._replace(bins=results.bins[:used].copy(), gaps=results.gaps[:used].copy())

@@ -25,52 +25,18 @@ from kernelsight.serving.engine.drafts import cost_drafts
 from kernelsight.serving.engine.groups import change_group, note_request, set_aside
 from kernelsight.serving.engine.policy import received_until, reset_ratio_when_idle
 from kernelsight.serving.engine.queue import horizon_us, next_visible_us, queue_head
-from kernelsight.serving.engine.records import DECODE, MIXED, NOBODY, PREFILL
+from kernelsight.serving.engine.records import NOBODY
 from kernelsight.serving.engine.scheduler import schedule
-from kernelsight.serving.engine.steps import (
-    DECODES,
-    END,
-    ENERGY,
-    FOUND,
-    HOST_TIME,
-    LOOKED_UP,
-    PREEMPTED,
-    PROMPTS,
-    RUNNING,
-    STAGE_WAIT,
-    START,
-    UNITS,
-    WAITING,
-    cost_experts,
-    cost_step,
-)
+from kernelsight.serving.engine.state import Core, Metrics, Step, StepCosts
+from kernelsight.serving.engine.steps import cost_experts, cost_step, count_step, phase_of
 from kernelsight.serving.engine.tiers import end_writes
 from kernelsight.serving.engine.waits import note_admitted
 
 
 @compiled
-def begin_batches(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    host: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    costs: np.ndarray,
-    layout: np.void,
-    draft_layout: np.void,
-    uses: np.ndarray,
-    stages: np.ndarray,
-    groups: np.ndarray,
-    rows: np.ndarray,
-    sums: np.ndarray,
-) -> None:
-    """Form batches now, or when an idle engine sees its next request, and send them through the stages.
-
-    ``stages``: STAGE records, shape [stages or more]; ``groups``: GROUP records, one more than stages; ``heaps``: of
-    each group, shape [groups, 3, entries, 2]. ``sums``: see ``loop``.
-    """
+def begin_batches(core: Core, costs: StepCosts, draft_costs: StepCosts, metrics: Metrics) -> None:
+    """Form batches now, or when an idle engine sees its next request, and send them through the stages."""
+    engine, requests, limits = core.engine, core.requests, core.limits
     while engine.batches < limits.stages:
         horizon = horizon_us(engine, limits)
         idle = engine.running == 0 and queue_head(engine, requests, limits, horizon) < 0
@@ -79,43 +45,28 @@ def begin_batches(
         if idle:
             next_us = next_visible_us(engine, requests, limits, horizon)
             horizon = engine.now = max(next_us, engine.now) + limits.batch_wait_us
-        prompt_tokens, decode_tokens, _, _ = form_batch(
-            engine, requests, heaps, limits, hashes, entries, groups, sums, idle, horizon
-        )
+        prompt_tokens, decode_tokens, _, _ = form_batch(core, metrics.sums, idle, horizon)
         if prompt_tokens + decode_tokens == 0:
             break
         place = (engine.oldest_batch + engine.batches) % limits.stages
-        send_batch(
-            engine, requests, heaps, limits, host, costs, layout, draft_layout, uses, stages, groups, place,
-            prompt_tokens, decode_tokens, 0, rows,
-        )  # fmt: skip
+        send_batch(core, costs, draft_costs, metrics, place, prompt_tokens, decode_tokens, 0)
         engine.batches += 1
     engine.underway = engine.batches > 0
     if engine.underway:
-        engine.due_us = stages[engine.oldest_batch].due_us
+        engine.due_us = core.stages[engine.oldest_batch].due_us
 
 
 @compiled
-def form_batch(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    groups: np.ndarray,
-    sums: np.ndarray,
-    idle: bool,
-    horizon: float,
-) -> tuple:
+def form_batch(core: Core, sums: np.ndarray, idle: bool, horizon: float) -> tuple:
     """Schedule a batch now, from requests visible by ``horizon``; returns what ``schedule`` does."""
+    engine, limits = core.engine, core.limits
     if not limits.plain and (idle or engine.steps == 0):
         reset_ratio_when_idle(engine, limits)
     engine.step_found = engine.step_looked_up = 0
     seen, ticket = horizon if limits.plain else received_until(engine, limits, horizon), engine.admitted
-    scheduled = schedule(engine, requests, heaps, limits, hashes, entries, groups, seen)
+    scheduled = schedule(core, seen)
     if sums.shape[0] > 0:
-        note_admitted(engine, requests, sums, ticket)
+        note_admitted(engine, core.requests, sums, ticket)
     engine.previous_start = engine.now
     engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
     return scheduled
@@ -123,37 +74,29 @@ def form_batch(
 
 @compiled
 def send_batch(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    host: np.void,
-    costs: np.ndarray,
-    layout: np.void,
-    draft_layout: np.void,
-    uses: np.ndarray,
-    stages: np.ndarray,
-    groups: np.ndarray,
+    core: Core,
+    costs: StepCosts,
+    draft_costs: StepCosts,
+    metrics: Metrics,
     place: int,
     prompt_tokens: int,
     decode_tokens: int,
     expert_tokens: int,
-    rows: np.ndarray,
 ) -> None:
     """Send a scheduled batch through the stages: its cost, the times at which it passes them, and its row.
 
-    ``expert_tokens``: tokens that each rank sends to the experts, in the mean, where ranks step together; else 0.
+    ``place``: the batch's slot, of ``stages``. ``expert_tokens``: tokens that each rank sends to the experts, in the
+    mean, where ranks step together; else 0.
     """
+    engine, limits, stages = core.engine, core.limits, core.stages
     if engine.left_out > 0 and decode_tokens > 0:
-        set_aside(engine, requests, heaps, limits, groups[stages[place].group])
-    phase = DECODE if prompt_tokens == 0 else (MIXED if decode_tokens > 0 else PREFILL)
+        set_aside(core, core.groups[stages[place].group])
     gpu_us, drafts_us, chunks, decodes, sampled = cost_batch(
-        engine, requests, limits, costs, layout, draft_layout, uses[phase], prompt_tokens, decode_tokens, expert_tokens
+        core, costs, draft_costs, prompt_tokens, decode_tokens, expert_tokens
     )
     start_us, end_us, host_us = pass_stages(
-        engine, limits, host, costs, layout, stages, chunks + decodes, prompt_tokens + decode_tokens, chunks, sampled,
-        gpu_us, drafts_us,
-    )  # fmt: skip
+        core, costs, chunks + decodes, prompt_tokens + decode_tokens, chunks, sampled, gpu_us, drafts_us
+    )
     if limits.tiers > 0:
         end_writes(engine, limits)
         wait_us = max(engine.loads_us - end_us, 0.0)
@@ -162,42 +105,24 @@ def send_batch(
         stages[limits.stages - 1].idle_us += wait_us
     gpu_us += drafts_us
     stages[place].due_us = end_us
-    kind = 1 if prompt_tokens > 0 else 0
-    engine.steps += 1
-    engine.prompt_steps += kind
-    engine.prompt_tokens += prompt_tokens
-    engine.gpu_us += gpu_us
-    engine.host_us += host_us
-    engine.step_kind_us[kind] += gpu_us
-    if rows.shape[0] > 0:
-        row = rows[engine.rows]
-        row[START], row[END], row[HOST_TIME] = start_us, end_us, host_us
-        row[STAGE_WAIT] = max(end_us - start_us - gpu_us - host_us, 0.0)
-        row[PROMPTS], row[DECODES], row[RUNNING] = prompt_tokens, decode_tokens, engine.running
-        row[WAITING] = engine.in_flight - engine.running
-        row[UNITS] = limits.capacity_units - engine.free_units
-        row[FOUND], row[LOOKED_UP], row[PREEMPTED] = engine.step_found, engine.step_looked_up, engine.step_preempted
-        row[ENERGY] = engine.energy_j - engine.row_energy_j
-        engine.row_energy_j = engine.energy_j
-        engine.step_preempted = 0
-        engine.rows += 1
-    put_in_flight(engine, requests, heaps, limits, groups, stages[place], decode_tokens)
+    engine.step_kind_us[1 if prompt_tokens > 0 else 0] += gpu_us
+    wait_us = max(end_us - start_us - gpu_us - host_us, 0.0)
+    count_step(core, metrics, Step(prompt_tokens, decode_tokens, start_us, end_us, gpu_us, host_us, wait_us))
+    put_in_flight(core, stages[place], decode_tokens)
 
 
 @compiled
 def cost_batch(
-    engine: np.void,
-    requests: np.ndarray,
-    limits: np.void,
-    costs: np.ndarray,
-    layout: np.void,
-    draft_layout: np.void,
-    weights: np.ndarray,
+    core: Core,
+    costs: StepCosts,
+    draft_costs: StepCosts,
     prompt_tokens: int,
     decode_tokens: int,
     expert_tokens: int,
 ) -> tuple:
     """(GPU time, that of the drafts, chunks, decoding requests, sampled tokens) of a scheduled batch."""
+    engine, requests, limits = core.engine, core.requests, core.limits
+    phase = phase_of(prompt_tokens, decode_tokens)
     decodes = engine.decoding if decode_tokens > 0 else 0
     context = windowed = draft_windowed = 0.0
     if decodes > 0:
@@ -205,10 +130,9 @@ def cost_batch(
         windowed, draft_windowed = float(engine.inside), float(engine.draft_inside)
     most = max(decodes, 1)
     gpu_us, chunks, sampled = cost_step(
-        engine, requests, costs, layout, weights, prompt_tokens, decode_tokens, decodes, context / most,
-        windowed / most,
-    )  # fmt: skip
-    gpu_us += cost_experts(engine, costs, layout, weights, expert_tokens, 1 if chunks > 0 else 0, 1)
+        engine, requests, costs, phase, prompt_tokens, decode_tokens, decodes, context / most, windowed / most
+    )
+    gpu_us += cost_experts(engine, costs, phase, expert_tokens, 1 if chunks > 0 else 0, 1)
     drafts_us = 0.0
     if limits.draft_model:
         sequences, all_context, all_windowed = decodes, context, draft_windowed
@@ -222,20 +146,16 @@ def cost_batch(
             r = request.next_partial
         share = max(sequences, 1)
         drafts_us = cost_drafts(
-            engine, requests, limits, costs, draft_layout, weights, prompt_tokens + decode_tokens, decodes,
-            context / most, draft_windowed / most, sequences, all_context / share, all_windowed / share,
+            core, draft_costs, phase, prompt_tokens + decode_tokens, decodes, context / most, draft_windowed / most,
+            sequences, all_context / share, all_windowed / share,
         )  # fmt: skip
     return gpu_us, drafts_us, chunks, decodes, sampled
 
 
 @compiled
 def pass_stages(
-    engine: np.void,
-    limits: np.void,
-    host: np.void,
-    costs: np.ndarray,
-    layout: np.void,
-    stages: np.ndarray,
+    core: Core,
+    costs: StepCosts,
     requests_in: int,
     tokens: int,
     prompts: int,
@@ -248,13 +168,15 @@ def pass_stages(
     The host prepares batches in turn. The first stage computes the embedding, the last one logits and drafts, all but
     the first wait for a transfer; layers, launches and gaps between kernels are split by each stage's share of layers.
     """
+    engine, limits, host, stages = core.engine, core.limits, core.host, core.stages
+    values, layout = costs.values, costs.layout
     hidden_us, exposed_us, launch_us = host_times(requests_in, tokens, prompts, host)
     begin_us = max(engine.now, engine.prepared_us)
     engine.prepared_us = begin_us + (exposed_us - host.gap_us)
     last = limits.stages - 1
-    embedding_us = costs[layout.embedding_at + tokens] if last > 0 else 0.0
-    transfer_us = costs[layout.transfer_at + tokens] if last > 0 else 0.0
-    logits_us = costs[layout.sampled_at + sampled]
+    embedding_us = values[layout.embedding_at + tokens] if last > 0 else 0.0
+    transfer_us = values[layout.transfer_at + tokens] if last > 0 else 0.0
+    logits_us = values[layout.sampled_at + sampled]
     layers_us = gpu_us - embedding_us - transfer_us - logits_us
     start_us = moment = host_us = 0.0
     for s in range(limits.stages):
@@ -281,20 +203,13 @@ def pass_stages(
 
 
 @inlined
-def put_in_flight(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    groups: np.ndarray,
-    batch: np.void,
-    decode_tokens: int,
-) -> None:
+def put_in_flight(core: Core, batch: np.void, decode_tokens: int) -> None:
     """Let a batch take its group along; count its chunks as computed, and note the prompts that end with it."""
+    engine, requests = core.engine, core.requests
     if decode_tokens > 0:
         engine.decode_steps += 1
-        change_group(engine, groups, limits, batch)
-    group = groups[batch.group]
+        change_group(core, batch)
+    group = core.groups[batch.group]
     group.noted, group.admitted = 0, engine.admitted
     r = engine.partial
     engine.partial = engine.last_partial = NOBODY
@@ -305,7 +220,7 @@ def put_in_flight(
         request.computed += request.chunk
         if request.chunk > 0 and request.computed == request.known:
             request.all_in_flight = True
-            note_request(requests, heaps[group.group], group, r, 0)
+            note_request(requests, core.heaps[group.group], group, r, 0)
         else:
             push_partial(engine, requests, r)  # it has tokens left to schedule
         request.chunk = 0

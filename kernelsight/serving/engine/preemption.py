@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from kernelsight.serving.engine.batch import (
     forget_fresh,
     forget_partial,
@@ -21,25 +19,19 @@ from kernelsight.serving.engine.policy import lowest_priority, reset_ratio
 from kernelsight.serving.engine.prefix import keep_own_only, release
 from kernelsight.serving.engine.queue import requeue
 from kernelsight.serving.engine.records import NOBODY
+from kernelsight.serving.engine.state import Core
 
 
 @inlined
-def leave_batch(
-    engine: np.void,
-    requests: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    victim: int,
-    scheduled: int,
-) -> None:
+def leave_batch(core: Core, victim: int, scheduled: int) -> None:
     """Remove a running request from the batch before it has finished, and free its blocks.
 
     ``scheduled``: its tokens in this step, whose blocks are freed as well.
     """
+    engine, requests, limits = core.engine, core.requests, core.limits
     request = requests[victim]
     tokens = max(tokens_of(engine, request) + scheduled, request.reserved)
-    release(engine, hashes, entries, limits, victim, request, tokens)
+    release(core, victim, tokens)
     if request.all_in_flight:
         request.all_in_flight = False
     elif request.decoding:
@@ -59,22 +51,13 @@ def leave_batch(
 
 
 @compiled
-def preempt(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    groups: np.ndarray,
-    victim: int,
-    scheduled: int,
-) -> None:
+def preempt(core: Core, victim: int, scheduled: int) -> None:
     """Preempt a running request: free its blocks and put it back in the queue; ``scheduled``: see ``leave_batch``."""
+    engine, requests, limits = core.engine, core.requests, core.limits
     request = requests[victim]
     if request.decoding and not is_ready(engine, request):
-        leave_flight(requests, heaps, limits, groups[request.group], victim)
-    leave_batch(engine, requests, limits, hashes, entries, victim, scheduled)
+        leave_flight(core, victim)
+    leave_batch(core, victim, scheduled)
     if request.resumed_us >= 0.0:
         request.recomputed_us += engine.now - request.resumed_us
         request.resumed_us = -1.0
@@ -87,20 +70,13 @@ def preempt(
 
 
 @compiled
-def retract(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    groups: np.ndarray,
-) -> bool:
+def retract(core: Core) -> bool:
     """Preempt decoding requests until the next tokens of the others fit, or one is left; True if any was preempted.
 
     SGLang (``ScheduleBatch.retract_decode``): the one with the fewest generated tokens first, of those the one with the
     longest prompt, of those the last admitted.
     """
+    engine, requests, limits = core.engine, core.requests, core.limits
     preempted = False
     if limits.by_priority:
         return False
@@ -118,32 +94,23 @@ def retract(
                 ):
                     victim, fewest = r, generated
             r = request.after
-        preempt(engine, requests, heaps, limits, hashes, entries, groups, victim, 0)
+        preempt(core, victim, 0)
         preempted = True
     return preempted
 
 
 @compiled
-def preempt_until_free(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    groups: np.ndarray,
-    r: int,
-    units: int,
-) -> tuple:
+def preempt_until_free(core: Core, r: int, units: int) -> tuple:
     """Preempt the newest, or the lowest-priority, request until ``units`` are free for request ``r``.
 
     Returns (whether ``r`` itself was preempted, prompt tokens and decode tokens of this step that others give back).
     """
+    engine, requests, limits = core.engine, core.requests, core.limits
     prompts = decodes = 0
     while units > engine.free_units:
         if engine.running == 1 and limits.hash_tokens > 0:
             # as after a preemption, no request is admitted in this step
-            keep_own_only(engine, hashes, entries, limits, requests[r], tokens_held(engine, requests[r]))
+            keep_own_only(core, requests[r], tokens_held(engine, requests[r]))
             break
         victim, scheduled = engine.newest, 0
         if limits.by_priority:
@@ -151,7 +118,7 @@ def preempt_until_free(
             scheduled = 0 if is_in_flight(engine, requests[victim]) else requests[victim].chunk
             decodes += scheduled if requests[victim].decoding else 0
             prompts += 0 if requests[victim].decoding else scheduled
-        preempt(engine, requests, heaps, limits, hashes, entries, groups, victim, scheduled)
+        preempt(core, victim, scheduled)
         if victim == r:
             return True, prompts, decodes
     return False, prompts, decodes

@@ -16,6 +16,7 @@ import numpy as np
 from kernelsight.serving.engine.batch import units_held
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.records import NOBODY
+from kernelsight.serving.engine.state import Core
 from kernelsight.serving.engine.tiers import note_cached, note_evicted
 
 
@@ -48,8 +49,9 @@ def unqueue_entry(engine: np.void, entries: np.ndarray, e: int) -> None:
 
 
 @inlined
-def take_units(engine: np.void, entries: np.ndarray, limits: np.void, units: int) -> None:
+def take_units(core: Core, units: int) -> None:
     """Allocate KV units: blank ones first, then evict those that have been free for longest."""
+    engine, limits, entries = core.engine, core.limits, core.entries
     engine.free_units -= units
     if limits.hash_tokens == 0:
         return
@@ -61,7 +63,7 @@ def take_units(engine: np.void, entries: np.ndarray, limits: np.void, units: int
         size = limits.full_units if e < limits.private_at else 1
         lost = min((units + size - 1) // size, entries[e].valid)
         if limits.tiers > 0 and e < limits.private_at:
-            note_evicted(engine, entries, limits, e, entries[e].valid)
+            note_evicted(core, e, entries[e].valid)
         entries[e].valid -= lost
         units -= lost * size
         if entries[e].valid == 0:
@@ -99,10 +101,9 @@ def cached_prefix(request: np.void, hashes: np.ndarray, entries: np.ndarray, lim
 
 
 @compiled
-def keep_prefix(
-    engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void, tokens: int
-) -> None:
+def keep_prefix(core: Core, request: np.void, tokens: int) -> None:
     """Reference the hash blocks of the cached prefix of ``tokens`` tokens of a request that is admitted."""
+    engine, limits, hashes, entries = core.engine, core.limits, core.hashes, core.entries
     request.kept = 0
     request.shared_units = 0
     if limits.hash_tokens == 0:
@@ -124,10 +125,9 @@ def keep_prefix(
 
 
 @compiled
-def keep_reached(
-    engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void, tokens: int
-) -> None:
+def keep_reached(core: Core, request: np.void, tokens: int) -> None:
     """Reference every hash block that the first ``tokens`` tokens reach; blocks cached behind a gap are evicted."""
+    engine, limits, hashes, entries = core.engine, core.limits, core.hashes, core.entries
     while request.kept < hash_blocks(request, tokens, limits):
         e = limits.entries_at + hashes[request.hash_at + request.kept]
         if entries[e].queued:
@@ -139,14 +139,15 @@ def keep_reached(
 
 
 @compiled
-def cache_chunk(engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void) -> None:
+def cache_chunk(core: Core, request: np.void) -> None:
     """Cache the KV blocks that a scheduled chunk fills, unless another request has cached them."""
+    limits, hashes, entries = core.limits, core.hashes, core.entries
     if limits.hash_tokens == 0 or request.hash_count == 0:
         return
     per_hash = limits.hash_tokens // limits.block_size
     before = request.computed // limits.block_size
     after = min(request.computed + request.chunk, request.prompt) // limits.block_size
-    keep_reached(engine, hashes, entries, limits, request, request.computed + request.chunk)
+    keep_reached(core, request, request.computed + request.chunk)
     after = min(after, request.hash_count * per_hash)
     filled = False
     for block in range(before, after):
@@ -157,18 +158,17 @@ def cache_chunk(engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits
             request.shared_units += limits.full_units
             filled = True
         if filled and limits.tiers > 0 and (block + 1 == after or (block + 1) % per_hash == 0):
-            note_cached(engine, entries, limits, number, entry.valid)
+            note_cached(core, number, entry.valid)
             filled = False
 
 
 @compiled
-def keep_own_only(
-    engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, request: np.void, tokens: int
-) -> None:
+def keep_own_only(core: Core, request: np.void, tokens: int) -> None:
     """Release what a request that runs alone references beyond the blocks of its ``tokens``.
 
     Other requests left these copies and longer prefixes; without this a request that fits the memory could run short.
     """
+    engine, limits, hashes, entries = core.engine, core.limits, core.hashes, core.entries
     per_hash = limits.hash_tokens // limits.block_size
     full = min(tokens, request.prompt) // limits.block_size
     spare, request.shared_units = -request.shared_units, 0
@@ -182,10 +182,10 @@ def keep_own_only(
 
 
 @compiled
-def release(
-    engine: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, r: int, request: np.void, tokens: int
-) -> None:
+def release(core: Core, r: int, tokens: int) -> None:
     """Free the blocks of a request that leaves with ``tokens`` computed: private ones, then its prefix, tail first."""
+    engine, limits, hashes, entries = core.engine, core.limits, core.hashes, core.entries
+    request = core.requests[r]
     units = units_held(tokens, limits)
     if limits.hash_tokens == 0:
         engine.free_units += units

@@ -7,6 +7,7 @@ import numpy as np
 from kernelsight.serving.engine.batch import units_held
 from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.records import FOREVER, NO_MEMORY, NOBODY, OK, TOO_LONG
+from kernelsight.serving.engine.state import Scenario
 
 
 @inlined
@@ -155,23 +156,15 @@ def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, hori
 
 
 @inlined
-def deliver(
-    client: np.void,
-    engine: np.void,
-    requests: np.ndarray,
-    limits: np.void,
-    decode_limits: np.void,
-    host: np.void,
-    replica: int,
-    r: int,
-) -> bool:
-    """Send a request to its engine, where the front end makes it visible a little later; False: it is rejected.
+def deliver(scenario: Scenario, i: int, r: int) -> bool:
+    """Send a request to engine ``i``, where the front end makes it visible a little later; False: it is rejected.
 
-    The front end processes requests in order: a long prompt delays those behind it. ``decode_limits``: those of the
-    decode engines that this one prefills for.
+    The front end processes requests in order: a long prompt delays those behind it. Decode engines come last.
     """
-    request = requests[r]
-    request.replica = replica
+    client, engine, request = scenario.clients[0], scenario.engines[i], scenario.requests[r]
+    limits, host = scenario.limits[i], scenario.host[i]
+    decode_limits = scenario.limits[scenario.limits.size - 1]
+    request.replica = i
     request.sent_us = client.now
     front_end_us = host.request_us + host.per_prompt_token_us * request.prompt
     request.visible_us = max(client.now + front_end_us, engine.handed_on_us)
@@ -182,17 +175,17 @@ def deliver(
         return False
     engine.in_flight += 1
     engine.handed_on_us = request.visible_us
-    enqueue(engine, requests, limits, r)
+    enqueue(engine, scenario.requests, limits, r)
     return True
 
 
 @compiled
-def receive(client: np.void, engine: np.void, requests: np.ndarray, limits: np.void, replica: int, r: int) -> None:
+def receive(scenario: Scenario, i: int, r: int) -> None:
     """Queue a request on a decode engine after its KV transfer."""
-    request = requests[r]
+    client, engine, request = scenario.clients[0], scenario.engines[i], scenario.requests[r]
     request.moving = False
     request.received = request.prompt
-    request.prefill_replica, request.replica = request.replica, replica
+    request.prefill_replica, request.replica = request.replica, i
     request.received_us = request.visible_us = client.now
     engine.in_flight += 1
-    enqueue(engine, requests, limits, r)
+    enqueue(engine, scenario.requests, scenario.limits[i], r)

@@ -16,114 +16,72 @@ import numpy as np
 
 from kernelsight.serving.engine.admission import next_prompt
 from kernelsight.serving.engine.batch import units_ahead
-from kernelsight.serving.engine.compiled import compiled
-from kernelsight.serving.engine.costs import cut_line, decode_line, host_times, line_time
+from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.engine.costs import contexts_now, cut_line, decode_line, host_times, line_time
 from kernelsight.serving.engine.decode_runs import advance_line
 from kernelsight.serving.engine.heaps import next_filling
 from kernelsight.serving.engine.lookahead import decode_until
 from kernelsight.serving.engine.pipeline import form_batch, send_batch
 from kernelsight.serving.engine.queue import horizon_us, next_visible_us, queue_head
 from kernelsight.serving.engine.records import DECODE, FOREVER, NO_LIMIT
-from kernelsight.serving.engine.steps import (
-    END,
-    STAGE_WAIT,
-    cost_experts,
-    find_knots,
-    pass_single_step,
-    single_step,
+from kernelsight.serving.engine.state import (
+    Core,
+    Line,
+    Metrics,
+    Scenario,
+    Step,
+    StepCosts,
+    core_of,
+    costs_of,
+    draft_costs_of,
+    metrics_of,
 )
+from kernelsight.serving.engine.steps import END, STAGE_WAIT, cost_experts, pass_single_step, single_step
 from kernelsight.serving.engine.tiers import end_writes
 
 
 @compiled
-def begin_ranks(
-    engines: np.ndarray,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.ndarray,
-    host: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    costs: np.ndarray,
-    layout: np.void,
-    draft_layout: np.void,
-    uses: np.ndarray,
-    histogram: np.ndarray,
-    stages: np.ndarray,
-    groups: np.ndarray,
-    rows: np.ndarray,
-    sums: np.ndarray,
-    first: int,
-    now: float,
-) -> None:
-    """Begin a step of the ranks from ``first`` on; arrays have an item for each engine, as in ``loop``."""
-    ranks = limits[first].ranks
-    if limits[first].balance:
-        held = holds_prompts(engines, requests, limits, hashes, entries, first, ranks, now)
+def begin_ranks(scenario: Scenario, first: int, now: float) -> None:
+    """Begin a step of the ranks from ``first`` on."""
+    engines, ranks = scenario.engines, scenario.limits[first].ranks
+    if scenario.limits[first].balance:
+        held = holds_prompts(scenario, first, now)
         for i in range(first, first + ranks):
             engines[i].prefills_held = held
     prompts = False
     for i in range(first, first + ranks):
-        form_rank(engines[i], requests, heaps[i], limits[i], host, hashes, entries, groups[i], sums, rows[i], now)
+        form_rank(core_of(scenario, i), metrics_of(scenario, i), now)
         prompts = prompts or engines[i].step_prompt_tokens > 0
-    if limits[first].per_request_progress:
-        send_ranks(
-            engines, requests, heaps, limits, host, costs, layout, draft_layout, uses, stages, groups, rows, first, now
-        )
+    if scenario.limits[first].per_request_progress:
+        send_ranks(scenario, first, now)
     elif prompts:
-        step_ranks(engines, requests, heaps, limits, host, costs, layout, uses, histogram, rows, first)
+        step_ranks(scenario, first)
     else:
-        plan_ranks(engines, requests, heaps, limits, host, costs, layout, first)
+        plan_ranks(scenario, first)
 
 
 @compiled
-def send_ranks(
-    engines: np.ndarray,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.ndarray,
-    host: np.void,
-    costs: np.ndarray,
-    layout: np.void,
-    draft_layout: np.void,
-    uses: np.ndarray,
-    stages: np.ndarray,
-    groups: np.ndarray,
-    rows: np.ndarray,
-    first: int,
-    now: float,
-) -> None:
+def send_ranks(scenario: Scenario, first: int, now: float) -> None:
     """Execute a scheduled step of ranks whose requests differ in what they have yet to get (drafts)."""
-    ranks = limits[first].ranks
-    expert_tokens = shared_tokens(engines, host, first, ranks)
+    engines, stages, ranks = scenario.engines, scenario.stages, scenario.limits[first].ranks
+    expert_tokens = shared_tokens(engines, scenario.host[first], first, ranks)
     end_us = now
     for i in range(first, first + ranks):
-        engine = engines[i]
-        if engine.step_prompt_tokens + engine.step_decode_tokens > 0:
+        prompts, decodes = engines[i].step_prompt_tokens, engines[i].step_decode_tokens
+        if prompts + decodes > 0:
             send_batch(
-                engine, requests, heaps[i], limits[i], host, costs, layout, draft_layout, uses, stages[i], groups[i], 0,
-                engine.step_prompt_tokens, engine.step_decode_tokens, expert_tokens, rows[i],
+                core_of(scenario, i), costs_of(scenario, i), draft_costs_of(scenario, i), metrics_of(scenario, i), 0,
+                prompts, decodes, expert_tokens,
             )  # fmt: skip
             end_us = max(end_us, stages[i, 0].due_us)
     for i in range(first, first + ranks):
-        wait_for_ranks(engines[i], stages[i, 0], layout, rows[i], end_us)
+        wait_for_ranks(engines[i], stages[i, 0], scenario.layout[i].split, scenario.rows[i], end_us)
 
 
 @compiled
-def step_ranks(
-    engines: np.ndarray,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.ndarray,
-    host: np.void,
-    costs: np.ndarray,
-    layout: np.void,
-    uses: np.ndarray,
-    histogram: np.ndarray,
-    rows: np.ndarray,
-    first: int,
-) -> None:
+def step_ranks(scenario: Scenario, first: int) -> None:
     """Execute one scheduled step, in which some rank computes prompts."""
+    engines, limits, host = scenario.engines, scenario.limits, scenario.host[first]
     ranks, begin_us = limits[first].ranks, engines[first].previous_start
     expert_tokens = shared_tokens(engines, host, first, ranks)
     end_us = begin_us
@@ -131,7 +89,9 @@ def step_ranks(
         engine = engines[i]
         prompts, decodes = engine.step_prompt_tokens, engine.step_decode_tokens
         if prompts + decodes > 0:
-            gpu_us, host_us = single_step(engine, requests, host, costs, layout, uses, prompts, decodes, expert_tokens)
+            gpu_us, host_us = single_step(
+                engine, scenario.requests, host, costs_of(scenario, i), prompts, decodes, expert_tokens
+            )
             engine.own_us, engine.own_gpu_us = gpu_us + host_us, gpu_us
             end_us = max(end_us, begin_us + engine.own_us)
             if limits[i].tiers > 0:
@@ -142,60 +102,53 @@ def step_ranks(
         prompts, decodes = engine.step_prompt_tokens, engine.step_decode_tokens
         if prompts + decodes > 0:
             wait_us, host_us = end_us - (begin_us + engine.own_us), engine.own_us - engine.own_gpu_us
-            pass_single_step(
-                engine, requests, heaps[i, 0], limits[i], layout, histogram, rows[i], prompts, decodes,
-                engine.own_gpu_us, host_us, wait_us, end_us,
-            )  # fmt: skip
+            step = Step(prompts, decodes, engine.now, end_us, engine.own_gpu_us, host_us, wait_us)
+            pass_single_step(core_of(scenario, i), scenario.layout[i].split, metrics_of(scenario, i), step)
             engine.underway = True
         engine.now = engine.due_us = end_us
 
 
+@inlined
+def time_without_attention(costs: StepCosts, batch: int, experts_us: float) -> float:
+    """GPU time of a rank's decode step besides attention; ``experts_us``: of the experts that all ranks share."""
+    return costs.values[costs.layout.tokens_at + batch] + costs.values[costs.layout.sampled_at + batch] + experts_us
+
+
 @compiled
-def plan_ranks(
-    engines: np.ndarray,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.ndarray,
-    host: np.void,
-    costs: np.ndarray,
-    layout: np.void,
-    first: int,
-) -> None:
+def plan_ranks(scenario: Scenario, first: int) -> None:
     """Plan decode steps of all ranks with linear times, up to the first change of a batch: a request may end them."""
-    ranks, begin_us = limits[first].ranks, engines[first].previous_start
-    expert_tokens = shared_tokens(engines, host, first, ranks)
-    experts_us = costs[layout.experts_at + expert_tokens]
-    steps, pace_us, pace_slope = float(NO_LIMIT), 0.0, 0.0
+    engines, host, ranks = scenario.engines, scenario.host[first], scenario.limits[first].ranks
+    experts_at = scenario.layout[first].experts_at + shared_tokens(engines, host, first, ranks)
+    steps, pace = float(NO_LIMIT), Line(0.0, 0.0)
     for i in range(first, first + ranks):
         engine, batch = engines[i], engines[i].step_decode_tokens
         steps = min(steps, float(engine.planned_steps))
         if batch == 0:
             continue
-        y = (engine.context_offset_sum + batch * engine.clock) / batch
-        windowed = engine.inside / batch
-        find_knots(engine, costs, layout, y, windowed)
+        costs = costs_of(scenario, i)
+        contexts = contexts_now(engine, costs)
         hidden_us, exposed_us, _ = host_times(batch, batch, 0, host)
-        linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch] + experts_us
-        piece, engine.own_us, engine.own_slope, engine.own_gpu_us, engine.own_gpu_slope = decode_line(
-            costs, layout, batch, y, engine.decode_y, windowed, engine.window_y, engine.below / batch, linear_us,
-            hidden_us, exposed_us,
-        )  # fmt: skip
+        linear_us = time_without_attention(costs, batch, costs.values[experts_at])
+        piece, step, gpu = decode_line(costs, batch, contexts, linear_us, hidden_us, exposed_us)
+        engine.own_us, engine.own_slope = step.first_us, step.slope_us
+        engine.own_gpu_us, engine.own_gpu_slope = gpu.first_us, gpu.slope_us
         steps = min(steps, piece)
-        if limits[i].window_tokens > 0:
-            filling = next_filling(engine, requests, heaps[i, 0])
+        if scenario.limits[i].window_tokens > 0:
+            filling = next_filling(engine, scenario.requests, scenario.heaps[i, engine.group])
             if filling >= 0:
                 steps = min(steps, float(filling - engine.clock))
-        if engine.own_us > pace_us or (engine.own_us == pace_us and engine.own_slope > pace_slope):
-            pace_us, pace_slope = engine.own_us, engine.own_slope
+        if step.first_us > pace.first_us or (step.first_us == pace.first_us and step.slope_us > pace.slope_us):
+            pace = step
     for i in range(first, first + ranks):  # until another rank is the slowest
-        if engines[i].step_decode_tokens > 0 and engines[i].own_slope > pace_slope:
-            ahead_us = pace_us - engines[i].own_us
-            steps = min(steps, np.floor(ahead_us / (engines[i].own_slope - pace_slope)) + 1.0)
+        if engines[i].step_decode_tokens > 0 and engines[i].own_slope > pace.slope_us:
+            ahead_us = pace.first_us - engines[i].own_us
+            steps = min(steps, np.floor(ahead_us / (engines[i].own_slope - pace.slope_us)) + 1.0)
+    end_us = engines[first].previous_start + line_time(pace, int(steps))
     for i in range(first, first + ranks):
         engine = engines[i]
         engine.planned, engine.planned_steps = True, int(steps)
-        engine.pace_us, engine.pace_slope = pace_us, pace_slope
-        engine.due_us = begin_us + line_time(pace_us, pace_slope, int(steps))
+        engine.pace_us, engine.pace_slope = pace.first_us, pace.slope_us
+        engine.due_us = end_us
         if engine.step_decode_tokens > 0:
             engine.underway = True
         else:
@@ -208,81 +161,54 @@ def shorten_ranks(engines: np.ndarray, limits: np.ndarray, first: int, stop_us: 
 
     They are not executed yet: a prompt that goes to another rank later may be seen earlier.
     """
-    begin_us, pace_us, pace_slope = engines[first].previous_start, engines[first].pace_us, engines[first].pace_slope
-    steps, _, _ = cut_line(pace_us, pace_slope, engines[first].planned_steps, stop_us - begin_us, False)
+    begin_us, pace = engines[first].previous_start, Line(engines[first].pace_us, engines[first].pace_slope)
+    steps, _, _ = cut_line(pace, engines[first].planned_steps, stop_us - begin_us, False)
     for i in range(first, first + limits[first].ranks):
         engine = engines[i]
         engine.planned_steps = steps
-        engine.due_us = begin_us + line_time(pace_us, pace_slope, steps)
+        engine.due_us = begin_us + line_time(pace, steps)
         if engine.step_decode_tokens == 0:
             engine.now = engine.due_us
 
 
 @compiled
-def take_ranks(
-    engines: np.ndarray,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.ndarray,
-    host: np.void,
-    entries: np.ndarray,
-    costs: np.ndarray,
-    layout: np.void,
-    uses: np.ndarray,
-    histogram: np.ndarray,
-    rows: np.ndarray,
-    first: int,
-    stop_us: float,
-) -> None:
+def take_ranks(scenario: Scenario, first: int, stop_us: float) -> None:
     """Execute the planned decode steps of all ranks, up to the one that passes ``stop_us``.
 
     With asynchronous scheduling the next step is prepared already: it is planned as a step of its own.
     """
-    ranks, begin_us, planned = limits[first].ranks, engines[first].previous_start, engines[first]
-    pace_us, pace_slope = planned.pace_us, planned.pace_slope
-    steps, _, _ = cut_line(pace_us, pace_slope, planned.planned_steps, stop_us - begin_us, False)
-    expert_tokens = shared_tokens(engines, host, first, ranks)
-    end_us = begin_us + line_time(pace_us, pace_slope, steps)
+    engines, limits, ranks = scenario.engines, scenario.limits, scenario.limits[first].ranks
+    begin_us, pace = engines[first].previous_start, Line(engines[first].pace_us, engines[first].pace_slope)
+    steps, _, _ = cut_line(pace, engines[first].planned_steps, stop_us - begin_us, False)
+    expert_tokens = shared_tokens(engines, scenario.host[first], first, ranks)
+    end_us = begin_us + line_time(pace, steps)
     if limits[first].balance:
         count_unbalanced(engines, limits, first, steps - 1)
     for i in range(first, first + ranks):
         engine, batch = engines[i], engines[i].step_decode_tokens
         if batch > 0:
-            y = (engine.context_offset_sum + batch * engine.clock) / batch
-            experts_us = cost_experts(engine, costs, layout, uses[DECODE], expert_tokens, 0, steps)
-            linear_us = costs[layout.tokens_at + batch] + costs[layout.sampled_at + batch] + experts_us
-            taken = units_ahead(engine, requests, limits[i], 1)
-            advance_line(
-                engine, requests, heaps[i, 0], limits[i], entries, costs, layout, uses, histogram, rows[i], y,
-                engine.inside / batch, linear_us, engine.own_us, engine.own_slope, engine.own_gpu_us,
-                engine.own_gpu_slope, pace_us, pace_slope, steps, taken,
-            )  # fmt: skip
+            core, costs = core_of(scenario, i), costs_of(scenario, i)
+            experts_us = cost_experts(engine, costs, DECODE, expert_tokens, 0, steps)
+            linear_us = time_without_attention(costs, batch, experts_us)
+            step, gpu = Line(engine.own_us, engine.own_slope), Line(engine.own_gpu_us, engine.own_gpu_slope)
+            taken = units_ahead(engine, core.requests, core.limits, 1)
+            advance_line(core, costs, metrics_of(scenario, i), linear_us, step, gpu, pace, steps, taken)
             engine.peak_units = max(engine.peak_units, limits[i].capacity_units - engine.free_units)
         engine.planned = False
-        engine.previous_start = begin_us + line_time(pace_us, pace_slope, steps - 1)
+        engine.previous_start = begin_us + line_time(pace, steps - 1)
         engine.now = engine.due_us = end_us
 
 
 @compiled
-def holds_prompts(
-    engines: np.ndarray,
-    requests: np.ndarray,
-    limits: np.ndarray,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    first: int,
-    ranks: int,
-    now: float,
-) -> bool:
+def holds_prompts(scenario: Scenario, first: int, now: float) -> bool:
     """Whether this step decodes only, so that all ranks compute prompts in the same steps; counts the steps."""
-    counts, prompts, decodes = engines[first], True, True
-    for i in range(first, first + ranks):
-        engine, own = engines[i], limits[i]
-        horizon = horizon_us(engine, own)
+    counts, own, prompts, decodes = scenario.engines[first], scenario.limits[first], True, True
+    for i in range(first, first + own.ranks):
+        core = core_of(scenario, i)
+        engine = core.engine
         # a rank that decodes sees what came before its last step began, an idle one what came until now
-        if engine.running == 0:
-            horizon = now
-        waits = engine.partial >= 0 or next_prompt(engine, requests, own, hashes, entries, horizon) >= 0
+        horizon = now if engine.running == 0 else horizon_us(engine, core.limits)
+        waits = engine.partial >= 0 or next_prompt(core, horizon) >= 0
         prompts = prompts and waits
         decodes = decodes and engine.decoding > 0
     if prompts:
@@ -290,12 +216,12 @@ def holds_prompts(
         if not decodes:
             return False
         counts.balanced_iters += 1
-        if counts.balanced_iters <= limits[first].attention_dp_batching_wait_iters:
+        if counts.balanced_iters <= own.attention_dp_batching_wait_iters:
             return True
         counts.balanced_iters = 0
         return False
     counts.unbalanced_iters += 1
-    if decodes and counts.unbalanced_iters < limits[first].attention_dp_timeout_iters:
+    if decodes and counts.unbalanced_iters < own.attention_dp_timeout_iters:
         return True
     counts.unbalanced_iters = 0
     return False
@@ -313,23 +239,12 @@ def count_unbalanced(engines: np.ndarray, limits: np.ndarray, first: int, steps:
 
 
 @compiled
-def form_rank(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    host: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    groups: np.ndarray,
-    sums: np.ndarray,
-    rows: np.ndarray,
-    now: float,
-) -> None:
+def form_rank(core: Core, metrics: Metrics, now: float) -> None:
     """Schedule a rank's part of a step; it stays empty where the rank sees no request yet.
 
     ``planned_steps``: how many decode steps its batch may stay as it is; one where a request is about to be seen.
     """
+    engine, requests, limits = core.engine, core.requests, core.limits
     engine.step_prompt_tokens = engine.step_decode_tokens = 0
     engine.skipped = engine.skipped_tokens = engine.skipped_inside = engine.skipped_below = 0
     engine.blocked = False
@@ -343,9 +258,7 @@ def form_rank(
             return
         horizon = now
     engine.now = now
-    prompt_tokens, decode_tokens, again, engine.blocked = form_batch(
-        engine, requests, heaps, limits, hashes, entries, groups, sums, idle, horizon
-    )
+    prompt_tokens, decode_tokens, again, engine.blocked = form_batch(core, metrics.sums, idle, horizon)
     engine.step_prompt_tokens, engine.step_decode_tokens = prompt_tokens, decode_tokens
     if limits.per_request_progress:
         return
@@ -353,7 +266,7 @@ def form_rank(
     engine.idle_us += now - engine.last_us
     engine.planned_steps = 1
     if prompt_tokens == 0 and decode_tokens > 0:
-        most, stop_us = decode_until(engine, requests, heaps[0], limits, host, again, horizon, rows, FOREVER, False)
+        most, stop_us = decode_until(core, metrics.rows, again, horizon, FOREVER, False)
         engine.planned_steps = most if stop_us == FOREVER else 1
 
 
@@ -370,7 +283,7 @@ def shared_tokens(engines: np.ndarray, host: np.void, first: int, ranks: int) ->
 
 
 @compiled
-def wait_for_ranks(engine: np.void, stage: np.void, layout: np.void, rows: np.ndarray, end_us: float) -> None:
+def wait_for_ranks(engine: np.void, stage: np.void, split: bool, rows: np.ndarray, end_us: float) -> None:
     """Let a rank wait until the step of all has ended; in a profile, that is time in collectives."""
     if engine.step_prompt_tokens + engine.step_decode_tokens == 0:
         engine.now = end_us
@@ -379,7 +292,7 @@ def wait_for_ranks(engine: np.void, stage: np.void, layout: np.void, rows: np.nd
     stage.due_us = stage.free_us = engine.due_us = end_us
     stage.idle_us += wait_us
     engine.batches, engine.underway = 1, True
-    if layout.split:
+    if split:
         kind = 1 if engine.step_prompt_tokens > 0 else 0
         engine.step_kind_us[kind] += wait_us
         engine.communication_us[kind] += wait_us

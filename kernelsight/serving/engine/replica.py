@@ -31,7 +31,9 @@ from kernelsight.serving.engine.records import (
 from kernelsight.serving.engine.request_columns import fill_requests, outcome_of
 from kernelsight.serving.engine.served import Served, ServedScenario, Totals
 from kernelsight.serving.engine.session_records import put_waits
+from kernelsight.serving.engine.state import Scenario
 from kernelsight.serving.engine.step_rows import StepRows
+from kernelsight.serving.engine.steps import COLUMNS
 from kernelsight.serving.engine.tier_records import NO_TIERS, entry_records, put_tiers, tier_blocks_of
 from kernelsight.serving.engine.waits import fresh_sums, request_parts
 
@@ -187,33 +189,15 @@ def close_stages(engine: np.void, stages: np.ndarray) -> None:
     engine["idle_us"] = (stages["idle_us"] + engine["last_us"] - stages["free_us"]).sum()
 
 
-class Arrays(NamedTuple):
-    """The arguments of the loop except the step rows, in its order."""
-
-    clients: np.ndarray
-    engines: np.ndarray
-    requests: np.ndarray
-    edges: np.ndarray
-    turns: np.ndarray
-    sent: np.ndarray
-    heaps: np.ndarray
-    hashes: np.ndarray
-    entries: np.ndarray
-    limits: np.ndarray
-    host: np.ndarray
-    costs: np.ndarray
-    layout: np.ndarray
-    draft_layout: np.ndarray
-    uses: np.ndarray
-    histogram: np.ndarray
-    stages: np.ndarray
-    groups: np.ndarray
-
-
-def fresh_arrays(
-    load: Load, pools: Sequence[Pool], routing: Routing, transfer: Transfer | None, scratch: np.ndarray | None
-) -> Arrays:
-    """Return the arrays of a scenario before its first arrival; see ``serve_scenario``."""
+def fresh_scenario(
+    load: Load,
+    pools: Sequence[Pool],
+    routing: Routing,
+    transfer: Transfer | None,
+    scratch: np.ndarray | None,
+    split: bool,
+) -> Scenario:
+    """Return a scenario before its first arrival, without room for step rows; see ``serve_scenario``."""
     n, sizes = load.arrival_us.size, [pool.engines for pool in pools]
     engines, limits = engine_records(pools, load.arrival_us[0]), limit_records(pools, load)
     front = engines.size if transfer is None else pools[0].engines
@@ -224,10 +208,11 @@ def fresh_arrays(
     )
     draft_layouts = np.zeros(len(pools), LAYOUT)
     draft_layouts[[pool.draft is not None for pool in pools]] = layouts[len(pools) :]
+    layouts["split"] = split
     requests = request_records(load, caching or routed, transfer is not None)
     groups, most_running = group_records(limits), min(int(limits["max_num_seqs"].max()), n)
     heaps = 2 if groups.shape[1] == 1 else 3
-    return Arrays(
+    return Scenario(
         clients=client_record(load, routing, front, transfer),
         engines=engines,
         requests=requests,
@@ -248,6 +233,8 @@ def fresh_arrays(
         histogram=np.zeros(ITL_BINS, np.int64),
         stages=stage_records(pools, load.arrival_us[0]),
         groups=groups,
+        rows=np.zeros((engines.size, 0, COLUMNS)),
+        sums=fresh_sums(n, split),
     )
 
 
@@ -281,34 +268,33 @@ def serve_scenario(
         raise ValueError("pipeline stages need to know what of a step's time is embedding, and what transfers")
     if any(len(pool.layers) >= MOST_GROUPS for pool in pools):
         raise ValueError(f"an engine has fewer than {MOST_GROUPS} pipeline stages")
-    arrays = fresh_arrays(load, pools, routing or Routing(), transfer, scratch)
-    engines, depths = arrays.engines, arrays.limits["stages"].tolist()
-    per_request_progress = arrays.limits["per_request_progress"].tolist()
+    scenario = fresh_scenario(load, pools, routing or Routing(), transfer, scratch, split)
+    engines, depths = scenario.engines, scenario.limits["stages"].tolist()
+    per_request_progress = scenario.limits["per_request_progress"].tolist()
     rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
-    sums = fresh_sums(n, split)
-    arrays.layout["split"] = split
-    while arrays.clients[0]["ended"] < n:
-        serve_until_full(*arrays, rows.buffer, sums)
+    scenario = scenario._replace(rows=rows.buffer)
+    while scenario.clients[0]["ended"] < n:
+        serve_until_full(*scenario)
         rows.take(engines)
-    for engine, stages, depth, alone in zip(engines, arrays.stages, depths, per_request_progress, strict=True):
+    for engine, stages, depth, alone in zip(engines, scenario.stages, depths, per_request_progress, strict=True):
         if alone:
             close_stages(engine, stages[:depth])
-    steps, windows = rows.finish(engines, arrays.requests)
+    steps, windows = rows.finish(engines, scenario.requests)
     totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
     paid = drafted = None
     if scratch is None:
         firsts = list(zip(pools, np.cumsum([0, *(pool.engines for pool in pools[:-1])]), strict=True))
-        paid = [unpack_uses(arrays.uses, pool.costs, arrays.layout[i]) for pool, i in firsts]
+        paid = [unpack_uses(scenario.uses, pool.costs, scenario.layout[i]) for pool, i in firsts]
         drafted = [
-            unpack_uses(arrays.uses, pool.draft.costs, arrays.draft_layout[i]) if pool.draft else None
+            unpack_uses(scenario.uses, pool.draft.costs, scenario.draft_layout[i]) if pool.draft else None
             for pool, i in firsts
         ]
-    out, parts = outcome_of(arrays.requests), None
+    out, parts = outcome_of(scenario.requests), None
     if split:
         host = pools[0].host
-        parts = request_parts(out, load.prompt_tokens, sums, host.request_us, host.per_prompt_token_us)
-    tiers = [tier_blocks_of(engine, int(own["tiers"])) for engine, own in zip(engines, arrays.limits, strict=True)]
-    return ServedScenario(out, paid, arrays.histogram, totals, steps, windows, drafted, parts, tiers)
+        parts = request_parts(out, load.prompt_tokens, scenario.sums, host.request_us, host.per_prompt_token_us)
+    tiers = [tier_blocks_of(engine, int(own["tiers"])) for engine, own in zip(engines, scenario.limits, strict=True)]
+    return ServedScenario(out, paid, scenario.histogram, totals, steps, windows, drafted, parts, tiers)
 
 
 def serve(

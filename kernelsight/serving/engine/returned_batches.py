@@ -24,45 +24,37 @@ from kernelsight.serving.engine.heaps import FLYING, entrant
 from kernelsight.serving.engine.prefix import release
 from kernelsight.serving.engine.queue import take
 from kernelsight.serving.engine.records import NOBODY, TICKET_BITS
+from kernelsight.serving.engine.state import Core
 from kernelsight.serving.engine.steps import count_decode_gaps, end_decodes, end_request, note_finish, note_token
 
 
 @compiled
-def end_batch(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    stages: np.ndarray,
-    groups: np.ndarray,
-    histogram: np.ndarray,
-) -> None:
+def end_batch(core: Core, histogram: np.ndarray) -> None:
     """Process the return of the oldest batch: its requests get their tokens, and continue or finish.
 
     Its group waits for the next batch then, with what waits already.
     """
+    engine, requests, limits = core.engine, core.requests, core.limits
     engine.now = engine.due_us
-    batch = stages[engine.oldest_batch]
-    group = groups[batch.group]
+    batch = core.stages[engine.oldest_batch]
+    group = core.groups[batch.group]
     decodes = group.decoding
     if decodes > 0:
-        change_group(engine, groups, limits, batch)
+        change_group(core, batch)
         count_decode_gaps(engine, requests, histogram, decodes, engine.now)
         engine.last_decode_end = engine.now
     if limits.drafts > 0:
-        give_drafts(engine, requests, heaps, limits, hashes, entries, group, histogram, decodes > 0)
+        give_drafts(core, group, histogram, decodes > 0)
     else:
         if decodes > 0:
-            advance(engine, requests, heaps[engine.group], limits, 1)
+            advance(core, 1)
         for k in range(group.noted):
-            before = heaps[group.group, FLYING, k, 1] >> TICKET_BITS
-            end_decodes(engine, requests, heaps[engine.group], limits, hashes, entries, before)
-            give_token(engine, requests, heaps, limits, hashes, entries, group, histogram, k)
-        end_decodes(engine, requests, heaps[engine.group], limits, hashes, entries, engine.admitted)
-    if decodes > 0 and groups[batch.group].decoding > 0:
-        merge(engine, requests, heaps, limits, groups[batch.group])
+            before = core.heaps[group.group, FLYING, k, 1] >> TICKET_BITS
+            end_decodes(core, before)
+            give_token(core, group, histogram, k)
+        end_decodes(core, engine.admitted)
+    if decodes > 0 and core.groups[batch.group].decoding > 0:
+        merge(core, core.groups[batch.group])
     engine.oldest_batch = (engine.oldest_batch + 1) % limits.stages
     engine.batches -= 1
     engine.last_us = engine.now
@@ -70,21 +62,12 @@ def end_batch(
 
 
 @compiled
-def give_drafts(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    group: np.void,
-    histogram: np.ndarray,
-    decodes: bool,
-) -> None:
+def give_drafts(core: Core, group: np.void, histogram: np.ndarray, decodes: bool) -> None:
     """Give the requests of a batch that returns their tokens, in order of admission.
 
     ``decodes``: the group in the engine's record is the one that returns; what its next step needs is added up.
     """
+    engine, requests = core.engine, core.requests
     k, r = 0, NOBODY
     if decodes:
         r = engine.oldest
@@ -94,25 +77,24 @@ def give_drafts(
         if not is_ready(engine, requests[r]):
             r = requests[r].after
             continue
-        while k < group.noted and heaps[group.group, FLYING, k, 1] < entrant(requests, r):
-            give_token(engine, requests, heaps, limits, hashes, entries, group, histogram, k)
+        while k < group.noted and core.heaps[group.group, FLYING, k, 1] < entrant(requests, r):
+            give_token(core, group, histogram, k)
             k += 1
         following = requests[r].after
-        take_accepted(engine, requests, limits, hashes, entries, r)
+        take_accepted(core, r)
         r = following
     while k < group.noted:
-        give_token(engine, requests, heaps, limits, hashes, entries, group, histogram, k)
+        give_token(core, group, histogram, k)
         k += 1
 
 
 @inlined
-def take_accepted(
-    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, r: int
-) -> None:
+def take_accepted(core: Core, r: int) -> None:
     """Give a decoding request its accepted drafts, beside the token that its group's clock counts.
 
     They arrive together: one inter-token gap is counted, as a streaming client sees one chunk.
     """
+    engine, requests, limits = core.engine, core.requests, core.limits
     request = requests[r]
     drafts = tokens_in_step(request, limits) - 1
     tokens = request.context_offset + engine.clock
@@ -127,26 +109,17 @@ def take_accepted(
     count_ahead(engine, request, limits, tokens + accepted, 1)
     if request.leaves_at <= engine.clock:
         stop_decoding(engine, requests, limits, r)
-        end_request(engine, requests, limits, hashes, entries, r)
+        end_request(core, r)
 
 
 @compiled
-def give_token(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    group: np.void,
-    histogram: np.ndarray,
-    k: int,
-) -> None:
+def give_token(core: Core, group: np.void, histogram: np.ndarray, k: int) -> None:
     """Give the k-th noted request of a batch its token; one that was preempted in flight gets it in the queue.
 
     A request preempted in flight and recomputed takes its token from one of its two batches only.
     """
-    r, known, drafts = noted_request(heaps[group.group], k)
+    engine, requests, limits = core.engine, core.requests, core.limits
+    r, known, drafts = noted_request(core.heaps[group.group], k)
     request = requests[r]
     if request.known != known:
         return
@@ -162,7 +135,7 @@ def give_token(
             request.all_in_flight = False
             if engine.decoding == 0:
                 engine.last_decode_end = engine.now
-            start_decoding(engine, requests, heaps[engine.group], limits, r)
+            start_decoding(engine, requests, core.heaps[engine.group], limits, r)
             if engine.last_decode_end != engine.now:
                 push_fresh(engine, requests, r)
         return
@@ -174,6 +147,6 @@ def give_token(
         if not request.all_in_flight:
             forget_partial(engine, requests, r)
         request.all_in_flight = False
-        release(engine, hashes, entries, limits, r, request, tokens_held(engine, request))
+        release(core, r, tokens_held(engine, request))
         unlink(engine, requests, r)
     note_finish(engine, request, r)

@@ -25,6 +25,7 @@ import numpy as np
 from kernelsight.serving.engine.compiled import compiled
 from kernelsight.serving.engine.prefix import cached_prefix
 from kernelsight.serving.engine.records import LEAST_LOADED, NOBODY, ROUND_ROBIN, SCORED, SESSION_AFFINITY
+from kernelsight.serving.engine.state import Scenario
 from kernelsight.serving.engine.tiers import tier_blocks
 
 # waiting requests at which the score of load is 0
@@ -93,15 +94,9 @@ def among(own: int, fewest: int, most: int) -> float:
 
 
 @compiled
-def best_scored(
-    client: np.void,
-    engines: np.ndarray,
-    request: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    limits: np.ndarray,
-) -> int:
+def best_scored(client: np.void, scenario: Scenario, request: np.void) -> int:
     """The engine with the highest sum of weighted scores; of equal ones the next in turn."""
+    engines, limits = scenario.engines[: client.front], scenario.limits
     weights = client.weights
     most_waiting = fewest_waiting = engines[0].in_flight - engines[0].running
     most_running = fewest_running = engines[0].running
@@ -114,7 +109,7 @@ def best_scored(
         i = (client.routed + k) % engines.size
         engine, own = engines[i], limits[i]
         waiting, capacity = engine.in_flight - engine.running, max(own.capacity_units, 1)
-        score = weights.prefix * prefix_score(request, hashes, entries, own, weights.tier)
+        score = weights.prefix * prefix_score(request, scenario.hashes, scenario.entries, own, weights.tier)
         score += weights.kv_use * (1.0 - (own.capacity_units - engine.free_units) / capacity)
         score += weights.queue * among(waiting, fewest_waiting, most_waiting)
         score += weights.running * among(engine.running, fewest_running, most_running)
@@ -125,17 +120,10 @@ def best_scored(
 
 
 @compiled
-def route(
-    client: np.void,
-    engines: np.ndarray,
-    requests: np.ndarray,
-    r: int,
-    hashes: np.ndarray,
-    sent: np.ndarray,
-    entries: np.ndarray,
-    limits: np.ndarray,
-) -> int:
-    """The engine for request ``r``; ``sent``: hash blocks that each engine was sent, shape [engines, hash blocks]."""
+def route(scenario: Scenario, r: int) -> int:
+    """The engine for request ``r``, of those that the client sends to."""
+    client, requests, hashes, sent = scenario.clients[0], scenario.requests, scenario.hashes, scenario.sent
+    engines = scenario.engines[: client.front]
     request = requests[r]
     if client.router == ROUND_ROBIN:
         i = client.routed % engines.size
@@ -146,7 +134,7 @@ def route(
         if i < 0:
             i = least_loaded(engines, client.routed)
     elif client.router == SCORED:
-        i = best_scored(client, engines, request, hashes, entries, limits)
+        i = best_scored(client, scenario, request)
     else:
         i, blocks = longest_match(request, hashes, sent)
         tokens = min(blocks * client.hash_tokens, request.prompt)

@@ -21,6 +21,7 @@ from kernelsight.serving.engine.policy import admission_closed, candidate, form_
 from kernelsight.serving.engine.preemption import preempt_until_free, retract
 from kernelsight.serving.engine.prefix import cache_chunk, take_units
 from kernelsight.serving.engine.queue import horizon_us
+from kernelsight.serving.engine.state import Core
 from kernelsight.serving.engine.tiers import is_loading
 
 
@@ -54,24 +55,16 @@ def partials_are_newest(engine: np.void, requests: np.ndarray) -> bool:
 
 
 @compiled
-def schedule_running(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    groups: np.ndarray,
-    prompts_only: bool,
-) -> tuple:
+def schedule_running(core: Core, prompts_only: bool) -> tuple:
     """Schedule the running requests and allocate their units; returns (prompt tokens, decode tokens, preempted).
 
     If the order of admission does not matter and budget and blocks suffice for all, the batch is scheduled as a whole,
     otherwise request by request.
     """
+    engine, requests, limits = core.engine, core.requests, core.limits
     forced = limits.fewest_generated and not prompts_only
-    if forced and retract(engine, requests, heaps, limits, hashes, entries, groups):
-        tokens, decodes, _ = schedule_in_order(engine, requests, heaps, limits, hashes, entries, groups, False)
+    if forced and retract(core):
+        tokens, decodes, _ = schedule_in_order(core, False)
         return tokens, decodes, True
     decodes = 0 if prompts_only else engine.decoding * (1 + limits.drafts)
     whole = decodes <= limits.max_num_batched_tokens and engine.near_end == 0
@@ -82,28 +75,20 @@ def schedule_running(
         if units <= engine.free_units:
             engine.left_out = 0
             if limits.hash_tokens == 0:
-                take_units(engine, entries, limits, units)
+                take_units(core, units)
             else:
-                take_in_order(engine, requests, limits, hashes, entries, decodes > 0)
+                take_in_order(core, decodes > 0)
             return tokens, decodes, False
-    return schedule_in_order(engine, requests, heaps, limits, hashes, entries, groups, prompts_only)
+    return schedule_in_order(core, prompts_only)
 
 
 @compiled
-def schedule_in_order(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    groups: np.ndarray,
-    prompts_only: bool,
-) -> tuple:
+def schedule_in_order(core: Core, prompts_only: bool) -> tuple:
     """Schedule running requests one at a time in order of admission, preempting others while blocks are short.
 
     After a request that preempts itself, the next ones are still scheduled.
     """
+    engine, requests, limits = core.engine, core.requests, core.limits
     budget = limits.max_num_batched_tokens
     prompt_tokens = decode_tokens = skipped = 0
     preempted = False
@@ -133,19 +118,17 @@ def schedule_in_order(
         extra = units_held(max(tokens + needed, held), limits) - units_held(held, limits)
         if extra > engine.free_units:
             preempted = True
-            gone, prompts, decodes = preempt_until_free(
-                engine, requests, heaps, limits, hashes, entries, groups, r, extra
-            )
+            gone, prompts, decodes = preempt_until_free(core, r, extra)
             budget += prompts + decodes
             prompt_tokens -= prompts
             decode_tokens -= decodes
             if gone:
                 r = request.after
                 continue
-        take_units(engine, entries, limits, extra)
+        take_units(core, extra)
         request.chunk = needed
         if not request.decoding:
-            cache_chunk(engine, hashes, entries, limits, request)
+            cache_chunk(core, request)
         budget -= needed
         if request.decoding:
             decode_tokens += needed
@@ -155,7 +138,7 @@ def schedule_in_order(
     if limits.per_request_progress:
         engine.left_out = skipped
     elif skipped > 0 and decode_tokens > 0:
-        skip_decodes(engine, requests, heaps[engine.group], limits)
+        skip_decodes(core)
     return prompt_tokens, decode_tokens, preempted
 
 
@@ -170,8 +153,9 @@ def forget_chunks(engine: np.void, requests: np.ndarray) -> None:
 
 
 @compiled
-def skip_decodes(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void) -> None:
+def skip_decodes(core: Core) -> None:
     """Keep the context of decoding requests without a token in this step while the decode clock advances."""
+    engine, requests, limits = core.engine, core.requests, core.limits
     r = engine.oldest
     while r >= 0:
         request = requests[r]
@@ -182,7 +166,7 @@ def skip_decodes(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limit
             stop_decoding(engine, requests, limits, r)
             # the step that begins now advances the clock, but not this request
             engine.clock += 1
-            start_decoding(engine, requests, heaps, limits, r)
+            start_decoding(engine, requests, core.heaps[engine.group], limits, r)
             engine.clock -= 1
             request.skipped = True
             engine.skipped += 1
@@ -193,77 +177,52 @@ def skip_decodes(engine: np.void, requests: np.ndarray, heaps: np.ndarray, limit
 
 
 @compiled
-def take_in_order(
-    engine: np.void, requests: np.ndarray, limits: np.void, hashes: np.ndarray, entries: np.ndarray, decodes: bool
-) -> None:
+def take_in_order(core: Core, decodes: bool) -> None:
     """Allocate the units of decodes, then of each chunk, caching it before the next: that can free blocks."""
+    engine, requests, limits = core.engine, core.requests, core.limits
     if decodes:
-        take_units(engine, entries, limits, units_next(engine, requests, limits))
+        take_units(core, units_next(engine, requests, limits))
     r = engine.partial
     while r >= 0:
         request = requests[r]
         units = units_held(request.computed + request.chunk, limits) - units_held(request.computed, limits)
-        take_units(engine, entries, limits, units)
-        cache_chunk(engine, hashes, entries, limits, request)
+        take_units(core, units)
+        cache_chunk(core, request)
         r = request.next_partial
 
 
 @compiled
-def schedule(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    groups: np.ndarray,
-    horizon: float,
-) -> tuple:
+def schedule(core: Core, horizon: float) -> tuple:
     """Schedule one step; returns (prompt tokens, decode tokens, whether to schedule the next step anew, blocked)."""
+    engine, requests, limits = core.engine, core.requests, core.limits
     if not limits.plain:
         form_static_batch(engine, limits, horizon)
-        if engine.prefills_held or delay_prefills(engine, requests, limits, hashes, entries, horizon):
-            return schedule_decodes_only(engine, requests, heaps, limits, hashes, entries, groups)
-    prompts_only = limits.prefill_first and prefill_next(engine, requests, limits, hashes, entries, horizon)
-    prompt_tokens, decode_tokens, preempted = schedule_running(
-        engine, requests, heaps, limits, hashes, entries, groups, prompts_only
-    )
+        if engine.prefills_held or delay_prefills(core, horizon):
+            return schedule_decodes_only(core)
+    prompts_only = limits.prefill_first and prefill_next(core, horizon)
+    prompt_tokens, decode_tokens, preempted = schedule_running(core, prompts_only)
     if limits.prefill_first and not prompts_only:
         blocked = candidate(engine, requests, limits, horizon) >= 0 and stays_refused(engine, limits)
         blocked = blocked or admission_closed(engine, limits)
         return prompt_tokens, decode_tokens, preempted, blocked
     blocked = False
     if not preempted:
-        admitted, joined, blocked = admit(
-            engine, requests, heaps, limits, hashes, entries, horizon, prompt_tokens, decode_tokens
-        )
+        admitted, joined, blocked = admit(core, horizon, prompt_tokens, decode_tokens)
         prompt_tokens += admitted
         decode_tokens += joined
     if prompts_only and prompt_tokens == 0:
         # the partly computed prompt was preempted: decode instead, so that blocks become free
-        prompt_tokens, decode_tokens, _ = schedule_running(
-            engine, requests, heaps, limits, hashes, entries, groups, False
-        )
+        prompt_tokens, decode_tokens, _ = schedule_running(core, False)
         return prompt_tokens, decode_tokens, True, True
     return prompt_tokens, decode_tokens, preempted, blocked
 
 
 @compiled
-def schedule_decodes_only(
-    engine: np.void,
-    requests: np.ndarray,
-    heaps: np.ndarray,
-    limits: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    groups: np.ndarray,
-) -> tuple:
+def schedule_decodes_only(core: Core) -> tuple:
     """Schedule a step without prompts; if no decode is left after preemptions, the partly computed prompts run."""
-    engine.prefills_delayed = True
-    prompt_tokens, decode_tokens, _ = schedule_running(engine, requests, heaps, limits, hashes, entries, groups, False)
+    core.engine.prefills_delayed = True
+    prompt_tokens, decode_tokens, _ = schedule_running(core, False)
     if decode_tokens == 0:
-        engine.prefills_delayed = False
-        prompt_tokens, decode_tokens, _ = schedule_running(
-            engine, requests, heaps, limits, hashes, entries, groups, False
-        )
+        core.engine.prefills_delayed = False
+        prompt_tokens, decode_tokens, _ = schedule_running(core, False)
     return prompt_tokens, decode_tokens, True, True

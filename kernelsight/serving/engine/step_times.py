@@ -8,6 +8,7 @@ from kernelsight.serving.engine import host as host_rules
 from kernelsight.serving.engine.compiled import entry, inlined
 from kernelsight.serving.engine.costs import host_times
 from kernelsight.serving.engine.records import NOBODY
+from kernelsight.serving.engine.state import StepCosts
 from kernelsight.serving.engine.steps import single_step
 
 MIDDLE, FAST, SLOW, ENERGY = range(4)
@@ -83,10 +84,10 @@ def time_steps(
         if fault != FITS:
             return fault + 8 * b
         engine.energy_j = 0.0
-        gpu_us, _ = single_step(engine, requests, host, costs[MIDDLE], layout, uses, tokens, decodes, 0)
+        gpu_us, _ = single_step(engine, requests, host, StepCosts(costs[MIDDLE], layout, uses), tokens, decodes, 0)
         times[ENERGY, b] = engine.energy_j
-        fast_us, _ = single_step(engine, requests, host, costs[FAST], layout, uses, tokens, decodes, 0)
-        slow_us, _ = single_step(engine, requests, host, costs[SLOW], layout, uses, tokens, decodes, 0)
+        fast_us, _ = single_step(engine, requests, host, StepCosts(costs[FAST], layout, uses), tokens, decodes, 0)
+        slow_us, _ = single_step(engine, requests, host, StepCosts(costs[SLOW], layout, uses), tokens, decodes, 0)
         chunks = offsets[b + 1] - offsets[b] - decodes
         hidden_us, exposed_us, _ = host_times(chunks + decodes, tokens + decodes, chunks, host)
         total_us, p05_us, p95_us, _, _, _ = step_interval(gpu_us, fast_us, slow_us, hidden_us, exposed_us, log_sd)

@@ -22,6 +22,7 @@ import numpy as np
 
 from kernelsight.serving.engine.compiled import compiled
 from kernelsight.serving.engine.records import FOREVER, MOVED, NOBODY, THROUGH
+from kernelsight.serving.engine.state import Core
 
 
 @compiled
@@ -43,9 +44,10 @@ def touch(entries: np.ndarray, tier: int, e: int) -> None:
 
 
 @compiled
-def take_oldest(engine: np.void, entries: np.ndarray, limits: np.void, t: int, keep: int, blocks: int) -> tuple:
+def take_oldest(core: Core, t: int, keep: int, blocks: int) -> tuple:
     """Evict up to ``blocks`` of the least recently used hash block but ``keep``: (its number or -1, what it had)."""
-    tier = limits.tier_at[t]
+    engine, entries = core.engine, core.entries
+    tier = core.limits.tier_at[t]
     e = entries[tier].after
     if e == keep:
         e = entries[e].after
@@ -62,9 +64,10 @@ def take_oldest(engine: np.void, entries: np.ndarray, limits: np.void, t: int, k
 
 
 @compiled
-def put_blocks(engine: np.void, entries: np.ndarray, limits: np.void, t: int, number: int, blocks: int) -> None:
+def put_blocks(core: Core, t: int, number: int, blocks: int) -> None:
     """Hold the first ``blocks`` of a hash block for which there is room now, as the most recently used."""
-    tier = limits.tier_at[t]
+    engine, entries = core.engine, core.entries
+    tier = core.limits.tier_at[t]
     e = tier + 1 + number
     added = min(max(blocks - entries[e].valid, 0), entries[tier].valid)
     entries[e].valid += added
@@ -76,65 +79,66 @@ def put_blocks(engine: np.void, entries: np.ndarray, limits: np.void, t: int, nu
 
 
 @compiled
-def missing_blocks(entries: np.ndarray, limits: np.void, t: int, number: int, blocks: int) -> int:
+def missing_blocks(core: Core, t: int, number: int, blocks: int) -> int:
     """Blocks that a tier has to evict to hold the first ``blocks`` of a hash block."""
-    tier = limits.tier_at[t]
+    entries = core.entries
+    tier = core.limits.tier_at[t]
     return blocks - entries[tier + 1 + number].valid - entries[tier].valid
 
 
 @compiled
-def write_last(engine: np.void, entries: np.ndarray, limits: np.void, t: int, number: int, blocks: int) -> None:
+def write_last(core: Core, t: int, number: int, blocks: int) -> None:
     """Write the first ``blocks`` of a hash block to a tier; what it evicts is lost."""
-    keep = limits.tier_at[t] + 1 + number
-    missing = missing_blocks(entries, limits, t, number, blocks)
-    while missing > 0 and take_oldest(engine, entries, limits, t, keep, missing)[0] >= 0:
-        missing = missing_blocks(entries, limits, t, number, blocks)
-    put_blocks(engine, entries, limits, t, number, blocks)
+    keep = core.limits.tier_at[t] + 1 + number
+    missing = missing_blocks(core, t, number, blocks)
+    while missing > 0 and take_oldest(core, t, keep, missing)[0] >= 0:
+        missing = missing_blocks(core, t, number, blocks)
+    put_blocks(core, t, number, blocks)
 
 
 @compiled
-def write_second(engine: np.void, entries: np.ndarray, limits: np.void, t: int, number: int, blocks: int) -> None:
+def write_second(core: Core, t: int, number: int, blocks: int) -> None:
     """The same where there may be one tier more, to which what is evicted goes."""
-    keep = limits.tier_at[t] + 1 + number
-    missing = missing_blocks(entries, limits, t, number, blocks)
+    keep = core.limits.tier_at[t] + 1 + number
+    missing = missing_blocks(core, t, number, blocks)
     while missing > 0:
-        evicted, had = take_oldest(engine, entries, limits, t, keep, missing)
+        evicted, had = take_oldest(core, t, keep, missing)
         if evicted < 0:
             break
-        if t + 1 < limits.tiers:
-            write_last(engine, entries, limits, t + 1, evicted, had)
-        missing = missing_blocks(entries, limits, t, number, blocks)
-    put_blocks(engine, entries, limits, t, number, blocks)
+        if t + 1 < core.limits.tiers:
+            write_last(core, t + 1, evicted, had)
+        missing = missing_blocks(core, t, number, blocks)
+    put_blocks(core, t, number, blocks)
 
 
 @compiled
-def write_first(engine: np.void, entries: np.ndarray, limits: np.void, number: int, blocks: int) -> None:
+def write_first(core: Core, number: int, blocks: int) -> None:
     """Write the first ``blocks`` of a hash block to the first tier; what it evicts goes to the next one."""
-    keep = limits.tier_at[0] + 1 + number
-    missing = missing_blocks(entries, limits, 0, number, blocks)
+    keep = core.limits.tier_at[0] + 1 + number
+    missing = missing_blocks(core, 0, number, blocks)
     while missing > 0:
-        evicted, had = take_oldest(engine, entries, limits, 0, keep, missing)
+        evicted, had = take_oldest(core, 0, keep, missing)
         if evicted < 0:
             break
-        if limits.tiers > 1:
-            write_second(engine, entries, limits, 1, evicted, had)
-        missing = missing_blocks(entries, limits, 0, number, blocks)
-    put_blocks(engine, entries, limits, 0, number, blocks)
+        if core.limits.tiers > 1:
+            write_second(core, 1, evicted, had)
+        missing = missing_blocks(core, 0, number, blocks)
+    put_blocks(core, 0, number, blocks)
 
 
 @compiled
-def note_cached(engine: np.void, entries: np.ndarray, limits: np.void, number: int, blocks: int) -> None:
+def note_cached(core: Core, number: int, blocks: int) -> None:
     """Write on what the GPU's cache now holds of a hash block, where every block is written through."""
-    if limits.write_policy == THROUGH:
-        for t in range(limits.tiers):
-            write_last(engine, entries, limits, t, number, blocks)
+    if core.limits.write_policy == THROUGH:
+        for t in range(core.limits.tiers):
+            write_last(core, t, number, blocks)
 
 
 @compiled
-def note_evicted(engine: np.void, entries: np.ndarray, limits: np.void, e: int, blocks: int) -> None:
+def note_evicted(core: Core, e: int, blocks: int) -> None:
     """Write back what the GPU's cache held of a hash block when it evicts some of it."""
-    if limits.write_policy != THROUGH:
-        write_first(engine, entries, limits, e - limits.entries_at, blocks)
+    if core.limits.write_policy != THROUGH:
+        write_first(core, e - core.limits.entries_at, blocks)
 
 
 @compiled
@@ -156,16 +160,9 @@ def tier_blocks(request: np.void, hashes: np.ndarray, entries: np.ndarray, limit
 
 
 @compiled
-def load_blocks(
-    engine: np.void,
-    request: np.void,
-    hashes: np.ndarray,
-    entries: np.ndarray,
-    limits: np.void,
-    cached: int,
-    blocks: int,
-) -> float:
+def load_blocks(core: Core, request: np.void, cached: int, blocks: int) -> float:
     """Order the load of ``blocks`` behind ``cached`` ones, each from the first tier that has it; returns its end."""
+    engine, limits, hashes, entries = core.engine, core.limits, core.hashes, core.entries
     per_hash = limits.hash_tokens // limits.block_size
     at, end = cached, cached + blocks
     for t in range(limits.tiers):
@@ -178,7 +175,7 @@ def load_blocks(
         count = min(entries[limits.tier_at[t] + 1 + number].valid - within, end - at)
         engine.load_blocks[t] += count
         at += count
-    touch_prompt(request, hashes, entries, limits, cached + blocks)
+    touch_prompt(core, request, cached + blocks)
     begin_us = request.visible_us if limits.prefetch and request.visible_us > 0.0 else engine.now
     # what is fetched ahead comes to host memory; from there it goes to the GPU when the request is admitted
     engine.link_read_us = max(engine.link_read_us, engine.now) + blocks * limits.link_read_us
@@ -193,8 +190,9 @@ def load_blocks(
 
 
 @compiled
-def touch_prompt(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, blocks: int) -> None:
+def touch_prompt(core: Core, request: np.void, blocks: int) -> None:
     """Make the hash blocks under the first ``blocks`` of a prompt the most recently used, the first one last."""
+    limits, hashes, entries = core.limits, core.hashes, core.entries
     per_hash = limits.hash_tokens // limits.block_size
     for i in range((blocks + per_hash - 1) // per_hash - 1, -1, -1):
         for t in range(limits.tiers):
@@ -204,10 +202,9 @@ def touch_prompt(request: np.void, hashes: np.ndarray, entries: np.ndarray, limi
 
 
 @compiled
-def forget_moved(
-    request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, cached: int, blocks: int
-) -> None:
+def forget_moved(core: Core, request: np.void, cached: int, blocks: int) -> None:
     """Drop from the tiers what was loaded, where a block is in one place only."""
+    limits, hashes, entries = core.limits, core.hashes, core.entries
     if limits.write_policy != MOVED:
         return
     per_hash = limits.hash_tokens // limits.block_size
