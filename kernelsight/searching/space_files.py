@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.bounded_values import parse_json
+from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput, nearest
 
@@ -38,7 +41,7 @@ class SpaceTables(NamedTuple):
 
 
 def read_spaces(paths: Sequence[str | Path]) -> SpaceTables:
-    """Read Parquet files of search spaces; InvalidInput for rows that no search can use, with the first of them.
+    """Read Parquet files of search spaces; InvalidInput or ContractBroken for rows that no search can use.
 
     Columns: space, gpu, parameters (JSON object), latency_us, status; cv, samples, compile_s, benchmark_s if known.
     """
@@ -77,6 +80,9 @@ def _read(path: Path) -> pa.Table:
             columns[name] = table[name].cast(kind) if name in table.column_names else pa.nulls(len(table), kind)
         except pa.ArrowException as error:
             raise InvalidInput(f"{path}: column {name} cannot be used: {str(error).splitlines()[0]}.") from None
+    contract = contracts()["kernel_measurements"]
+    figures = replace(contract, columns=tuple(column for column in contract.columns if column.name in OPTIONAL))
+    conform(pa.table({name: columns[name] for name in OPTIONAL}), figures, origin=str(path))
     columns["source"] = pa.array([path.name] * len(table))
     return pa.table(columns)
 
