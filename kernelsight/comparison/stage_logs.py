@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.number_format import number
+
 # shares of a distribution that clients state
 SHARES = {
     "min": 0.0,
@@ -176,8 +178,9 @@ def findings(stages: list[Stage], faults: list[Mapping[str, Any]], client: Mappi
     said = [f"{', '.join(parts)}: {explanation}" for explanation, parts in twice.items()]
     behind = [stage for stage in stages if not stage.is_open]
     said += [
-        f"{stage.part}: {stage.rate:,.4g} requests/s were requested and {stage.achieved:,.4g} sent, "
-        f"{stage.delay_ms / 1e3:,.2g} s late on average: a closed loop of about {stage.in_flight:,} requests in flight"
+        f"{stage.part}: {number(stage.rate)} requests/s were requested and {number(stage.achieved)} sent, "
+        f"{number(stage.delay_ms / 1e3, 2)} s late on average: a closed loop of about {stage.in_flight:,} requests in "
+        "flight"
         for stage in behind
         if math.isfinite(stage.rate)
     ]
