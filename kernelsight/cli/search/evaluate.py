@@ -44,9 +44,9 @@ def run(arguments: argparse.Namespace) -> None:
     import pyarrow as pa
 
     from kernelsight.dataflow.durable import locked
+    from kernelsight.dataflow.journal import journal_path
     from kernelsight.evaluation.searches.evaluate import SPLITS, evaluate
     from kernelsight.present.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
-    from kernelsight.searching.journal import journal_path
     from kernelsight.searching.space_files import read_spaces
 
     target = check_ending(arguments.output, (".json", ".csv", ".parquet"))
