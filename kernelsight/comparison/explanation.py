@@ -23,13 +23,13 @@ from kernelsight.comparison.factors import (
 )
 from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR
 from kernelsight.comparison.kernel_spread import kernel_spread
-from kernelsight.comparison.likelihood import Witnesses
+from kernelsight.comparison.likelihood import StepLikelihoods
 from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.observed_limits import is_limited
 from kernelsight.comparison.observed_steps import Seen, seen_of, typical_context
 from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of, explained_table, joined
-from kernelsight.comparison.residuals import NOTHING, left_by_group, similar
+from kernelsight.comparison.residuals import NOTHING, group_residuals, similar
 from kernelsight.comparison.sample import Sample
 from kernelsight.comparison.settings import contradictions
 from kernelsight.dataflow.rows import as_table
@@ -48,12 +48,12 @@ TABLES = (
 class Explanation(NamedTuple):
     """What replays explain a log by.
 
-    ``found``: the causes, replayed on the whole log; ``ranked``: the loss of each setting alone, best first;
+    ``state``: the causes, replayed on the whole log; ``ranked``: the loss of each setting alone, best first;
     ``loss``: that of the deployment as stated; ``fitted``: all factors at once; ``values``: the PARAMETERS that
     corrections are made of; ``scores``: by kind of correction and metric; ``seen``: engine steps that were used.
     """
 
-    found: State
+    state: State
     ranked: Sequence[tuple[str, float]]
     loss: float
     fitted: Estimate | None
@@ -64,12 +64,16 @@ class Explanation(NamedTuple):
     @property
     def explained(self) -> float:
         """The share of the loss that the causes take away."""
-        return 1.0 - self.found.left.loss / self.loss if self.loss else 0.0
+        return 1.0 - self.state.residuals.loss / self.loss if self.loss else 0.0
 
     @property
     def believed_by(self) -> dict[str, Any]:
         """What says whether the causes are believed, as columns of ``fitted_causes``."""
-        return {"explained": self.explained, "chance": bool(self.found.left.is_chance), "left": self.found.left.loss}
+        return {
+            "explained": self.explained,
+            "chance": bool(self.state.residuals.is_chance),
+            "left": self.state.residuals.loss,
+        }
 
     @property
     def is_better(self) -> bool:
@@ -98,8 +102,8 @@ def explanation_tables(
         own = explained(log, base, session, happened or is_limited(log, base))
         for name, values in _rows(log, own, session).items():
             rows[name] += [{"comparison_id": log.comparison_id, **value} for value in values]
-        if own.found.causes:
-            replays.append(explained_table(log, own.found.replayed))
+        if own.state.causes:
+            replays.append(explained_table(log, own.state.replayed))
     made = {name: as_table(contracts()[name], values) for name, values in rows.items() if name != TABLES[0]}
     return made | {"explained_replays": joined("explained_replays", replays)}
 
@@ -118,19 +122,19 @@ def explained(log: ComparedLog, base: Replayed, session: Session, known: bool = 
     part = Sample(worlds, log.measured, rows)
     chosen, prior = log.fitted_on[rows], _prior(log, session)
     seen = _seen(log)
-    witnesses = Witnesses(session, seen, prior) if seen.shapes else None
+    steps = StepLikelihoods(session, seen, prior) if seen.shapes else None
     settings = alternatives(log.settings, question.flags) if question.suspects == "all" else []
     stated = part.serve([Variant(question.flags)])[0]
-    testify = witnesses.of if witnesses else None
-    found, ranked = explain(part.serve, question.flags, stated, part.measured, chosen, prior, settings, testify)
+    likelihoods_of = steps.of if steps else None
+    found, ranked = explain(part.serve, question.flags, stated, part.measured, chosen, prior, settings, likelihoods_of)
     found = _on_whole_log(found, base, worlds)
-    likely = witnesses.of([found.flags]) if witnesses else ()
+    likelihoods = steps.of([found.flags]) if steps else ()
     fitted = estimate(
-        part.serve, [found.flags], part.measured, chosen, prior, iterations=4, witnesses=likely
+        part.serve, [found.flags], part.measured, chosen, prior, iterations=4, likelihoods=likelihoods
     )[0]  # fmt: skip
     values = _better(part, chosen, found, fitted)
     residuals = relative_residuals(part.measured, stated)
-    loss = left_by_group(residuals[:, chosen], similar(part.measured, chosen)).loss
+    loss = group_residuals(residuals[:, chosen], similar(part.measured, chosen)).loss
     scores = _scores(log, base, found, values, worlds)
     return Explanation(found, ranked, loss, fitted, values, scores, seen)
 
@@ -198,7 +202,7 @@ def _rows(log: ComparedLog, own: Explanation, session: Session) -> dict[str, lis
     """Return rows of the TABLES but for the replay."""
     sd, prior_sd = (own.fitted.sd, own.fitted.prior_sd) if own.fitted else (None, None)
     parameters = [
-        {"parameter": name, "value": float(own.found.values[at])}
+        {"parameter": name, "value": float(own.state.values[at])}
         | ({"sd": float(sd[at]), "prior_sd": float(prior_sd[at])} if sd is not None else {})
         for at, name in enumerate(PARAMETERS)
     ]
@@ -210,8 +214,8 @@ def _rows(log: ComparedLog, own: Explanation, session: Session) -> dict[str, lis
     ]
     return {
         "fitted_causes": [
-            {"place": place, **own.believed_by, **_cause_row(own.found, name)}
-            for place, name in enumerate(own.found.causes)
+            {"place": place, **own.believed_by, **_cause_row(own.state, name)}
+            for place, name in enumerate(own.state.causes)
         ],
         "fitted_parameters": parameters,
         "setting_suspects": _suspects(log, own, session),
@@ -238,7 +242,7 @@ def _suspects(log: ComparedLog, own: Explanation, session: Session) -> list[dict
     for name, loss in own.ranked:
         setting, _, value = name.partition("=")
         gain = 1.0 - loss / own.loss if own.loss else 0.0
-        likely = name in own.found.causes and is_believed(**own.believed_by)
+        likely = name in own.state.causes and is_believed(**own.believed_by)
         if likely or gain > 0.1:
             stated = log.settings.get({"tensor_parallel_size": "tp"}.get(setting, setting))
             row = {"setting": setting, "stated": None if stated is None else str(stated), "value": value}
@@ -256,7 +260,7 @@ def _corrections(log: ComparedLog, own: Explanation) -> list[dict[str, Any]]:
         "n": int(log.fitted_on.sum()), "fitted_on": f"first {1 - log.question.hold_out:.0%} of the log",
         "held_out_before": before, "held_out_after": after, "fingerprint": fingerprint(log.settings),
     }  # fmt: skip
-    return [{**row, **shared} for row in variant_of(own.found.flags, own.values).corrections()]
+    return [{**row, **shared} for row in variant_of(own.state.flags, own.values).corrections()]
 
 
 def _evidence(seen: Seen | None) -> list[dict[str, Any]]:
