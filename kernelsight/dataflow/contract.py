@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -275,6 +275,26 @@ def conform(
         raise breaks_contract(contract.table, faults, origin)
     fields = [field.with_type(sound[field.name].type) for field in contract.schema]
     return pa.table([sound[field.name] for field in fields], schema=pa.schema(fields))
+
+
+def check_values(table: pa.Table, contract: Contract, origin: str) -> None:
+    """Raise ContractBroken for values that break a contract, in a table that may lack columns and have others.
+
+    Checked are types, finite numbers, and the checks over columns of the table; a column with nulls that the contract
+    does not allow has no check here.
+
+    >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "int64", "an x", check="x > 0"),))
+    >>> check_values(pa.table({"x": [1, 2], "note": ["a", "b"]}), contract, "x.csv")
+    """
+    there = {name for name in table.column_names if table[name].null_count < table.num_rows}
+    columns = []
+    for column in contract.columns:
+        if column.name in there:
+            may_check = column.nullable or not table[column.name].null_count
+            check = column.check if may_check and columns_of(parse(column.check or "true")) <= there else ""
+            columns.append(replace(column, nullable=True, key=False, check=check))
+    names = [column.name for column in columns]
+    conform(table.select(names), replace(contract, columns=tuple(columns)), origin=origin)
 
 
 def as_arrow(data: Any, table: str) -> pa.Table:

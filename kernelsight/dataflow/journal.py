@@ -80,8 +80,11 @@ class Journal:
         self.close()
 
 
-def read_journal(path: Path, kind: str) -> Records:
-    """Return what a journal of a kind holds up to its first damaged line; InvalidInput: it is no such journal."""
+def read_journal(path: Path, kind: str, *, without_sums: bool = False) -> Records:
+    """Return what a journal of a kind holds up to its first damaged line; InvalidInput: it is no such journal.
+
+    ``without_sums``: earlier versions wrote lines of this kind without check sums, which are read too.
+    """
     data = read_bytes(path, lambda found: InvalidInput(f"the journal {path} {found}; use another -o FILE."), ROWS_BYTES)
     if data.startswith(_ARROW):
         raise InvalidInput(
@@ -89,7 +92,7 @@ def read_journal(path: Path, kind: str) -> Records:
             "or use another -o FILE."
         )
     found: list[dict[str, Any]] = []
-    checked = not data.startswith(b"{")  # lines of earlier versions have no check sum
+    checked = not (without_sums and data.startswith(b"{"))
     for line in data.split(b"\n")[:-1]:
         record = _parsed(line, checked)
         if record is None:

@@ -38,7 +38,7 @@ def opened(path: Path, header: str, resume: bool) -> tuple[Journal, list[dict[st
     if path.exists():
         if not resume:
             raise InvalidInput(f"{path} holds a search that did not finish; --resume continues it, or remove the file.")
-        stated, earlier = read_journal(path, KIND)
+        stated, earlier = read_journal(path, KIND, without_sums=True)
         if stated != header:
             raise InvalidInput(
                 f"{path} belongs to another search: scenario or measurements differ; use the same flags and files, or "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.bounded_values import parse_json
-from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.contract import check_values
 from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput, nearest
 
@@ -80,9 +79,8 @@ def _read(path: Path) -> pa.Table:
             columns[name] = table[name].cast(kind) if name in table.column_names else pa.nulls(len(table), kind)
         except pa.ArrowException as error:
             raise InvalidInput(f"{path}: column {name} cannot be used: {str(error).splitlines()[0]}.") from None
-    contract = contracts()["kernel_measurements"]
-    figures = replace(contract, columns=tuple(column for column in contract.columns if column.name in OPTIONAL))
-    conform(pa.table({name: columns[name] for name in OPTIONAL}), figures, origin=str(path))
+    figures = pa.table({name: columns[name] for name in OPTIONAL})
+    check_values(figures, contracts()["kernel_measurements"], str(path))
     columns["source"] = pa.array([path.name] * len(table))
     return pa.table(columns)
 
