@@ -22,7 +22,7 @@ from kernelsight.escape import visible
 from kernelsight.number_format import number, percent
 
 NAME = "changed"
-# tables of logs that rest on one log and not on the other are told by this beginning of the earlier one's name
+# prefix of the earlier log's name, which distinguishes its rows in tables of both logs
 EARLIER = "before/"
 
 

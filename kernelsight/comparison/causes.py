@@ -24,7 +24,7 @@ MOST_NAMED = 2
 BEGINNINGS = 3
 # causes are accepted where they explain this share of the loss and leave at most this mean square of relative
 # residuals; the last: share of the loss where the remainder is chance
-NEARLY_ALL, MOST_REMAINING, MOST_OF_IT = 0.85, 0.15**2, 0.6
+NEARLY_ALL, MOST_LEFT, MOST_OF_IT = 0.85, 0.15**2, 0.6
 # degrees of freedom of Student's t: of sizes of causes, and of residuals of steps and kernels, of which there are many
 TAILS, STEP_TAILS = 4.0, 30.0
 # a smaller mean square of relative residuals needs no cause
@@ -87,15 +87,15 @@ def explain(
     return best, ranked
 
 
-def is_believed(explained: float, chance: bool, remaining: float) -> bool:
+def is_believed(explained: float, chance: bool, left: float) -> bool:
     """Whether causes explain nearly everything and leave little, or most of it and no more than chance.
 
-    ``explained``: share of the loss; ``remaining``: the loss with them, a mean square of relative residuals.
+    ``explained``: share of the loss; ``left``: the loss with them, a mean square of relative residuals.
 
     >>> is_believed(0.9, False, 0.01), is_believed(0.9, False, 0.04), is_believed(0.7, True, 0.01)
     (True, False, True)
     """
-    return explained >= MOST_OF_IT if chance else explained >= NEARLY_ALL and remaining <= MOST_REMAINING
+    return explained >= MOST_OF_IT if chance else explained >= NEARLY_ALL and left <= MOST_LEFT
 
 
 def by_plausibility(states: Sequence[State], prior: np.ndarray) -> list[State]:

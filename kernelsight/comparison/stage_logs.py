@@ -25,7 +25,7 @@ SHARES = {
 }
 # a client that falls this far behind the rate, or that waits this long to send, has run out of workers
 REACHED, LATE_MS = 0.97, 500.0
-# a loop of which so many of its users wait for an answer on average is a closed one
+# share of the users of a closed loop that wait for an answer on average, at least
 FULL = 0.9
 LENGTHS = ("prompt_tokens", "output_tokens")
 # fewer make no statistic

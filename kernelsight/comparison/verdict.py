@@ -139,7 +139,7 @@ def verdict_table(answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
     return html_table(answer["verdict"], names, shown)
 
 
-# a posterior as wide as this share of the prior has learned nothing of a part; smaller parts matter to nobody
+# a posterior as wide as this share of the prior does not determine a part; parts below this share of E2E are ignored
 UNKNOWN, LEAST_SHARE = 0.8, 0.05
 
 
@@ -168,8 +168,8 @@ def not_separated(
     missing = [what for name, what in (("steps", steps), ("kernels", kernels)) if not has.get(name)]
     would = f"; {' or '.join(missing)} would" if missing else ""
     *first, last = sorted(wide, reverse=True)
-    apart = f"{first[0]} from {last}" if len(wide) == 2 else f"{', '.join(first)} and {last} from each other"
-    return [f"this log does not separate {apart}: only their sum is known{would}"]
+    parts_named = f"{first[0]} from {last}" if len(wide) == 2 else f"{', '.join(first)} and {last} from each other"
+    return [f"this log does not separate {parts_named}: only their sum is known{would}"]
 
 
 def not_judged(answer: Mapping[str, Any]) -> list[str]:
