@@ -34,6 +34,7 @@ from kernelsight.comparison.sample import Sample
 from kernelsight.comparison.settings import contradictions
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
+from kernelsight.number_format import percent
 from kernelsight.scenario.alternatives import alternatives
 from kernelsight.scenario.corrections import fingerprint
 
@@ -262,7 +263,7 @@ def _corrections(log: ComparedLog, explanation: Explanation) -> list[dict[str, A
         return []
     before, after = (explanation.scores[name]["e2e"]["median_ape"] for name in ("uncorrected", "corrected"))
     shared = {
-        "n": int(log.fitted_on.sum()), "fitted_on": f"first {1 - log.question.hold_out:.0%} of the log",
+        "n": int(log.fitted_on.sum()), "fitted_on": f"first {percent(1 - log.question.hold_out)} of the log",
         "held_out_before": before, "held_out_after": after, "fingerprint": fingerprint(log.settings),
     }  # fmt: skip
     return [{**row, **shared} for row in variant_of(explanation.state.flags, explanation.values).corrections()]

@@ -106,7 +106,7 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
     if kind == "load":
         return f"{LOAD[name]} {value:.2f} times what was {described}" if value else f"the load is not as {described}"
     if name == "per_prompt_token_us":
-        return f"each prompt token takes {value:.3g} us more before the engine: tokenizer or front end"
+        return f"each prompt token takes {number(value, 3)} us more before the engine: tokenizer or front end"
     if name in ("client", "front_end", "host"):
         sign, per = "+" if value >= 0 else "-", "a step" if name == "host" else "a request"
         if name == "client":

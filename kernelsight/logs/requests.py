@@ -9,6 +9,7 @@ import polars as pl
 from kernelsight.catalog.tables import contracts
 from kernelsight.logs.files import unusable
 from kernelsight.logs.found import FILE_ROW, RULES, Faults, Found
+from kernelsight.number_format import number
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 DURATIONS = (
@@ -187,5 +188,5 @@ def _compare_rate(found: Found, frame: pl.DataFrame) -> None:
     chance = CHANCE / math.sqrt((sent.len() - 1) * (found.stated.get("burstiness") or 1.0))
     if abs(achieved / requested - 1) > max(RATE_TOLERANCE, chance):
         found.faults.add(
-            "rate_not_reached", sent.len(), more=f" ({achieved:.4g} instead of {requested:.4g} per second)"
+            "rate_not_reached", sent.len(), more=f" ({number(achieved)} instead of {number(requested)} per second)"
         )

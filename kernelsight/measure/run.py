@@ -18,6 +18,7 @@ from kernelsight.measure.journal import Points, read_points
 from kernelsight.measure.rows import row_of, versions_of
 from kernelsight.measure.suite import Point, Rule, Suite
 from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Timing, Watch, drawn_w, replayed, time_replays
+from kernelsight.number_format import number, percent
 
 # duration of a replay in microseconds: far above the clock's resolution, too short to heat the GPU
 REPLAY_US = 1000.0
@@ -88,7 +89,7 @@ def _measure_left(
     """Measure the points missing in the journal; return the error if the device was lost, else None."""
     watch, spent, begun = Watch(), [], device.seconds()
     left = [point for point in suite.points if point.key not in points.done]
-    for number, point in enumerate(left, start=1):
+    for place, point in enumerate(left, start=1):
         at, lost = device.seconds(), None
         if at - begun >= most_seconds:
             break
@@ -102,7 +103,7 @@ def _measure_left(
             row, failure = None, _reason(error)
         points.add(point.key, row, failure)
         spent.append(device.seconds() - at)
-        log(_line(number, len(left), point, row, failure, spent))
+        log(_line(place, len(left), point, row, failure, spent))
         if lost:
             return lost
         if watch.slowed_points == HOPELESS_POINTS and row and row["not_fitted"] == SLOWED_FAULT:
@@ -212,13 +213,13 @@ def _log_versions(earlier: Sequence[Mapping[str, Any]], identity: Identity, log:
         log(f"earlier points: driver {driver} ({versions}), next points: {now[0]} ({now[1]}); stored in each row")
 
 
-def _line(number: int, of: int, point: Point, row: Any, failure: str | None, spent: list[float]) -> str:
+def _line(place: int, of: int, point: Point, row: Any, failure: str | None, spent: list[float]) -> str:
     recent = spent[-RECENT:]
-    left_minutes = (of - number) * sum(recent) / len(recent) / 60.0
+    left_minutes = (of - place) * sum(recent) / len(recent) / 60.0
     sizes = " ".join(f"{name}={size}" for name, size in point.shape)
-    found = failure or f"{row['latency_us']:.4g} us +- {row['relative_error']:.1%}"
+    found = failure or f"{number(row['latency_us'])} us +- {percent(row['relative_error'], 1)}"
     what = " ".join(word for word in (point.family, point.implementation, point.dtype, point.cache, sizes) if word)
-    return f"{number}/{of} {what}: {found}; {left_minutes:.1f} min left"
+    return f"{place}/{of} {what}: {found}; {left_minutes:.1f} min left"
 
 
 def _outcome(suite: Suite, points: Points) -> Outcome:

@@ -179,10 +179,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool | int | str) or value is None:
         return value
     try:
-        number = float(value)
+        real = float(value)
     except (TypeError, ValueError):
         return str(value)
-    return float(f"{number:.6g}") if abs(number) < float("inf") else None
+    return float(f"{real:.6g}") if abs(real) < float("inf") else None
 
 
 def table(rows: Sequence[Mapping[str, Any]], most: int = MOST_ROWS) -> Table:
