@@ -13,6 +13,8 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kernelsight.number_format import number
+
 # C0 and C1 controls; marks and overrides of direction (Unicode 16, UAX #9, table 4); separators of lines; surrogates
 _DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f{_DIRECTION}\u2028\u2029\ud800-\udfff]")
@@ -106,7 +108,7 @@ def _shell_word(word: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else as_html(value)
+    return number(value) if value is None or isinstance(value, float) else as_html(value)
 
 
 def _as_code_point(found: re.Match[str]) -> str:

@@ -10,8 +10,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 # from the ground up: a room imports what stands before it
 ROOMS = tuple(
     """
-    version escape errors dataflow catalog models kernels fitting scenario forward serving logs present measure sweeps
-    sizing comparison searching choices nodes session questions __init__ server plugins evaluation cli __main__
+    version number_format escape errors dataflow catalog models kernels fitting scenario forward serving logs
+    present measure sweeps sizing comparison searching choices nodes session questions __init__ server plugins
+    evaluation cli __main__
     """.split()
 )
 # folders within a room that have an order of their own

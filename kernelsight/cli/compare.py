@@ -11,6 +11,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session
 from kernelsight.errors import InvalidInput
+from kernelsight.number_format import deviation, number, percent
 from kernelsight.present.output import (
     Waiting,
     as_csv,
@@ -19,7 +20,6 @@ from kernelsight.present.output import (
     note,
     print_page,
     say_notes,
-    show_number,
     table_lines,
     terminal_width,
     write_table,
@@ -218,9 +218,9 @@ def _page(answer: dict[str, Any]) -> list[str]:
             "": row[""],
             "measured (ms)": row["measured"],
             "predicted (ms)": row["predicted"],
-            "median error": f"{row['median_ape']:.1%}",
-            "bias": f"{row['bias']:+.1%}",
-            "within 90 % interval": _share(row["coverage_90"]),
+            "median error": percent(row["median_ape"], 1),
+            "bias": deviation(row["bias"]),
+            "within 90 % interval": percent(row["coverage_90"], 1),
         }
         for row in rows
     ]
@@ -243,7 +243,7 @@ def _page(answer: dict[str, Any]) -> list[str]:
         page += ["", f"median error on the last {answer['fit']['held_out']:,} requests"]
         table = [
             {"": name.replace("_", " ")}
-            | {metric.upper(): _share(answer["fit"][name][metric]["median_ape"]) for metric in METRICS}
+            | {metric.upper(): percent(answer["fit"][name][metric]["median_ape"], 1) for metric in METRICS}
             for name in ("uncorrected", "one_factor", "corrected")
         ]
         page += table_lines(table, list(table[0]), terminal_width())
@@ -254,7 +254,7 @@ def _power(found: dict[str, Any]) -> list[str]:
     """Return measured and predicted power of the GPUs."""
     if not found:
         return []
-    error = "" if found["error"] is None else f", {found['error']:+.1%}"
+    error = "" if found["error"] is None else f", {deviation(found['error'])}"
     measured = f"{found['measured']:,.0f} W measured over {found['seconds']:,.0f} s"
     predicted = f"{found['predicted']:,.0f} W predicted (90 %: {found['low']:,.0f} to {found['high']:,.0f} W)"
     return ["", f"power of GPUs: {measured}, {predicted}{error}"]
@@ -269,7 +269,7 @@ def _changes(answer: dict[str, Any]) -> list[str]:
             "what changed": row["what"].replace("_", " "),
             "before": _shown(row["before"], row["before_word"]),
             "now": _shown(row["after"], row["after_word"]),
-            "factor": _or_dash(row["factor"]),
+            "factor": number(row["factor"], missing="-"),
             "beyond chance": "yes" if row["certain"] else "no",
         }
         for row in answer["changes"]
@@ -278,21 +278,20 @@ def _changes(answer: dict[str, Any]) -> list[str]:
 
 
 def _shown(value: float | None, word: str | None) -> str:
-    return word if word is not None else _or_dash(value)
+    return word if word is not None else number(value, missing="-")
 
 
 def _percentiles(percentiles: dict[str, Any], title: str = "ms, measured / predicted") -> list[str]:
     """Return the percentiles of each metric, measured / predicted."""
     rows = [
         {title: metric.removesuffix("_ms").upper()}
-        | {name: f"{_or_dash(pair['measured'])} / {_or_dash(pair['predicted'])}" for name, pair in own.items()}
+        | {
+            name: f"{number(pair['measured'], missing='-')} / {number(pair['predicted'], missing='-')}"
+            for name, pair in own.items()
+        }
         for metric, own in percentiles.items()
     ]
     return ["", *table_lines(rows, list(rows[0]), terminal_width())] if rows else []
-
-
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else show_number(value)
 
 
 def _evidence(found: dict[str, Any]) -> list[str]:
@@ -320,12 +319,8 @@ def _stages(answer: dict[str, Any]) -> list[str]:
             own = rows.setdefault((row["log_id"], row["part"]), {"stage": row["part"]})
             own["loop"] = "open" if row["open_loop"] else "full"
             name = "req/s" if row["metric"] == "request_throughput" else f"{row['metric'].split('_')[0].upper()} (ms)"
-            own[name] = f"{show_number(row['measured'])} / {show_number(row['predicted'])}  {row['error']:+.1%}"
+            own[name] = f"{number(row['measured'])} / {number(row['predicted'])}  {deviation(row['error'])}"
     columns = list(dict.fromkeys(name for own in rows.values() for name in own))
     table = table_lines(list(rows.values()), columns, terminal_width())
     said = "-o FILE.parquet writes corrections for the deployment's other loads, bounded, from these means"
     return ["", "means of each stage, measured / predicted, and the error:", *table, "", *answer["findings"], said]
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

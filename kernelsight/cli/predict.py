@@ -11,6 +11,7 @@ from kernelsight.cli.pages.formats_line import formats_said, rests_on
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.forward.forward_step import predict_calls, predict_step
+from kernelsight.number_format import gib, interval, number, percent
 from kernelsight.present.output import (
     as_csv,
     as_json,
@@ -18,7 +19,6 @@ from kernelsight.present.output import (
     note,
     print_page,
     print_rows,
-    show_number,
     table_lines,
     terminal_width,
     write_table,
@@ -141,13 +141,12 @@ def _run_calls(arguments: Any) -> None:
         print_rows(python_rows(table), table.column_names, arguments.format)
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _as_page(step: dict[str, Any]) -> list[str]:
     memory, settings = step["memory"], step["settings"]
-    gib = 1024.0**3
     rows = [
         {
             **{
@@ -156,7 +155,7 @@ def _as_page(step: dict[str, Any]) -> list[str]:
             },
             "p05_us": kernel["p05_us"],
             "p95_us": kernel["p95_us"],
-            "share": f"{kernel['share']:.1%}",
+            "share": percent(kernel["share"], 1),
             "energy_mj": kernel["energy_mj"],
         }
         for kernel in step["kernels"]
@@ -166,20 +165,18 @@ def _as_page(step: dict[str, Any]) -> list[str]:
         f"{settings['ep']}, {settings['engine']}, "
         f"{formats_said(settings)}: "
         f"{step['phase']} step of {_counted(step['tokens'], 'token')} in {_counted(step['sequences'], 'sequence')}",
-        f"total {show_number(step['total_us'])} us (90 % interval {show_number(step['p05_us'])} to "
-        f"{show_number(step['p95_us'])}): "
-        f"GPU {show_number(step['gpu_us'])} us, exposed host {show_number(step['host_us'])} us",
-        f"energy of a GPU {show_number(step['energy_mj'])} mJ, {show_number(step['power_w']['mean'])} W (90 % interval "
-        f"{show_number(step['power_w']['low'])} to {show_number(step['power_w']['high'])})",
+        f"total {number(step['total_us'])} us (90 % interval {interval(step['p05_us'], step['p95_us'])}): "
+        f"GPU {number(step['gpu_us'])} us, exposed host {number(step['host_us'])} us",
+        f"energy of a GPU {number(step['energy_mj'])} mJ, {number(step['power_w']['mean'])} W (90 % interval "
+        f"{interval(step['power_w']['low'], step['power_w']['high'])})",
         rests_on(step),
         *([step["cliff"]] if step["cliff"] else []),
         "",
         *table_lines(rows, list(rows[0]), terminal_width()),
         "",
-        f"memory per GPU: {memory['memory_bytes'] / gib:.1f} GiB, usable {memory['usable_bytes'] / gib:.1f}: "
-        f"weights {memory['weights_bytes'] / gib:.1f}, "
-        f"activations {memory['activations_bytes'] / gib:.1f}, graphs {memory['graphs_bytes'] / gib:.1f}, KV "
-        f"cache {memory['kv_bytes'] / gib:.1f}",
+        f"memory per GPU: {gib(memory['memory_bytes'])} GiB, usable {gib(memory['usable_bytes'])}: "
+        f"weights {gib(memory['weights_bytes'])}, activations {gib(memory['activations_bytes'])}, graphs "
+        f"{gib(memory['graphs_bytes'])}, KV cache {gib(memory['kv_bytes'])}",
         f"KV cache: {memory['kv_cache_tokens']:,} tokens at {memory['kv_bytes_per_token']:,.0f} bytes per token and "
         f"GPU; fits {memory['max_concurrency']:.1f} requests of {settings['max_model_len']:,} tokens",
         "assumed:",

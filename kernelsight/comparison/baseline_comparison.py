@@ -15,13 +15,14 @@ from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.log_pairs import TABLES
 from kernelsight.comparison.question import Question
 from kernelsight.comparison.unused_rows import counted, unused
-from kernelsight.comparison.verdict import AGREES, cause_sentence, milliseconds, verdict_table
+from kernelsight.comparison.verdict import AGREES, cause_sentence, verdict_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
+from kernelsight.number_format import number, percent
 
 NAME = "changed"
-# tables of logs that rest on one log and not on the other are told by this beginning of the earlier one's name
+# prefix of the earlier log's name, which distinguishes its rows in tables of both logs
 EARLIER = "before/"
 
 
@@ -165,16 +166,16 @@ def _verdict(answer: Mapping[str, Any]) -> str:
         return "the two logs have no latency in common, so that nothing is compared."
     own = answer[f"{name.lower()}_ms"]
     off = own["measured"] / own["predicted"] - 1.0 if own["predicted"] else 0.0
-    times = f"({milliseconds(own['measured'])} ms, before {milliseconds(own['predicted'])} ms)"
+    times = f"({number(own['measured'])} ms, before {number(own['predicted'])} ms)"
     same = abs(off) < AGREES and not answer["causes"]
     said = [
         f"both logs agree: mean {name} {times}"
         if same
-        else f"mean {name} is {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than before {times}"
+        else f"mean {name} is {percent(abs(off), 1)} {'longer' if off > 0 else 'shorter'} than before {times}"
     ]
     load = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "workload"), None)
     if load is not None and name == "E2E" and not same and abs(load) >= AGREES * own["predicted"]:
-        said.append(f"the load makes {'+' if load >= 0 else '-'}{milliseconds(abs(load), 3)} ms of it")
+        said.append(f"the load makes {'+' if load >= 0 else '-'}{number(abs(load), 3)} ms of it")
     said += [cause_sentence(cause, "what it was before", "before") for cause in answer["causes"]]
     if not answer["causes"] and not same:
         rest = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "unexplained"), None)

@@ -1,4 +1,4 @@
-"""How large causes are: steps of their sizes to where least is left, all explanations of a round in one call.
+"""Sizes of causes: steps to the smallest residuals, all explanations of a round in one call.
 
 First damped Newton steps from the parts of each request's time. Then Gauss-Newton steps on the mean residuals of groups
 of requests: how these change with a size is seen from replays on either side of it, queueing included.
@@ -14,7 +14,7 @@ import numpy as np
 from kernelsight.comparison.factors import (
     LEAST_SHARE,
     PARAMETERS,
-    Witness,
+    StepLikelihood,
     limited,
     newton_step,
     observe,
@@ -22,7 +22,7 @@ from kernelsight.comparison.factors import (
 )
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed, Variant
-from kernelsight.comparison.residuals import ALLOWED, Left, averaged, misfit, variance_of
+from kernelsight.comparison.residuals import ALLOWED, GroupResiduals, averaged, misfit, variance_of
 
 # PARAMETERS that err together are one cause
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -61,8 +61,8 @@ class State(NamedTuple):
     values: np.ndarray
     causes: tuple[str, ...]
     replayed: Replayed
-    left: Left
-    witness: Witness | None = None
+    residuals: GroupResiduals
+    likelihood: StepLikelihood | None = None
 
     @property
     def basis(self) -> np.ndarray:
@@ -83,40 +83,40 @@ class State(NamedTuple):
 class Log(NamedTuple):
     """What explanations are held against: how the log's requests are served, and what was measured of the chosen ones.
 
-    ``prior``: covariance of PARAMETERS; ``left_of``: what a replay leaves.
+    ``prior``: covariance of PARAMETERS; ``residuals_of``: what a replay leaves.
     """
 
     serve: Serve
     measured: Measured
     chosen: np.ndarray
     prior: np.ndarray
-    left_of: Callable[[Replayed], Left]
+    residuals_of: Callable[[Replayed], GroupResiduals]
 
     def states(self, states: Sequence[State], values: Sequence[np.ndarray], *, with_parts: bool = True) -> list[State]:
-        """Return explanations with other values of PARAMETERS; without parts where only what is left is looked at."""
+        """Return explanations with other values of PARAMETERS; without parts where only residuals are read."""
         variants = [variant_of(state.flags, own) for state, own in zip(states, values, strict=True)]
         replays = self.serve(variants, with_parts=with_parts) if variants else []
         return [
-            state._replace(values=own, replayed=replayed, left=self.left_of(replayed))
+            state._replace(values=own, replayed=replayed, residuals=self.residuals_of(replayed))
             for state, own, replayed in zip(states, values, replays, strict=True)
         ]
 
 
-def with_sizes(log: Log, states: Sequence[State], noise: Left) -> list[State]:
+def with_sizes(log: Log, states: Sequence[State], noise: GroupResiduals) -> list[State]:
     """Fit the sizes of each explanation's causes, and return those whose causes all are more than noise.
 
     ``noise``: what the best explanation so far leaves, in whose standard errors they are compared. Only the best are
-    looked at closely. What is left is the mean of several replays: which requests share a step is chance.
+    looked at closely. Residuals are means of several replays: which requests share a step is chance.
     """
     found, stuck = _by_parts(log, states, noise)
     ranked = _best(found, noise)
     # steps from parts do not see queues grow, nor through chance
-    close = [place for place in ranked[:MOST_REFINED] if stuck[place] or not found[place].left.is_chance]
+    close = [place for place in ranked[:MOST_REFINED] if stuck[place] or not found[place].residuals.is_chance]
     moved = [found[place] for place in close]
     for _ in range(SECANT_STEPS):
         moved = _by_secants(log, moved)
     for place, state in zip(close, moved, strict=True):
-        if misfit(state.left, noise) < misfit(found[place].left, noise):
+        if misfit(state.residuals, noise) < misfit(found[place].residuals, noise):
             found[place] = state
     return _averaged(log, [found[place] for place in _best(found, noise) if found[place].is_material()])
 
@@ -124,15 +124,15 @@ def with_sizes(log: Log, states: Sequence[State], noise: Left) -> list[State]:
 def _averaged(log: Log, states: Sequence[State]) -> list[State]:
     beside = [log.states(states, [state.values * share for state in states], with_parts=False) for share in NEIGHBOURS]
     return [
-        state._replace(left=averaged([state.left, *(one.left for one in own)]))
+        state._replace(residuals=averaged([state.residuals, *(one.residuals for one in own)]))
         for state, *own in zip(states, *beside, strict=True)
     ]
 
 
-def _by_parts(log: Log, states: Sequence[State], noise: Left) -> tuple[list[State], list[bool]]:
+def _by_parts(log: Log, states: Sequence[State], noise: GroupResiduals) -> tuple[list[State], list[bool]]:
     """Take damped Newton steps from the parts of each request's time; return which ended without a better step.
 
-    After each step the half that leaves more is followed no further, until few are left.
+    After each step the half with the larger residuals is dropped, until few remain.
     """
     found, lengths, steps = list(states), [1.0] * len(states), [np.zeros(len(PARAMETERS))] * len(states)
     for turn in range(NEWTON_STEPS):
@@ -145,16 +145,16 @@ def _by_parts(log: Log, states: Sequence[State], noise: Left) -> tuple[list[Stat
         ]
         moved = [state.values + length * step for state, length, step in zip(found, lengths, steps, strict=True)]
         for place, state in enumerate(log.states(found, moved)):
-            better = misfit(state.left, noise) < misfit(found[place].left, noise)
+            better = misfit(state.residuals, noise) < misfit(found[place].residuals, noise)
             found[place] = state if better else found[place]
             lengths[place] = 1.0 if better else lengths[place] * SHORTER
     return found, [length < 1.0 for length in lengths]
 
 
-def _best(states: Sequence[State], noise: Left) -> list[int]:
+def _best(states: Sequence[State], noise: GroupResiduals) -> list[int]:
     """Return the places of explanations, those that leave least first; of those of the same causes the best alone."""
     found: dict[frozenset[str], int] = {}
-    for place in sorted(range(len(states)), key=lambda place: misfit(states[place].left, noise)):
+    for place in sorted(range(len(states)), key=lambda place: misfit(states[place].residuals, noise)):
         found.setdefault(frozenset(states[place].causes), place)
     return list(found.values())
 
@@ -166,8 +166,8 @@ def _step_by_parts(log: Log, state: State) -> np.ndarray:
     seen = seen._replace(derivative=seen.derivative @ basis)
     inside = np.linalg.lstsq(basis, state.values, rcond=None)[0]
     beside = None
-    if state.witness is not None:
-        beside = basis.T @ state.witness.precision @ basis, basis.T @ state.witness.pull(state.values)
+    if state.likelihood is not None:
+        beside = basis.T @ state.likelihood.precision @ basis, basis.T @ state.likelihood.pull(state.values)
     step, _ = newton_step(inside, seen, state.replayed, _wide(log.prior, basis), beside)
     return limited(basis @ step)
 
@@ -178,7 +178,7 @@ def _wide(prior: np.ndarray, basis: np.ndarray) -> np.ndarray:
 
 
 def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
-    """Take one Gauss-Newton step on what is left by group; the slopes are those between replays on either side."""
+    """Take one Gauss-Newton step on the residuals by group; slopes are those between replays on either side."""
     widths = [_widths(log, state) for state in states]
     points = [
         (state, state.values + side * width * direction)
@@ -187,18 +187,18 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
         for side in (-1.0, 1.0)
     ]
     sides_of = log.states([state for state, _ in points], [values for _, values in points], with_parts=False)
-    tried = iter([one.left for one in sides_of])
+    tried = iter([one.residuals for one in sides_of])
     moved = []
     for state, own in zip(states, widths, strict=True):
         sides = [(next(tried), next(tried)) for _ in own]
-        center = averaged([state.left, *(left for pair in sides for left in pair)])
+        center = averaged([state.residuals, *(side for pair in sides for side in pair)])
         slopes = [(high.mean - low.mean) / (2.0 * width) for (low, high), width in zip(sides, own, strict=True)]
         moved.append(state.values + _step_by_groups(log, state, center, slopes))
     return log.states(states, moved)
 
 
-def _step_by_groups(log: Log, state: State, center: Left, slopes: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the step of PARAMETERS; ``center``: what is left about the state, ``slopes``: of its mean by each size."""
+def _step_by_groups(log: Log, state: State, center: GroupResiduals, slopes: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the step of PARAMETERS; ``center``: residuals about the state, ``slopes``: of their means by each size."""
     basis, there = state.basis, center.count > 0
     slope = np.array([own[there] for own in slopes]).T
     weight = 1.0 / variance_of(center)[there]
@@ -207,9 +207,9 @@ def _step_by_groups(log: Log, state: State, center: Left, slopes: Sequence[np.nd
     inside = np.linalg.lstsq(basis, state.values, rcond=None)[0]
     hessian = (slope.T * weight) @ slope + precision
     gradient = -(slope.T * weight) @ center.mean[there] - precision @ inside
-    if state.witness is not None:
-        hessian = hessian + basis.T @ state.witness.precision @ basis
-        gradient = gradient + basis.T @ state.witness.pull(state.values)
+    if state.likelihood is not None:
+        hessian = hessian + basis.T @ state.likelihood.precision @ basis
+        gradient = gradient + basis.T @ state.likelihood.pull(state.values)
     return limited(basis @ np.linalg.solve(hessian, gradient))
 
 
@@ -217,7 +217,7 @@ def _widths(log: Log, state: State) -> list[float]:
     """Return how far a replay on either side of each size is from it: far enough to tell from chance."""
     seen = observe(log.measured, state.replayed, log.chosen)
     slope = LEAST_SHARE * (seen.derivative @ state.basis) / seen.scale_ms[:, None]
-    noise = max(float(np.sqrt(np.mean(np.square(state.left.spread)))), ALLOWED)
+    noise = max(float(np.sqrt(np.mean(np.square(state.residuals.spread)))), ALLOWED)
     clear = CLEAR * noise / np.maximum(np.sqrt((slope**2).sum(axis=0)), 1e-12)
     names = [GROUPS[name][0] for name in state.causes if name in GROUPS]
     return [

@@ -1,8 +1,8 @@
-"""Which causes explain a log: settings that differ and times that are off, chosen one after the other by replays.
+"""Causes that explain a log: settings and factors on times, selected one after the other by replays.
 
 Each candidate is one change of the deployment: a setting one step from the stated one, or a factor on one kind of
 kernels, or host time, whose size is fitted by Newton steps with a replay after each. All candidates are replayed in one
-call. The best one is kept if it explains enough of what is left, and the next is looked for beside it.
+call. The best one is kept if it explains enough of the residuals, and the search for the next one starts from it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 import numpy as np
 
 from kernelsight.comparison.cause_sizes import GROUPS, Log, Serve, State, with_sizes
-from kernelsight.comparison.factors import PARAMETERS, Witness, relative_residuals, variant_of
+from kernelsight.comparison.factors import PARAMETERS, StepLikelihood, relative_residuals, variant_of
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed
-from kernelsight.comparison.residuals import Left, explains, left_by_group, misfit, similar
+from kernelsight.comparison.residuals import GroupResiduals, explains, group_residuals, misfit, similar
 
-# more at once imitate what the model lacks; another one is looked for only to see whether these are enough
+# more causes at once fit errors of the model; a further one is tried only to see whether these are enough
 MOST_NAMED = 2
-# explanations that the search goes on from where the best one leaves more than chance
+# explanations that the search continues from where the best one leaves more than chance (beam width)
 BEGINNINGS = 3
-# causes are believed where they take away this share of the loss, and leave no more than this of times, squared; and
-# where chance is left
+# causes are accepted where they explain this share of the loss and leave at most this mean square of relative
+# residuals; the last: share of the loss where the remainder is chance
 NEARLY_ALL, MOST_LEFT, MOST_OF_IT = 0.85, 0.15**2, 0.6
-# degrees of freedom of Student's t: of sizes of causes, and of what steps and kernels say, of which there are many
+# degrees of freedom of Student's t: of sizes of causes, and of residuals of steps and kernels, of which there are many
 TAILS, STEP_TAILS = 4.0, 30.0
-# a smaller mean square of relative residuals is nothing to speak of
+# a smaller mean square of relative residuals needs no cause
 LEAST_LOSS = 0.002**2
 
-Testify = Callable[[Sequence[Mapping[str, Any]]], Sequence[Witness | None]]
+LikelihoodsOf = Callable[[Sequence[Mapping[str, Any]]], Sequence[StepLikelihood | None]]
 
 
 def explain(
@@ -41,52 +41,56 @@ def explain(
     chosen: np.ndarray,
     prior: np.ndarray,
     settings: Sequence[tuple[str, Mapping[str, Any]]],
-    testify: Testify | None = None,
+    likelihoods_of: LikelihoodsOf | None = None,
 ) -> tuple[State, list[tuple[str, float]]]:
     """Return the explanation of a log, and the loss of each setting alone, best first.
 
-    ``base``: the replay of ``flags``; ``chosen``: the requests that are explained; ``settings``: names of alternatives,
-    and the flags that they are; an alternative that cannot run is passed over; ``testify``: what steps and kernels of
-    the log say of deployments.
+    ``base``: the replay of ``flags``; ``chosen``: the requests that are explained; ``settings``: names and flags of
+    alternatives, of which those that cannot run are skipped; ``likelihoods_of``: likelihoods of deployments by steps
+    and kernels of the log.
     """
 
     groups = similar(measured, chosen)
 
-    def left_of(replayed: Replayed) -> Left:
-        return left_by_group(relative_residuals(measured, replayed)[:, chosen], groups)
+    def residuals_of(replayed: Replayed) -> GroupResiduals:
+        return group_residuals(relative_residuals(measured, replayed)[:, chosen], groups)
 
-    said = testify or (lambda several: [None] * len(several))
-    log = Log(serve, measured, chosen, prior, left_of)
-    best = State(flags, np.zeros(len(PARAMETERS)), (), base, left_of(base), said([flags])[0])
-    level, ranked, before = [best], [], best.left.loss
-    while best.left.loss > LEAST_LOSS:
+    likelihoods_of = likelihoods_of or (lambda several: [None] * len(several))
+    log = Log(serve, measured, chosen, prior, residuals_of)
+    best = State(flags, np.zeros(len(PARAMETERS)), (), base, residuals_of(base), likelihoods_of([flags])[0])
+    level, ranked, before = [best], [], best.residuals.loss
+    while best.residuals.loss > LEAST_LOSS:
         settled = len(best.causes) >= MOST_NAMED
-        if settled and not is_believed(1.0 - best.left.loss / before, best.left.is_chance, best.left.loss):
+        if settled and not is_believed(
+            1.0 - best.residuals.loss / before, best.residuals.is_chance, best.residuals.loss
+        ):
             break
         helpful = {name for name, loss in ranked if loss < before}
-        tried = [] if settled else _settings_tried(log, level, settings, said, helpful)
+        tried = [] if settled else _settings_tried(log, level, settings, likelihoods_of, helpful)
         if not best.causes:
-            ranked = sorted(((state.causes[-1], state.left.loss) for state in tried), key=lambda own: own[1])
-        # the size of a setting is its value: what has no other one is as it was served
+            ranked = sorted(
+                ((state.causes[-1], state.residuals.loss) for state in tried), key=lambda ranking: ranking[1]
+            )
+        # the size of a setting is its value: an explanation of settings alone has no size to fit
         sized = [state for state in tried if state.basis.size] + [each for one in level for each in _one_more(one)]
-        states = [state for state in tried if not state.basis.size] + with_sizes(log, sized, best.left)
+        states = [state for state in tried if not state.basis.size] + with_sizes(log, sized, best.residuals)
         if not states:
             break
         first, *others = by_plausibility(states, prior)
-        if not explains(first.left, best.left):
+        if not explains(first.residuals, best.residuals):
             break
         best = first
         if settled:
             break
-        # what one cause explains whole needs no other beginning
-        level = [best] if best.left.is_chance else [best, *others[: BEGINNINGS - 1]]
+        # where one cause explains everything no other explanation is followed
+        level = [best] if best.residuals.is_chance else [best, *others[: BEGINNINGS - 1]]
     return best, ranked
 
 
 def is_believed(explained: float, chance: bool, left: float) -> bool:
     """Whether causes explain nearly everything and leave little, or most of it and no more than chance.
 
-    ``explained``: share of the loss; ``left``: what of the loss they leave, a mean square of shares of times.
+    ``explained``: share of the loss; ``left``: the loss with them, a mean square of relative residuals.
 
     >>> is_believed(0.9, False, 0.01), is_believed(0.9, False, 0.04), is_believed(0.7, True, 0.01)
     (True, False, True)
@@ -95,36 +99,36 @@ def is_believed(explained: float, chance: bool, left: float) -> bool:
 
 
 def by_plausibility(states: Sequence[State], prior: np.ndarray) -> list[State]:
-    """Return explanations, the best first, by what they leave unexplained and how unusual the sizes are they need.
+    """Return explanations, the best first, by their residuals and by how unlikely the prior makes their sizes.
 
-    What is left is measured in standard errors of the explanation that leaves least. Causes that act alike (host time
-    of every step, a kernel that reads weights) leave equally little; then the one that the prior expects is named. Of
-    those of the same causes in another order the best stays.
+    Residuals are measured in standard errors of the explanation with the smallest ones. Causes with the same effect
+    (host time of every step, a kernel that reads weights) have equal residuals; then the prior decides. Of explanations
+    by the same causes in another order the best is kept.
     """
-    least = min((state.left for state in states), key=lambda left: left.loss)
+    least = min((state.residuals for state in states), key=lambda residuals: residuals.loss)
     precision = np.linalg.inv(prior)
 
-    lowest = min((state.witness.misfit for state in states if state.witness is not None), default=0.0)
+    lowest = min((state.likelihood.misfit for state in states if state.likelihood is not None), default=0.0)
 
     def unlikely(state: State) -> float:
-        seen = 0.0 if state.witness is None else max(state.witness.misfit_at(state.values) - lowest, 0.0)
-        return far(float(state.values @ precision @ state.values)) + far(seen, STEP_TAILS)
+        of_steps = 0.0 if state.likelihood is None else max(state.likelihood.misfit_at(state.values) - lowest, 0.0)
+        return heavy_tailed(float(state.values @ precision @ state.values)) + heavy_tailed(of_steps, STEP_TAILS)
 
-    errors = [misfit(state.left, least) for state in states]
+    errors = [misfit(state.residuals, least) for state in states]
     scale = max(min(errors) / least.groups, 1.0)
     scores = [error / scale + unlikely(state) for error, state in zip(errors, states, strict=True)]
-    found: dict[frozenset[str], State] = {}
+    by_causes: dict[frozenset[str], State] = {}
     for place in np.argsort(scores, kind="stable"):
-        found.setdefault(frozenset(states[place].causes), states[place])
-    return list(found.values())
+        by_causes.setdefault(frozenset(states[place].causes), states[place])
+    return list(by_causes.values())
 
 
-def far(squares: float, tails: float = TAILS) -> float:
-    """Return minus twice the logarithm of a density with heavier than normal tails: what is off may be far off.
+def heavy_tailed(squares: float, tails: float = TAILS) -> float:
+    """Return minus twice the log density of Student's t, up to a constant: large deviations are not impossible.
 
     ``squares``: sum of squares in standard deviations; ``tails``: degrees of freedom.
 
-    >>> [round(far(squares), 1) for squares in (0.0, 4.0, 100.0)]
+    >>> [round(heavy_tailed(squares), 1) for squares in (0.0, 4.0, 100.0)]
     [0.0, 3.5, 16.3]
     """
     return (tails + 1.0) * float(np.log1p(squares / tails))
@@ -135,13 +139,16 @@ def _names(causes: Sequence[str]) -> set[str]:
 
 
 def _settings_tried(
-    log: Log, level: Sequence[State], settings: Sequence[tuple[str, Mapping[str, Any]]], said: Testify,
+    log: Log,
+    level: Sequence[State],
+    settings: Sequence[tuple[str, Mapping[str, Any]]],
+    likelihoods_of: LikelihoodsOf,
     helpful: Collection[str],
-) -> list[State]:  # fmt: skip
-    """Return each explanation with each setting that changes something, the sizes of its causes as they were.
+) -> list[State]:
+    """Return each explanation with each setting that has an effect, the sizes of its causes unchanged.
 
-    ``helpful``: settings that explain something alone. Others are not tried beside another setting, where every pair is
-    a deployment of its own.
+    ``helpful``: settings that explain something alone. Others are not tried together with another setting, since every
+    pair is one more deployment.
     """
     pairs = [
         (one, name, {**one.flags, **other})
@@ -149,17 +156,18 @@ def _settings_tried(
         for name, other in settings
         if name.split("=")[0] not in _names(one.causes) and (name in helpful or set(one.causes) <= set(GROUPS))
     ]
-    flags = [own for *_, own in pairs]
-    served = log.serve([variant_of(own, one.values) for one, _, own in pairs]) if pairs else []
+    flags = [changed for *_, changed in pairs]
+    replays = log.serve([variant_of(changed, one.values) for one, _, changed in pairs]) if pairs else []
+    likelihoods = likelihoods_of(flags) if flags else []
     return [
-        State(own, one.values, (*one.causes, name), replayed, log.left_of(replayed), witness)
-        for (one, name, own), replayed, witness in zip(pairs, served, said(flags) if flags else [], strict=True)
+        State(changed, one.values, (*one.causes, name), replayed, log.residuals_of(replayed), likelihood)
+        for (one, name, changed), replayed, likelihood in zip(pairs, replays, likelihoods, strict=True)
         if replayed.served.any() and not np.array_equal(replayed.finish_ns, one.replayed.finish_ns)
     ]
 
 
 def _one_more(one: State) -> list[State]:
-    """Return the explanation with one more cause that has a size, zero so far: those whose parts are there."""
+    """Return the explanation with each further cause that has a size, zero so far, where its parts take time."""
     taken = {part for cause in one.causes if cause in GROUPS for part in GROUPS[cause]}
     return [
         one._replace(causes=(*one.causes, name))

@@ -25,7 +25,7 @@ from kernelsight.errors import InvalidInput
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Reader
 
-# requests that causes are looked for in: enough to tell them apart, in a second or two
+# requests that causes are fitted to: enough to distinguish them, in a second or two
 MOST_EXPLAINED = 4000
 # tables of a log beside its requests; a session may have none of them
 BESIDE = (

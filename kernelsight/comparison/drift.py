@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 # windows from which the usual level is learned; windows in a row that begin or end a drift
 LEARNED, IN_A_ROW = 3, 2
-# a window is away from here, and from so many usual deviations
+# a window deviates from this change of the logarithm on, and from this number of usual deviations
 LEAST, DEVIATIONS = math.log(1.1), 4.0
 # weight of a new window in the level, and the smallest usual deviation
 WEIGHT, LEAST_SPREAD = 0.1, 0.01

@@ -23,17 +23,18 @@ from kernelsight.comparison.factors import (
 )
 from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR
 from kernelsight.comparison.kernel_spread import kernel_spread
-from kernelsight.comparison.likelihood import Witnesses
+from kernelsight.comparison.likelihood import StepLikelihoods
 from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.observed_limits import is_limited
 from kernelsight.comparison.observed_steps import Seen, seen_of, typical_context
 from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of, explained_table, joined
-from kernelsight.comparison.residuals import NOTHING, left_by_group, similar
+from kernelsight.comparison.residuals import NOTHING, group_residuals, similar
 from kernelsight.comparison.sample import Sample
 from kernelsight.comparison.settings import contradictions
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
+from kernelsight.number_format import percent
 from kernelsight.scenario.alternatives import alternatives
 from kernelsight.scenario.corrections import fingerprint
 
@@ -48,12 +49,12 @@ TABLES = (
 class Explanation(NamedTuple):
     """What replays explain a log by.
 
-    ``found``: the causes, replayed on the whole log; ``ranked``: the loss of each setting alone, best first;
+    ``state``: the causes, replayed on the whole log; ``ranked``: the loss of each setting alone, best first;
     ``loss``: that of the deployment as stated; ``fitted``: all factors at once; ``values``: the PARAMETERS that
     corrections are made of; ``scores``: by kind of correction and metric; ``seen``: engine steps that were used.
     """
 
-    found: State
+    state: State
     ranked: Sequence[tuple[str, float]]
     loss: float
     fitted: Estimate | None
@@ -64,12 +65,21 @@ class Explanation(NamedTuple):
     @property
     def explained(self) -> float:
         """The share of the loss that the causes take away."""
-        return 1.0 - self.found.left.loss / self.loss if self.loss else 0.0
+        return 1.0 - self.state.residuals.loss / self.loss if self.loss else 0.0
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether the causes explain enough."""
+        return is_believed(**self.believed_by)
 
     @property
     def believed_by(self) -> dict[str, Any]:
         """What says whether the causes are believed, as columns of ``fitted_causes``."""
-        return {"explained": self.explained, "chance": bool(self.found.left.is_chance), "left": self.found.left.loss}
+        return {
+            "explained": self.explained,
+            "chance": bool(self.state.residuals.is_chance),
+            "left": self.state.residuals.loss,
+        }
 
     @property
     def is_better(self) -> bool:
@@ -95,11 +105,11 @@ def explanation_tables(
     for log in logs:
         base = base_of(log_replays, log.comparison_id)
         happened = rows_of(log_incidents, log.comparison_id).num_rows > 0
-        own = explained(log, base, session, happened or is_limited(log, base))
-        for name, values in _rows(log, own, session).items():
+        explanation = explained(log, base, session, happened or is_limited(log, base))
+        for name, values in _rows(log, explanation, session).items():
             rows[name] += [{"comparison_id": log.comparison_id, **value} for value in values]
-        if own.found.causes:
-            replays.append(explained_table(log, own.found.replayed))
+        if explanation.state.causes:
+            replays.append(explained_table(log, explanation.state.replayed))
     made = {name: as_table(contracts()[name], values) for name, values in rows.items() if name != TABLES[0]}
     return made | {"explained_replays": joined("explained_replays", replays)}
 
@@ -118,21 +128,21 @@ def explained(log: ComparedLog, base: Replayed, session: Session, known: bool = 
     part = Sample(worlds, log.measured, rows)
     chosen, prior = log.fitted_on[rows], _prior(log, session)
     seen = _seen(log)
-    witnesses = Witnesses(session, seen, prior) if seen.shapes else None
+    steps = StepLikelihoods(session, seen, prior) if seen.shapes else None
     settings = alternatives(log.settings, question.flags) if question.suspects == "all" else []
     stated = part.serve([Variant(question.flags)])[0]
-    testify = witnesses.of if witnesses else None
-    found, ranked = explain(part.serve, question.flags, stated, part.measured, chosen, prior, settings, testify)
-    found = _on_whole_log(found, base, worlds)
-    likely = witnesses.of([found.flags]) if witnesses else ()
+    likelihoods_of = steps.of if steps else None
+    state, ranked = explain(part.serve, question.flags, stated, part.measured, chosen, prior, settings, likelihoods_of)
+    state = _on_whole_log(state, base, worlds)
+    likelihoods = steps.of([state.flags]) if steps else ()
     fitted = estimate(
-        part.serve, [found.flags], part.measured, chosen, prior, iterations=4, witnesses=likely
+        part.serve, [state.flags], part.measured, chosen, prior, iterations=4, likelihoods=likelihoods
     )[0]  # fmt: skip
-    values = _better(part, chosen, found, fitted)
+    values = _better(part, chosen, state, fitted)
     residuals = relative_residuals(part.measured, stated)
-    loss = left_by_group(residuals[:, chosen], similar(part.measured, chosen)).loss
-    scores = _scores(log, base, found, values, worlds)
-    return Explanation(found, ranked, loss, fitted, values, scores, seen)
+    loss = group_residuals(residuals[:, chosen], similar(part.measured, chosen)).loss
+    scores = _scores(log, base, state, values, worlds)
+    return Explanation(state, ranked, loss, fitted, values, scores, seen)
 
 
 def _prior(log: ComparedLog, session: Session) -> np.ndarray:
@@ -151,18 +161,18 @@ def _seen(log: ComparedLog) -> Seen:
     return seen_of(log.tables, log.settings, until_s, share, typical_context(log.measured))
 
 
-def _on_whole_log(found: State, base: Replayed, worlds: LogWorlds) -> State:
+def _on_whole_log(state: State, base: Replayed, worlds: LogWorlds) -> State:
     """Return the explanation with the replay of the whole log, of whose parts those of its causes are kept."""
-    if not found.causes:
-        return found._replace(replayed=base)
-    own = [name for name, value in zip(PARAMETERS, found.values, strict=True) if value and name in KEPT]
-    (whole,) = worlds.serve([variant_of(found.flags, found.values)], with_parts=bool(own))
-    return found._replace(replayed=whole.only(own))
+    if not state.causes:
+        return state._replace(replayed=base)
+    parts = [name for name, value in zip(PARAMETERS, state.values, strict=True) if value and name in KEPT]
+    (whole,) = worlds.serve([variant_of(state.flags, state.values)], with_parts=bool(parts))
+    return state._replace(replayed=whole.only(parts))
 
 
-def _better(part: Sample, chosen: np.ndarray, found: State, fitted: Estimate) -> np.ndarray:
+def _better(part: Sample, chosen: np.ndarray, state: State, fitted: Estimate) -> np.ndarray:
     """Return values of PARAMETERS: those of the causes alone unless all factors at once fit the first part better."""
-    own = part.serve([variant_of(found.flags, found.values)])[0]
+    by_causes = part.serve([variant_of(state.flags, state.values)])[0]
     real = measured_by_metric(part.measured)
 
     def error(replayed: Replayed) -> float:
@@ -170,19 +180,19 @@ def _better(part: Sample, chosen: np.ndarray, found: State, fitted: Estimate) ->
         scores = [errors_of(np.where(chosen, real[name], np.nan), ours[name])["median_ape"] for name in METRICS]
         return sum(score for score in scores if score is not None)
 
-    return found.values if error(own) <= 1.05 * error(fitted.replayed) else fitted.values
+    return state.values if error(by_causes) <= 1.05 * error(fitted.replayed) else fitted.values
 
 
 def _scores(
-    log: ComparedLog, base: Replayed, found: State, values: np.ndarray, worlds: LogWorlds
+    log: ComparedLog, base: Replayed, state: State, values: np.ndarray, worlds: LogWorlds
 ) -> dict[str, dict[str, dict[str, float | None]]]:
     """Return how corrections do on later time: uncorrected, one factor a metric, and corrected."""
     output, chosen = log.measured.output_tokens, log.fitted_on
     later = log.measured.ok & ~chosen
     real, ours = measured_by_metric(log.measured), predicted_of(base, output)
-    served = found.replayed
-    if values is not found.values:  # a million requests take seconds to replay again
-        (served,) = worlds.serve([variant_of(found.flags, values)], with_parts=False)
+    served = state.replayed
+    if values is not state.values:  # a million requests take seconds to replay again
+        (served,) = worlds.serve([variant_of(state.flags, values)], with_parts=False)
     corrected = predicted_of(served, output)
     scores: dict[str, dict[str, dict[str, float | None]]] = {name: {} for name in SCORED}
     for name, metric in ((name, metric) for name in SCORED for metric in METRICS):
@@ -194,51 +204,51 @@ def _scores(
     return scores
 
 
-def _rows(log: ComparedLog, own: Explanation, session: Session) -> dict[str, list[dict[str, Any]]]:
+def _rows(log: ComparedLog, explanation: Explanation, session: Session) -> dict[str, list[dict[str, Any]]]:
     """Return rows of the TABLES but for the replay."""
-    sd, prior_sd = (own.fitted.sd, own.fitted.prior_sd) if own.fitted else (None, None)
+    sd, prior_sd = (explanation.fitted.sd, explanation.fitted.prior_sd) if explanation.fitted else (None, None)
     parameters = [
-        {"parameter": name, "value": float(own.found.values[at])}
+        {"parameter": name, "value": float(explanation.state.values[at])}
         | ({"sd": float(sd[at]), "prior_sd": float(prior_sd[at])} if sd is not None else {})
         for at, name in enumerate(PARAMETERS)
     ]
     held_out = int((log.measured.ok & ~log.fitted_on).sum())
     scores = [
         {"corrections": name, "metric": metric, "held_out": held_out, **score}
-        for name, by_metric in own.scores.items()
+        for name, by_metric in explanation.scores.items()
         for metric, score in by_metric.items()
     ]
     return {
         "fitted_causes": [
-            {"place": place, **own.believed_by, **_cause_row(own.found, name)}
-            for place, name in enumerate(own.found.causes)
+            {"place": place, **explanation.believed_by, **_cause_row(explanation.state, name)}
+            for place, name in enumerate(explanation.state.causes)
         ],
         "fitted_parameters": parameters,
-        "setting_suspects": _suspects(log, own, session),
-        "fitted_corrections": _corrections(log, own),
+        "setting_suspects": _suspects(log, explanation, session),
+        "fitted_corrections": _corrections(log, explanation),
         "correction_scores": scores,
-        "log_evidence": _evidence(own.seen),
+        "log_evidence": _evidence(explanation.seen),
     }
 
 
-def _cause_row(found: State, name: str) -> dict[str, Any]:
+def _cause_row(state: State, name: str) -> dict[str, Any]:
     if name not in GROUPS:
         setting, _, value = name.partition("=")
         return {"cause": setting, "value": value}
-    size = float(found.values[PARAMETERS.index(GROUPS[name][0])])
+    size = float(state.values[PARAMETERS.index(GROUPS[name][0])])
     return {"cause": name, "added_ms": size} if name in ("host", "front_end") else {
         "cause": name, "factor": float(np.exp(size))
     }  # fmt: skip
 
 
-def _suspects(log: ComparedLog, own: Explanation, session: Session) -> list[dict[str, Any]]:
+def _suspects(log: ComparedLog, explanation: Explanation, session: Session) -> list[dict[str, Any]]:
     """Return rows of ``setting_suspects``: contradictions first, then settings by how much they explain."""
     tables = {**log.tables, "production_requests": log.requests}
     rows = contradictions(session, log.settings, tables) if log.question.suspects == "all" else []
-    for name, loss in own.ranked:
+    for name, loss in explanation.ranked:
         setting, _, value = name.partition("=")
-        gain = 1.0 - loss / own.loss if own.loss else 0.0
-        likely = name in own.found.causes and is_believed(**own.believed_by)
+        gain = 1.0 - loss / explanation.loss if explanation.loss else 0.0
+        likely = name in explanation.state.causes and explanation.is_believed
         if likely or gain > 0.1:
             stated = log.settings.get({"tensor_parallel_size": "tp"}.get(setting, setting))
             row = {"setting": setting, "stated": None if stated is None else str(stated), "value": value}
@@ -246,17 +256,17 @@ def _suspects(log: ComparedLog, own: Explanation, session: Session) -> list[dict
     return sorted(rows, key=lambda row: ("impossible", "likely", "undecided").index(row["evidence"]))
 
 
-def _corrections(log: ComparedLog, own: Explanation) -> list[dict[str, Any]]:
+def _corrections(log: ComparedLog, explanation: Explanation) -> list[dict[str, Any]]:
     """Return the corrections if they hold on later time, and none otherwise, nor where a factor is absurd."""
-    factors = np.exp(own.values[: len(KERNELS)])
-    if not own.is_better or factors.min() < LEAST_FACTOR or factors.max() > MOST_FACTOR:
+    factors = np.exp(explanation.values[: len(KERNELS)])
+    if not explanation.is_better or factors.min() < LEAST_FACTOR or factors.max() > MOST_FACTOR:
         return []
-    before, after = (own.scores[name]["e2e"]["median_ape"] for name in ("uncorrected", "corrected"))
+    before, after = (explanation.scores[name]["e2e"]["median_ape"] for name in ("uncorrected", "corrected"))
     shared = {
-        "n": int(log.fitted_on.sum()), "fitted_on": f"first {1 - log.question.hold_out:.0%} of the log",
+        "n": int(log.fitted_on.sum()), "fitted_on": f"first {percent(1 - log.question.hold_out)} of the log",
         "held_out_before": before, "held_out_after": after, "fingerprint": fingerprint(log.settings),
     }  # fmt: skip
-    return [{**row, **shared} for row in variant_of(own.found.flags, own.values).corrections()]
+    return [{**row, **shared} for row in variant_of(explanation.state.flags, explanation.values).corrections()]
 
 
 def _evidence(seen: Seen | None) -> list[dict[str, Any]]:

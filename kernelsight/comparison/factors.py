@@ -60,7 +60,7 @@ def prior_covariance(kernel_sd: Mapping[str, float]) -> np.ndarray:
     return covariance
 
 
-class Witness(Protocol):
+class StepLikelihood(Protocol):
     """What is known of PARAMETERS beside the requests: a quadratic log likelihood."""
 
     at: np.ndarray
@@ -149,14 +149,14 @@ def estimate(
     *,
     first: Sequence[Replayed] | None = None,
     iterations: int = ITERATIONS,
-    witnesses: Sequence[Witness | None] = (),
+    likelihoods: Sequence[StepLikelihood | None] = (),
 ) -> list[Estimate]:
     """Return the estimate for each of some deployments, all replays of an iteration in one call.
 
     ``chosen``: the requests that are fitted to; ``first``: replays without corrections, where they are at hand;
-    ``witnesses``: what steps and kernels say, by deployment: where they are most likely the search begins.
+    ``likelihoods``: what steps and kernels say, by deployment: where they are most likely the search begins.
     """
-    seen_by = list(witnesses) or [None] * len(flags)
+    seen_by = list(likelihoods) or [None] * len(flags)
     values = [np.zeros(len(PARAMETERS)) if one is None else one.at for one in seen_by]
     replays = (
         list(first) if first else serve([variant_of(own, value) for own, value in zip(flags, values, strict=True)])

@@ -14,13 +14,13 @@ from kernelsight.comparison.speed import Speed, speed_of
 
 # no token for so long, where requests were there and the replay has tokens, is an outage
 OUTAGE_S = 5.0
-# moments at which everything may stop, and the shortest stop that is told from noise, seconds
+# moments at which everything may stop, and the shortest stop that differs from noise, seconds
 STOP_WIDTH_S, LEAST_STOP_S, SPAN_S = 0.25, 0.12, 120.0
 # a stop is a pause where this share of what is lost around it is lost at once
 AT_ONCE, AROUND_S = 0.6, 3.0
 # pauses are named where they take this share of what requests took longer than predicted
 LEAST_OF_MISS = 0.2
-# a change of the logarithm of the speed counts from here, and from so many standard errors
+# smallest change of the logarithm of the speed that counts, and its smallest number of standard errors
 LEAST_CHANGE, LEAST_Z = 0.06, 6.0
 # windows in a row err together, as if there were fewer of them
 TOGETHER = 5.0
@@ -176,14 +176,14 @@ def _clearest(values: np.ndarray) -> tuple[int, int, float] | None:
     keep = rest >= max(LEAST_WINDOWS, count // 10)
     first, last, size, rest = first[keep], last[keep], size[keep], rest[keep]
     inside = sums[last] - sums[first]
-    apart = inside / size - (sums[-1] - inside) / rest
+    difference = inside / size - (sums[-1] - inside) / rest
     beside = np.lib.stride_tricks.sliding_window_view(np.pad(values, SMOOTH // 2, mode="edge"), SMOOTH)
     noise = max(1.5 * 1.4826 * float(np.median(np.abs(values - np.median(beside, axis=1)))), 0.02)
-    z = np.abs(apart) / (noise * np.sqrt(TOGETHER * (1.0 / size + 1.0 / rest)))
+    z = np.abs(difference) / (noise * np.sqrt(TOGETHER * (1.0 / size + 1.0 / rest)))
     best = int(np.argmax(z))
-    if z[best] < LEAST_Z or abs(apart[best]) < LEAST_CHANGE:
+    if z[best] < LEAST_Z or abs(difference[best]) < LEAST_CHANGE:
         return None
-    return int(first[best]), int(last[best]), float(apart[best])
+    return int(first[best]), int(last[best]), float(difference[best])
 
 
 def _named(box: _Box, speed: Speed, measured: Measured, base: Replayed, gaps: pa.ChunkedArray | None) -> Incident:

@@ -19,7 +19,7 @@ DECODE, PREFILL = 0, 1
 SEQUENCES = 16
 # standard deviation of the logarithm of kernels that neither step launches, and bounds of the others
 UNKNOWN, LEAST, MOST = 0.1, 0.04, 0.4
-# 90 % of a normal distribution is so many standard deviations wide
+# standard deviations from the median to the ends of 90 % of a normal distribution
 WIDTH_90 = 3.29
 _INTERVALS = """
 select deployment_id, family, step_shape_id, sum(count * latency_us) as us,

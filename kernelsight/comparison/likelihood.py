@@ -77,7 +77,7 @@ class Predicted(NamedTuple):
     exposed: np.ndarray
 
 
-class Witnesses:
+class StepLikelihoods:
     """The likelihoods of some step shapes for deployments as they are asked for, each found once."""
 
     def __init__(self, session: Session, seen: Seen, prior: np.ndarray) -> None:

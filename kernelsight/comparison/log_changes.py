@@ -27,7 +27,7 @@ from kernelsight.comparison.occupancy import decoding, most_running, seats_seen
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.signature import signature
 
-# a change of the load counts from here, and from so many standard errors
+# smallest change of the load that counts, and its smallest number of standard errors
 LEAST_CHANGE, CHANCE = 0.05, 3.0
 # settings by which clients and servers name what served
 NAMED = ("model", "tensor_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens")

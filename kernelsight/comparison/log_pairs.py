@@ -29,7 +29,7 @@ MOST_TOKENS_A_CHUNK = 1.01
 
 
 def requests_of(question: Question, requests: pa.Table, logs: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the requests of the earlier and of the later log, each on a time line of its own.
+    """Return the requests of the earlier and of the later log, each with its own time line.
 
     InvalidInput: one of them has none.
     """

@@ -113,7 +113,7 @@ class LogWorlds:
         return world._replace(requests=taken, columns=load_columns(taken), spans={LOAD: (0, rows.size)})
 
     def _with(self, world: World, name: str, own: _Deployment, variant: Variant, span: tuple[int, int]) -> World:
-        """Return the world with one more scenario: a variant, whose deployment has costs of its own."""
+        """Return the world with one more scenario: a variant, whose deployment has its own costs."""
         stated, scenario = own.scenario["deployment_id"], own.scenario["scenario_id"]
         row = {**own.scenario, "scenario_id": name, "deployment_id": name, "max_concurrency": None}
         for place in (world.deployments, world.plans):

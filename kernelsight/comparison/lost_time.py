@@ -1,4 +1,4 @@
-"""Where along a log time was lost: the decode times of overlapping requests, taken apart into windows of time.
+"""Where along a log time was lost: the decode times of overlapping requests, split into windows of time.
 
 A request whose decode took longer than predicted lost that time somewhere between its first and its last token; many
 requests that overlap say where. The share of each window that was lost is the smooth solution of these sums.

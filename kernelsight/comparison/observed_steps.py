@@ -154,7 +154,7 @@ def _shape_of_case(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _times(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return microseconds by part; kernels of no known family are small ones, which stand beside the products."""
+    """Return microseconds by part; kernels of no known family count as small ones of the matrix products."""
     ranks = len({(row["log_id"], row["rank"]) for row in rows})
     phase = "decode" if sum(rows[0]["query_lens"]) <= 256 else "prefill"
     found: dict[str, float] = {}

@@ -59,5 +59,5 @@ def seats_seen(measured: Measured, expected_ms: np.ndarray) -> int | None:
     real, ours = (float(np.median(own)) for own in times)
     late = np.quantile(times[0], 0.9) - np.quantile(times[1], 0.9)
     waits = (real > LEAST_TIMES * ours or late > 10 * LEAST_WAIT_MS) and late > LEAST_WAIT_MS
-    # the loop of a client that sends when an answer is there is a level too, and nobody waits behind it
+    # the loop of a client that sends when an answer is there is a level too, without a queue behind it
     return most if waits and held >= LEAST_SHARE and float(number.max()) <= most + 1 else None

@@ -12,7 +12,7 @@ from kernelsight.dataflow.session import Session
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 
 LOAD = "log"
-# flags of a load that is never drawn: the log's requests stand in its place
+# flags of a load that is never drawn: the log's requests replace it
 NO_LOAD = {"request_rate": 1.0, "num_prompts": 1, "input_len": 1, "output_len": 1}
 KERNELS = ("prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention", "moe", "communication")
 # of a request's parts those that are kept: a million requests have a replay or two of them in memory

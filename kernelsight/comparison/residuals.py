@@ -9,18 +9,18 @@ import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
 
-# what the model is allowed to be off by in a group of similar requests; a difference below it is nobody's
+# error that the model may have in a group of similar requests; a smaller difference has no cause
 ALLOWED = 0.003
-# a cause has to take away three standard errors, squared, and this share of what it leaves
+# a cause has to lower the misfit by three standard errors, squared, and by this share of the remainder
 LEAST_SQUARES, LEAST_GAIN = 9.0, 0.3
-# requests in a row whose deviations are added up, to see how much alike they are
+# consecutive requests whose deviations are summed, to estimate their correlation
 CONSECUTIVE = (5, 10, 20)
 
 
-class Left(NamedTuple):
-    """What an explanation leaves of the relative residuals, by group of similar requests, shape [phases, groups].
+class GroupResiduals(NamedTuple):
+    """Mean relative residuals of an explanation by group of similar requests, shape [phases, groups].
 
-    ``spread``: standard deviation of single requests in their group, by phase, as if all were independent.
+    ``spread``: standard deviation of single requests in their group, by phase, taken as independent.
     """
 
     mean: np.ndarray
@@ -39,35 +39,35 @@ class Left(NamedTuple):
 
     @property
     def is_chance(self) -> bool:
-        """Whether it is no more than the scatter of requests makes it."""
+        """Whether they are no larger than the scatter of requests."""
         return misfit(self, self) <= self.groups
 
 
-NOTHING = Left(np.zeros((1, 0)), np.zeros((1, 0)), np.zeros(1))
+NOTHING = GroupResiduals(np.zeros((1, 0)), np.zeros((1, 0)), np.zeros(1))
 
 
-def misfit(left: Left, noise: Left) -> float:
+def misfit(residuals: GroupResiduals, noise: GroupResiduals) -> float:
     """Return the sum of squares of the groups' means in standard errors, those of ``noise``.
 
     Which requests share a step is chance, so that single requests scatter; the model may be off by ALLOWED.
     """
-    there = left.count > 0
-    return float((left.mean**2 / variance_of(noise))[there].sum())
+    there = residuals.count > 0
+    return float((residuals.mean**2 / variance_of(noise))[there].sum())
 
 
-def variance_of(noise: Left) -> np.ndarray:
+def variance_of(noise: GroupResiduals) -> np.ndarray:
     """Return the variance of each group's mean, shape [phases, groups]: chance, and what the model may be off by."""
     return noise.spread[:, None] ** 2 / np.maximum(noise.count, 1.0) + ALLOWED**2
 
 
-def explains(after: Left, before: Left) -> bool:
-    """Whether a cause takes away more than chance does, and more than the model is off in all groups alike."""
-    left = misfit(after, after)
-    return misfit(before, after) - left >= max(LEAST_SQUARES, LEAST_GAIN * left)
+def explains(after: GroupResiduals, before: GroupResiduals) -> bool:
+    """Whether a cause lowers the misfit by more than chance, and by more than a common error of all groups."""
+    remaining = misfit(after, after)
+    return misfit(before, after) - remaining >= max(LEAST_SQUARES, LEAST_GAIN * remaining)
 
 
-def left_by_group(residuals: np.ndarray, groups: np.ndarray) -> Left:
-    """Return what is left; ``residuals``: shares of what was measured, shape [phases, requests], NaN: there is none.
+def group_residuals(residuals: np.ndarray, groups: np.ndarray) -> GroupResiduals:
+    """Return means by group; ``residuals``: shares of what was measured, shape [phases, requests], NaN: there is none.
 
     They are taken as shares of the mean of both times, which chance does not make longer or shorter.
     """
@@ -80,14 +80,14 @@ def left_by_group(residuals: np.ndarray, groups: np.ndarray) -> Left:
         sums = np.bincount(groups[there], own[there], minlength=size)
         mean[phase] = np.divide(sums, count[phase], out=np.zeros(size), where=count[phase] > 0)
         spread[phase] = _spread(own[there] - mean[phase][groups[there]])
-    return Left(mean, count, spread)
+    return GroupResiduals(mean, count, spread)
 
 
-def averaged(several: Sequence[Left]) -> Left:
-    """Return the mean of what replays of nearly equal sizes leave: which requests share a step differs in each."""
-    return Left(
-        np.mean([left.mean for left in several], axis=0), several[0].count,
-        np.mean([left.spread for left in several], axis=0),
+def averaged(several: Sequence[GroupResiduals]) -> GroupResiduals:
+    """Return the mean over replays of nearly equal sizes: which requests share a step differs in each."""
+    return GroupResiduals(
+        np.mean([each.mean for each in several], axis=0), several[0].count,
+        np.mean([each.spread for each in several], axis=0),
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def _spread(deviations: np.ndarray) -> float:
 def similar(measured: Measured, chosen: np.ndarray) -> np.ndarray:
     """Return a number for each chosen request, equal for those of similar prompts, outputs and concurrency.
 
-    Which requests share a step is chance; on average over such a group chance is left out, and what is left is a cause.
+    Which requests share a step is chance; the mean over such a group is free of it, so that what remains has a cause.
     """
     sent = measured.sent_s[chosen]
     ends = np.sort(sent + np.nan_to_num(measured.e2e_ms[chosen]) / 1e3)

@@ -83,7 +83,7 @@ def _column(setting: str) -> str | None:
 
 
 def _differs(session: Session, setting: str, stated: Any, found: str) -> bool:
-    """Return whether a log has another value than was stated; names that nobody knows are no contradiction."""
+    """Return whether a log has another value than was stated; unknown names are no contradiction."""
     if setting == "model":
         return _other_shape(session, str(stated), found)
     if setting == "gpu":

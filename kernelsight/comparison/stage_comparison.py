@@ -23,6 +23,7 @@ from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
+from kernelsight.number_format import deviation
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -218,7 +219,9 @@ class StageComparison:
                 stages = f"{len(rows)} {'open' if is_open else 'full'} {'stage' if len(rows) == 1 else 'stages'}"
                 what = metric.removesuffix("_ms").upper() if is_open else "rate"
                 off = (
-                    f"within {min(errors):+.1%} to {max(errors):+.1%} of" if len(rows) > 1 else f"{errors[0]:+.1%} off"
+                    f"within {deviation(min(errors))} to {deviation(max(errors))} of"
+                    if len(rows) > 1
+                    else f"{deviation(errors[0])} off"
                 )
                 said.append(f"{what} of {stages} predicted {off} measured")
         if not said:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.number_format import number
+
 # shares of a distribution that clients state
 SHARES = {
     "min": 0.0,
@@ -23,7 +25,7 @@ SHARES = {
 }
 # a client that falls this far behind the rate, or that waits this long to send, has run out of workers
 REACHED, LATE_MS = 0.97, 500.0
-# a loop of which so many of its users wait for an answer on average is a closed one
+# share of the users of a closed loop that wait for an answer on average, at least
 FULL = 0.9
 LENGTHS = ("prompt_tokens", "output_tokens")
 # fewer make no statistic
@@ -176,8 +178,9 @@ def findings(stages: list[Stage], faults: list[Mapping[str, Any]], client: Mappi
     said = [f"{', '.join(parts)}: {explanation}" for explanation, parts in twice.items()]
     behind = [stage for stage in stages if not stage.is_open]
     said += [
-        f"{stage.part}: {stage.rate:,.4g} requests/s were requested and {stage.achieved:,.4g} sent, "
-        f"{stage.delay_ms / 1e3:,.2g} s late on average: a closed loop of about {stage.in_flight:,} requests in flight"
+        f"{stage.part}: {number(stage.rate)} requests/s were requested and {number(stage.achieved)} sent, "
+        f"{number(stage.delay_ms / 1e3, 2)} s late on average: a closed loop of about {stage.in_flight:,} requests in "
+        "flight"
         for stage in behind
         if math.isfinite(stage.rate)
     ]

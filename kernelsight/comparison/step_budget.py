@@ -9,7 +9,7 @@ import pyarrow as pa
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 # tokens of one chunk come together: such gaps, ms, are none of steps
 TOGETHER_MS = 0.05
-# a gap this many times the median holds a piece of a prompt; so many of them show how long pieces are
+# a gap this many times the median holds a piece of a prompt; the number of them that shows how long pieces are
 WITH_PROMPT, LEAST_GAPS = 1.2, 200
 # the longest gaps are as long as many are: within this factor, the 99th percentile over the 90th
 FLAT = 1.12

@@ -8,6 +8,7 @@ from typing import Any
 from kernelsight.comparison.errors import METRICS, are_as_claimed
 from kernelsight.comparison.unused_rows import unused
 from kernelsight.escape import html_table
+from kernelsight.number_format import deviation, number, percent
 
 # a smaller share of E2E is agreement: repeats of one run differ by 2 to 5 % in TTFT
 AGREES = 0.02
@@ -58,7 +59,7 @@ def _power(power: Mapping[str, Any] | None) -> str:
     if not power or power["error"] is None:
         return ""
     measured, predicted, error = (power[name] for name in ("measured", "predicted", "error"))
-    return f"; its GPUs drew {measured:,.0f} W, predicted {predicted:,.0f} W ({error:+.1%})"
+    return f"; its GPUs drew {measured:,.0f} W, predicted {predicted:,.0f} W ({deviation(error)})"
 
 
 def _found(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
@@ -67,11 +68,11 @@ def _found(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
         return "no request of the log was served in the replay, so that nothing is compared."
     e2e = answer[f"{name.lower()}_ms"]
     off = e2e["measured"] / e2e["predicted"] - 1.0
-    times = f"measured {milliseconds(e2e['measured'])} ms, predicted {milliseconds(e2e['predicted'])} ms"
+    times = f"measured {number(e2e['measured'])} ms, predicted {number(e2e['predicted'])} ms"
     impossible = [row for row in answer["suspects"] if row["evidence"] == "impossible"]
     agrees = abs(off) < AGREES and not answer["causes"]
     said = f"log and prediction agree: mean {name} {times}" if agrees else (
-        f"mean {name} is {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than predicted ({times})"
+        f"mean {name} is {percent(abs(off), 1)} {'longer' if off > 0 else 'shorter'} than predicted ({times})"
     )  # fmt: skip
     unit = _other_unit(e2e["measured"] / e2e["predicted"])
     if unit:
@@ -105,13 +106,13 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
     if kind == "load":
         return f"{LOAD[name]} {value:.2f} times what was {described}" if value else f"the load is not as {described}"
     if name == "per_prompt_token_us":
-        return f"each prompt token takes {value:.3g} us more before the engine: tokenizer or front end"
+        return f"each prompt token takes {number(value, 3)} us more before the engine: tokenizer or front end"
     if name in ("client", "front_end", "host"):
         sign, per = "+" if value >= 0 else "-", "a step" if name == "host" else "a request"
         if name == "client":
             when = "later" if value >= 0 else "sooner"
-            return f"requests reach the server {milliseconds(abs(value), 3)} ms {when} than assumed"
-        return f"explained by {sign}{milliseconds(abs(value), 3)} ms {per} in {WORDS[name]}"
+            return f"requests reach the server {number(abs(value), 3)} ms {when} than assumed"
+        return f"explained by {sign}{number(abs(value), 3)} ms {per} in {WORDS[name]}"
     return f"explained by {WORDS[name]} at {value:.2f} times the predicted time"
 
 
@@ -138,7 +139,7 @@ def verdict_table(answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
     return html_table(answer["verdict"], names, shown)
 
 
-# a posterior as wide as this share of the prior has learned nothing of a part; smaller parts matter to nobody
+# a posterior as wide as this share of the prior does not determine a part; parts below this share of E2E are ignored
 UNKNOWN, LEAST_SHARE = 0.8, 0.05
 
 
@@ -167,8 +168,8 @@ def not_separated(
     missing = [what for name, what in (("steps", steps), ("kernels", kernels)) if not has.get(name)]
     would = f"; {' or '.join(missing)} would" if missing else ""
     *first, last = sorted(wide, reverse=True)
-    apart = f"{first[0]} from {last}" if len(wide) == 2 else f"{', '.join(first)} and {last} from each other"
-    return [f"this log does not separate {apart}: only their sum is known{would}"]
+    parts_named = f"{first[0]} from {last}" if len(wide) == 2 else f"{', '.join(first)} and {last} from each other"
+    return [f"this log does not separate {parts_named}: only their sum is known{would}"]
 
 
 def not_judged(answer: Mapping[str, Any]) -> list[str]:
@@ -192,12 +193,3 @@ def not_judged(answer: Mapping[str, Any]) -> list[str]:
 def _other_unit(ratio: float) -> str | None:
     """Return the unit that measured times are in, where they are about a thousandth or a thousandfold of predicted."""
     return "seconds" if 2e-4 < ratio < 5e-3 else "microseconds" if 2e2 < ratio < 5e3 else None
-
-
-def milliseconds(value: float, digits: int = 4) -> str:
-    """Return milliseconds as people write them: no power of ten.
-
-    >>> milliseconds(18634.4), milliseconds(64.9213), milliseconds(0.00123, 3)
-    ('18,634', '64.92', '0.00123')
-    """
-    return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"

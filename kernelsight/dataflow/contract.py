@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -234,13 +234,19 @@ def _text(value: str) -> str:
 
 
 def conform(
-    data: Any, contract: Contract, *, trusted: bool = False, encoded: bool = False, origin: str = ""
+    data: Any,
+    contract: Contract,
+    *,
+    trusted: bool = False,
+    encoded: bool = False,
+    origin: str = "",
+    rows: Sequence[int] | None = None,
 ) -> pa.Table:
     """Return ``data`` as the contract's Arrow table, or raise ContractBroken, which lists all violations.
 
     ``data`` is anything with ``__arrow_c_stream__``. ``trusted`` skips ``check`` and duplicate keys, for the
-    outputs of nodes. ``encoded``: words that are dictionaries stay so. ``origin``: where the rows come from, for
-    the message.
+    outputs of nodes. ``encoded``: words that are dictionaries stay so. ``origin``: where the rows come from, and
+    ``rows``: the number of each row there, for the message (default: from 1).
 
     >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "float64", "an x", check="x > 0"),))
     >>> conform(pa.table({"x": [1, 2]}), contract).column("x").to_pylist()
@@ -256,7 +262,7 @@ def conform(
     for column in contract.columns:
         if found[column.name] == 1:
             values, fault = cast_column(table.column(column.name), column, encoded=encoded)
-            fault = fault or value_fault(values, column)
+            fault = fault or value_fault(values, column, rows)
             if fault:
                 faults.append(fault)
             else:
@@ -264,11 +270,31 @@ def conform(
         elif column.nullable and not found[column.name]:
             sound[column.name] = pa.chunked_array([pa.nulls(table.num_rows, column.arrow_type)])
     if not trusted:
-        faults += _row_faults(pa.table(sound), contract)
+        faults += _row_faults(pa.table(sound), contract, rows)
     if faults:
         raise breaks_contract(contract.table, faults, origin)
     fields = [field.with_type(sound[field.name].type) for field in contract.schema]
     return pa.table([sound[field.name] for field in fields], schema=pa.schema(fields))
+
+
+def check_values(table: pa.Table, contract: Contract, origin: str) -> None:
+    """Raise ContractBroken for values that break a contract, in a table that may lack columns and have others.
+
+    Checked are types, finite numbers, and the checks over columns of the table; a column with nulls that the contract
+    does not allow has no check here.
+
+    >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "int64", "an x", check="x > 0"),))
+    >>> check_values(pa.table({"x": [1, 2], "note": ["a", "b"]}), contract, "x.csv")
+    """
+    there = {name for name in table.column_names if table[name].null_count < table.num_rows}
+    columns = []
+    for column in contract.columns:
+        if column.name in there:
+            may_check = column.nullable or not table[column.name].null_count
+            check = column.check if may_check and columns_of(parse(column.check or "true")) <= there else ""
+            columns.append(replace(column, nullable=True, key=False, check=check))
+    names = [column.name for column in columns]
+    conform(table.select(names), replace(contract, columns=tuple(columns)), origin=origin)
 
 
 def as_arrow(data: Any, table: str) -> pa.Table:
@@ -297,14 +323,14 @@ def _name_faults(found: Mapping[str, int], contract: Contract) -> list[str]:
     return faults
 
 
-def _row_faults(table: pa.Table, contract: Contract) -> list[str]:
+def _row_faults(table: pa.Table, contract: Contract, rows: Sequence[int] | None) -> list[str]:
     """Return the violations of checks and keys, over the columns that are valid so far."""
     whole = len(table.column_names) == len(contract.columns)
     # a check that reads an invalid column is skipped: only that column is reported
     columns = [
         column for column in contract.columns if column.check and (whole or _reads_only(column.check, table, contract))
     ]
-    faults = check_faults(table, columns)
+    faults = check_faults(table, columns, rows)
     if set(contract.key) <= set(table.column_names):
         duplicate = duplicate_fault(table, contract.key)
         faults += [duplicate] if duplicate else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,8 +32,8 @@ def cast_column(found: pa.ChunkedArray, column: Column, *, encoded: bool = False
         return None, f"column {column.name} cannot be cast to {column.type} ({str(error).splitlines()[0]})"
 
 
-def value_fault(values: pa.ChunkedArray, column: Column) -> str:
-    """Return the violation by a column's nulls, null list elements or non-finite floats, or ""."""
+def value_fault(values: pa.ChunkedArray, column: Column, rows: Sequence[int] | None = None) -> str:
+    """Return the violation by a column's nulls, null list elements or non-finite floats, or ""; ``rows``: numbers."""
     if values.null_count and not column.nullable:
         return f"column {column.name} must not be null, but is in {_rows(values.null_count)}"
     if not (has_floats(values.type) or pa.types.is_nested(values.type)):
@@ -39,12 +41,19 @@ def value_fault(values: pa.ChunkedArray, column: Column) -> str:
     if pa.types.is_nested(values.type) and any(leaf.null_count for leaf, in_list in parts(values) if in_list):
         return f"column {column.name} has a null inside a list"
     if not is_finite(values):
-        return f"column {column.name} has NaN or infinity (use null for unknown values)"
+        where = ""
+        if pa.types.is_floating(values.type):
+            row = pc.index(pc.fill_null(pc.is_finite(values), True), False).as_py()
+            where = f" in row {_number(row, rows)}"
+        return f"column {column.name} has NaN or infinity{where} (use null for unknown values)"
     return ""
 
 
-def check_faults(table: pa.Table, columns: list[Column]) -> list[str]:
-    """Return one violation per column whose ``check`` is false or null in some row, with the first such row."""
+def check_faults(table: pa.Table, columns: list[Column], rows: Sequence[int] | None = None) -> list[str]:
+    """Return one violation per column whose ``check`` is false or null in some row, with the first such row.
+
+    ``rows``: the number of each row where it comes from; None: from 1.
+    """
     faults = []
     for column in columns if table.num_rows else ():
         passed = holds(column.check, table) if column.check else None
@@ -53,14 +62,14 @@ def check_faults(table: pa.Table, columns: list[Column]) -> list[str]:
             row = pc.index(passed, False).as_py()
             faults.append(
                 f"column {column.name}: {_rows(count)} fail{'' if count > 1 else 's'} '{column.check}' "
-                f"(row {row + 1}: {_show(table.column(column.name)[row].as_py())})"
+                f"(row {_number(row, rows)}: {_show(table.column(column.name)[row].as_py())})"
             )
     return faults
 
 
 def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
     """Return the violation by rows with the same key, or ""."""
-    if not keys or table.num_rows < 2:
+    if not keys or table.num_rows < 2 or any(_only_grows(table.column(key)) for key in keys):
         return ""
     # each row's key as one number, column by column
     numbers = np.zeros(table.num_rows, np.int64)
@@ -81,6 +90,14 @@ def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
     first = (twice.sort_by(sorted_by) if sorted_by else twice).slice(0, 1).to_pylist()[0]
     example = ", ".join(f"{key} {_show(value)}" for key, value in first.items())
     return f"{twice.num_rows} duplicate key{'s' if twice.num_rows > 1 else ''} ({example})"
+
+
+def _only_grows(column: pa.ChunkedArray) -> bool:
+    """Whether each whole number of a column is above the one before, so that no two rows have the same."""
+    if not pa.types.is_integer(column.type) or column.null_count:
+        return False
+    values = column.to_numpy()
+    return bool((values[1:] > values[:-1]).all())
 
 
 def _leaves(column: pa.ChunkedArray) -> list[pa.Array]:
@@ -104,6 +121,10 @@ def check_reference(table: str, column: Column, values: pa.ChunkedArray, known: 
     if lost:
         names = map(str, held.to_pylist())
         raise dangling_reference(f"{table}.{column.name}", lost[0], column.reference, names, len(lost) - 1)
+
+
+def _number(row: int, rows: Sequence[int] | None) -> int:
+    return row + 1 if rows is None else int(rows[row])
 
 
 def _rows(count: int) -> str:

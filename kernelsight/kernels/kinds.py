@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -132,6 +132,38 @@ def constants_of(
     return at, evidence
 
 
+class _Fits(NamedTuple):
+    """What the constants of a family were fitted to.
+
+    ``measured``, ``corrected``, ``pointed``: GPUs with a sweep, a correction, a few points of the family; ``swept``:
+    GPUs with a sweep of any family; ``kernels``: (vendor, generation that was left out, implementation) of constants.
+    """
+
+    measured: set[str]
+    corrected: set[str | None]
+    pointed: set[str | None]
+    swept: set[str]
+    vendors: set[str | None]
+    kernels: set[tuple[str | None, ...]]
+
+
+def _fits_of(family: str, coefficients: pa.Table) -> _Fits:
+    return _Fits(
+        _measured_gpus(family, coefficients),
+        _gpus_of(rows_of_part(coefficients, family, "correction")),
+        _gpus_of(rows_of_part(coefficients, family, "points")),
+        _swept_gpus(coefficients),
+        fitted_vendors(coefficients, family),
+        remembered((coefficients,), ("fitted kernels", family), lambda: _fitted(coefficients, family)),
+    )
+
+
+def _fitted(coefficients: pa.Table, family: str) -> set[tuple[str | None, ...]]:
+    """Return vendor, generation that was left out, and kernel of all constants."""
+    rows = rows_of_part(coefficients, family, "constant")
+    return set(zip(*(rows[name].to_pylist() for name in ("vendor", "without", "implementation")), strict=True))
+
+
 def _constants_of(
     family: str,
     kinds: Sequence[dict[str, Any]],
@@ -142,60 +174,19 @@ def _constants_of(
     form = FAMILIES[family].form
     if not kinds:
         return {one.name: np.array([one.start]) for one in form.coefficients}, [""]
-    measured, anywhere = _measured_gpus(family, coefficients), _swept_gpus(coefficients)
-    corrected = _gpus_of(rows_of_part(coefficients, family, "correction"))
-    pointed = _gpus_of(rows_of_part(coefficients, family, "points"))
+    fits = _fits_of(family, coefficients)
     for kind in kinds:
         kind["vendor"] = facts.vendor.get(kind["fit"])
         kind["dtype"] = measured_dtype(coefficients, family, kind["dtype"])
         ran = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
         kind["ran"] = engine_of_vendor(facts, coefficients, family, ran, kind["fit"])
-    vendors = fitted_vendors(coefficients, family)
-    calls = [
-        {
-            "engine": kind["ran"],
-            "gpu": kind["fit"],
-            "dtype": kind["dtype"],
-            "head_dim": int(kind.get("head_dim") or 0),
-            "implementation": kind.get("asked") or None,
-        }
-        for kind in kinds
-    ]
-    fitted = remembered((coefficients,), ("fitted kernels", family), lambda: _fitted(coefficients, family))
-    fits = {(vendor, without) for vendor, without, _ in fitted}
-    chosen = choose(facts, coefficients, family, calls)
+    chosen = choose(facts, coefficients, family, [_as_call(kind) for kind in kinds])
     values: dict[str, np.ndarray] = {}
     evidence = []
     for row, (kind, (implementation, seen)) in enumerate(zip(kinds, chosen, strict=True)):
-        if kind["tier"] == "target-measured" and kind["fit"] not in anywhere:
-            raise InvalidInput(
-                f"tier target-measured needs a fitted sweep of {kind['fit']}, and there is none; fit one with "
-                "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
-            )
-        if kind["tier"] == "points-measured" and kind["fit"] not in _pointed_gpus(coefficients):
-            raise InvalidInput(
-                f"tier points-measured needs measured points of {kind['fit']}, and there are none; fit them with "
-                "`kernelsight calibrate fit --few`, or use --tier auto, cross-generation or roofline."
-            )
-        known, swept = kind["vendor"] in vendors, kind["fit"] in measured
-        kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
-        ran_here = swept and (
-            kind["vendor"] is None or kind["kernel"] in _kernels_of(family, kind["fit"], coefficients)
-        )
+        _refuse_tier_without_fit(kind, fits, coefficients)
         hypothetical = bool(stands_for.get(kind["gpu"]))
-        has_points = kind["fit"] in pointed and not hypothetical
-        kind["answers"] = _answering_tier(kind["tier"], ran_here, hypothetical, known, has_points)
-        if (kind["relinked"] or kind["twin"]) and kind["answers"] in (*FITTED, "points-measured"):
-            kind["answers"] = "cross-generation"
-        kind["points"] = None
-        if kind["answers"] == "points-measured":
-            kind["points"] = points_at(coefficients, family, kind["fit"]).count(kind["kernel"])
-        here = kind["answers"] in FITTED or bool(kind["twin"])
-        kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
-        # asked not to use what was measured there, the expression fitted without its whole generation answers
-        forgets = swept and kind["tier"] in ("cross-generation", "points-measured") and not kind["relinked"]
-        held_out = (facts.generation.get(kind["fit"]), kind["fit"]) if forgets else ()
-        kind["without"] = next((name for name in held_out if (kind["vendor"], name) in fits), None)
+        own = _note_answer(family, kind, implementation, facts, coefficients, fits, hypothetical)
         path = {
             **kind,
             "gpu": kind["gpu"] if kind["relinked"] else kind["fit"],
@@ -204,24 +195,72 @@ def _constants_of(
             "lineage": lineage_of(facts, implementation),
         }
         # a vendor without a fit takes the constants of no kernel, GPU or engine: those of the family
+        known = kind["vendor"] in fits.vendors
         path = path if known else dict.fromkeys(path, UNKNOWN)
         vendor = kind["vendor"] if known else None
-        own = here or (swept and not forgets)
         at = constants_at(facts, coefficients, family, form.coefficients, [path], kind["without"], own, vendor)
-        seen_by_fit = (kind["vendor"], kind["without"], implementation) in fitted
-        kind["group"] = group_of(kind["dtype"], seen_by_fit)
         for name, value in at.items():
             values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
-        evidence.append(_evidence(kind, implementation, seen, measured))
+        evidence.append(_evidence(kind, implementation, seen, fits.measured))
     for name in SERVED.keys() & values.keys():
         values[name] = np.full(len(kinds), SERVED[name])
     return values, evidence
 
 
-def _fitted(coefficients: pa.Table, family: str) -> set[tuple[str | None, ...]]:
-    """Return vendor, generation that was left out, and kernel of all constants."""
-    rows = rows_of_part(coefficients, family, "constant")
-    return set(zip(*(rows[name].to_pylist() for name in ("vendor", "without", "implementation")), strict=True))
+def _as_call(kind: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a kind as a call for which a kernel is chosen."""
+    return {
+        "engine": kind["ran"],
+        "gpu": kind["fit"],
+        "dtype": kind["dtype"],
+        "head_dim": int(kind.get("head_dim") or 0),
+        "implementation": kind.get("asked") or None,
+    }
+
+
+def _refuse_tier_without_fit(kind: Mapping[str, Any], fits: _Fits, coefficients: pa.Table) -> None:
+    if kind["tier"] == "target-measured" and kind["fit"] not in fits.swept:
+        raise InvalidInput(
+            f"tier target-measured needs a fitted sweep of {kind['fit']}, and there is none; fit one with "
+            "`kernelsight calibrate fit`, or use --tier auto, cross-generation or roofline."
+        )
+    if kind["tier"] == "points-measured" and kind["fit"] not in _pointed_gpus(coefficients):
+        raise InvalidInput(
+            f"tier points-measured needs measured points of {kind['fit']}, and there are none; fit them with "
+            "`kernelsight calibrate fit --few`, or use --tier auto, cross-generation or roofline."
+        )
+
+
+def _note_answer(
+    family: str,
+    kind: dict[str, Any],
+    implementation: str,
+    facts: Facts,
+    coefficients: pa.Table,
+    fits: _Fits,
+    hypothetical: bool,
+) -> bool:
+    """Note in a kind which tier answers, with which correction and points; return whether its GPU's own fit does."""
+    swept, corrected = kind["fit"] in fits.measured, fits.corrected
+    kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
+    ran_here = swept and (kind["vendor"] is None or kind["kernel"] in _kernels_of(family, kind["fit"], coefficients))
+    has_points = kind["fit"] in fits.pointed and not hypothetical
+    kind["answers"] = _answering_tier(kind["tier"], ran_here, hypothetical, kind["vendor"] in fits.vendors, has_points)
+    if (kind["relinked"] or kind["twin"]) and kind["answers"] in (*FITTED, "points-measured"):
+        kind["answers"] = "cross-generation"
+    kind["points"] = None
+    if kind["answers"] == "points-measured":
+        kind["points"] = points_at(coefficients, family, kind["fit"]).count(kind["kernel"])
+    here = kind["answers"] in FITTED or bool(kind["twin"])
+    kind["corrected"] = kind["fit"] if here and kind["fit"] in corrected else None
+    # asked not to use what was measured there, the expression fitted without its whole generation answers
+    forgets = swept and kind["tier"] in ("cross-generation", "points-measured") and not kind["relinked"]
+    held_out = (facts.generation.get(kind["fit"]), kind["fit"]) if forgets else ()
+    without = {(vendor, name) for vendor, name, _ in fits.kernels}
+    kind["without"] = next((name for name in held_out if (kind["vendor"], name) in without), None)
+    kind["group"] = group_of(kind["dtype"], (kind["vendor"], kind["without"], implementation) in fits.kernels)
+    own = here or (swept and not forgets)
+    return own
 
 
 def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.logs.files import LogFile, documents
-from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.found import FILE_ROW, Found, LogFormat
 from kernelsight.logs.json_rows import json_rows, metric
 from kernelsight.logs.summaries import statistic
 
@@ -59,7 +59,7 @@ def read_aiperf(files: Sequence[LogFile]) -> list[Found]:
             continue
         found = Found(file, NAME, clock="unix")
         is_record = "metadata.request_start_ns is not null"
-        found.requests = json_rows(file, _FIELDS, _COLUMNS, is_record, found.faults).drop("line")
+        found.requests = json_rows(file, _FIELDS, _COLUMNS, is_record, found.faults).rename({"line": FILE_ROW})
         runs.append(found)
     for folder, (file, export) in exports.items():
         beside = [found for found in runs if found.file.path.parent == folder]

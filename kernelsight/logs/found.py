@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from kernelsight.logs.files import LogFile
 
+# the number of a request's row in its file, from 1: for sentences, in no table
+FILE_ROW = "file_row"
 # rule: what happened to its rows, and what was found
 RULES: Mapping[str, tuple[str, str]] = {
     "failed": ("excluded", "requests that failed"),

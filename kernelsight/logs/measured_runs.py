@@ -7,6 +7,8 @@ from typing import Any
 
 import polars as pl
 
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.contract import check_values
 from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.found import Found, LogFormat
@@ -44,10 +46,14 @@ def _run(file: LogFile) -> Found:
 def _rows(file: LogFile) -> list[dict[str, Any]]:
     try:
         if file.kind == "parquet":
-            return pl.DataFrame(read_parquet(file.path, file.refuse)).to_dicts()
-        return pl.read_csv(file.read(), infer_schema_length=None).to_dicts()
+            rows = pl.DataFrame(read_parquet(file.path, file.refuse))
+        else:
+            rows = pl.read_csv(file.read(), infer_schema_length=None)
     except pl.exceptions.PolarsError as problem:
         raise unusable(file.path, f"cannot be read as a table ({str(problem).splitlines()[0]})", DAMAGED) from None
+    figures = rows.select(pl.selectors.numeric()).to_arrow()
+    check_values(figures, contracts()["measured_runs"], str(file.path))
+    return rows.to_dicts()
 
 
 def _statistics(row: dict[str, Any]) -> list[dict[str, Any]]:

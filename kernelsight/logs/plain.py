@@ -12,7 +12,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.engine import SETTINGS, first_line, quote
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
-from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.found import FILE_ROW, Found, LogFormat
 from kernelsight.logs.proposed_columns import proposal
 
 NAME = "table"
@@ -156,7 +156,7 @@ def read_rows(connection: duckdb.DuckDBPyConnection, found: Found, label: str, c
     count, first = connection.execute("select count(*), min(line) from made where bad").fetchall()[0]
     found.faults.add("unreadable_value", count, f"row {first}")
     kept = ", ".join(quote(ours) for ours in made)
-    frame = connection.sql(f"select {kept} from made where not bad order by line").pl()
+    frame = connection.sql(f"select {kept}, line as {FILE_ROW} from made where not bad order by line").pl()
     starts = [value for name in TIMES if name in made and (value := frame[name].min()) is not None]
     found.clock = "none" if not starts else "unix" if min(starts) >= EARLIEST_UNIX else "monotonic"
     found.requests = frame

@@ -18,7 +18,7 @@ from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable
 from kernelsight.logs.folders import ROLES, Given, open_folder
-from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.found import FILE_ROW, Found, LogFormat
 from kernelsight.logs.plain import read_plain, read_rows
 from kernelsight.logs.registry import PLAIN, named, recognise, with_known_fields
 from kernelsight.logs.requests import finish_requests, first_time
@@ -78,9 +78,10 @@ def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[st
     InvalidInput: what ``read_logs`` refuses.
     """
     one = _one(path, "requests", format, columns)
-    return pl.concat(
-        [finish_requests(run) for run in _read(one.format, [one.file], columns) if run.requests is not None]
-    )
+    runs = [finish_requests(run) for run in _read(one.format, [one.file], columns) if run.requests is not None]
+    for requests in runs:
+        _conform("production_requests", requests.with_columns(pl.lit("").alias("log_id")), one.file.path)
+    return pl.concat(runs).drop(FILE_ROW)
 
 
 def read_table(
@@ -121,7 +122,7 @@ def _all_tables(
         by_format.setdefault((one.role, one.format), []).append(one.file)
     made = _tables(found + [run for (_, own), files in by_format.items() for run in _read(own, files, columns)])
     rows = [one.row() for one in given] + unread
-    made["production_files"] = _row("production_files", list({row["path"]: row for row in rows}.values()))
+    made["production_files"] = _row("production_files", list({row["path"]: row for row in rows}.values()), "its files")
     return made
 
 
@@ -212,7 +213,8 @@ def _tables_of(log_id: str, run: Found) -> dict[str, pa.Table]:
     start = min((value for value in starts if value is not None), default=None)
     if requests is not None and start is None:
         run.clock = "none"
-    made = {"production_logs": _row("production_logs", [_log_row(log_id, run, requests, start)])}
+    path = run.file.path
+    made = {"production_logs": _row("production_logs", [_log_row(log_id, run, requests, start)], path)}
     shifted = (
         ("production_requests", requests, ("arrival_s", "sent_s")),
         ("production_steps", run.steps, ("at_s",)),
@@ -223,14 +225,15 @@ def _tables_of(log_id: str, run: Found) -> dict[str, pa.Table]:
         if frame is not None:
             moved = [(pl.col(name) - (start or 0.0)).clip(0.0) for name in times]
             of_log = frame.with_columns([*moved, pl.lit(log_id).alias("log_id")])
-            made[table] = _conform(table, of_log, run.file.path)
+            made[table] = _conform(table, of_log, path)
     settings = [
         {"log_id": log_id, "setting": name, "found": value, "found_in": where}
         for name, (value, where) in run.settings.items()
     ]
-    made["production_settings"] = _row("production_settings", settings)
-    made["production_summaries"] = _row("production_summaries", [{"log_id": log_id} | row for row in run.summaries])
-    made["log_faults"] = _row("log_faults", run.faults.rows(log_id))
+    made["production_settings"] = _row("production_settings", settings, path)
+    summaries = [{"log_id": log_id} | row for row in run.summaries]
+    made["production_summaries"] = _row("production_summaries", summaries, path)
+    made["log_faults"] = _row("log_faults", run.faults.rows(log_id), path)
     return made
 
 
@@ -246,17 +249,19 @@ def _log_row(log_id: str, run: Found, requests: pl.DataFrame | None, start: floa
     return row | {name: value for name, value in run.stated.items() if value is not None}
 
 
-def _row(table: str, rows: list[dict[str, Any]]) -> pa.Table:
+def _row(table: str, rows: list[dict[str, Any]], path: Path | str) -> pa.Table:
     made = as_table(contracts()[table], rows) if rows else contracts()[table].schema.empty_table()
-    return conform(made, contracts()[table], trusted=True, origin="its reader")
+    return conform(made, contracts()[table], origin=str(path))
 
 
 def _conform(table: str, frame: pl.DataFrame, path: Path) -> pa.Table:
+    """Return the rows of a table, all of its contract checked; a refusal names the file, its row and the column."""
     names = [name for name in contracts()[table].column_names if name in frame.columns]
     huge = [name for name in names if frame[name].dtype == pl.Int128]
     if huge:
         raise unusable(path, f"has a number beyond 64 bits for {', '.join(huge)}", DAMAGED)
-    made = conform(frame.select(names).to_arrow(), contracts()[table], trusted=True, origin="its reader")
+    numbers = frame[FILE_ROW] if FILE_ROW in frame.columns else None
+    made = conform(frame.select(names).to_arrow(), contracts()[table], origin=str(path), rows=numbers)
     return _with_shared_nulls(made)
 
 

@@ -8,7 +8,8 @@ import polars as pl
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.logs.files import unusable
-from kernelsight.logs.found import RULES, Faults, Found
+from kernelsight.logs.found import FILE_ROW, RULES, Faults, Found
+from kernelsight.number_format import number
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 DURATIONS = (
@@ -21,7 +22,7 @@ LONGEST_MS = 1e12
 
 
 def finish_requests(found: Found) -> pl.DataFrame:
-    """Return the requests of a run with every column of the contract but log_id.
+    """Return the requests of a run with every column of the contract but log_id, and the number of their file's row.
 
     Times become seconds after the first one. Rows that break a rule are excluded or dropped and counted in
     ``found.faults``. InvalidInput: no request of the run has a latency.
@@ -43,7 +44,10 @@ def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
     wanted = {name: kind for name, kind in empty.schema.items() if name not in ("log_id", "request_id")}
     present = [pl.col(name).cast(kind, strict=False) for name, kind in wanted.items() if name in frame.columns]
     missing = [pl.lit(None, kind).alias(name) for name, kind in wanted.items() if name not in frame.columns]
-    return frame.select(present + missing).select(list(wanted)).with_columns(pl.col("status").fill_null("ok"))
+    if FILE_ROW not in frame.columns:
+        frame = frame.with_row_index(FILE_ROW, offset=1)
+    ordered = frame.select(*present, *missing, FILE_ROW).select(*wanted, FILE_ROW)
+    return ordered.with_columns(pl.col("status").fill_null("ok"))
 
 
 def _count(frame: pl.DataFrame, rule: str, rows: pl.Expr, faults: Faults) -> None:
@@ -184,5 +188,5 @@ def _compare_rate(found: Found, frame: pl.DataFrame) -> None:
     chance = CHANCE / math.sqrt((sent.len() - 1) * (found.stated.get("burstiness") or 1.0))
     if abs(achieved / requested - 1) > max(RATE_TOLERANCE, chance):
         found.faults.add(
-            "rate_not_reached", sent.len(), more=f" ({achieved:.4g} instead of {requested:.4g} per second)"
+            "rate_not_reached", sent.len(), more=f" ({number(achieved)} instead of {number(requested)} per second)"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernelsight.logs.files import LogFile
-from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.found import FILE_ROW, Found, LogFormat
 from kernelsight.logs.json_rows import json_rows
 
 NAME = "sglang-requests"
@@ -46,7 +46,9 @@ def read_sglang_requests(files: Sequence[LogFile]) -> list[Found]:
     runs = []
     for file in files:
         found = Found(file, NAME, clock="unix")
-        found.requests = json_rows(file, _FIELDS, _COLUMNS, "prompt_tokens is not null", found.faults).drop("line")
+        found.requests = json_rows(file, _FIELDS, _COLUMNS, "prompt_tokens is not null", found.faults).rename(
+            {"line": FILE_ROW}
+        )
         runs.append(found)
     return runs
 

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelsight.dataflow.durable import locked
+from kernelsight.dataflow.journal import journal_path
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.measure.device import CannotMeasure, Device, DeviceLost, Identity, Kernel, Replay
-from kernelsight.measure.journal import Journal, journal_path, read_journal
+from kernelsight.measure.journal import Points, read_points
 from kernelsight.measure.rows import row_of, versions_of
 from kernelsight.measure.suite import Point, Rule, Suite
 from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Timing, Watch, drawn_w, replayed, time_replays
+from kernelsight.number_format import number, percent
 
 # duration of a replay in microseconds: far above the clock's resolution, too short to heat the GPU
 REPLAY_US = 1000.0
@@ -59,12 +61,12 @@ def measure_suite(
     identity, path = device.identity(), journal_path(target)
     try:
         with locked(target):
-            journal = _opened(target, suite, identity, resume, retry, log)
+            points = _opened(target, suite, identity, resume, retry, log)
             try:
-                lost = _measure_left(device, identity, suite, journal, most_seconds, log)
+                lost = _measure_left(device, identity, suite, points, most_seconds, log)
             finally:
-                journal.close()
-                journal.write_sweep(target, identity.gpu)
+                points.close()
+                points.write_sweep(target, identity.gpu)
     except OSError as error:
         if not path.exists():
             raise
@@ -75,19 +77,19 @@ def measure_suite(
         ) from None
     if lost:
         raise RunFailed(
-            f"the GPU stopped responding ({lost}); {len(journal.done):,} points are kept in {target}; continue after "
+            f"the GPU stopped responding ({lost}); {len(points.done):,} points are kept in {target}; continue after "
             "the failed one with --resume."
         )
-    return _outcome(suite, journal)
+    return _outcome(suite, points)
 
 
 def _measure_left(
-    device: Device, identity: Identity, suite: Suite, journal: Journal, most_seconds: float, log: Callable[[str], None]
+    device: Device, identity: Identity, suite: Suite, points: Points, most_seconds: float, log: Callable[[str], None]
 ) -> DeviceLost | None:
     """Measure the points missing in the journal; return the error if the device was lost, else None."""
     watch, spent, begun = Watch(), [], device.seconds()
-    left = [point for point in suite.points if point.key not in journal.done]
-    for number, point in enumerate(left, start=1):
+    left = [point for point in suite.points if point.key not in points.done]
+    for place, point in enumerate(left, start=1):
         at, lost = device.seconds(), None
         if at - begun >= most_seconds:
             break
@@ -99,9 +101,9 @@ def _measure_left(
             row, failure, lost = None, f"the device was lost: {error}", error
         except Exception as error:  # a failing point must not end the run
             row, failure = None, _reason(error)
-        journal.add(point.key, row, failure)
+        points.add(point.key, row, failure)
         spent.append(device.seconds() - at)
-        log(_line(number, len(left), point, row, failure, spent))
+        log(_line(place, len(left), point, row, failure, spent))
         if lost:
             return lost
         if watch.slowed_points == HOPELESS_POINTS and row and row["not_fitted"] == SLOWED_FAULT:
@@ -168,19 +170,19 @@ def _measured(device: Device, identity: Identity, suite: Suite, point: Point, wa
 
 def _opened(
     target: Path, suite: Suite, identity: Identity, resume: bool, retry: bool, log: Callable[[str], None]
-) -> Journal:
+) -> Points:
     path = journal_path(target)
     header = {"suite": suite.name, "digest": suite.digest, "gpu": identity.gpu, "serial": identity.serial}
-    journal, earlier = Journal(path, header), []
+    earlier: list[dict[str, Any]] = []
     if path.exists() and not (resume or retry):
-        _, records = read_journal(path)
+        _, records = read_points(path)
         raise InvalidInput(
             f"{path} has {len(records):,} points of an earlier run; add --resume to continue, or use another -o FILE."
         )
     if target.exists() and not path.exists():
         raise InvalidInput(f"{target} exists, but has no journal to resume from; use another -o FILE.")
     if path.exists():
-        stated, earlier = read_journal(path)
+        stated, earlier = read_points(path)
         if stated["digest"] != suite.digest:
             raise InvalidInput(
                 f"{path} has points of the suite {stated['suite']}, whose points or rule differ from {suite.name}; use "
@@ -195,8 +197,7 @@ def _opened(
         kept = [record for record in earlier if not (retry and _failed(record))]
         log(f"{len(kept):,} points kept from the earlier run, {len(suite.points) - len(kept):,} left to measure")
         earlier = kept
-    journal.open(earlier)
-    return journal
+    return Points(path, header, earlier)
 
 
 def _failed(record: Mapping[str, Any]) -> bool:
@@ -207,26 +208,26 @@ def _failed(record: Mapping[str, Any]) -> bool:
 def _log_versions(earlier: Sequence[Mapping[str, Any]], identity: Identity, log: Callable[[str], None]) -> None:
     """Log if earlier points were measured with other software versions; every row has its own."""
     now = (identity.driver, versions_of(identity))
-    before = {(record["driver"], record["versions"]) for record in earlier if record["driver"]} - {now}
+    before = {(record["driver"], record["versions"]) for record in earlier if record.get("driver")} - {now}
     for driver, versions in sorted(before):
         log(f"earlier points: driver {driver} ({versions}), next points: {now[0]} ({now[1]}); stored in each row")
 
 
-def _line(number: int, of: int, point: Point, row: Any, failure: str | None, spent: list[float]) -> str:
+def _line(place: int, of: int, point: Point, row: Any, failure: str | None, spent: list[float]) -> str:
     recent = spent[-RECENT:]
-    left_minutes = (of - number) * sum(recent) / len(recent) / 60.0
+    left_minutes = (of - place) * sum(recent) / len(recent) / 60.0
     sizes = " ".join(f"{name}={size}" for name, size in point.shape)
-    found = failure or f"{row['latency_us']:.4g} us +- {row['relative_error']:.1%}"
+    found = failure or f"{number(row['latency_us'])} us +- {percent(row['relative_error'], 1)}"
     what = " ".join(word for word in (point.family, point.implementation, point.dtype, point.cache, sizes) if word)
-    return f"{number}/{of} {what}: {found}; {left_minutes:.1f} min left"
+    return f"{place}/{of} {what}: {found}; {left_minutes:.1f} min left"
 
 
-def _outcome(suite: Suite, journal: Journal) -> Outcome:
+def _outcome(suite: Suite, points: Points) -> Outcome:
     families: dict[str, tuple[int, dict[str, int]]] = {}
     for point in suite.points:
         measured, reasons = families.get(point.family, (0, {}))
-        if reason := journal.failures.get(point.key):
+        if reason := points.failures.get(point.key):
             reasons[reason] = reasons.get(reason, 0) + 1
-        families[point.family] = (measured + (journal.done.get(point.key) is not None), reasons)
-    failed = len(journal.failures)
-    return Outcome(len(journal.done) - failed, failed, len(suite.points) - len(journal.done), families)
+        families[point.family] = (measured + (points.done.get(point.key) is not None), reasons)
+    failed = len(points.failures)
+    return Outcome(len(points.done) - failed, failed, len(suite.points) - len(points.done), families)

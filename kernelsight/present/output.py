@@ -18,6 +18,7 @@ from kernelsight.dataflow.durable import draft_of, durable_file
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import json_for_terminals, visible
+from kernelsight.number_format import number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -179,31 +180,6 @@ class _Lines(list[str]):
         self.append(f"{line[:-2]}\n")
 
 
-def show_number(value: Any) -> str:
-    """Return a cell: numbers with four significant digits or grouped thousands, structs as name=value.
-
-    >>> show_number(1234567.8), show_number(0.012344), show_number(None), show_number({"m": 1, "n": None})
-    ('1,234,568', '0.01234', '', 'm=1')
-    """
-    if value is None:
-        return ""
-    if isinstance(value, bool | str):
-        return str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return str(value)
-        if value == 0 or 1e-4 <= abs(value) < 1000:
-            return f"{value:.4g}"
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={item}" for key, item in value.items() if item is not None)
-    if isinstance(value, list):
-        return "[" + ", ".join(show_number(item) for item in value) + "]"
-    return str(value)
-
-
 def as_text(rows: list[Mapping[str, Any]], columns: list[str], width: int | None = None) -> str:
     """Return rows as aligned columns, as ``table_lines``."""
     return "\n".join(table_lines(rows, columns, width))
@@ -214,7 +190,7 @@ def table_lines(rows: list[Mapping[str, Any]], columns: list[str], width: int | 
     if not columns:
         return []
     heads = [visible(name) for name in columns]
-    cells = [[visible(show_number(row.get(name)).replace("\n", " ")) for name in columns] for row in rows]
+    cells = [[visible(number(row.get(name)).replace("\n", " ")) for name in columns] for row in rows]
     right = [
         any(isinstance(row.get(name), int | float) and not isinstance(row.get(name), bool) for row in rows)
         for name in columns

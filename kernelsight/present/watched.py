@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kernelsight.number_format import number
 from kernelsight.present.output import clean
 
 QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
@@ -98,7 +99,7 @@ def window_lines(window: Window) -> Iterator[str]:
     """Yield what a person reads of a window: one line of means, measured / expected, and what happened."""
     if window.metrics:
         times = "  ".join(
-            f"{metric.upper()} {own['measured_mean']:.4g} / {own['expected_mean']:.4g} ms"
+            f"{metric.upper()} {number(own['measured_mean'])} / {number(own['expected_mean'])} ms"
             for metric, own in window.metrics.items()
         )
         drift = "" if window.since is None else "  drift"

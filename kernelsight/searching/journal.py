@@ -1,35 +1,25 @@
-"""The journal of a search: one durable line per measurement, from which a search that was killed goes on."""
+"""What the journal of a search holds: every measurement and proposal, from which a search that was killed goes on."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.dataflow.bounded_files import ROWS_BYTES, read_bytes
+from kernelsight.dataflow.journal import Journal, read_journal
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import STATUS
 from kernelsight.searching.history import History, Outcome
 from kernelsight.searching.proposers import Proposals, Proposer
 from kernelsight.searching.rounds import Measure, Propose
 
-SUFFIX = ".journal"
+KIND = "search"
 FIELDS = ("latency_us", "cv", "samples", "compile_s", "benchmark_s")
-
-
-def journal_path(output: Path) -> Path:
-    """Return where the journal of an output lies.
-
-    >>> journal_path(Path("run.duckdb")).name
-    'run.duckdb.journal'
-    """
-    return output.with_name(output.name + SUFFIX)
 
 
 def digest(scenario: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> str:
@@ -42,44 +32,22 @@ def digest(scenario: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> str:
     return found.hexdigest()
 
 
-def opened(path: Path, header: str, resume: bool) -> tuple[IO[str], list[dict[str, Any]]]:
+def opened(path: Path, header: str, resume: bool) -> tuple[Journal, list[dict[str, Any]]]:
     """Return the journal to append to, and what it holds already; InvalidInput: one of another search, or unasked."""
     earlier: list[dict[str, Any]] = []
     if path.exists():
         if not resume:
             raise InvalidInput(f"{path} holds a search that did not finish; --resume continues it, or remove the file.")
-        earlier = _lines(path)
-        if not earlier or earlier[0].get("search") != header:
+        stated, earlier = read_journal(path, KIND, without_sums=True)
+        if stated != header:
             raise InvalidInput(
                 f"{path} belongs to another search: scenario or measurements differ; use the same flags and files, or "
                 "another -o FILE."
             )
-        earlier = earlier[1:]
-    draft = path.with_name(f".{path.name}.draft")
-    with draft.open("w", encoding="utf-8") as file:
-        # what a kill left half written is dropped
-        file.writelines(json.dumps(row) + "\n" for row in [{"search": header}, *earlier])
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    return path.open("a", encoding="utf-8"), earlier
+    return Journal(path, KIND, header, earlier), earlier
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    found = []
-    data = read_bytes(path, lambda found: InvalidInput(f"the journal {path} {found}; remove it."), ROWS_BYTES)
-    for line in data.decode("utf-8", errors="replace").split("\n"):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(row, dict):
-            break
-        found.append(row)
-    return found
-
-
-def journaled(measure: Measure, ids: np.ndarray, file: IO[str], waiting: list[dict[str, Any]]) -> Measure:
+def journaled(measure: Measure, ids: np.ndarray, journal: Journal, waiting: list[dict[str, Any]]) -> Measure:
     """Return a measurer that takes its first measurements from a journal, and writes every further one to it.
 
     ``waiting``: what the journal holds, the next one last.
@@ -98,7 +66,7 @@ def journaled(measure: Measure, ids: np.ndarray, file: IO[str], waiting: list[di
         found = measure(np.array([row]), np.array([run]))
         record: dict[str, Any] = {"candidate_id": name, "run": run, "status": STATUS[int(found.status[0])]}
         record |= {field: _plain(getattr(found, field)[0]) for field in FIELDS}
-        append(file, record)
+        journal.append(record)
         return record
 
     def every(rows: np.ndarray, runs: np.ndarray) -> Outcome:
@@ -110,7 +78,7 @@ def journaled(measure: Measure, ids: np.ndarray, file: IO[str], waiting: list[di
     return every
 
 
-def journaled_proposals(proposer: Proposer, file: IO[str] | None, waiting: list[dict[str, Any]]) -> Propose:
+def journaled_proposals(proposer: Proposer, journal: Journal | None, waiting: list[dict[str, Any]]) -> Propose:
     """Return a proposer of rows that takes its first proposals from a journal, and writes every further one to it."""
 
     def propose(number: int, history: History, known: np.ndarray) -> np.ndarray:
@@ -124,18 +92,11 @@ def journaled_proposals(proposer: Proposer, file: IO[str] | None, waiting: list[
             stated = record["proposed"]
             return proposer.rows(Proposals(*(tuple(each) if isinstance(each, list) else each for each in stated)))
         found = proposer(number, history, known)
-        if file is not None:
-            append(file, {"round": number, "proposed": list(found)})
+        if journal is not None:
+            journal.append({"round": number, "proposed": list(found)})
         return proposer.rows(found)
 
     return propose
-
-
-def append(file: IO[str], record: Mapping[str, Any]) -> None:
-    """Write a line, and return when it is on the disk."""
-    file.write(json.dumps(record) + "\n")
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _plain(value: float) -> float | None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.dataflow.durable import locked
+from kernelsight.dataflow.journal import Journal, journal_path
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.forecast_sources import with_forecasts
-from kernelsight.searching.journal import digest, journal_path, journaled, journaled_proposals, measured_by, opened
+from kernelsight.searching.journal import digest, journaled, journaled_proposals, measured_by, opened
 from kernelsight.searching.proposers import Proposer
 from kernelsight.searching.replay import replay
 from kernelsight.searching.replays import as_table
@@ -65,11 +66,11 @@ def search(
     if output is None:
         return _tables(target, scenario, measure, truth, measurer, given, None, [])
     with locked(output):
-        file, earlier = opened(journal_path(output), digest(scenario, followed), resume)
+        journal, earlier = opened(journal_path(output), digest(scenario, followed), resume)
         waiting = list(reversed(earlier))
-        with file:
-            kept = journaled(measure, target.ids, file, waiting)
-            return _tables(target, scenario, kept, truth, measurer, given, file, waiting)
+        with journal:
+            kept = journaled(measure, target.ids, journal, waiting)
+            return _tables(target, scenario, kept, truth, measurer, given, journal, waiting)
 
 
 def _measure_of(
@@ -102,11 +103,11 @@ def _tables(
     truth: Any,
     measurer: Measurer | None,
     proposer: Proposer | None,
-    file: IO[str] | None,
+    journal: Journal | None,
     waiting: list[dict[str, Any]],
 ) -> dict[str, pa.Table]:
     source = "replay" if measurer is None else "measured"
-    propose = None if proposer is None else journaled_proposals(proposer, file, waiting)
+    propose = None if proposer is None else journaled_proposals(proposer, journal, waiting)
     with one_blas_thread():
         course = course_of(target, scenario, measure, truth, forecasts=True, source=source, propose=propose)
     summary = course.search_summary[0]

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.bounded_values import parse_json
+from kernelsight.dataflow.contract import check_values
 from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput, nearest
 
@@ -38,7 +40,7 @@ class SpaceTables(NamedTuple):
 
 
 def read_spaces(paths: Sequence[str | Path]) -> SpaceTables:
-    """Read Parquet files of search spaces; InvalidInput for rows that no search can use, with the first of them.
+    """Read Parquet files of search spaces; InvalidInput or ContractBroken for rows that no search can use.
 
     Columns: space, gpu, parameters (JSON object), latency_us, status; cv, samples, compile_s, benchmark_s if known.
     """
@@ -77,6 +79,8 @@ def _read(path: Path) -> pa.Table:
             columns[name] = table[name].cast(kind) if name in table.column_names else pa.nulls(len(table), kind)
         except pa.ArrowException as error:
             raise InvalidInput(f"{path}: column {name} cannot be used: {str(error).splitlines()[0]}.") from None
+    figures = pa.table({name: columns[name] for name in OPTIONAL})
+    check_values(figures, contracts()["kernel_measurements"], str(path))
     columns["source"] = pa.array([path.name] * len(table))
     return pa.table(columns)
 

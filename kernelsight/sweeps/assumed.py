@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.number_format import percent
+
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
@@ -17,7 +19,7 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
     shares = _shares(session, row)
     found = {item["sentence"]: shares.get(item["subject"], 0.0) for item in session.table("assumptions").to_pylist()}
     stated = [
-        f"{share:.1%} of the time: {sentence}" if share else sentence
+        f"{percent(share, 1)} of the time: {sentence}" if share else sentence
         for sentence, share in sorted(found.items(), key=lambda item: -item[1])
     ]
     transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]

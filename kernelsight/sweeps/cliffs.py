@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.number_format import percent
 from kernelsight.scenario.alternatives import graphs_end
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
     )
     if now_us < LEAST_FACTOR * then_us:
         return None
-    share = f"{large / steps:.0%} of the decode steps exceed"
+    share = f"{percent(large / steps)} of the decode steps exceed"
     return graphs_end(largest, share, batch, "these", now_us / then_us)
 
 

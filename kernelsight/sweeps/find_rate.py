@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelsight.errors import InvalidInput
+from kernelsight.number_format import number
 from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.objectives import COSTS, METRICS, PRICE, Objective, objective_of, objectives_of, with_costs
 from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
@@ -45,8 +46,8 @@ def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
     rows, statistics, done = {}, {}, 0
     for name, members in grids.items():
 
-        def say(number: int, before: int = done) -> None:
-            report(f"rates of {before + number:,} of {len(asked):,} rows")
+        def say(count: int, before: int = done) -> None:
+            report(f"rates of {before + count:,} of {len(asked):,} rows")
 
         with fork() as session:
             found = _answered(session, [flags for _, flags in members], of[name], say)
@@ -68,10 +69,10 @@ def _answered(
 ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Search the rate of each row; return its row of ``found_rates``, and those of ``rate_statistics``."""
     objectives = objectives_of(grid.slo)
-    for number, row in enumerate(rows, start=1):
+    for place, row in enumerate(rows, start=1):
         for name in NOT_IN_GRID:
             if row.get(name) is not None:
-                raise InvalidInput(f"row {number} of the grid: --find-rate varies {name}; remove it.")
+                raise InvalidInput(f"row {place} of the grid: --find-rate varies {name}; remove it.")
     stated = [{"num_prompts": LEAST_REQUESTS, **row, "request_rate": FIRST_RATE} for row in rows]
     plan = plan_rows(session, stated, grid.goodput)
     trials = open_trials(session, plan)
@@ -115,23 +116,23 @@ def _rows_at(
     objectives = objectives_of(grid.slo)
     ends = _ends(session, first, stated, found, objectives)
     answers = []
-    for number, (scenario, one) in enumerate(zip(plan.scenarios, found, strict=True)):
+    for place, (scenario, one) in enumerate(zip(plan.scenarios, found, strict=True)):
         row, rated = summary[scenario["scenario_id"]], bool(one and one.rate)
         row = {name: value for name, value in row.items() if rated or name not in measured}
         own = _steady_values(one, objectives) if rated else {}
         answer = {
             **row,
             **{name: value for name, value in own.items() if name in measured},
-            "flags": object_text(plan.flags[number]),
+            "flags": object_text(plan.flags[place]),
             "max_request_rate": one.rate if one else None,
             "rate_low": one.low if one else None,
             "rate_high": one.high if one else None,
-            **dict(zip(("rate_if_slow", "rate_if_fast"), ends[number], strict=True)),
+            **dict(zip(("rate_if_slow", "rate_if_fast"), ends[place], strict=True)),
             "steady": one.steady if rated else None,
-            "num_prompts": plan.flags[number]["num_prompts"],
+            "num_prompts": plan.flags[place]["num_prompts"],
             "status": row["status"] if one is None else status_of(one),
             "meets_slo": rated,
-            PRICE: plan.prices[number],
+            PRICE: plan.prices[place],
         }
         limits = [{"statistic": each.column, "most_ms": each.most_ms} for each in objectives] if rated else []
         answers.append((answer, [row | {"value_ms": own[row["statistic"]]} for row in limits]))
@@ -169,7 +170,7 @@ def status_of(found: Found) -> str:
         return "served"
     if found.capacity.misses:
         objective, value = found.capacity.misses
-        why = f"{objective} is asked for, and requests alone take {value:.3g} ms"
+        why = f"{objective} is asked for, and requests alone take {number(value, 3)} ms"
     elif found.capacity.alone.lost or found.tried.lost:
         why = "the engine rejects requests of this length"
     elif found.tried.verdict.pressure <= 1.0:
@@ -178,7 +179,7 @@ def status_of(found: Found) -> str:
         verdict = found.tried.verdict
         objective = verdict.tightest
         value = verdict.pressure * objective.most_ms
-        why = f"{objective} is asked for, and at {found.tried.rate:.3g} requests/s it may be {value:.4g} ms"
+        why = f"{objective} is asked for, and at {number(found.tried.rate, 3)} requests/s it may be {number(value)} ms"
     return f"no rate keeps the objectives: {why}"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.escape import html_table, visible
+from kernelsight.number_format import number
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.plan import gpu_assumptions
@@ -155,10 +156,17 @@ class Run:
 
     def __repr__(self) -> str:
         found = self.summary
-        latencies = ", ".join(f"{name.upper()} p50 {_number(found[f'{name}_ms']['p50'])} ms" for name in METRICS[:2])
+        duration, throughput, *latencies = (
+            number(value, missing="-")
+            for value in (
+                *(found["duration_s"], found["output_throughput"]),
+                *(found[f"{name}_ms"]["p50"] for name in METRICS[:2]),
+            )
+        )
+        shown = ", ".join(f"{name.upper()} p50 {value} ms" for name, value in zip(METRICS, latencies, strict=False))
         return visible(
             f"Run({found['model']} on {found['gpu']}: {found['completed']:,} of {found['requests']:,} requests in "
-            f"{_number(found['duration_s'])} s, {latencies}, {_number(found['output_throughput'])} output tokens/s)"
+            f"{duration} s, {shown}, {throughput} output tokens/s)"
         )
 
     def _repr_html_(self) -> str:
@@ -297,7 +305,3 @@ class WhatIf:
 def _check_ending(path: str | Path, ending: str) -> None:
     if Path(path).suffix.lower() != ending:
         raise InvalidInput(f"{path} ends in {Path(path).suffix or 'nothing'}; what is written is {ending}: name it so.")
-
-
-def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)

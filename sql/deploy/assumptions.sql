@@ -155,3 +155,11 @@ union all
 select settings.deployment_id, 'communication', format('{} has no peer access: messages between GPUs are copied through the host''s memory (latency and rate estimated)', settings.gpu)
 from deployment_settings as settings join gpus on gpus.gpu = settings.gpu join fabrics on fabrics.fabric = gpus.link_fabric
 where settings.tp * settings.dp * settings.pp > 1 and not fabrics.peer_access
+union all
+select deployments.deployment_id, 'sampling',
+       format('sampling greedy is assumed: where clients use top-p or top-k, as the generation_config of many models sets them, {} runs {}, with {:.0f} times the memory traffic of a draw without a filter (--sampling top_p)',
+              deployments.engine, samplers.sampler, filtered.value / drawn.value)
+from deployments join deployment_samplers as samplers using (deployment_id)
+join kernel_implementations as filtered on filtered.family = 'sampling' and filtered.implementation = samplers.sampler and filtered.coefficient = 'passes'
+join kernel_implementations as drawn on drawn.family = 'sampling' and drawn.implementation = 'torch_draw' and drawn.coefficient = 'passes'
+where deployments.sampling is null and filtered.value > drawn.value

@@ -25,15 +25,6 @@ limits as (
   from (select 0 as level, * from deployments union all by name select 1 as level, * from presets)
   group by deployment_id
 ),
--- what draws a token after a filter: the engine's row of the latest version up to the deployment's, else its oldest
-samplers as (
-  select deployments.deployment_id, engine_samplers.sampler, engine_samplers.sampler_elsewhere
-  from deployments join engine_samplers using (engine)
-  qualify row_number() over (
-    partition by deployments.deployment_id
-    order by holding_version(engine_samplers.from_version, deployments.engine_version) desc nulls last, version_numbers(engine_samplers.from_version)
-  ) = 1
-),
 -- where draft tokens come from; null: there are none
 proposing as (
   select
@@ -78,7 +69,7 @@ select
   ),
   limits.tp * limits.dp // limits.ep as moe_tp,
   limits.ep as moe_ep,
-  case limits.sampling when 'random' then 'torch_draw' when 'top_p' then case when gpus.vendor = 'nvidia' then samplers.sampler else samplers.sampler_elsewhere end end as sampler,
+  case limits.sampling when 'random' then 'torch_draw' when 'top_p' then deployment_samplers.sampler end as sampler,
   case when coalesce(formats.attention_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.attention_format end as attention_format,
   case when coalesce(formats.ffn_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.ffn_format end as ffn_format,
   case when coalesce(formats.expert_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.expert_format end as expert_format,
@@ -89,5 +80,5 @@ join formats using (deployment_id)
 join proposing using (deployment_id)
 join models on models.model = limits.model
 join gpus on gpus.gpu = limits.gpu
-left join samplers using (deployment_id)
+left join deployment_samplers using (deployment_id)
 left join draft_acceptance_rates as usual on usual.method = proposing.method

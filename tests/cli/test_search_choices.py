@@ -11,7 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.cli.main import main
+from kernelsight.dataflow.journal import Journal, journal_path, read_journal
+from kernelsight.errors import InvalidInput
 from kernelsight.measure.suite import read_suite
+from kernelsight.searching.llm.kept_answers import KIND, kept_answers
 from tests.choices.made_choices import SIZES, TARGET, rows, sweep
 from tests.searching.llm.llm_server import always, fields, serving, tool_answer
 from tests.searching.llm.test_llm import SURE, candidates, measured
@@ -78,6 +81,37 @@ def test_forecast_writes_a_table_and_asks_the_same_question_once(files: list[str
             assert len(json.loads(capsys.readouterr().out)) == 3
     assert len(seen) == 3
     assert "A100" in seen[0][2]["messages"][1]["content"]
+
+
+def test_a_killed_forecast_asks_for_no_answer_twice(tmp_path: Path, files: list[str], capsys: Any) -> None:
+    """A kill leaves the journal beside the cache: nothing after the last answer was written."""
+    kept = tmp_path / "kept.parquet"
+    words = ["search", "forecast", *files, "--gpu", "a100_sxm", "--llm-model", "m", "--llm-cache", str(kept)]
+    with serving(always(tool_answer(fields(SURE)))) as seen:
+        assert main([*words, "--llm-url", seen.url, "--format", "json"]) == 0
+        first = capsys.readouterr().out
+        rows = pq.read_table(kept).to_pylist()
+        kept.unlink()
+        with Journal(journal_path(kept), KIND, kept.name) as journal:
+            for row in rows[:2]:
+                journal.append(row)
+        journal_path(kept).write_bytes(journal_path(kept).read_bytes() + b"12345678 {torn")
+        assert main([*words, "--llm-url", seen.url, "--format", "json"]) == 0
+        assert len(seen) == 3 + 1
+    assert capsys.readouterr().out == first
+    assert pq.read_table(kept).num_rows == 3 and not journal_path(kept).exists()
+
+
+def test_a_server_that_dies_leaves_its_answers(tmp_path: Path) -> None:
+    file = tmp_path / "kept.parquet"
+    row = {"prompt_hash": "a", "sample": 1, "model": "m", "candidate_id": "c", "elapsed_s": 1.0}
+    with pytest.raises(SystemExit), kept_answers(file, pq.read_table) as kept:
+        kept["a", 1] = row
+        assert read_journal(journal_path(file), KIND).records == [row]
+        with pytest.raises(InvalidInput, match="another process is writing"), kept_answers(file, pq.read_table):
+            pass
+        raise SystemExit
+    assert pq.read_table(file)["candidate_id"].to_pylist() == ["c"]
 
 
 def test_answers_that_cannot_be_read_are_counted(files: list[str], capsys: Any) -> None:

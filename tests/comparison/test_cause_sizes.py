@@ -13,7 +13,7 @@ from kernelsight.comparison.cause_sizes import Log, State, with_sizes
 from kernelsight.comparison.factors import PARAMETERS, prior_covariance, relative_residuals
 from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.replay import KERNELS, LOAD, Variant, conformed
-from kernelsight.comparison.residuals import left_by_group, misfit, similar
+from kernelsight.comparison.residuals import group_residuals, misfit, similar
 from kernelsight.session import Session, connect
 
 FLAGS = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
@@ -47,10 +47,10 @@ def log_of(session: Session, rate: float, truth: Variant) -> tuple[Log, State]:
     log = Log(
         *(LogWorlds(session, load).serve, measured, everyone),
         prior_covariance(dict.fromkeys(KERNELS, 0.1)),
-        lambda replayed: left_by_group(relative_residuals(measured, replayed), groups),
+        lambda replayed: group_residuals(relative_residuals(measured, replayed), groups),
     )
     (base,) = log.serve([Variant(FLAGS)])
-    return log, State(FLAGS, np.zeros(len(PARAMETERS)), (), base, log.left_of(base))
+    return log, State(FLAGS, np.zeros(len(PARAMETERS)), (), base, log.residuals_of(base))
 
 
 @pytest.mark.parametrize(
@@ -64,26 +64,29 @@ def log_of(session: Session, rate: float, truth: Variant) -> tuple[Log, State]:
 def test_sizes_of_planted_causes(session: Session, rate: float, factors: dict[str, float], host_ms: float) -> None:
     log, stated = log_of(session, rate, Variant(FLAGS, factors, host_ms * 1e3))
     causes = (*factors, "host") if host_ms else tuple(factors)
-    (found,) = with_sizes(log, [stated._replace(causes=causes)], stated.left)
+    (found,) = with_sizes(log, [stated._replace(causes=causes)], stated.residuals)
     sized = dict(zip(PARAMETERS, found.values, strict=True))
     assert all(sized[name] == pytest.approx(np.log(factor), rel=0.25) for name, factor in factors.items()), sized
     assert sized["host"] == pytest.approx(host_ms, rel=0.1)
-    assert misfit(found.left, stated.left) < 0.05 * misfit(stated.left, stated.left) or found.left.is_chance
+    assert (
+        misfit(found.residuals, stated.residuals) < 0.05 * misfit(stated.residuals, stated.residuals)
+        or found.residuals.is_chance
+    )
 
 
 def test_secants_move_where_steps_from_parts_are_stuck(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of a request's time do not say that its queue grows too."""
     log, stated = log_of(session, 13.0, Variant(FLAGS, {"prefill_gemm": 1.3}, 900.0))
     asked = [stated._replace(causes=("prefill_gemm", "host"))]
-    (found,) = with_sizes(log, asked, stated.left)
+    (found,) = with_sizes(log, asked, stated.residuals)
     monkeypatch.setattr(sizes, "SECANT_STEPS", 0)
-    without = with_sizes(log, asked, stated.left)
-    assert not without or misfit(found.left, found.left) < misfit(without[0].left, found.left)
+    without = with_sizes(log, asked, stated.residuals)
+    assert not without or misfit(found.residuals, found.residuals) < misfit(without[0].residuals, found.residuals)
 
 
 def test_a_cause_without_effect_is_none(session: Session) -> None:
     log, stated = log_of(session, 6.0, Variant(FLAGS, {"decode_gemm": 1.25}))
     asked = [stated._replace(causes=("decode_gemm", name)) for name in ("front_end", "prefill_gemm")]
-    found = {state.causes[-1]: state for state in with_sizes(log, asked, stated.left)}
+    found = {state.causes[-1]: state for state in with_sizes(log, asked, stated.residuals)}
     assert "front_end" not in found
     assert all(abs(state.values[PARAMETERS.index("prefill_gemm")]) < 0.05 for state in found.values())

@@ -10,7 +10,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.comparison import Comparison
 from kernelsight.comparison.explanation import explained
 from kernelsight.comparison.factors import PARAMETERS, prior_covariance
-from kernelsight.comparison.likelihood import LEAST_SD, Predicted, Witnesses, likelihood
+from kernelsight.comparison.likelihood import LEAST_SD, Predicted, StepLikelihoods, likelihood
 from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.observed_steps import MOST_STEPS, Seen, seen_of
 from kernelsight.comparison.question import Question
@@ -177,13 +177,13 @@ def test_measured_kernels_are_learned(session: Session) -> None:  # noqa: F811
     found = []
     for factor in (1.0, 1.1):
         profile = seen(logs=logs(production_kernels=kernels_table([1] * 32, [2048] * 32, factor)))
-        witnesses = Witnesses(session, profile, PRIOR)
-        found.append(witnesses.of([FLAGS])[0])
+        likelihoods = StepLikelihoods(session, profile, PRIOR)
+        found.append(likelihoods.of([FLAGS])[0])
     parts = [at("decode_gemm"), at("decode_attention")]
     # the same kernels, a tenth longer: factors a tenth larger, and nothing else is learned
     assert (found[1].at - found[0].at)[parts] == pytest.approx(np.log(1.1), rel=0.1)
     assert np.diag(found[0].precision)[parts].min() > 500.0 and np.count_nonzero(found[0].precision) == 2
-    assert witnesses.of([{**FLAGS, "gpu": "no such GPU"}]) == [None]
+    assert likelihoods.of([{**FLAGS, "gpu": "no such GPU"}]) == [None]
 
 
 def test_a_profile_times_kernels_that_a_step_hides(session: Session) -> None:  # noqa: F811
@@ -192,7 +192,7 @@ def test_a_profile_times_kernels_that_a_step_hides(session: Session) -> None:  #
     flags = {"model": "deepseek-v3", "gpu": "h200_sxm", "tp": 8, "quantization": "fp8_block"}
 
     def products_us(said: Seen, engine: str) -> float:
-        [times] = Witnesses(session, said, PRIOR)._predict([{**flags, "engine": engine}])
+        [times] = StepLikelihoods(session, said, PRIOR)._predict([{**flags, "engine": engine}])
         return times.kernels[0, KERNELS.index("decode_gemm")]
 
     as_step = profile._replace(steps=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.comparison.residuals import Left, averaged, explains, left_by_group, misfit
+from kernelsight.comparison.residuals import GroupResiduals, averaged, explains, group_residuals, misfit
 
 REQUESTS, GROUPS, SD = 2160, 27, 0.03
 
@@ -14,7 +14,7 @@ def of_chance(seed: int, together: int = 1, shift: float = 0.0):
     """Return what is left of residuals of which so many in a row are equal."""
     dice = np.random.default_rng(seed)
     residuals = np.repeat(SD * dice.standard_normal((2, REQUESTS // together)), together, axis=1) + shift
-    return left_by_group(residuals, np.arange(REQUESTS) % GROUPS)
+    return group_residuals(residuals, np.arange(REQUESTS) % GROUPS)
 
 
 @pytest.mark.parametrize("together", [1, 4])
@@ -29,7 +29,7 @@ def test_chance_on_both_sides_favours_neither() -> None:
     dice = np.random.default_rng(5)
     measured, predicted = np.exp(0.2 * dice.standard_normal((2, 1, 50_000)))
     shares = (measured - predicted) / measured
-    left = left_by_group(shares, np.zeros(shares.shape[1], int))
+    left = group_residuals(shares, np.zeros(shares.shape[1], int))
     assert shares.mean() < -0.03 and abs(left.mean[0, 0]) < 0.005
 
 
@@ -46,7 +46,7 @@ def test_what_the_model_is_off_by_everywhere_is_no_cause() -> None:
 
 def test_what_the_model_may_be_off_by_is_chance_however_long_the_log_is() -> None:
     """Of a million requests a mean is known to 0.02 %: 0.1 % is within what the model may be off by, 1 % is not."""
-    nothing = Left(np.zeros((2, GROUPS)), np.full((2, GROUPS), 4e4), np.full(2, SD))
+    nothing = GroupResiduals(np.zeros((2, GROUPS)), np.full((2, GROUPS), 4e4), np.full(2, SD))
     within, beyond = (nothing._replace(mean=np.full((2, GROUPS), off)) for off in (0.001, 0.01))
     assert within.is_chance and not explains(nothing, within)
     assert not beyond.is_chance and explains(nothing, beyond)
@@ -62,5 +62,5 @@ def test_replays_of_one_explanation_are_averaged() -> None:
 def test_phases_without_a_request_count_nothing() -> None:
     residuals = np.full((2, 54), np.nan)
     residuals[0] = 0.1  # of 10, or of 9.5 on average
-    left = left_by_group(residuals, np.arange(54) % GROUPS)
+    left = group_residuals(residuals, np.arange(54) % GROUPS)
     assert left.groups == GROUPS and left.loss == pytest.approx((1.0 / 9.5) ** 2) and left.spread[1] == 0.0

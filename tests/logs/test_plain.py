@@ -12,6 +12,7 @@ import pytest
 
 from kernelsight.errors import KernelSightError
 from kernelsight.logs import read_logs, read_table
+from kernelsight.logs.read import read_requests
 from tests.logs.asked import faults, refusal, rows
 from tests.logs.written import START, lines, save
 
@@ -107,6 +108,27 @@ def test_missing_columns_are_all_named(tmp_path):
     assert "has no column 'wen' for arrival_s" in sentence and "It has when" in sentence
     assert "unknown column 'ttft'" in refusal(path, columns={"ttft": "out"})
     assert "names no column" in refusal(path, columns={"ttft_ms": ""})
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "sentence"),
+    [
+        ("power_w", "-3", "column power_w: 1 row fails 'power_w is null or power_w >= 0' (row 2: -3.0)"),
+        ("power_w", "inf", "column power_w has NaN or infinity in row 2"),
+        ("hash_block_tokens", "0", "column hash_block_tokens: 1 row fails 'hash_block_tokens is null or "),
+        ("tokens_from", "guess", "column tokens_from: 1 row fails"),
+        ("ttft_clock", "sundial", "column ttft_clock: 1 row fails"),
+    ],
+)
+def test_a_value_that_the_contract_refuses_is_named_with_file_row_and_column(column, value, sentence, tmp_path):
+    """Rows count as in the file: this log is not sorted, and its last row has no prompt."""
+    text = f"arrival_s,prompt_tokens,output_tokens,e2e_ms,ttft_ms,{column}\n"
+    path = save(tmp_path / "a.csv", f"{text}9,10,5,60,9,\n3,10,5,60,9,{value}\n5,0,5,60,9,\n")
+    found = refusal(path)
+    assert found.startswith(f"table 'production_requests' (from {path}) violates its contract: {sentence}")
+    assert "row 2" in found
+    with pytest.raises(KernelSightError, match="row 2"):
+        read_requests(path, "auto", None)
 
 
 def test_damaged_tables_are_refused(tmp_path):

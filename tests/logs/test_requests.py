@@ -11,7 +11,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import KernelSightError
 from kernelsight.logs.files import LogFile
-from kernelsight.logs.found import RULES, Faults, Found, kind_of_error
+from kernelsight.logs.found import FILE_ROW, RULES, Faults, Found, kind_of_error
 from kernelsight.logs.requests import finish_requests, first_time
 from tests.conftest import random_worlds
 from tests.logs.written import DATA
@@ -154,7 +154,7 @@ def test_whatever_a_reader_finds_the_contract_holds_and_no_row_is_lost(rows):
         return
     dropped = sum(n for rule, (n, _, _) in found.faults.counted.items() if RULES[rule][0] == "dropped")
     assert made.height + dropped == len(rows)
-    shifted = made.with_columns(
+    shifted = made.drop(FILE_ROW).with_columns(
         (pl.col("arrival_s", "sent_s") - (first_time(made) or 0.0)).clip(0.0), pl.lit("log").alias("log_id")
     )
     conform(shifted.to_arrow(), contracts()["production_requests"])

@@ -26,6 +26,7 @@ from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
 from kernelsight.forward.forward_step import predict_calls
 from kernelsight.kernels.pack import default_pack, read_pack
 from kernelsight.logs import read_logs
+from kernelsight.measure.journal import Points, read_points
 from kernelsight.measure.suite import read_suite
 from kernelsight.models.config import read_config_file
 from kernelsight.scenario.corrections import give_corrections
@@ -35,6 +36,7 @@ from kernelsight.scenario.launch.lines import read_launch_line
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.scenarios import plan_rows
 from kernelsight.searching.cupy_measurer import read_launch
+from kernelsight.searching.journal import opened
 from kernelsight.searching.proposers import read_configurations
 from kernelsight.searching.space_files import read_spaces
 from kernelsight.searching.tuner_files import read_tuner_file
@@ -197,6 +199,16 @@ def point_bytes() -> bytes:
     return sink.getvalue()
 
 
+def journal_bytes(folder: Path) -> bytes:
+    """Return the journal of a measurement with two points."""
+    path = folder / "made.journal"
+    points = Points(path, {"suite": "tiny"}, [])
+    points.add("a", {"latency_us": 2.0})
+    points.add("b", None, "no such library is installed")
+    points.close()
+    return path.read_bytes()
+
+
 def pack_bytes(folder: Path) -> bytes:
     write_pack(default_pack().slice(0, 20), folder / "whole.parquet")
     return (folder / "whole.parquet").read_bytes()
@@ -243,6 +255,11 @@ FILES: dict[str, tuple[Callable[[Path], bytes], Reader]] = {
     "log.jsonl.gz": (lambda _: gzip.compress(lines([REQUEST])), lambda _, path: read_logs(path)),
     "report.yaml": (lambda _: REPORT, lambda _, path: read_logs(path)),
     "spaces.parquet": (lambda _: parquet(SPACES), lambda _, path: read_spaces([path])),
+    "points.journal": (journal_bytes, lambda _, path: read_points(path)),
+    "run.journal": (
+        lambda _: lines([{"search": "1f"}, {"run": 1}]),
+        lambda _, path: opened(path, "1f", True)[0].close(),
+    ),
 }
 SPICE = [
     *(

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from kernelsight.dataflow.journal import journal_path
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.searching.journal import journal_path
 from kernelsight.searching.proposers import parsed, proposer_of, read_configurations
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search

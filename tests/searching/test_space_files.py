@@ -10,7 +10,7 @@ import pytest
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import ContractBroken, InvalidInput
 from kernelsight.searching.arrays import space_arrays
 from kernelsight.searching.space_files import chosen_space, identity, read_spaces, space_tables
 from tests.searching.made_spaces import made_rows, made_tables
@@ -79,6 +79,13 @@ def test_parameters_of_mixed_types_are_refused(second, sentence):
     tables = space_tables(rows({}, {"parameters": json.dumps(second)}), "f")
     with pytest.raises(InvalidInput, match=sentence):
         space_arrays(tables.kernel_candidates, tables.kernel_measurements, "s")
+
+
+@pytest.mark.parametrize(("column", "value"), [("cv", -0.1), ("samples", 0), ("compile_s", float("inf"))])
+def test_figures_that_the_contract_refuses_name_file_row_and_column(column, value, tmp_path):
+    pq.write_table(rows({"latency_us": None, "status": "unmeasured"}, {column: value}), tmp_path / "f.parquet")
+    with pytest.raises(ContractBroken, match=rf"\(from .*f\.parquet\).*column {column}.*row 2"):
+        read_spaces([tmp_path / "f.parquet"])
 
 
 def test_a_file_without_columns_is_refused(tmp_path):

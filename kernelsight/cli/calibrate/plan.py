@@ -18,6 +18,7 @@ from kernelsight.measure.plan import (
     served_calls,
     suite_of_points,
 )
+from kernelsight.number_format import percent
 
 DEFAULT_MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b")
 COLUMNS = ("family", "points", "seconds", "of_calls", "expected_error_before", "expected_error_after")
@@ -85,4 +86,5 @@ def run(arguments: argparse.Namespace) -> None:
     note(f"{len(chosen):,} of {len(points):,} points in {limit}, beside empty launches; written to {target}")
     if left > 0:
         share = left / sum(call["weight"] for call in calls)
-        note(f"{share:.0%} of the models' kernel time has no measurable kernel (experts, collectives, some formats)")
+        what = "has no measurable kernel (experts, collectives, some formats)"
+        note(f"{percent(share)} of the models' kernel time {what}")

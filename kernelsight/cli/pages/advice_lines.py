@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelsight.number_format import interval
+
 # a figure that moves less is not shown
 LEAST_CHANGE = 0.01
 
@@ -13,7 +15,7 @@ def advice_lines(rows: list[dict[str, Any]], most: int = 4) -> list[str]:
     lines = []
     for row in rows[:most]:
         moved = [
-            f"{label} {_figure(row[f'{name}_before'])} to {_figure(row[f'{name}_after'])}{unit}"
+            f"{label} {interval(row[f'{name}_before'], row[f'{name}_after'], 3)}{unit}"
             for name, label, unit in (
                 ("ttft_p99_ms", "TTFT p99", " ms"),
                 ("tpot_p99_ms", "TPOT p99", " ms"),
@@ -24,7 +26,3 @@ def advice_lines(rows: list[dict[str, Any]], most: int = 4) -> list[str]:
         note = " (changes what is computed: check the quality of answers)" if row["changes_numerics"] else ""
         lines.append(f"{row['setting']} {row['stated']} to {row['value']}: {', '.join(moved)}{note}")
     return lines
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"

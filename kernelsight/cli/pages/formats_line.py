@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kernelsight.number_format import percent
+
 CLASSES = {"attention_format": "attention", "ffn_format": "feed-forward", "expert_format": "experts"}
 WEIGHT_ONLY = ("int4_wo", "int8_wo")
 
@@ -43,6 +45,6 @@ def rests_on(answer: Mapping[str, Any]) -> str:
     'kernel latencies: cross-generation; not measured: kernels on b300_sxm'
     """
     is_measured = answer["tier"] in ("target-measured", "log-corrected")
-    share = f" ({answer['measured_share']:.0%} of GPU time)" if is_measured else ""
+    share = f" ({percent(answer['measured_share'])} of GPU time)" if is_measured else ""
     missing = answer["not_measured"]
     return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"

@@ -6,11 +6,11 @@ from typing import Any
 
 from kernelsight.cli.pages.advice_lines import advice_lines
 from kernelsight.cli.pages.formats_line import formats_said, rests_on
-from kernelsight.present.output import show_number, table_lines, terminal_width
+from kernelsight.number_format import gib, interval, number, percent
+from kernelsight.present.output import table_lines, terminal_width
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
 
 LARGEST_KERNELS = 16
-GIB = 1024.0**3
 
 
 def simulation_page(answer: dict[str, Any]) -> list[str]:
@@ -45,7 +45,7 @@ def _replica_lines(answer: dict[str, Any]) -> list[str]:
     if "prefill_settings" not in answer:
         return []
     prefill = answer["prefill_settings"]
-    transfer_ms = show_number(answer["kv_transfer_mean_ms"]) or "-"
+    transfer_ms = number(answer["kv_transfer_mean_ms"], missing="-")
     return [
         f"disaggregated: decode on {answer['decode_replicas']} x the above, prefill on {answer['prefill_replicas']} x "
         f"{prefill['gpu']} tp {prefill['tp']} pp {prefill['pp']} dp {prefill['dp']} ep {prefill['ep']}, "
@@ -56,7 +56,7 @@ def _replica_lines(answer: dict[str, Any]) -> list[str]:
 
 def _figures(answer: dict[str, Any]) -> list[str]:
     shares = [answer[f"{part}_share"] for part in ("front_end", "queue", "prefill", "decode")]
-    seconds = [show_number(answer[name]) or "-" for name in ("gpu_s", "host_exposed_s", "idle_s")]
+    seconds = [number(answer[name], missing="-") for name in ("gpu_s", "host_exposed_s", "idle_s")]
     figures = {
         "requests completed": f"{answer['completed']:,} of {answer['requests']:,}",
         "duration (s)": answer["duration_s"],
@@ -77,24 +77,23 @@ def _figures(answer: dict[str, Any]) -> list[str]:
         **_energy(answer["power_w"], answer["energy"]),
     }
     width = max(len(name) for name in figures)
-    return [f"{name:<{width}}  {show_number(value)}" for name, value in figures.items() if value is not None]
+    return [f"{name:<{width}}  {number(value)}" for name, value in figures.items() if value is not None]
 
 
 def _energy(power: dict[str, Any], energy: dict[str, Any]) -> dict[str, str | None]:
     """Return mean power of all GPUs, and energy and carbon of what was served; None: unknown, or not asked for."""
 
-    def interval(figures: dict[str, Any], name: str, low: str, high: str) -> str | None:
+    def with_interval(figures: dict[str, Any], name: str, low: str, high: str) -> str | None:
         if figures[name] is None:
             return None
-        ends = f"{show_number(figures[low])} to {show_number(figures[high])}"
-        return f"{show_number(figures[name])} (90 % interval {ends})"
+        return f"{number(figures[name])} (90 % interval {interval(figures[low], figures[high])})"
 
     token, request, carbon = "j_per_output_token", "j_per_request", "carbon_g_per_million_tokens"
     return {
-        "power, mean (W)": interval(power, "mean", "low", "high"),
-        "energy per output token (J)": interval(energy, token, f"{token}_low", f"{token}_high"),
-        "energy per request (J)": interval(energy, request, f"{request}_low", f"{request}_high"),
-        "carbon per million tokens (g)": interval(energy, carbon, f"{carbon}_low", f"{carbon}_high"),
+        "power, mean (W)": with_interval(power, "mean", "low", "high"),
+        "energy per output token (J)": with_interval(energy, token, f"{token}_low", f"{token}_high"),
+        "energy per request (J)": with_interval(energy, request, f"{request}_low", f"{request}_high"),
+        "carbon per million tokens (g)": with_interval(energy, carbon, f"{carbon}_low", f"{carbon}_high"),
     }
 
 
@@ -102,8 +101,8 @@ def _capacity(answer: dict[str, Any]) -> str | None:
     """Return the highest rate that is steady, its interval, what is busy then, and the share of it that is asked."""
     if answer["capacity"] is None:
         return None
-    rate, *ends = (show_number(answer[name]) for name in ("capacity", "capacity_low", "capacity_high"))
-    return f"{rate} ({' to '.join(ends)}; limit: {answer['capacity_limit']}), {answer['load']:.0%}"
+    ends = interval(answer["capacity_low"], answer["capacity_high"])
+    return f"{number(answer['capacity'])} ({ends}; limit: {answer['capacity_limit']}), {percent(answer['load'])}"
 
 
 def _tiers_and_sessions(answer: dict[str, Any]) -> dict[str, Any]:
@@ -114,13 +113,12 @@ def _tiers_and_sessions(answer: dict[str, Any]) -> dict[str, Any]:
     for tier in answer.get("kv_tiers", []):
         moved = (tier[name] / 1e9 for name in ("read_bytes", "written_bytes", "evicted_bytes"))
         figures[f"KV tier {tier['tier']}"] = (
-            f"{tier['hit_tokens']:,} tokens found; {', '.join(f'{show_number(one) or 0}' for one in moved)} GB "
-            "loaded, written, evicted"
+            f"{tier['hit_tokens']:,} tokens found; {', '.join(map(number, moved))} GB loaded, written, evicted"
         )
     if "sessions" in answer:
         sessions = answer["sessions"]
         figures["sessions completed"] = f"{sessions['completed']:,} of {sessions['n']:,}"
-        times = (show_number(sessions["duration_s"][name]) or "-" for name in ("mean", "p50", "p99"))
+        times = (number(sessions["duration_s"][name], missing="-") for name in ("mean", "p50", "p99"))
         figures["time of a whole session, mean / p50 / p99 (s)"] = " / ".join(times)
     return figures
 
@@ -168,9 +166,9 @@ def _latencies(answer: dict[str, Any]) -> list[str]:
     return table_lines(rows, list(rows[0]), terminal_width())
 
 
-def _ends(interval: list[float] | None) -> str | None:
+def _ends(ends: list[float] | None) -> str | None:
     """Return an interval in words; None where there is none."""
-    return interval and f"{show_number(interval[0])} to {show_number(interval[1])}"
+    return ends and interval(*ends)
 
 
 def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
@@ -184,7 +182,7 @@ def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
             "kernel": row["name"],
             "calls": row["calls"],
             "total ms": row["total_us"] / 1000,
-            "share": f"{row['share']:.1%}",
+            "share": percent(row["share"], 1),
             "bound": row["bound"],
         }
         for row in sorted(breakdown, key=lambda row: -row["total_us"])[:LARGEST_KERNELS]
@@ -196,7 +194,7 @@ def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
 
 def _memory(memory: dict[str, Any], settings: dict[str, Any]) -> list[str]:
     parts = ", ".join(
-        f"{what} {memory[name] / GIB:.1f}"
+        f"{what} {gib(memory[name])}"
         for what, name in (
             ("weights", "weights_bytes"),
             ("activations", "activations_bytes"),
@@ -205,14 +203,14 @@ def _memory(memory: dict[str, Any], settings: dict[str, Any]) -> list[str]:
         )
     )
     return [
-        f"memory per GPU: {memory['memory_bytes'] / GIB:.1f} GiB, usable {memory['usable_bytes'] / GIB:.1f}: {parts}",
+        f"memory per GPU: {gib(memory['memory_bytes'])} GiB, usable {gib(memory['usable_bytes'])}: {parts}",
         f"KV cache: {memory['kv_cache_tokens']:,} tokens per replica; fits {memory['max_concurrency']:.1f} requests of "
         f"{settings['max_model_len']:,} tokens",
     ]
 
 
 def _percents(*shares: float | None) -> str:
-    return " / ".join("-" if share is None else f"{share:.1%}" for share in shares)
+    return " / ".join(percent(share, 1) for share in shares)
 
 
 def _on(switch: bool) -> str:

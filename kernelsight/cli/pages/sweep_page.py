@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.present.output import as_csv, as_json, print_page, show_number, table_lines, terminal_width
+from kernelsight.number_format import number
+from kernelsight.present.output import as_csv, as_json, print_page, table_lines, terminal_width
 from kernelsight.scenario.objectives import METRICS, PRICE, cheapest, parse_slo
 from kernelsight.sweeps.intervals import interval_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# significant digits of what is known roughly: ends of intervals, prices of tokens
+ROUGH = 3
 SHOWN = (
     *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput", "goodput"),
     *("output_throughput_per_gpu", "output_throughput_per_user", "cost_per_million_tokens", "meets_slo"),
@@ -138,8 +141,10 @@ def _cheapest_said(found: dict[str, Any] | None, flags: list[str], rate: float |
     if "price_per_hour" not in found:
         how = "no prices are given; --prices GPU=DOLLARS ranks by cost"
         return f"fewest GPUs{at}: {what}, {found['gpus_needed']:,} GPUs ({how})"
-    costs = [f"{found[f'cost_per_million_{kind}tokens']:,.3g} $/M {kind.replace('_', ' ')}tokens" for kind in KINDS]
-    return f"lowest cost per token{at}: {what}, {found['price_per_hour']:,.4g} $/h, {', '.join(costs)}"
+    costs = [
+        f"{number(found[f'cost_per_million_{kind}tokens'], ROUGH)} $/M {kind.replace('_', ' ')}tokens" for kind in KINDS
+    ]
+    return f"lowest cost per token{at}: {what}, {number(found['price_per_hour'])} $/h, {', '.join(costs)}"
 
 
 def _shown(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
@@ -149,18 +154,9 @@ def _shown(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
         low, high = (row.get(end) for end in interval_columns(name))
         value = row[name]
         if name.endswith("p99_ms") and low is not None and high is not None:
-            value = f"{show_number(value)} ({_rough(low)}-{_rough(high)})"
+            value = f"{number(value)} ({number(low, ROUGH)}-{number(high, ROUGH)})"
         cells[_header(name)] = value
     return cells
-
-
-def _rough(value: float) -> str:
-    """Return three digits of a number, or all that stand before its point: no power of ten.
-
-    >>> _rough(16114.2), _rough(94.86), _rough(5.0071)
-    ('16,114', '94.9', '5.01')
-    """
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _header(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.cli.options import TABLE_ENDINGS, add_gpus, add_output, open_session
 from kernelsight.errors import InvalidInput
+from kernelsight.number_format import percent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,6 +106,6 @@ def _sentence(arguments: argparse.Namespace, found: pa.Table) -> str:
     totals = _totals(found)
     return (
         f"{arguments.family} on {arguments.gpu}, {totals['shapes']:,} shapes ({totals['tier']}: {totals['evidence']}): "
-        f"the picks are expected to cost {totals['expected_regret']:.1%} over the fastest; "
+        f"the picks are expected to cost {percent(totals['expected_regret'], 1)} over the fastest; "
         f"measure {totals['measure']:,} shapes first."
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_output
 from kernelsight.errors import InvalidInput
+from kernelsight.number_format import percent
 
 POLICIES = "random,order,greedy,selective"
 SHOWN = (
@@ -44,9 +45,9 @@ def run(arguments: argparse.Namespace) -> None:
     import pyarrow as pa
 
     from kernelsight.dataflow.durable import locked
+    from kernelsight.dataflow.journal import journal_path
     from kernelsight.evaluation.searches.evaluate import SPLITS, evaluate
     from kernelsight.present.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
-    from kernelsight.searching.journal import journal_path
     from kernelsight.searching.space_files import read_spaces
 
     target = check_ending(arguments.output, (".json", ".csv", ".parquet"))
@@ -92,7 +93,7 @@ def _words(text: str, flag: str) -> list[str]:
 
 def _sentences(found: dict[str, Any]) -> list[str]:
     lines = [
-        f"after {count} measurements 90 % intervals cover {row['coverage_90']:.0%} of the other candidates, "
+        f"after {count} measurements 90 % intervals cover {percent(row['coverage_90'])} of the other candidates, "
         f"calibration error of the speed-up bins {row['ece']:.2f}"
         for count, row in found["calibration"].items()
     ]
@@ -100,11 +101,11 @@ def _sentences(found: dict[str, Any]) -> list[str]:
     if stops["n"]:
         lines.append(
             f"{stops['n']} searches found nothing left to gain after {stops['median_measurements']:g} measurements "
-            f"(median); {stops['within_2']:.0%} of them were within 2 % of the optimum"
+            f"(median); {percent(stops['within_2'])} of them were within 2 % of the optimum"
         )
     for row in found.get("without_nearest", {}).get("policies", ()):
         lines.append(
-            f"without the most similar GPU, {row['policy']}: {row['within_2']:.0%} of the searches within 2 % at the "
-            "end of the budget"
+            f"without the most similar GPU, {row['policy']}: {percent(row['within_2'])} of the searches within 2 % at "
+            "the end of the budget"
         )
     return lines + found["notes"]

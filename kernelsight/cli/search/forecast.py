@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.cli.options import add_gpus, add_output, open_session
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.dataflow.session import Session
+    from kernelsight.searching.llm.kept_answers import KeptAnswers
 
 SHOWN = ("candidate_id", "latency_us", "p05_us", "p95_us", "p_faster", "confidence", "raw_probability_sum")
 # columns that a file may lack
@@ -53,7 +54,11 @@ def add_llm(verb: argparse.ArgumentParser) -> None:
     group.add_argument("--llm-timeout", type=float, default=120.0, metavar="S", help="of one request (default: 120)")
     group.add_argument("--llm-retries", type=int, default=3, metavar="N", help="of a request that failed (default: 3)")
     group.add_argument("--llm-parallel", type=int, default=4, metavar="N", help="requests at once (default: 4)")
-    group.add_argument("--llm-cache", metavar="FILE", help="Parquet of answers: read, and extended by new ones")
+    group.add_argument(
+        "--llm-cache",
+        metavar="FILE",
+        help="Parquet of answers: read, and extended by new ones; its journal keeps them if the run is killed",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -68,16 +73,13 @@ def run(arguments: argparse.Namespace) -> None:
     spaces = candidates["space"].unique().to_pylist()
     if len(spaces) != 1:
         raise InvalidInput(f"--candidates holds {len(spaces)} search spaces; give the candidates of one.")
-    kept = kept_answers(arguments.llm_cache)
-    before = set(kept)
     with open_session(arguments) as session:
-        forecast = llm_forecaster(settings, gpu_row(session, arguments.gpu), kept)
+        gpu = gpu_row(session, arguments.gpu)
     scenario = {"search_id": "forecast", "gpu": arguments.gpu, "anchor": arguments.anchor}
-    try:
-        with Waiting("asking the language model"):
-            found = forecast(candidates, measurements, scenario).sort_by([("latency_us", "ascending")])
-    finally:
-        keep_answers(arguments.llm_cache, kept)
+    with answers_file(arguments) as kept, Waiting("asking the language model"):
+        before = set(kept)
+        forecast = llm_forecaster(settings, gpu, kept)
+        found = forecast(candidates, measurements, scenario).sort_by([("latency_us", "ascending")])
     if target:
         write_table(found, target)
     print_rows(found.select(SHOWN).to_pylist(), list(SHOWN), arguments.format)
@@ -115,24 +117,13 @@ def gpu_row(session: Session, gpu: str) -> dict[str, Any]:
     return rows.get(gpu) or (rows.get(alias.gpu) if alias else None) or {"name": gpu}
 
 
-def kept_answers(path: str | None) -> dict[tuple[str, int], dict]:
-    """Return the answers of a cache file by hash and sample; none where it does not exist yet."""
+def answers_file(arguments: argparse.Namespace) -> AbstractContextManager[KeptAnswers]:
+    """Return the answers that --llm-cache names, to be extended; none where it is not given."""
     from kernelsight.present.output import check_ending
+    from kernelsight.searching.llm.kept_answers import kept_answers
 
-    file = check_ending(path, (".parquet",), "--llm-cache")
-    if file is None or not file.exists():
-        return {}
-    rows = table_of(str(file), "llm_answers", "--llm-cache").to_pylist()
-    return {(row["prompt_hash"], row["sample"]): row for row in rows}
-
-
-def keep_answers(path: str | None, kept: dict[tuple[str, int], dict]) -> None:
-    """Write the cache file, if one is named."""
-    from kernelsight.present.output import write_table
-    from kernelsight.searching.llm.forecaster import answer_table
-
-    if path:
-        write_table(answer_table(kept), Path(path))
+    file = check_ending(arguments.llm_cache, (".parquet",), "--llm-cache")
+    return kept_answers(file, lambda path: table_of(str(path), "llm_answers", "--llm-cache"))
 
 
 def table_of(path: str, name: str, flag: str) -> pa.Table:

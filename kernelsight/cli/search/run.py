@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import add_gpus, add_output, open_session
-from kernelsight.cli.search.forecast import add_llm, gpu_row, keep_answers, kept_answers, llm_settings
+from kernelsight.cli.search.forecast import add_llm, answers_file, gpu_row, llm_settings
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.number_format import number, percent
 
 SHOWN = (
     *("round", "measured", "failed", "best_us", "believed_regret", "expected_better", "regret", "gpu_s"),
@@ -99,7 +100,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise InvalidInput("--resume needs -o FILE.duckdb, beside which the journal of the search lies.")
     tables = read_spaces(arguments.space)
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
-    kept = kept_answers(arguments.llm_cache)
+    kept: dict[tuple[str, int], dict] = {}
     more = _forecasts(arguments, tables, scenario, kept), _proposer(arguments)
     measurer = _measurer(arguments)
     with Waiting("searching"):
@@ -127,7 +128,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any], kept: dict) -> Any:
-    """Return what forecasts the candidates of a target, a file or a language model; None without either."""
+    """Return what forecasts the candidates of a target, a file or a language model; None without either.
+
+    ``kept``: takes the answers of a language model.
+    """
     if arguments.forecasts is not None:
         from kernelsight.searching.space_files import read_forecasts
 
@@ -147,13 +151,14 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
     if arguments.llm_candidates < 1:
         raise InvalidInput(f"--llm-candidates is {arguments.llm_candidates}; give a whole number above 0.")
     with open_session(arguments) as session:
-        forecaster = llm_forecaster(settings, gpu_row(session, arguments.gpu), kept)
+        gpu = gpu_row(session, arguments.gpu)
+    file = answers_file(arguments)
 
     def forecasts(target: Any) -> Any:
-        try:
-            return asked(target, tables, scenario, forecaster, arguments.llm_candidates)
-        finally:
-            keep_answers(arguments.llm_cache, kept)
+        with file as answers:
+            found = asked(target, tables, scenario, llm_forecaster(settings, gpu, answers), arguments.llm_candidates)
+        kept.update(answers)
+        return found
 
     return forecasts
 
@@ -210,8 +215,8 @@ def _measurer(arguments: argparse.Namespace) -> Any:
 def _sentence(summary: dict[str, Any], scenario: dict[str, Any]) -> str:
     text = (
         f"Best of {scenario['space']} on {scenario['gpu']} after {summary['measured']} measurements: "
-        f"{summary['best_us']:,.4g} us with {summary['best_candidate']}"
+        f"{number(summary['best_us'])} us with {summary['best_candidate']}"
     )
     if summary["regret"] is not None:
-        text += f"; {summary['regret']:.1%} above the fastest that the file holds"
+        text += f"; {percent(summary['regret'], 1)} above the fastest that the file holds"
     return f"{text}."

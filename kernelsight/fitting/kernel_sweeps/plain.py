@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +10,8 @@ import polars as pl
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts, facts
-from kernelsight.dataflow.parquet_files import read_schema, unreadable
+from kernelsight.dataflow.contract import check_values
+from kernelsight.dataflow.parquet_files import read_parquet, read_schema, unreadable
 from kernelsight.errors import InvalidInput, breaks_contract
 from kernelsight.fitting.kernel_sweeps.devices import NOT_IN_CATALOGUE
 from kernelsight.fitting.kernel_sweeps.points import MEASURED_HERE, Batch, without_family
@@ -31,6 +32,7 @@ def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str
         if pa.types.is_string(field.type) and field.name in there
     )
     _check_nulls(path, points)
+    check_figures(path, there)
     places = _collected(path, points.group_by("family", "gpu").len().sort("family", "gpu"))
     for family, gpu, count in places.iter_rows():
         if (gpus is None or gpu in gpus) and (families is None or family in families):
@@ -79,6 +81,17 @@ def _check_nulls(path: Path, points: pl.LazyFrame) -> None:
     faults = [f"column {name} has {count} rows without a value" for name, count in lacking.items() if count]
     if faults:
         raise breaks_contract("sweep_points", faults, str(path))
+
+
+def check_figures(path: Path, there: Collection[str]) -> None:
+    """Raise ContractBroken for figures of a file that the contract's checks refuse, with the first row of each.
+
+    ``there``: columns of the file. Latencies are not among them: an import counts those that it rejects.
+    """
+    contract = contracts()["sweep_points"]
+    columns = [column for column in contract.columns if column.name in there and column.name != "latency_us"]
+    figures = [column.name for column in columns if column.check or pa.types.is_floating(column.arrow_type)]
+    check_values(read_parquet(path, partial(_refused, path), figures), contract, str(path))
 
 
 def _same_kind(expected: pa.DataType, found: pa.DataType) -> bool:

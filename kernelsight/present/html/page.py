@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import extra_missing
 from kernelsight.escape import json_in_script, script, visible_lines
+from kernelsight.number_format import number
 from kernelsight.present.html.run_figures import Figure
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ HEIGHT, TALL = 240, 300
 MOST_ROWS = 2_000
 # a longer text is wrapped
 LONG_TEXT = 60
+# of a value that is not known
+UNKNOWN = "–"
 
 
 class Head(NamedTuple):
@@ -176,10 +179,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool | int | str) or value is None:
         return value
     try:
-        number = float(value)
+        real = float(value)
     except (TypeError, ValueError):
         return str(value)
-    return float(f"{number:.6g}") if abs(number) < float("inf") else None
+    return float(f"{real:.6g}") if abs(real) < float("inf") else None
 
 
 def table(rows: Sequence[Mapping[str, Any]], most: int = MOST_ROWS) -> Table:
@@ -195,23 +198,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: Any, numeric: bool) -> Cell:
-    long = isinstance(value, str) and len(value) > LONG_TEXT
-    return Cell(number(value), "" if value is None else str(value), "n" if numeric else "long" if long else "")
+def text_of(value: Any) -> str:
+    """Return a value as text of a page.
 
-
-def number(value: Any) -> str:
-    """Return a value as people read it: four digits, thousands apart.
-
-    >>> number(1234567), number(0.123456), number(98765.4), number(None)
-    ('1,234,567', '0.1235', '98,765', '–')
+    >>> text_of(98765.4), text_of(True), text_of(None)
+    ('98,765', 'yes', '–')
     """
-    if value is None:
-        return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value)
+    return number(value, missing=UNKNOWN)
+
+
+def _cell(value: Any, numeric: bool) -> Cell:
+    long = isinstance(value, str) and len(value) > LONG_TEXT
+    return Cell(text_of(value), "" if value is None else str(value), "n" if numeric else "long" if long else "")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput
+from kernelsight.number_format import gib, interval, percent
 from kernelsight.present.html.comparison_figures import COMPARISON_FIGURES
-from kernelsight.present.html.page import Card, Grid, Head, Part, Tiles, figures, number, page, table
+from kernelsight.present.html.page import UNKNOWN, Card, Grid, Head, Part, Tiles, figures, page, table, text_of
 from kernelsight.present.html.run_figures import RUN_FIGURES
 from kernelsight.present.html.search_report import search_page
 from kernelsight.present.html.sweep_figures import sweep_figures
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 SWEEP = "sweep"
-GIB = 1024.0**3
 # endings of columns that say how the program counts, and mean nothing to who reads the page
 INTERNAL = ("_id", "_units", "_blocks", "_row", "_of")
 COMPARED = "comparison_findings"
@@ -85,7 +85,7 @@ def _run_page(session: Session) -> str:
         for name, value in session.table("scenarios").to_pylist()[0].items()
         if value is not None and not name.endswith("_id")
     }
-    about = ", ".join(f"{name} {number(value)}" for name, value in load.items())
+    about = ", ".join(f"{name} {text_of(value)}" for name, value in load.items())
     drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in RUN_FIGURES]
     said = Head(title, about, _run_sentences(session, summary, settings))
     parts: list[Part] = [said, _run_tiles(summary), figures(drawn), _facts(session, settings, load)]
@@ -94,7 +94,7 @@ def _run_page(session: Session) -> str:
 
 def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     """Return what a run shows, most important first; every figure is in a table of the run."""
-    text = {name: number(value) for name, value in summary.items()}
+    text = {name: text_of(value) for name, value in summary.items()}
     if not summary["completed"]:
         return [f"None of {text['requests']} requests was served; table request_events has the reason of each."]
     found = [
@@ -107,7 +107,7 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
         found.append(f"{verdict[0].upper()}{verdict[1:]}.")
     ends = {row["metric"]: row for row in session.table("scenario_intervals").to_pylist()}
     sure = [
-        f"{name} p99 {number(row['low'])} to {number(row['high'])} ms"
+        f"{name} p99 {interval(row['low'], row['high'])} ms"
         for name in ("TTFT", "TPOT")
         if (row := ends.get(f"{name.lower()}_p99_ms"))
     ]
@@ -117,8 +117,8 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
         found.append(f"{text['goodput']} requests/s keep the objectives.")
     spent = {name: summary[f"{name}_s"] or 0.0 for name in ("gpu", "host_exposed", "idle")}
     whole = sum(spent.values()) or 1.0
-    share = {name: f"{100.0 * value / whole:.0f} %" for name, value in spent.items()}
-    phases = {name: f"{100.0 * (summary[f'{name}_share'] or 0.0):.0f} %" for name in ("queue", "prefill", "decode")}
+    share = {name: percent(value / whole) for name, value in spent.items()}
+    phases = {name: percent(summary[f"{name}_share"] or 0.0) for name in ("queue", "prefill", "decode")}
     found.append(
         f"The GPUs compute {share['gpu']} of the time, wait for the host {share['host_exposed']} and are idle "
         f"{share['idle']}; requests spend {phases['queue']} of their time before their first step, "
@@ -133,7 +133,8 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
     found += _worst_moment(session.query(QUEUE_QUERY).to_pylist())
     kernels = session.query(KERNELS_QUERY).to_pylist()
     listed = ", ".join(
-        f"{row['name']} {row['whole']:.0f} % ({row['most']:.0f} % {row['bound']}-bound)" for row in kernels
+        f"{row['name']} {percent(row['whole'] / 100)} ({percent(row['most'] / 100)} {row['bound']}-bound)"
+        for row in kernels
     )
     found.append(f"Most GPU time: {listed}.")
     return found
@@ -144,24 +145,24 @@ def _worst_moment(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["There is no queue: in every window less than one request waits on average."]
     row = rows[0]
     return [
-        f"Most requests wait from {number(row['start_s'])} s to {number(row['end_s'])} s: {row['waiting']:.0f} on "
-        f"average, with {100.0 * row['kv']:.0f} % of the KV cache in use and the engine in steps "
-        f"{100.0 * row['busy']:.0f} % of the time."
+        f"Most requests wait from {text_of(row['start_s'])} s to {text_of(row['end_s'])} s: {row['waiting']:.0f} on "
+        f"average, with {percent(row['kv'])} of the KV cache in use and the engine in steps "
+        f"{percent(row['busy'])} of the time."
     ]
 
 
 def _run_tiles(summary: Mapping[str, Any]) -> Tiles:
     shown = {
-        f"{metric.upper()} {stat} (ms)": number(summary[f"{metric}_{stat}_ms"])
+        f"{metric.upper()} {stat} (ms)": text_of(summary[f"{metric}_{stat}_ms"])
         for metric in ("ttft", "tpot", "e2e")
         for stat in ("p50", "p99")
     }
     peak = summary["peak_kv_share"]
-    shown["KV cache, peak"] = "–" if peak is None else f"{100.0 * peak:.1f} %"
-    shown["preemptions"] = number(summary["preemptions"])
+    shown["KV cache, peak"] = percent(peak, 1, UNKNOWN)
+    shown["preemptions"] = text_of(summary["preemptions"])
     if summary["goodput"] is not None:
         kept = summary["goodput"] / summary["request_throughput"] if summary["request_throughput"] else 0.0
-        shown["within objectives"] = f"{100.0 * kept:.1f} %"
+        shown["within objectives"] = percent(kept, 1)
     return Tiles(shown)
 
 
@@ -192,13 +193,13 @@ def _in_units(name: str, value: Any) -> str:
     """Return a value with its unit.
 
     >>> _in_units("kv_bytes", 85_899_345_920), _in_units("gpu_memory_utilization", 0.9), _in_units("tp", 2)
-    ('80 GiB', '90 %', '2')
+    ('80.0 GiB', '90.0%', '2')
     """
     if name.endswith("_bytes"):
-        return f"{value / GIB:.3g} GiB"
+        return f"{gib(value)} GiB"
     if name.endswith(("_share", "utilization", "_ratio")) and isinstance(value, float):
-        return f"{100.0 * value:.3g} %"
-    return number(value)
+        return percent(value, 1)
+    return text_of(value)
 
 
 def _sweep_page(session: Session) -> str:
@@ -207,7 +208,7 @@ def _sweep_page(session: Session) -> str:
     constant = [name for name in columns if len({str(row[name]) for row in rows}) == 1]
     served = [row for row in rows if row["output_throughput_per_gpu"] is not None]
     fixed = ", ".join(
-        f"{name} {number(rows[0][name])}"
+        f"{name} {text_of(rows[0][name])}"
         for name in columns[2 : columns.index("status")]
         if name in constant and rows[0][name] is not None
     )
@@ -227,10 +228,10 @@ def _sweep_sentences(served: Sequence[Mapping[str, Any]], count: int, columns: S
         served = meeting or served
     best = max(served, key=lambda row: (row["output_throughput_per_gpu"], row["scenario_id"]))
     flags = [name for name in columns[2 : columns.index("status")] if best[name] is not None]
-    stated = ", ".join(f"{name} {number(best[name])}" for name in flags)
+    stated = ", ".join(f"{name} {text_of(best[name])}" for name in flags)
     found.append(
         f"Most output tokens per GPU: scenario {best['scenario_id']} ({stated}) with "
-        f"{number(best['output_throughput_per_gpu'])} tokens/s a GPU, TTFT p99 {number(best['ttft_p99_ms'])} ms, TPOT "
-        f"p99 {number(best['tpot_p99_ms'])} ms."
+        f"{text_of(best['output_throughput_per_gpu'])} tokens/s a GPU, TTFT p99 {text_of(best['ttft_p99_ms'])} ms, "
+        f"TPOT p99 {text_of(best['tpot_p99_ms'])} ms."
     )
     return found

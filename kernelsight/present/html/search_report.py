@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
-from kernelsight.present.html.page import Card, Grid, Head, Tiles, figures, number, page, table
+from kernelsight.number_format import percent
+from kernelsight.present.html.page import UNKNOWN, Card, Grid, Head, Tiles, figures, page, table, text_of
 from kernelsight.present.html.search_figures import DEFERRED_QUERY, FORECAST_QUERY, SEARCH_FIGURES
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def search_page(session: Session, search: str | None = None) -> str:
     drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in SEARCH_FIGURES]
     title = f"Kernel search: {scenario['space']} on {scenario['gpu']}"
     stated = {name: value for name, value in scenario.items() if value is not None}
-    about = ", ".join(f"{name} {number(value)}" for name, value in stated.items() if name != "search_id")
-    cards = {"Search": [{"setting": name, "value": number(value)} for name, value in stated.items()]}
+    about = ", ".join(f"{name} {text_of(value)}" for name, value in stated.items() if name != "search_id")
+    cards = {"Search": [{"setting": name, "value": text_of(value)} for name, value in stated.items()]}
     cards["Best candidate"] = _parameters(session)
     facts = Grid([Card(name, table=table(rows)) for name, rows in cards.items() if rows])
     said = Head(title, about, _sentences(session, scenario, summary))
@@ -39,19 +40,19 @@ def search_page(session: Session, search: str | None = None) -> str:
 def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     """Return what the search shows, most important first."""
     found = [
-        f"The fastest candidate after {summary['measured']} measurements takes {number(summary['best_us'])} us: "
+        f"The fastest candidate after {summary['measured']} measurements takes {text_of(summary['best_us'])} us: "
         f"{summary['best_candidate']}."
     ]
     if summary["regret"] is not None:
         found.append(
-            f"It is {100.0 * summary['regret']:.1f} % above the fastest that the file holds; the search was within 5 % "
-            f"after {number(summary['n_to_5'])} and within 2 % after {number(summary['n_to_2'])} measurements."
+            f"It is {percent(summary['regret'], 1)} above the fastest that the file holds; the search was within 5 % "
+            f"after {text_of(summary['n_to_5'])} and within 2 % after {text_of(summary['n_to_2'])} measurements."
         )
     last = session.query("select expected_better from search_rounds order by round desc limit 1").to_pylist()[0]
     if last["expected_better"] is not None:
         ended = "It stopped by itself" if summary["stopped"] else "It ended with its budget"
         found.append(
-            f"{ended}; before its last round it expected {number(last['expected_better'])} further candidates to be "
+            f"{ended}; before its last round it expected {text_of(last['expected_better'])} further candidates to be "
             "faster than the best by 2 %."
         )
     deferred = session.query(DEFERRED_QUERY).to_pylist()
@@ -73,16 +74,16 @@ def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[s
 
 
 def _tiles(summary: Mapping[str, Any]) -> Tiles:
-    def percent(name: str) -> str:
-        return "–" if summary[name] is None else f"{100.0 * summary[name]:.1f} %"
-
     return Tiles(
         {
-            **{"best (us)": number(summary["best_us"]), "above the fastest": percent("regret")},
-            **{"measurements": number(summary["measured"]), "failed": number(summary["failed"])},
-            **{"to 5 %": number(summary["n_to_5"]), "to 2 %": number(summary["n_to_2"])},
-            **{"measuring (s)": number(summary["gpu_s"]), "90 % intervals cover": percent("coverage_90")},
-            **{"calibration error": number(summary["ece"]), "score P": number(summary["score"])},
+            **{"best (us)": text_of(summary["best_us"]), "above the fastest": percent(summary["regret"], 1, UNKNOWN)},
+            **{"measurements": text_of(summary["measured"]), "failed": text_of(summary["failed"])},
+            **{"to 5 %": text_of(summary["n_to_5"]), "to 2 %": text_of(summary["n_to_2"])},
+            **{
+                "measuring (s)": text_of(summary["gpu_s"]),
+                "90 % intervals cover": percent(summary["coverage_90"], 1, UNKNOWN),
+            },
+            **{"calibration error": text_of(summary["ece"]), "score P": text_of(summary["score"])},
         }
     )
 

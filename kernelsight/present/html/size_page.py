@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.dataflow.durable import durable_file
+from kernelsight.number_format import percent
 from kernelsight.present.html.page import (
     CONFIG,
     HEIGHT,
@@ -16,10 +17,10 @@ from kernelsight.present.html.page import (
     Head,
     Part,
     Tiles,
-    number,
     page,
     plain,
     table,
+    text_of,
 )
 
 # how surely every objective holds; what is far from the best is not asked
@@ -95,15 +96,15 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str]) -> str:
 
 
 def _figures(chosen: Mapping[str, Any]) -> dict[str, str]:
-    shown = {"instances": number(chosen["instances"]), "GPUs": number(chosen["gpus"])}
+    shown = {"instances": text_of(chosen["instances"]), "GPUs": text_of(chosen["gpus"])}
     if chosen["price_per_hour"] is not None:
-        shown |= {"$ an hour": number(chosen["price_per_hour"])}
-        shown |= {"$ a million tokens": number(chosen["cost_per_million_tokens"])}
+        shown |= {"$ an hour": text_of(chosen["price_per_hour"])}
+        shown |= {"$ a million tokens": text_of(chosen["cost_per_million_tokens"])}
     if chosen.get("cost_per_day") is not None:
-        shown |= {"$ a day": number(chosen["cost_per_day"])}
-    shown |= {"load": f"{100.0 * chosen['load']:.0f} %"}
+        shown |= {"$ a day": text_of(chosen["cost_per_day"])}
+    shown |= {"load": percent(chosen["load"])}
     if chosen["probability"] is not None:
-        shown |= {"probability": f"{100.0 * chosen['probability']:.0f} %"}
+        shown |= {"probability": percent(chosen["probability"])}
     return shown
 
 

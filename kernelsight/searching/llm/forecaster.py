@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,9 +127,10 @@ def answer_all(settings: Settings, asked: Mapping[str, Sequence], kept: dict[tup
             if key not in kept or (passing and settings.again):
                 missing.setdefault(key, (name, chat))
     with ThreadPoolExecutor(max(1, settings.parallel)) as pool:
-        jobs = {key: pool.submit(_answer, server, chat, key[1]) for key, (_, chat) in missing.items()}
+        jobs = {pool.submit(_answer, server, chat, key[1]): key for key, (_, chat) in missing.items()}
         try:
-            for key, job in jobs.items():
+            for job in as_completed(jobs):
+                key = jobs[job]
                 stated = {"prompt_hash": key[0], "sample": key[1], "model": server.model}
                 kept[key] = {**stated, "candidate_id": missing[key][0], **job.result()}
         except BaseException:

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from kernelsight.errors import ContractBroken, InvalidInput
+from kernelsight.fitting.sweep_files import check_sweeps
 
 POINT = {
     "gpu": "h100_sxm", "family": "gemm", "implementation": "my_kernel", "engine": "mine", "engine_version": "1",
@@ -53,6 +54,12 @@ def test_refusals_list_every_fault(sweep, import_from, tmp_path) -> None:
         import_from("parquet", sweep(POINT | {"shape": {"m": 1, "depth": 2}}))
     with pytest.raises(ContractBroken, match="column shape is large_string, not a struct of sizes"):
         import_from("parquet", sweep(POINT | {"shape": "16x16"}))
+    for change, fault in (({"samples": -5}, "samples > 0"), ({"power_w": -3.0}, "power_w >= 0")):
+        wrong = sweep(*(POINT | {"not_fitted": None} | each for each in ({}, change)))
+        with pytest.raises(ContractBroken, match=rf"\(from .*mine\.parquet\).*{fault}' \(row 2: -"):
+            import_from("parquet", wrong)
+        with pytest.raises(ContractBroken, match=rf"\(from .*mine\.parquet\).*{fault}' \(row 2: -"):
+            check_sweeps([wrong])
     (tmp_path / "mine.parquet").write_text("no table")
     with pytest.raises(InvalidInput, match=r"mine\.parquet cannot be read as Parquet"):
         import_from("parquet", tmp_path / "mine.parquet")

@@ -64,7 +64,7 @@ def test_the_page_has_its_figures_and_the_sql_behind_them_and_fetches_nothing(pa
             assert opened.query(figure.sql).num_rows > 0, figure.title
         (summary,) = opened.table("search_summary").to_pylist()
     assert f"after {summary['measured']} measurements takes {summary['best_us']:.4g} us" in said
-    assert f"{100 * summary['regret']:.1f} % above the fastest that the file holds" in said
+    assert f"{100 * summary['regret']:.1f}% above the fastest that the file holds" in said
 
 
 def test_drawn_regret_and_measurements_are_those_of_the_run(page: Path, saved: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_page_has_the_answer_its_costs_and_its_day(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not FETCHED.search(without_scripts(text)) and "<cheap>" not in text
     shown = html.unescape(text)
-    for words in ("6 × h100_sxm <cheap>.", "300", "95 %", "vllm serve m", "it does not fit", "A start takes 80 s."):
+    for words in ("6 × h100_sxm <cheap>.", "300", "95%", "vllm serve m", "it does not fit", "A start takes 80 s."):
         assert words in shown
     costs, day = specs_of(path)
     assert [row["weight"] for row in costs["data"]["values"]] == [300.0, 300.0]

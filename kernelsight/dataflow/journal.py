@@ -1,0 +1,125 @@
+"""Journals beside results that take long: one durable line per record, so that a kill loses the record under way alone.
+
+A line is the CRC-32 of its JSON in eight hexadecimal digits, a space, and the JSON object. The first line says what
+kind of journal it is and what its records belong to. Reading ends at the first line that is cut off or damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self
+
+from kernelsight.dataflow.bounded_files import ROWS_BYTES, read_bytes
+from kernelsight.dataflow.durable import draft_of
+from kernelsight.errors import InvalidInput
+
+SUFFIX = ".journal"
+# how a stream of Arrow record batches begins: journals of measurements before lines of JSON
+_ARROW = b"\xff\xff\xff\xff"
+
+
+def journal_path(target: Path) -> Path:
+    """Return where the journal of a result lies.
+
+    >>> journal_path(Path("run.duckdb")).name
+    'run.duckdb.journal'
+    """
+    return target.with_name(target.name + SUFFIX)
+
+
+class Records(NamedTuple):
+    """What a journal holds: what its records belong to, and the records."""
+
+    header: Any
+    records: list[dict[str, Any]]
+
+
+class Journal:
+    """A journal that is open for more records.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = journal_path(Path(folder) / "sweep.parquet")
+    ...     with Journal(path, "measurement", {"gpu": "l4"}) as journal:
+    ...         journal.append({"point": 1, "us": 2.5})
+    ...     read_journal(path, "measurement")
+    Records(header={'gpu': 'l4'}, records=[{'point': 1, 'us': 2.5}])
+    """
+
+    def __init__(self, path: Path, kind: str, header: Any, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Start a journal, with the ``records`` of an earlier one, which it replaces at once; OSError: a full disk.
+
+        Drafts that a killed run left of the journal, and of the result beside it, are removed.
+        """
+        for draft in path.parent.glob(".*.draft"):
+            if draft.name.startswith(f".{path.name.removesuffix(SUFFIX)}."):
+                draft.unlink(missing_ok=True)
+        with draft_of(path) as draft, draft.open("wb") as file:
+            file.writelines(map(_line, [{kind: header}, *records]))
+        self.path = path
+        self._file: IO[bytes] = path.open("ab")
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write a record, and return when it is on the disk."""
+        self._file.write(_line(record))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; what it holds stays."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_journal(path: Path, kind: str, *, without_sums: bool = False) -> Records:
+    """Return what a journal of a kind holds up to its first damaged line; InvalidInput: it is no such journal.
+
+    ``without_sums``: earlier versions wrote lines of this kind without check sums, which are read too.
+    """
+    data = read_bytes(path, lambda found: InvalidInput(f"the journal {path} {found}; use another -o FILE."), ROWS_BYTES)
+    if data.startswith(_ARROW):
+        raise InvalidInput(
+            f"the journal {path} was written by an earlier version, as an Arrow stream; finish it with that version, "
+            "or use another -o FILE."
+        )
+    found: list[dict[str, Any]] = []
+    checked = not (without_sums and data.startswith(b"{"))
+    for line in data.split(b"\n")[:-1]:
+        record = _parsed(line, checked)
+        if record is None:
+            break
+        found.append(record)
+    if not found or list(found[0]) != [kind]:
+        raise InvalidInput(f"{path} is not the journal of a {kind}; use another -o FILE.")
+    return Records(found[0][kind], found[1:])
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    text = json.dumps(record, default=_plain).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _plain(value: Any) -> Any:
+    """Return numpy's numbers and rows, and other mappings, as Python's own."""
+    return dict(value) if isinstance(value, Mapping) else value.tolist()
+
+
+def _parsed(line: bytes, checked: bool) -> dict[str, Any] | None:
+    """Return the record of a line; None: it is damaged."""
+    stated, _, text = line.partition(b" ") if checked else (b"", b"", line)
+    if checked and stated != b"%08x" % zlib.crc32(text):
+        return None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

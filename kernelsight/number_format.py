@@ -1,0 +1,75 @@
+"""Numbers as people read them: one choice of digits and units for terminals, sentences, notebooks and pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+DIGITS = 4
+GIB = 1024.0**3
+
+
+def number(value: Any, digits: int = DIGITS, missing: str = "") -> str:
+    """Return a value as text: fractions with four significant digits, whole numbers with grouped thousands.
+
+    ``digits``: significant digits of a fraction; at least all those before its point are shown. ``missing``: for None.
+    Structs become name=value; other values are texts already.
+
+    >>> number(1234567), number(98765.4), number(999.96), number(0.012344), number(16114.2, 3)
+    ('1,234,567', '98,765', '1,000', '0.01234', '16,114')
+    >>> number(None), number(None, missing="–"), number({"m": 1, "n": None}), number([0.5, 2.0])
+    ('', '–', 'm=1', '[0.5, 2]')
+    """
+    if value is None:
+        return missing
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return str(value)
+        text = f"{value:.{digits}g}"
+        return f"{value:,.0f}" if abs(float(text)) >= 10 ** (digits - 1) else text
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={item}" for key, item in value.items() if item is not None)
+    if isinstance(value, list):
+        return "[" + ", ".join(number(item, digits) for item in value) + "]"
+    return str(value)
+
+
+def interval(low: float, high: float, digits: int = DIGITS) -> str:
+    """Return the ends of an interval.
+
+    >>> interval(8.5371, 1301.2)
+    '8.537 to 1,301'
+    """
+    return f"{number(low, digits)} to {number(high, digits)}"
+
+
+def percent(share: float | None, decimals: int = 0, missing: str = "-") -> str:
+    """Return a share of 1 in percent.
+
+    >>> percent(0.309), percent(0.309, 1), percent(None)
+    ('31%', '30.9%', '-')
+    """
+    return missing if share is None else f"{share:.{decimals}%}"
+
+
+def deviation(share: float, decimals: int = 1) -> str:
+    """Return a relative error in percent, with its sign.
+
+    >>> deviation(0.0244), deviation(-0.3)
+    ('+2.4%', '-30.0%')
+    """
+    return f"{share:+.{decimals}%}"
+
+
+def gib(size_bytes: float) -> str:
+    """Return bytes in GiB, without the unit.
+
+    >>> gib(85_899_345_920)
+    '80.0'
+    """
+    return f"{size_bytes / GIB:.1f}"

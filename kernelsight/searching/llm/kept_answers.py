@@ -1,0 +1,54 @@
+"""Answers of a language model, kept by prompt and sample: each is on the disk before the next is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kernelsight.dataflow.durable import durable_file, locked
+from kernelsight.dataflow.journal import Journal, journal_path, read_journal
+from kernelsight.searching.llm.forecaster import answer_table
+
+KIND = "cache of answers"
+Key = tuple[str, int]
+
+
+class KeptAnswers(dict[Key, dict[str, Any]]):
+    """Rows of ``llm_answers`` by hash and sample; a new one is written to the journal, where there is one."""
+
+    journal: Journal | None = None
+
+    def __setitem__(self, key: Key, row: dict[str, Any]) -> None:
+        if self.journal is not None:
+            self.journal.append(row)
+        super().__setitem__(key, row)
+
+
+@contextmanager
+def kept_answers(file: Path | None, read: Callable[[Path], pa.Table]) -> Iterator[KeptAnswers]:
+    """Yield the answers of a Parquet file, and of the journal of a killed run beside it; add new ones to the file.
+
+    ``read`` returns the rows of the file. Without a file nothing is kept. InvalidInput: another process writes it.
+    """
+    kept = KeptAnswers()
+    if file is None:
+        yield kept
+        return
+    with locked(file):
+        path = journal_path(file)
+        rows = read(file).to_pylist() if file.exists() else []
+        earlier = read_journal(path, KIND).records if path.exists() else []
+        kept.update({(row["prompt_hash"], row["sample"]): row for row in [*rows, *earlier]})
+        kept.journal = Journal(path, KIND, file.name, earlier)
+        try:
+            yield kept
+        finally:
+            kept.journal.close()
+            with durable_file(file) as draft:
+                pq.write_table(answer_table(kept), draft)
+            path.unlink()
