@@ -298,7 +298,7 @@ def test_logs_that_cannot_be_compared_are_refused(session: Session, change, word
 def test_the_command_prints_the_contract_and_saves_every_table(session: Session, tmp_path: Path) -> None:
     load = drawn(200, 6.0)
     pq.write_table(
-        log_of(load, LogWorlds(session, load).serve([Variant(FLAGS, step_us=800.0)])[0]), tmp_path / "log.parquet"
+        log_of(load, LogWorlds(session, load).serve([Variant(FLAGS, step_us=2000.0)])[0]), tmp_path / "log.parquet"
     )
     words = ["compare", "--log", tmp_path / "log.parquet", "--launch", "vllm serve meta-llama/Llama-3.1-8B-Instruct"]
     words += ["--gpu", "H100", "--suspects", "none", "--format", "json", "-o", tmp_path / "cmp.duckdb"]
