@@ -41,7 +41,7 @@ def _deployments(rows: list[dict[str, Any]]) -> list[str]:
     from kernelsight.sizing.answer import SHORT, columns_shown
 
     columns = columns_shown(rows)
-    unset = dict.fromkeys(LIMITS_OF_ENGINE, "default")
+    unset = dict.fromkeys(LIMITS_OF_ENGINE, "default") | {"data_parallel_size": 1}
     shown = [
         {SHORT.get(name, name): unset.get(name) if row.get(name) is None else row[name] for name in columns}
         for row in rows[:MOST_SHOWN]
