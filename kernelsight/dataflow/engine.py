@@ -136,3 +136,10 @@ def complaint(error: duckdb.Error) -> str:
     """
     offers = [line.strip() for line in str(error).splitlines()[1:] if line.startswith(("Candidate", "Did you mean"))]
     return ", ".join([first_line(error), *offers]).rstrip(".!")
+
+
+def stop_if_interrupted(error: Exception) -> None:
+    """Raise KeyboardInterrupt where DuckDB has made another error of a Ctrl-C within a query or an Arrow table."""
+    text = str(error)
+    if "KeyboardInterrupt" in text or text == "Query interrupted" or type(error).__name__ == "InterruptException":
+        raise KeyboardInterrupt from None

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import NAME, as_arrow, conform
-from kernelsight.dataflow.engine import Database, complaint, quote
+from kernelsight.dataflow.engine import Database, complaint, quote, stop_if_interrupted
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.kept import Kept, keep_table
 from kernelsight.dataflow.kept import read_table as read_kept_table
@@ -312,7 +312,8 @@ class Session:
         relation = self.sql(query)
         try:
             return relation.to_arrow_table()
-        except duckdb.Error as error:
+        except (duckdb.Error, RuntimeError) as error:
+            stop_if_interrupted(error)
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
 
     def explain(self, name: str, format: str = "text") -> str:
@@ -432,9 +433,8 @@ class Session:
             self._register(name)
         try:
             return {node.names[0]: self._connection.sql(node.text).to_arrow_table()}
-        except duckdb.Error as error:
-            if isinstance(error, duckdb.InterruptException) or "KeyboardInterrupt" in str(error):
-                raise KeyboardInterrupt from None  # Ctrl-C inside the engine is no fault of the query
+        except (duckdb.Error, RuntimeError) as error:
+            stop_if_interrupted(error)
             raise RunFailed(f"{node.label} failed: {complaint(error)}.") from error
 
     def _run_function(self, node: Node, wanted: Collection[str]) -> Mapping[str, Any]:

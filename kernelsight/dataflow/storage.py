@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from kernelsight.dataflow.contract import Contract, ddl
 from kernelsight.dataflow.durable import draft_of
-from kernelsight.dataflow.engine import first_line, quote
+from kernelsight.dataflow.engine import first_line, quote, stop_if_interrupted
 from kernelsight.errors import InvalidInput, RunFailed
 
 # DuckDB 2 writes storage version 2.0 by default, which the 1.x command line cannot open
@@ -64,8 +64,8 @@ def read_table(connection: duckdb.DuckDBPyConnection, alias: str, table: str, or
     """Return a table of an attached file; InvalidInput where ``origin``, the file, is damaged."""
     try:
         return connection.sql(f"select * from {quote(alias)}.main.{quote(table)}").to_arrow_table()
-    except duckdb.Error as error:
-        _stop_if_interrupted(error)
+    except (duckdb.Error, RuntimeError) as error:
+        stop_if_interrupted(error)
         raise InvalidInput(
             f"table {table} of {origin} cannot be read: {first_line(error)}; the file is damaged, use another copy."
         ) from None
@@ -82,7 +82,7 @@ def change_tables(
     try:
         _change_tables(connection, alias, contracts, written, dropped)
     except duckdb.Error as error:
-        _stop_if_interrupted(error)
+        stop_if_interrupted(error)
         raise RunFailed(f"the tables {', '.join(written)} could not be written: {first_line(error)}.") from None
 
 
@@ -143,15 +143,9 @@ def save_file(path: Path, contracts: Mapping[str, Contract], tables: Mapping[str
         with draft_of(path) as draft:
             _write_database(draft, contracts, tables)
     except (OSError, duckdb.Error, InvalidInput) as error:
-        _stop_if_interrupted(error)
+        stop_if_interrupted(error)
         why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0].rstrip(".")
         raise RunFailed(f"{path} could not be written: {why}.") from None
-
-
-def _stop_if_interrupted(error: Exception) -> None:
-    """Raise KeyboardInterrupt where DuckDB has wrapped it: a Ctrl-C while it reads an Arrow table."""
-    if "KeyboardInterrupt" in str(error):
-        raise KeyboardInterrupt from None
 
 
 def _write_database(path: Path, contracts: Mapping[str, Contract], tables: Mapping[str, pa.Table]) -> None:

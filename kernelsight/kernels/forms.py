@@ -108,17 +108,13 @@ def placed(nodes: Iterable[Node]) -> Placed:
     return found
 
 
-def path_values(
-    coefficients: Sequence[Coefficient], nodes: Sequence[Node], paths: Sequence[Mapping[str, str]]
-) -> dict[str, np.ndarray]:
-    """Return each fitted coefficient at each path: the product of the nodes that are found along it."""
-    return values_along(coefficients, [placed(nodes)], paths)
-
-
 def values_along(
     coefficients: Sequence[Coefficient], nodes: Sequence[Placed], paths: Sequence[Mapping[str, str]]
 ) -> dict[str, np.ndarray]:
-    """Return ``path_values`` of nodes in several parts, no two of which have a node of one level and path."""
+    """Return each fitted coefficient at each path: the product of the nodes that are found along it.
+
+    ``nodes``: in one or more parts, no two of which have a node of one level and path.
+    """
     family = next((at for part in nodes if (at := part.get(("family", ())))), {})
     along = [
         [

@@ -45,7 +45,18 @@ class Closer(NamedTuple):
 
 
 def closer_look(search: SizeSearch, option: Option) -> Closer:
-    """Serve an option's load once more, as much as one instance of it gets, and look at its steps and kernels."""
+    """Serve an option's load once more, as much as one instance of it gets, and look at its steps and kernels.
+
+    A Ctrl-C ends the look, not the answer.
+    """
+    try:
+        return _look(search, option)
+    except KeyboardInterrupt:
+        search.note_interrupt()
+        return Closer(None, ())
+
+
+def _look(search: SizeSearch, option: Option) -> Closer:
     candidate = option.sized.candidate
     session, _ = search.place_of(candidate)
     flags = Rated(candidate.flags, option.sized.found).at(min(option.load, 1.0))

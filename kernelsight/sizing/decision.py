@@ -10,7 +10,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch.commands import PARALLEL
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sizing.daily import Day, Hour, Start, hours_of, instance_hours, start_of
-from kernelsight.sizing.evidence import Evidence, evidence_of
+from kernelsight.sizing.evidence import UNKNOWN, Evidence, evidence_of
 
 if TYPE_CHECKING:
     from kernelsight.sizing.prospects import Sized
@@ -121,12 +121,16 @@ def options_of(search: SizeSearch, objectives: Sequence[Objective], asked: Asked
         near = _near(ranked)
         new = [sized for sized in ranked if _key(sized) not in known]
         opened = zip(search.forks, search.plans, strict=True)
-        found = evidence_of(opened, new, {sized.candidate.scenario_id for sized in near}, objectives)
+        try:
+            found = evidence_of(opened, new, {sized.candidate.scenario_id for sized in near}, objectives)
+        except KeyboardInterrupt:
+            search.note_interrupt()
+            found = dict.fromkeys((sized.candidate.scenario_id for sized in new), UNKNOWN)
         known |= {_key(sized): found[sized.candidate.scenario_id] for sized in new}
         options = sorted(
             (_option(search, sized, known[_key(sized)], asked) for sized in ranked), key=lambda one: one.order
         )
-        if search.is_sure(options[0].sized) or not search.confirm(options[0].sized):
+        if search.is_stopped or search.is_sure(options[0].sized) or not search.confirm(options[0].sized):
             break
     return options
 

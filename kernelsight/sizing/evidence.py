@@ -44,6 +44,10 @@ class Evidence(NamedTuple):
     power_w: float | None = None
 
 
+# of a deployment that nothing was looked at of: the search was interrupted
+UNKNOWN = Evidence({}, None, None, None, None)
+
+
 def evidence_of(
     opened: Iterable[tuple[Session, Plan]], ranked: Sequence[Sized], near: set[str], objectives: Sequence[Objective]
 ) -> dict[str, Evidence]:

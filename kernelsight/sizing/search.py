@@ -94,6 +94,11 @@ class SizeSearch:
         known = {*self.sized, *self.left_out}
         return [one for one in self._able if one.scenario_id not in known]
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether time is over, or the search was interrupted."""
+        return self._stopped
+
     def _within(self, allowance: int, search: Callable[[], None]) -> None:
         """Run a part of the search until its allowance of requests, or the time, is spent, or it is interrupted."""
         self._work.most = self._work.spent + allowance
@@ -103,7 +108,11 @@ class SizeSearch:
             self.ended = str(ended)
             self._stopped = ended.for_good
         except KeyboardInterrupt:
-            self.ended, self._stopped = "it was interrupted", True
+            self.note_interrupt()
+
+    def note_interrupt(self) -> None:
+        """Note that the search ended by a Ctrl-C: what it has found is the answer."""
+        self.ended, self._stopped = "it was interrupted", True
 
     def _explore(self, prospects: Sequence[Prospect]) -> None:
         """Search each GPU, and each value of what is to be compared, for its cheapest deployment, roughly."""

@@ -66,7 +66,7 @@ def sentence_of(
     if asked.total_gpus is not None:
         sustained = f"They serve {option.rate:.4g} {unit}: {many}, each up to {found.rate:.3g} {unit}"
     sentences = [
-        f"{_deployment(option, row)}; the limit is {row['limit']}.",
+        f"{_deployment(option, row)}; the limit is {row['limit'] or 'not known'}.",
         f"{sustained} ({found.low:.3g} to {found.high:.3g} in runs of {row['num_prompts']:,} requests"
         + (
             f"; {slow:.3g} to {option.evidence.rate_if_fast:.3g} if kernels and host are slower or faster)."

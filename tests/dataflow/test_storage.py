@@ -1,14 +1,16 @@
-"""DuckDB files: a Ctrl-C while one is written is a Ctrl-C, and leaves no file."""
+"""DuckDB: a Ctrl-C within a query, or while a file is written, is a Ctrl-C, and leaves no file."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from kernelsight.dataflow.engine import private_cursor
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
+from kernelsight.session import connect
 
 
 class Interrupted:
@@ -16,6 +18,32 @@ class Interrupted:
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         raise KeyboardInterrupt
+
+
+class Relation:
+    """A query during which the user presses Ctrl-C: DuckDB's own error."""
+
+    def to_arrow_table(self) -> pa.Table:
+        raise RuntimeError("Query interrupted")
+
+
+class Connection:
+    """A connection all whose queries are interrupted."""
+
+    def sql(self, _: str) -> Relation:
+        return Relation()
+
+
+def test_ctrl_c_within_a_query_of_a_user_or_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect() as session:
+        monkeypatch.setattr(session, "sql", lambda _: Relation())
+        with pytest.raises(KeyboardInterrupt):
+            session.query("select 1")
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "_connection", Connection())
+            node = SimpleNamespace(inputs=(), names=("t",), text="select 1", label="t.sql")
+            with pytest.raises(KeyboardInterrupt):
+                session._run_query(node)
 
 
 def test_ctrl_c_while_a_file_is_written(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kernelsight.fitting.fit import NOISE, fit_nodes
-from kernelsight.kernels.forms import LEVELS, OWNERS, PATH, Coefficient, Node, node_path, path_values
+from kernelsight.kernels.forms import LEVELS, OWNERS, PATH, Coefficient, Node, node_path, placed, values_along
 
 FLOOR = Coefficient("floor_us", "us", 3.0, 0.1, 100.0, "hardware", "launch", 0.3)
 PASSES = Coefficient("passes", "1", 1.5, 0.1, 50.0, "implementation", "bytes moved against the least")
@@ -24,6 +25,13 @@ LEAVES = [
 ]
 ROWS = 40
 Nodes = list[Node]
+
+
+def path_values(
+    coefficients: Sequence[Coefficient], nodes: Sequence[Node], paths: Sequence[Mapping[str, str]]
+) -> dict[str, np.ndarray]:
+    """Return each coefficient at each path, of nodes in one part."""
+    return values_along(coefficients, [placed(nodes)], paths)
 
 
 def expression(xp: Any, call: Any, gpu: Any, at: Any) -> tuple[Any, Any]:

@@ -392,6 +392,21 @@ def test_a_search_that_ends_early_answers_with_the_best_so_far(
     assert shown == set(itertools.product(PRICES, (1, 2)))
 
 
+@pytest.mark.parametrize(
+    "place", ["kernelsight.sizing.evidence.intervals_at", "kernelsight.sizing.closer_look.cliff_of"]
+)
+def test_ctrl_c_after_the_search_keeps_its_answer(
+    session: Session, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupted)
+    found = size(session, rate=60.0, gpus=["h100_sxm"], max_gpus=1, prices=PRICES)
+    assert found.chosen["rate"] > 0.0 and "The search ended early: it was interrupted" in found.answer
+    assert "None" not in found.answer
+
+
 def test_a_question_that_is_asked_again_is_answered_from_kept_trials(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
