@@ -177,6 +177,9 @@ def _verdict(answer: Mapping[str, Any]) -> str:
     if load is not None and name == "E2E" and not same and abs(load) >= AGREES * own["predicted"]:
         said.append(f"the load makes {'+' if load >= 0 else '-'}{number(abs(load), 3)} ms of it")
     said += [cause_sentence(cause, "what it was before", "before") for cause in answer["causes"]]
+    drawn = next((row for row in answer["changes"] if row["what"] == "power_w" and row["certain"]), None)
+    if drawn is not None:
+        said.append(f"its GPUs drew {number(drawn['after'], 3)} W, before {number(drawn['before'], 3)} W")
     if not answer["causes"] and not same:
         rest = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "unexplained"), None)
         if rest is None:

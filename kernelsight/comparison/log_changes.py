@@ -24,11 +24,14 @@ from kernelsight.comparison.incidents import incidents_of
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS, Measured
 from kernelsight.comparison.observed_limits import LEAST_CACHED, caches_nothing
 from kernelsight.comparison.occupancy import decoding, most_running, seats_seen
+from kernelsight.comparison.power import MeanPower, span_s
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.signature import signature
 
 # smallest change of the load that counts, and its smallest number of standard errors
 LEAST_CHANGE, CHANCE = 0.05, 3.0
+# what is known of energy where power was measured
+POWER = ("power_w", "energy_per_output_token_j", "measured_gpus")
 # settings by which clients and servers name what served
 NAMED = ("model", "tensor_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens")
 
@@ -36,13 +39,14 @@ NAMED = ("model", "tensor_parallel_size", "quantization", "max_num_seqs", "max_n
 class LogPair(NamedTuple):
     """Two logs: what was measured of each, and the settings that each log holds, by name.
 
-    ``gaps``: ``chunk_gaps_ms`` of the later log's requests.
+    ``gaps``: ``chunk_gaps_ms`` of the later log's requests; ``power``: of both logs, None where it was not measured.
     """
 
     before: Measured
     after: Measured
     settings: tuple[Mapping[str, str], Mapping[str, str]]
     gaps: pa.ChunkedArray | None = None
+    power: tuple[MeanPower | None, MeanPower | None] = (None, None)
 
     @property
     def enough(self) -> bool:
@@ -68,7 +72,7 @@ def changes_between(pair: LogPair, replay: Callable[[], tuple[Replayed, Replayed
     ``replay``: replays of the earlier and the later log on the deployment, where one is stated: then the load's part is
     the model's, and what the model gets wrong of both logs cancels.
     """
-    rows = _load_rows(pair) + _setting_rows(pair)
+    rows = _load_rows(pair) + _setting_rows(pair) + _power_rows(pair)
     load, settings = _load_causes(rows), _setting_causes(rows)
     base = _base(pair, replay) if pair.enough else None
     if base is None:
@@ -136,6 +140,24 @@ def _speed_rows(pair: LogPair, base: Replayed) -> list[dict[str, Any]]:
     return [*rows, _row("running_max", *map(float, most), 0.0, False)]
 
 
+def _power_rows(pair: LogPair) -> list[dict[str, Any]]:
+    """Return power and energy of both logs, where both were measured."""
+    before, after = pair.power
+    if before is None or after is None:
+        return []
+    error = float(np.hypot(before.error_w / before.power_w, after.error_w / after.power_w)) if before.power_w else 0.0
+    rows = [_row("power_w", before.power_w, after.power_w, error)]
+    seconds = [span_s(one) for one in (pair.before, pair.after)]
+    tokens = [float(one.output_tokens[one.ok].sum()) for one in (pair.before, pair.after)]
+    if all(each > 0.0 for each in (*tokens, *seconds)):
+        pairs = zip(pair.power, seconds, tokens, strict=True)
+        spent = [own.power_w * span / count for own, span, count in pairs if own is not None]
+        rows.append(_row("energy_per_output_token_j", *spent, error))
+    if None not in (before.gpus, after.gpus) and before.gpus != after.gpus:
+        rows.append(_row("measured_gpus", before.gpus, after.gpus, 0.0, True))
+    return rows
+
+
 def _setting_rows(pair: LogPair) -> list[dict[str, Any]]:
     """Return the settings that both logs hold and that differ."""
     before, after = pair.settings
@@ -152,7 +174,11 @@ def _row(
     factor = after / before if before and after is not None else None
     if certain is None:
         certain = bool(factor and abs(np.log(factor)) >= max(np.log1p(LEAST_CHANGE), CHANCE * error))
-    kind = "speed" if what.endswith("_at_the_same_load") or what == "running_max" else "load"
+    kind = "load"
+    if what.endswith("_at_the_same_load") or what == "running_max":
+        kind = "speed"
+    elif what in POWER:
+        kind = "power"
     return {"what": what, "kind": kind, "before": before, "after": after, "factor": factor, "certain": certain}
 
 

@@ -15,6 +15,7 @@ from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted
 from kernelsight.comparison.log_changes import Changes, LogPair, changes_between
 from kernelsight.comparison.log_worlds import LogWorlds
 from kernelsight.comparison.measured_requests import Measured, measured_of
+from kernelsight.comparison.power import mean_power, measured_power
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import Replayed, Variant, load_of_log
 from kernelsight.comparison.sample import in_turn
@@ -46,7 +47,7 @@ def requests_of(question: Question, requests: pa.Table, logs: pa.Table) -> tuple
 
 
 def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session: Session) -> dict[str, pa.Table]:
-    """Return the TABLES of comparisons with a baseline; ``tables``: production_requests, _logs and _settings."""
+    """Return the TABLES of comparisons with a baseline; ``tables``: production_requests, _logs, _settings, _windows."""
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for row in comparisons.to_pylist():
         question = question_of(row)
@@ -54,11 +55,17 @@ def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session
             continue
         requests = requests_of(question, tables["production_requests"], tables["production_logs"])
         measured = [measured_of(own) for own in requests]
-        settings = [
-            _settings(of_logs(tables["production_settings"], question._replace(log_ids=ids)))
+        beside = [
+            {name: of_logs(table, question._replace(log_ids=ids)) for name, table in tables.items()}
             for ids in (question.baseline, question.log_ids)
         ]
-        pair = LogPair(*measured, (settings[0], settings[1]), requests[1]["chunk_gaps_ms"])
+        settings = [_settings(own["production_settings"]) for own in beside]
+        power = [
+            mean_power(measured_power(own, each, others), each)
+            for own, each, others in zip(requests, measured, beside, strict=True)
+        ]
+        gaps = requests[1]["chunk_gaps_ms"]
+        pair = LogPair(*measured, (settings[0], settings[1]), gaps, (power[0], power[1]))
         found = changes_between(pair, _replays(question, requests, session) if question.flags else None)
         for name, own in _rows(found, requests, measured).items():
             rows[name] += [{"comparison_id": row["comparison_id"], **each} for each in own]

@@ -200,7 +200,7 @@ def comparison_findings(
     return findings_table(compared_logs(comparisons, log_settings, compared_requests, tables_beside(read)), tables)
 
 
-@reads("production_logs", "production_settings", "step_costs", "knot_corrections")
+@reads("production_logs", "production_settings", "production_windows", "step_costs", "knot_corrections")
 @produces("log_changes", "change_causes", "change_latencies")
 def log_changes(
     comparisons: pa.Table, production_requests: pa.Table, *, read: Reader, fork: Callable[[], Session]

@@ -11,12 +11,15 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.compared_log import ComparedLog
+from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Variant, given
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 
 # a first request this long after the beginning of its log is still on the log's own time line
 ALIGNED_S = 30.0
+# share of the time from the first request to the end of the last that a mean power has to cover
+LEAST_COVERED = 0.8
 
 
 class Series(NamedTuple):
@@ -38,30 +41,70 @@ class Series(NamedTuple):
         return self._replace(power_w=np.ones(self.power_w.size)).joules(at_s)
 
 
+class MeanPower(NamedTuple):
+    """Mean power of all measured GPUs while requests were served, W, and its standard error; ``gpus``: how many."""
+
+    power_w: float
+    error_w: float
+    gpus: int | None
+
+
 def power_table(logs: Sequence[ComparedLog], session: Session) -> pa.Table:
     """Return ``power_vs_production``: windows of the replay that were measured from end to end."""
     rows: list[dict[str, Any]] = []
     for log in logs:
-        if series := measured_power(log):
+        if series := measured_power(log.requests, log.measured, log.tables):
             rows += [{"comparison_id": log.comparison_id, **row} for row in _beside_replay(log, series, session)]
     return as_table(contracts()["power_vs_production"], rows)
 
 
-def measured_power(log: ComparedLog) -> list[Series]:
-    """Return what was measured: the column of the requests, else one series for each machine with its GPUs."""
-    stated = log.requests["power_w"].combine_chunks()
+def measured_power(requests: pa.Table, measured: Measured, tables: Mapping[str, pa.Table]) -> list[Series]:
+    """Return what was measured: the column of the requests, else one series for each machine with its GPUs.
+
+    ``tables``: production_windows and production_logs of the log.
+    """
+    stated = requests["power_w"].combine_chunks()
     if stated.null_count < len(stated) - 1:
         known = stated.is_valid().to_numpy(zero_copy_only=False)
-        at_s, power_w = log.measured.sent_s[known], stated.drop_null().to_numpy()
+        at_s, power_w = measured.sent_s[known], stated.drop_null().to_numpy()
         ahead = np.append(np.diff(at_s) > 0.0, False)
         return [Series(at_s[ahead], np.append(at_s[1:], 0.0)[ahead], power_w[ahead], None)]
-    windows = log.tables["production_windows"]
+    windows = tables["production_windows"]
     windows = windows.filter(pc.and_(pc.is_valid(windows["power_w"]), pc.is_valid(windows["end_s"])))
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in windows.sort_by("start_s").to_pylist():
         found.setdefault((row["log_id"], row["replica"]), []).append(row)
-    later = _later_s(log)
+    later = _later_s(requests, measured.sent_s, tables["production_logs"])
     return [] if later is None else [_series(rows, later.get(log_id, 0.0)) for (log_id, _), rows in found.items()]
+
+
+def mean_power(series: Sequence[Series], measured: Measured) -> MeanPower | None:
+    """Return the mean power from the first request to the end of the last one; None: not measured for most of it."""
+    spans = _served_s(measured)
+    if not series or not np.ptp(spans) > 0.0:
+        return None
+    power_w, variance = 0.0, 0.0
+    for one in series:
+        seconds, joules = (float(np.diff(each(spans))[0]) for each in (one.seconds, one.joules))
+        if seconds < LEAST_COVERED * float(np.ptp(spans)) or seconds <= 0.0:
+            return None
+        inside = one.power_w[(one.end_s > spans[0]) & (one.start_s < spans[1])]
+        power_w += joules / seconds
+        variance += float(inside.var() / inside.size)
+    gpus = None if any(one.gpus is None for one in series) else sum(one.gpus or 0 for one in series)
+    return MeanPower(power_w, variance**0.5, gpus)
+
+
+def span_s(measured: Measured) -> float:
+    """Return the time from the first request to the end of the last one."""
+    return float(np.ptp(_served_s(measured)))
+
+
+def _served_s(measured: Measured) -> np.ndarray:
+    """Return the times of sending of the first request and of the end of the last one."""
+    ends = (measured.sent_s + measured.e2e_ms / 1e3)[measured.ok]
+    ends = ends[np.isfinite(ends)]
+    return np.array([float(measured.sent_s[measured.ok].min()), float(ends.max())]) if ends.size else np.zeros(2)
 
 
 def _series(rows: Sequence[Mapping[str, Any]], later_s: float) -> Series:
@@ -70,13 +113,13 @@ def _series(rows: Sequence[Mapping[str, Any]], later_s: float) -> Series:
     return Series(start_s + later_s, end_s + later_s, power_w, max(row["power_gpus"] or 0 for row in rows))
 
 
-def _later_s(log: ComparedLog) -> dict[str, float] | None:
+def _later_s(requests: pa.Table, at_s: np.ndarray, logs: pa.Table) -> dict[str, float] | None:
     """Return by log how much later than the first request it begins; all begin at once where one has no unix times.
 
     None: logs of requests that follow one another are replayed without the time between them.
     """
-    starts = {row["log_id"]: row["start_unix_s"] for row in log.tables["production_logs"].to_pylist()}
-    names, at_s = log.requests["log_id"].to_numpy(), log.measured.sent_s
+    starts = {row["log_id"]: row["start_unix_s"] for row in logs.to_pylist()}
+    names = requests["log_id"].to_numpy()
     first_s = {name: float(at_s[names == name].min()) for name in dict.fromkeys(names.tolist())}
     begins = [starts.get(name) for name in first_s]
     if None in begins:

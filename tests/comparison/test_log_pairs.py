@@ -153,3 +153,24 @@ def test_the_command_needs_no_model(tmp_path: Path) -> None:
 def test_an_earlier_log_without_requests_is_refused(session: Session) -> None:
     with pytest.raises(InvalidInput, match="later log holds no requests|no request that succeeded|prompt length"):
         session.compare(requests=served().slice(0, 0), baseline=served())
+
+
+def test_power_of_both_logs_is_compared_where_both_measured_it(session: Session) -> None:
+    def drew(log: pa.Table, watts: float) -> pa.Table:
+        return log.append_column("power_w", pa.array(watts + 0.2 * (np.arange(log.num_rows) % 2)))
+
+    before, after = served(), served(seed=2)
+    found = answer(session, drew(after, 500.0), drew(before, 400.0))
+    rows = {row["what"]: row for row in found["changes"] if row["kind"] == "power"}
+    assert rows.keys() == {"power_w", "energy_per_output_token_j"}
+    assert rows["power_w"]["factor"] == pytest.approx(500.1 / 400.1, abs=0.001) and rows["power_w"]["certain"]
+    assert "its GPUs drew 500 W, before 400 W" in found["verdict"]
+    ends = np.array(before["arrival_s"]) + np.array(before["e2e_ms"]) / 1e3
+    spent_j = rows["power_w"]["before"] * (ends.max() - before["arrival_s"][0].as_py())
+    per_token = spent_j / np.array(before["output_tokens"]).sum()
+    assert rows["energy_per_output_token_j"]["before"] == pytest.approx(per_token, rel=1e-6)
+    alone = answer(session, drew(after, 500.0), before)
+    assert not [row for row in alone["changes"] if row["kind"] == "power"] and "drew" not in alone["verdict"]
+    same = answer(session, drew(after, 400.0), drew(before, 400.0))
+    assert not any(row["certain"] for row in same["changes"] if row["what"] == "power_w")
+    assert "drew" not in same["verdict"]
