@@ -152,6 +152,7 @@ def kernel_sensitivities(
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
     kernel_implementations: pa.Table,
+    gpu_power: pa.Table,
     *,
     read: Reader,
 ) -> pa.Table:
@@ -159,7 +160,7 @@ def kernel_sensitivities(
     from kernelsight.kernels.launches import launched_families
     from kernelsight.kernels.sensitivities import sensitivities_of_families
 
-    facts = (deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations)
+    facts = (deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
     families = launched_families(deployment_settings, sharded_layers, layer_weights)
     return sensitivities_of_families(families, facts, read)
 

@@ -9,7 +9,7 @@ one the clock falls until the power of a kernel fits. Its arithmetic gets longer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,18 +59,22 @@ def drawn_by(work: Work, latency_us: np.ndarray, at: dict[str, np.ndarray]) -> n
 def work_of(family: str, calls: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> Work:
     """Return the work of a family's calls; ``calls`` has the columns of ``latency.columns_read``."""
     hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
-    gpu = positions(calls["gpu"], gpus["gpu"])
+    return work_on(family, calls, hardware, positions(calls["gpu"], gpus["gpu"]))
+
+
+def work_on(family: str, calls: pa.Table, hardware: Mapping[str, np.ndarray], row: np.ndarray) -> Work:
+    """Return the work of a family's calls, each on the hardware of its ``row`` of the hardware columns."""
     names = ["flops", "bytes", "group_size", "tokens", "top_k", "moe_ep", "local_experts", "active_experts"]
     columns = numeric(calls, [name for name in names if name in calls.column_names])
     nothing = np.zeros(calls.num_rows)
     if share := FAMILIES[family].wire_share:
-        link = columns["bytes"] * share(columns["group_size"]) / hardware["peak_link_bytes_per_us"][gpu]
+        link = columns["bytes"] * share(columns["group_size"]) / hardware["peak_link_bytes_per_us"][row]
         return Work(nothing, nothing, nothing, link)
-    memory = columns["bytes"] / hardware["memory_bytes_per_us"][gpu]
+    memory = columns["bytes"] / hardware["memory_bytes_per_us"][row]
     if FAMILIES[family].vector_work or "math" not in calls.column_names:
-        return Work(memory, columns["flops"] / hardware["vector_flops_per_us"][gpu], nothing, nothing)
+        return Work(memory, columns["flops"] / hardware["vector_flops_per_us"][row], nothing, nothing)
     math = positions(calls["math"], pa.array(MATH))
-    compute = columns["flops"] / hardware["math_flops_per_us"][gpu, math]
+    compute = columns["flops"] / hardware["math_flops_per_us"][row, math]
     if family == "moe":
         compute = compute * padded_rows(columns)
     if family not in ("gemm", "moe"):
@@ -119,9 +123,7 @@ def dynamic_j(
     at = {name: values[row] for name, values in known.items()}
     drawn = drawn_by(work, latency_us, at)
     if has_limit(settings):
-        limit = pc.fill_null(settings["power_limit_w"].combine_chunks(), np.inf).to_numpy()
-        place = positions(calls["deployment_id"], settings["deployment_id"]) if len(settings) > 1 else 0
-        latency_us, drawn = _under_limit(work, latency_us, drawn, np.broadcast_to(limit[place], latency_us.shape), at)
+        latency_us, drawn = under_limit(work, latency_us, drawn, limits_of(calls, settings), at)
     return latency_us, drawn * latency_us * MICRO
 
 
@@ -130,7 +132,14 @@ def has_limit(settings: pa.Table) -> bool:
     return "power_limit_w" in settings.column_names and settings["power_limit_w"].null_count < len(settings)
 
 
-def _under_limit(
+def limits_of(calls: pa.Table, settings: pa.Table) -> np.ndarray:
+    """Return the power limit of each call's deployment, W; infinite where none is stated."""
+    limit = pc.fill_null(settings["power_limit_w"].combine_chunks(), np.inf).to_numpy()
+    place = positions(calls["deployment_id"], settings["deployment_id"]) if len(settings) > 1 else 0
+    return np.broadcast_to(limit[place], calls.num_rows)
+
+
+def under_limit(
     work: Work, latency_us: np.ndarray, drawn: np.ndarray, limit: np.ndarray, at: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (latency, power beside idle and active) with the clock at which the power is at most ``limit``.

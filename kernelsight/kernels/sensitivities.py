@@ -19,6 +19,7 @@ from kernelsight.kernels.compiled_jax import compiled
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.latency import columns_read, evaluated, kernel_of
+from kernelsight.kernels.limited_power import PowerLimits, Sides, power_limits
 from kernelsight.kernels.network import BY_NODE
 from kernelsight.kernels.prepared import (
     Limits,
@@ -95,15 +96,18 @@ def sensitivities_of_families(families: Sequence[str], facts: Sequence[pa.Table]
 def kernel_sensitivities_of(family: str, calls: pa.Table, facts: Sequence[pa.Table]) -> pa.Table:
     """Return ``kernel_sensitivities`` of one family's calls: a row for each fact that the GPU of a call states.
 
-    ``facts``: deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations.
+    ``facts``: deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power.
     """
-    settings, gpus, fabrics, coefficients, implementations = facts
+    settings, gpus, fabrics, coefficients, implementations, gpu_power = facts
     whole = prepared(family, calls, settings, gpus, fabrics, coefficients, implementations)
-    kept, number = distinct_rows([*map(_as_float, (whole.kind_of_row, whole.limits.beside)), *whole.columns.values()])
-    ready = _taken(whole, kept)
-    used, place = np.unique(ready.columns["gpu"], return_inverse=True)
-    moved = moved_hardware(gpus.take(pa.array(used.astype(np.int64))), fabrics)
-    elasticity, kink = _elasticities(ready, place, moved, coefficients)
+    used = gpus.take(pa.array(np.unique(whole.columns["gpu"]).astype(np.int64)))
+    power = power_limits(family, calls, settings, used, gpu_power, FACTS)
+    key = [*map(_as_float, (whole.kind_of_row, whole.limits.beside)), *whole.columns.values()]
+    kept, number = distinct_rows([*key, *(power.key() if power else ())])
+    ready, power = _taken(whole, kept), power.take(kept) if power else None
+    place = np.unique(whole.columns["gpu"], return_inverse=True)[1][kept]
+    moved = moved_hardware(used, fabrics)
+    elasticity, kink = _elasticities(ready, place, moved, coefficients, power)
     states = moved.states[place][number]
     row, fact = np.nonzero(states)
     named = calls.select(["deployment_id", "step_shape_id", "call"]).take(pa.array(row))
@@ -145,10 +149,12 @@ def moved_hardware(gpus: pa.Table, fabrics: pa.Table) -> Moved:
     return Moved(columns, tangents, powers, states)
 
 
-def _elasticities(ready: Prepared, gpu: np.ndarray, moved: Moved, coefficients: pa.Table) -> tuple[np.ndarray, ...]:
+def _elasticities(
+    ready: Prepared, gpu: np.ndarray, moved: Moved, coefficients: pa.Table, power: PowerLimits | None
+) -> tuple[np.ndarray, ...]:
     """Return elasticities and numbers of KINKS, shape (calls, FACTS); 0 where an expression does not read the fact.
 
-    ``gpu``: of each call, the place of its GPU among those of ``moved``.
+    ``gpu``: of each call, the place of its GPU among those of ``moved``; ``power``: limits of the calls, if any.
     """
     size = ready.kind_of_row.size
     elasticity, kink = np.zeros((size, len(FACTS))), np.zeros((size, len(FACTS)), np.int64)
@@ -156,10 +162,17 @@ def _elasticities(ready: Prepared, gpu: np.ndarray, moved: Moved, coefficients: 
         rows = np.arange(size)[part.rows]
         if not rows.size:
             continue
-        call, fact = np.nonzero(moved.states[gpu[rows]] & _is_read(ready, part, gpu[rows], moved))
+        read = _is_read(ready, part, gpu[rows], moved)
+        if power is not None:
+            read[np.isfinite(power.limit_w[rows])] = True
+        call, fact = np.nonzero(moved.states[gpu[rows]] & read)
         latency, slope = _differentiated(ready, part, (call, gpu[rows][call] * len(FACTS) + fact), moved, coefficients)
-        own, sides = slope[:, 0] / latency[:, 0], np.log(latency[:, 1:] / latency[:, :1])
-        sides /= np.log([1.0 + STEP, 1.0 - STEP])
+        own, ratios = slope[:, 0] / latency[:, 0], latency[:, 1:] / latency[:, :1]
+        if power is not None:
+            first = (gpu[rows][call] * len(FACTS) + fact)[:, None] * SIDES
+            each = Sides(rows[call], fact, latency, np.nan_to_num(own), first + np.arange(SIDES))
+            own, ratios = power.elasticities(each, moved.columns, moved.tangents, STEP)
+        sides = np.log(ratios) / np.log([1.0 + STEP, 1.0 - STEP])
         # where an expression has no derivative: the mean of both sides
         own = np.where(np.isfinite(own), own, sides.mean(axis=1))
         differs = np.abs(sides - own[:, None]) > SMOOTH

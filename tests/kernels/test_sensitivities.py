@@ -8,10 +8,11 @@ import pyarrow.compute as pc
 import pytest
 
 import kernelsight as ks
-from kernelsight.kernels.latency import answers
+from kernelsight.kernels.gpu_power import power_of_gpus
+from kernelsight.kernels.latency import answers, figures
 from kernelsight.kernels.sensitivities import FACTS, SMOOTH, STEP, kernel_sensitivities_of, moved_hardware
 
-INPUTS = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations")
+INPUTS = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations", "gpu_power")
 DEPLOYMENT = {"tp": 2, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
 # the worst that a central difference of 1 % differs from a derivative where nothing kinks
 CURVED = 0.01
@@ -44,7 +45,7 @@ def test_elasticities_are_those_of_central_differences(session: ks.Session, fami
         own = found.filter(pc.equal(found["fact"], fact))
         assert own.num_rows == calls.num_rows
         more, less = (
-            answers(family, calls, settings, scaled(gpus, fact, factor), *others).latency_us
+            answers(family, calls, settings, scaled(gpus, fact, factor), *others[:-1]).latency_us
             for factor in (1.0 + STEP, 1.0 - STEP)
         )
         difference = np.log(more / less) / np.log((1.0 + STEP) / (1.0 - STEP))
@@ -75,3 +76,31 @@ def test_hardware_columns_move_as_powers_of_the_facts(session: ks.Session) -> No
     expected = np.zeros((3, len(FACTS)))
     expected[:, FACTS.index("memory_bandwidth_bytes_per_s")] = 1.0
     np.testing.assert_allclose(memory, expected, atol=1e-6)
+
+
+def test_under_a_power_limit_derivatives_are_those_of_limited_latencies() -> None:
+    """At 400 W, which holds products and decode attention; what the limit of the board scales moves with it."""
+    session = ks.connect()
+    limit = {"power_limit_w": 400.0, "deployment_id": "d", "model": "llama-3.1-8b", "gpu": "h100_sxm"}
+    session.give("deployments", [DEPLOYMENT | limit])
+    constants = session.table("energy_constants")
+    for family in ("gemm", "decode_attention"):
+        calls, (settings, gpus, fabrics, coefficients, implementations, power) = calls_of(session, family)
+        tables = (fabrics, coefficients, implementations)
+        found = kernel_sensitivities_of(family, calls, [settings, gpus, *tables, power])
+        free = figures(family, calls, settings.drop_columns("power_limit_w"), gpus, *tables, power)["latency_us"]
+        own = figures(family, calls, settings, gpus, *tables, power)["latency_us"]
+        assert pc.any(pc.greater(own, pc.multiply(free, 1.05))).as_py()
+        for fact in ("memory_bandwidth_bytes_per_s", "bf16_flops_per_s", "tdp_w"):
+            rows = found.filter(pc.equal(found["fact"], fact))
+            more, less = (
+                figures(family, calls, settings, moved, *tables, power_of_gpus(moved, constants))[
+                    "latency_us"
+                ].to_numpy()
+                for moved in (scaled(gpus, fact, 1.0 + STEP), scaled(gpus, fact, 1.0 - STEP))
+            )
+            difference = np.log(more / less) / np.log((1.0 + STEP) / (1.0 - STEP))
+            smooth = pc.is_null(rows["kink"]).to_numpy(zero_copy_only=False)
+            assert smooth.mean() > 0.8
+            np.testing.assert_allclose(rows["elasticity"].to_numpy()[smooth], difference[smooth], atol=CURVED)
+            assert fact != "tdp_w" or np.abs(difference).max() > 0.1
