@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import html_table, visible
+from kernelsight.number_format import interval, number
 from kernelsight.scenario.alternatives import graphs_end, graphs_for
 from kernelsight.scenario.plan import deployment_row, gpu_assumptions, normalise, resolve_names
 from kernelsight.scenario.refusals import refuse_faults
@@ -85,7 +86,7 @@ class Prediction:
         step = self._step
         return visible(
             f"Prediction({step['model']} on {step['gpu']}, {step['phase']} of {step['tokens']:,} tokens: "
-            f"{step['total_us']:,.0f} us, 90 % interval {step['p05_us']:,.0f} to {step['p95_us']:,.0f} us)"
+            f"{number(step['total_us'])} us, 90 % interval {interval(step['p05_us'], step['p95_us'])} us)"
         )
 
     def _repr_html_(self) -> str:
