@@ -106,7 +106,7 @@ def versions(folder: Path, asked: argparse.Namespace) -> Rows:
     report = evaluated(folder, *words)
     rows: Rows = []
     for each in report["rows"]:
-        if each["family"] == "(all)":
+        if each["family"] is None:
             floor = {"mape": each["floor_mape"], "median_ape": each["floor_median_ape"], "n": each["floor_n"]}
             baseline = f"{pair(floor)} (the old sweep itself)" if each["floor_n"] else "–"
             what, fitted_on = ("", "") if rows else ("an engine version", "the versions of the sweep")

@@ -32,7 +32,7 @@ import kernelsight as ks
 from kernelsight.cli.main import main as kernelsight_main
 from kernelsight.cli.main import parser
 from kernelsight.dataflow.contract import Contract
-from kernelsight.session import embedded_facts
+from kernelsight.shipped_tables import embedded_facts
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -1,57 +1,17 @@
-"""The Python table nodes: a function named like its table, its inputs as parameters; columns in, columns out."""
+"""The nodes of kernels: launches, step costs, latencies and their derivatives; and corrections of deployments."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kernelsight.dataflow.generated_nodes import for_each
 from kernelsight.dataflow.graph import produces, reads
 from kernelsight.kernels.latency import latencies as _latencies
 
 if TYPE_CHECKING:
-    from kernelsight.dataflow.session import Reader
-
-
-def scenario_loads(scenarios: pa.Table) -> pa.Table:
-    """Which scenarios share a load: equal arrivals and lengths."""
-    from kernelsight.serving.load.requests import loads_of
-
-    return loads_of(scenarios)
-
-
-@produces("load_requests", "load_dependencies")
-def load_requests(scenarios: pa.Table, scenario_loads: pa.Table) -> dict[str, pa.Table]:
-    """The requests of each different load, and which wait for which: read from its trace, or drawn."""
-    from kernelsight.serving.load.requests import draw_loads
-
-    firsts = pc.equal(scenario_loads["scenario_id"], scenario_loads["load_id"])
-    named = scenarios.rename_columns({"scenario_id": "load_id"})
-    own = named.filter(pc.is_in(named["load_id"], scenario_loads.filter(firsts)["load_id"].combine_chunks()))
-    return draw_loads(own)._asdict()
-
-
-def requests(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
-    """The requests of each scenario: those of its load."""
-    from kernelsight.serving.load.requests import requests_of
-
-    return requests_of(scenario_loads, load_requests)
-
-
-def request_dependencies(scenario_loads: pa.Table, load_dependencies: pa.Table) -> pa.Table:
-    """Which requests of each scenario wait for which: those of its load."""
-    from kernelsight.serving.load.requests import dependencies_of
-
-    return dependencies_of(scenario_loads, load_dependencies)
-
-
-def session_requests(requests: pa.Table, request_dependencies: pa.Table) -> pa.Table:
-    """The sessions: requests that wait for others, with all that hang together with them."""
-    from kernelsight.serving.runs.sessions import sessions_of_requests
-
-    return sessions_of_requests(requests, request_dependencies)
+    from kernelsight.dataflow.node_runs import Reader
 
 
 def corrections(deployment_settings: pa.Table, log_corrections: pa.Table) -> pa.Table:
@@ -61,33 +21,6 @@ def corrections(deployment_settings: pa.Table, log_corrections: pa.Table) -> pa.
     from kernelsight.scenario.corrections import corrections_of
 
     return as_table(contracts()["corrections"], corrections_of(deployment_settings, log_corrections))
-
-
-@reads("scenarios", "scenario_loads", "load_requests")
-def deployment_reach(deployments: pa.Table, *, read: Reader) -> pa.Table:
-    """The most that the loads of each deployment can bring about; without scenarios there is no bound."""
-    from kernelsight.serving.load.reach import reach_of, unbounded_reach
-
-    if not read.is_available("scenarios"):
-        return unbounded_reach(deployments)
-    tables = [read(name, read.columns_of(name)) for name in ("scenarios", "scenario_loads", "load_requests")]
-    return reach_of(*tables, deployments)
-
-
-def step_shapes(
-    deployment_settings: pa.Table,
-    deployment_faults: pa.Table,
-    kv_layout: pa.Table,
-    models: pa.Table,
-    kernel_implementations: pa.Table,
-    deployment_reach: pa.Table,
-) -> pa.Table:
-    """The knots of each deployment that can run: what step costs are interpolated between."""
-    from kernelsight.serving.costs.knots import knot_shapes
-
-    return knot_shapes(
-        deployment_settings, deployment_faults, kv_layout, models, kernel_implementations, deployment_reach
-    )
 
 
 @reads("family_calls")
@@ -165,234 +98,11 @@ def kernel_sensitivities(
     return sensitivities_of_families(families, facts, read)
 
 
-def kv_transfers(
-    scenarios: pa.Table, deployment_settings: pa.Table, kv_layout: pa.Table, fabrics: pa.Table
-) -> pa.Table:
-    """Time to transfer a prompt's KV cache from a prefill to a decode replica: bytes per GPU over one port each."""
-    from kernelsight.catalog.tables import contracts
-    from kernelsight.dataflow.rows import as_table
-    from kernelsight.serving.runs.kv_transfers import transfer_rows
-
-    return as_table(contracts()["kv_transfers"], transfer_rows(scenarios, deployment_settings, kv_layout, fabrics))
-
-
-def kv_tier_settings(
-    deployments: pa.Table,
-    deployment_settings: pa.Table,
-    kv_tiers: pa.Table,
-    kv_tier_policies: pa.Table,
-    kv_tier_devices: pa.Table,
-    memory_plan: pa.Table,
-    kv_layout: pa.Table,
-    gpus: pa.Table,
-    fabrics: pa.Table,
-) -> pa.Table:
-    """The KV tiers of each deployment: capacity in KV blocks, and times of their links."""
-    from kernelsight.catalog.tables import contracts
-    from kernelsight.dataflow.rows import as_table
-    from kernelsight.serving.runs.tiers import tier_rows
-
-    facts = {"memory_plan": memory_plan, "kv_layout": kv_layout, "gpus": gpus, "fabrics": fabrics}
-    rows = tier_rows(deployments, deployment_settings, kv_tiers, kv_tier_policies, kv_tier_devices, facts)
-    return as_table(contracts()["kv_tier_settings"], rows)
-
-
-@produces(
-    "request_statistics",
-    "itl_percentiles",
-    "itl_histogram",
-    "replica_totals",
-    "scenario_capacity",
-    "kv_tier_totals",
-    "request_events",
-    "step_cost_uses",
-    "serving_windows",
-    "steps",
-    "request_parts",
-    "request_statistics_at_ends",
-    "resource_gains",
-    "scenario_sensitivities",
-)
-@reads("step_cost_shares", "step_cost_sensitivities")
-def simulation(
-    scenarios: pa.Table,
-    scenario_loads: pa.Table,
-    load_requests: pa.Table,
-    load_dependencies: pa.Table,
-    step_costs: pa.Table,
-    step_shapes: pa.Table,
-    deployment_settings: pa.Table,
-    deployment_faults: pa.Table,
-    memory_plan: pa.Table,
-    host_settings: pa.Table,
-    kv_transfers: pa.Table,
-    kv_tier_settings: pa.Table,
-    models: pa.Table,
-    router_scorers: pa.Table,
-    *,
-    read: Reader,
-    wanted: frozenset[str],
-    threads: int | None,
-) -> dict[str, Any]:
-    """Serve the requests of every scenario: the batched step-wise loop over step costs.
-
-    The first of them again with fast and slow kernels, and with more of each resource, where these tables are wanted.
-    """
-    from kernelsight.serving.runs.interval_ends import first_served, statistics_at_ends
-    from kernelsight.serving.runs.resource_gains import gains_of_resources
-    from kernelsight.serving.runs.simulate import simulate_scenarios
-    from kernelsight.serving.runs.world import read_world
-
-    world = read_world(
-        scenarios=scenarios,
-        scenario_loads=scenario_loads,
-        load_requests=load_requests,
-        load_dependencies=load_dependencies,
-        step_costs=step_costs,
-        step_shapes=step_shapes,
-        settings=deployment_settings,
-        faults=deployment_faults,
-        memory_plan=memory_plan,
-        host_settings=host_settings,
-        kv_transfers=kv_transfers,
-        kv_tier_settings=kv_tier_settings,
-        models=models,
-        router_scorers=router_scorers,
-    )
-    made: dict[str, Any] = {}
-    if {"request_statistics_at_ends", "resource_gains"} & wanted:
-        first = first_served(world, threads)
-        if "request_statistics_at_ends" in wanted:
-            made["request_statistics_at_ends"] = statistics_at_ends(first, step_costs, step_shapes, threads)
-        if "resource_gains" in wanted:
-            shares = read("step_cost_shares", read.columns_of("step_cost_shares"))
-            made["resource_gains"] = gains_of_resources(first, step_costs, step_shapes, shares, threads)
-    if "scenario_sensitivities" in wanted:
-        from kernelsight.serving.runs.scenario_sensitivities import sensitivities_of_scenarios
-
-        moves = read("step_cost_sensitivities", read.columns_of("step_cost_sensitivities"))
-        made["scenario_sensitivities"] = sensitivities_of_scenarios(world, step_costs, step_shapes, moves, threads)
-    others = wanted - made.keys()
-    return (simulate_scenarios(world, others, threads) if others else {}) | made
-
-
-def scenario_summary(
-    scenarios: pa.Table,
-    deployment_settings: pa.Table,
-    deployment_faults: pa.Table,
-    memory_plan: pa.Table,
-    deployment_tiers: pa.Table,
-    request_statistics: pa.Table,
-    itl_histogram: pa.Table,
-    itl_percentiles: pa.Table,
-    replica_totals: pa.Table,
-    scenario_capacity: pa.Table,
-    scenario_energy: pa.Table,
-) -> pa.Table:
-    """Summary of each scenario as printed by a benchmark client, and the time use of its replicas."""
-    from kernelsight.serving.runs.scenario_summary import Deployed, Results, summary_of
-
-    deployed = Deployed(deployment_settings, memory_plan, deployment_faults, deployment_tiers)
-    gaps = (itl_histogram, itl_percentiles)
-    results = Results(request_statistics, *gaps, replica_totals, scenario_capacity, scenario_energy)
-    return summary_of(scenarios, deployed, results)
-
-
-def scenario_intervals(
-    scenario_summary: pa.Table,
-    scenarios: pa.Table,
-    request_statistics_at_ends: pa.Table,
-    deployment_settings: pa.Table,
-    models: pa.Table,
-    serving_spread: pa.Table,
-) -> pa.Table:
-    """90 % intervals of what scenario_summary predicts: errors of kernels and host, and scatter of measured runs."""
-    from kernelsight.serving.runs.scenario_intervals import intervals_of
-
-    facts = (deployment_settings, models, serving_spread)
-    return intervals_of(scenario_summary, scenarios, request_statistics_at_ends, *facts)
-
-
-def cache_over_time(serving_windows: pa.Table, memory_plan: pa.Table) -> pa.Table:
-    """KV use, prefix-cache hits and the batch of each replica over time: means over windows, including idle time."""
-    from kernelsight.serving.runs.cache_over_time import means_of_windows
-
-    return means_of_windows(serving_windows, memory_plan)
-
-
-def request_metrics(
-    request_events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, deployment_settings: pa.Table
-) -> pa.Table:
-    """Latencies of each finished request, as benchmark clients define them; without warm-ups."""
-    from kernelsight.serving.runs.request_metrics import metrics_of
-
-    return metrics_of(request_events, scenarios, host_settings, deployment_settings)
-
-
-def kernel_breakdown(
-    step_cost_uses: pa.Table,
-    kernel_latencies: pa.Table,
-    deployment_settings: pa.Table,
-    gpu_power: pa.Table,
-    knot_corrections: pa.Table,
-    scenario_energy: pa.Table,
-) -> pa.Table:
-    """GPU time and energy of each scenario by kernel: the kernels of every knot, weighted by the knot's uses."""
-    from kernelsight.serving.breakdown.kernel_breakdown import breakdown_of
-
-    facts = (deployment_settings, gpu_power, knot_corrections)
-    return breakdown_of(step_cost_uses, kernel_latencies, *facts, scenario_energy)
-
-
-def kernel_breakdown_over_time(
-    steps: pa.Table,
-    step_cost_uses: pa.Table,
-    replica_totals: pa.Table,
-    serving_windows: pa.Table,
-    deployment_settings: pa.Table,
-    kernel_latencies: pa.Table,
-    step_shapes: pa.Table,
-    knot_corrections: pa.Table,
-) -> pa.Table:
-    """Where the GPU time went, window by window: the kernels of each step."""
-    from kernelsight.serving.breakdown.knot_kernels import knot_kernels
-    from kernelsight.serving.breakdown.over_time import kernels_over_time
-
-    knots = knot_kernels(kernel_latencies, step_shapes, knot_corrections)
-    return kernels_over_time(steps, step_cost_uses, replica_totals, deployment_settings, serving_windows, knots)
-
-
 def gpu_power(gpus: pa.Table, energy_constants: pa.Table) -> pa.Table:
     """What each GPU draws: constants of its architecture, else those that hold for any, as shares of its limit."""
     from kernelsight.kernels.gpu_power import power_of_gpus
 
     return power_of_gpus(gpus, energy_constants)
-
-
-def scenario_energy(
-    replica_totals: pa.Table,
-    request_statistics: pa.Table,
-    scenarios: pa.Table,
-    deployment_settings: pa.Table,
-    gpu_power: pa.Table,
-    gpus: pa.Table,
-    kv_tier_totals: pa.Table,
-    kv_tier_settings: pa.Table,
-) -> pa.Table:
-    """Energy of all GPUs of each scenario, its mean power, and energy and carbon of what was served."""
-    from kernelsight.serving.runs.energy import energy_of, energy_of_transfers
-
-    drawn = energy_of_transfers(kv_tier_totals, kv_tier_settings, deployment_settings, gpu_power, gpus)
-    return energy_of(replica_totals, request_statistics, scenarios, deployment_settings, gpu_power, drawn)
-
-
-def step_totals(
-    kernel_latencies: pa.Table, step_shapes: pa.Table, deployment_settings: pa.Table, host_settings: pa.Table
-) -> pa.Table:
-    """GPU, exposed host and total time of each whole step."""
-    from kernelsight.serving.engine.host import step_totals_of
-
-    return step_totals_of(kernel_latencies, step_shapes, deployment_settings, host_settings)
 
 
 @for_each("family")
@@ -411,17 +121,3 @@ def _family_latencies(
     return _latencies(
         family, family_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power
     )
-
-
-@produces("kernel_forecasts", "search_decisions", "search_measurements", "search_rounds", "search_summary")
-def searches(
-    search_scenarios: pa.Table,
-    kernel_candidates: pa.Table,
-    kernel_measurements: pa.Table,
-    *,
-    wanted: frozenset[str],
-) -> dict[str, Any]:
-    """Search kernels, every scenario replayed on the measurements of its GPU."""
-    from kernelsight.searching.replays import replayed
-
-    return replayed(search_scenarios, kernel_candidates, kernel_measurements, wanted)

@@ -1,4 +1,9 @@
-"""Numbers as people read them: one choice of digits and units for terminals, sentences, notebooks and pages."""
+"""Numbers as people read them: one choice of digits and units for terminals, sentences, notebooks and pages.
+
+The rule: a figure that we measure or compute is written by a function of this module, nowhere by a format of its own.
+Whole numbers in sentences may be written ``{count:,}``, which is what ``number`` does; a value that a person stated is
+repeated as stated, ``{value:g}``. Files, SQL and keys hold numbers in full and are no figures for people.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 DIGITS = 4
+MIB = 1024.0**2
 GIB = 1024.0**3
 
 
@@ -37,6 +43,15 @@ def number(value: Any, digits: int = DIGITS, missing: str = "") -> str:
     if isinstance(value, list):
         return "[" + ", ".join(number(item, digits) for item in value) + "]"
     return str(value)
+
+
+def rounded(value: float) -> str:
+    """Return a value rounded to a whole number, with grouped thousands: seconds of a clock, bytes, rates of progress.
+
+    >>> rounded(1301.6), rounded(58.0)
+    ('1,302', '58')
+    """
+    return f"{value:,.0f}"
 
 
 def interval(low: float, high: float, digits: int = DIGITS) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,15 +11,16 @@ import pyarrow as pa
 from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.cache import remembered
-from kernelsight.dataflow.contract import as_arrow, conform
+from kernelsight.dataflow.contract import as_arrow
 from kernelsight.dataflow.graph import Graph, Node
-from kernelsight.dataflow.kept import Kept, of_program
+from kernelsight.dataflow.kept import Kept
 from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.rows import is_rows, python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
 from kernelsight.scenario.keywords import DEPLOYMENT, SCENARIO, SIZED, takes_flags
+from kernelsight.shipped_tables import embedded_facts
 
 if TYPE_CHECKING:
     from kernelsight.comparison.baseline_comparison import BaselineComparison
@@ -41,7 +41,8 @@ KEPT = (
 )
 # where the Python nodes are
 MODULES = tuple(
-    f"kernelsight.{room}nodes" for room in ("", "sweeps.", "sizing.", "comparison.", "choices.", "evaluation.")
+    f"kernelsight.{room}nodes"
+    for room in ("", "serving.", "sweeps.", "sizing.", "comparison.", "searching.", "choices.", "evaluation.")
 )
 # how far loads reach, which are drawn or read from traces; and families, which are the same whatever steps hold
 BY_CONTENT = ("deployment_reach", "deployment_families")
@@ -63,40 +64,6 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
     kept = Kept(KEPT, BY_CONTENT, catalog.program, PASSING)
     return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=kept)
-
-
-def embedded_facts() -> dict[str, Callable[[], pa.Table]]:
-    """Return the functions that read the shipped tables: catalogue, models and kernel model.
-
-    >>> {"gpus", "models", "eta_coefficients"} <= set(embedded_facts())
-    True
-    """
-    found: dict[str, Callable[[], pa.Table]] = {name: partial(catalog.facts, name) for name in catalog.fact_names()}
-    found |= {name: partial(_model_facts, name) for name in ("models", "model_layers")}
-    return {**found, "eta_coefficients": _shipped_pack}
-
-
-@cache
-def _models() -> dict[str, pa.Table]:
-    from kernelsight.models.config import load_catalogue
-
-    tables = {}
-    for name, rows in zip(("models", "model_layers"), load_catalogue(), strict=True):
-        contract = catalog.contracts()[name]
-        tables[name] = conform(catalog.from_rows(rows, contract), contract, origin="models.jsonl")
-    return tables
-
-
-@cache
-def _model_facts(name: str) -> pa.Table:
-    return of_program(catalog.program(), f"facts {name}", lambda: _models()[name])
-
-
-@cache
-def _shipped_pack() -> pa.Table:
-    from kernelsight.kernels.pack import default_pack
-
-    return of_program(catalog.program(), "pack", default_pack)
 
 
 class Session(dataflow.Session):
@@ -244,7 +211,7 @@ class Session(dataflow.Session):
         ``correction``: corrections that ``compare`` fitted (a file, or its table ``fitted_corrections``), for the
         deployments that it is for.
         """
-        from kernelsight.scenario.asked import goodput_of, one_of
+        from kernelsight.scenario.argument_checks import goodput_of, one_of
         from kernelsight.scenario.grid import grid_rows
         from kernelsight.scenario.objectives import stated_slo
         from kernelsight.sweeps.runs import WhatIf
@@ -326,40 +293,15 @@ class Session(dataflow.Session):
         called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
-        from kernelsight.scenario.asked import values_of
-        from kernelsight.scenario.corrections import give_corrections
-        from kernelsight.scenario.objectives import stated_slo
         from kernelsight.sizing.answer import Sizing
-        from kernelsight.sizing.question import question_from
 
-        question = question_from(
-            self,
-            flags,
-            gpus=gpus.split(",") if isinstance(gpus, str) else gpus,
-            slo=stated_slo(slo),
-            rate=rate,
-            requests_per_day=requests_per_day,
-            prices=prices,
-            max_gpus=max_gpus,
-            search=values_of(search),
-            tune=tune,
-            correction=correction,
-            confidence=confidence,
-            margin=margin,
-            peak=peak,
-            time_limit=time_limit,
-            total_gpus=total_gpus,
-            users=users,
-            daily_peak=daily_peak,
-            startup_seconds=startup_seconds,
-            disk_rate=disk_rate,
-            electricity_price=electricity_price,
-        )
-        fork = self.fork()
-        fork.report = report
-        if correction is not None:
-            give_corrections(fork, correction)
-        return Sizing(fork, question)
+        amount = {"rate": rate, "requests_per_day": requests_per_day, "users": users, "total_gpus": total_gpus}
+        day = {"daily_peak": daily_peak, "startup_seconds": startup_seconds, "disk_rate": disk_rate}
+        cost = {"prices": prices, "electricity_price": electricity_price}
+        margins = {"confidence": confidence, "margin": margin, "peak": peak}
+        searched = {"max_gpus": max_gpus, "search": search, "tune": tune, "time_limit": time_limit}
+        asked = amount | day | cost | margins | searched
+        return Sizing.of(self, flags, gpus=gpus, slo=slo, correction=correction, report=report, **asked)
 
     @takes_flags(*SCENARIO)
     def compare(
@@ -390,39 +332,12 @@ class Session(dataflow.Session):
         or files of an earlier time: what changed since, on a deployment where one is stated, and without any otherwise.
         InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.
         """
-        import pyarrow as pa
+        from kernelsight.comparison.log_files import LogFiles
+        from kernelsight.comparison.opening import open_comparison
 
-        from kernelsight.comparison.baseline_comparison import BaselineComparison
-        from kernelsight.comparison.comparison import Comparison
-        from kernelsight.comparison.question import Question
-        from kernelsight.comparison.stage_comparison import StageComparison
-        from kernelsight.logs.read import is_table, read_logs, read_table
-        from kernelsight.scenario.asked import mapping_of, one_of
-
-        own = mapping_of("deployment", deployment, "{'model': 'qwen3-32b', 'gpu': 'h100_sxm'}")
-        stated_twice = sorted({*flags} & {*own})
-        if stated_twice:
-            raise InvalidInput(f"{stated_twice[0]} is an argument, and in deployment too; give it once.")
-        own |= flags
-        stated = mapping_of("stated", stated, "{'request_rate': 4.0}") or None
-        one_of("fit", fit, ("none", "host", "parts"))
-        one_of("suspects", suspects, ("all", "none"))
-        if not isinstance(hold_out, int | float) or not 0.0 < hold_out < 1.0:
-            raise InvalidInput(f"hold_out is {hold_out!r}; give a share of the time above 0 and below 1.")
-
-        def read(given: Any, *beside: Any) -> dict[str, pa.Table]:
-            if not is_table(given):
-                return read_logs(given, log_format, columns, *beside)
-            table = pa.Table.from_pylist(given) if isinstance(given, list) else given
-            return read_table(table, columns, *beside)
-
-        tables = read(log if requests is None else requests, steps, metrics, kernels)
-        question = Question(own, stated, fit, hold_out, suspects)
-        if baseline is not None:
-            return BaselineComparison(self.fork(), tables, read(baseline), question)
-        if not tables["production_requests"].num_rows and tables["production_summaries"].num_rows:
-            return StageComparison(self.fork(), tables, question)
-        return Comparison(self.fork(), tables, question)
+        files = LogFiles(log if requests is None else requests, baseline, log_format, columns, steps, metrics, kernels)
+        how = {"stated": stated, "fit": fit, "hold_out": hold_out, "suspects": suspects}
+        return open_comparison(self.fork(), files, deployment, flags, **how)
 
     @takes_flags()
     def search(self, scenarios: Any, *, space: Any = ()) -> pa.Table:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.cli.options import TABLE_ENDINGS, add_output, show_table
+from kernelsight.number_format import MIB, number
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.private_folder import PrivateFolder
@@ -56,7 +57,7 @@ def _answer(rows: list[dict[str, Any]], clear: bool) -> str:
     """Return the sentence above the table."""
     done = "removed_" if clear else ""
     files, size = (sum(row[f"{done}{name}"] for row in rows) for name in ("files", "bytes"))
-    return f"{'Removed ' if clear else ''}{files:,} file{'s' * (files != 1)}, {size / 2**20:.1f} MiB."
+    return f"{'Removed ' if clear else ''}{files:,} file{'s' * (files != 1)}, {number(size / MIB, 3)} MiB."
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
@@ -64,8 +65,8 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "cache": row["cache"],
         "files": row["files"],
-        "MiB": round(row["bytes"] / 2**20, 1),
-        "limit MiB": None if limit is None else limit // 2**20,
+        "MiB": row["bytes"] / MIB,
+        "limit MiB": None if limit is None else limit / MIB,
         "folder": row["folder"],
         "not used because": row["not_used"],
     }

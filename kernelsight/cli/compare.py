@@ -11,7 +11,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session
 from kernelsight.errors import InvalidInput
-from kernelsight.number_format import deviation, number, percent
+from kernelsight.number_format import deviation, interval, number, percent, rounded
 from kernelsight.present.output import (
     Waiting,
     as_csv,
@@ -188,7 +188,8 @@ def _stated(text: str | None) -> dict[str, Any] | None:
         return None
     from kernelsight.cli.options import add_flags
     from kernelsight.dataflow.redaction import redacted_words
-    from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS
+    from kernelsight.scenario.flags import LOAD_FLAGS
+    from kernelsight.scenario.load_flags import LENGTHS, LOAD
 
     reader = argparse.ArgumentParser(prog="--stated", add_help=False, exit_on_error=False)
     add_flags(reader, (*LOAD, *LENGTHS))
@@ -255,8 +256,8 @@ def _power(found: dict[str, Any]) -> list[str]:
     if not found:
         return []
     error = "" if found["error"] is None else f", {deviation(found['error'])}"
-    measured = f"{found['measured']:,.0f} W measured over {found['seconds']:,.0f} s"
-    predicted = f"{found['predicted']:,.0f} W predicted (90 %: {found['low']:,.0f} to {found['high']:,.0f} W)"
+    measured = f"{number(found['measured'])} W measured over {rounded(found['seconds'])} s"
+    predicted = f"{number(found['predicted'])} W predicted (90 %: {interval(found['low'], found['high'])} W)"
     return ["", f"power of GPUs: {measured}, {predicted}{error}"]
 
 

@@ -240,14 +240,15 @@ def _unknown_words(arguments: argparse.Namespace, strange: list[str]) -> KernelS
 
 def _engine_option(flag: str) -> str | None:
     """Return what to do about an option of a serving engine that is no flag here, or None."""
-    from kernelsight.scenario import flags
+    from kernelsight.scenario.deployment_flags import ENGINES
+    from kernelsight.scenario.flags import FLAGS
     from kernelsight.scenario.launch.engine_options import options, spelled
 
-    found = next((option for engine in flags.ENGINES if (option := options(engine).get(spelled(flag)))), None)
+    found = next((option for engine in ENGINES if (option := options(engine).get(spelled(flag)))), None)
     if found is None:
         return None
     if found.flag:
-        own = flags.FLAGS[found.flag].options[-1]
+        own = FLAGS[found.flag].options[-1]
         return (
             f"{flag} is an option of {found.engine}, called {own} here; use that, or give the whole line to --launch."
         )

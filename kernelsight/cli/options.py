@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.dataflow.numbers import read_number
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario import flags
-from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, SHORTHANDS, Flag
+from kernelsight.scenario.flag import Flag
+from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, SHORTHANDS
 
 if TYPE_CHECKING:
     import pyarrow as pa

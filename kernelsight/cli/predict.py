@@ -11,7 +11,7 @@ from kernelsight.cli.pages.formats_line import formats_said, rests_on
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.forward.forward_step import predict_calls, predict_step
-from kernelsight.number_format import gib, interval, number, percent
+from kernelsight.number_format import gib, interval, number, percent, rounded
 from kernelsight.present.output import (
     as_csv,
     as_json,
@@ -177,8 +177,8 @@ def _as_page(step: dict[str, Any]) -> list[str]:
         f"memory per GPU: {gib(memory['memory_bytes'])} GiB, usable {gib(memory['usable_bytes'])}: "
         f"weights {gib(memory['weights_bytes'])}, activations {gib(memory['activations_bytes'])}, graphs "
         f"{gib(memory['graphs_bytes'])}, KV cache {gib(memory['kv_bytes'])}",
-        f"KV cache: {memory['kv_cache_tokens']:,} tokens at {memory['kv_bytes_per_token']:,.0f} bytes per token and "
-        f"GPU; fits {memory['max_concurrency']:.1f} requests of {settings['max_model_len']:,} tokens",
+        f"KV cache: {memory['kv_cache_tokens']:,} tokens at {rounded(memory['kv_bytes_per_token'])} bytes per token "
+        f"and GPU; fits {number(memory['max_concurrency'])} requests of {settings['max_model_len']:,} tokens",
         "assumed:",
         *(f"  - {sentence}" for sentence in step["assumed"]),
     ]

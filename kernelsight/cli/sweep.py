@@ -22,6 +22,7 @@ from kernelsight.cli.options import (
 from kernelsight.cli.pages.sweep_page import print_sweep
 from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput
+from kernelsight.number_format import rounded
 from kernelsight.present.output import check_ending, note, status, write_table
 from kernelsight.scenario.flags import FLAGS, OF_LAUNCH
 from kernelsight.scenario.grid import read_grid
@@ -160,7 +161,8 @@ def _parts(target: Path) -> Path:
 def _show_progress(progress: Progress) -> None:
     """Write on the terminal how many scenarios are served, and how long the others may take."""
     done, total, spent = progress
-    text = f"{done:,} of {total:,} scenarios, {done / spent:,.0f} a second, {spent / done * (total - done):.0f} s left"
+    ahead = rounded(spent / done * (total - done))
+    text = f"{done:,} of {total:,} scenarios, {rounded(done / spent)} a second, {ahead} s left"
     status(f"  {text}", end="\n" if done == total else "")
 
 

@@ -83,7 +83,7 @@ def _unlooked_for(log: ComparedLog) -> str | None:
     if log.question.fit == "none":
         return ""
     if not log.enough:
-        return f"fewer than {LEAST_REQUESTS} requests or {LEAST_SECONDS:.0f} s of load, so that no cause was looked for"
+        return f"fewer than {LEAST_REQUESTS} requests or {LEAST_SECONDS:g} s of load, so that no cause was looked for"
     return None
 
 

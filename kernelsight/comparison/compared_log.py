@@ -23,7 +23,7 @@ from kernelsight.comparison.sample import in_turn
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from kernelsight.dataflow.session import Reader
+    from kernelsight.dataflow.node_runs import Reader
 
 # requests that causes are fitted to: enough to distinguish them, in a second or two
 MOST_EXPLAINED = 4000

@@ -10,7 +10,8 @@ import pyarrow as pa
 from kernelsight.dataflow.graph import produces, reads
 
 if TYPE_CHECKING:
-    from kernelsight.dataflow.session import Reader, Session
+    from kernelsight.dataflow.node_runs import Reader
+from kernelsight.dataflow.session import Session
 
 
 @reads("production_logs")

@@ -10,6 +10,7 @@ import pyarrow as pa
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import KernelSightError
 from kernelsight.models.model_names import find_variant
+from kernelsight.number_format import rounded
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
 from kernelsight.scenario.plan import normalise, resolve_gpu
 from kernelsight.scenario.scenarios import give_plan, plan_rows
@@ -69,7 +70,9 @@ def contradictions(
     if windows is not None and windows.num_rows:
         running = max((value for value in windows["running"].to_pylist() if value is not None), default=0)
         if running > settings["max_num_seqs"] * settings["dp"] * settings["replicas"]:
-            add("max_num_seqs", settings["max_num_seqs"], f"at least {running:.0f}: that many requests ran at once")
+            add(
+                "max_num_seqs", settings["max_num_seqs"], f"at least {rounded(running)}: that many requests ran at once"
+            )
     for row in tables["production_settings"].to_pylist():
         value = settings.get(_column(row["setting"]) or "")
         if value is not None and row["found"] is not None and _differs(session, row["setting"], value, row["found"]):

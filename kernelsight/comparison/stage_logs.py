@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.number_format import number
+from kernelsight.number_format import number, rounded
 
 # shares of a distribution that clients state
 SHARES = {
@@ -185,15 +185,17 @@ def findings(stages: list[Stage], faults: list[Mapping[str, Any]], client: Mappi
         if math.isfinite(stage.rate)
     ]
     if most := client.get("max_concurrency"):
-        said.append(f"the client has {most:,.0f} requests in flight at most: its workers, each with its own limit")
+        said.append(f"the client has {rounded(most)} requests in flight at most: its workers, each with its own limit")
     if unique := client.get("unique_prompts"):
         sent = sum(stage.requests for stage in stages)
         said.append(
-            f"the client sends {unique:,.0f} different prompts {sent / unique:,.0f} times: a prefix cache finds them"
+            f"the client sends {rounded(unique)} different prompts {rounded(sent / unique)} times: a prefix cache "
+            "finds them"
         )
     if output := client.get("output_tokens"):
         said.append(
-            f"every request generates {output:,.0f} tokens (end of text is ignored); the client counts from the text"
+            f"every request generates {rounded(output)} tokens (end of text is ignored); the client counts from the "
+            "text"
         )
     if len(behind) < len(stages):
         said.append("times of sending are not in the log: gaps of the open stages are drawn from an exponential law")

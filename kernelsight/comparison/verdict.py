@@ -8,7 +8,7 @@ from typing import Any
 from kernelsight.comparison.errors import METRICS, are_as_claimed
 from kernelsight.comparison.unused_rows import unused
 from kernelsight.escape import html_table
-from kernelsight.number_format import deviation, number, percent
+from kernelsight.number_format import deviation, number, percent, rounded
 
 # a smaller share of E2E is agreement: repeats of one run differ by 2 to 5 % in TTFT
 AGREES = 0.02
@@ -59,7 +59,7 @@ def _power(power: Mapping[str, Any] | None) -> str:
     if not power or power["error"] is None:
         return ""
     measured, predicted, error = (power[name] for name in ("measured", "predicted", "error"))
-    return f"; its GPUs drew {measured:,.0f} W, predicted {predicted:,.0f} W ({deviation(error)})"
+    return f"; its GPUs drew {number(measured)} W, predicted {number(predicted)} W ({deviation(error)})"
 
 
 def _found(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
@@ -96,7 +96,7 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
     """Return what a cause is, for a person; ``stated``, ``described``: beside what.
 
     >>> cause_sentence({"kind": "incident", "name": "gpu", "value": 2.8, "from_s": 58.0, "to_s": 68.4})
-    'from 58 to 68 s every step took 2.80 times as long: another process, clocks or power'
+    'from 58 to 68 s every step took 2.8 times as long: another process, clocks or power'
     """
     kind, name, value = cause["kind"], cause["name"], cause["value"]
     if kind in ("incident", "change"):
@@ -104,7 +104,11 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
     if kind == "setting":
         return f"the log looks like {name} {value} instead of {stated}"
     if kind == "load":
-        return f"{LOAD[name]} {value:.2f} times what was {described}" if value else f"the load is not as {described}"
+        return (
+            f"{LOAD[name]} {number(value, 3)} times what was {described}"
+            if value
+            else f"the load is not as {described}"
+        )
     if name == "per_prompt_token_us":
         return f"each prompt token takes {number(value, 3)} us more before the engine: tokenizer or front end"
     if name in ("client", "front_end", "host"):
@@ -113,24 +117,24 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
             when = "later" if value >= 0 else "sooner"
             return f"requests reach the server {number(abs(value), 3)} ms {when} than assumed"
         return f"explained by {sign}{number(abs(value), 3)} ms {per} in {WORDS[name]}"
-    return f"explained by {WORDS[name]} at {value:.2f} times the predicted time"
+    return f"explained by {WORDS[name]} at {number(value, 3)} times the predicted time"
 
 
 def _event(cause: Mapping[str, Any]) -> str:
     name, value, begin, end = (cause[key] for key in ("name", "value", "from_s", "to_s"))
-    when = f"from {begin:,.0f} s on" if cause["kind"] == "change" else f"from {begin:,.0f} to {end:,.0f} s"
+    when = f"from {rounded(begin)} s on" if cause["kind"] == "change" else f"from {rounded(begin)} to {rounded(end)} s"
     if name == "pause":
-        return f"{when} everything stopped again and again, for {value:.2f} s each: pauses of the server"
+        return f"{when} everything stopped again and again, for {number(value, 3)} s each: pauses of the server"
     if name == "restart":
         return f"{when} no request got a token: an outage or a restart"
     if name == "other_load":
         return (
-            f"{when} tokens took {value:.2f} times as long while the fastest steps stayed as they were: other requests "
-            "than the log's"
+            f"{when} tokens took {number(value, 3)} times as long while the fastest steps stayed as they were: other "
+            "requests than the log's"
         )
     if value < 1.0:
-        return f"{when} every step took {value:.2f} times as long as before"
-    return f"{when} every step took {value:.2f} times as long: another process, clocks or power"
+        return f"{when} every step took {number(value, 3)} times as long as before"
+    return f"{when} every step took {number(value, 3)} times as long: another process, clocks or power"
 
 
 def verdict_table(answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:

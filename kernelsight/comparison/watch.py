@@ -29,6 +29,7 @@ from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.logs.appended import Place, appended, rows_of
+from kernelsight.number_format import number
 from kernelsight.present.watched import Window, as_prometheus, history_rows, moment
 
 VERSION = 1
@@ -217,7 +218,7 @@ class Watch:
     def _looks_like(self, metrics: Mapping[str, Mapping[str, float]]) -> str:
         """Return what a drift looks like: causes of the kept requests, or how far each metric left its usual level."""
         usual = ", ".join(
-            f"{name.upper()} {math.exp(own['log_factor'] - self.state.drifts[name].level):.2f} times the usual"
+            f"{name.upper()} {number(math.exp(own['log_factor'] - self.state.drifts[name].level), 3)} times the usual"
             for name, own in metrics.items()
         )
         if self.is_server:

@@ -1,4 +1,4 @@
-"""The nodes of evaluations: scores of kernel models, from ``kernel_evaluations``; of runs, from ``backtests``."""
+"""The nodes of evaluations: scores of kernel models on other GPUs and newer engine versions, and of simulated runs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def evaluations(kernel_evaluations: pa.Table) -> dict[str, pa.Table]:
     from kernelsight.evaluation.kernels.evaluations import evaluation_tables
 
     return evaluation_tables(kernel_evaluations)
+
+
+@produces("version_evaluation_reports", "version_scores")
+def evaluations_of_versions(version_evaluations: pa.Table) -> dict[str, pa.Table]:
+    """Score a fitted kernel model on engine versions that its sweeps lack, beside what these sweeps measured."""
+    from kernelsight.evaluation.kernels.evaluations import version_tables
+
+    return version_tables(version_evaluations)
 
 
 @reads("recipes", "serving_spread", "scenario_summary", "scenario_intervals", "kernel_breakdown")

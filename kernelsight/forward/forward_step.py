@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import html_table, visible
+from kernelsight.number_format import interval, number
 from kernelsight.scenario.alternatives import graphs_end, graphs_for
 from kernelsight.scenario.plan import deployment_row, gpu_assumptions, normalise, resolve_names
 from kernelsight.scenario.refusals import refuse_faults
@@ -85,7 +86,7 @@ class Prediction:
         step = self._step
         return visible(
             f"Prediction({step['model']} on {step['gpu']}, {step['phase']} of {step['tokens']:,} tokens: "
-            f"{step['total_us']:,.0f} us, 90 % interval {step['p05_us']:,.0f} to {step['p95_us']:,.0f} us)"
+            f"{number(step['total_us'])} us, 90 % interval {interval(step['p05_us'], step['p95_us'])} us)"
         )
 
     def _repr_html_(self) -> str:
@@ -171,8 +172,6 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size (None: 1), input_len,
     context_len.
     """
-    from kernelsight.kernels.energy import held
-
     if phase not in PHASES:
         raise InvalidInput(f"--phase is {phase!r}; give one of {', '.join(PHASES)}.")
     sizes = {name: _size(name, value) for name, value in sizes.items()}
@@ -191,25 +190,14 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         layout["window_tokens"] or model["index_top_k"],
     )
     settings = session.table("deployment_settings").to_pylist()[0]
-    longest = (sizes["context_len"] or 0) + (sizes["input_len"] or 1 if phase == "prefill" else 1)
-    if longest > settings["max_model_len"] or (phase == "mixed" and sizes["input_len"] > settings["max_model_len"]):
-        raise InvalidInput(
-            f"the step has a sequence of {max(longest, sizes['input_len'] or 0):,} tokens, more than "
-            f"max_model_len {settings['max_model_len']:,}; use shorter sequences."
-        )
-    if shape["tokens"] > LARGEST_STEP_TOKENS:
-        raise InvalidInput(f"the step has {shape['tokens']} tokens; use at most {LARGEST_STEP_TOKENS}.")
+    _check_lengths(phase, sizes, shape["tokens"], settings["max_model_len"])
     session.give("step_shapes", [{"deployment_id": deployment["deployment_id"], **shape}])
     kernels, evidence = step_kernels(session.table("kernel_calls"), session.table("kernel_latencies"))
     totals = session.table("step_totals").to_pylist()[0]
     total = totals["total_us"]
     drawn = next(row for row in session.table("gpu_power").to_pylist() if row["gpu"] == deployment["gpu"])
     kernels.append(_host_row(totals, settings["tier"], drawn["idle_w"] + drawn["active_w"]))
-    free_w = 1e3 * sum(kernel["count"] * kernel["energy_mj"] for kernel in kernels) / total
-    cap_w = min(drawn["cap_w"], settings["power_limit_w"] or math.inf)
-    power_w = float(held(free_w, cap_w, drawn["cap_sharpness"]))
-    for kernel in kernels:  # the limit of the board holds for the mean of the step
-        kernel["energy_mj"] *= power_w / free_w
+    power_w = _limit_power(kernels, total, drawn, settings["power_limit_w"])
     for kernel in kernels:
         kernel["shape"] = {name: value for name, value in (kernel["shape"] or {}).items() if value is not None}
         kernel["share"] = kernel["count"] * kernel["latency_us"] / total
@@ -240,6 +228,32 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "cliff": _cliff(session, named, settings, shape, total),
         "assumed": gpus + _assumed(session, shape, plan),
     }
+
+
+def _check_lengths(phase: str, sizes: dict[str, Any], tokens: int, max_model_len: int) -> None:
+    """Raise InvalidInput for a step with a sequence that the engine does not take, or with too many tokens."""
+    longest = (sizes["context_len"] or 0) + (sizes["input_len"] or 1 if phase == "prefill" else 1)
+    if longest > max_model_len or (phase == "mixed" and sizes["input_len"] > max_model_len):
+        raise InvalidInput(
+            f"the step has a sequence of {max(longest, sizes['input_len'] or 0):,} tokens, more than "
+            f"max_model_len {max_model_len:,}; use shorter sequences."
+        )
+    if tokens > LARGEST_STEP_TOKENS:
+        raise InvalidInput(f"the step has {tokens} tokens; use at most {LARGEST_STEP_TOKENS}.")
+
+
+def _limit_power(kernels: list[dict[str, Any]], total_us: float, power: dict[str, Any], limit_w: float | None) -> float:
+    """Return the mean power of a step in watts within the limit of the board, which scales the energy of its kernels.
+
+    ``power``: the GPU's row of ``gpu_power``.
+    """
+    from kernelsight.kernels.energy import held
+
+    free_w = 1e3 * sum(kernel["count"] * kernel["energy_mj"] for kernel in kernels) / total_us
+    power_w = float(held(free_w, min(power["cap_w"], limit_w or math.inf), power["cap_sharpness"]))
+    for kernel in kernels:
+        kernel["energy_mj"] *= power_w / free_w
+    return power_w
 
 
 def _cliff(

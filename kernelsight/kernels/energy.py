@@ -23,6 +23,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import positions
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.number_format import number
 
 # columns of gpu_power
 DRAWN_AT_REST = ("idle_w", "active_w")
@@ -155,7 +156,8 @@ def under_limit(
     if (limit <= at_rest).any():
         least = float(at_rest[limit <= at_rest].max())
         raise InvalidInput(
-            f"a power limit of {limit.min():g} W is less than the {least:.0f} W that the GPU draws at rest; give more."
+            f"a power limit of {limit.min():g} W is less than the {number(least, 3)} W that the GPU draws at rest; "
+            "give more."
         )
     logic = at["compute_w"] * np.minimum(work.compute, latency_us) + at["expand_w"] * work.expand
     traffic = at["memory_w"] * work.memory + at["link_w"] * work.link

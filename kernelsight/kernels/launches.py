@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from kernelsight.kernels.families import launched
 
 if TYPE_CHECKING:
-    from kernelsight.dataflow.session import Reader
+    from kernelsight.dataflow.node_runs import Reader
 
 # settings that a call's time rests on without being a column of its calls
 PRICED_BY = ("tier", "moe_backend", "power_limit_w")

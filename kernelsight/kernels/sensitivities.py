@@ -36,7 +36,7 @@ from kernelsight.kernels.prepared import (
 from kernelsight.kernels.pricing import distinct_rows
 
 if TYPE_CHECKING:
-    from kernelsight.dataflow.session import Reader
+    from kernelsight.dataflow.node_runs import Reader
 
 # columns of gpus
 FACTS = (

@@ -22,7 +22,7 @@ from kernelsight.kernels.launches import launched_families
 from kernelsight.kernels.pricing import RATES, in_nanojoules, in_picoseconds, priced
 
 if TYPE_CHECKING:
-    from kernelsight.dataflow.session import Reader
+    from kernelsight.dataflow.node_runs import Reader
 
 # launch signatures on a GPU whose costs are kept: some 20 kB each
 MOST_KNOWN = 256

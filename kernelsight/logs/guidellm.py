@@ -10,7 +10,7 @@ import polars as pl
 from kernelsight.dataflow.bounded_values import REPORT, parse_yaml
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.found import Found, LogFormat, kind_of_error
-from kernelsight.logs.vllm_bench import number
+from kernelsight.logs.vllm_bench import positive
 
 NAME = "guidellm"
 _STATUS = {"successful": "ok", "errored": "error", "incomplete": "cancelled"}
@@ -56,8 +56,8 @@ def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> Found:
     strategy = _part(config, "strategy")
     found = Found(file, NAME, clock="unix")
     found.stated = {
-        "duration_s": number(benchmark.get("duration")),
-        "requested_rate": number(strategy.get("rate")),
+        "duration_s": positive(benchmark.get("duration")),
+        "requested_rate": positive(strategy.get("rate")),
         "max_concurrency": strategy.get("streams") or _part(config, "profile").get("max_concurrency"),
         "tool_version": str(version) if version else None,
     }
@@ -67,7 +67,7 @@ def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> Found:
     if isinstance(model, str):
         found.settings["model"] = (model, "backend")
     times = _part(benchmark, "scheduler_metrics") or _part(benchmark, "run_stats")
-    start = number(times.get("measure_start_time")) if benchmark.get("warmup_duration") else None
+    start = positive(times.get("measure_start_time")) if benchmark.get("warmup_duration") else None
     due = kind in _SCHEDULED
     counted = "server" if config.get("prefer_response_metrics") is not False else "client"
     rows = []
@@ -92,7 +92,7 @@ def _part(holder: Any, name: str) -> Mapping[str, Any]:
 
 def _first_of(*values: Any) -> float | None:
     """Return the first of some values that is a positive number."""
-    return next((found for value in values if (found := number(value)) is not None), None)
+    return next((found for value in values if (found := positive(value)) is not None), None)
 
 
 def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | None) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | No
     first = _first_of(times.get("first_token_iteration"), entry.get("first_token_time"))
     last = _first_of(times.get("last_token_iteration"), entry.get("last_token_time"))
     end = last or _first_of(times.get("request_end"), *(entry.get(name) for name in ("request_end_time", "end_time")))
-    tokens, chunks = number(entry.get("output_tokens")), number(times.get("token_iterations"))
+    tokens, chunks = positive(entry.get("output_tokens")), positive(times.get("token_iterations"))
     ttft = 1e3 * (first - sent) if first and sent else entry.get("time_to_first_token_ms")
     speculation = _part(server, "speculative_decoding")
     if status == "ok" and start is not None and sent is not None and sent < start:

@@ -12,7 +12,8 @@ from kernelsight.dataflow.bounded_values import REPORT, parse_yaml
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.found import Found, LogFormat, kind_of_error
 from kernelsight.logs.summaries import statistic
-from kernelsight.logs.vllm_bench import number
+from kernelsight.logs.vllm_bench import positive
+from kernelsight.number_format import number
 
 NAME = "inference-perf"
 _STAGE = re.compile(r"stage_(\d+)_")
@@ -61,16 +62,16 @@ def _configuration(file: LogFile) -> Found:
     found = Found(file, NAME)
     stated = next(iter(parse_yaml(file.text_of_all(), file.refuse, REPORT)), None)
     load, data = _part(stated, "load"), _part(stated, "data")
-    workers = number(load.get("num_workers")), number(load.get("worker_max_concurrency"))
+    workers = positive(load.get("num_workers")), positive(load.get("worker_max_concurrency"))
     if all(workers):
         found.summaries += statistic("client", "max_concurrency", "max", workers[0] * workers[1])
     shared = _part(data, "shared_prefix")
-    groups = number(shared.get("num_unique_system_prompts") or shared.get("num_groups"))
-    each = number(shared.get("num_users_per_system_prompt") or shared.get("num_prompts_per_group"))
+    groups = positive(shared.get("num_unique_system_prompts") or shared.get("num_groups"))
+    each = positive(shared.get("num_users_per_system_prompt") or shared.get("num_prompts_per_group"))
     if groups and each:
         found.summaries += statistic("client", "unique_prompts", "total", groups * each)
         found.summaries += statistic("client", "shared_prefix_tokens", "mean", shared.get("system_prompt_len"))
-    output = number(shared.get("output_len"))
+    output = positive(shared.get("output_len"))
     if output and _part(stated, "server").get("ignore_eos"):
         found.summaries += statistic("client", "output_tokens", "mean", output)
     return found
@@ -102,13 +103,13 @@ def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
     usage = _part(response, "server_usage")
     times = response.get("output_token_times")
     times = [time for time in times if isinstance(time, (int, float))] if isinstance(times, list) else []
-    start = number(entry.get("start_time"))
-    by_server = number(usage.get("completion_tokens"))
-    tokens = by_server or number(response.get("output_tokens"))
-    prompt = number(_part(_part(info, "request_metrics"), "text").get("input_tokens"))
-    prompt = number(usage.get("prompt_tokens")) or prompt or number(info.get("input_tokens"))
+    start = positive(entry.get("start_time"))
+    by_server = positive(usage.get("completion_tokens"))
+    tokens = by_server or positive(response.get("output_tokens"))
+    prompt = positive(_part(_part(info, "request_metrics"), "text").get("input_tokens"))
+    prompt = positive(usage.get("prompt_tokens")) or prompt or positive(info.get("input_tokens"))
     first, last = (times[0], times[-1]) if times and start is not None else (None, None)
-    end = last if last is not None else number(entry.get("end_time"))
+    end = last if last is not None else positive(entry.get("end_time"))
     error = entry.get("error")
     return {
         "arrival_s": start,
@@ -136,9 +137,9 @@ def _statistics(file: LogFile, report: Mapping[str, Any]) -> Found:
     if not good:
         raise unusable(file.path, "has no statistics of successes", "Give a report of inference-perf.")
     found.stated = {
-        "requested_rate": number(load.get("requested_rate")),
-        "achieved_rate": number(load.get("achieved_rate")),
-        "duration_s": number(load.get("send_duration")),
+        "requested_rate": positive(load.get("requested_rate")),
+        "achieved_rate": positive(load.get("achieved_rate")),
+        "duration_s": positive(load.get("send_duration")),
     }
     latency = _part(good, "latency")
     if not latency:  # of the server's own metrics, by Prometheus
@@ -161,7 +162,7 @@ def _statistics(file: LogFile, report: Mapping[str, Any]) -> Found:
     count = good.get("count")
     found.faults.add("statistics_only", 1, part, "; run it with per_request: true")
     if twice:
-        more = f", multiplied by {twice:.4g}; ITL is left out"
+        more = f", multiplied by {number(twice)}; ITL is left out"
         found.faults.add("counted_twice", count if isinstance(count, int) else 1, part, more)
     return found
 
@@ -176,8 +177,8 @@ def _counted_twice(latency: Mapping[str, Any], output: Mapping[str, Any]) -> flo
 
     Of n tokens, 2 n - 1 gaps are averaged instead of n - 1. It shows in E2E, TTFT and lengths, which are right.
     """
-    mean = {name: number(_part(latency, name).get("mean")) for name in _LATENCY}
-    tokens = number(output.get("mean"))
+    mean = {name: positive(_part(latency, name).get("mean")) for name in _LATENCY}
+    tokens = positive(output.get("mean"))
     e2e, ttft, tpot = mean["request_latency"], mean["time_to_first_token"], mean["time_per_output_token"]
     if not (e2e and ttft and tpot and tokens) or tokens < 4:
         return None

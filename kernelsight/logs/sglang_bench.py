@@ -12,7 +12,7 @@ from kernelsight.logs.found import Found, LogFormat, kind_of_error
 from kernelsight.logs.sending import times_of_sending, with_times
 from kernelsight.logs.settings import flat_settings
 from kernelsight.logs.summaries import milliseconds_by_name
-from kernelsight.logs.vllm_bench import column, gap_lists, number, rate
+from kernelsight.logs.vllm_bench import column, gap_lists, positive, rate
 
 NAME = "sglang-bench"
 
@@ -36,7 +36,7 @@ def _run(file: LogFile, place: str, result: Any) -> Found:
     found = Found(file, NAME)
     found.summaries = milliseconds_by_name(result)
     found.stated = {
-        "duration_s": number(result.get("duration")),
+        "duration_s": positive(result.get("duration")),
         "requested_rate": rate(result.get("request_rate")),
         "max_concurrency": result.get("max_concurrency"),
     }

@@ -47,9 +47,9 @@ def _run(file: LogFile, place: str, result: Any) -> Found:
     found = Found(file, NAME)
     found.summaries = milliseconds_by_name(result)
     found.stated = {
-        "duration_s": number(result.get("duration")),
+        "duration_s": positive(result.get("duration")),
         "requested_rate": rate(result.get("request_rate")),
-        "burstiness": number(result.get("burstiness")),
+        "burstiness": positive(result.get("burstiness")),
         "max_concurrency": result.get("max_concurrency"),
     }
     found.settings = _settings(result)
@@ -103,7 +103,7 @@ def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.Data
     return frame
 
 
-def number(value: Any) -> float | None:
+def positive(value: Any) -> float | None:
     """Return a positive finite number, else None."""
     return float(value) if isinstance(value, (int, float)) and 0 < value < float("inf") else None
 
@@ -111,7 +111,7 @@ def number(value: Any) -> float | None:
 def rate(value: Any) -> float | None:
     """Return a request rate; None for one without limit, such as "inf"."""
     try:
-        return number(float(value))
+        return positive(float(value))
     except (TypeError, ValueError):
         return None
 

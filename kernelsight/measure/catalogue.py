@@ -11,6 +11,7 @@ from typing import Any
 
 from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput, nearest
+from kernelsight.number_format import GIB, number, rounded
 
 CATALOGUE = Path(__file__).resolve().parents[1] / "catalog" / "gpus.csv"
 # software sees slightly less memory than the vendor specifies
@@ -43,7 +44,9 @@ def catalogue_name(reported: Mapping[str, Any], rows: Sequence[Mapping[str, str]
     best = [row["gpu"] for row, count in zip(fitting, shared, strict=True) if count == max(shared)]
     if len(best) == 1:
         return best[0]
-    found = f"{reported['name']} ({reported['sm_count']} multiprocessors, {reported['memory_bytes'] / 2**30:.0f} GiB)"
+    found = (
+        f"{reported['name']} ({reported['sm_count']} multiprocessors, {rounded(reported['memory_bytes'] / GIB)} GiB)"
+    )
     if best:
         raise InvalidInput(f"{found} may be {' or '.join(best)}; choose one with --gpu.")
     raise InvalidInput(
@@ -88,7 +91,7 @@ def differences(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> li
     for name, value in row.items():
         stated = vendor.get(name)
         if isinstance(value, int | float) and stated and abs(value / float(stated) - 1.0) > 0.01:
-            found.append(f"{name}: this GPU {value:.6g}, the catalogue {float(stated):.6g}")
+            found.append(f"{name}: this GPU {number(value, 6)}, the catalogue {number(float(stated), 6)}")
     return found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from kernelsight.errors import unknown
 from kernelsight.measure.families import FAMILIES, number_formats
+from kernelsight.number_format import number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,20 +150,18 @@ def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> li
 
     found: dict[int, np.ndarray] = {}
     for family in {point["family"] for point in points}:
-        of = [number for number, point in enumerate(points) if point["family"] == family]
+        places = [place for place, point in enumerate(points) if point["family"] == family]
         rows = []
-        for number in of:
-            stored, math_of = number_formats(family, points[number]["dtype"], points[number]["implementation"])
-            named = {
-                name: points[number][name] for name in ("family", "implementation", "dtype", "shape", "latency_us")
-            }
+        for place in places:
+            stored, math_of = number_formats(family, points[place]["dtype"], points[place]["implementation"])
+            named = {name: points[place][name] for name in ("family", "implementation", "dtype", "shape", "latency_us")}
             rows.append({**named, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
         table = call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
         seen = features_of(
             family, KERNEL_FAMILIES[family].form, table, facts("kernel_implementations"), gpus, facts("fabrics")
         )
-        found.update(zip(of, seen, strict=True))
-    return [found[number] for number in range(len(points))]
+        found.update(zip(places, seen, strict=True))
+    return [found[place] for place in range(len(points))]
 
 
 def choose(
@@ -221,17 +220,17 @@ def _by_family(
     """Return one row per family: points chosen, their seconds, and the expected error of its calls before and after."""
     rows, weight = [], np.array([point["weight"] for point in points])
     for family in sorted({point["family"] for point in points}):
-        of = [number for number, point in enumerate(points) if point["family"] == family]
-        mine = [number for number in chosen if number in set(of)]
-        share = weight[of] / weight[of].sum()
+        places = [place for place, point in enumerate(points) if point["family"] == family]
+        mine = [number for number in chosen if number in set(places)]
+        share = weight[places] / weight[places].sum()
         rows.append(
             {
                 "family": family,
                 "points": len(mine),
                 "seconds": float(sum(_seconds(points[number]) for number in mine)),
-                "of_calls": len(of),
-                "expected_error_before": float(share @ before[of]),
-                "expected_error_after": float(share @ after[of]),
+                "of_calls": len(places),
+                "expected_error_before": float(share @ before[places]),
+                "expected_error_after": float(share @ after[places]),
             }
         )
     return rows
@@ -275,5 +274,5 @@ def suite_of_points(
         key = tuple(point[name] for name in ("family", "implementation", "dtype", "cache"))
         entry = entries.setdefault(key, {name: point[name] for name in ("family", "implementation", "dtype", "cache")})
         entry.setdefault("points", []).append(point["shape"])
-    doc = f"Planned for {', '.join(models)} with {', '.join(engines)} on {gpu}: {minutes:.2g} minutes."
+    doc = f"Planned for {', '.join(models)} with {', '.join(engines)} on {gpu}: {number(minutes, 2)} minutes."
     return {"suite": name, "doc": doc, "minutes": minutes, "entries": list(entries.values())}

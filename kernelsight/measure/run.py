@@ -219,7 +219,7 @@ def _line(place: int, of: int, point: Point, row: Any, failure: str | None, spen
     sizes = " ".join(f"{name}={size}" for name, size in point.shape)
     found = failure or f"{number(row['latency_us'])} us +- {percent(row['relative_error'], 1)}"
     what = " ".join(word for word in (point.family, point.implementation, point.dtype, point.cache, sizes) if word)
-    return f"{place}/{of} {what}: {found}; {left_minutes:.1f} min left"
+    return f"{place}/{of} {what}: {found}; {number(left_minutes, 2)} min left"
 
 
 def _outcome(suite: Suite, points: Points) -> Outcome:

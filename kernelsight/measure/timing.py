@@ -14,6 +14,7 @@ import numpy as np
 
 from kernelsight.measure.device import Device, Readings, Replay
 from kernelsight.measure.suite import Rule
+from kernelsight.number_format import number
 
 MEDIAN_ERROR = 1.2533
 ROBUST_SIGMA = 1.4826
@@ -140,7 +141,7 @@ def replayed(replay: Replay, count: int) -> np.ndarray:
     values = replay(count)
     if not (np.isfinite(values) & (values >= 0)).all():
         worst = values[~(np.isfinite(values) & (values >= 0))][0]
-        raise ValueError(f"the device reports {worst:g} us for a replay")
+        raise ValueError(f"the device reports {number(float(worst))} us for a replay")
     return values
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kernelsight import errors
 from kernelsight.models.config_fields import LARGEST, ConfigFields
+from kernelsight.number_format import number
 
 # a thousand times the largest published model; bytes, FLOP of a step and their sums fit 64 bits below it
 MOST_PARAMETERS = 10**15
@@ -56,8 +57,9 @@ def check_total(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
     total = size("hidden") * (2 * size("vocab") + size("layer_count") * layer)
     if total > MOST_PARAMETERS:
         raise errors.InvalidInput(
-            f"config of {fields.label}: its sizes make about {total:.1e} parameters, more than the "
-            f"{MOST_PARAMETERS:.0e} that can be simulated; correct hidden_size, vocab_size or the sizes of its layers."
+            f"config of {fields.label}: its sizes make about {number(total / 1e12, 3)} trillion parameters, more "
+            f"than the {number(MOST_PARAMETERS / 1e12)} trillion that can be simulated; correct hidden_size, "
+            "vocab_size or the sizes of its layers."
         )
 
 

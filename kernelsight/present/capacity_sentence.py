@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kernelsight.number_format import number
+
 # a tail that grows so many times is worth a sentence
 DOUBLED = 2.0
 METRICS = {"ttft": "TTFT", "e2e": "E2E", "tpot": "TPOT"}
@@ -17,7 +19,7 @@ def near_capacity(middle: Mapping[str, Any] | None, slower: Mapping[str, Any] | 
 
     >>> row = {"ttft_p99_ms": 250.0, "e2e_p99_ms": 2000.0, "tpot_p99_ms": 20.0}
     >>> near_capacity(row, row | {"ttft_p99_ms": 1250.0})
-    'near its capacity: steps 5 % slower would make p99 TTFT 5.0 times as long (250 -> 1,250 ms)'
+    'near its capacity: steps 5 % slower would make p99 TTFT 5 times as long (250 -> 1,250 ms)'
     >>> near_capacity(row, row | {"ttft_p99_ms": 300.0}) is None
     True
     """
@@ -33,6 +35,6 @@ def near_capacity(middle: Mapping[str, Any] | None, slower: Mapping[str, Any] | 
         return None
     before, after = (row[f"{worst}_p99_ms"] for row in (middle, slower))
     return (
-        f"near its capacity: steps 5 % slower would make p99 {METRICS[worst]} {grown[worst]:.1f} times as long "
-        f"({before:,.0f} -> {after:,.0f} ms)"
+        f"near its capacity: steps 5 % slower would make p99 {METRICS[worst]} {number(grown[worst], 3)} times as long "
+        f"({number(before)} -> {number(after)} ms)"
     )

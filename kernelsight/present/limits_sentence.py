@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernelsight.number_format import percent
+
 ENGINE = ("prefill compute", "decode bandwidth", "link", "host")
 # less is no gain: another order of the same requests changes as much
 LEAST_GAIN = 0.005
@@ -17,25 +19,25 @@ def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     >>> row = {"resource": "seats", "throughput_gain": 0.12, "e2e_gain": 0.1, "ttft_gain": 0.2}
     >>> verdict_of([row, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.3}])["verdict"]
-    'limited by seats: 20 % more give 12 % more throughput; 20 % faster host would cut E2E by 30 %'
+    'limited by seats: 20% more give 12% more throughput; 20% faster host would cut E2E by 30%'
     >>> sooner = row | {"resource": "arrivals", "throughput_gain": 0.03, "e2e_gain": -0.6}
     >>> verdict_of([sooner, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.0}])["verdict"]
-    'nearly saturated: 20 % more requests/s make E2E 60 % longer'
+    'nearly saturated: 20% more requests/s make E2E 60% longer'
     """
     if not gains:
         return dict.fromkeys(("limit", "slowed_by", "verdict"))
     best = max(gains, key=lambda row: row["throughput_gain"])
     slow = max((row for row in gains if row["resource"] in ENGINE), key=lambda row: row["e2e_gain"])
     if best["throughput_gain"] < LEAST_GAIN:
-        said = "no resource limits throughput alone: 20 % more of any give less than 0.5 %"
+        said = "no resource limits throughput alone: 20% more of any give less than 0.5%"
     elif best["resource"] == "arrivals" and best["e2e_gain"] >= LITTLE_LONGER:
         said = "not saturated: the engine keeps up with the load"
     elif best["resource"] == "arrivals":
-        said = f"nearly saturated: 20 % more requests/s make E2E {-100 * best['e2e_gain']:.0f} % longer"
+        said = f"nearly saturated: 20% more requests/s make E2E {percent(-best['e2e_gain'])} longer"
     else:
-        said = f"limited by {best['resource']}: 20 % more give {100 * best['throughput_gain']:.0f} % more throughput"
+        said = f"limited by {best['resource']}: 20% more give {percent(best['throughput_gain'])} more throughput"
     if slow["e2e_gain"] >= LEAST_GAIN:
         more = "faster" if slow["resource"] == "host" else "more"
-        said += f"; 20 % {more} {slow['resource']} would cut E2E by {100 * slow['e2e_gain']:.0f} %"
+        said += f"; 20% {more} {slow['resource']} would cut E2E by {percent(slow['e2e_gain'])}"
     limit = best["resource"] if best["throughput_gain"] >= LEAST_GAIN else None
     return {"limit": limit, "slowed_by": slow["resource"], "verdict": said}

@@ -18,7 +18,7 @@ from kernelsight.dataflow.durable import draft_of, durable_file
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import json_for_terminals, visible
-from kernelsight.number_format import number
+from kernelsight.number_format import number, rounded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,7 +101,7 @@ def wrapped(line: str, width: int | None) -> list[str]:
 def progress(names: str, seconds: float) -> None:
     """Report which table has just been computed: on a terminal if it took more than half a second; all when verbose."""
     if _said == VERBOSE or (seconds > 0.5 and sys.stderr.isatty()):
-        note(f"  {names}: {seconds:.2f} s")
+        note(f"  {names}: {number(seconds, 3)} s")
 
 
 class Waiting:
@@ -124,7 +124,7 @@ class Waiting:
         started = time.monotonic()
         begin, end, every_s = ("\r", "", 0.5) if self._on_terminal else ("", "\n", LINES_EVERY_S)
         while not self._done.wait(every_s):
-            print(f"{begin}{self.text} {time.monotonic() - started:.0f} s", end=end, file=sys.stderr, flush=True)
+            print(f"{begin}{self.text} {rounded(time.monotonic() - started)} s", end=end, file=sys.stderr, flush=True)
 
     def __exit__(self, *_: object) -> None:
         self._done.set()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kernelsight.number_format import number
+from kernelsight.number_format import number, rounded
 from kernelsight.present.output import clean
 
 QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
@@ -103,7 +103,7 @@ def window_lines(window: Window) -> Iterator[str]:
             for metric, own in window.metrics.items()
         )
         drift = "" if window.since is None else "  drift"
-        yield f"{moment(window.counts['end_s'])}  {window.counts['requests']:,.0f} requests  {times}{drift}"
+        yield f"{moment(window.counts['end_s'])}  {rounded(window.counts['requests'])} requests  {times}{drift}"
     yield from window.said
 
 
@@ -120,5 +120,5 @@ def moment(seconds: float) -> str:
     ('125 s', '2026-09-21 14:13:20')
     """
     if seconds < UNIX_S:
-        return f"{seconds:,.0f} s"
+        return f"{rounded(seconds)} s"
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kernelsight.number_format import number
+
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 STEPS = {"max_num_batched_tokens": (0.25, 0.5, 2.0, 4.0), "max_num_seqs": (0.25, 0.5, 2.0, 4.0)}
 
@@ -18,7 +20,7 @@ def graphs_end(largest: int, batches: str, batch: int, whom: str, factor: float)
     """
     return (
         f"CUDA graphs end at a batch of {largest:,}, which {batches}: --max-cudagraph-capture-size {graphs_for(batch)} "
-        f"makes {whom} {factor:.1f} times as fast"
+        f"makes {whom} {number(factor, 2)} times as fast"
     )
 
 

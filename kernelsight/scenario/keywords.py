@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from kernelsight.errors import KernelSightError, speaks_flags
 from kernelsight.scenario import flags
-from kernelsight.scenario.flags import FLAGS, Flag
+from kernelsight.scenario.flag import Flag
+from kernelsight.scenario.flags import FLAGS
 
 Asked = TypeVar("Asked", bound=Callable[..., Any])
 

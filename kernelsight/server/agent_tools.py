@@ -17,20 +17,10 @@ from pydantic import Field
 
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import KernelSightError, flags_in_errors
-from kernelsight.scenario.flags import (
-    DEPLOYMENT,
-    FLAGS,
-    LENGTHS,
-    LIMITS,
-    LOAD,
-    POLICIES,
-    POOLS,
-    PREFILL,
-    ROUTER,
-    SITE,
-    SPECULATION,
-    Flag,
-)
+from kernelsight.scenario.deployment_flags import DEPLOYMENT, LIMITS, POLICIES, PREFILL, SPECULATION
+from kernelsight.scenario.flag import Flag
+from kernelsight.scenario.flags import FLAGS
+from kernelsight.scenario.load_flags import LENGTHS, LOAD, POOLS, ROUTER, SITE
 from kernelsight.session import Session, connect
 from kernelsight.version import VERSION
 

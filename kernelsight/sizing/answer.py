@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import html_table, visible
-from kernelsight.sizing.question import Question
+from kernelsight.scenario.argument_checks import values_of
+from kernelsight.scenario.corrections import give_corrections
+from kernelsight.scenario.objectives import stated_slo
+from kernelsight.sizing.question import Question, question_from
 from kernelsight.sizing.sentences import ALWAYS, SHORT, is_flag
 from kernelsight.sizing.size_tables import TABLES
 from kernelsight.sweeps.intervals import interval_columns
@@ -68,6 +71,29 @@ class Sizing:
         session.give("size_questions", [question.as_row(NAME)])
         session.compute(*TABLES)
         (self._said,) = session.table("size_answers").to_pylist()
+
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        flags: Mapping[str, Any],
+        *,
+        gpus: str | Sequence[str],
+        slo: Any,
+        search: Any = None,
+        correction: Any = None,
+        report: Callable[[str], None] | None = None,
+        **asked: Any,
+    ) -> Sizing:
+        """Return the answer to what a person asks, in a fork; the arguments are those of ``Session.size``."""
+        names = gpus.split(",") if isinstance(gpus, str) else gpus
+        values = {"gpus": names, "slo": stated_slo(slo), "search": values_of(search), "correction": correction}
+        question = question_from(session, flags, **values, **asked)
+        fork = session.fork()
+        fork.report = report
+        if correction is not None:
+            give_corrections(fork, correction)
+        return cls(fork, question)
 
     @property
     def answer(self) -> str:

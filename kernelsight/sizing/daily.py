@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
+from kernelsight.number_format import number, rounded
 
 HOURS, DAY_S = 24, 86_400.0
 # the hour of the peak of a smooth course; assumed
@@ -127,8 +128,8 @@ def _hours_of_trace(path: Path) -> list[float]:
     arrival_s = read_trace(path)["arrival_s"].to_numpy()  # in order, from 0
     if arrival_s[-1] < LEAST_TRACE_S:
         raise InvalidInput(
-            f"{path.name} covers {arrival_s[-1] / 3600.0:.3g} hours; a daily course needs a trace of a day, or a "
-            "factor such as --daily-peak 2.5."
+            f"{path.name} covers {number(float(arrival_s[-1]) / 3600.0, 3)} hours; a daily course needs a trace of a "
+            "day, or a factor such as --daily-peak 2.5."
         )
     days = max(math.floor(arrival_s[-1] / DAY_S), 1)  # what is beyond whole days would count some hours more often
     hours = (arrival_s[arrival_s < days * DAY_S] // 3600.0).astype(int) % HOURS
@@ -144,14 +145,14 @@ def start_of(weights_bytes: float, disk_bytes_per_s: float | None, startup_s: fl
     Start(seconds=120.0, says='a start takes 120 s')
     """
     if startup_s is not None:
-        return Start(startup_s, f"a start takes {startup_s:,.3g} s")
+        return Start(startup_s, f"a start takes {number(startup_s, 3)} s")
     rate = disk_bytes_per_s or DISK_BYTES_PER_S
     seconds = weights_bytes / rate + ENGINE_START_S
     assumed = "" if disk_bytes_per_s else " (assumed)"
     return Start(
         seconds,
-        f"a start takes {seconds:,.0f} s: {weights_bytes / 1e9:,.3g} GB of weights at {rate / 1e9:,.3g} GB/s{assumed} "
-        f"and {ENGINE_START_S:.0f} s of the engine (assumed)",
+        f"a start takes {rounded(seconds)} s: {number(weights_bytes / 1e9, 3)} GB of weights at "
+        f"{number(rate / 1e9, 3)} GB/s{assumed} and {rounded(ENGINE_START_S)} s of the engine (assumed)",
     )
 
 

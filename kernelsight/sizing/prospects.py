@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
+from kernelsight.number_format import number
 from kernelsight.scenario.launch.commands import PARALLEL
 from kernelsight.scenario.refusals import what_fits
 from kernelsight.scenario.scenarios import Plan
@@ -44,10 +45,10 @@ class Sized(NamedTuple):
         stated = {short: self.candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
         sizes = [f"{short} {size}" for short, size in stated.items() if size > 1 or short == "TP"]
         if self.candidate.part is not None:
-            each = f"{self.found.rate:.3g} {self.candidate.unit} an instance"
+            each = f"{number(self.found.rate, 3)} {self.candidate.unit} an instance"
             return f"{', '.join(self.candidate.gpus)} at {' '.join(sizes)}, {each}"
-        cost = "" if self.candidate.price is None else f", {self.weight:.3g} $/h"
-        return f"{gpus} at {' '.join(sizes)}{cost}, up to {self.found.rate:.3g} {self.candidate.unit} each"
+        cost = "" if self.candidate.price is None else f", {number(self.weight, 3)} $/h"
+        return f"{gpus} at {' '.join(sizes)}{cost}, up to {number(self.found.rate, 3)} {self.candidate.unit} each"
 
     @property
     def request_rate(self) -> float:

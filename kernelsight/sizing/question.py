@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
+from kernelsight.number_format import rounded
 from kernelsight.scenario.flags import ALIASES, LOAD_FLAGS
 from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.load_rules import distribution
@@ -221,7 +222,7 @@ def asked_amount(
         raise InvalidInput(f"{flag} is {value}; give a finite number above 0.")
     if per_s > MOST_RATE:
         raise InvalidInput(
-            f"{flag} is {value} requests, {per_s:,.0f} a second; size answers up to {MOST_RATE:,.0f} a second, "
+            f"{flag} is {value} requests, {rounded(per_s)} a second; size answers up to {rounded(MOST_RATE)} a second, "
             "more than everybody on earth sends: count requests, not tokens."
         )
     return per_s
@@ -230,5 +231,5 @@ def asked_amount(
 def _users(value: float | str) -> float:
     users = count_of(value, "--users")
     if not 1.0 <= users <= MOST_USERS or users != round(users):
-        raise InvalidInput(f"--users is {value}; give a whole number of users from 1 to {MOST_USERS:,.0f}.")
+        raise InvalidInput(f"--users is {value}; give a whole number of users from 1 to {rounded(MOST_USERS)}.")
     return users

@@ -31,7 +31,7 @@ MOST_GAIN = 1.4
 GRAPHS_GAIN = 2.0
 # GPUs that cost this many times the best are left out, instead of searched for their exact rate
 FAR = 20.0
-FAR_DEARER = f"it costs more than {FAR:.0f} times the best"
+FAR_DEARER = f"it costs more than {FAR:g} times the best"
 NO_CHEAPER = "it is no cheaper than with the engine's own sizes"
 NOT_REACHED = "it does not reach the rate at which it would be cheaper than another"
 # requests that are simulated to find what is cheapest, and then for its exact rate; measured: 10 us of a core each

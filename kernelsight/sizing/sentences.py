@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from kernelsight.number_format import interval, number, percent
 from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sizing.closer_look import Closer
@@ -62,14 +63,14 @@ def sentence_of(
     option, row = options[0], rows[0]
     found, unit, slow = option.sized.found, option.sized.candidate.unit, option.evidence.rate_if_slow
     many = f"{option.instances} instance{'s' if option.instances > 1 else ''}"
-    sustained = f"{option.rate:.4g} {unit} take {many}, each up to {found.rate:.3g} {unit}"
+    sustained = f"{number(option.rate)} {unit} take {many}, each up to {number(found.rate, 3)} {unit}"
     if asked.total_gpus is not None:
-        sustained = f"They serve {option.rate:.4g} {unit}: {many}, each up to {found.rate:.3g} {unit}"
+        sustained = f"They serve {number(option.rate)} {unit}: {many}, each up to {number(found.rate, 3)} {unit}"
     sentences = [
         f"{_deployment(option, row)}; the limit is {row['limit'] or 'not known'}.",
-        f"{sustained} ({found.low:.3g} to {found.high:.3g} in runs of {row['num_prompts']:,} requests"
+        f"{sustained} ({interval(found.low, found.high, 3)} in runs of {row['num_prompts']:,} requests"
         + (
-            f"; {slow:.3g} to {option.evidence.rate_if_fast:.3g} if kernels and host are slower or faster)."
+            f"; {interval(slow, option.evidence.rate_if_fast, 3)} if kernels and host are slower or faster)."
             if slow is not None
             else ")."
         ),
@@ -95,22 +96,22 @@ def _sureness(
     option = options[0]
     named = " and ".join(map(str, objectives))
     if option.probability is None:
-        return f"That is a load of {option.load:.0%}; how surely {named} hold is not known: a gamble."
-    says = f"At that load of {option.load:.0%}, {named} hold with {_percent(option.probability)} probability"
+        return f"That is a load of {percent(option.load)}; how surely {named} hold is not known: a gamble."
+    says = f"At that load of {percent(option.load)}, {named} hold with {_surely(option.probability)} probability"
     if not option.holds:
         slow = "; if kernels and host are slow, at no rate" if not option.evidence.rate_if_slow else ""
-        return f"{says}{slow}: a gamble, as no deployment keeps them with {_percent(asked.confidence)}."
+        return f"{says}{slow}: a gamble, as no deployment keeps them with {_surely(asked.confidence)}."
     if not option.evidence.rate_if_slow:
         says += f", a gamble: if kernels and host are slow, no {_amount(option)} keeps them"
     cheaper = next((one for one in options if one.weight < option.weight * (1.0 - 1e-9)), None)
     if cheaper is None or cheaper.probability is None:
         return f"{says}."
     other = _deployment(cheaper, rows[options.index(cheaper)])
-    return f"{says}; cheaper and less sure ({_percent(cheaper.probability)}): {other}."
+    return f"{says}; cheaper and less sure ({_surely(cheaper.probability)}): {other}."
 
 
-def _percent(share: float) -> str:
-    return "over 99 %" if share > 0.99 else f"{100.0 * share:.0f} %"
+def _surely(probability: float) -> str:
+    return "over 99%" if probability > 0.99 else percent(probability)
 
 
 def _amount(option: Option) -> str:
@@ -121,9 +122,9 @@ def _over_the_day(option: Option, row: Mapping[str, Any], day: Day) -> str:
     """Return the sentence on the day: how many instances run by the hour, what they cost, and what a start takes."""
     least, most = min(hour.instances for hour in option.hours), option.instances
     each = option.sized.candidate
-    worth = f"{_money(row['cost_per_day'])} $" if each.price else f"{HOURS * option.weight:,.4g} GPU-hours"
+    worth = f"{number(row['cost_per_day'], 3)} $" if each.price else f"{number(HOURS * option.weight)} GPU-hours"
     always = HOURS * most * each.weight
-    all_day = f"{_money(always)} $" if each.price else f"{always:,.4g} GPU-hours"
+    all_day = f"{number(always, 3)} $" if each.price else f"{number(always)} GPU-hours"
     if least == most or option.mean_instances >= most:
         return f"Over the day ({day.source}) all {most} run: {all_day} a day; {option.start.says}."
     return (
@@ -181,9 +182,9 @@ def _deployment(option: Option, row: Mapping[str, Any]) -> str:
     gpus = " and ".join(f"{count * option.instances} × {gpu}" for gpu, count in option.sized.candidate.gpus.items())
     parts = [f"{gpus} at TP {row['tensor_parallel_size']}"]
     named = {name: row[name] for name in row if is_flag(name) and name not in ALWAYS}
-    parts += [f"{SHORT.get(name, name)} {_cell(value)}" for name, value in named.items()]
+    parts += [f"{SHORT.get(name, name)} {'' if value is None else value}" for name, value in named.items()]
     if row["price_per_hour"] is not None:
-        parts += [f"{_money(row['price_per_hour'])} $/h", f"{_money(row['cost_per_million_tokens'])} $/M tokens"]
+        parts += [f"{number(row['price_per_hour'], 3)} $/h", f"{number(row['cost_per_million_tokens'], 3)} $/M tokens"]
     return ", ".join(parts)
 
 
@@ -198,12 +199,4 @@ def nearest_of(search: SizeSearch, objectives: Sequence[Objective]) -> str:
     stated = stated_flags(nearest.flags)
     where = f"{stated['gpu']} at TP {stated['tensor_parallel_size']}"
     why = nearest.reason.removeprefix("no rate keeps the objectives: ")
-    return f"No deployment keeps {asked}; the nearest is {where}, {nearest.miss - 1.0:.0%} above: {why}."
-
-
-def _money(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
+    return f"No deployment keeps {asked}; the nearest is {where}, {percent(nearest.miss - 1.0)} above: {why}."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.scenario.flags import LARGEST_WHOLE_NUMBER
+from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER
 from kernelsight.scenario.load_rules import distribution
 from kernelsight.scenario.plan import and_drafts, deployments_of
 from kernelsight.serving.engine import client_metrics

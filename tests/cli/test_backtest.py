@@ -75,8 +75,8 @@ def test_another_tool_stands_beside_us_in_columns_of_its_own() -> None:
     scored = {tool: {metric: score(each) for metric, each in own.items()} for tool, own in errors.items()}
     both, nothing = {"n": 2, **scored}, {"n": 0, **{tool: {"ttft": score([]), "tpot": score([])} for tool in errors}}
     rows = _peer_rows(both | {"dense": both, "moe": nothing, "groups": []})
-    shown = {"ttft peer": "40.0 / 40.0  p90 48  +40", "ttft ours": "20.0 / 20.0  p90 28  -10"}
-    shown |= {"tpot peer": "20.0 / 20.0  p90 20  -20", "tpot ours": "5.0 / 5.0  p90 5  +5"}
+    shown = {"ttft peer": "40.0% / 40.0%  p90 48%  +40%", "ttft ours": "20.0% / 20.0%  p90 28%  -10%"}
+    shown |= {"tpot peer": "20.0% / 20.0%  p90 20%  -20%", "tpot ours": "5.0% / 5.0%  p90 5%  +5%"}
     assert rows == [
         {"": "all", "n": 2, **shown},
         {"": "dense", "n": 2, **shown},

@@ -57,11 +57,11 @@ def test_clear_removes_files_of_ours_alone(command: Callable, places: tuple[Path
 
 def test_a_person_reads_a_sentence_and_a_table(command: Callable, places: tuple[Path, Path]) -> None:
     lines = command("cache").out.splitlines()
-    assert lines[0] == "4 files, 1.0 MiB."
+    assert lines[0] == "4 files, 1 MiB."
     assert lines[1].split() == ["cache", "files", "MiB", "limit", "MiB", "folder"]
     assert lines[4].split() == ["compiled", "scheduler", "1", "1", "256", str(places[1])]
-    assert command("cache", "--clear").out.startswith("Removed 4 files, 1.0 MiB.\n")
-    assert command("cache", "--clear").out.startswith("Removed 0 files, 0.0 MiB.\n")
+    assert command("cache", "--clear").out.startswith("Removed 4 files, 1 MiB.\n")
+    assert command("cache", "--clear").out.startswith("Removed 0 files, 0 MiB.\n")
 
 
 def test_why_a_folder_is_not_used(

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.forward.forward_step import step_kernels
+from kernelsight.number_format import number
 
 STEP = ("predict", "--model", "qwen3-0.6b", "--gpu", "l4", "--context-len", "100")
 KEYS = {
@@ -310,6 +311,6 @@ def test_a_step_above_the_largest_cuda_graph_says_what_a_larger_one_brings(comma
     assert after["cliff"] is None
     assert found["cliff"] == (
         "CUDA graphs end at a batch of 32, which 40 sequences exceed: --max-cudagraph-capture-size 64 makes this step "
-        f"{found['total_us'] / after['total_us']:.1f} times as fast"
+        f"{number(found['total_us'] / after['total_us'], 2)} times as fast"
     )
     assert found["cliff"] in command(*step, "--batch-size", "40", "--max-cudagraph-capture-size", "32").out

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.comparison.power import Series, power_answer
+from kernelsight.number_format import number
 from kernelsight.session import Session, connect
 from tests.cli.conftest import run_command
 from tests.logs.written import START, save
@@ -40,7 +41,7 @@ def test_a_column_of_the_log_is_compared_window_by_window(session: Session, log:
     assert power["measured"] == pytest.approx(60.0) and 0 < power["low"] < power["predicted"] < power["high"]
     assert power["error"] == pytest.approx(power["predicted"] / 60.0 - 1.0) and power["measured_gpus"] is None
     assert all(row["measured_w"] == pytest.approx(60.0) and row["gpus"] == 1 for row in windows)
-    assert f"its GPUs drew 60 W, predicted {power['predicted']:.0f} W" in found.summary["verdict"]
+    assert f"its GPUs drew 60 W, predicted {number(power['predicted'])} W" in found.summary["verdict"]
     assert found.table("comparison_findings").to_pylist()[0]["sentence"].count("its GPUs drew") == 1
 
 

@@ -76,7 +76,7 @@ def test_drift_is_said_once_and_restarts_lose_and_double_nothing(tmp_path: Path,
         assert one.poll() == [], "nothing was appended"
         one = watch(tmp_path) if restarts else one
     assert [sentence.split(":")[0] for sentence in said] == ["drift began at 50 s"]
-    assert "E2E 1.50 times the usual" in said[0]
+    assert "E2E 1.5 times the usual" in said[0]
     rows = history(tmp_path)
     assert sum(row["requests"] for row in rows) == 9 * EACH - 1, (
         "all but the last, beside which others may be under way"

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flags import FLAGS, checked
+from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.grid import read_grid
 from kernelsight.serving.load.recorded_loads import read_trace
 from kernelsight.session import Session, connect
@@ -105,7 +106,10 @@ def test_a_model_that_reads_two_million_tokens_says_how_many_are_simulated(tiny_
     ("changes", "words"),
     [
         ({"vocab_size": 10**15}, "field 'vocab_size' is 1000000000000000, but must be a whole number of at most"),
-        ({"vocab_size": 10**12}, "its sizes make about 1.0e+15 parameters, more than the 1e+15 that can be simulated"),
+        (
+            {"vocab_size": 10**12},
+            "its sizes make about 1,024 trillion parameters, more than the 1,000 trillion that can be simulated",
+        ),
         ({"intermediate_size": 2**40, "hidden_size": 2**40}, "its sizes make about"),
         ({"rope_scaling": {"factor": -4}}, "rope_scaling: field 'factor' is -4, but must be a finite number above 0"),
         ({"rope_scaling": {"factor": float("nan")}}, "field 'factor' is nan, but must be a finite number above 0"),

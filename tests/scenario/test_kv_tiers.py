@@ -8,7 +8,8 @@ import pytest
 
 from kernelsight.cli.options import add_flags
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flags import FLAGS, checked
+from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.launch.lines import read_launch_line

@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flags import checked
+from kernelsight.scenario.flag_values import checked
 from kernelsight.scenario.router_weights import SCORERS, parse_weights
 from kernelsight.serving.engine import records
 from kernelsight.serving.engine.inputs import Weights

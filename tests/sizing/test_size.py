@@ -303,7 +303,7 @@ def test_what_is_sure_goes_before_a_gamble(session: Session) -> None:
     assert "cheaper and less sure" in found.answer
     assert found.decides is None or "calibrate" in found.decides
     alone = size(session, **pair | {"gpus": ["gaudi3"]}, **tight)
-    assert ": a gamble, as no deployment keeps them with 90 %." in alone.answer
+    assert ": a gamble, as no deployment keeps them with 90%." in alone.answer
 
 
 def test_what_a_number_of_gpus_can_serve(session: Session) -> None:

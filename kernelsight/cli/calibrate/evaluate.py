@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from kernelsight.cli.options import add_output, add_sweeps
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.kernels.scores import COLUMNS, score_rows
 from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
+from kernelsight.number_format import number
 
 if TYPE_CHECKING:
     from kernelsight.evaluation.kernels.points import Asked
@@ -61,28 +62,71 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Evaluate, and print the report as JSON or its scores as a table or CSV."""
-    from kernelsight.evaluation.kernels.baselines import systems_folder
-    from kernelsight.evaluation.kernels.evaluations import TABLES, row_of_split
-    from kernelsight.present.output import check_ending, note
-    from kernelsight.session import connect
+    from kernelsight.present.output import check_ending
 
     target = check_ending(arguments.output)
     if arguments.test_versions or arguments.train:
-        _score_versions(arguments, [Path(name) for name in arguments.sweep], target)
-        return
+        _evaluate_versions(arguments, target)
+    else:
+        _evaluate_gpus(arguments, target)
+
+
+def _evaluate_gpus(arguments: argparse.Namespace, target: Path | None) -> None:
+    """Fit on some GPUs and score on others."""
+    from kernelsight.evaluation.kernels.baselines import systems_folder
+    from kernelsight.evaluation.kernels.evaluations import row_of_split
+    from kernelsight.present.output import note
+
     split = split_of(arguments)
     others = {"sweeps": list(arguments.sweep), "final": arguments.final}
-    others["families"] = list(_names(arguments.families)) if arguments.families else None
-    with connect() as session:
-        session.give("kernel_evaluations", [row_of_split(split, points_of(arguments), **others)])
-        result = json.loads(session.table("kernel_evaluation_reports")["report"][0].as_py())
-        if target and target.suffix == ".duckdb":
-            session.save(target, ["kernel_evaluations", *TABLES])
+    others["families"] = list(_names(arguments.families)) or None
+    report = _report("kernel_evaluations", row_of_split(split, points_of(arguments), **others), target)
     if systems_folder() is None:
         note("aiconfigurator-core is not installed: baselines use the peak rates of the table gpus.")
     if split.budget:
         note(f"families with fewer than {SITES_OF_A_GOAL} sites are reported, but not part of this tier's goals.")
-    show(result, arguments.format, None if target and target.suffix == ".duckdb" else target)
+    show(report, score_rows(report), COLUMNS, arguments.format, target)
+    if arguments.format != "json":
+        for rejected in report["rejected"]:
+            note(f"rejected {number(rejected['n'])}: {rejected['reason']}")
+
+
+def _evaluate_versions(arguments: argparse.Namespace, target: Path | None) -> None:
+    """Score a fitted kernel model on newer engine versions."""
+    from kernelsight.evaluation.kernels.versions import COLUMNS as VERSION_COLUMNS
+    from kernelsight.evaluation.kernels.versions import NEW
+    from kernelsight.present.output import note
+
+    if not arguments.test_versions or not arguments.train:
+        raise InvalidInput("--test-versions and --train belong together: versions to score, and sweeps without them.")
+    of_gpus = (arguments.tier, arguments.budget, arguments.train_gpus, arguments.final, arguments.whole_layers)
+    if any(of_gpus) or points_of(arguments):
+        raise InvalidInput(
+            "--test-versions scores a fitted model; "
+            "leave out --tier, --budget, --points, --whole-layers, --train-gpus and --final."
+        )
+    versions = "" if arguments.test_versions == NEW else arguments.test_versions
+    row = {"evaluation_id": "asked", "sweeps": list(arguments.sweep), "train_sweeps": list(arguments.train)}
+    row |= {"versions": list(_names(versions)) or None, "pack": arguments.pack}
+    row |= {"gpus": list(_names(arguments.test_gpus)) or None, "families": list(_names(arguments.families)) or None}
+    report = _report("version_evaluations", row, target)
+    show(report, report["rows"], VERSION_COLUMNS, arguments.format, target)
+    if arguments.format != "json":
+        note(f"engine_version_used: {', '.join(report['engine_version_used'])}")
+
+
+def _report(question: str, row: dict[str, Any], target: Path | None) -> dict[str, Any]:
+    """Return the report on one row of a table of evaluations; a target .duckdb keeps it with all that it made."""
+    from kernelsight.evaluation.kernels.evaluations import TABLES
+    from kernelsight.session import connect
+
+    reports, scores = TABLES[question]
+    with connect() as session:
+        session.give(question, [row])
+        report = json.loads(session.table(reports)["report"][0].as_py())
+        if target and target.suffix == ".duckdb":
+            session.save(target, [question, reports, scores])
+    return report
 
 
 def split_of(arguments: Any) -> Split:
@@ -100,7 +144,7 @@ def split_of(arguments: Any) -> Split:
             )
     elif tier == "target-measured" and not budget:
         budget = 0.05
-    train = _names(arguments.train_gpus or "") or HEADLINE_TRAIN
+    train = _names(arguments.train_gpus) or HEADLINE_TRAIN
     if arguments.test_gpus is None:
         raise InvalidInput("calibrate evaluate needs --test-gpus, the GPUs to score, or --test-versions.")
     test = _names(arguments.test_gpus)
@@ -126,71 +170,27 @@ def points_of(arguments: Any) -> Asked | None:
     return None
 
 
-def _score_versions(arguments: Any, sweeps: list[Path], target: Path | None) -> None:
-    """Score a fitted kernel model on newer engine versions, and print the scores."""
-    from kernelsight.evaluation.kernels import versions
-    from kernelsight.fitting.sweep_files import check_sweeps
-    from kernelsight.kernels.pack import default_pack, read_pack
-    from kernelsight.present.output import as_json, note, print_rows, write_table, write_text
-
-    if not arguments.test_versions or not arguments.train:
-        raise InvalidInput("--test-versions and --train belong together: versions to score, and sweeps without them.")
-    if (
-        arguments.tier
-        or arguments.budget
-        or points_of(arguments)
-        or arguments.train_gpus
-        or arguments.final
-        or arguments.whole_layers
-    ):
-        raise InvalidInput(
-            "--test-versions scores a fitted model; "
-            "leave out --tier, --budget, --points, --whole-layers, --train-gpus and --final."
-        )
-    if target and target.suffix == ".duckdb":
-        raise InvalidInput("--test-versions writes .json, .csv or .parquet; give such a file with -o.")
-    old = [Path(name) for name in arguments.train]
-    check_sweeps([*sweeps, *old])
-    asked = () if arguments.test_versions == versions.NEW else _names(arguments.test_versions)
-    pack = read_pack(Path(arguments.pack)) if arguments.pack else default_pack()
-    gpus, families = (_names(stated or "") for stated in (arguments.test_gpus, arguments.families))
-    scored = list(versions.scored_versions(old, sweeps, pack, asked=asked, gpus=gpus, families=families))
-    if not scored:
-        raise InvalidInput("no measured GPU has rows of those versions; give other --test-gpus or --families.")
-    rows = versions.version_scores(scored)
-    used = [":".join(pair) for pair in versions.new_versions(old, sweeps, asked)]
-    text = as_json({"engine_version_used": used, "rows": rows})
-    if arguments.format == "json":
-        print(text)
-    else:
-        print_rows(rows, list(versions.COLUMNS), arguments.format)
-        note(f"engine_version_used: {', '.join(used)}")
-    if target and target.suffix == ".json":
-        write_text(text + "\n", target)
-    elif target:
-        import pyarrow as pa
-
-        write_table(pa.Table.from_pylist(rows), target)
+def _names(words: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in (words or "").split(",") if word.strip()))
 
 
-def _names(words: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
-
-
-def show(result: Mapping[str, Any], form: str, target: Path | None) -> None:
-    """Print the report, and write it to a file: .json in full, .csv and .parquet only the scores."""
+def show(
+    report: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    form: str,
+    target: Path | None,
+) -> None:
+    """Print the report or its scores, and write it to a file: .json in full, .csv and .parquet only the scores."""
     import pyarrow as pa
 
-    from kernelsight.present.output import as_json, note, print_rows, write_table, write_text
+    from kernelsight.present.output import as_json, print_rows, write_table, write_text
 
-    rows = score_rows(result)
     if form == "json":
-        print(as_json(result))
+        print(as_json(report))
     else:
-        print_rows(rows, list(COLUMNS), form)
-        for rejected in result["rejected"]:
-            note(f"rejected {rejected['n']:,}: {rejected['reason']}")
+        print_rows(rows, list(columns), form)
     if target and target.suffix == ".json":
-        write_text(as_json(result) + "\n", target)
-    elif target:
-        write_table(pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS} for row in rows]), target)
+        write_text(as_json(report) + "\n", target)
+    elif target and target.suffix != ".duckdb":
+        write_table(pa.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows]), target)

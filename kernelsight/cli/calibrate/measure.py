@@ -9,6 +9,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_device, add_output
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.number_format import number
 
 COLUMNS = ("family", "measured", "failed", "reason")
 
@@ -70,7 +71,10 @@ def run(arguments: argparse.Namespace) -> None:
     print_rows(_rows(found.families), list(COLUMNS), arguments.format)
     if host_file:
         host = probe_vllm(host_file)
-        note(f"vLLM host time: {host['step_base_us']:g} us per step plus {host['per_request_us']:g} us per request")
+        note(
+            f"vLLM host time: {number(host['step_base_us'])} us per step plus {number(host['per_request_us'])} us per "
+            "request"
+        )
     rest = f", {found.left:,} left (--resume continues)" if found.left else ""
     note(f"{found.measured:,} points measured, {found.failed:,} failed{rest}; written to {Path(target)}")
 

@@ -18,7 +18,7 @@ from kernelsight.measure.plan import (
     served_calls,
     suite_of_points,
 )
-from kernelsight.number_format import percent
+from kernelsight.number_format import percent, rounded
 
 DEFAULT_MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b")
 COLUMNS = ("family", "points", "seconds", "of_calls", "expected_error_before", "expected_error_after")
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
             f"attention will be measured with {ATTENTION[0]}; choose another with --attention {'|'.join(ATTENTION[1:])}"
         )
     left = sum(call["weight"] for call in calls) - sum(point["weight"] for point in points)
-    limit = f"{60.0 * minutes:.0f} seconds" if arguments.points else f"{minutes:g} minutes"
+    limit = f"{rounded(60.0 * minutes)} seconds" if arguments.points else f"{minutes:g} minutes"
     note(f"{len(chosen):,} of {len(points):,} points in {limit}, beside empty launches; written to {target}")
     if left > 0:
         share = left / sum(call["weight"] for call in calls)

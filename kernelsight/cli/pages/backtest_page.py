@@ -8,6 +8,7 @@ from typing import Any
 from kernelsight.evaluation.runs.coverage import METRICS as COVERED
 from kernelsight.evaluation.runs.scores import GROUP, METRICS
 from kernelsight.evaluation.runs.subsets import KINDS
+from kernelsight.number_format import deviation, number, percent
 from kernelsight.present.output import table_lines, terminal_width
 
 PEERS = {
@@ -41,7 +42,7 @@ def _head(answer: Mapping[str, Any]) -> list[str]:
         f"id modulo 5 is 0) are for fitting and not scored ({answer['repeated']} of these repeat the measurement of a "
         f"scored run and are not fitted on), {answer['stated_again']} state a scored measurement again; tier "
         f"{answer['tier']}, host constants {answer['constants']}",
-        "median APE / MAPE, 90th percentile, median signed error, in %",
+        "median APE / MAPE, 90th percentile, median signed error",
     ]
 
 
@@ -55,13 +56,13 @@ def _campaigns(answer: Mapping[str, Any]) -> list[str]:
             "campaign": campaign,
             "metric": metric,
             "n": found["n"],
-            "median / mean, 90th percentile, median error": _percent(found),
+            "median / mean, 90th percentile, median error": _errors(found),
         }
-        | {"in 90 % interval": f"{100 * found['coverage_90']:.0f} %"}
+        | {"in 90 % interval": percent(found["coverage_90"])}
         for campaign, metrics in campaigns.items()
         for metric, found in metrics.items()
     ]
-    return [f"by campaign, {named}; in %:", *table_lines(rows, list(rows[0]), terminal_width())]
+    return [f"by campaign, {named}:", *table_lines(rows, list(rows[0]), terminal_width())]
 
 
 def _kinds(answer: Mapping[str, Any]) -> list[str]:
@@ -131,7 +132,7 @@ def _speculative(answer: Mapping[str, Any]) -> list[str]:
     if not found["with_drafts"]["ttft"]["n"]:
         return []
     rates = found["draft_acceptance_rate"]
-    fitted = ", ".join(f"{proposer} {100 * rate:.0f} %" for proposer, rate in rates.items())
+    fitted = ", ".join(f"{proposer} {percent(rate)}" for proposer, rate in rates.items())
     rows = []
     for kind in ("with_drafts", "without_drafts"):
         rows += [_line(kind.replace("_", " "), found[kind])]
@@ -147,7 +148,7 @@ def _parts(answer: Mapping[str, Any]) -> list[str]:
     if not answer["attribution"]:
         return []
     return [
-        "error by part, in % of the measured value (+: predicted too short), largest first:",
+        "error by part, as a share of the measured value (+: predicted too short), largest first:",
         *_whole(_attribution_rows(answer["attribution"])),
     ]
 
@@ -160,7 +161,7 @@ def _peer(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _line(scope: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    return {"": scope, "n": found["ttft"]["n"], **{metric: _percent(found[metric]) for metric in METRICS}}
+    return {"": scope, "n": found["ttft"]["n"], **{metric: _errors(found[metric]) for metric in METRICS}}
 
 
 def _scores(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -175,12 +176,12 @@ def _name(group: Mapping[str, Any]) -> str:
     return " ".join(str(group[name] or "-") for name in GROUP)
 
 
-def _percent(found: Mapping[str, Any]) -> str:
+def _errors(score: Mapping[str, Any]) -> str:
     """Return a score as median / MAPE, p90 and signed median error, in percent."""
-    if not found["n"]:
+    if not score["n"]:
         return ""
-    median, mape, p90, bias = (100 * found[name] for name in ("median_ape", "mape", "p90_ape", "median_error"))
-    return f"{median:.1f} / {mape:.1f}  p90 {p90:.0f}  {bias:+.0f}"
+    median, mean = (percent(score[name], 1) for name in ("median_ape", "mape"))
+    return f"{median} / {mean}  p90 {percent(score['p90_ape'])}  {deviation(score['median_error'], 0)}"
 
 
 def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[str, Any]]) -> list[dict[str, Any]]:
@@ -208,7 +209,7 @@ def _flags_and_groups(answer: Mapping[str, Any]) -> list[str]:
     return [
         f"{level}, by whether launch flags of the group were fitted; median over groups of their median APE: "
         + "; ".join(
-            f"{kind} TTFT {100 * of_groups[kind]['ttft']:.1f}, TPOT {100 * of_groups[kind]['tpot']:.1f} %"
+            f"{kind} TTFT {percent(of_groups[kind]['ttft'], 1)}, TPOT {percent(of_groups[kind]['tpot'], 1)}"
             for kind in ("dense", "moe")
             if of_groups[kind]["groups"]
         ),
@@ -221,7 +222,8 @@ def _interval_rows(levels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, An
     return [
         {"": f"{level}, {kind}"}
         | {
-            metric: f"{found['coverage_90']:.0%} covered, {found['width_90']:.2f} ({found['width_fixed']:.2f})"
+            metric: f"{percent(found['coverage_90'])} covered, "
+            f"{number(found['width_90'], 3)} ({number(found['width_fixed'], 3)})"
             for metric, found in scores.items()
             if found.get("coverage_90") is not None
         }
@@ -234,7 +236,7 @@ def _attribution_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     rows = []
     for group in found:
         for metric in ("ttft", "tpot"):
-            parts = {name: f"{100 * value:+.0f}" for name, value in group[metric].items()}
+            parts = {name: deviation(value, 0) for name, value in group[metric].items()}
             rows.append({"group": _name(group), "n": group["n"], "metric": metric, **parts})
     return rows
 
@@ -247,7 +249,7 @@ def _peer_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             "": scope,
             "n": pair["n"],
             **{
-                f"{metric} {tool}": _percent(pair[tool][metric])
+                f"{metric} {tool}": _errors(pair[tool][metric])
                 for metric in ("ttft", "tpot")
                 for tool in ("peer", "ours")
             },

@@ -148,7 +148,7 @@ def _accepted(answer: dict[str, Any]) -> str | None:
     if not proposed:
         return None
     steps = proposed / answer["settings"]["num_speculative_tokens"]
-    return f"{accepted:,} of {proposed:,}: {1 + accepted / steps:.2f} tokens per step"
+    return f"{accepted:,} of {proposed:,}: {number(1 + accepted / steps, 3)} tokens per step"
 
 
 def _latencies(answer: dict[str, Any]) -> list[str]:
@@ -204,8 +204,8 @@ def _memory(memory: dict[str, Any], settings: dict[str, Any]) -> list[str]:
     )
     return [
         f"memory per GPU: {gib(memory['memory_bytes'])} GiB, usable {gib(memory['usable_bytes'])}: {parts}",
-        f"KV cache: {memory['kv_cache_tokens']:,} tokens per replica; fits {memory['max_concurrency']:.1f} requests of "
-        f"{settings['max_model_len']:,} tokens",
+        f"KV cache: {memory['kv_cache_tokens']:,} tokens per replica; fits {number(memory['max_concurrency'])} "
+        f"requests of {settings['max_model_len']:,} tokens",
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_output
 from kernelsight.errors import InvalidInput
-from kernelsight.number_format import percent
+from kernelsight.number_format import number, percent
 
 POLICIES = "random,order,greedy,selective"
 SHOWN = (
@@ -94,14 +94,14 @@ def _words(text: str, flag: str) -> list[str]:
 def _sentences(found: dict[str, Any]) -> list[str]:
     lines = [
         f"after {count} measurements 90 % intervals cover {percent(row['coverage_90'])} of the other candidates, "
-        f"calibration error of the speed-up bins {row['ece']:.2f}"
+        f"calibration error of the speed-up bins {number(row['ece'], 2)}"
         for count, row in found["calibration"].items()
     ]
     stops = found["stops"]
     if stops["n"]:
         lines.append(
-            f"{stops['n']} searches found nothing left to gain after {stops['median_measurements']:g} measurements "
-            f"(median); {percent(stops['within_2'])} of them were within 2 % of the optimum"
+            f"{stops['n']} searches found nothing left to gain after {number(stops['median_measurements'])} "
+            f"measurements (median); {percent(stops['within_2'])} of them were within 2 % of the optimum"
         )
     for row in found.get("without_nearest", {}).get("policies", ()):
         lines.append(

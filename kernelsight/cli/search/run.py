@@ -41,34 +41,8 @@ def declare(verb: argparse.ArgumentParser) -> None:
         default="selective",
         help="what to measure: at random, in the order of the other GPUs, lowest forecast, largest expected gain",
     )
-    verb.add_argument(
-        "--propose",
-        metavar="HOW",
-        help="configurations to consider, in order: a .json, .jsonl or .parquet file, or a command that reads as JSON "
-        "what was measured and prints configurations",
-    )
-    verb.add_argument(
-        "--proposals", type=int, default=20, metavar="N", help="proposals that a round takes from --propose"
-    )
-    verb.add_argument(
-        "--proposer", choices=("pool", "neighbours"), default="pool", help="candidates of a round: all, or neighbours"
-    )
-    verb.add_argument("--samples-per-parent", type=int, default=16, metavar="N", help="neighbours to forecast")
-    verb.add_argument("--measure-per-parent", type=int, default=4, metavar="N", help="neighbours to measure")
-    verb.add_argument(
-        "--measure",
-        default="replay",
-        metavar="HOW",
-        help="replay (what the files hold of the GPU), cupy, or a command such as './bench {block_size_x}'",
-    )
-    verb.add_argument(
-        "--time-limit",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="of one measurement or round of proposals by a command",
-    )
-    verb.add_argument("--launch", metavar="FILE", help="how --measure cupy launches the kernel (.json)")
+    _add_proposals(verb)
+    _add_measurements(verb)
     verb.add_argument("--anchor", metavar="ID", help="candidate that speed-up bins are relative to")
     verb.add_argument(
         "--stop",
@@ -84,6 +58,40 @@ def declare(verb: argparse.ArgumentParser) -> None:
     )
     add_gpus(verb)
     add_output(verb, "save the run: .duckdb")
+
+
+def _add_proposals(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--propose",
+        metavar="HOW",
+        help="configurations to consider, in order: a .json, .jsonl or .parquet file, or a command that reads as JSON "
+        "what was measured and prints configurations",
+    )
+    verb.add_argument(
+        "--proposals", type=int, default=20, metavar="N", help="proposals that a round takes from --propose"
+    )
+    verb.add_argument(
+        "--proposer", choices=("pool", "neighbours"), default="pool", help="candidates of a round: all, or neighbours"
+    )
+    verb.add_argument("--samples-per-parent", type=int, default=16, metavar="N", help="neighbours to forecast")
+    verb.add_argument("--measure-per-parent", type=int, default=4, metavar="N", help="neighbours to measure")
+
+
+def _add_measurements(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--measure",
+        default="replay",
+        metavar="HOW",
+        help="replay (what the files hold of the GPU), cupy, or a command such as './bench {block_size_x}'",
+    )
+    verb.add_argument(
+        "--time-limit",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="of one measurement or round of proposals by a command",
+    )
+    verb.add_argument("--launch", metavar="FILE", help="how --measure cupy launches the kernel (.json)")
 
 
 def run(arguments: argparse.Namespace) -> None:

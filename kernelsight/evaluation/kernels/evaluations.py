@@ -1,9 +1,10 @@
-"""Evaluations of kernel models as tables: rows of ``kernel_evaluations``, their scores and their reports."""
+"""Evaluations of kernel models as tables: their rows, on other GPUs or newer engine versions, scores and reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,24 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
+from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.kernels import predict
 from kernelsight.evaluation.kernels.baselines import systems_folder
 from kernelsight.evaluation.kernels.evaluate import evaluate
 from kernelsight.evaluation.kernels.points import Asked, rows_after_points
 from kernelsight.evaluation.kernels.scores import score_rows
+from kernelsight.evaluation.kernels.versions import new_versions, scored_versions, version_scores
 from kernelsight.fitting.splits import Split
+from kernelsight.fitting.sweep_files import check_sweeps
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.pack import default_pack, read_pack
 from kernelsight.scenario.stated_flags import object_text
 
-TABLES = ("kernel_evaluation_reports", "kernel_scores")
+# of each table of questions: the reports on its rows, and their scores
+TABLES = {
+    "kernel_evaluations": ("kernel_evaluation_reports", "kernel_scores"),
+    "version_evaluations": ("version_evaluation_reports", "version_scores"),
+}
 
 
 def row_of_split(split: Split, points: Asked | None, **others: Any) -> dict[str, Any]:
@@ -39,18 +48,44 @@ def row_of_split(split: Split, points: Asked | None, **others: Any) -> dict[str,
 
 
 def evaluation_tables(evaluations: pa.Table) -> dict[str, pa.Table]:
-    """Return the tables of TABLES; InvalidInput, UnknownName: an evaluation that cannot be made, and why."""
+    """Return scores on other GPUs; InvalidInput, UnknownName: an evaluation that cannot be made, and why."""
+    return _tables("kernel_evaluations", evaluations, _gpu_report, score_rows)
+
+
+def version_tables(evaluations: pa.Table) -> dict[str, pa.Table]:
+    """Return scores on newer engine versions; InvalidInput, UnknownName: as ``evaluation_tables``."""
+    return _tables("version_evaluations", evaluations, _version_report, itemgetter("rows"))
+
+
+def _tables(
+    question: str,
+    evaluations: pa.Table,
+    report_of: Callable[[Mapping[str, Any]], dict[str, Any]],
+    scores_of: Callable[[Mapping[str, Any]], list[dict[str, Any]]],
+) -> dict[str, pa.Table]:
     reports, scores = [], []
     for row in evaluations.to_pylist():
-        own = {"evaluation_id": row["evaluation_id"]}
-        result = _report(row)
-        reports.append(own | {"report": object_text(result)})
-        scores += [own | each for each in score_rows(result)]
-    found = dict(zip(TABLES, (reports, scores), strict=True))
-    return {name: as_table(contracts()[name], rows) for name, rows in found.items()}
+        key = {"evaluation_id": row["evaluation_id"]}
+        report = report_of(row)
+        reports.append(key | {"report": object_text(report)})
+        scores += [key | each for each in scores_of(report)]
+    names = TABLES[question]
+    return {name: as_table(contracts()[name], rows) for name, rows in zip(names, (reports, scores), strict=True)}
 
 
-def _report(row: Mapping[str, Any]) -> dict[str, Any]:
+def _version_report(row: Mapping[str, Any]) -> dict[str, Any]:
+    sweeps, older = ([Path(name) for name in row[column]] for column in ("sweeps", "train_sweeps"))
+    check_sweeps([*sweeps, *older])
+    pack = read_pack(Path(row["pack"])) if row["pack"] else default_pack()
+    wanted = {name: row[column] or () for name, column in (("asked", "versions"), ("gpus", "gpus"))}
+    scored = list(scored_versions(older, sweeps, pack, **wanted, families=row["families"] or ()))
+    if not scored:
+        raise InvalidInput("no measured GPU has rows of those versions; give other --test-gpus or --families.")
+    used = [":".join(pair) for pair in new_versions(older, sweeps, wanted["asked"])]
+    return {"engine_version_used": used, "rows": version_scores(scored)}
+
+
+def _gpu_report(row: Mapping[str, Any]) -> dict[str, Any]:
     gpus = tuple(row["train_gpus"]), tuple(row["test_gpus"])
     split = Split(row["evaluation_id"], *gpus, row["tier"], row["budget"] or 0.0, bool(row["whole_layers"]))
     points = Asked(row["points"], row["point_choice"] or "planned") if row["points"] else None

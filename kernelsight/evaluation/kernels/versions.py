@@ -151,20 +151,20 @@ def scored_versions(
 
 
 def version_scores(scored: Sequence[pa.Table], *, serving: bool = True) -> list[dict[str, Any]]:
-    """Return COLUMNS for each scope, family and dtype, and for each scope over all rows; errors are fractions.
+    """Return COLUMNS for each scope, family and dtype, and of each scope (family and dtype None); errors are fractions.
 
     ``serving``: only shapes that served models have.
     """
     rows = pl.concat([pl.from_arrow(table) for table in scored])
     rows = rows.filter(pl.col("serving")) if serving else rows
-    found = [_scores(scope, "(all)", "", part) for scope in SCOPES if (part := rows.filter(scope=scope)).height]
+    found = [_scores(scope, None, None, part) for scope in SCOPES if (part := rows.filter(scope=scope)).height]
     for scope in SCOPES:
         parts = rows.filter(scope=scope).partition_by("family", "dtype", as_dict=True)
         found += [_scores(scope, family, dtype, part) for (family, dtype), part in sorted(parts.items())]
     return found
 
 
-def _scores(scope: str, family: str, dtype: str, rows: pl.DataFrame) -> dict[str, Any]:
+def _scores(scope: str, family: str | None, dtype: str | None, rows: pl.DataFrame) -> dict[str, Any]:
     measured = rows["latency_us"].to_numpy()
     found = score(measured, *(rows[name].to_numpy() for name in ("predicted_us", "p05_us", "p95_us")))
     floor = score(measured, rows["earlier_us"].to_numpy())

@@ -246,12 +246,21 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         ).then(pl.lit(f"disaggregated, {DATA_PARALLEL}")),
     )
     together, split = (each.with_columns(speculative=pl.lit(None, pl.Boolean)) for each in (together, split))
-    kept = pl.concat([together, pairs, split], how="vertical_relaxed")
+    rows = _contract_columns(pl.concat([together, pairs, split], how="vertical_relaxed"))
+    return Runs(
+        conform(rows.to_arrow(compat_level=pl.CompatLevel.oldest()), contracts()["measured_runs"], origin=path.name),
+        raw.height,
+        excluded,
+    )
+
+
+def _contract_columns(kept: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of the source with the columns of ``measured_runs``."""
     disaggregated = pl.col("mode") != "agg"
     batch, concurrency = pl.col("batch_size"), _concurrency
     # with a batch size smaller than the concurrency, the concurrency is the total of several engines
     workers = pl.when(batch.is_between(1, concurrency - 1)).then(concurrency // batch).otherwise(1)
-    rows = kept.select(
+    return kept.select(
         run_id="id",
         campaign=pl.when(_source.str.contains(INFERENCEX)).then(pl.lit("inferencex")).otherwise(pl.lit("gap_analysis")),
         # the name of the same weights in later files of the source
@@ -284,9 +293,4 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         ttft_ms="silicon_ttft_ms",
         tpot_ms="silicon_tpot_ms",
         source="silicon_data_source",
-    )
-    return Runs(
-        conform(rows.to_arrow(compat_level=pl.CompatLevel.oldest()), contracts()["measured_runs"], origin=path.name),
-        raw.height,
-        excluded,
     )

@@ -56,7 +56,6 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     campaigns = campaign_scores(scored_of_campaigns(rows))
     rows = [row for row in rows if measured_both(row)]
     scored = [dict(row) for row in scored_runs(rows)]
-    inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
     disaggregated = [row for row in rows if row.get("prefill_workers") and not row.get("scored_separately")]
     separate: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -79,34 +78,31 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for kind, moe in (("dense", False), ("moe", True))
         },
         "attribution": attributions(served),
-        "disaggregated": {
-            **scores(disaggregated),
-            "groups": grouped(disaggregated, GROUP, by_group),
-            "not_simulated": counted(row["status"] for row in disaggregated if not row.get("errors")),
-        },
-        "separate": [
-            {
-                "reason": reason,
-                **scores(members),
-                "groups": grouped(members, GROUP, by_group),
-                "not_simulated": counted(row["status"] for row in members if not row.get("errors")),
-            }
-            for reason, members in sorted(separate.items())
-        ],
-        "speculative": {
-            "draft_acceptance_rate": {
-                f"{row['engine']} {row['model']}": row["flags"]["draft_acceptance_rate"]
-                for row in rows
-                if "draft_acceptance_rate" in row.get("flags", {})
-            },
-        }
-        | {
-            kind: {**scores(members), "groups": grouped(members, GROUP, by_group)}
-            for kind, members in (
-                ("with_drafts", [row for row in inferred if row["speculative"]]),
-                ("without_drafts", [row for row in inferred if not row["speculative"]]),
-            )
-        },
+        "disaggregated": _scores_by_group(disaggregated),
+        "separate": [{"reason": reason, **_scores_by_group(members)} for reason, members in sorted(separate.items())],
+        "speculative": _speculative_scores(rows),
+    }
+
+
+def _scores_by_group(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    failed = counted(row["status"] for row in rows if not row.get("errors"))
+    return {**scores(rows), "groups": grouped(rows, GROUP, by_group), "not_simulated": failed}
+
+
+def _speculative_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the scores of runs by whether they used speculative decoding, which is inferred, and the rates fitted."""
+    rates = {
+        f"{row['engine']} {row['model']}": row["flags"]["draft_acceptance_rate"]
+        for row in rows
+        if "draft_acceptance_rate" in row.get("flags", {})
+    }
+    inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
+    kinds = {
+        "with_drafts": [row for row in inferred if row["speculative"]],
+        "without_drafts": [row for row in inferred if not row["speculative"]],
+    }
+    return {"draft_acceptance_rate": rates} | {
+        kind: {**scores(members), "groups": grouped(members, GROUP, by_group)} for kind, members in kinds.items()
     }
 
 

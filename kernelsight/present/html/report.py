@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import InvalidInput
-from kernelsight.number_format import gib, interval, percent
+from kernelsight.number_format import gib, interval, number, percent
 from kernelsight.present.html.comparison_figures import COMPARISON_FIGURES
 from kernelsight.present.html.page import UNKNOWN, Card, Grid, Head, Part, Tiles, figures, page, table, text_of
 from kernelsight.present.html.run_figures import RUN_FIGURES
@@ -145,9 +145,9 @@ def _worst_moment(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["There is no queue: in every window less than one request waits on average."]
     row = rows[0]
     return [
-        f"Most requests wait from {text_of(row['start_s'])} s to {text_of(row['end_s'])} s: {row['waiting']:.0f} on "
-        f"average, with {percent(row['kv'])} of the KV cache in use and the engine in steps "
-        f"{percent(row['busy'])} of the time."
+        f"Most requests wait from {text_of(row['start_s'])} s to {text_of(row['end_s'])} s: "
+        f"{number(row['waiting'], 3)} on average, with {percent(row['kv'])} of the KV cache in use and the engine "
+        f"in steps {percent(row['busy'])} of the time."
     ]
 
 

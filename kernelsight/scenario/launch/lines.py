@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from kernelsight.dataflow.redaction import REDACTED
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flags import FLAGS, checked
+from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.launch.command_options import Setting, read_options
 from kernelsight.scenario.launch.engine_options import UNKNOWN, Option, find_option, find_variable, options
 from kernelsight.scenario.launch.reading import Reading, Word

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flags import FLAGS, checked
+from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.launch.command_options import Setting
 from kernelsight.scenario.launch.engine_options import Option
 

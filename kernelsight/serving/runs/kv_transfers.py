@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.sums import in_order
+from kernelsight.number_format import number
 from kernelsight.serving.runs.world import by_key
 
 FABRIC = "infiniband_ndr"  # unless one is stated
@@ -58,8 +59,8 @@ def _transfer(sides: list[dict[str, float]], port: Mapping[str, Any]) -> dict[st
         "latency_us": port["latency_us"],
         "assumed": (
             "each KV cache is sent in one piece after its prefill, one prompt at a time, over one "
-            f"{port['fabric']} port per GPU at {rate / 1e9:.1f} GB/s and {port['latency_us']:.1f} us latency, without "
-            "using memory in transit; the prefill replica returns the first token, and the decode replica adds no "
-            "host time per request"
+            f"{port['fabric']} port per GPU at {number(rate / 1e9)} GB/s and {number(port['latency_us'])} us latency, "
+            "without using memory in transit; the prefill replica returns the first token, and the decode replica adds "
+            "no host time per request"
         ),
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.number_format import number
 from kernelsight.scenario.kv_tiers import TIERS, parse_tiers
 from kernelsight.serving.engine.inputs import Tier, Tiers
 from kernelsight.serving.engine.records import NO_LIMIT, WRITE_POLICIES
@@ -133,7 +134,7 @@ def _assumed(
         source = {"host": "the PCIe rate of the GPU", "disk": device["source"]}.get(
             name, f"one {STORE_FABRIC} port a GPU"
         )
-        said.append(f"loads at {rate / 1e9:.1f} GB/s ({source}, not measured)")
+        said.append(f"loads at {number(rate / 1e9)} GB/s ({source}, not measured)")
     ways = {
         "ahead": "a request loads beside the steps of others",
         "with_step": "a step waits for the loads of its prompts",

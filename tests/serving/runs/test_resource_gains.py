@@ -48,7 +48,7 @@ def test_a_batch_that_is_kept_small_is_limited_by_what_keeps_it_small(short, res
         assert "arrivals" not in found
         limits = run.table("bottlenecks")["limit"].to_pylist()
         assert limits.count(resource) > len(limits) / 2
-        assert run.summary["verdict"].startswith(f"limited by {resource}: 20 % more give ")
+        assert run.summary["verdict"].startswith(f"limited by {resource}: 20% more give ")
 
 
 def test_long_prompts_are_limited_by_arithmetic_and_short_ones_by_memory():

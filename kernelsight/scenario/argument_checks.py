@@ -1,4 +1,4 @@
-"""Arguments of the Python verbs: a value of a wrong kind is answered with one sentence."""
+"""Checks of arguments given in Python: a value of a wrong type is refused in one sentence."""
 
 from __future__ import annotations
 

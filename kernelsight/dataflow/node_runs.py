@@ -1,0 +1,204 @@
+"""Runs the nodes that a table needs: queries in DuckDB and Python functions, each once, with what they read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernelsight.dataflow.contract import conform
+from kernelsight.dataflow.engine import complaint, quote, stop_if_interrupted
+from kernelsight.dataflow.graph import Node
+from kernelsight.dataflow.kept import Kept, keep_table
+from kernelsight.dataflow.kept import read_table as read_kept_table
+from kernelsight.dataflow.table_store import TableStore
+from kernelsight.dataflow.violations import check_reference
+from kernelsight.errors import MissingTable, RunFailed
+
+
+class NodeRuns(TableStore):
+    """Tables, and the nodes that make those which are not there yet."""
+
+    def _compute(self, names: Iterable[str]) -> None:
+        self._check_thread()
+        available = self.available()
+        wanted = [name for name in names if name not in available]
+        if self._kept:
+            self._take_kept(wanted, self._kept)
+            available = self.available()
+            wanted = [name for name in wanted if name not in available]
+        if not wanted:
+            return
+        try:
+            nodes = self.graph.plan(wanted, available)
+        except MissingTable as error:
+            if self.path is None:
+                raise
+            raise MissingTable(f"{self.path} has no table {', '.join(wanted)} and cannot compute it: {error}") from None
+        read = {name for node in nodes for name in node.inputs}
+        for name in sorted(read & available & self._references_unchecked):  # what is computed needs no check
+            self._check_references(name, self._fetch(name))
+            self._references_unchecked.discard(name)
+        asked = {*wanted, *(name for node in nodes for name in node.inputs)}
+        for node in nodes:
+            self._run(node, asked)
+
+    def _check_references(self, name: str, table: pa.Table) -> None:
+        available = self.available()
+        for column in self.graph.contracts[name].columns:
+            other, _, key = column.reference.partition(".")
+            if other in available and other != name:
+                check_reference(name, column, table.column(column.name), self._fetch(other).column(key))
+
+    def _take_kept(self, names: Iterable[str], kept: Kept) -> None:
+        """Take tables from disk, and where one is not there, those that its node reads."""
+        waiting, seen = list(names), self.available()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            node = self.graph.node(name)
+            key = self._kept_key(name, kept) if name in kept.tables else None
+            rows = read_kept_table(key, self.graph.contracts[name].schema) if key else None
+            if rows is not None:
+                self._tables[name] = rows
+            elif node is not None:
+                waiting += node.inputs
+
+    def key_of(self, name: str) -> str | None:
+        """Return the hash of all that a derived table is made from; None where nothing is kept of it."""
+        return self._kept_key(name, self._kept) if self._kept else None
+
+    def _kept_key(self, name: str, kept: Kept) -> str | None:
+        """Return the key of a derived table; None where something that it is made from is missing, or passes."""
+        roots: dict[str, pa.Table | None] = {}
+        for each in self.graph.roots(name, frozenset(self._given | kept.by_content)):
+            if each in self._given and each in kept.passing:
+                return None
+            if each in kept.by_content and each not in self._given:
+                try:
+                    self._compute([each])
+                except MissingTable:
+                    return None
+            roots[each] = self._fetch(each) if each in self._given or each in kept.by_content else None
+        return kept.key(name, roots)
+
+    def _run(self, node: Node, asked: Collection[str]) -> None:
+        """Run a node for those of its tables that are asked for and not there yet."""
+        started = time.perf_counter()
+        wanted = [name for name in node.names if name in asked and name not in self.available()]
+        made = self._run_query(node) if node.kind == "sql" else self._run_function(node, wanted)
+        for name, rows in made.items():
+            # a table that is there already was given, or stands in the file: it stays
+            if name in self.available():
+                continue
+            if callable(rows):
+                self._pending[name] = rows
+            else:
+                self._tables[name] = conform(rows, self.graph.contracts[name], trusted=True, origin=node.label)
+                if self._kept and name in self._kept.tables and (key := self._kept_key(name, self._kept)):
+                    keep_table(key, self._tables[name])
+        if self.progress:
+            self.progress(", ".join(wanted), time.perf_counter() - started)
+
+    def _run_query(self, node: Node) -> dict[str, pa.Table]:
+        import duckdb
+
+        for name in node.inputs:
+            self._register(name)
+        try:
+            return {node.names[0]: self._connection.sql(node.text).to_arrow_table()}
+        except (duckdb.Error, RuntimeError) as error:
+            stop_if_interrupted(error)
+            raise RunFailed(f"{node.label} failed: {complaint(error)}.") from error
+
+    def _run_function(self, node: Node, wanted: Collection[str]) -> Mapping[str, Any]:
+        services = {
+            "wanted": frozenset(wanted),
+            "read": Reader(self, node),
+            "threads": self.threads,
+            "fork": self.fork,
+            "report": self.report or (lambda text: None),
+        }
+        made = node.function(
+            **{name: self._fetch(name) for name in node.inputs}, **{name: services[name] for name in node.services}
+        )
+        if not isinstance(made, Mapping):
+            made = {node.names[0]: made}
+        if not set(wanted) <= set(made) <= set(node.names):
+            raise RunFailed(f"{node.label} returned {', '.join(sorted(made))}, expected {', '.join(node.names)}.")
+        return made
+
+    def _read(self, name: str, columns: Sequence[str], among: Mapping[str, Collection[str]]) -> pa.Table:
+        """Return columns of a table, and those rows alone whose words are ``among`` these.
+
+        Of a query that has not run yet nothing else is computed, and nothing is kept.
+        """
+        node = self.graph.node(name) if name not in self.available() else None
+        if node is None or node.kind != "sql":
+            self._compute([name])
+            whole = self._fetch(name)
+            # the table itself, where all of it is wanted: values may be remembered of it
+            rows = whole if list(columns) == whole.column_names else whole.select(list(columns))
+            for column, words in among.items():
+                rows = rows.filter(pc.is_in(whole[column], pa.array(words, pa.string())))
+            return rows
+        self._compute(node.inputs)
+        contract = self.graph.known(name)
+        wanted = replace(contract, columns=tuple(column for column in contract.columns if column.name in columns))
+        conditions = [f"{quote(column)} in ({', '.join(map(_text, words))})" for column, words in among.items()]
+        text = f"select {', '.join(map(quote, wanted.column_names))} from (\n{node.text}\n)"
+        text += f" where {' and '.join(conditions)}" if conditions else ""
+        return conform(self._run_query(replace(node, text=text))[name], wanted, trusted=True, origin=node.label)
+
+
+class Reader:
+    """What a node fetches tables with while it runs, of those that its ``reads`` declares."""
+
+    def __init__(self, session: NodeRuns, node: Node) -> None:
+        self._session, self._node = session, node
+
+    def __call__(
+        self, name: str, columns: Sequence[str], among: Mapping[str, Collection[str]] | None = None
+    ) -> pa.Table:
+        """Return columns of a table; ``among``: only the rows whose value of a column is one of these words."""
+        if name not in self._node.fetches:
+            raise RunFailed(f"{self._node.label} reads {name} and does not declare it; add it to its `reads`.")
+        return self._session._read(name, columns, among or {})
+
+    def is_available(self, name: str) -> bool:
+        """Return whether the rows of a table are there: given, stored, or computed before."""
+        return name in self._session.available()
+
+    def is_given(self, name: str) -> bool:
+        """Return whether the rows of a table were given, so that no node makes them."""
+        return name in self._session.given()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that the node declares to read."""
+        return self._node.fetches
+
+    def roots_of(self, names: Collection[str]) -> tuple[pa.Table, ...]:
+        """Return the tables that nodes of these names read and that were given, or that no node makes."""
+        graph, given = self._session.graph, self._session.given()
+        read = {one for name in names if (node := graph.node(name)) for one in node.inputs}
+        return tuple(self._session._fetch(one) for one in sorted(read) if one in given or graph.node(one) is None)
+
+    def query_of(self, name: str) -> str:
+        """Return the SQL that makes a table; empty where no query does."""
+        node = self._session.graph.node(name)
+        return node.text if node else ""
+
+    def columns_of(self, name: str) -> list[str]:
+        """Return the columns that the contract of a table states."""
+        return self._session.graph.known(name).column_names
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
