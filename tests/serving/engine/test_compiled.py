@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numba
 import numpy as np
 import pytest
 
-from kernelsight.serving.engine import compiled, linking
+from kernelsight.serving.engine import compiled, linking, machine_code
 
 
 def test_a_rule_that_makes_an_array_is_refused() -> None:
@@ -38,7 +40,11 @@ def test_python_cannot_call_a_rule() -> None:
         double(3)
 
 
-def test_numba_knows_a_rule_once_it_is_compiled() -> None:
+def test_numba_knows_a_rule_once_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code that is kept needs no rule; here there is none yet."""
+    monkeypatch.setattr(machine_code, "PLACES", [tmp_path])
+    machine_code.code_folder.cache_clear()
+
     @compiled.compiled
     def double(number: int) -> int:
         return 2 * number
@@ -49,6 +55,7 @@ def test_numba_knows_a_rule_once_it_is_compiled() -> None:
 
     assert "dispatcher" not in vars(double)
     assert quadruple(3) == 12 and "dispatcher" in vars(double)
+    machine_code.code_folder.cache_clear()
 
 
 def test_an_entry_point_is_a_rule_to_others() -> None:
