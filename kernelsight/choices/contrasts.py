@@ -1,4 +1,4 @@
-"""What is known of contrasts: how much longer one implementation takes than another at one shape, with intervals.
+"""Posterior of contrasts: log-latency differences between two implementations at one shape, with intervals.
 
 log latency of a candidate = level of its site + w x likely contrast
 + effects of engine, kernel and lineage that GPUs share + an effect of this candidate on this GPU + noise,

@@ -1,4 +1,4 @@
-"""From sweeps, a GPU and shapes to the candidates of a choice: what runs there, what was measured, and refusals."""
+"""Candidates of a choice from sweeps, a GPU and shapes: implementations that run there, measurements, refusals."""
 
 from __future__ import annotations
 

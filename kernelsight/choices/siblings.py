@@ -1,4 +1,4 @@
-"""What a GPU of the same generation shows at the very same shape, where orders of kernels turn from tile to tile.
+"""Measurements of a GPU of the same generation at the very same shape, where the order of kernels turns by tile.
 
 No effect that varies smoothly with sizes holds such an order, and a kernel model holds only what its form states.
 """

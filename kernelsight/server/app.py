@@ -22,7 +22,7 @@ from kernelsight.server.live import LiveEngines
 from kernelsight.server.metrics import Metrics
 from kernelsight.server.prompts import block_keys
 from kernelsight.server.pump import Pump
-from kernelsight.server.requests import Asked, Refused, read_request
+from kernelsight.server.requests import CompletionRequest, Refused, read_request
 from kernelsight.version import VERSION
 
 # of a request; a prompt of a million token ids as text is 7 MB
@@ -92,7 +92,7 @@ class Server:
             return Response(status_code=499)
         return _Stream(self, job)
 
-    def _send(self, asked: Asked, model: str, name: str) -> Job:
+    def _send(self, asked: CompletionRequest, model: str, name: str) -> Job:
         """Send every choice of a request to the engines. Refused: a full queue, or a request that no engine holds."""
         assert self.pump is not None
         job = Job(asked, model, name, self._note)
@@ -114,7 +114,7 @@ class Server:
                     raise Refused("the KV cache of the engine is smaller than this request; shorten it.")
         return job
 
-    def _length(self, asked: Asked, prompt: int) -> tuple[int, str]:
+    def _length(self, asked: CompletionRequest, prompt: int) -> tuple[int, str]:
         """Return the tokens of an answer and why it ends: a request without ``max_tokens`` ends by itself."""
         if asked.max_tokens is not None:
             return asked.max_tokens, "length"

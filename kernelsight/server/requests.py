@@ -27,7 +27,7 @@ class Refused(Exception):
         return {"error": error}
 
 
-class Asked(NamedTuple):
+class CompletionRequest(NamedTuple):
     """A request: token ids of each prompt, choices of each, and how its answer is sent."""
 
     chat: bool
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 
 def read_request(
     body: Any, chat: bool, model: str, names: set[str], max_model_len: int, tokens_of: Callable[[str], np.ndarray]
-) -> Asked:
+) -> CompletionRequest:
     """Return a request; fields that no time depends on are not looked at.
 
     ``model``: its name where the request states none; ``names``: all that it answers to. Refused: what vLLM refuses.
@@ -74,7 +74,7 @@ def read_request(
     priority = body.get("priority") or 0
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > 2**31:
         raise Refused("`priority` is not a whole number.", param="priority")
-    return Asked(chat, prompts, choices, most, stream, include, include and continuous, priority)
+    return CompletionRequest(chat, prompts, choices, most, stream, include, include and continuous, priority)
 
 
 def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:

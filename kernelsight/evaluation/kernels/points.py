@@ -35,7 +35,7 @@ Choose = Callable[..., np.ndarray]
 CHOICES: dict[str, Choose] = {"planned": planned, "random": random_points}
 
 
-class Asked(NamedTuple):
+class PointBudget(NamedTuple):
     """How many points of each kernel are measured, and how they are chosen: planned or random."""
 
     per_kernel: int
@@ -55,7 +55,7 @@ class Family(NamedTuple):
 
 
 def rows_after_points(
-    asked: Asked, sweeps: Sequence[Path], split: Split, families: Sequence[str], systems: Path | None
+    asked: PointBudget, sweeps: Sequence[Path], split: Split, families: Sequence[str], systems: Path | None
 ) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Return the scored rows of each family without the points, and what a report adds: points, unmeasured_sites."""
     fits = dict(fitted(sweeps, split.train_gpus, split.test_gpus, families))
@@ -107,7 +107,7 @@ def rests_after(fits: Mapping[str, Family]) -> dict[int, dict[str, Rest]]:
 
 
 def scored_after(
-    asked: Asked,
+    asked: PointBudget,
     fits: Mapping[str, Family],
     gpus: Sequence[str],
     rests: Mapping[int, Mapping[str, Rest]],
@@ -136,7 +136,7 @@ def scored_after(
 
 
 def predicted_after(
-    gpu: str, fits: Mapping[str, Family], asked: Asked, curves: Mapping[str, Mapping[str, np.ndarray]]
+    gpu: str, fits: Mapping[str, Family], asked: PointBudget, curves: Mapping[str, Mapping[str, np.ndarray]]
 ) -> dict[str, tuple[pa.Table, dict[str, np.ndarray], np.ndarray]]:
     """Return of each family of a GPU its rows but for the points, their predictions, and whether their site is new."""
     families = {name: one for name, one in fits.items() if gpu in one.own}

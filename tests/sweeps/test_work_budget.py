@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelsight.sweeps import work
-from kernelsight.sweeps.work import SearchEnded, TimeIsOver, Work
+from kernelsight.sweeps.work_budget import SearchEnded, TimeIsOver, Work
 
 
 def test_time_ends_a_search_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
