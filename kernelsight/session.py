@@ -62,8 +62,8 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
     graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
-    kept = Kept(KEPT, BY_CONTENT, catalog.program, PASSING)
-    return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=kept)
+    disk_cache = Kept(KEPT, BY_CONTENT, catalog.program, PASSING)
+    return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=disk_cache)
 
 
 class Session(dataflow.Session):
@@ -168,9 +168,9 @@ class Session(dataflow.Session):
         if not flags:
             return gradients(self, metric, fact)
         run = Run.of(self, flags)
-        found = run.gradient(metric, fact)
+        derivatives = run.gradient(metric, fact)
         run.close()
-        return found
+        return derivatives
 
     @takes_flags()
     def what_if(self, grid: Any) -> WhatIf:
@@ -222,16 +222,16 @@ class Session(dataflow.Session):
             raise InvalidInput(f"workers is {workers!r}; give a whole number of processes of at least 1.")
         if resume and not folder:
             raise InvalidInput("resume needs the folder in which the partitions of the sweep were kept.")
-        kept = Path(folder) if folder else None
+        partitions = Path(folder) if folder else None
         how = {"workers": workers, "executor": executor, "connect": connect, "intervals": intervals}
-        execution = Execution(folder=kept, resume=resume, **how)
-        asked = {
+        execution = Execution(folder=partitions, resume=resume, **how)
+        options = {
             "goodput": goodput_of(goodput) or None,
             "slo": slo and stated_slo(slo),
             "execution": execution,
             "correction": correction,
         }
-        return WhatIf.of(self, grid_rows(grid), **asked)
+        return WhatIf.of(self, grid_rows(grid), **options)
 
     @takes_flags()
     def find_rates(
@@ -300,8 +300,8 @@ class Session(dataflow.Session):
         cost = {"prices": prices, "electricity_price": electricity_price}
         margins = {"confidence": confidence, "margin": margin, "peak": peak}
         searched = {"max_gpus": max_gpus, "search": search, "tune": tune, "time_limit": time_limit}
-        asked = amount | day | cost | margins | searched
-        return Sizing.of(self, flags, gpus=gpus, slo=slo, correction=correction, report=report, **asked)
+        question = amount | day | cost | margins | searched
+        return Sizing.of(self, flags, gpus=gpus, slo=slo, correction=correction, report=report, **question)
 
     @takes_flags(*SCENARIO)
     def compare(

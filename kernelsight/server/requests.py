@@ -49,9 +49,9 @@ def read_request(
     """
     if not isinstance(body, Mapping):
         raise Refused("the body is not a JSON object.")
-    asked = body.get("model") or model
-    if asked not in names:
-        raise Refused(f"The model `{asked}` does not exist.", 404, "NotFoundError", "model")
+    model_name = body.get("model") or model
+    if model_name not in names:
+        raise Refused(f"The model `{model_name}` does not exist.", 404, "NotFoundError", "model")
     prompts = [tokens_of(chat_text(_messages(body)))] if chat else _prompts(body.get("prompt"), tokens_of)
     options = body.get("stream_options") or {}
     stream = bool(body.get("stream"))
