@@ -11,11 +11,10 @@ import pyarrow as pa
 from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.cache import remembered
-from kernelsight.dataflow.contract import as_arrow
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.kept import Kept
 from kernelsight.dataflow.locations import folder
-from kernelsight.dataflow.rows import is_rows, python_rows
+from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
@@ -361,17 +360,9 @@ class Session(dataflow.Session):
         ...     found.column("best_candidate").to_pylist(), session.table("search_rounds").num_rows
         (['tile=5'], 2)
         """
-        from kernelsight.searching.scenarios import scenario_rows
-        from kernelsight.searching.space_files import read_spaces
+        from kernelsight.searching.questions import give_searches
 
-        if space:
-            paths = [space] if isinstance(space, str | Path) else list(space)
-            for name, table in read_spaces(paths)._asdict().items():
-                self.give(name, table)
-        if isinstance(scenarios, Mapping):
-            scenarios = [dict(scenarios)]
-        rows = scenarios if isinstance(scenarios, list) else python_rows(as_arrow(scenarios, "search_scenarios"))
-        self.give("search_scenarios", scenario_rows(rows))
+        give_searches(self, scenarios, [space] if isinstance(space, str | Path) else list(space))
         return self.table("search_summary")
 
     def _run(self, node: Node, asked: Collection[str]) -> None:
