@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from record import record
 
 from kernelsight.evaluation.kernels.evaluate import NAMED
-from kernelsight.evaluation.kernels.points import Asked, Family, against, predicted_after
+from kernelsight.evaluation.kernels.points import Family, PointBudget, against, predicted_after
 from kernelsight.fitting.cells import generation_of, is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.points_intervals import some_calls
@@ -60,7 +60,7 @@ def sampled(family: str, table: pa.Table) -> pa.Table:
     return pa.concat_tables(parts) if parts else served
 
 
-def figures(gpu: str, fits: Mapping[str, Family], asked: Asked, curves: Any) -> dict[str, Any]:
+def figures(gpu: str, fits: Mapping[str, Family], asked: PointBudget, curves: Any) -> dict[str, Any]:
     """Return what is shown of a GPU after some points: covered cells, kernels that other generations ran."""
     cells, new_cells, points = [], [], 0
     for family, (rows, values, new) in predicted_after(gpu, fits, asked, curves).items():
@@ -104,7 +104,7 @@ def scored(gpu: str, fits: Mapping[str, Family]) -> list[dict[str, Any]]:
     rows, curves = [], curves_without(generation_of(gpu))
     for how, counts in COUNTS.items():
         for count in counts:
-            found = figures(gpu, fits, Asked(count, how), curves)
+            found = figures(gpu, fits, PointBudget(count, how), curves)
             rows.append({"gpu": gpu, "how": how, "per_kernel": count, **found})
             new = found["unmeasured_sites"]
             print(

@@ -121,22 +121,22 @@ def config_field_missing(label: str, field: str) -> InvalidInput:
     )
 
 
-def config_field_wrong(label: str, field: str, found: object, expected: str) -> InvalidInput:
+def config_field_wrong(label: str, field: str, value: object, expected: str) -> InvalidInput:
     """Build the error for a config field with an unusable value.
 
     >>> str(config_field_wrong("my-model", "hidden_size", -1, "a whole number above 0"))
     "config of my-model: field 'hidden_size' is -1, but must be a whole number above 0."
     """
-    return InvalidInput(f"config of {label}: field {field!r} is {reprlib.repr(found)}, but must be {expected}.")
+    return InvalidInput(f"config of {label}: field {field!r} is {reprlib.repr(value)}, but must be {expected}.")
 
 
-def config_unsupported(label: str, what: str, found: object, supported: Iterable[str]) -> InvalidInput:
+def config_unsupported(label: str, what: str, value: object, supported: Iterable[str]) -> InvalidInput:
     """Build the error for a config value that is not supported.
 
     >>> str(config_unsupported("my-model", "architecture", "MambaForCausalLM", ["LlamaForCausalLM"]))
     "config of my-model: architecture 'MambaForCausalLM' is not supported. Supported: LlamaForCausalLM."
     """
-    shown = repr(found) if isinstance(found, str) else reprlib.repr(found)
+    shown = repr(value) if isinstance(value, str) else reprlib.repr(value)
     return InvalidInput(f"config of {label}: {what} {shown} is not supported. Supported: {', '.join(supported)}.")
 
 
@@ -152,40 +152,40 @@ def config_unreadable(path: object, reason: str) -> InvalidInput:
 # --- recorded and synthetic loads (read/traces.py, serving/load.py) ---
 
 
-def trace_unusable(path: object, found: str, advice: str) -> InvalidInput:
+def trace_unusable(path: object, problem: str, advice: str) -> InvalidInput:
     """Build the error for a trace file that cannot be used.
 
     >>> str(trace_unusable("day.csv", "the file is empty", "Give a file with at least one request."))
     'trace day.csv: the file is empty. Give a file with at least one request.'
     """
-    return InvalidInput(f"trace {path}: {found}. {advice}")
+    return InvalidInput(f"trace {path}: {problem}. {advice}")
 
 
-def trace_place_unusable(path: object, place: str, found: str, advice: str) -> InvalidInput:
+def trace_place_unusable(path: object, place: str, problem: str, advice: str) -> InvalidInput:
     """Build the error for one line (of text) or row (of Parquet) of a trace, counted from 1.
 
     >>> str(trace_place_unusable("day.csv", "line 7", "output_tokens is '0'", "Correct or remove that line."))
     "trace day.csv, line 7: output_tokens is '0'. Correct or remove that line."
     """
-    return InvalidInput(f"trace {path}, {place}: {found}. {advice}")
+    return InvalidInput(f"trace {path}, {place}: {problem}. {advice}")
 
 
-def load_unclear(scenario_id: str, found: str, advice: str) -> InvalidInput:
+def load_unclear(scenario_id: str, problem: str, advice: str) -> InvalidInput:
     """Build the error for a scenario with an incomplete or contradictory workload.
 
     >>> str(load_unclear("chat", "a synthetic workload needs output_len", "Set it, or give a trace."))
     "scenario 'chat': a synthetic workload needs output_len. Set it, or give a trace."
     """
-    return InvalidInput(f"scenario {scenario_id!r}: {found}. {advice}")
+    return InvalidInput(f"scenario {scenario_id!r}: {problem}. {advice}")
 
 
-def dependency_unusable(scenario_id: str, request: int, found: str) -> InvalidInput:
+def dependency_unusable(scenario_id: str, request: int, problem: str) -> InvalidInput:
     """Build the error for a request that waits for one that never finishes.
 
     >>> str(dependency_unusable("chat", 3, "after 9 is no request of this scenario"))
     "scenario 'chat', request 3: after 9 is no request of this scenario. Correct table request_dependencies."
     """
-    return InvalidInput(f"scenario {scenario_id!r}, request {request}: {found}. Correct table request_dependencies.")
+    return InvalidInput(f"scenario {scenario_id!r}, request {request}: {problem}. Correct table request_dependencies.")
 
 
 # --- dataflow and session ---------------------------------------------------------------------------------------------

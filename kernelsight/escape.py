@@ -111,9 +111,9 @@ def _cell(value: Any) -> str:
     return number(value) if value is None or isinstance(value, float) else as_html(value)
 
 
-def _as_code_point(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+def _as_code_point(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
-def _as_python(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _as_python(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")

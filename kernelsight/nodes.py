@@ -71,8 +71,8 @@ def step_costs(
 def deployment_families(kernel_evidence: pa.Table) -> pa.Table:
     """The kernel families that each deployment launches: those that its latencies have."""
     names = ("deployment_id", "family")
-    found = sorted(set(zip(*(kernel_evidence[name].to_pylist() for name in names), strict=True)))
-    columns = zip(*found, strict=True) if found else [[], []]
+    pairs = sorted(set(zip(*(kernel_evidence[name].to_pylist() for name in names), strict=True)))
+    columns = zip(*pairs, strict=True) if pairs else [[], []]
     return pa.table({name: pa.array(values, pa.string()) for name, values in zip(names, columns, strict=True)})
 
 

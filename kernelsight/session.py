@@ -11,11 +11,10 @@ import pyarrow as pa
 from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.cache import remembered
-from kernelsight.dataflow.contract import as_arrow
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.kept import Kept
 from kernelsight.dataflow.locations import folder
-from kernelsight.dataflow.rows import is_rows, python_rows
+from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
@@ -62,8 +61,8 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
     graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
-    kept = Kept(KEPT, BY_CONTENT, catalog.program, PASSING)
-    return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=kept)
+    disk_cache = Kept(KEPT, BY_CONTENT, catalog.program, PASSING)
+    return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=disk_cache)
 
 
 class Session(dataflow.Session):
@@ -168,9 +167,9 @@ class Session(dataflow.Session):
         if not flags:
             return gradients(self, metric, fact)
         run = Run.of(self, flags)
-        found = run.gradient(metric, fact)
+        derivatives = run.gradient(metric, fact)
         run.close()
-        return found
+        return derivatives
 
     @takes_flags()
     def what_if(self, grid: Any) -> WhatIf:
@@ -222,16 +221,16 @@ class Session(dataflow.Session):
             raise InvalidInput(f"workers is {workers!r}; give a whole number of processes of at least 1.")
         if resume and not folder:
             raise InvalidInput("resume needs the folder in which the partitions of the sweep were kept.")
-        kept = Path(folder) if folder else None
+        partitions = Path(folder) if folder else None
         how = {"workers": workers, "executor": executor, "connect": connect, "intervals": intervals}
-        execution = Execution(folder=kept, resume=resume, **how)
-        asked = {
+        execution = Execution(folder=partitions, resume=resume, **how)
+        options = {
             "goodput": goodput_of(goodput) or None,
             "slo": slo and stated_slo(slo),
             "execution": execution,
             "correction": correction,
         }
-        return WhatIf.of(self, grid_rows(grid), **asked)
+        return WhatIf.of(self, grid_rows(grid), **options)
 
     @takes_flags()
     def find_rates(
@@ -300,8 +299,8 @@ class Session(dataflow.Session):
         cost = {"prices": prices, "electricity_price": electricity_price}
         margins = {"confidence": confidence, "margin": margin, "peak": peak}
         searched = {"max_gpus": max_gpus, "search": search, "tune": tune, "time_limit": time_limit}
-        asked = amount | day | cost | margins | searched
-        return Sizing.of(self, flags, gpus=gpus, slo=slo, correction=correction, report=report, **asked)
+        question = amount | day | cost | margins | searched
+        return Sizing.of(self, flags, gpus=gpus, slo=slo, correction=correction, report=report, **question)
 
     @takes_flags(*SCENARIO)
     def compare(
@@ -361,17 +360,9 @@ class Session(dataflow.Session):
         ...     found.column("best_candidate").to_pylist(), session.table("search_rounds").num_rows
         (['tile=5'], 2)
         """
-        from kernelsight.searching.scenarios import scenario_rows
-        from kernelsight.searching.space_files import read_spaces
+        from kernelsight.searching.questions import give_searches
 
-        if space:
-            paths = [space] if isinstance(space, str | Path) else list(space)
-            for name, table in read_spaces(paths)._asdict().items():
-                self.give(name, table)
-        if isinstance(scenarios, Mapping):
-            scenarios = [dict(scenarios)]
-        rows = scenarios if isinstance(scenarios, list) else python_rows(as_arrow(scenarios, "search_scenarios"))
-        self.give("search_scenarios", scenario_rows(rows))
+        give_searches(self, scenarios, [space] if isinstance(space, str | Path) else list(space))
         return self.table("search_summary")
 
     def _run(self, node: Node, asked: Collection[str]) -> None:

@@ -17,7 +17,7 @@ import kernelsight as ks
 from kernelsight.cli.main import main as kernelsight
 from kernelsight.evaluation.kernels.baselines import systems_folder
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.points import Asked, rows_after_points
+from kernelsight.evaluation.kernels.points import PointBudget, rows_after_points
 from kernelsight.evaluation.kernels.predict import fit_and_predict
 from kernelsight.fitting.splits import Split
 from kernelsight.kernels.families import FAMILIES
@@ -93,7 +93,7 @@ def kernels_layers() -> dict[str, float]:
 
 def points() -> dict[str, float]:
     """Return the errors of one small family on H100, with three planned points a kernel measured."""
-    how = partial(rows_after_points, Asked(3))
+    how = partial(rows_after_points, PointBudget(3))
     return medians(scored(Split("sample", SEEN, UNSEEN, "points-measured"), score_rows=how))
 
 

@@ -83,8 +83,8 @@ def spread_sites(family: str, rows: pl.DataFrame) -> pl.DataFrame:
     count = pl.len().over("gpu", "dtype")
     # the k-th of n sites is kept where k x SITES_PER_GPU / n passes a whole number
     passes = (place * SITES_PER_GPU) // count != ((place - 1) * SITES_PER_GPU) // count
-    kept = sites.filter((count <= SITES_PER_GPU) | passes)
-    return rows.join(kept, on=kept.columns, how="semi", nulls_equal=True, maintain_order="left")
+    spread = sites.filter((count <= SITES_PER_GPU) | passes)
+    return rows.join(spread, on=spread.columns, how="semi", nulls_equal=True, maintain_order="left")
 
 
 def existing(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) -> pl.DataFrame:
@@ -93,32 +93,38 @@ def existing(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) ->
     ``shapes``: call columns of sites; ``like``: measured rows, of the GPU itself or of one whose kernels it runs.
     """
     by = [name for name in EXISTS_BY if name in shapes.columns]
-    kinds = [
+    kind_columns = [
         (pl.col(name) > 0).alias(f"_{name}") if name == "window" else pl.col(name).alias(f"_{name}") for name in by
     ]
     keys = ["dtype", *(f"_{name}" for name in by)]
-    kernels = like.with_columns(kinds).select(*keys, "engine", "implementation", "math", "format")
+    kernels = like.with_columns(kind_columns).select(*keys, "engine", "implementation", "math", "format")
     kernels = kernels.sort(kernels.columns).unique([*keys, "engine", "implementation"], maintain_order=True)
-    asked = shapes.drop([name for name in (*IDENTITY, "math", "format", "latency_us") if name in shapes.columns])
-    found = asked.unique(site_columns(family), maintain_order=True).with_columns(kinds)
-    found = found.join(kernels.sort(keys + ["engine", "implementation"]), on=keys, how="inner", maintain_order="left")
+    sites = shapes.drop([name for name in (*IDENTITY, "math", "format", "latency_us") if name in shapes.columns])
+    candidates = sites.unique(site_columns(family), maintain_order=True).with_columns(kind_columns)
+    candidates = candidates.join(
+        kernels.sort(keys + ["engine", "implementation"]), on=keys, how="inner", maintain_order="left"
+    )
     known = like.filter(pl.col("gpu") == gpu)
     known = known.select(*site_columns(family), "engine", "implementation", "latency_us")
     on = [*site_columns(family), "engine", "implementation"]
-    found = found.with_columns(gpu=pl.lit(gpu)).join(known, on=on, how="left", nulls_equal=True, maintain_order="left")
-    return found.drop([f"_{name}" for name in by])
+    candidates = candidates.with_columns(gpu=pl.lit(gpu)).join(
+        known, on=on, how="left", nulls_equal=True, maintain_order="left"
+    )
+    return candidates.drop([f"_{name}" for name in by])
 
 
-def laid_out(family: str, gpu: str, asked: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table | None = None) -> Choice:
+def laid_out(
+    family: str, gpu: str, candidates: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table | None = None
+) -> Choice:
     """Return the candidates with what the kernel model expects of each, fitted to the other GPUs.
 
-    ``asked``: candidates on ``gpu``, the latency null where it is not known; ``others``: measured rows of other GPUs.
+    ``candidates``: on ``gpu``, the latency null where it is not known; ``others``: measured rows of other GPUs.
     Each generation of these is predicted by a fit without it, as the asked one has to be.
     """
     tables = facts("kernel_implementations"), gpus or facts("gpus"), facts("fabrics")
     order = ["gpu", *site_columns(family), "engine", "implementation"]
-    columns = [*NOT_CALLS - {"engine_version"}, *(name for name in asked.columns if name not in NOT_CALLS)]
-    asked = asked.sort(order)
+    columns = [*NOT_CALLS - {"engine_version"}, *(name for name in candidates.columns if name not in NOT_CALLS)]
+    candidates = candidates.sort(order)
     learned = spread_sites(family, shared_sites(family, others)).sort(order)
     generations = family_facts(family, *tables[:2]).generation
     latency = np.empty(learned.height)
@@ -129,16 +135,18 @@ def laid_out(family: str, gpu: str, asked: pl.DataFrame, others: pl.DataFrame, g
         taught = others.filter(pl.Series(rest if rest.any() else ~rest))
         here = pl.Series(of_row == name)
         latency[of_row == name] = _model(family, taught, learned.filter(here), tables)
-    own = _model(family, others, asked, tables)
-    every = pl.concat([learned.select(columns), asked.select(columns)])
+    expected = _model(family, others, candidates, tables)
+    every = pl.concat([learned.select(columns), candidates.select(columns)])
     names = sorted(others["gpu"].unique().to_list())
-    alike = siblings(gpu, names, tables[1], generations)
-    beyond = remainders(every, np.concatenate([latency, own]), others, site_columns(family), alike)
-    rows = _candidates(family, every, np.concatenate([latency, own]), beyond, tables)
+    sibling_of = siblings(gpu, names, tables[1], generations)
+    beyond = remainders(every, np.concatenate([latency, expected]), others, site_columns(family), sibling_of)
+    rows = _candidates(family, every, np.concatenate([latency, expected]), beyond, tables)
     first = learned.height
     errors = np.log(learned["latency_us"].to_numpy() / latency)
     sources = tuple(sorted(learned["gpu"].unique().to_list()))
-    return Choice(family, gpu, sources, asked, own, rows.at(slice(first, None)), rows.at(slice(0, first)), errors)
+    return Choice(
+        family, gpu, sources, candidates, expected, rows.at(slice(first, None)), rows.at(slice(0, first)), errors
+    )
 
 
 def _model(family: str, taught: pl.DataFrame, rows: pl.DataFrame, tables: tuple[pa.Table, ...]) -> np.ndarray:

@@ -42,37 +42,39 @@ class Contrasts(NamedTuple):
 
 def contrasts(choice: Choice) -> tuple[Contrasts, Sizes]:
     """Return the contrasts of all asked candidates, from what was measured of the GPU and of others."""
-    asked, others = choice.asked, choice.others
-    measured = asked.at(np.isfinite(asked.log_us))
+    candidates, others = choice.asked, choice.others
+    measured = candidates.at(np.isfinite(candidates.log_us))
     if np.unique(measured.site).size < LEAST_TUNING:
         # nothing of this GPU says how its own effects vary: as shared ones do
-        sizes = starting_sizes(asked.by_shape())
-        return contrasts_at(others.beside(measured).by_shape(), asked.by_shape(), sizes), sizes
+        sizes = starting_sizes(candidates.by_shape())
+        return contrasts_at(others.beside(measured).by_shape(), candidates.by_shape(), sizes), sizes
     sizes = tuned(measured, others if others.site.size else None)
-    return contrasts_at(others.beside(measured), asked, sizes), sizes
+    return contrasts_at(others.beside(measured), candidates, sizes), sizes
 
 
-def contrasts_at(known: Candidates, asked: Candidates, sizes: Sizes) -> Contrasts:
+def contrasts_at(known: Candidates, candidates: Candidates, sizes: Sizes) -> Contrasts:
     """Return the contrasts of the asked candidates, given measured ones and sizes of the effects."""
-    found = Contrasts(*(np.empty(asked.site.size) for _ in Contrasts._fields))
-    normal = np.random.default_rng(0).standard_normal((DRAWS, int(np.bincount(asked.site - asked.site.min()).max())))
-    for block in posteriors(known, asked, sizes):
-        here = asked.log_us[block.rows]
+    contrasts_found = Contrasts(*(np.empty(candidates.site.size) for _ in Contrasts._fields))
+    normal = np.random.default_rng(0).standard_normal(
+        (DRAWS, int(np.bincount(candidates.site - candidates.site.min()).max()))
+    )
+    for block in posteriors(known, candidates, sizes):
+        here = candidates.log_us[block.rows]
         done = np.isfinite(here).all(axis=1)
         mean = np.where(done[:, None], here, block.mean)
         width = mean.shape[1]
         covariance = np.where(done[:, None, None], REPEATED**2 * np.eye(width), block.covariance)
-        for column, values in zip(found, _of_block(mean, covariance, normal[:, :width]), strict=True):
+        for column, values in zip(contrasts_found, _of_block(mean, covariance, normal[:, :width]), strict=True):
             column[block.rows] = values
-    return found
+    return contrasts_found
 
 
 def _of_block(mean: np.ndarray, covariance: np.ndarray, normal: np.ndarray) -> Contrasts:
     """Return the contrasts of (sites, q) candidates."""
     sites, width = mean.shape
     each, pick = np.arange(sites), mean.argmin(axis=1)
-    own = np.einsum("sii->si", covariance)
-    variance = own + own[each, pick][:, None] - 2.0 * covariance[each, pick, :]
+    variances = np.einsum("sii->si", covariance)
+    variance = variances + variances[each, pick][:, None] - 2.0 * covariance[each, pick, :]
     lower = np.linalg.cholesky(covariance + ROUNDING * np.eye(width))
     draws = mean[:, None, :] + np.einsum("sij,kj->ski", lower, normal)
     lead = np.minimum(draws - draws.min(axis=2, keepdims=True), MOST_LOG_REGRET)
@@ -85,7 +87,7 @@ def _of_block(mean: np.ndarray, covariance: np.ndarray, normal: np.ndarray) -> C
     )
 
 
-def choice_candidates(choice: Choice, found: Contrasts, tolerance: float) -> pa.Table:
+def choice_candidates(choice: Choice, posterior: Contrasts, tolerance: float) -> pa.Table:
     """Return the rows of ``choice_candidates``; ``tolerance``: expected regret above which a shape is to be measured.
 
     Latencies stand on the model's level, moved by what was measured of the GPU; their interval is that of the model's
@@ -96,11 +98,11 @@ def choice_candidates(choice: Choice, found: Contrasts, tolerance: float) -> pa.
     errors = choice.level_errors
     shift, half = 0.0, float(np.quantile(np.abs(errors), 0.9)) if errors.size else 1.0
     if np.unique(choice.asked.site[measured]).size >= LEAST_LEVELS:
-        left = choice.asked.log_us[measured] - found.mean[measured]
-        shift = float(np.median(left))
-        half = max(float(np.quantile(np.abs(left - shift), 0.9)), SIGMAS * REPEATED)
-    latency = np.exp(log_level + found.mean + np.where(_whole_sites(choice.asked), 0.0, shift))
-    half_of = np.where(_whole_sites(choice.asked), SIGMAS * REPEATED, np.hypot(half, SIGMAS * found.ratio_sd))
+        residual = choice.asked.log_us[measured] - posterior.mean[measured]
+        shift = float(np.median(residual))
+        half = max(float(np.quantile(np.abs(residual - shift), 0.9)), SIGMAS * REPEATED)
+    latency = np.exp(log_level + posterior.mean + np.where(_whole_sites(choice.asked), 0.0, shift))
+    half_of = np.where(_whole_sites(choice.asked), SIGMAS * REPEATED, np.hypot(half, SIGMAS * posterior.ratio_sd))
     rows = choice.rows
     count = rows.height
     columns = {
@@ -114,11 +116,11 @@ def choice_candidates(choice: Choice, found: Contrasts, tolerance: float) -> pa.
         "latency_us": latency,
         "p05_us": latency * np.exp(-half_of),
         "p95_us": latency * np.exp(half_of),
-        "log_ratio": found.ratio,
-        "log_ratio_p05": found.ratio - SIGMAS * found.ratio_sd,
-        "log_ratio_p95": found.ratio + SIGMAS * found.ratio_sd,
-        "p_fastest": found.fastest,
-        "expected_regret": found.regret,
+        "log_ratio": posterior.ratio,
+        "log_ratio_p05": posterior.ratio - SIGMAS * posterior.ratio_sd,
+        "log_ratio_p95": posterior.ratio + SIGMAS * posterior.ratio_sd,
+        "p_fastest": posterior.fastest,
+        "expected_regret": posterior.regret,
         "measured_us": rows["latency_us"],
         "tolerance": np.full(count, tolerance),
         "tier": pl.repeat(_tier(choice), count, eager=True),
@@ -128,10 +130,10 @@ def choice_candidates(choice: Choice, found: Contrasts, tolerance: float) -> pa.
     return pl.DataFrame(columns).with_columns(pl.col("measured_us").cast(pl.Float64)).to_arrow().cast(schema)
 
 
-def _whole_sites(asked: Candidates) -> np.ndarray:
+def _whole_sites(candidates: Candidates) -> np.ndarray:
     """Tell of each candidate whether all of its site were measured."""
-    missing = np.bincount(asked.site - asked.site.min(), ~np.isfinite(asked.log_us)) > 0
-    return ~missing[asked.site - asked.site.min()]
+    missing = np.bincount(candidates.site - candidates.site.min(), ~np.isfinite(candidates.log_us)) > 0
+    return ~missing[candidates.site - candidates.site.min()]
 
 
 def shape_texts(family: str, rows: pl.DataFrame) -> list[str]:

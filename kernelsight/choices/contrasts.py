@@ -1,4 +1,4 @@
-"""What is known of contrasts: how much longer one implementation takes than another at one shape, with intervals.
+"""Posterior of contrasts: log-latency differences between two implementations at one shape, with intervals.
 
 log latency of a candidate = level of its site + w x likely contrast
 + effects of engine, kernel and lineage that GPUs share + an effect of this candidate on this GPU + noise,
@@ -131,8 +131,14 @@ class _Pairs(NamedTuple):
         (labels, places, rows), (theirs, other_places, other_rows) = _numbered(one), _numbered(other)
         equal = labels[:, None, :] == theirs[None, :, :]
         engine, kernel, lineage, number_format, gpu = np.moveaxis(equal, -1, 0)
-        own = gpu & engine & kernel
-        parts = {"engine": engine, "kernel": kernel, "lineage": lineage, "own": own, "own_format": own & number_format}
+        same_kernel = gpu & engine & kernel
+        parts = {
+            "engine": engine,
+            "kernel": kernel,
+            "lineage": lineage,
+            "own": same_kernel,
+            "own_format": same_kernel & number_format,
+        }
         return cls(
             {name: part.astype(float) for name, part in parts.items()},
             (places, other_places),
@@ -157,29 +163,29 @@ def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
     shared = ("engine", "kernel", "lineage")
     constant = sum(effects[name] * pairs.same[name] for name in (*shared, "own"))
     varies = sum(effects[f"{name}_varies"] * pairs.same[name] for name in shared)
-    own = effects["own_varies"] * pairs.same["own"] + effects["own_format_varies"] * pairs.same["own_format"]
+    of_kernels = effects["own_varies"] * pairs.same["own"] + effects["own_format_varies"] * pairs.same["own_format"]
     (shape, seen), (other_shape, other_seen) = pairs.places
 
     def rows_of(table: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
         return table.take(one, axis=0).take(other, axis=1)
 
-    found = rows_of(
+    total = rows_of(
         matern(squared_distances(shape * sizes.shared_scales, other_shape * sizes.shared_scales)), site, other_site
     )
-    found *= rows_of(varies, label, other_label)
+    total *= rows_of(varies, label, other_label)
     near = rows_of(matern(squared_distances(seen * sizes.own_scales, other_seen * sizes.own_scales)), site, other_site)
-    near *= rows_of(own, label, other_label)
-    found += near
-    found += rows_of(constant, label, other_label)
-    found *= pairs.free
-    found += effects["likely"] * pairs.likely
-    return found
+    near *= rows_of(of_kernels, label, other_label)
+    total += near
+    total += rows_of(constant, label, other_label)
+    total *= pairs.free
+    total += effects["likely"] * pairs.likely
+    return total
 
 
 def _with_noise(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
-    found = _covariance(pairs, sizes) + LEVEL**2 * pairs.site
-    found[np.diag_indices_from(found)] += sizes.effects["noise"] ** 2
-    return found
+    total = _covariance(pairs, sizes) + LEVEL**2 * pairs.site
+    total[np.diag_indices_from(total)] += sizes.effects["noise"] ** 2
+    return total
 
 
 def tuned(rows: Candidates, given: Candidates | None = None) -> Sizes:
@@ -214,8 +220,8 @@ def _moved(sizes: Sizes, name: str | int, factor: float) -> Sizes:
         return sizes._replace(effects={**sizes.effects, name: sizes.effects[name] * factor})
     scales = np.append(sizes.shared_scales, sizes.own_scales)
     scales[name] *= factor
-    shared, own = np.split(scales, [sizes.shared_scales.size])
-    return sizes._replace(shared_scales=shared, own_scales=own)
+    shared, own_scales = np.split(scales, [sizes.shared_scales.size])
+    return sizes._replace(shared_scales=shared, own_scales=own_scales)
 
 
 def _penalty(sizes: Sizes) -> float:
@@ -239,11 +245,11 @@ def thinned(rows: Candidates, most: int) -> Candidates:
     share = most / max(rows.site.size, 1)
     if share >= 1.0:
         return rows
-    kept = sites[np.unique(np.linspace(0, sites.size - 1, max(2, int(share * sites.size))).round().astype(int))]
-    return rows.at(np.isin(rows.site, kept))
+    chosen = sites[np.unique(np.linspace(0, sites.size - 1, max(2, int(share * sites.size))).round().astype(int))]
+    return rows.at(np.isin(rows.site, chosen))
 
 
-def posteriors(measured: Candidates, asked: Candidates, sizes: Sizes) -> Iterator[Posterior]:
+def posteriors(measured: Candidates, candidates: Candidates, sizes: Sizes) -> Iterator[Posterior]:
     """Yield the contrasts of the asked candidates, which stand site by site, given the measured ones.
 
     Means and covariances are those of log latency less the level of the site: differences within a site count.
@@ -251,8 +257,8 @@ def posteriors(measured: Candidates, asked: Candidates, sizes: Sizes) -> Iterato
     lower = np.linalg.cholesky(_with_noise(_Pairs.of(measured, measured), sizes))
     inverse = np.linalg.inv(lower)
     weights = inverse.T @ (inverse @ (measured.log_us - LIKELY_SHARE * measured.likely))
-    for block in site_blocks(asked.site):
-        rows = asked.at(block.ravel())
+    for block in site_blocks(candidates.site):
+        rows = candidates.at(block.ravel())
         to_measured = covariance(rows, measured, sizes)
         mean = (to_measured @ weights + LIKELY_SHARE * rows.likely).reshape(block.shape)
         white = (to_measured @ inverse.T).reshape(*block.shape, -1)
@@ -269,14 +275,14 @@ def _own_covariance(rows: Candidates, shape: tuple[int, ...], sizes: Sizes) -> n
         return values[:, :, None] == values[:, None, :]
 
     engine, kernel = same("engine"), same("kernel")
-    found = np.zeros((*shape, shape[1]))
+    total = np.zeros((*shape, shape[1]))
     for name, part in (("engine", engine), ("kernel", kernel), ("lineage", same("lineage")), ("own", engine & kernel)):
-        found += part * (effects[name] + effects[f"{name}_varies"])
-    found += (engine & kernel) * effects["own_format_varies"]
+        total += part * (effects[name] + effects[f"{name}_varies"])
+    total += (engine & kernel) * effects["own_format_varies"]
     free, likely = rows.free.reshape(shape), rows.likely.reshape(shape)
-    found *= free[:, :, None] * free[:, None, :]
-    found += effects["likely"] * likely[:, :, None] * likely[:, None, :]
-    return found + np.eye(shape[1]) * effects["noise"]
+    total *= free[:, :, None] * free[:, None, :]
+    total += effects["likely"] * likely[:, :, None] * likely[:, None, :]
+    return total + np.eye(shape[1]) * effects["noise"]
 
 
 def site_blocks(site: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""From sweeps, a GPU and shapes to the candidates of a choice: what runs there, what was measured, and refusals."""
+"""Candidates of a choice from sweeps, a GPU and shapes: implementations that run there, measurements, refusals."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ def choice_of(
     check_sweeps(sweeps)
     others = _others(sweeps, family, gpu, sources)
     _same_vendor(gpu, others, gpus, family)
-    own = measured_rows(sweeps, family, [gpu])
-    like = candidates_like(family, gpu, own, others, gpus)
-    shapes = pl.concat([own, others], how="diagonal") if calls is None else shapes_of_calls(family, calls)
-    asked = shared_sites(family, existing(family, shapes, like, gpu))
-    if not asked.height:
+    measured = measured_rows(sweeps, family, [gpu])
+    like = candidates_like(family, gpu, measured, others, gpus)
+    shapes = pl.concat([measured, others], how="diagonal") if calls is None else shapes_of_calls(family, calls)
+    candidates = shared_sites(family, existing(family, shapes, like, gpu))
+    if not candidates.height:
         raise InvalidInput(
             f"no shape of {family} has two implementations to choose from on {gpu}; give sweeps of several engines, or "
             "calls in number formats that they hold."
         )
-    left = shapes.select(site_columns(family)).n_unique() - asked.select(site_columns(family)).n_unique()
-    if calls is not None and left:
+    lacking = shapes.select(site_columns(family)).n_unique() - candidates.select(site_columns(family)).n_unique()
+    if calls is not None and lacking:
         _LOG.info(
-            f"{left:,} shapes of the calls are left out: the sweeps hold no two implementations in their number "
+            f"{lacking:,} shapes of the calls are left out: the sweeps hold no two implementations in their number "
             "formats, head size and kind of window"
         )
-    return laid_out(family, gpu, asked, others, gpus)
+    return laid_out(family, gpu, candidates, others, gpus)
 
 
 def _others(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str] | None) -> pl.DataFrame:
@@ -97,13 +97,15 @@ def _same_vendor(gpu: str, others: pl.DataFrame, gpus: pa.Table, family: str) ->
         )
 
 
-def candidates_like(family: str, gpu: str, own: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table) -> pl.DataFrame:
+def candidates_like(
+    family: str, gpu: str, measured: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table
+) -> pl.DataFrame:
     """Return measured rows whose kernels run on the GPU: its own, and in other number formats those of the nearest GPU.
 
     Nearest is the highest compute capability that is not above the GPU's own. Kernels that engines choose by compute
     capability are renamed to what they choose on this one (table ``kernel_sources``).
     """
-    missing = others.filter(~pl.col("dtype").is_in(own["dtype"].unique().implode()))
+    missing = others.filter(~pl.col("dtype").is_in(measured["dtype"].unique().implode()))
     capability = {
         name: _number(text)
         for name, text in zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True)
@@ -115,7 +117,7 @@ def candidates_like(family: str, gpu: str, own: pl.DataFrame, others: pl.DataFra
         level = max(below) if below else min(levels)
         names = [name for name in rows["gpu"].unique().to_list() if capability.get(name, 0.0) == level]
         nearest.append(_renamed(family, gpu, rows.filter(pl.col("gpu").is_in(names)), gpus))
-    return pl.concat([own, *nearest], how="diagonal")
+    return pl.concat([measured, *nearest], how="diagonal")
 
 
 def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.DataFrame:
@@ -138,7 +140,7 @@ def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.Da
     mine = known.generation.get(gpu)
     anywhere = {(row["engine"], row["implementation"]) for row in counted}
     here = {(row["engine"], row["implementation"]) for row in counted if known.generation.get(row["gpu"]) == mine}
-    found = []
+    parts = []
     for (engine, name, dtype, like), part in rows.group_by(IDENTITY_OF_KERNELS, maintain_order=True):
         names = sorted(source_names(family, engine, name, like))
         keys = [(engine, one, text) for one in names for text in (dtype, "*")]
@@ -150,8 +152,8 @@ def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.Da
         if row is not None:
             math = pl.lit(row["math"]) if row["math"] else pl.col("math")
             part = part.with_columns(implementation=pl.lit(row["implementation"]), math=math)
-        found.append(part)
-    return pl.concat(found)
+        parts.append(part)
+    return pl.concat(parts)
 
 
 def _math(sources: Sequence[dict], engine: str, implementation: str, dtype: str) -> str | None:

@@ -62,20 +62,20 @@ def _by_chance(choice: Choice, first: np.ndarray, missing: np.ndarray) -> np.nda
     rows = choice.rows[first[missing]]
     names = zip(rows["dtype"], rows["distribution"], shape_texts(choice.family, rows), strict=True)
     digests = [hashlib.sha256(f"{choice.family}|{'|'.join(map(str, name))}".encode()).hexdigest() for name in names]
-    kinds = rows.select(
+    kind_of_row = rows.select(
         pl.struct(*(name for name in KINDS if name in rows.columns), pl.Series("hides", hidden_octaves(rows) > 0))
     )
     # the first of each kind before the second of any: a rare kind is where a choice is dearest if nothing is known
-    ordered = pl.DataFrame({"row": np.flatnonzero(missing), "digest": digests, "kind": kinds.to_series()})
+    ordered = pl.DataFrame({"row": np.flatnonzero(missing), "digest": digests, "kind": kind_of_row.to_series()})
     turn = pl.col("digest").rank("ordinal").over("kind")
     return ordered.sort(turn.clip(1, OF_KIND + 1), "digest")["row"].to_numpy()
 
 
-def _site_regrets(choice: Choice, found: Contrasts) -> np.ndarray:
+def _site_regrets(choice: Choice, posterior: Contrasts) -> np.ndarray:
     """Return of each candidate the expected regret of its site's pick."""
     site = choice.asked.site - choice.asked.site.min()
     pick = np.full(site.max() + 1, np.inf)
-    np.minimum.at(pick, site, np.where(found.ratio <= 0.0, found.regret, np.inf))
+    np.minimum.at(pick, site, np.where(posterior.ratio <= 0.0, posterior.regret, np.inf))
     return pick[site]
 
 
@@ -105,11 +105,11 @@ def planned_rows(choice: Choice, sites: Sequence[int]) -> pl.DataFrame:
     """
     order = {site: place for place, site in enumerate(sites)}
     places = np.array([order.get(site, -1) for site in choice.asked.site.tolist()])
-    kept = np.flatnonzero(places >= 0)
-    kept = kept[np.argsort(places[kept], kind="stable")]
-    rows = choice.rows[kept]
+    chosen = np.flatnonzero(places >= 0)
+    chosen = chosen[np.argsort(places[chosen], kind="stable")]
+    rows = choice.rows[chosen]
     columns = {
-        "place": places[kept] + 1,
+        "place": places[chosen] + 1,
         "dtype": rows["dtype"],
         "distribution": rows["distribution"],
         "shape": shape_texts(choice.family, rows),

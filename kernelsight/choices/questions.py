@@ -29,10 +29,10 @@ def choice_asked(row: Mapping[str, Any], gpus: pa.Table) -> Choice:
 
 def candidates_asked(questions: pa.Table, gpus: pa.Table) -> pa.Table:
     """Return ``choice_candidates`` of all questions; InvalidInput, UnknownName: one that has none, and why."""
-    found = [contracts()["choice_candidates"].schema.empty_table()]
+    tables = [contracts()["choice_candidates"].schema.empty_table()]
     with one_blas_thread():
         for row in questions.to_pylist():
             choice = choice_asked(row, gpus)
             tolerance = TOLERANCE if row["tolerance"] is None else row["tolerance"]
-            found.append(choice_candidates(choice, contrasts(choice)[0], tolerance))
-    return pa.concat_tables(found)
+            tables.append(choice_candidates(choice, contrasts(choice)[0], tolerance))
+    return pa.concat_tables(tables)

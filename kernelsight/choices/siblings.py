@@ -1,4 +1,4 @@
-"""What a GPU of the same generation shows at the very same shape, where orders of kernels turn from tile to tile.
+"""Measurements of a GPU of the same generation at the very same shape, where the order of kernels turns by tile.
 
 No effect that varies smoothly with sizes holds such an order, and a kernel model holds only what its form states.
 """
@@ -24,11 +24,11 @@ def siblings(
 
     def nearest(name: str) -> str | None:
         kind = generations.get(name)
-        alike = [other for other in others if other != name and kind and generations.get(other) == kind]
-        return min(alike, key=lambda other: (abs(math.log(rate[other] / rate[name])), other), default=None)
+        same_generation = [other for other in others if other != name and kind and generations.get(other) == kind]
+        return min(same_generation, key=lambda other: (abs(math.log(rate[other] / rate[name])), other), default=None)
 
-    own = nearest(gpu)
-    return {name: nearest(name) if own else None for name in others} | {gpu: own}
+    of_gpu = nearest(gpu)
+    return {name: nearest(name) if of_gpu else None for name in others} | {gpu: of_gpu}
 
 
 def remainders(
@@ -36,31 +36,31 @@ def remainders(
     model_us: np.ndarray,
     measured: pl.DataFrame,
     site: Sequence[str],
-    alike: Mapping[str, str | None],
+    sibling_of: Mapping[str, str | None],
 ) -> np.ndarray:
     """Return of each row how its sibling's contrast at its shape differs from the kernel model's, in the log.
 
-    ``measured``: rows of GPUs with ``latency_us``; ``site``: the columns of a site beside its GPU; ``alike``: the
+    ``measured``: rows of GPUs with ``latency_us``; ``site``: the columns of a site beside its GPU; ``sibling_of``: the
     sibling of each GPU. The same kernel counts, else the fastest one of the same engine. The mean is zero over what is
     known of a site; all of a site is zero where fewer than two of its candidates are known.
     """
     key = [*site, "engine"]
     looked = rows.select("gpu", *key, "implementation").with_columns(
-        gpu=pl.col("gpu").replace_strict(dict(alike), return_dtype=pl.String)
+        gpu=pl.col("gpu").replace_strict(dict(sibling_of), return_dtype=pl.String)
     )
     known = measured.select("gpu", *key, "implementation", "latency_us")
     same = _beside(looked, known, ["gpu", *key, "implementation"])
     engine = _beside(looked, known, ["gpu", *key])
-    found = np.log(np.where(np.isnan(same), engine, same)) - np.log(model_us)
+    differences = np.log(np.where(np.isnan(same), engine, same)) - np.log(model_us)
     place = rows.select(pl.struct("gpu", *site).rle_id()).to_series().to_numpy()
-    there = ~np.isnan(found)
+    there = ~np.isnan(differences)
     count = np.bincount(place, there)
-    mean = np.bincount(place, np.where(there, found, 0.0)) / np.maximum(count, 1)
-    return np.where(there & (count[place] > 1), found - mean[place], 0.0)
+    mean = np.bincount(place, np.where(there, differences, 0.0)) / np.maximum(count, 1)
+    return np.where(there & (count[place] > 1), differences - mean[place], 0.0)
 
 
 def _beside(rows: pl.DataFrame, known: pl.DataFrame, key: list[str]) -> np.ndarray:
     """Return the least known latency with the same values of ``key`` as each row; nan: none."""
     least = known.group_by(key).agg(pl.col("latency_us").min())
-    found = rows.select(key).join(least, on=key, how="left", nulls_equal=True, maintain_order="left")["latency_us"]
-    return found.cast(pl.Float64).fill_null(math.nan).to_numpy()
+    latency = rows.select(key).join(least, on=key, how="left", nulls_equal=True, maintain_order="left")["latency_us"]
+    return latency.cast(pl.Float64).fill_null(math.nan).to_numpy()

@@ -93,7 +93,7 @@ def run(arguments: Any) -> None:
         raise InvalidInput(f"{', '.join(arguments.runs)} has no run that can be replayed: all rows were excluded.")
     if arguments.against:
         predictions([])  # fails early if the tool cannot start
-    asked = {
+    question = {
         "backtest_id": "asked",
         "tier": arguments.tier,
         "constants": list(levels),
@@ -105,7 +105,7 @@ def run(arguments: Any) -> None:
     with open_session(arguments) as session:
         session.progress = None
         session.give("measured_runs", runs.table, trusted=True)
-        session.give("backtests", [asked])
+        session.give("backtests", [question])
         session.compute(*TABLES)
         answer = json.loads(session.table("backtest_reports")["report"][0].as_py())
         rows = [json.loads(text) for text in session.table("replayed_runs")["run"].to_pylist()]
@@ -125,11 +125,14 @@ def run(arguments: Any) -> None:
 def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one row per scope and group, with a column per metric and score."""
     rows = []
-    for scope, names, found in scopes(answer):
+    for scope, names, metric_scores in scopes(answer):
         spread = {
-            f"{metric}_{what}": value for metric in METRICS for what, value in found[metric].items() if what != "n"
+            f"{metric}_{what}": value
+            for metric in METRICS
+            for what, value in metric_scores[metric].items()
+            if what != "n"
         }
-        rows.append({"scope": scope, **names, "n": found["ttft"]["n"], **spread})
+        rows.append({"scope": scope, **names, "n": metric_scores["ttft"]["n"], **spread})
     return rows
 
 

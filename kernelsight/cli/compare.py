@@ -106,10 +106,10 @@ def run(arguments: Any) -> None:
         say_notes()  # its answers come for as long as it runs
         watch_log(arguments, flags | ({"launch": arguments.launch} if line else {}))
         return
-    if named := [name for name in ("metrics_out", "history", "state") if getattr(arguments, name) is not None]:
-        raise InvalidInput(f"--{named[0].replace('_', '-')} is of a watch; give --watch SECONDS too.")
+    if of_watch := [name for name in ("metrics_out", "history", "state") if getattr(arguments, name) is not None]:
+        raise InvalidInput(f"--{of_watch[0].replace('_', '-')} is of a watch; give --watch SECONDS too.")
     with open_session(arguments) as session:
-        found = session.compare(
+        comparison = session.compare(
             deployment=flags | ({"launch": arguments.launch} if line else {}),
             log=arguments.log,
             baseline=arguments.baseline,
@@ -124,27 +124,27 @@ def run(arguments: Any) -> None:
             suspects=arguments.suspects,
         )
         with Waiting("comparing"):
-            answer = found.summary
+            answer = comparison.summary
         if arguments.format == "json":
             print(as_json(answer | ({"launch": line.as_dict()} if line else {})))
         elif arguments.format == "csv":
-            rows = found.table(next((name for key, name in BY_KEY.items() if key in answer), "miss_by_part"))
+            rows = comparison.table(next((name for key, name in BY_KEY.items() if key in answer), "miss_by_part"))
             print(as_csv(rows.to_pylist(), rows.column_names), end="")
         else:
             print_page(_page(answer))
         if target and target.suffix == ".duckdb":
-            found.save(target)
+            comparison.save(target)
         elif target and target.suffix == ".parquet" and "stages" in answer:
-            write_table(found.table("stage_corrections"), target)
+            write_table(comparison.table("stage_corrections"), target)
         elif target and (names := [name for key, name in BY_KEY.items() if key in answer]):
-            write_table(found.table(names[0]), target)
+            write_table(comparison.table(names[0]), target)
         elif target and target.suffix == ".parquet":
-            corrections = found.table("fitted_corrections")
+            corrections = comparison.table("fitted_corrections")
             write_table(corrections, target)
             if not corrections.num_rows:
                 note(f"{target} is empty: no correction beats one factor per metric on later time")
         elif target:
-            write_table(found.table("prediction_vs_production"), target)
+            write_table(comparison.table("prediction_vs_production"), target)
 
 
 def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
@@ -233,8 +233,8 @@ def _page(answer: dict[str, Any]) -> list[str]:
     page += _percentiles(answer["percentiles"])
     parts = [row for row in answer["parts"] if abs(row["miss_ms"]) >= 0.005][:MOST_SHOWN]
     if parts:
-        named = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
-        page += ["", *table_lines(named, list(named[0]), terminal_width())]
+        part_rows = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
+        page += ["", *table_lines(part_rows, list(part_rows[0]), terminal_width())]
     if said := answer["not_separated"] + _evidence(answer["evidence"]):
         page += ["", *said]
     if answer["suspects"]:
@@ -251,13 +251,13 @@ def _page(answer: dict[str, Any]) -> list[str]:
     return page
 
 
-def _power(found: dict[str, Any]) -> list[str]:
+def _power(power: dict[str, Any]) -> list[str]:
     """Return measured and predicted power of the GPUs."""
-    if not found:
+    if not power:
         return []
-    error = "" if found["error"] is None else f", {deviation(found['error'])}"
-    measured = f"{number(found['measured'])} W measured over {rounded(found['seconds'])} s"
-    predicted = f"{number(found['predicted'])} W predicted (90 %: {interval(found['low'], found['high'])} W)"
+    error = "" if power["error"] is None else f", {deviation(power['error'])}"
+    measured = f"{number(power['measured'])} W measured over {rounded(power['seconds'])} s"
+    predicted = f"{number(power['predicted'])} W predicted (90 %: {interval(power['low'], power['high'])} W)"
     return ["", f"power of GPUs: {measured}, {predicted}{error}"]
 
 
@@ -288,26 +288,26 @@ def _percentiles(percentiles: dict[str, Any], title: str = "ms, measured / predi
         {title: metric.removesuffix("_ms").upper()}
         | {
             name: f"{number(pair['measured'], missing='-')} / {number(pair['predicted'], missing='-')}"
-            for name, pair in own.items()
+            for name, pair in pairs.items()
         }
-        for metric, own in percentiles.items()
+        for metric, pairs in percentiles.items()
     ]
     return ["", *table_lines(rows, list(rows[0]), terminal_width())] if rows else []
 
 
-def _evidence(found: dict[str, Any]) -> list[str]:
+def _evidence(evidence: dict[str, Any]) -> list[str]:
     """Return what factors rest on beside the requests, and what could not be used."""
-    counts = [f"{found[name]:,} {what}" for name, what in (("steps", "engine steps"), ("kernels", "kernel times"))
-              if found.get(name)]  # fmt: skip
+    counts = [f"{evidence[name]:,} {what}" for name, what in (("steps", "engine steps"), ("kernels", "kernel times"))
+              if evidence.get(name)]  # fmt: skip
     said = [f"causes and factors rest on {' and '.join(counts)} of the log too"] if counts else []
-    return said + found.get("not_used", [])
+    return said + evidence.get("not_used", [])
 
 
 def _files(rows: list[dict[str, Any]]) -> list[str]:
     """Return what each file of a folder was taken as, and how many were not read, and why."""
-    found = [row for row in rows if row["folder"]]
-    read = [row for row in found if row["role"]]
-    others = [f"{Path(row['path']).name} ({row['not_read']})" for row in found if not row["role"]]
+    in_folders = [row for row in rows if row["folder"]]
+    read = [row for row in in_folders if row["role"]]
+    others = [f"{Path(row['path']).name} ({row['not_read']})" for row in in_folders if not row["role"]]
     page = [f"  {row['role']}: {Path(row['path']).name} ({row['format']})" for row in read]
     return page + ([f"  not read: {len(others):,} x {', '.join(others)}"] if others else [])
 
@@ -317,11 +317,11 @@ def _stages(answer: dict[str, Any]) -> list[str]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for row in answer["stages"]:
         if row["statistic"] == "mean":
-            own = rows.setdefault((row["log_id"], row["part"]), {"stage": row["part"]})
-            own["loop"] = "open" if row["open_loop"] else "full"
+            stage_row = rows.setdefault((row["log_id"], row["part"]), {"stage": row["part"]})
+            stage_row["loop"] = "open" if row["open_loop"] else "full"
             name = "req/s" if row["metric"] == "request_throughput" else f"{row['metric'].split('_')[0].upper()} (ms)"
-            own[name] = f"{number(row['measured'])} / {number(row['predicted'])}  {deviation(row['error'])}"
-    columns = list(dict.fromkeys(name for own in rows.values() for name in own))
+            stage_row[name] = f"{number(row['measured'])} / {number(row['predicted'])}  {deviation(row['error'])}"
+    columns = list(dict.fromkeys(name for stage_row in rows.values() for name in stage_row))
     table = table_lines(list(rows.values()), columns, terminal_width())
     said = "-o FILE.parquet writes corrections for the deployment's other loads, bounded, from these means"
     return ["", "means of each stage, measured / predicted, and the error:", *table, "", *answer["findings"], said]

@@ -115,7 +115,7 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"kernelsight {VERSION}")
     verbs = {"": top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)}
-    asked = None if words is None else [word for word in words if not word.startswith("-")]
+    command = None if words is None else [word for word in words if not word.startswith("-")]
     for name, (text, module) in VERBS.items():
         group, _, short = name.rpartition(" ")
         how = {"help": text, "description": text[0].upper() + text[1:] + "."}
@@ -128,7 +128,7 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         said = verb.add_mutually_exclusive_group()
         said.add_argument("-q", "--quiet", action="store_true", help="print results and errors alone")
         said.add_argument("-v", "--verbose", action="store_true", help="report each computed table on stderr")
-        if asked is None or asked[: len(name.split())] == name.split():
+        if command is None or command[: len(name.split())] == name.split():
             importlib.import_module(module).declare(verb)
     return top
 
@@ -198,10 +198,10 @@ def _with_help(words: list[str]) -> list[str]:
     flag = "".join(words[:1]).partition("=")[0]
     if flag.startswith("-") and flag not in ("-h", "--help", "--version"):
         raise InvalidInput(f"{flag} stands before the verb; give the verb first, such as `kernelsight simulate`.")
-    named = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    verb = " ".join(named[:1])
+    verb_words = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    verb = " ".join(verb_words[:1])
     if verb in VERBS and VERBS[verb][1] is None:
-        verb = " ".join(named[:2])  # of a group
+        verb = " ".join(verb_words[:2])  # of a group
     if verb and verb not in VERBS:
         raise unknown("verb", verb, VERBS, "`kernelsight --help` lists them.")
     return words
@@ -244,16 +244,16 @@ def _engine_option(flag: str) -> str | None:
     from kernelsight.scenario.flags import FLAGS
     from kernelsight.scenario.launch.engine_options import options, spelled
 
-    found = next((option for engine in ENGINES if (option := options(engine).get(spelled(flag)))), None)
-    if found is None:
+    option = next((option for engine in ENGINES if (option := options(engine).get(spelled(flag)))), None)
+    if option is None:
         return None
-    if found.flag:
-        own = FLAGS[found.flag].options[-1]
+    if option.flag:
+        here = FLAGS[option.flag].options[-1]
         return (
-            f"{flag} is an option of {found.engine}, called {own} here; use that, or give the whole line to --launch."
+            f"{flag} is an option of {option.engine}, called {here} here; use that, or give the whole line to --launch."
         )
-    what = "does not change times" if found.effect == "none" else "is not predicted"
-    return f"{flag} is an option of {found.engine} that {what}; leave it out, or give the whole line to --launch."
+    what = "does not change times" if option.effect == "none" else "is not predicted"
+    return f"{flag} is an option of {option.engine} that {what}; leave it out, or give the whole line to --launch."
 
 
 def _open_streams() -> None:

@@ -59,7 +59,7 @@ def run(arguments: Any) -> None:
     with open_session(arguments) as session:
         deployed = deploy(session, flags)
     server = server_of(deployed, flags.get("model"), options)
-    own = listening_socket(arguments.host, arguments.port)
+    socket = listening_socket(arguments.host, arguments.port)
     settings, host = deployed.settings, arguments.host
     for sentence in deployed.assumed:
         note(f"assumed: {sentence}")
@@ -68,9 +68,9 @@ def run(arguments: Any) -> None:
     shown = f"[{host}]" if ":" in host else host
     note(
         f"serving {settings['model']} on {settings['gpu']} ({settings['engine']}) at http://{shown}:"
-        f"{own.getsockname()[1]}, {arguments.speed:g} simulated seconds per second; answers are filler text"
+        f"{socket.getsockname()[1]}, {arguments.speed:g} simulated seconds per second; answers are filler text"
     )
-    serve_until_stopped(server, own)
+    serve_until_stopped(server, socket)
 
 
 def _check(arguments: Any) -> None:

@@ -46,16 +46,16 @@ FILES = (".csv", ".json")
 
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    asked = verb.add_argument_group("question")
-    asked.add_argument(
+    question_group = verb.add_argument_group("question")
+    question_group.add_argument(
         "--gpus",
         required=True,
         metavar="G1,G2",
         help="GPUs to search: names, and CSV or JSON files with GPUs of your own",
     )
-    _declare_amount(asked)
-    _declare_certainty(asked)
-    _declare_search(asked)
+    _declare_amount(question_group)
+    _declare_certainty(question_group)
+    _declare_search(question_group)
     group = verb.add_argument_group("deployment (flags given here are not searched)")
     add_flags(group, tuple(flag for flag in flags.DEPLOYMENT if flag.name != "gpu"))
     add_pack(group)
@@ -81,56 +81,56 @@ def declare(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def _declare_amount(asked: argparse._ArgumentGroup) -> None:
+def _declare_amount(group: argparse._ArgumentGroup) -> None:
     """Declare how much is to be served."""
-    asked.add_argument("--rate", metavar="R", help="requests per second to serve: 12, 12/s, 700/min")
-    asked.add_argument("--requests-per-day", metavar="N", help="the same, as a mean over the day: 200000, 5M")
-    asked.add_argument(
+    group.add_argument("--rate", metavar="R", help="requests per second to serve: 12, 12/s, 700/min")
+    group.add_argument("--requests-per-day", metavar="N", help="the same, as a mean over the day: 200000, 5M")
+    group.add_argument(
         "--users", metavar="N", help="in place of a rate: users, each with one request in flight (a closed loop)"
     )
-    asked.add_argument(
+    group.add_argument(
         "--total-gpus", type=int, metavar="N", help="in place of a rate: the highest rate that N GPUs can serve"
     )
-    asked.add_argument(
+    group.add_argument(
         "--peak",
         type=float,
         default=1.0,
         metavar="FACTOR",
         help="the peak over the mean rate; it is sized for the peak",
     )
-    asked.add_argument(
+    group.add_argument(
         "--daily-peak",
         metavar="FACTOR|FILE",
         help="how many times the mean of a day its peak is, or a trace of a day: instances follow the hours",
     )
-    asked.add_argument(
+    group.add_argument(
         "--startup-seconds",
         metavar="S",
         help="with --daily-peak: what starting an instance takes (default: from the bytes of its weights)",
     )
-    asked.add_argument(
+    group.add_argument(
         "--disk-rate",
         metavar="GB/S",
         help="with --daily-peak: at which an instance reads its weights: 2GB/s, 800MB/s (default: 1, assumed)",
     )
 
 
-def _declare_certainty(asked: argparse._ArgumentGroup) -> None:
+def _declare_certainty(group: argparse._ArgumentGroup) -> None:
     """Declare the objectives, and how surely they are to hold."""
-    asked.add_argument(
+    group.add_argument(
         "--margin", type=float, default=0.0, metavar="SHARE", help="share of what is sustained that stays unused"
     )
-    asked.add_argument(
+    group.add_argument(
         "--confidence",
         type=float,
         default=0.9,
         metavar="P",
         help="probability that every objective holds, from the intervals of kernels, host and load (default: 0.9)",
     )
-    asked.add_argument(
+    group.add_argument(
         "--time-limit", type=float, metavar="S", help="seconds after which the best so far is the answer; Ctrl-C too"
     )
-    asked.add_argument(
+    group.add_argument(
         "--slo",
         nargs="+",
         metavar="METRIC:MS",
@@ -138,29 +138,29 @@ def _declare_certainty(asked: argparse._ArgumentGroup) -> None:
     )
 
 
-def _declare_search(asked: argparse._ArgumentGroup) -> None:
+def _declare_search(group: argparse._ArgumentGroup) -> None:
     """Declare what deployments cost, and which are searched."""
-    asked.add_argument(
+    group.add_argument(
         "--prices",
         metavar="P",
         help="dollars an hour of one GPU: g1=2.2,g2=4, or a file with gpu and price_per_gpu_hour",
     )
-    asked.add_argument(
+    group.add_argument(
         "--electricity-price",
         type=float,
         metavar="P",
         help="dollars a kilowatt-hour: energy of the GPUs (with --host-power and --pue, of servers and building) is "
         "added to what they cost",
     )
-    asked.add_argument("--max-gpus", type=int, default=8, metavar="N", help="GPUs of one instance at most (default: 8)")
-    asked.add_argument(
+    group.add_argument("--max-gpus", type=int, default=8, metavar="N", help="GPUs of one instance at most (default: 8)")
+    group.add_argument(
         "--search",
         nargs="+",
         metavar="FLAG=V1,V2",
         help="flags to search as well, such as quantization=none,fp8 kv_cache_dtype=auto,fp8 engine=vllm,sglang "
         "prefill_replicas=none,1,2; none: unset",
     )
-    asked.add_argument(
+    group.add_argument(
         "--tune", action=argparse.BooleanOptionalAction, default=True, help="try max_num_batched_tokens on the best"
     )
 
@@ -180,7 +180,7 @@ def run(arguments: Any) -> None:
     arguments.gpus = None  # here a list of names; the files among them are read below
     with open_session(arguments) as session:
         session.progress = None
-        found = session.size(
+        sizing = session.size(
             gpus=[*names, *_own_gpus(session, files)],
             slo=slo,
             rate=arguments.rate,
@@ -204,8 +204,8 @@ def run(arguments: Any) -> None:
             **stated,
         )
         if target:
-            _write(found, target)
-    _print(found, arguments.format)
+            _write(sizing, target)
+    _print(sizing, arguments.format)
 
 
 def _gpus(text: str) -> tuple[list[str], list[Path]]:
@@ -220,15 +220,15 @@ def _own_gpus(session: Session, files: list[Path]) -> list[str]:
     from kernelsight.scenario.given_facts import extend_gpus
 
     known = set(session.table("gpus")["gpu"].to_pylist())
-    found = []
+    names = []
     for path in files:
         replaced = extend_gpus(session, path)
         for name in replaced:
             note(f"{path.name}: its row {name} replaces the catalogue GPU of that name")
         now = session.table("gpus")["gpu"].to_pylist()
-        found += [*replaced, *(name for name in now if name not in known)]
+        names += [*replaced, *(name for name in now if name not in known)]
         known = set(now)
-    return found
+    return names
 
 
 def _search(words: list[str]) -> dict[str, list[Any]]:
@@ -237,18 +237,18 @@ def _search(words: list[str]) -> dict[str, list[Any]]:
     >>> _search(["quantization=none,fp8", "max_num_seqs=64,128"])
     {'quantization': [None, 'fp8'], 'max_num_seqs': [64, 128]}
     """
-    found: dict[str, list[Any]] = {}
+    searched: dict[str, list[Any]] = {}
     for word in words:
         name, equals, values = word.partition("=")
         name = name.lstrip("-").replace("-", "_")
         parts = [part for part in values.split(",") if part]
         if not equals or not parts:
             raise InvalidInput(f"--search {word!r} is not FLAG=V1,V2; give values, such as max_num_seqs=64,128.")
-        if name in found:
+        if name in searched:
             raise InvalidInput(f"--search has {name} twice; give all its values at once.")
         plain = {"none": None, "true": True, "false": False}
-        found[name] = [plain[part] if part in plain else read_number(part) for part in parts]
-    return found
+        searched[name] = [plain[part] if part in plain else read_number(part) for part in parts]
+    return searched
 
 
 def _show(text: str) -> None:
@@ -259,24 +259,24 @@ def _show(text: str) -> None:
         note(text)
 
 
-def _write(found: Sizing, target: Path) -> None:
+def _write(sizing: Sizing, target: Path) -> None:
     if target.suffix == ".html":
         from kernelsight.present.html.size_page import write_size_page
         from kernelsight.sizing.answer import columns_shown
 
-        write_size_page(found.as_dict(), columns_shown(found.rows), target)
+        write_size_page(sizing.as_dict(), columns_shown(sizing.rows), target)
     elif target.suffix == ".duckdb":
-        found.save(target)
+        sizing.save(target)
     else:
-        write_table(found.table(), target)
+        write_table(sizing.table(), target)
 
 
-def _print(found: Sizing, form: str) -> None:
+def _print(sizing: Sizing, form: str) -> None:
     if sys.stderr.isatty():
         status()
     if form == "json":
-        print(as_json(found.as_dict()))
+        print(as_json(sizing.as_dict()))
     elif form == "csv":
-        print(as_csv(found.rows, list(dict.fromkeys(name for row in found.rows for name in row))), end="")
+        print(as_csv(sizing.rows, list(dict.fromkeys(name for row in sizing.rows for name in row))), end="")
     else:
-        print_page(size_lines(found))
+        print_page(size_lines(sizing))

@@ -102,15 +102,15 @@ def run(arguments: Any) -> None:
             _find_rates(session, rows, slo, goodput, arguments, target)
             return
         execution = _execution(arguments, target)
-        asked = {"goodput": goodput, "slo": slo, "execution": execution, "correction": arguments.correction}
-        found = WhatIf.of(session, rows, **asked)
+        options = {"goodput": goodput, "slo": slo, "execution": execution, "correction": arguments.correction}
+        sweep = WhatIf.of(session, rows, **options)
         if target and target.suffix == ".duckdb":
-            found.save(target)
+            sweep.save(target)
         elif target:
-            write_table(found.summary, target)
+            write_table(sweep.summary, target)
         if execution.folder:
             Store(execution.folder).remove()
-        print_sweep(found.summary, {"pareto_front": found.pareto_front, "energy_front": found.energy_front}, arguments)
+        print_sweep(sweep.summary, {"pareto_front": sweep.pareto_front, "energy_front": sweep.energy_front}, arguments)
 
 
 def _find_rates(
@@ -125,13 +125,13 @@ def _find_rates(
     from kernelsight.sweeps.rate_questions import TABLES, ask_rates, rates_of_grid
 
     report = _show_rows if sys.stderr.isatty() else None
-    found = ask_rates(session, rows, slo, goodput=goodput, correction=arguments.correction, report=report)
-    table = rates_of_grid(found)
+    session_of_rates = ask_rates(session, rows, slo, goodput=goodput, correction=arguments.correction, report=report)
+    table = rates_of_grid(session_of_rates)
     if report:
         status(end="\n")
     if target and target.suffix == ".duckdb":
-        found.give(SWEEP, table)
-        found.save(target, [SWEEP, *sorted(found.given()), *TABLES])
+        session_of_rates.give(SWEEP, table)
+        session_of_rates.save(target, [SWEEP, *sorted(session_of_rates.given()), *TABLES])
     elif target:
         write_table(table, target)
     print_sweep(table, {}, arguments)

@@ -34,8 +34,8 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
     """Return the comparison of one log; ``table``: returns a table by its name."""
 
     def rows(name: str) -> list[dict[str, Any]]:
-        found = rows_of(table(name), log.comparison_id)
-        return found.drop_columns(["comparison_id"]).to_pylist()
+        table_rows = rows_of(table(name), log.comparison_id)
+        return table_rows.drop_columns(["comparison_id"]).to_pylist()
 
     measured, base = log.measured, base_of(table("log_replays"), log.comparison_id)
     real, ours = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
@@ -109,10 +109,12 @@ def as_cause(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _percentiles(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
     """Return measured and predicted percentiles by metric."""
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    percentiles: dict[str, dict[str, dict[str, float | None]]] = {}
     for row in rows:
-        found.setdefault(row["metric"], {})[row["percentile"]] = {name: row[name] for name in ("measured", "predicted")}
-    return found
+        percentiles.setdefault(row["metric"], {})[row["percentile"]] = {
+            name: row[name] for name in ("measured", "predicted")
+        }
+    return percentiles
 
 
 def _occupancy(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
@@ -125,15 +127,15 @@ def _occupancy(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 def _fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the scores of corrections, by kind and metric."""
-    found: dict[str, Any] = {"held_out": rows[0]["held_out"]} if rows else {}
+    scores: dict[str, Any] = {"held_out": rows[0]["held_out"]} if rows else {}
     for row in rows:
-        found.setdefault(row["corrections"], {})[row["metric"]] = {key: row[key] for key in ("median_ape", "bias")}
-    return found
+        scores.setdefault(row["corrections"], {})[row["metric"]] = {key: row[key] for key in ("median_ape", "bias")}
+    return scores
 
 
 def _evidence(rows: Sequence[Mapping[str, Any]], has_windows: bool, others: Sequence[str]) -> dict[str, Any]:
     """Return what factors rest on beside the requests, and what could not be used, ``others`` among it."""
-    found: dict[str, Any] = {row["evidence"]: row["n"] for row in rows if row["n"] is not None}
+    counts: dict[str, Any] = {row["evidence"]: row["n"] for row in rows if row["n"] is not None}
     unused = [row["sentence"] for row in rows if row["sentence"]] + ([WINDOWS] if has_windows else [])
     unused += others
-    return found | ({"not_used": unused} if rows or unused else {})
+    return counts | ({"not_used": unused} if rows or unused else {})

@@ -139,11 +139,11 @@ def _errors(mean: Mapping[str, Any] | None, counts: Mapping[str, int]) -> dict[s
 
 
 def _percentiles(latencies: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    percentiles: dict[str, dict[str, dict[str, float | None]]] = {}
     for row in latencies:
         if row["statistic"] != "mean":
-            found.setdefault(row["metric"], {})[row["statistic"]] = _pair(row)
-    return found
+            percentiles.setdefault(row["metric"], {})[row["statistic"]] = _pair(row)
+    return percentiles
 
 
 def _parts_of_miss(e2e: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -164,9 +164,9 @@ def _verdict(answer: Mapping[str, Any]) -> str:
     name = next((name for name in ("E2E", "TPOT", "TTFT") if answer[f"{name.lower()}_ms"]["n"]), None)
     if name is None:
         return "the two logs have no latency in common, so that nothing is compared."
-    own = answer[f"{name.lower()}_ms"]
-    off = own["measured"] / own["predicted"] - 1.0 if own["predicted"] else 0.0
-    times = f"({number(own['measured'])} ms, before {number(own['predicted'])} ms)"
+    latency = answer[f"{name.lower()}_ms"]
+    off = latency["measured"] / latency["predicted"] - 1.0 if latency["predicted"] else 0.0
+    times = f"({number(latency['measured'])} ms, before {number(latency['predicted'])} ms)"
     same = abs(off) < AGREES and not answer["causes"]
     said = [
         f"both logs agree: mean {name} {times}"
@@ -174,7 +174,7 @@ def _verdict(answer: Mapping[str, Any]) -> str:
         else f"mean {name} is {percent(abs(off), 1)} {'longer' if off > 0 else 'shorter'} than before {times}"
     ]
     load = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "workload"), None)
-    if load is not None and name == "E2E" and not same and abs(load) >= AGREES * own["predicted"]:
+    if load is not None and name == "E2E" and not same and abs(load) >= AGREES * latency["predicted"]:
         said.append(f"the load makes {'+' if load >= 0 else '-'}{number(abs(load), 3)} ms of it")
     said += [cause_sentence(cause, "what it was before", "before") for cause in answer["causes"]]
     drawn = next((row for row in answer["changes"] if row["what"] == "power_w" and row["certain"]), None)
@@ -184,7 +184,7 @@ def _verdict(answer: Mapping[str, Any]) -> str:
         rest = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "unexplained"), None)
         if rest is None:
             said.append("too few requests with times of sending for a cause")
-        elif abs(rest) < AGREES * own["measured"]:
+        elif abs(rest) < AGREES * latency["measured"]:
             said.append("at the same load the engine is as fast as before")
         else:
             said.append("no cause holds")

@@ -34,22 +34,22 @@ def request_table(logs: Sequence[ComparedLog], made: Explained, session: Session
     tables = []
     for log in logs:
         base = base_of(made.log_replays, log.comparison_id)
-        found = state_of(log, base, made)
+        explanation = state_of(log, base, made)
         stated = log.question.stated
         drawn = drawn_e2e(session, {**log.question.flags, **stated}, base) if stated else None
-        tables.append(_by_request(log, base, misses_of(log.measured, base, found, drawn)))
+        tables.append(_by_request(log, base, misses_of(log.measured, base, explanation, drawn)))
     return joined("prediction_vs_production", tables)
 
 
 def state_of(log: ComparedLog, base: Replayed, made: Explained) -> State:
     """Return the explanation of a log as its tables state it."""
-    own = log.comparison_id
-    values = {row["parameter"]: row["value"] for row in rows_of(made.fitted_parameters, own).to_pylist()}
+    comparison_id = log.comparison_id
+    values = {row["parameter"]: row["value"] for row in rows_of(made.fitted_parameters, comparison_id).to_pylist()}
     causes = [
         row["cause"] if row["value"] is None else f"{row['cause']}={row['value']}"
-        for row in sorted(rows_of(made.fitted_causes, own).to_pylist(), key=lambda row: row["place"])
+        for row in sorted(rows_of(made.fitted_causes, comparison_id).to_pylist(), key=lambda row: row["place"])
     ]
-    replayed = explained_of(made.explained_replays, own, base)
+    replayed = explained_of(made.explained_replays, comparison_id, base)
     sizes = np.array([values.get(name, 0.0) for name in PARAMETERS])
     return State(log.question.flags, sizes, tuple(causes), replayed, NOTHING)
 

@@ -94,11 +94,11 @@ class Log(NamedTuple):
 
     def states(self, states: Sequence[State], values: Sequence[np.ndarray], *, with_parts: bool = True) -> list[State]:
         """Return explanations with other values of PARAMETERS; without parts where only residuals are read."""
-        variants = [variant_of(state.flags, own) for state, own in zip(states, values, strict=True)]
+        variants = [variant_of(state.flags, sizes) for state, sizes in zip(states, values, strict=True)]
         replays = self.serve(variants, with_parts=with_parts) if variants else []
         return [
-            state._replace(values=own, replayed=replayed, residuals=self.residuals_of(replayed))
-            for state, own, replayed in zip(states, values, replays, strict=True)
+            state._replace(values=sizes, replayed=replayed, residuals=self.residuals_of(replayed))
+            for state, sizes, replayed in zip(states, values, replays, strict=True)
         ]
 
 
@@ -108,24 +108,24 @@ def with_sizes(log: Log, states: Sequence[State], noise: GroupResiduals) -> list
     ``noise``: what the best explanation so far leaves, in whose standard errors they are compared. Only the best are
     looked at closely. Residuals are means of several replays: which requests share a step is chance.
     """
-    found, stuck = _by_parts(log, states, noise)
-    ranked = _best(found, noise)
+    fitted, stuck = _by_parts(log, states, noise)
+    ranked = _best(fitted, noise)
     # steps from parts do not see queues grow, nor through chance
-    close = [place for place in ranked[:MOST_REFINED] if stuck[place] or not found[place].residuals.is_chance]
-    moved = [found[place] for place in close]
+    close = [place for place in ranked[:MOST_REFINED] if stuck[place] or not fitted[place].residuals.is_chance]
+    moved = [fitted[place] for place in close]
     for _ in range(SECANT_STEPS):
         moved = _by_secants(log, moved)
     for place, state in zip(close, moved, strict=True):
-        if misfit(state.residuals, noise) < misfit(found[place].residuals, noise):
-            found[place] = state
-    return _averaged(log, [found[place] for place in _best(found, noise) if found[place].is_material()])
+        if misfit(state.residuals, noise) < misfit(fitted[place].residuals, noise):
+            fitted[place] = state
+    return _averaged(log, [fitted[place] for place in _best(fitted, noise) if fitted[place].is_material()])
 
 
 def _averaged(log: Log, states: Sequence[State]) -> list[State]:
     beside = [log.states(states, [state.values * share for state in states], with_parts=False) for share in NEIGHBOURS]
     return [
-        state._replace(residuals=averaged([state.residuals, *(one.residuals for one in own)]))
-        for state, *own in zip(states, *beside, strict=True)
+        state._replace(residuals=averaged([state.residuals, *(one.residuals for one in sides)]))
+        for state, *sides in zip(states, *beside, strict=True)
     ]
 
 
@@ -134,29 +134,29 @@ def _by_parts(log: Log, states: Sequence[State], noise: GroupResiduals) -> tuple
 
     After each step the half with the larger residuals is dropped, until few remain.
     """
-    found, lengths, steps = list(states), [1.0] * len(states), [np.zeros(len(PARAMETERS))] * len(states)
+    fitted, lengths, steps = list(states), [1.0] * len(states), [np.zeros(len(PARAMETERS))] * len(states)
     for turn in range(NEWTON_STEPS):
-        if turn and len(found) > MOST_FOLLOWED:
-            order = _best(found, noise)[: max(len(found) // 2, MOST_FOLLOWED)]
-            found, lengths, steps = ([own[place] for place in order] for own in (found, lengths, steps))
+        if turn and len(fitted) > MOST_FOLLOWED:
+            order = _best(fitted, noise)[: max(len(fitted) // 2, MOST_FOLLOWED)]
+            fitted, lengths, steps = ([items[place] for place in order] for items in (fitted, lengths, steps))
         steps = [
             _step_by_parts(log, state) if length == 1.0 else step
-            for state, length, step in zip(found, lengths, steps, strict=True)
+            for state, length, step in zip(fitted, lengths, steps, strict=True)
         ]
-        moved = [state.values + length * step for state, length, step in zip(found, lengths, steps, strict=True)]
-        for place, state in enumerate(log.states(found, moved)):
-            better = misfit(state.residuals, noise) < misfit(found[place].residuals, noise)
-            found[place] = state if better else found[place]
+        moved = [state.values + length * step for state, length, step in zip(fitted, lengths, steps, strict=True)]
+        for place, state in enumerate(log.states(fitted, moved)):
+            better = misfit(state.residuals, noise) < misfit(fitted[place].residuals, noise)
+            fitted[place] = state if better else fitted[place]
             lengths[place] = 1.0 if better else lengths[place] * SHORTER
-    return found, [length < 1.0 for length in lengths]
+    return fitted, [length < 1.0 for length in lengths]
 
 
 def _best(states: Sequence[State], noise: GroupResiduals) -> list[int]:
     """Return the places of explanations, those that leave least first; of those of the same causes the best alone."""
-    found: dict[frozenset[str], int] = {}
+    best: dict[frozenset[str], int] = {}
     for place in sorted(range(len(states)), key=lambda place: misfit(states[place].residuals, noise)):
-        found.setdefault(frozenset(states[place].causes), place)
-    return list(found.values())
+        best.setdefault(frozenset(states[place].causes), place)
+    return list(best.values())
 
 
 def _step_by_parts(log: Log, state: State) -> np.ndarray:
@@ -182,17 +182,19 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
     widths = [_widths(log, state) for state in states]
     points = [
         (state, state.values + side * width * direction)
-        for state, own in zip(states, widths, strict=True)
-        for direction, width in zip(state.basis.T, own, strict=True)
+        for state, state_widths in zip(states, widths, strict=True)
+        for direction, width in zip(state.basis.T, state_widths, strict=True)
         for side in (-1.0, 1.0)
     ]
     sides_of = log.states([state for state, _ in points], [values for _, values in points], with_parts=False)
     tried = iter([one.residuals for one in sides_of])
     moved = []
-    for state, own in zip(states, widths, strict=True):
-        sides = [(next(tried), next(tried)) for _ in own]
+    for state, state_widths in zip(states, widths, strict=True):
+        sides = [(next(tried), next(tried)) for _ in state_widths]
         center = averaged([state.residuals, *(side for pair in sides for side in pair)])
-        slopes = [(high.mean - low.mean) / (2.0 * width) for (low, high), width in zip(sides, own, strict=True)]
+        slopes = [
+            (high.mean - low.mean) / (2.0 * width) for (low, high), width in zip(sides, state_widths, strict=True)
+        ]
         moved.append(state.values + _step_by_groups(log, state, center, slopes))
     return log.states(states, moved)
 
@@ -200,7 +202,7 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
 def _step_by_groups(log: Log, state: State, center: GroupResiduals, slopes: Sequence[np.ndarray]) -> np.ndarray:
     """Return the step of PARAMETERS; ``center``: residuals about the state, ``slopes``: of their means by each size."""
     basis, there = state.basis, center.count > 0
-    slope = np.array([own[there] for own in slopes]).T
+    slope = np.array([phase_slopes[there] for phase_slopes in slopes]).T
     weight = 1.0 / variance_of(center)[there]
     weight /= max(misfit(center, center) / center.groups, 1.0)
     precision = np.linalg.inv(_wide(log.prior, basis))
@@ -221,6 +223,6 @@ def _widths(log: Log, state: State) -> list[float]:
     clear = CLEAR * noise / np.maximum(np.sqrt((slope**2).sum(axis=0)), 1e-12)
     names = [GROUPS[name][0] for name in state.causes if name in GROUPS]
     return [
-        float(np.clip(own, NARROWEST.get(name, NARROWEST_FACTOR), WIDEST.get(name, WIDEST_FACTOR)))
-        for name, own in zip(names, clear, strict=True)
+        float(np.clip(width, NARROWEST.get(name, NARROWEST_FACTOR), WIDEST.get(name, WIDEST_FACTOR)))
+        for name, width in zip(names, clear, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Causes that explain a log: settings and factors on times, selected one after the other by replays.
+"""Causes of a log's misses: settings and factors on times, selected one after the other by replays.
 
 Each candidate is one change of the deployment: a setting one step from the stated one, or a factor on one kind of
 kernels, or host time, whose size is fitted by Newton steps with a replay after each. All candidates are replayed in one

@@ -1,4 +1,4 @@
-"""A log as it is compared: its requests on one time line, what was measured of them, and the load that they are."""
+"""A log on one time line: its requests, their measured times, and the load that they make."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def compared_table(comparisons: pa.Table, requests: pa.Table, read: Reader) -> p
     tables = []
     for row in comparisons.to_pylist():
         question = question_of(row)
-        own = in_turn(of_logs(requests, question), of_logs(logs, question))
-        if not own.num_rows:
+        rows = in_turn(of_logs(requests, question), of_logs(logs, question))
+        if not rows.num_rows:
             raise InvalidInput("the log holds no requests with a prompt length; log_faults says why rows were dropped.")
-        tables.append(own.append_column("comparison_id", pa.repeat(row["comparison_id"], own.num_rows)))
+        tables.append(rows.append_column("comparison_id", pa.repeat(row["comparison_id"], rows.num_rows)))
     names = contracts()["compared_requests"].column_names
     return pa.concat_tables(table.select(names) for table in tables)
 
@@ -99,7 +99,7 @@ def compared_logs(
     InvalidInput: a log that cannot be compared.
     """
     settings = {row["comparison_id"]: row for row in log_settings.to_pylist()}
-    found = []
+    logs = []
     for row in comparisons.to_pylist():
         name, question = row["comparison_id"], question_of(row)
         requests = rows_of(compared_requests, name)
@@ -107,14 +107,14 @@ def compared_logs(
         check_replicas(requests, settings[name])
         load = load_of_log(requests, settings[name]["block_size"])
         tables = {each: of_logs(table, question) for each, table in (beside or {}).items()}
-        found.append(ComparedLog(name, question, tables, requests, measured, settings[name], load))
-    return found
+        logs.append(ComparedLog(name, question, tables, requests, measured, settings[name], load))
+    return logs
 
 
 def rows_of(table: pa.Table, comparison_id: str) -> pa.Table:
     """Return the rows of one comparison; the table itself where it has no others."""
-    own = pc.equal(table["comparison_id"], comparison_id)
-    return table if pc.all(own, min_count=0).as_py() else table.filter(own)
+    mine = pc.equal(table["comparison_id"], comparison_id)
+    return table if pc.all(mine, min_count=0).as_py() else table.filter(mine)
 
 
 def of_logs(table: pa.Table, question: Question) -> pa.Table:

@@ -1,4 +1,4 @@
-"""When measured over expected times leave their usual level: said once when it begins, and once when it ends."""
+"""Drift of measured over expected times: an event when it begins, and one when it ends."""
 
 from __future__ import annotations
 

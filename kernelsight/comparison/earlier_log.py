@@ -61,29 +61,29 @@ def _weights(features: np.ndarray, times_ms: np.ndarray, chosen: np.ndarray) -> 
         rows = chosen & np.isfinite(times_ms) & (times_ms > 0.0) & np.isfinite(features).all(axis=1)
     if rows.sum() < LEAST_ROWS:
         return None
-    own, real = features[rows], times_ms[rows]
-    size = np.maximum(np.abs(own).max(axis=0), 1e-12)
+    features_used, real = features[rows], times_ms[rows]
+    size = np.maximum(np.abs(features_used).max(axis=0), 1e-12)
     # a share of a long time is as large as a share of a short one
     weight = 1.0 / np.maximum(real, 0.2 * float(np.median(real)))
-    found = np.zeros(own.shape[1])
+    weights = np.zeros(features_used.shape[1])
     for _ in range(ROUNDS):
-        found = nnls(own / size * weight[:, None], real * weight)[0] / size
-        off = np.abs(real - own @ found) / np.maximum(real, 0.2 * float(np.median(real)))
+        weights = nnls(features_used / size * weight[:, None], real * weight)[0] / size
+        off = np.abs(real - features_used @ weights) / np.maximum(real, 0.2 * float(np.median(real)))
         usual = max(1.4826 * float(np.median(off)), 1e-3)
         bend = np.minimum(1.0, HUBER * usual / np.maximum(off, 1e-12))
         weight = np.sqrt(bend) / np.maximum(real, 0.2 * float(np.median(real)))
-    return found
+    return weights
 
 
 def _first_token(measured: Measured) -> np.ndarray:
     """Return what TTFT depends on, shape [requests, 4]: 1, own prompt, prompt tokens in front, requests that decode."""
-    own = _computed(measured)
+    prompts = _computed(measured)
     first, last = _moments(measured)
     there = measured.ok & np.isfinite(first)
     running = _there(first[there], last[there], measured.sent_s)
-    in_front = _there(measured.sent_s[there], first[there], measured.sent_s, own[there])
-    in_front = np.maximum(in_front - np.where(there, own, 0.0), 0.0)
-    return np.column_stack([np.ones(own.size), own, in_front, running])
+    in_front = _there(measured.sent_s[there], first[there], measured.sent_s, prompts[there])
+    in_front = np.maximum(in_front - np.where(there, prompts, 0.0), 0.0)
+    return np.column_stack([np.ones(prompts.size), prompts, in_front, running])
 
 
 def _decode(measured: Measured) -> np.ndarray:
@@ -129,8 +129,8 @@ def _mean_there(begin: np.ndarray, end: np.ndarray, start: np.ndarray, stop: np.
         return at * place - np.concatenate([[0.0], np.cumsum(ordered)])[place]
 
     known = np.isfinite(start) & np.isfinite(stop) & (stop > start)
-    found = np.full(start.size, np.nan)
+    means = np.full(start.size, np.nan)
     first, last = start[known], stop[known]
     seconds = (before(begin, last) - before(end, last)) - (before(begin, first) - before(end, first))
-    found[known] = seconds / (last - first)
-    return np.where(np.isfinite(start) & ~known, 0.0, found)
+    means[known] = seconds / (last - first)
+    return np.where(np.isfinite(start) & ~known, 0.0, means)

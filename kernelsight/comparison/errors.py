@@ -78,9 +78,9 @@ def as_distribution(values: np.ndarray, like: np.ndarray) -> np.ndarray:
     [1.0, 2.0, 3.0]
     """
     both = np.flatnonzero(np.isfinite(values) & np.isfinite(like))
-    found = np.full(values.size, np.nan)
-    found[both[np.argsort(like[both], kind="stable")]] = np.sort(values[both])
-    return found
+    reordered = np.full(values.size, np.nan)
+    reordered[both[np.argsort(like[both], kind="stable")]] = np.sort(values[both])
+    return reordered
 
 
 def cached_of(measured: Measured, replayed: Replayed) -> dict[str, int]:

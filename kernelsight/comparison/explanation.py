@@ -1,4 +1,4 @@
-"""What explains a log: causes and factors fitted by replays of its first part, and how corrections do on the rest."""
+"""Causes and factors that explain a log, fitted by replays of its first part; scores of corrections on the rest."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def times_of(measured: Measured, replayed: Replayed) -> list[tuple[np.ndarray, n
 def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Observations:
     """Return what the chosen requests say; a TTFT that is mostly queueing says little about the steps behind it."""
     kernels = [KEPT.index(part) for part in KERNELS]
-    found = []
+    parts = []
     for real, ours, phases in times_of(measured, replayed):
         rows = np.flatnonzero(chosen & replayed.served & np.isfinite(real) & (real > 0.0))
         derivative = np.zeros((rows.size, len(PARAMETERS)))
@@ -114,8 +114,8 @@ def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Obser
             waits = replayed.queue_ms[rows] / np.maximum(ours[rows], 1e-9)
             weight = 1.0 / (1.0 + (np.maximum(waits - 0.2, 0.0) / 0.2) ** 2)
         scale = np.maximum(LEAST_SHARE * real[rows], LEAST_MS)
-        found.append(Observations((real - ours)[rows], derivative, scale, weight, rows))
-    return Observations(*(np.concatenate(each) for each in zip(*found, strict=True)))
+        parts.append(Observations((real - ours)[rows], derivative, scale, weight, rows))
+    return Observations(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
 def relative_loss(measured: Measured, replayed: Replayed) -> np.ndarray:
@@ -131,13 +131,13 @@ def relative_residuals(measured: Measured, replayed: Replayed) -> np.ndarray:
 
     A request that is rejected is as wrong as can be.
     """
-    found = []
+    shares = []
     for real, ours, _ in times_of(measured, replayed):
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.clip((real - ours) / np.maximum(real, 1.0), -1.0, 1.0)
         share = np.where(replayed.served, share, 1.0)
-        found.append(np.where(measured.ok & np.isfinite(real), share, np.nan))
-    return np.array(found)
+        shares.append(np.where(measured.ok & np.isfinite(real), share, np.nan))
+    return np.array(shares)
 
 
 def estimate(
@@ -159,23 +159,25 @@ def estimate(
     seen_by = list(likelihoods) or [None] * len(flags)
     values = [np.zeros(len(PARAMETERS)) if one is None else one.at for one in seen_by]
     replays = (
-        list(first) if first else serve([variant_of(own, value) for own, value in zip(flags, values, strict=True)])
+        list(first)
+        if first
+        else serve([variant_of(evidence, value) for evidence, value in zip(flags, values, strict=True)])
     )
     best: list[Estimate | None] = [None] * len(flags)
     for turn in range(iterations + 1):
         moved = []
         for place, (value, replayed) in enumerate(zip(values, replays, strict=True)):
             loss = relative_loss(measured, replayed)
-            own = None if (one := seen_by[place]) is None else (one.precision, one.pull(value))
-            step, covariance = newton_step(value, observe(measured, replayed, chosen), replayed, prior, own)
-            found = Estimate(value, covariance, np.sqrt(np.diag(prior)), replayed, loss)
+            evidence = None if (one := seen_by[place]) is None else (one.precision, one.pull(value))
+            step, covariance = newton_step(value, observe(measured, replayed, chosen), replayed, prior, evidence)
+            fitted = Estimate(value, covariance, np.sqrt(np.diag(prior)), replayed, loss)
             if best[place] is None or np.nanmean(loss[chosen]) < np.nanmean(best[place].loss[chosen]):
-                best[place] = found
+                best[place] = fitted
             moved.append(value + limited(step))
         if turn == iterations:
             break
         values = moved
-        replays = serve([variant_of(own, value) for own, value in zip(flags, values, strict=True)])
+        replays = serve([variant_of(evidence, value) for evidence, value in zip(flags, values, strict=True)])
     return best
 
 

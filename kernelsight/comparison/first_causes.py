@@ -101,21 +101,21 @@ def causes_of(
     """
     if not log.enough:
         return []
-    found = [
+    causes_so_far = [
         Cause(one.kind, one.name, one.value, one.from_s, one.to_s, share_of_time(one.lost_s, log.measured))
         for one in incidents
     ]
-    seats = seats_limit(log, base) if not found else None
+    seats = seats_limit(log, base) if not causes_so_far else None
     if seats is not None:
         return [Cause("setting", "max_num_seqs", float(seats))]
-    budget = budget_limit(log, base) if not found else None
+    budget = budget_limit(log, base) if not causes_so_far else None
     if budget is not None:
         return [Cause("setting", "max_num_batched_tokens", float(budget))]
     if caches_nothing(log.measured, base):
-        return [*found, Cause("setting", "enable_prefix_caching", "false")]
+        return [*causes_so_far, Cause("setting", "enable_prefix_caching", "false")]
     e2e = log.measured.e2e_ms[log.measured.ok & np.isfinite(log.measured.e2e_ms)]
     if e2e.size and abs(load_ms) >= LEAST_LOAD * e2e.mean() and log.question.stated:
-        found.append(_load_cause(log))
+        causes_so_far.append(_load_cause(log))
     causes = _accepted(fitted, log)
     if not causes:
         quiet = quiet_requests(log.measured, incidents)
@@ -123,8 +123,8 @@ def causes_of(
         causes = [whole] if whole else []
     whole_miss = bool(fitted) and all(row["left"] <= MISSES_NOTHING for row in fitted)
     if all(cause.kind in UNCERTAIN for cause in causes) and not whole_miss and _is_as_claimed(log, base, intervals):
-        return found
-    return [*found, *causes]
+        return causes_so_far
+    return [*causes_so_far, *causes]
 
 
 def _is_as_claimed(log: ComparedLog, base: Replayed, intervals: Mapping[str, tuple[float, float]]) -> bool:
@@ -235,25 +235,25 @@ def closed_forms(stated: Signature, from_server: bool) -> list[Explained]:
     """Return the causes whose effect on the signature is known without a replay, at their best sizes."""
     before = "front_end" if from_server else "client"
     request, prompt, tpot = stated[:3]
-    found = []
+    explained = []
 
     def left(request_ms: float, prompt_us: float, tpot_ms: float) -> float:
         return stated._replace(request_ms=request_ms, prompt_token_us=prompt_us, tpot_ms=tpot_ms).misfit
 
     if np.isfinite(prompt) and prompt > PROMPT_TOKEN_US:
         value = Cause("front_end", "per_prompt_token_us", prompt)
-        found.append(Explained(value, left(request, 0.0, tpot), SIZED))
+        explained.append(Explained(value, left(request, 0.0, tpot), SIZED))
     if np.isfinite(request) and abs(request) > 1.5 * REQUEST_MS:
-        found.append(Explained(Cause("front_end", before, request), left(0.0, prompt, tpot), SIZED))
+        explained.append(Explained(Cause("front_end", before, request), left(0.0, prompt, tpot), SIZED))
     if np.isfinite(tpot) and stated.predicted[2] > 0:
         if tpot > -LEAST_HOST_MS:  # a host cannot take less than nothing
             # every step takes as much longer: one before the first token
-            found.append(Explained(Cause("part", "host", tpot), left(request - tpot, prompt, 0.0), MODEL))
+            explained.append(Explained(Cause("part", "host", tpot), left(request - tpot, prompt, 0.0), MODEL))
         factor = 1.0 + tpot / stated.predicted[2]
         if LEAST_FACTOR <= factor <= MOST_FACTOR:
             moved = prompt - (factor - 1.0) * stated.predicted[1]
-            found.append(Explained(Cause("part", "gpu", factor), left(request, moved, 0.0), MODEL))
-    return found
+            explained.append(Explained(Cause("part", "gpu", factor), left(request, moved, 0.0), MODEL))
+    return explained
 
 
 def _replayed(
@@ -270,7 +270,7 @@ def _replayed(
     except KernelSightError:
         return []
     measured = type(log.measured)(*(value[taken] if isinstance(value, np.ndarray) else value for value in log.measured))
-    found = []
+    explained = []
     for change, one in zip(changes, served, strict=True):
         if not one.served.any():
             continue
@@ -278,16 +278,16 @@ def _replayed(
         first, rest = (signature(measured, one, where[taken]) for where in (early, late))
         word = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else float(value)
         penalty = PARALLEL + first.misfit if name == "tensor_parallel_size" else 0.0
-        found.append((Explained(Cause("setting", name, word), first.misfit, penalty), rest))
-    return found
+        explained.append((Explained(Cause("setting", name, word), first.misfit, penalty), rest))
+    return explained
 
 
 def _changes(log: ComparedLog) -> list[dict[str, Any]]:
     """Return the settings that are tried: those one step away, and every usual step budget."""
     one_step = [change for _, change in alternatives(log.settings, log.question.flags)]
-    own = [change for change in one_step if set(change) <= set(SETTINGS) - {"max_num_batched_tokens"}]
+    neighbours = [change for change in one_step if set(change) <= set(SETTINGS) - {"max_num_batched_tokens"}]
     budget = log.settings["max_num_batched_tokens"]
-    return own + [{"max_num_batched_tokens": size} for size in BUDGETS if size != budget]
+    return neighbours + [{"max_num_batched_tokens": size} for size in BUDGETS if size != budget]
 
 
 def _holds(
@@ -311,13 +311,16 @@ def cause_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table], ses
     """Return ``causes``; ``tables``: log_replays, log_incidents, log_intervals, fitted_causes, miss_by_part."""
     rows = []
     for log in logs:
-        own = {name: rows_of(table, log.comparison_id) for name, table in tables.items() if name != "log_replays"}
+        log_tables = {
+            name: rows_of(table, log.comparison_id) for name, table in tables.items() if name != "log_replays"
+        }
         incidents = [
-            Incident(*(row[name] for name in INCIDENT)) for row in own["log_incidents"].sort_by("place").to_pylist()
+            Incident(*(row[name] for name in INCIDENT))
+            for row in log_tables["log_incidents"].sort_by("place").to_pylist()
         ]
-        load_ms = next(row["miss_ms"] for row in own["miss_by_part"].to_pylist() if row["part"] == "workload")
-        base, fitted = base_of(tables["log_replays"], log.comparison_id), own["fitted_causes"].to_pylist()
-        intervals = interval_factors(own["log_intervals"].to_pylist())
+        load_ms = next(row["miss_ms"] for row in log_tables["miss_by_part"].to_pylist() if row["part"] == "workload")
+        base, fitted = base_of(tables["log_replays"], log.comparison_id), log_tables["fitted_causes"].to_pylist()
+        intervals = interval_factors(log_tables["log_intervals"].to_pylist())
         for place, one in enumerate(causes_of(log, base, incidents, load_ms, fitted, intervals, session)):
             word = one.value if isinstance(one.value, str) else None
             value = None if isinstance(one.value, str) else one.value
@@ -345,10 +348,10 @@ def _eager_by_size(
     """Return eager execution where every step takes as much longer as launches do that no graph replays."""
     if eager is None or not np.isfinite(stated.tpot_ms) or log.settings.get("graph_max_tokens") == 0:
         return None
-    left = next(one.misfit for one, _ in replayed if one is eager)
-    own = stated.tpot_ms / stated.predicted[2]
+    misfit = next(one.misfit for one, _ in replayed if one is eager)
+    slowdown = stated.tpot_ms / stated.predicted[2]
     slope = stated.prompt_token_us / max(stated.predicted[1], 1e-9)
     # a slower GPU would make prompts slower too
-    if own > 0.15 and slope < 0.5 * own and left < stated.misfit:
+    if slowdown > 0.15 and slope < 0.5 * slowdown and misfit < stated.misfit:
         return Cause("setting", "enforce_eager", "true")
     return None

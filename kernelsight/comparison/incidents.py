@@ -1,4 +1,4 @@
-"""What happened at some time of a log: outages, pauses, incidents (slower for a while), changes (slower to the end)."""
+"""Events of a log: outages, pauses, incidents (slower for a while) and changes (slower to the end)."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def incidents_of(measured: Measured, base: Replayed, gaps: pa.ChunkedArray | Non
     boxes = []
     if not pauses:
         boxes = _boxes(speed, [(one.from_s, one.to_s) for one in outages])
-    found = [*outages, *pauses, *(_named(box, speed, measured, base, gaps) for box in boxes)]
+    incidents = [*outages, *pauses, *(_named(box, speed, measured, base, gaps) for box in boxes)]
     if outages:  # what follows on an outage is its backlog
-        found = [one for one in found if one.name == "restart" or one.to_s < outages[0].from_s]
-    return sorted((one._replace(lost_s=float(one.lost_s)) for one in found), key=lambda one: -abs(one.lost_s))
+        incidents = [one for one in incidents if one.name == "restart" or one.to_s < outages[0].from_s]
+    return sorted((one._replace(lost_s=float(one.lost_s)) for one in incidents), key=lambda one: -abs(one.lost_s))
 
 
 def _outages(measured: Measured, base: Replayed) -> list[Incident]:
@@ -76,15 +76,15 @@ def _outages(measured: Measured, base: Replayed) -> list[Incident]:
     last = (measured.sent_s + measured.e2e_ms / 1e3)[done]
     moments = np.unique(np.concatenate([first, last]))
     ours = np.sort(base.finish_ns[base.served]) / 1e9
-    found = []
+    outages = []
     for place in np.flatnonzero(np.diff(moments) > OUTAGE_S):
         begin, end = float(moments[place]), float(moments[place + 1])
         predicted = np.searchsorted(ours, end) - np.searchsorted(ours, begin)
         sent = np.count_nonzero((measured.sent_s >= begin) & (measured.sent_s < end - 1.0))
         # one long answer alone gives no first or last token for long
         if predicted >= 5 and sent >= 3:
-            found.append(Incident("incident", "restart", begin, end, end - begin, 1, (end - begin) * max(sent, 1)))
-    return found
+            outages.append(Incident("incident", "restart", begin, end, end - begin, 1, (end - begin) * max(sent, 1)))
+    return outages
 
 
 def _pauses(measured: Measured, base: Replayed) -> list[Incident]:
@@ -122,16 +122,18 @@ def _stops(begin: np.ndarray, end: np.ndarray, late: np.ndarray, sd: np.ndarray)
     """Return moments, and how long everything stopped at each: nonnegative least squares, in spans of two minutes."""
     from scipy.optimize import nnls
 
-    found, starts = [], np.arange(begin.min(), end.max(), SPAN_S)
+    stops, starts = [], np.arange(begin.min(), end.max(), SPAN_S)
     for start in starts[:: -(-starts.size // MOST_SPANS)]:
-        own = (begin < start + SPAN_S) & (end > start)
+        inside_span = (begin < start + SPAN_S) & (end > start)
         edges = np.arange(start, min(start + SPAN_S, end.max()), STOP_WIDTH_S) + STOP_WIDTH_S / 2
-        if own.sum() < 10 or not edges.size:
+        if inside_span.sum() < 10 or not edges.size:
             continue
-        inside = ((begin[own, None] < edges) & (end[own, None] > edges)).astype(float) / sd[own, None]
-        sizes = nnls(inside, late[own] / sd[own], maxiter=20 * edges.size)[0]
-        found += [(at, size) for at, size in zip(edges, sizes, strict=True) if size > 0.02]
-    moments, sizes = (np.array([one[place] for one in found]) for place in (0, 1))
+        inside = ((begin[inside_span, None] < edges) & (end[inside_span, None] > edges)).astype(float) / sd[
+            inside_span, None
+        ]
+        sizes = nnls(inside, late[inside_span] / sd[inside_span], maxiter=20 * edges.size)[0]
+        stops += [(at, size) for at, size in zip(edges, sizes, strict=True) if size > 0.02]
+    moments, sizes = (np.array([one[place] for one in stops]) for place in (0, 1))
     return moments, sizes
 
 
@@ -159,11 +161,11 @@ def _boxes(speed: Speed, without: list[tuple[float, float]]) -> list[_Box]:
         values[first:last] -= size
     # what is found within or beside a larger change is its edge, or the backlog that it left
     margin = int(np.ceil(EDGE_S / speed.width_s))
-    kept: list[_Box] = []
+    chosen: list[_Box] = []
     for box in boxes:
-        if all(box.last < one.first - margin or box.first > one.last + margin for one in kept):
-            kept.append(box)
-    return kept
+        if all(box.last < one.first - margin or box.first > one.last + margin for one in chosen):
+            chosen.append(box)
+    return chosen
 
 
 def _clearest(values: np.ndarray) -> tuple[int, int, float] | None:
@@ -233,12 +235,12 @@ def _fastest_step(
     rows = np.flatnonzero(measured.ok & ((first < span[1]) & (last > span[0]) if span else where))
     values = []
     for row in rows[:: max(rows.size // MOST_LOOKED_AT, 1)]:
-        own = gaps[int(row)].values
-        if own is None or not len(own):
+        request_gaps = gaps[int(row)].values
+        if request_gaps is None or not len(request_gaps):
             continue
-        own = own.to_numpy()
-        at = first[row] + np.cumsum(own) / 1e3
-        values.append(own if span is None else own[(at > span[0]) & (at < span[1])])
+        request_gaps = request_gaps.to_numpy()
+        at = first[row] + np.cumsum(request_gaps) / 1e3
+        values.append(request_gaps if span is None else request_gaps[(at > span[0]) & (at < span[1])])
     together = np.concatenate(values) if values else np.zeros(0)
     together = together[together > 0.05]  # tokens of one chunk come together
     return float(np.quantile(together, 0.05)) if together.size else 0.0

@@ -1,4 +1,4 @@
-"""How far kernels of each kind may be from their prediction before a log is seen: from two typical steps of it."""
+"""Prior spread of each kind of kernel around its prediction, from two typical steps of a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engine steps and kernels of a log say of PARAMETERS: a Gaussian likelihood, before any request is looked at."""
+"""Gaussian likelihood of PARAMETERS from engine steps and kernels of a log, before any request is used."""
 
 from __future__ import annotations
 
@@ -90,19 +90,19 @@ class StepLikelihoods:
 
         The first deployment that is ever asked for sets the noise: how well others explain the log is measured in it.
         """
-        names = [repr(sorted(own.items(), key=lambda item: item[0])) for own in flags]
-        missing = {name: own for name, own in zip(names, flags, strict=True) if name not in self._found}
+        names = [repr(sorted(named_flags.items(), key=lambda item: item[0])) for named_flags in flags]
+        missing = {name: named_flags for name, named_flags in zip(names, flags, strict=True) if name not in self._found}
         if missing:
             for name, times in zip(missing, self._predict(list(missing.values())), strict=True):
-                found = None if times is None else likelihood(self._seen, times, self._prior, self._sd)
-                if found is not None and self._sd is None:
-                    self._sd = found.sd
-                self._found[name] = found
+                result = None if times is None else likelihood(self._seen, times, self._prior, self._sd)
+                if result is not None and self._sd is None:
+                    self._sd = result.sd
+                self._found[name] = result
         return [self._found[name] for name in names]
 
     def _predict(self, flags: Sequence[Mapping[str, Any]]) -> list[Predicted | None]:
         with self._session.fork() as fork:
-            plan = plan_rows(fork, [{**NO_LOAD, **own} for own in flags], on_fault="collect", origin="")
+            plan = plan_rows(fork, [{**NO_LOAD, **stated} for stated in flags], on_fault="collect", origin="")
             names = [None if row is None else row["deployment_id"] for row in plan.scenarios]
             wanted = set(names) - {None}
             if not wanted:
@@ -116,22 +116,22 @@ class StepLikelihoods:
             fork.give("engine_fusions", fusions.filter(pc.not_equal(fusions["operation"], "shared_experts")))
             times, totals = (a + b for a, b in zip((times, totals), _priced(fork, profiled, wanted, rows), strict=True))
         count = len(self._seen.shapes)
-        found = {name: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((3, count))) for name in wanted}
+        predicted = {name: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((3, count))) for name in wanted}
         for row in times:
             shape = self._seen.shapes[row["step_shape_id"]]
             part = part_of(row["family"], "decode" if row["of_logits"] or shape["tokens"] <= FEW_TOKENS else "prefill")
-            if part and row["deployment_id"] in found:
-                found[row["deployment_id"]].kernels[row["step_shape_id"], KERNELS.index(part)] += row["us"]
+            if part and row["deployment_id"] in predicted:
+                predicted[row["deployment_id"]].kernels[row["step_shape_id"], KERNELS.index(part)] += row["us"]
         for row in totals:
             name, at = row["deployment_id"], row["step_shape_id"]
-            if name in found:
+            if name in predicted:
                 host = host_of(rows["host_settings"][name], rows["deployment_settings"][name], row["launches"])
                 shape = self._seen.shapes[at]
                 requests = shape["decode_requests"] + shape["prefill_requests"]
                 hidden, exposed, _ = host_times(requests, shape["tokens"], shape["prefill_requests"], host)
-                found[name].hidden[at], found[name].exposed[at] = hidden, exposed
-                found[name].rest[at] = row["gpu_us"] - found[name].kernels[at].sum()
-        return [None if name is None else found[name] for name in names]
+                predicted[name].hidden[at], predicted[name].exposed[at] = hidden, exposed
+                predicted[name].rest[at] = row["gpu_us"] - predicted[name].kernels[at].sum()
+        return [None if name is None else predicted[name] for name in names]
 
 
 def _priced(
@@ -171,7 +171,9 @@ def likelihood(seen: Seen, times: Predicted, prior: np.ndarray, sd: float | None
     precision, value = np.linalg.inv(prior * WIDE), np.zeros(len(PARAMETERS))
     parts = np.where(seen.parts, times.kernels[seen.shape], 0.0)
     rest = np.where(seen.parts.all(axis=1), times.rest[seen.shape], 0.0)
-    hidden, exposed = (np.where(seen.with_host, own[seen.shape], 0.0) for own in (times.hidden, times.exposed))
+    hidden, exposed = (
+        np.where(seen.with_host, noise_sd[seen.shape], 0.0) for noise_sd in (times.hidden, times.exposed)
+    )
     for turn in range(ITERATIONS):
         spent = parts * np.exp(value[: len(KERNELS)])
         gpu = spent.sum(axis=1) + rest
@@ -183,13 +185,13 @@ def likelihood(seen: Seen, times: Predicted, prior: np.ndarray, sd: float | None
         slope[:, : len(KERNELS)] = np.where(gpu > hidden, 1.0 / total, 0.0)[:, None] * spent
         slope[:, HOST] = np.where(seen.with_host, 1e3, 0.0) / total
         # what is left is noise only once factors have been found
-        left = LEAST_SD if turn < ITERATIONS // 2 else 1.4826 * float(np.median(np.abs(residual)))
-        noise = sd or max(LEAST_SD, left)
+        spread = LEAST_SD if turn < ITERATIONS // 2 else 1.4826 * float(np.median(np.abs(residual)))
+        noise = sd or max(LEAST_SD, spread)
         attention = slope[:, KERNELS.index("decode_attention")]
-        own = np.hypot(noise, np.where(seen.context_known, 0.0, CONTEXT_SD * attention))
-        own = np.hypot(own, np.where(hidden > NEARLY * gpu, LAUNCH_SD * hidden / total, 0.0))
-        bend = np.minimum(1.0, HUBER * own / np.maximum(np.abs(residual), 1e-12))
-        weight = bend / own**2 * min(1.0, MOST_INDEPENDENT / residual.size) * (gpu > 0.0)
+        noise_sd = np.hypot(noise, np.where(seen.context_known, 0.0, CONTEXT_SD * attention))
+        noise_sd = np.hypot(noise_sd, np.where(hidden > NEARLY * gpu, LAUNCH_SD * hidden / total, 0.0))
+        bend = np.minimum(1.0, HUBER * noise_sd / np.maximum(np.abs(residual), 1e-12))
+        weight = bend / noise_sd**2 * min(1.0, MOST_INDEPENDENT / residual.size) * (gpu > 0.0)
         information, gradient = (slope.T * weight) @ slope, (slope.T * weight) @ residual
         if turn == ITERATIONS - 1:
             break

@@ -112,8 +112,10 @@ def _load_rows(pair: LogPair) -> list[dict[str, Any]]:
         rows.append(_row("request_rate", *rates, float(error)))
     for name in ("prompt_tokens", "output_tokens"):
         lengths = [getattr(one, name)[one.ok].astype(float) for one in both]
-        error = np.sqrt(sum(own.var() / max(own.size, 1) / max(own.mean(), 1e-9) ** 2 for own in lengths if own.size))
-        rows.append(_row(name, *(float(own.mean()) if own.size else None for own in lengths), float(error)))
+        error = np.sqrt(
+            sum(column.var() / max(column.size, 1) / max(column.mean(), 1e-9) ** 2 for column in lengths if column.size)
+        )
+        rows.append(_row(name, *(float(column.mean()) if column.size else None for column in lengths), float(error)))
     shares = [_cached_share(one) for one in both]
     if None not in shares:
         rows.append(_row("cached_share", *shares, 0.0, abs(shares[1] - shares[0]) >= LEAST_CACHED))
@@ -129,10 +131,10 @@ def _speed_rows(pair: LogPair, base: Replayed) -> list[dict[str, Any]]:
     ours = {"ttft": base.ttft_ms, "decode": (base.finish_ns - base.first_ns) / 1e6}
     real = {"ttft": pair.after.ttft_ms, "decode": pair.after.decode_ms}
     rows = []
-    for name, own in ours.items():
+    for name, times in ours.items():
         with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = real[name] / own
-        ratio = ratio[pair.after.ok & base.served & np.isfinite(ratio) & (own > 0.0) & (real[name] > 0.0)]
+            ratio = real[name] / times
+        ratio = ratio[pair.after.ok & base.served & np.isfinite(ratio) & (times > 0.0) & (real[name] > 0.0)]
         if ratio.size:
             factor = float(np.median(ratio))
             rows.append(_row(f"{name}_at_the_same_load", 1.0, factor, 0.0, abs(factor - 1.0) >= LEAST_CHANGE))
@@ -151,7 +153,7 @@ def _power_rows(pair: LogPair) -> list[dict[str, Any]]:
     tokens = [float(one.output_tokens[one.ok].sum()) for one in (pair.before, pair.after)]
     if all(each > 0.0 for each in (*tokens, *seconds)):
         pairs = zip(pair.power, seconds, tokens, strict=True)
-        spent = [own.power_w * span / count for own, span, count in pairs if own is not None]
+        spent = [side.power_w * span / count for side, span, count in pairs if side is not None]
         rows.append(_row("energy_per_output_token_j", *spent, error))
     if None not in (before.gpus, after.gpus) and before.gpus != after.gpus:
         rows.append(_row("measured_gpus", before.gpus, after.gpus, 0.0, True))
@@ -209,22 +211,22 @@ def _engine_causes(pair: LogPair, base: Replayed) -> list[Cause]:
     """Return why the later log differs from what the earlier one predicts for it: time first, then occupancy."""
     after = pair.after
     incidents = incidents_of(after, base, pair.gaps)
-    found = [
+    causes = [
         Cause(one.kind, one.name, one.value, one.from_s, one.to_s, share_of_time(one.lost_s, after))
         for one in incidents
     ]
-    seats = seats_seen(after, pair.before.ttft_ms[pair.before.ok]) if not found else None
+    seats = seats_seen(after, pair.before.ttft_ms[pair.before.ok]) if not causes else None
     if seats is not None and seats < most_running(*decoding(pair.before)):
         return [Cause("setting", "max_num_seqs", float(seats))]
     if caches_nothing(after, base):
-        return [*found, Cause("setting", "enable_prefix_caching", "false")]
+        return [*causes, Cause("setting", "enable_prefix_caching", "false")]
     quiet = quiet_requests(after, incidents)
     half = after.sent_s <= np.median(after.sent_s)
     if quiet.sum() < LEAST_QUIET:
-        return found
+        return causes
     stated = signature(after, base, quiet & half)
     if not stated.misfit > AGREES:
-        return found
+        return causes
     best = best_fitting(closed_forms(stated, after.from_server), stated)
     later = signature(after, base, quiet & ~half)
-    return [*found, best.cause] if best and lasts(best, later, after.from_server) else found
+    return [*causes, best.cause] if best and lasts(best, later, after.from_server) else causes

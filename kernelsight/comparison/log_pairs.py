@@ -34,16 +34,16 @@ def requests_of(question: Question, requests: pa.Table, logs: pa.Table) -> tuple
 
     InvalidInput: one of them has none.
     """
-    found = []
+    pair = []
     for name, ids in (("earlier", question.baseline or ()), ("later", question.log_ids)):
-        own = question._replace(log_ids=ids)
-        taken = in_turn(of_logs(requests, own), of_logs(logs, own))
+        one_log = question._replace(log_ids=ids)
+        taken = in_turn(of_logs(requests, one_log), of_logs(logs, one_log))
         if not taken.num_rows:
             raise InvalidInput(
                 f"the {name} log holds no requests with a prompt length; give logs of requests to --log and --baseline."
             )
-        found.append(taken)
-    return found[0], found[1]
+        pair.append(taken)
+    return pair[0], pair[1]
 
 
 def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session: Session) -> dict[str, pa.Table]:
@@ -54,22 +54,22 @@ def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session
         if question.baseline is None:
             continue
         requests = requests_of(question, tables["production_requests"], tables["production_logs"])
-        measured = [measured_of(own) for own in requests]
+        measured = [measured_of(part) for part in requests]
         beside = [
             {name: of_logs(table, question._replace(log_ids=ids)) for name, table in tables.items()}
             for ids in (question.baseline, question.log_ids)
         ]
-        settings = [_settings(own["production_settings"]) for own in beside]
+        settings = [_settings(part["production_settings"]) for part in beside]
         power = [
-            mean_power(measured_power(own, each, others), each)
-            for own, each, others in zip(requests, measured, beside, strict=True)
+            mean_power(measured_power(part, each, others), each)
+            for part, each, others in zip(requests, measured, beside, strict=True)
         ]
         gaps = requests[1]["chunk_gaps_ms"]
         pair = LogPair(*measured, (settings[0], settings[1]), gaps, (power[0], power[1]))
-        found = changes_between(pair, _replays(question, requests, session) if question.flags else None)
-        for name, own in _rows(found, requests, measured).items():
-            rows[name] += [{"comparison_id": row["comparison_id"], **each} for each in own]
-    return {name: as_table(contracts()[name], own) for name, own in rows.items()}
+        changes = changes_between(pair, _replays(question, requests, session) if question.flags else None)
+        for name, part in _rows(changes, requests, measured).items():
+            rows[name] += [{"comparison_id": row["comparison_id"], **each} for each in part]
+    return {name: as_table(contracts()[name], part) for name, part in rows.items()}
 
 
 def _replays(question: Question, requests: Sequence[pa.Table], session: Session) -> Any:
@@ -77,27 +77,30 @@ def _replays(question: Question, requests: Sequence[pa.Table], session: Session)
 
     def replay() -> tuple[Replayed, Replayed]:
         variant = [Variant(question.flags)]
-        one, other = (LogWorlds(session, load_of_log(own)).serve(variant, with_parts=False)[0] for own in requests)
+        one, other = (
+            LogWorlds(session, load_of_log(log_requests)).serve(variant, with_parts=False)[0]
+            for log_requests in requests
+        )
         return one, other
 
     return replay
 
 
-def _settings(found: pa.Table) -> dict[str, str]:
-    return {row["setting"]: row["found"] for row in found.to_pylist() if row["found"] is not None}
+def _settings(settings: pa.Table) -> dict[str, str]:
+    return {row["setting"]: row["found"] for row in settings.to_pylist() if row["found"] is not None}
 
 
 def _rows(
-    found: Changes, requests: Sequence[pa.Table], measured: Sequence[Measured]
+    changes: Changes, requests: Sequence[pa.Table], measured: Sequence[Measured]
 ) -> dict[str, list[dict[str, Any]]]:
     causes = []
-    for place, one in enumerate(found.causes):
+    for place, one in enumerate(changes.causes):
         word = one.value if isinstance(one.value, str) else None
         causes.append({**one._asdict(), "place": place, "value": None if word is not None else one.value, "word": word})
     return {
-        "log_changes": [{"place": place, **row} for place, row in enumerate(found.rows)],
+        "log_changes": [{"place": place, **row} for place, row in enumerate(changes.rows)],
         "change_causes": causes,
-        "change_latencies": _latencies(requests, measured, found.base),
+        "change_latencies": _latencies(requests, measured, changes.base),
     }
 
 
@@ -107,11 +110,11 @@ def _latencies(
     """Return means and percentiles of both logs, and the means that the earlier engine would have had."""
     times = [measured_by_metric(one) for one in measured]
     expected = predicted_of(base, measured[1].output_tokens) if base else {}
-    values = {f"{name}_ms": [own[name] for own in times] for name in METRICS}
-    values["itl_ms"] = [_gaps(own) for own in requests]
+    values = {f"{name}_ms": [sides[name] for sides in times] for name in METRICS}
+    values["itl_ms"] = [_gaps(sides) for sides in requests]
     rows = []
-    for metric, own in values.items():
-        known = [each[np.isfinite(each)] for each in own]
+    for metric, sides in values.items():
+        known = [each[np.isfinite(each)] for each in sides]
         if not any(each.size for each in known):
             continue
         theirs = expected.get(metric.removesuffix("_ms"))

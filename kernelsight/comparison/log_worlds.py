@@ -1,4 +1,4 @@
-"""The worlds that a log is replayed in: read once for each deployment, and served again with any corrections.
+"""Inputs of the simulation for replays of a log: read once per deployment, served again with any corrections.
 
 A replay with other factors has the same knots, memory and settings; only step costs and host time differ. They are
 changed here as ``step_costs`` and ``host_settings`` change them for rows of ``corrections``, without asking the graph:
@@ -64,13 +64,13 @@ class LogWorlds:
         self._read({name: one.flags for name, one in zip(names, variants, strict=True) if name not in self._known})
         n = self._load.num_rows if rows is None else rows.size
         known = [(f"v{at}", self._known[name], one) for at, (name, one) in enumerate(zip(names, variants, strict=True))]
-        served = [(name, own, one) for name, own, one in known if own is not None]
+        served = [(name, deployment, one) for name, deployment, one in known if deployment is not None]
         if not served or self._world is None or not n:
             return [_nothing(n, with_parts) for _ in variants]
         world = self._of_rows(rows)
         span = world.spans[LOAD]
-        for name, own, variant in served:
-            world = self._with(world, name, own, variant, span)
+        for name, deployment, variant in served:
+            world = self._with(world, name, deployment, variant, span)
         threads = 1 if n * len(served) <= SHORT else None
         replicas: dict[str, list[Replica]] = {name: [] for name, *_ in known}
         for each in serve_replicas(world, count_uses=False, split=with_parts, threads=threads):
@@ -93,18 +93,20 @@ class LogWorlds:
         able = {row["scenario_id"]: row for row in world.scenarios}
         for name, scenario in zip(missing, plan.scenarios, strict=True):
             row = able.get(scenario["scenario_id"]) if scenario else None
-            own = row and row["deployment_id"]
-            if own is None:
+            deployment_id = row and row["deployment_id"]
+            if deployment_id is None:
                 self._known[name] = None
                 continue
-            times = {part: np.rint(costs[own][column].to_numpy() * 1e6) for part, column in COLUMN.items()}
-            self._known[name] = _Deployment(row, costs[own], shapes[own], times, parts[own], {})
+            times = {part: np.rint(costs[deployment_id][column].to_numpy() * 1e6) for part, column in COLUMN.items()}
+            self._known[name] = _Deployment(
+                row, costs[deployment_id], shapes[deployment_id], times, parts[deployment_id], {}
+            )
         self._world = world if self._world is None else _together(self._world, world)
 
     def _of_rows(self, rows: np.ndarray | None) -> World:
         """Return the world with some of the requests; those that follow one another are a slice of the log's."""
-        own = ("deployments", "plans", "hosts", "links", "tiers", "costs")
-        world = self._world._replace(scenarios=[], **{name: dict(getattr(self._world, name)) for name in own})
+        shared_tables = ("deployments", "plans", "hosts", "links", "tiers", "costs")
+        world = self._world._replace(scenarios=[], **{name: dict(getattr(self._world, name)) for name in shared_tables})
         if rows is None:
             return world._replace(spans={LOAD: (0, self._load.num_rows)})
         if np.array_equal(rows, np.arange(rows[0], rows[0] + rows.size)):
@@ -112,14 +114,14 @@ class LogWorlds:
         taken = self._load.take(pa.array(rows))
         return world._replace(requests=taken, columns=load_columns(taken), spans={LOAD: (0, rows.size)})
 
-    def _with(self, world: World, name: str, own: _Deployment, variant: Variant, span: tuple[int, int]) -> World:
+    def _with(self, world: World, name: str, deployment: _Deployment, variant: Variant, span: tuple[int, int]) -> World:
         """Return the world with one more scenario: a variant, whose deployment has its own costs."""
-        stated, scenario = own.scenario["deployment_id"], own.scenario["scenario_id"]
-        row = {**own.scenario, "scenario_id": name, "deployment_id": name, "max_concurrency": None}
+        stated, scenario = deployment.scenario["deployment_id"], deployment.scenario["scenario_id"]
+        row = {**deployment.scenario, "scenario_id": name, "deployment_id": name, "max_concurrency": None}
         for place in (world.deployments, world.plans):
             place[name] = place[stated]
         world.hosts[name] = _corrected_host(world.hosts[stated], variant)
-        world.costs[name] = self._costs_of(stated, own, variant)
+        world.costs[name] = self._costs_of(stated, deployment, variant)
         if stated in world.tiers:
             world.tiers[name] = world.tiers[stated]
         if scenario in world.links:
@@ -128,31 +130,33 @@ class LogWorlds:
         world.scenarios.append(row)
         return world
 
-    def _costs_of(self, stated: str, own: _Deployment, variant: Variant) -> CostTables:
+    def _costs_of(self, stated: str, deployment: _Deployment, variant: Variant) -> CostTables:
         """Return the step costs of a deployment times the factors of a variant, laid out for the loop."""
-        found = self._world.costs[stated]
+        laid_out = self._world.costs[stated]
         factors = {part: factor for part, factor in variant.factors.items() if factor != 1.0}
         if not factors:
-            return found
-        values = found.packed.values.copy()
+            return laid_out
+        values = laid_out.packed.values.copy()
         for part, factor in factors.items():
-            if part not in own.added:
-                own.added[part] = self._added(stated, own, part)
-            place, microseconds = own.added[part]
+            if part not in deployment.added:
+                deployment.added[part] = self._added(stated, deployment, part)
+            place, microseconds = deployment.added[part]
             values[place] += (factor - 1.0) * microseconds
-        return found._replace(packed=found.packed._replace(values=values))
+        return laid_out._replace(packed=laid_out.packed._replace(values=values))
 
-    def _added(self, stated: str, own: _Deployment, part: str) -> tuple[np.ndarray, np.ndarray]:
+    def _added(self, stated: str, deployment: _Deployment, part: str) -> tuple[np.ndarray, np.ndarray]:
         """Return where a kind of kernels takes time in the costs of the loop, and microseconds there.
 
         They are what is added where costs are laid out with twice its time.
         """
         twice = np.array([np.nan, *(2.0 if name == part else np.nan for name in KERNELS)])
-        found = corrected(own.times, *(pa.array(twice[own.part[name]], from_pandas=True) for name in FACTORS))
-        costs = own.costs
+        longer = corrected(
+            deployment.times, *(pa.array(twice[deployment.part[name]], from_pandas=True) for name in FACTORS)
+        )
+        costs = deployment.costs
         for name, column in COLUMN.items():
-            costs = costs.set_column(costs.column_names.index(column), column, pa.array(found[name] / 1e6))
-        laid_out = cost_tables(costs, own.shapes, self._world.deployments[stated])
+            costs = costs.set_column(costs.column_names.index(column), column, pa.array(longer[name] / 1e6))
+        laid_out = cost_tables(costs, deployment.shapes, self._world.deployments[stated])
         added = laid_out.packed.values - self._world.costs[stated].packed.values
         place = np.flatnonzero(added)
         return place, added[place]
@@ -169,14 +173,14 @@ def _parts_of_knots(fork: Session, costs: Mapping[str, pa.Table]) -> dict[str, d
         for number, part in enumerate(KERNELS, 1)
     ]
     fork.give("corrections", numbers)
-    found = {}
+    parts = {}
     for name, table in split_by_deployment(fork.table("knot_corrections")).items():
         if name in costs:
             place = np.zeros(max(_most(table), _most(costs[name])) + 1, np.int64)
             place[table["step_shape_id"].to_numpy()] = np.arange(table.num_rows)
             rows = place[costs[name]["step_shape_id"].to_numpy()]
-            found[name] = {factor: table[factor].to_numpy().astype(np.int64)[rows] for factor in FACTORS}
-    return found
+            parts[name] = {factor: table[factor].to_numpy().astype(np.int64)[rows] for factor in FACTORS}
+    return parts
 
 
 def _most(table: pa.Table) -> int:
@@ -200,19 +204,19 @@ def _name(flags: Mapping[str, Any]) -> str:
 
 def _replayed(n: int, replicas: Sequence[Replica], start: int, with_parts: bool) -> Replayed:
     """Return what became of n requests, from the engines that served them."""
-    found = _nothing(n, with_parts)
-    moments = (found.sent_ns, found.scheduled_ns, found.first_ns, found.finish_ns)
+    replayed = _nothing(n, with_parts)
+    moments = (replayed.sent_ns, replayed.scheduled_ns, replayed.first_ns, replayed.finish_ns)
     for one in replicas:
         rows, out = one.rows - start, one.served.out
-        found.cached_tokens[rows] = out.cached_tokens
+        replayed.cached_tokens[rows] = out.cached_tokens
         for values, name in zip(moments, ("sent_us", "scheduled_us", "first_token_us", "finish_us"), strict=True):
-            own = getattr(out, name)
-            values[rows] = np.where(own < 0.0, -1, np.rint(own * NANOSECONDS).astype(np.int64))
+            seconds = getattr(out, name)
+            values[rows] = np.where(seconds < 0.0, -1, np.rint(seconds * NANOSECONDS).astype(np.int64))
         if with_parts and one.served.parts is not None:
-            for values, name in zip(found.parts_ns, KEPT, strict=True):
+            for values, name in zip(replayed.parts_ns, KEPT, strict=True):
                 values[:, rows] = one.served.parts.nanoseconds[:, PARTS.index(name)]
-            found.steps[:, rows] = one.served.parts.steps[:, 0]
-    return found
+            replayed.steps[:, rows] = one.served.parts.steps[:, 0]
+    return replayed
 
 
 def _nothing(n: int, with_parts: bool) -> Replayed:

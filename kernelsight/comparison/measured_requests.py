@@ -89,12 +89,12 @@ def measured_of(requests: pa.Table) -> Measured:
 
 def check_replicas(requests: pa.Table, settings: Mapping[str, Any]) -> None:
     """InvalidInput: the log names more replicas than the deployment has."""
-    named = sorted(set(pc.unique(requests["replica"]).drop_null().to_pylist()))
+    replicas = sorted(set(pc.unique(requests["replica"]).drop_null().to_pylist()))
     engines = settings["dp"] * settings["replicas"]
-    if len(named) > engines:
+    if len(replicas) > engines:
         raise InvalidInput(
-            f"the log holds requests of {len(named)} replicas ({', '.join(named[:4])}), and the deployment has "
-            f"{engines}; compare the requests of one replica at a time, or state --replicas {len(named)}."
+            f"the log holds requests of {len(replicas)} replicas ({', '.join(replicas[:4])}), and the deployment has "
+            f"{engines}; compare the requests of one replica at a time, or state --replicas {len(replicas)}."
         )
 
 

@@ -26,7 +26,7 @@ class Misses(NamedTuple):
     parts: Mapping[str, np.ndarray]
 
 
-def misses_of(measured: Measured, base: Replayed, found: State, drawn_ns: np.ndarray | None = None) -> Misses:
+def misses_of(measured: Measured, base: Replayed, explanation: State, drawn_ns: np.ndarray | None = None) -> Misses:
     """Return the misses of all requests that were measured and served, and their parts.
 
     A cause is credited with its own time in the steps of each request, and, in proportion, with the queueing and the
@@ -34,7 +34,7 @@ def misses_of(measured: Measured, base: Replayed, found: State, drawn_ns: np.nda
     What a setting changes is ``queue``: it decides when requests are scheduled. ``drawn_ns``: E2E of a load as it was
     described, by request; the replay of the log's own load less that is ``workload``.
     """
-    after = found.replayed
+    after = explanation.replayed
     rows = np.flatnonzero(measured.ok & base.served & after.served & np.isfinite(measured.e2e_ms))
     real = np.rint(measured.e2e_ms[rows] * 1e6).astype(np.int64)
     predicted, explained = ((one.finish_ns - one.sent_ns)[rows] for one in (base, after))
@@ -43,11 +43,11 @@ def misses_of(measured: Measured, base: Replayed, found: State, drawn_ns: np.nda
     if drawn_ns is not None:
         start = drawn_ns[rows]
         parts["workload"] = predicted - start
-    direct = _direct(found, rows, measured.from_server)
+    direct = _direct(explanation, rows, measured.from_server)
     rest = explained - predicted - sum(direct.values(), np.zeros(rows.size, np.int64))
     sizes = {name: abs(int(values.sum())) for name, values in direct.items()}
     whole = sum(sizes.values())
-    if whole and all(cause in GROUPS for cause in found.causes):
+    if whole and all(cause in GROUPS for cause in explanation.causes):
         for name, size in sizes.items():
             direct[name] = direct[name] + np.rint(rest * (size / whole)).astype(np.int64)
     else:
@@ -62,18 +62,18 @@ def misses_of(measured: Measured, base: Replayed, found: State, drawn_ns: np.nda
     return Misses(rows, miss, parts)
 
 
-def _direct(found: State, rows: np.ndarray, from_server: bool) -> dict[str, np.ndarray]:
+def _direct(explanation: State, rows: np.ndarray, from_server: bool) -> dict[str, np.ndarray]:
     """Return what each cause adds to the steps of each request, or to the request itself, nanoseconds."""
     direct: dict[str, np.ndarray] = {}
-    for name, value in zip(PARAMETERS, found.values, strict=True):
+    for name, value in zip(PARAMETERS, explanation.values, strict=True):
         if not value:
             continue
         if name in KERNELS:
-            own = found.replayed.part(name)[rows] * (1.0 - np.exp(-value))
+            nanoseconds = explanation.replayed.part(name)[rows] * (1.0 - np.exp(-value))
         elif name == "host":
-            own = found.replayed.steps.sum(axis=0)[rows] * value * 1e6
+            nanoseconds = explanation.replayed.steps.sum(axis=0)[rows] * value * 1e6
         else:
             # before the server's clock starts it is the client's, or the network's
-            name, own = "front_end" if from_server else "client", np.full(rows.size, value * 1e6)
-        direct[name] = np.rint(own).astype(np.int64)
+            name, nanoseconds = "front_end" if from_server else "client", np.full(rows.size, value * 1e6)
+        direct[name] = np.rint(nanoseconds).astype(np.int64)
     return direct

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.dataflow.graph import produces, reads
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader
-from kernelsight.dataflow.session import Session
+    from kernelsight.dataflow.session import Session
 
 
 @reads("production_logs")
@@ -64,7 +65,8 @@ def log_incidents(
     from kernelsight.comparison.compared_log import compared_logs
     from kernelsight.comparison.first_causes import incident_table
 
-    return incident_table(compared_logs(comparisons, log_settings, compared_requests), log_replays)
+    with one_blas_thread():
+        return incident_table(compared_logs(comparisons, log_settings, compared_requests), log_replays)
 
 
 @reads("step_costs", "knot_corrections")
@@ -91,7 +93,7 @@ def causes(
         "fitted_causes": fitted_causes,
         "miss_by_part": miss_by_part,
     }
-    with fork() as session:
+    with one_blas_thread(), fork() as session:
         return cause_table(compared_logs(comparisons, log_settings, compared_requests), tables, session)
 
 
@@ -117,7 +119,7 @@ def log_explanations(
     from kernelsight.comparison.compared_log import compared_logs, tables_beside
     from kernelsight.comparison.explanation import explanation_tables
 
-    with fork() as session:
+    with one_blas_thread(), fork() as session:
         logs = compared_logs(comparisons, log_settings, compared_requests, tables_beside(read))
         return explanation_tables(logs, log_replays, log_incidents, session)
 
@@ -210,7 +212,7 @@ def log_changes(
     from kernelsight.comparison.compared_log import tables_beside
     from kernelsight.comparison.log_pairs import change_tables
 
-    with fork() as session:
+    with one_blas_thread(), fork() as session:
         tables = {**tables_beside(read), "production_requests": production_requests}
         return change_tables(comparisons, tables, session)
 

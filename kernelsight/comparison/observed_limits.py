@@ -1,4 +1,4 @@
-"""Limits of an engine that a log shows by itself: seats, a step budget, a prefix cache that holds nothing."""
+"""Engine limits that a log shows by itself: seats, a step budget, a prefix cache without hits."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def seen_of(
         rows += [(len(shapes) - 1, part, False, True, us) for part, us in times.items()]
     if not rows:
         return Seen([], *(np.zeros(0) for _ in range(5)), 0, 0, unused)
-    parts = np.array([[own is None or name == own for name in KERNELS] for _, own, *_ in rows])
+    parts = np.array([[family is None or name == family for name in KERNELS] for _, family, *_ in rows])
     where, with_host, known, us = (np.array([row[at] for row in rows]) for at in (0, 2, 3, 4))
     return Seen(shapes, where, parts, with_host, known, np.log(us), first, len(rows) - first, unused)
 
@@ -94,8 +94,8 @@ def _steps(
     if frame.height < LEAST_STEPS:
         return []
     with_prompts = pl.col("prefill_tokens") > 0
-    kinds = (frame.filter(with_prompts), frame.filter(~with_prompts))
-    return [row for kind in kinds for row in _spread(kind).to_dicts()]
+    halves = (frame.filter(with_prompts), frame.filter(~with_prompts))
+    return [row for kind in halves for row in _spread(kind).to_dicts()]
 
 
 def _in_time(frame: pl.DataFrame, production_logs: pa.Table, until_s: float, share: float) -> pl.DataFrame:
@@ -141,7 +141,7 @@ def _kernels(table: pa.Table, unused: list[str]) -> list[tuple[dict[str, Any], d
             "kernels of a profile over many steps say nothing of one step: vllm bench forward, with its --output-json, "
             "states their shape"
         )
-    return [(_shape_of_case(own[0]), _times(own)) for own in cases.values()]
+    return [(_shape_of_case(case_rows[0]), _times(case_rows)) for case_rows in cases.values()]
 
 
 def _shape_of_case(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,12 +157,12 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return microseconds by part; kernels of no known family count as small ones of the matrix products."""
     ranks = len({(row["log_id"], row["rank"]) for row in rows})
     phase = "decode" if sum(rows[0]["query_lens"]) <= 256 else "prefill"
-    found: dict[str, float] = {}
+    microseconds: dict[str, float] = {}
     for row in rows:
         part = part_of(row["family"] or SMALL_KERNELS, phase)
         if part:
-            found[part] = found.get(part, 0.0) + row["total_us"] / row["forwards"] / ranks
-    return {part: us for part, us in found.items() if us > 0.0}
+            microseconds[part] = microseconds.get(part, 0.0) + row["total_us"] / row["forwards"] / ranks
+    return {part: us for part, us in microseconds.items() if us > 0.0}
 
 
 def typical_context(measured: Measured) -> int:

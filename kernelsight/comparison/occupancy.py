@@ -53,10 +53,10 @@ def seats_seen(measured: Measured, expected_ms: np.ndarray) -> int | None:
     most = most_running(begin, end)
     number, seconds = levels(begin, end)
     held = float(seconds[number >= most - 1].sum() / max(seconds[number > 0].sum(), 1e-9))
-    times = [own[np.isfinite(own)] for own in (measured.ttft_ms[measured.ok], expected_ms)]
-    if not all(own.size for own in times):
+    times = [ttft_ms[np.isfinite(ttft_ms)] for ttft_ms in (measured.ttft_ms[measured.ok], expected_ms)]
+    if not all(ttft_ms.size for ttft_ms in times):
         return None
-    real, ours = (float(np.median(own)) for own in times)
+    real, ours = (float(np.median(ttft_ms)) for ttft_ms in times)
     late = np.quantile(times[0], 0.9) - np.quantile(times[1], 0.9)
     waits = (real > LEAST_TIMES * ours or late > 10 * LEAST_WAIT_MS) and late > LEAST_WAIT_MS
     # the loop of a client that sends when an answer is there is a level too, without a queue behind it

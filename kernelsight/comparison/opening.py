@@ -32,8 +32,8 @@ def open_comparison(
 
     InvalidInput: an argument out of range, a flag that is given twice, or logs that cannot be read.
     """
-    named = mapping_of("deployment", deployment, "{'model': 'qwen3-32b', 'gpu': 'h100_sxm'}")
-    twice = sorted({*flags} & {*named})
+    deployment_flags = mapping_of("deployment", deployment, "{'model': 'qwen3-32b', 'gpu': 'h100_sxm'}")
+    twice = sorted({*flags} & {*deployment_flags})
     if twice:
         raise InvalidInput(f"{twice[0]} is an argument, and in deployment too; give it once.")
     load = mapping_of("stated", stated, "{'request_rate': 4.0}") or None
@@ -42,7 +42,7 @@ def open_comparison(
     if not isinstance(hold_out, int | float) or not 0.0 < hold_out < 1.0:
         raise InvalidInput(f"hold_out is {hold_out!r}; give a share of the time above 0 and below 1.")
     tables = files.tables()
-    question = Question(named | {**flags}, load, fit, hold_out, suspects)
+    question = Question(deployment_flags | {**flags}, load, fit, hold_out, suspects)
     if files.baseline is not None:
         return BaselineComparison(session, tables, files.earlier_tables(), question)
     if not tables["production_requests"].num_rows and tables["production_summaries"].num_rows:

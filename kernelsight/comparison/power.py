@@ -71,11 +71,11 @@ def measured_power(requests: pa.Table, measured: Measured, tables: Mapping[str, 
         return [Series(at_s[ahead], np.append(at_s[1:], 0.0)[ahead], power_w[ahead], None)]
     windows = tables["production_windows"]
     windows = windows.filter(pc.and_(pc.is_valid(windows["power_w"]), pc.is_valid(windows["end_s"])))
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    series: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in windows.sort_by("start_s").to_pylist():
-        found.setdefault((row["log_id"], row["replica"]), []).append(row)
+        series.setdefault((row["log_id"], row["replica"]), []).append(row)
     later = _later_s(requests, measured.sent_s, tables["production_logs"])
-    return [] if later is None else [_series(rows, later.get(log_id, 0.0)) for (log_id, _), rows in found.items()]
+    return [] if later is None else [_series(rows, later.get(log_id, 0.0)) for (log_id, _), rows in series.items()]
 
 
 def mean_power(series: Sequence[Series], measured: Measured) -> MeanPower | None:
@@ -139,7 +139,7 @@ def _beside_replay(log: ComparedLog, series: Sequence[Series], session: Session)
     edges = np.array([[row["start_s"], row["end_s"]] for row in windows])
     spans = np.diff(edges, axis=1).ravel()
     covered = [np.diff(one.seconds(edges), axis=1).ravel() >= spans - 1e-6 * np.maximum(spans, 1.0) for one in series]
-    kept = np.logical_and.reduce(covered) & (spans > 0.0)
+    usable = np.logical_and.reduce(covered) & (spans > 0.0)
     measured_w = sum(np.diff(one.joules(edges), axis=1).ravel() for one in series) / np.maximum(spans, 1e-9)
     gpus = None if any(one.gpus is None for one in series) else sum(one.gpus or 0 for one in series)
     low, high = (energy[0][f"mean_power_w_{end}"] / energy[0]["mean_power_w"] for end in ("low", "high"))
@@ -154,7 +154,7 @@ def _beside_replay(log: ComparedLog, series: Sequence[Series], session: Session)
             "predicted_low_w": windows[at]["power_w"] * low,
             "predicted_high_w": windows[at]["power_w"] * high,
         }
-        for at in np.flatnonzero(kept).tolist()
+        for at in np.flatnonzero(usable).tolist()
     ]
 
 

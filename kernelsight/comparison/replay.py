@@ -1,4 +1,4 @@
-"""Replays of a log: variants of a deployment, the requests of a log as a load, and what a replay says of them."""
+"""Replays of a log: variants of a deployment, the log's requests as a load, and the replayed times."""
 
 from __future__ import annotations
 
@@ -99,14 +99,16 @@ def given(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[st
     for number, (variant, scenario) in enumerate(zip(variants, plan.scenarios, strict=True)):
         if scenario is None:
             continue
-        own = f"v{number}"
+        scenario_id = f"v{number}"
         for row in plan.deployments_of([scenario]):
             # variants of equal flags differ in their corrections
-            name = own if row["deployment_id"] == scenario["deployment_id"] else row["deployment_id"]
+            name = scenario_id if row["deployment_id"] == scenario["deployment_id"] else row["deployment_id"]
             deployments[name] = {**row, "deployment_id": name}
-        scenarios.append({**scenario, "scenario_id": own, "deployment_id": own, "max_concurrency": None})
-        corrections += [{"deployment_id": own, **row} for row in variant.corrections()]
-        places[own] = number
+        scenarios.append(
+            {**scenario, "scenario_id": scenario_id, "deployment_id": scenario_id, "max_concurrency": None}
+        )
+        corrections += [{"deployment_id": scenario_id, **row} for row in variant.corrections()]
+        places[scenario_id] = number
     give_plan(fork, list(deployments.values()), scenarios)
     fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in places])
     fork.give("load_requests", load, trusted=True)
@@ -123,8 +125,8 @@ def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict
     with session.fork() as fork:
         given(fork, load, [variant])
         rows = {row["metric"]: row for row in fork.table("scenario_intervals").to_pylist()}
-    found = {name: rows.get(f"{name}_mean_ms") for name in ("ttft", "tpot", "e2e")}
-    return {name: (row["low"] / row["predicted"], row["high"] / row["predicted"]) for name, row in found.items() if row}
+    means = {name: rows.get(f"{name}_mean_ms") for name in ("ttft", "tpot", "e2e")}
+    return {name: (row["low"] / row["predicted"], row["high"] / row["predicted"]) for name, row in means.items() if row}
 
 
 def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:
@@ -152,8 +154,8 @@ def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:
         shared = np.minimum(cached.fill_null(0).to_numpy() // block_tokens, blocks)
         offsets = np.concatenate([[0], np.cumsum(blocks)])
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
-        own = np.arange(offsets[-1]) + blocks.max(initial=0)
-        numbers = np.where(place < np.repeat(shared, blocks), place, own)
+        distinct = np.arange(offsets[-1]) + blocks.max(initial=0)
+        numbers = np.where(place < np.repeat(shared, blocks), place, distinct)
         table["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(numbers)).cast(
             pa.list_(pa.int64())
         )

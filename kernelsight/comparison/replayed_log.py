@@ -37,8 +37,8 @@ def replay_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa
     requests, parts = [], []
     for log in logs:
         (base,) = LogWorlds(session, log.load).serve([Variant(log.question.flags)])
-        own = log.measured.ok & base.served & np.isfinite(log.measured.e2e_ms)
-        means = {name: float(base.part(name)[own].mean() / 1e6) if own.any() else 0.0 for name in KEPT}
+        usable = log.measured.ok & base.served & np.isfinite(log.measured.e2e_ms)
+        means = {name: float(base.part(name)[usable].mean() / 1e6) if usable.any() else 0.0 for name in KEPT}
         parts += [
             {"comparison_id": log.comparison_id, "part": name, "predicted_ms": mean} for name, mean in means.items()
         ]
@@ -121,7 +121,7 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
     """Return ``log_intervals`` and ``log_tiers``."""
     intervals, tiers = [], []
     for log in logs:
-        own, variant = {"comparison_id": log.comparison_id}, Variant(log.question.flags)
+        key, variant = {"comparison_id": log.comparison_id}, Variant(log.question.flags)
         by_metric = interval_factors(session, log.load, variant)
         chance = chance_of_requests(log, session) if by_metric else {}
         for metric, (low, high) in by_metric.items():
@@ -131,10 +131,10 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
                 f"request_{name}": float(np.exp(sign * np.hypot(np.log(end), chance[metric])))
                 for (name, end), sign in zip(list(ends.items()), (-1.0, 1.0), strict=True)
             }
-            intervals.append({**own, "metric": metric, **ends})
+            intervals.append({**key, "metric": metric, **ends})
         with session.fork() as fork:
             given(fork, log.load, [variant])
-            tiers.append({**own, **fork.table("deployment_tiers").to_pylist()[0]})
+            tiers.append({**key, **fork.table("deployment_tiers").to_pylist()[0]})
     rows = {"log_intervals": intervals, "log_tiers": tiers}
     return {name: as_table(contracts()[name], values) for name, values in rows.items()}
 
@@ -149,7 +149,7 @@ def chance_of_requests(log: ComparedLog, session: Session) -> dict[str, float]:
     variants = [Variant(log.question.flags, dict.fromkeys(KERNELS, factor)) for factor in (1.0, *NEIGHBOURS)]
     first, *others = LogWorlds(session, log.load).serve(variants, rows, with_parts=False)
     output = log.measured.output_tokens[rows]
-    middle, found = predicted_of(first, output), {}
+    middle, spread = predicted_of(first, output), {}
     for metric, ours in middle.items():
         off = []
         for other in others:
@@ -158,8 +158,8 @@ def chance_of_requests(log: ComparedLog, session: Session) -> dict[str, float]:
             ratio = ratio[np.isfinite(ratio)]
             off.append(np.abs(ratio - np.median(ratio)) if ratio.size else ratio)
         together = np.concatenate(off)
-        found[metric] = float(np.quantile(together, 0.9)) if together.size else 0.0
-    return found
+        spread[metric] = float(np.quantile(together, 0.9)) if together.size else 0.0
+    return spread
 
 
 def table_of(name: str, columns: Mapping[str, Callable[[], Any]]) -> pa.Table:

@@ -74,12 +74,12 @@ def group_residuals(residuals: np.ndarray, groups: np.ndarray) -> GroupResiduals
     residuals = residuals / (1.0 - residuals / 2.0)
     size = int(groups.max(initial=-1)) + 1
     mean, count, spread = np.zeros((len(residuals), size)), np.zeros((len(residuals), size)), np.zeros(len(residuals))
-    for phase, own in enumerate(residuals):
-        there = np.isfinite(own)
+    for phase, shares in enumerate(residuals):
+        there = np.isfinite(shares)
         count[phase] = np.bincount(groups[there], minlength=size)
-        sums = np.bincount(groups[there], own[there], minlength=size)
+        sums = np.bincount(groups[there], shares[there], minlength=size)
         mean[phase] = np.divide(sums, count[phase], out=np.zeros(size), where=count[phase] > 0)
-        spread[phase] = _spread(own[there] - mean[phase][groups[there]])
+        spread[phase] = _spread(shares[there] - mean[phase][groups[there]])
     return GroupResiduals(mean, count, spread)
 
 
@@ -100,7 +100,7 @@ def _spread(deviations: np.ndarray) -> float:
         return 0.0
     square = float(np.mean(deviations**2))
     sums = [deviations[: deviations.size // n * n].reshape(-1, n).sum(axis=1) for n in CONSECUTIVE]
-    squares = [float(np.mean(own**2)) / n for own, n in zip(sums, CONSECUTIVE, strict=True) if own.size]
+    squares = [float(np.mean(means**2)) / n for means, n in zip(sums, CONSECUTIVE, strict=True) if means.size]
     return float(np.sqrt(max(square, np.mean(squares) if squares else 0.0)))
 
 

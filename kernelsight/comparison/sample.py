@@ -51,10 +51,10 @@ def in_turn(requests: pa.Table, logs: pa.Table) -> pa.Table:
     for group in _at_the_same_time(requests, names, starts):
         first = starts.get(group[0]) or 0.0
         moved = [_later(requests.filter(pc.equal(requests["log_id"], name)), offset, starts, first) for name in group]
-        own = pa.concat_tables(moved)
-        own = own.take(pc.sort_indices(pa.table({"sent": _sent(own)}), [("sent", "ascending")]))
-        parts.append(own)
-        offset = (pc.max(_sent(own)).as_py() or 0.0) + PAUSE_S
+        merged = pa.concat_tables(moved)
+        merged = merged.take(pc.sort_indices(pa.table({"sent": _sent(merged)}), [("sent", "ascending")]))
+        parts.append(merged)
+        offset = (pc.max(_sent(merged)).as_py() or 0.0) + PAUSE_S
     return pa.concat_tables(parts).combine_chunks()
 
 
@@ -81,13 +81,13 @@ def _last_sent(requests: pa.Table) -> list[dict[str, Any]]:
     return sent.group_by("log_id", use_threads=False).aggregate([("sent", "max")]).to_pylist()
 
 
-def _later(own: pa.Table, offset: float, starts: Mapping[str, float | None], first: float) -> pa.Table:
+def _later(requests: pa.Table, offset: float, starts: Mapping[str, float | None], first: float) -> pa.Table:
     """Return the requests of one log on the time line of its group, which begins at ``offset``."""
-    later = offset + (starts.get(own["log_id"][0].as_py()) or first) - first
+    later = offset + (starts.get(requests["log_id"][0].as_py()) or first) - first
     for column in ("arrival_s", "sent_s"):
-        at = own.column_names.index(column)
-        own = own.set_column(at, own.schema.field(at), pc.add(own[column], later))
-    return own
+        at = requests.column_names.index(column)
+        requests = requests.set_column(at, requests.schema.field(at), pc.add(requests[column], later))
+    return requests
 
 
 def _is_in_order(sent: pa.ChunkedArray) -> bool:
@@ -114,6 +114,6 @@ def drawn_e2e(session: Session, flags: Mapping[str, Any], base: Replayed) -> np.
     """Return the E2E, in ns, that the load in flags predicts for each request: at the same rank among all."""
     run = session.simulate(**flags)
     times = np.sort(run.table("request_metrics")["e2e_ms"].to_numpy()) * 1e6
-    own = np.where(base.served, base.e2e_ms, np.inf)
-    rank = (np.argsort(np.argsort(own)) + 0.5) / max(int(base.served.sum()), 1)
+    predicted = np.where(base.served, base.e2e_ms, np.inf)
+    rank = (np.argsort(np.argsort(predicted)) + 0.5) / max(int(base.served.sum()), 1)
     return np.rint(np.quantile(times, np.clip(rank, 0.0, 1.0))).astype(np.int64)

@@ -26,30 +26,30 @@ def stated_settings(session: Session, flags: Mapping[str, Any], no_load: Mapping
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         name = plan.planned[0]["deployment_id"]
         rows = fork.table("deployment_settings").to_pylist()
-        own = next(row for row in rows if row["deployment_id"] == name)
-        return {**own, "replicas": plan.planned[0].get("replicas") or 1}
+        settings = next(row for row in rows if row["deployment_id"] == name)
+        return {**settings, "replicas": plan.planned[0].get("replicas") or 1}
 
 
-def with_stated(found: pa.Table, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> pa.Table:
+def with_stated(production_settings: pa.Table, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> pa.Table:
     """Return ``production_settings`` with what the user stated of the settings that the log has."""
     stated = {_column(name) for name in normalise(flags)}
-    rows = found.to_pylist()
+    rows = production_settings.to_pylist()
     for row in rows:
         column = _column(row["setting"])
         value = settings.get(column) if column in stated else None
         row["stated"] = None if value is None else str(value)
-    return pa.Table.from_pylist(rows, found.schema)
+    return pa.Table.from_pylist(rows, production_settings.schema)
 
 
 def contradictions(
     session: Session, settings: Mapping[str, Any], tables: Mapping[str, pa.Table]
 ) -> list[dict[str, Any]]:
     """Return rows of ``setting_suspects`` for what the log shows and the stated settings cannot do."""
-    found = []
+    suspects = []
 
     def add(setting: str, stated: Any, value: str) -> None:
         row = {"setting": setting, "stated": str(stated), "value": value, "gain": None}
-        found.append({**row, "evidence": "impossible"})
+        suspects.append({**row, "evidence": "impossible"})
 
     cached = tables["production_requests"]["cached_tokens"].drop_null()
     if not settings["enable_prefix_caching"] and sum(cached.to_pylist()) > 0:
@@ -77,7 +77,7 @@ def contradictions(
         value = settings.get(_column(row["setting"]) or "")
         if value is not None and row["found"] is not None and _differs(session, row["setting"], value, row["found"]):
             add(row["setting"], value, f"{row['found']} in {row['found_in']}")
-    return found
+    return suspects
 
 
 def _column(setting: str) -> str | None:
@@ -85,23 +85,23 @@ def _column(setting: str) -> str | None:
     return {**DEPLOYMENT_FLAGS, "model": "model"}.get(setting)
 
 
-def _differs(session: Session, setting: str, stated: Any, found: str) -> bool:
+def _differs(session: Session, setting: str, stated: Any, logged: str) -> bool:
     """Return whether a log has another value than was stated; unknown names are no contradiction."""
     if setting == "model":
-        return _other_shape(session, str(stated), found)
+        return _other_shape(session, str(stated), logged)
     if setting == "gpu":
         try:
-            return resolve_gpu(session, found) != str(stated)
+            return resolve_gpu(session, logged) != str(stated)
         except KernelSightError:
             return False
-    one, other = str(stated).lower(), found.lower()
+    one, other = str(stated).lower(), logged.lower()
     return one != other and not ("/" in other or one in other)
 
 
-def _other_shape(session: Session, stated: str, found: str) -> bool:
+def _other_shape(session: Session, stated: str, logged: str) -> bool:
     """Return whether a log names a known model of another shape; variants of one model and unknown names are none."""
     shapes = {row["model"]: [row[name] for name in SHAPE] for row in session.table("models").to_pylist()}
-    ours, theirs = (shapes.get(name, shapes.get(_base(name) or "")) for name in (stated, found))
+    ours, theirs = (shapes.get(name, shapes.get(_base(name) or "")) for name in (stated, logged))
     return ours is not None and theirs is not None and ours != theirs
 
 

@@ -50,8 +50,8 @@ def signature(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Sig
     # a queue that the replay has too hides what each request takes
     short = waits & (replayed.queue_ms < LONG_QUEUE_MS)
     request, prompt = _line(measured.prompt_tokens, measured.ttft_ms - replayed.ttft_ms, short)
-    own = _line(measured.prompt_tokens, replayed.ttft_ms, short)
-    return Signature(request, 1e3 * prompt, tpot, (own[0], 1e3 * own[1], predicted))
+    trend = _line(measured.prompt_tokens, replayed.ttft_ms, short)
+    return Signature(request, 1e3 * prompt, tpot, (trend[0], 1e3 * trend[1], predicted))
 
 
 def _line(tokens: np.ndarray, values: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
@@ -63,8 +63,8 @@ def _line(tokens: np.ndarray, values: np.ndarray, rows: np.ndarray) -> tuple[flo
     if edges.size < 3:
         return _median(values), 0.0
     group = np.clip(np.searchsorted(edges, tokens, side="right") - 1, 0, edges.size - 2)
-    there = [own for own in range(edges.size - 1) if np.count_nonzero(group == own) >= LEAST_IN_GROUP]
-    points = np.array([[np.median(tokens[group == own]), np.median(values[group == own])] for own in there])
+    there = [number for number in range(edges.size - 1) if np.count_nonzero(group == number) >= LEAST_IN_GROUP]
+    points = np.array([[np.median(tokens[group == number]), np.median(values[group == number])] for number in there])
     if len(points) < 3:
         return _median(values), 0.0
     slope, at_none = np.polyfit(points[:, 0], points[:, 1], 1)

@@ -61,36 +61,36 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
     """
     rows, tiers = [], []
     for row in comparisons.to_pylist():
-        own = stages_of_comparison(row, production_summaries)
+        comparison = stages_of_comparison(row, production_summaries)
         with session.fork() as fork:
-            give_stages(fork, own)
+            give_stages(fork, comparison)
             fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers")
             summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda each: each["scenario_id"])
             intervals: dict[str, dict[str, Any]] = {}
             for each in fork.table("scenario_intervals").to_pylist():
                 intervals.setdefault(each["scenario_id"], {})[each["metric"]] = (each["low"], each["high"])
-            tiers.append({"comparison_id": own.comparison_id, **fork.table("deployment_tiers").to_pylist()[0]})
-        for stage, summary in zip(own.stages, summaries, strict=True):
+            tiers.append({"comparison_id": comparison.comparison_id, **fork.table("deployment_tiers").to_pylist()[0]})
+        for stage, summary in zip(comparison.stages, summaries, strict=True):
             rows += [
-                {"comparison_id": own.comparison_id, **each}
+                {"comparison_id": comparison.comparison_id, **each}
                 for each in _stage_rows(stage, summary, intervals.get(summary["scenario_id"], {}))
             ]
     made = {"stage_vs_prediction": rows, "stage_tiers": tiers}
     return {name: as_table(contracts()[name], values) for name, values in made.items()}
 
 
-def give_stages(fork: Session, own: Stages) -> None:
+def give_stages(fork: Session, comparison: Stages) -> None:
     """Give a session one scenario for each stage, with the load that its client sent; ids in the order of stages."""
-    stated = dict(own.question.stated or {})
-    plan = plan_rows(fork, [{**NO_LOAD, **own.question.flags}], origin="")
+    stated = dict(comparison.question.stated or {})
+    plan = plan_rows(fork, [{**NO_LOAD, **comparison.question.flags}], origin="")
     scenario = plan.planned[0]
     scenarios, loads = [], []
-    for number, stage in enumerate(own.stages):
+    for number, stage in enumerate(comparison.stages):
         name = f"{number:03d}"
-        known = stated.get("max_concurrency") or stage.max_concurrency or own.client.get("max_concurrency")
+        known = stated.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
         most = int(known) if known else None if stage.is_open else stage.in_flight
         scenarios.append({**scenario, "scenario_id": name, "max_concurrency": most})
-        columns = load_of_stage(stage, stated.get("seed", 0) + number, stated, own.client)
+        columns = load_of_stage(stage, stated.get("seed", 0) + number, stated, comparison.client)
         loads.append(pa.table({"load_id": pa.array([name] * stage.requests), **columns}))
     give_plan(fork, plan.deployments_of(plan.planned), scenarios)
     names = [row["scenario_id"] for row in scenarios]
@@ -149,9 +149,9 @@ class StageComparison:
         session.give("comparisons", [row])
         for name, table in tables.items():
             session.give(name, table, trusted=True)
-        found = stages_of_comparison(row, tables["production_summaries"])
-        self.stages: Sequence[Stage] = found.stages
-        self._client: Mapping[str, float] = found.client
+        comparison = stages_of_comparison(row, tables["production_summaries"])
+        self.stages: Sequence[Stage] = comparison.stages
+        self._client: Mapping[str, float] = comparison.client
 
     @property
     def rows(self) -> list[dict[str, Any]]:

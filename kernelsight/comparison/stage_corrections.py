@@ -37,13 +37,13 @@ def correction_table(
     """Return ``stage_corrections``: none for a log whose stages state no TTFT and no time per token."""
     rows = []
     for row in comparisons.to_pylist():
-        own = stages_of_comparison(row, production_summaries)
+        comparison = stages_of_comparison(row, production_summaries)
         errors = [
             each
             for each in stage_vs_prediction.to_pylist()
-            if each["comparison_id"] == own.comparison_id and each["statistic"] == "mean"
+            if each["comparison_id"] == comparison.comparison_id and each["statistic"] == "mean"
         ]
-        rows += _corrections(own, errors, session)
+        rows += _corrections(comparison, errors, session)
     return as_table(contracts()["stage_corrections"], rows)
 
 
@@ -53,31 +53,31 @@ def wanted_of(errors: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     >>> {name: round(value, 3) for name, value in wanted_of([{"metric": "tpot_ms", "error": -0.2}]).items()}
     {'tpot_ms': 0.167}
     """
-    found = {}
+    moves = {}
     for metric in METRICS:
         misses = [-math.log1p(each["error"]) for each in errors if each["metric"] == metric]
         if misses:
-            found[metric] = float(np.clip(TAKEN[metric] * np.mean(misses), -MOST[metric], MOST[metric]))
-    return found
+            moves[metric] = float(np.clip(TAKEN[metric] * np.mean(misses), -MOST[metric], MOST[metric]))
+    return moves
 
 
-def _corrections(own: Stages, errors: Sequence[Mapping[str, Any]], session: Session) -> list[dict[str, Any]]:
+def _corrections(comparison: Stages, errors: Sequence[Mapping[str, Any]], session: Session) -> list[dict[str, Any]]:
     wanted = wanted_of(errors)
     if not wanted:
         return []
     with session.fork() as fork:
-        give_stages(fork, own)
+        give_stages(fork, comparison)
         known = fingerprint(fork.table("deployment_settings").to_pylist()[0])
         first, factors = _means(fork), dict.fromkeys(METRICS, 0.0)
         for _ in range(ROUNDS):
             with fork.fork() as one:
-                one.give("log_corrections", _rows(own, factors, known))
+                one.give("log_corrections", _rows(comparison, factors, known))
                 reached = _means(one)
             for metric, aim in wanted.items():
                 moved = float(np.mean(np.log(reached[metric] / first[metric])))
                 step = factors[metric] + aim - moved
                 factors[metric] = min(max(step, -LARGEST_LOG_FACTOR), LARGEST_LOG_FACTOR)
-    return [{"comparison_id": own.comparison_id, **row} for row in _rows(own, factors, known)]
+    return [{"comparison_id": comparison.comparison_id, **row} for row in _rows(comparison, factors, known)]
 
 
 def _means(session: Session) -> dict[str, np.ndarray]:
@@ -86,16 +86,18 @@ def _means(session: Session) -> dict[str, np.ndarray]:
     return {metric: np.array([row[metric.replace("_ms", "_mean_ms")] for row in summary]) for metric in METRICS}
 
 
-def _rows(own: Stages, factors: Mapping[str, float], known: str) -> list[dict[str, Any]]:
+def _rows(comparison: Stages, factors: Mapping[str, float], known: str) -> list[dict[str, Any]]:
     """Return the rows of a correction by these logarithms of factors."""
-    named = ", ".join(stage.part for stage in own.stages[:3]) + (", …" if len(own.stages) > 3 else "")
+    stage_names = ", ".join(stage.part for stage in comparison.stages[:3]) + (
+        ", …" if len(comparison.stages) > 3 else ""
+    )
     return [
         {
             "part": part,
             "factor": math.exp(factors[metric]),
             "exposed_us": 0.0,
-            "n": sum(stage.requests for stage in own.stages),
-            "fitted_on": f"statistics of {named}",
+            "n": sum(stage.requests for stage in comparison.stages),
+            "fitted_on": f"statistics of {stage_names}",
             "fingerprint": known,
         }
         for metric, parts in zip(METRICS, (PREFILL, DECODE), strict=True)

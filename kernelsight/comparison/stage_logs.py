@@ -66,10 +66,12 @@ def stages_of(summaries: pa.Table) -> list[Stage]:
     """
     by_part: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     for row in summaries.to_pylist():
-        own = by_part.setdefault((row["log_id"], row["part"]), {})
-        own[row["metric"], row["statistic"]] = row["value"]
-    found = [_stage(*key, own) for key, own in by_part.items() if not key[1].startswith(("server", "client"))]
-    stages = [stage for stage in found if stage is not None]
+        statistics = by_part.setdefault((row["log_id"], row["part"]), {})
+        statistics[row["metric"], row["statistic"]] = row["value"]
+    candidates = [
+        _stage(*key, statistics) for key, statistics in by_part.items() if not key[1].startswith(("server", "client"))
+    ]
+    stages = [stage for stage in candidates if stage is not None]
     several = [stage for stage in stages if stage.part != "run"]
     return sorted(several or stages, key=lambda stage: (stage.part, stage.log_id))
 
@@ -80,22 +82,22 @@ def client_of(summaries: pa.Table) -> dict[str, float]:
     return {row["metric"]: row["value"] for row in rows}
 
 
-def _stage(log_id: str, part: str, own: Mapping[tuple[str, str], float]) -> Stage | None:
+def _stage(log_id: str, part: str, statistics: Mapping[tuple[str, str], float]) -> Stage | None:
     requests, prompt, output = (
-        int(own.get(("requests", "total"), 0)),
-        *({name: value for (metric, name), value in own.items() if metric == each} for each in LENGTHS),
+        int(statistics.get(("requests", "total"), 0)),
+        *({name: value for (metric, name), value in statistics.items() if metric == each} for each in LENGTHS),
     )
-    duration = own.get(("duration_s", "total"))
-    achieved = own.get(("achieved_rate", "mean")) or (requests / duration if duration else 0.0)
-    rate = own.get(("requested_rate", "mean")) or achieved
-    times = {key: value for key, value in own.items() if key[0] in ("ttft_ms", "tpot_ms", "e2e_ms")}
+    duration = statistics.get(("duration_s", "total"))
+    achieved = statistics.get(("achieved_rate", "mean")) or (requests / duration if duration else 0.0)
+    rate = statistics.get(("requested_rate", "mean")) or achieved
+    times = {key: value for key, value in statistics.items() if key[0] in ("ttft_ms", "tpot_ms", "e2e_ms")}
     if requests < LEAST_REQUESTS or not achieved or not times:
         return None
     prompt, output = (_per_request(lengths, requests) for lengths in (prompt, output))
     if not prompt or not output:
         return None
-    delay = own.get(("client_delay_ms", "mean"), 0.0)
-    users = own.get(("max_concurrency", "mean"))
+    delay = statistics.get(("client_delay_ms", "mean"), 0.0)
+    users = statistics.get(("max_concurrency", "mean"))
     if users and achieved * times.get(("e2e_ms", "mean"), 0.0) / 1e3 >= FULL * users:
         rate = math.inf
     most = int(users) if users else None
@@ -104,10 +106,10 @@ def _stage(log_id: str, part: str, own: Mapping[tuple[str, str], float]) -> Stag
 
 def _per_request(lengths: Mapping[str, float], requests: int) -> dict[str, float]:
     """Return statistics of lengths; of a total alone, the mean."""
-    found = {name: value for name, value in lengths.items() if name in SHARES or name == "mean"}
-    if "total" in lengths and "mean" not in found:
-        found["mean"] = lengths["total"] / requests
-    return found
+    statistics = {name: value for name, value in lengths.items() if name in SHARES or name == "mean"}
+    if "total" in lengths and "mean" not in statistics:
+        statistics["mean"] = lengths["total"] / requests
+    return statistics
 
 
 def drawn_lengths(stated: Mapping[str, float], n: int, draw: np.random.Generator) -> np.ndarray:
@@ -144,8 +146,8 @@ def load_of_stage(stage: Stage, seed: int, stated: Mapping[str, Any], client: Ma
     n = stage.requests
     stated = {"output_len": client["output_tokens"]} | dict(stated) if "output_tokens" in client else stated
     lengths = {
-        name: drawn_lengths({"mean": float(stated[flag])} if flag in stated else own, n, draw)
-        for name, flag, own in zip(
+        name: drawn_lengths({"mean": float(stated[flag])} if flag in stated else statistics, n, draw)
+        for name, flag, statistics in zip(
             LENGTHS, ("input_len", "output_len"), (stage.prompt_tokens, stage.output_tokens), strict=True
         )
     }

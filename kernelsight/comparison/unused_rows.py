@@ -21,11 +21,11 @@ def counted(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     >>> counted([fault, fault | {"log_id": "other"}])[0]["n"]
     4
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    by_rule: dict[tuple[str, str], dict[str, Any]] = {}
     for row in faults:
         first = {"reason": row["rule"], "n": 0, "rows": row["rows"], "explanation": row["explanation"]}
-        found.setdefault((row["rule"], row["rows"]), first)["n"] += row["n"]
-    return list(found.values())
+        by_rule.setdefault((row["rule"], row["rows"]), first)["n"] += row["n"]
+    return list(by_rule.values())
 
 
 def rejected(n: int, longest: int, limit: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from kernelsight.dataflow.durable import durable_file, locked
 from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.logs.appended import Place, appended, rows_of
+from kernelsight.logs.appended_lines import Place, appended, rows_of
 from kernelsight.number_format import number
 from kernelsight.present.watched import Window, as_prometheus, history_rows, moment
 
@@ -76,8 +76,8 @@ def state_of(path: Path | None, source: str) -> State:
     if path is None or not path.exists():
         return State(shown)
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"--state {path} {found}; give another file, or remove it to begin anew.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"--state {path} {problem}; give another file, or remove it to begin anew.")
 
     try:
         stated = json.loads(read_text(path, refuse, MOST_STATE_BYTES))
@@ -85,7 +85,7 @@ def state_of(path: Path | None, source: str) -> State:
             raise refuse("was written by another version")
         state = State(**stated)
         state.place, state.kept = Place(*state.place), Kept(*state.kept)
-        state.drifts = {name: Drift(*own) for name, own in state.drifts.items()}
+        state.drifts = {name: Drift(*drift) for name, drift in state.drifts.items()}
         if any(len(row) != len(COLUMNS) for row in state.kept.rows):
             raise refuse("is no state of a watch")
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
@@ -120,9 +120,9 @@ class Watch:
 
     def poll(self) -> list[Window]:
         """Read what is new, write what was found, and return it."""
-        found = self._poll_server() if self.is_server else self._poll_log()
+        windows = self._poll_server() if self.is_server else self._poll_log()
         self._save()
-        return found
+        return windows
 
     def _poll_log(self) -> list[Window]:
         windows, path = [], Path(self.source)
@@ -203,8 +203,8 @@ class Watch:
     def _follow(self, metrics: Mapping[str, Mapping[str, float]], at: float) -> list[str]:
         """Return what is to be said of the drift: once when it begins, with what it looks like, and once at its end."""
         was, events = self.state.drifting_since, []
-        for name, own in metrics.items():
-            self.state.drifts[name], event = followed(self.state.drifts.get(name, Drift()), own["log_factor"], at)
+        for name, figures in metrics.items():
+            self.state.drifts[name], event = followed(self.state.drifts.get(name, Drift()), figures["log_factor"], at)
             events.append(event)
         since = self.state.drifting_since
         if was is None and since is not None:
@@ -218,16 +218,16 @@ class Watch:
     def _looks_like(self, metrics: Mapping[str, Mapping[str, float]]) -> str:
         """Return what a drift looks like: causes of the kept requests, or how far each metric left its usual level."""
         usual = ", ".join(
-            f"{name.upper()} {number(math.exp(own['log_factor'] - self.state.drifts[name].level), 3)} times the usual"
-            for name, own in metrics.items()
+            f"{name.upper()} {number(math.exp(row['log_factor'] - self.state.drifts[name].level), 3)} times the usual"
+            for name, row in metrics.items()
         )
         if self.is_server:
             return usual
         try:
-            found = self.compare(requests=requests_table(self.state.kept.rows), deployment=self.flags, fit="none")
+            comparison = self.compare(requests=requests_table(self.state.kept.rows), deployment=self.flags, fit="none")
         except InvalidInput:
             return usual
-        causes = "; ".join(cause_sentence(cause) for cause in found.summary["causes"])
+        causes = "; ".join(cause_sentence(cause) for cause in comparison.summary["causes"])
         return f"{usual}; {causes}" if causes else usual
 
     def _save(self) -> None:

@@ -82,31 +82,31 @@ def window_of(
     fresh = np.array([id(row) in new for row in rows])
     (served,) = LogWorlds(session, load_of_log(table)).serve([Variant(flags)], with_parts=False)
     real, ours = measured_by_metric(measured), predicted_of(served, measured.output_tokens)
-    found = {}
+    figures = {}
     for metric in METRICS:
         both = fresh & np.isfinite(real[metric]) & np.isfinite(ours[metric]) & (real[metric] > 0.0)
         if both.any():
-            found[metric] = _figures(real[metric][both], ours[metric][both])
+            figures[metric] = _figures(real[metric][both], ours[metric][both])
     times = measured.sent_s[fresh]
     counts = {"requests": float(fresh.sum()), "failed": float((fresh & ~measured.ok).sum())}
-    return found, counts | {"start_s": float(times.min()), "end_s": float(times.max())}
+    return figures, counts | {"start_s": float(times.min()), "end_s": float(times.max())}
 
 
 def requests_table(rows: Sequence[Row]) -> pa.Table:
     """Return kept rows as ``production_requests``."""
-    named = [
+    request_rows = [
         {"log_id": "watched", "request_id": place, "arrival_s": row[0], **dict(zip(COLUMNS, row, strict=True))}
         for place, row in enumerate(rows)
     ]
-    return as_table(contracts()["production_requests"], named)
+    return as_table(contracts()["production_requests"], request_rows)
 
 
 def _figures(real: np.ndarray, ours: np.ndarray) -> dict[str, float]:
-    found = {"n": float(real.size), "log_factor": float(np.median(np.log(real / np.maximum(ours, 1e-9))))}
+    figures = {"n": float(real.size), "log_factor": float(np.median(np.log(real / np.maximum(ours, 1e-9))))}
     for name, values in (("measured", real), ("expected", ours)):
-        found[f"{name}_mean"] = float(values.mean())
-        found |= {f"{name}_{share}": float(np.quantile(values, at)) for share, at in SHARES.items()}
-    return found
+        figures[f"{name}_mean"] = float(values.mean())
+        figures |= {f"{name}_{share}": float(np.quantile(values, at)) for share, at in SHARES.items()}
+    return figures
 
 
 def _seconds(row: Row) -> float:

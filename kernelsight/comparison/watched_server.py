@@ -38,15 +38,15 @@ def counters_between(before: str, now: str) -> dict[str, float] | None:
         except InvalidInput:
             return None
     counts = ("prompt_tokens", "output_tokens", "cached_tokens", "first_tokens", "finished", "running", "waiting")
-    found = {name: float(sum(row[name] or 0.0 for row in windows)) for name in counts}
+    counters = {name: float(sum(row[name] or 0.0 for row in windows)) for name in counts}
     for metric, count in (("ttft", "first_tokens"), ("tpot", "finished"), ("e2e", "finished")):
         known = [row for row in windows if row[f"{metric}_mean_ms"] is not None and row[count]]
         weight = sum(row[count] for row in known)
         if weight:
-            found[metric] = sum(row[f"{metric}_mean_ms"] * row[count] for row in known) / weight
-    if "tpot" not in found and (mean := _mean_itl(windows)) is not None:
-        found["tpot"] = mean
-    return found
+            counters[metric] = sum(row[f"{metric}_mean_ms"] * row[count] for row in known) / weight
+    if "tpot" not in counters and (mean := _mean_itl(windows)) is not None:
+        counters["tpot"] = mean
+    return counters
 
 
 def window_between(
@@ -67,18 +67,18 @@ def window_between(
     load = conformed({**columns, "prompt_tokens": [prompt] * count, "output_tokens": [output] * count})
     (served,) = LogWorlds(session, load).serve([Variant(flags)], with_parts=False)
     expected = predicted_of(served, np.full(count, float(output)))
-    found = {}
+    figures = {}
     for metric in METRICS:
-        own = expected[metric][np.isfinite(expected[metric])]
-        if metric in counters and counters[metric] > 0.0 and own.size:
-            mean = float(own.mean())
-            found[metric] = {
+        usual = expected[metric][np.isfinite(expected[metric])]
+        if metric in counters and counters[metric] > 0.0 and usual.size:
+            mean = float(usual.mean())
+            figures[metric] = {
                 "n": started if metric == "ttft" else ended,
                 "measured_mean": counters[metric],
                 "expected_mean": mean,
                 "log_factor": math.log(counters[metric] / mean),
             }
-    return found
+    return figures
 
 
 def _mean_itl(windows: list[dict[str, Any]]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ def one_blas_thread() -> Iterator[None]:
     """
     with _lock:
         if _state["inside"] == 0:
-            _state["limit"] = _controller().limit(limits=1, user_api="blas")
+            _state["limit"] = _controller("scipy.linalg" in sys.modules).limit(limits=1, user_api="blas")
         _state["inside"] += 1
     try:
         yield
@@ -32,7 +33,8 @@ def one_blas_thread() -> Iterator[None]:
 
 
 @cache
-def _controller() -> Any:
+def _controller(with_scipy: bool) -> Any:
+    """Return what limits the BLAS libraries that are loaded: numpy's, and SciPy's own once it is there."""
     import numpy  # noqa: F401  only libraries that are already loaded can be limited
     from threadpoolctl import ThreadpoolController
 

@@ -46,16 +46,16 @@ def check_file(path: str | os.PathLike[str], refuse: Refuse, most: int = LOG_BYT
     kernelsight.errors.InvalidInput: the grid / is a folder.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         raise refuse("does not exist") from None
     except (OSError, ValueError) as problem:
         raise refuse(_unreadable(problem)) from None
-    if not stat.S_ISREG(found.st_mode):
-        raise refuse(_KINDS.get(stat.S_IFMT(found.st_mode), "is not a file"))
-    if found.st_size > most:
+    if not stat.S_ISREG(status.st_mode):
+        raise refuse(_KINDS.get(stat.S_IFMT(status.st_mode), "is not a file"))
+    if status.st_size > most:
         raise refuse(_too_large(most))
-    return found.st_size
+    return status.st_size
 
 
 def read_bytes(

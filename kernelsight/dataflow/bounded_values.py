@@ -89,11 +89,11 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     >>> json.loads('{"a": 1, "b": 2}', object_pairs_hook=without_repeats)
     {'a': 1, 'b': 2}
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
         raise RepeatedName(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice; keep one")
-    return found
+    return unique
 
 
 def _check_levels(value: Any, limits: Limits, refuse: Refuse) -> None:
@@ -203,8 +203,8 @@ def _is_number(event: Any) -> bool:
 
 
 def _not_yaml(line: int, what: object) -> str:
-    named = _UNKNOWN.sub(r"\1", str(what))
-    return f"is not YAML (line {line}: {named:.120})"
+    reason = _UNKNOWN.sub(r"\1", str(what))
+    return f"is not YAML (line {line}: {reason:.120})"
 
 
 def _too_many(limits: Limits) -> str:

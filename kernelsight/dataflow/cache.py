@@ -28,10 +28,10 @@ def remembered(tables: tuple[pa.Table, ...], key: Hashable, read: Callable[[], R
         for table in tables:
             # id() may be reused after the table is deleted
             weakref.finalize(table, _kept.pop, place, None)
-    found = _kept[place]
-    if key not in found:
-        found[key] = read()
-    return found[key]  # type: ignore[return-value]
+    values = _kept[place]
+    if key not in values:
+        values[key] = read()
+    return values[key]  # type: ignore[return-value]
 
 
 class Recent(Generic[Read]):
@@ -53,10 +53,10 @@ class Recent(Generic[Read]):
     def get(self, key: Hashable) -> Read | None:
         """Return a value, or None; it counts as the newest from now on."""
         with self._lock:
-            found = self._values.pop(key, None)
-            if found is not None:
-                self._values[key] = found
-            return found
+            value = self._values.pop(key, None)
+            if value is not None:
+                self._values[key] = value
+            return value
 
     def put(self, key: Hashable, value: Read) -> None:
         """Keep a value as the newest; the one that was not asked for longest goes where there are too many."""

@@ -104,8 +104,8 @@ def _with_numpy(
     expression: Callable[..., Any], rows: int, columns: Mapping[str, np.ndarray], shared: tuple
 ) -> dict[str, np.ndarray]:
     def run(start: int, stop: int) -> dict[str, np.ndarray]:
-        found = expression(np, {name: values[start:stop] for name, values in columns.items()}, *shared)
-        return {name: _on_grid(values, stop - start) for name, values in found.items()}
+        results = expression(np, {name: values[start:stop] for name, values in columns.items()}, *shared)
+        return {name: _on_grid(values, stop - start) for name, values in results.items()}
 
     return by_blocks(run, rows)
 

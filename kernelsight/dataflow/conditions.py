@@ -41,10 +41,10 @@ class _Parser:
         self._tokens, self._at = list(_tokens(text)), 0
 
     def whole(self) -> Condition:
-        found = self._either()
+        condition = self._either()
         if self._at < len(self._tokens):
             raise ValueError(f"{self._tokens[self._at][1]!r} is not expected there")
-        return found
+        return condition
 
     def _next(self, *words: str) -> str:
         """Return the next token where it is one of these words, and pass it; empty otherwise."""
@@ -60,57 +60,57 @@ class _Parser:
             raise ValueError(f"{word!r} is missing")
 
     def _either(self) -> Condition:
-        left = self._both()
+        condition = self._both()
         while self._next("or"):
-            left = ("or_kleene", left, self._both())
-        return left
+            condition = ("or_kleene", condition, self._both())
+        return condition
 
     def _both(self) -> Condition:
-        left = self._negated()
+        condition = self._negated()
         while self._next("and"):
-            left = ("and_kleene", left, self._negated())
-        return left
+            condition = ("and_kleene", condition, self._negated())
+        return condition
 
     def _negated(self) -> Condition:
         return ("invert", self._negated()) if self._next("not") else self._compared()
 
     def _compared(self) -> Condition:
-        left = self._sum()
+        first = self._sum()
         if operator := self._next(*_COMPARED):
-            return (_COMPARED[operator], left, self._sum())
+            return (_COMPARED[operator], first, self._sum())
         if self._next("is"):
             kind = "is_valid" if self._next("not") else "is_null"
             self._need("null")
-            return (kind, left)
+            return (kind, first)
         if self._next("between"):
             low = self._sum()
             self._need("and")
-            return ("and_kleene", ("greater_equal", left, low), ("less_equal", left, self._sum()))
+            return ("and_kleene", ("greater_equal", first, low), ("less_equal", first, self._sum()))
         if self._next("in"):
-            found: Condition | None = None
+            any_of: Condition | None = None
             for value in self._bracketed():
-                found = ("equal", left, value) if found is None else ("or_kleene", found, ("equal", left, value))
-            return found or ("constant", False)
-        return left
+                any_of = ("equal", first, value) if any_of is None else ("or_kleene", any_of, ("equal", first, value))
+            return any_of or ("constant", False)
+        return first
 
     def _sum(self) -> Condition:
-        left = self._product()
+        total = self._product()
         while operator := self._next("+", "-"):
-            left = (_COMPUTED[operator], left, self._product())
-        return left
+            total = (_COMPUTED[operator], total, self._product())
+        return total
 
     def _product(self) -> Condition:
-        left = self._value()
+        product = self._value()
         while operator := self._next("*", "%"):
             right = self._value()
-            left = ("remainder", left, right) if operator == "%" else (_COMPUTED[operator], left, right)
-        return left
+            product = ("remainder", product, right) if operator == "%" else (_COMPUTED[operator], product, right)
+        return product
 
     def _value(self) -> Condition:
         if self._next("("):
-            found = self._either()
+            condition = self._either()
             self._need(")")
-            return found
+            return condition
         if self._next("-"):
             return ("negate", self._value())
         if self._next("case"):
@@ -144,15 +144,15 @@ class _Parser:
 
     def _bracketed(self) -> list[Condition]:
         self._need("(")
-        found = [self._either()]
+        conditions = [self._either()]
         while self._next(","):
-            found.append(self._either())
+            conditions.append(self._either())
         self._need(")")
-        return found
+        return conditions
 
 
 def _tokens(text: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    tokens: list[tuple[str, Any]] = []
     at = 0
     while at < len(text.rstrip()):
         token = _TOKEN.match(text, at)
@@ -160,15 +160,15 @@ def _tokens(text: str) -> list[tuple[str, Any]]:
             raise ValueError(f"{text[at:].strip()[:20]!r} is not known")
         number, quoted, name, word, sign = token.groups()
         if number is not None:
-            found.append(("constant", float(number) if set(number) & set(".e") else int(number)))
+            tokens.append(("constant", float(number) if set(number) & set(".e") else int(number)))
         elif quoted is not None:
-            found.append(("constant", quoted.replace("''", "'")))
+            tokens.append(("constant", quoted.replace("''", "'")))
         elif name is not None:
-            found.append(("column", name))
+            tokens.append(("column", name))
         else:
-            found.append(("word", word or sign))
+            tokens.append(("word", word or sign))
         at = token.end()
-    return found
+    return tokens
 
 
 @lru_cache(maxsize=4096)
@@ -232,6 +232,6 @@ def _evaluated(condition: Condition, table: pa.Table) -> Any:
     if operation == "regexp_full_match":
         return pc.match_substring_regex(values[0], f"^(?:{values[1].as_py()})$")
     if operation == "remainder":
-        left, right = values[0], pc.if_else(pc.equal(values[1], _constant(0)), None, values[1])
-        return pc.subtract(left, pc.multiply(pc.divide(left, right), right))
+        first, right = values[0], pc.if_else(pc.equal(values[1], _constant(0)), None, values[1])
+        return pc.subtract(first, pc.multiply(pc.divide(first, right), right))
     return pc.call_function(operation, values)

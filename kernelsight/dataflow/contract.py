@@ -113,9 +113,9 @@ def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tu
     ``optional``: those may be null here, and their checks hold for what is not.
     """
     contract, passed = stated[path.stem], (*passed, path.stem)
-    own = contract.get("columns", [])
+    columns_of_its_own = contract.get("columns", [])
     if "like" not in contract:
-        return own
+        return columns_of_its_own
     others = [contract["like"]] if isinstance(contract["like"], str) else contract["like"]
     theirs = []
     for other in others:
@@ -129,7 +129,7 @@ def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tu
         table = " or ".join(others)
         raise _malformed(path, f"its 'without' names {sorted(unknown_names)[0]!r}, which {table} does not have")
     shared = [column for column in theirs if column.get("name") not in left_out]
-    return own + ([_optional(column) for column in shared] if contract.get("optional") else shared)
+    return columns_of_its_own + ([_optional(column) for column in shared] if contract.get("optional") else shared)
 
 
 def _optional(column: dict[str, Any]) -> dict[str, Any]:
@@ -256,18 +256,18 @@ def conform(
     kernelsight.errors.ContractBroken: table 't' violates its contract: column x: 1 row fails 'x > 0' (row 2: -2.0).
     """
     table = as_arrow(data, contract.table)
-    found = Counter(table.column_names)
-    faults = _name_faults(found, contract)
+    times = Counter(table.column_names)
+    faults = _name_faults(times, contract)
     sound: dict[str, pa.ChunkedArray] = {}
     for column in contract.columns:
-        if found[column.name] == 1:
+        if times[column.name] == 1:
             values, fault = cast_column(table.column(column.name), column, encoded=encoded)
             fault = fault or value_fault(values, column, rows)
             if fault:
                 faults.append(fault)
             else:
                 sound[column.name] = values
-        elif column.nullable and not found[column.name]:
+        elif column.nullable and not times[column.name]:
             sound[column.name] = pa.chunked_array([pa.nulls(table.num_rows, column.arrow_type)])
     if not trusted:
         faults += _row_faults(pa.table(sound), contract, rows)
@@ -309,15 +309,15 @@ def as_arrow(data: Any, table: str) -> pa.Table:
     return pa.table(data)
 
 
-def _name_faults(found: Mapping[str, int], contract: Contract) -> list[str]:
-    """Return the violations in the column names: duplicate, missing or unknown; ``found``: how often each is there."""
+def _name_faults(occurrences: Mapping[str, int], contract: Contract) -> list[str]:
+    """Return the violations in the column names: duplicate, missing or unknown."""
     known = contract.column_names
-    twice = sorted(name for name, times in found.items() if times > 1)
-    faults = [f"column {name} occurs {found[name]} times" for name in twice]
-    absent = [column.name for column in contract.columns if column.name not in found and not column.nullable]
+    twice = sorted(name for name, times in occurrences.items() if times > 1)
+    faults = [f"column {name} occurs {occurrences[name]} times" for name in twice]
+    absent = [column.name for column in contract.columns if column.name not in occurrences and not column.nullable]
     if absent:
         faults.append(f"missing column{'s' if len(absent) > 1 else ''} {', '.join(absent)}")
-    for name in sorted(set(found) - set(known)):
+    for name in sorted(set(occurrences) - set(known)):
         close = nearest(name, known, limit=1)
         faults.append(f"unknown column {name}" + (f" (nearest: {close[0]})" if close else ""))
     return faults

@@ -58,10 +58,10 @@ class GeneratedNode(PythonNode):
 
 def generated_nodes(module: str, groups: Groups) -> list[GeneratedNode]:
     """Return the nodes of every function of a module that is marked ``for_each``, read from its source."""
-    found = importlib.util.find_spec(module) if groups else None
-    if found is None or not found.origin:
+    spec = importlib.util.find_spec(module) if groups else None
+    if spec is None or not spec.origin:
         return []
-    path = Path(found.origin)
+    path = Path(spec.origin)
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     nodes = []
     for function in (item for item in tree.body if isinstance(item, ast.FunctionDef)):
@@ -112,16 +112,16 @@ def member_contracts(contracts: Mapping[str, Contract], groups: Groups) -> dict[
     >>> member_contracts({"family_costs": stated}, {"family": {"gemm": "matrix products"}})["gemm_costs"].doc
     'Costs of matrix products.'
     """
-    found = {}
+    by_table = {}
     for name, contract in contracts.items():
         word = next((word for word in groups if name.startswith(f"{word}_")), None)
         if word is None:
-            found[name] = contract
+            by_table[name] = contract
         else:
             for member, described in groups[word].items():
                 table = _of_member(name, word, member)
-                found[table] = replace(contract, table=table, doc=_described(contract.doc, word, described))
-    return found
+                by_table[table] = replace(contract, table=table, doc=_described(contract.doc, word, described))
+    return by_table
 
 
 def members_of(names: Iterable[str], groups: Groups) -> list[str]:
@@ -130,11 +130,11 @@ def members_of(names: Iterable[str], groups: Groups) -> list[str]:
     >>> members_of(["gpus", "family_calls"], {"family": {"gemm": "", "norm": ""}})
     ['gpus', 'gemm_calls', 'norm_calls']
     """
-    found = []
+    names_of_members = []
     for name in names:
         word = next((word for word in groups if name.startswith(f"{word}_")), None)
-        found += [name] if word is None else [_of_member(name, word, member) for member in groups[word]]
-    return found
+        names_of_members += [name] if word is None else [_of_member(name, word, member) for member in groups[word]]
+    return names_of_members
 
 
 def union_of(name: str, contracts: Mapping[str, Contract], groups: Groups) -> str | None:
@@ -155,8 +155,8 @@ def union_of(name: str, contracts: Mapping[str, Contract], groups: Groups) -> st
     for member in groups[word]:
         table = _of_member(name, word, member)
         if table in contracts:
-            named = "" if word in contracts[table].column_names else f"'{member}' as {word}, "
-            selects.append(f"select {named}* from {table}")
+            member_column = "" if word in contracts[table].column_names else f"'{member}' as {word}, "
+            selects.append(f"select {member_column}* from {table}")
     return "\nunion all by name\n".join(selects) or None
 
 

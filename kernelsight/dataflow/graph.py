@@ -87,20 +87,20 @@ class Graph:
 
     @cached_property
     def _functions(self) -> dict[str, PythonNode]:
-        found: dict[str, PythonNode] = {}
+        functions: dict[str, PythonNode] = {}
         stated = [
             node for module in self._modules for node in (*python_nodes(module), *generated_nodes(module, self._groups))
         ]
         for function in stated:
             for name in function.makes:
-                other = self._files.get(name) or found.get(name)
+                other = self._files.get(name) or functions.get(name)
                 if other:
                     maker = other.name if isinstance(other, Path) else f"the function {other.function}"
                     raise InvalidInput(
                         f"{maker} and the function {function.function} both define the table {name}; keep one."
                     )
-                found[name] = function
-        return found
+                functions[name] = function
+        return functions
 
     @property
     def made(self) -> set[str]:
@@ -200,7 +200,7 @@ class Graph:
     def roots(self, table: str, fixed: frozenset[str]) -> tuple[str, ...]:
         """Return what a table is computed from in the end: ``fixed`` tables, and those that no node makes."""
         if (table, fixed) not in self._roots:
-            found, waiting, seen = [], [table], set()
+            roots, waiting, seen = [], [table], set()
             while waiting:
                 each = waiting.pop()
                 if each in seen:
@@ -208,10 +208,10 @@ class Graph:
                 seen.add(each)
                 node = None if each in fixed else self.node(each)
                 if node is None:
-                    found.append(each)
+                    roots.append(each)
                 else:
                     waiting += (*node.inputs, *node.fetches)
-            self._roots[table, fixed] = tuple(found)
+            self._roots[table, fixed] = tuple(roots)
         return self._roots[table, fixed]
 
     def depends(self, table: str, upon: str, fixed: Collection[str] = ()) -> bool:

@@ -24,8 +24,8 @@ def query_fault(
     """
     said = f"the query cannot be run: {complaint(error)}"
     lost = _LOST.search(str(error))
-    found = _joined_for(lost[1].lower(), read, contracts, there) if lost else []
-    return f"{said}; {lost[1]} is in {' and in '.join(found)}." if lost and found else f"{said}."
+    joined = _joined_for(lost[1].lower(), read, contracts, there) if lost else []
+    return f"{said}; {lost[1]} is in {' and in '.join(joined)}." if lost and joined else f"{said}."
 
 
 def _joined_for(
@@ -33,12 +33,12 @@ def _joined_for(
 ) -> list[str]:
     """Return the tables with a column that a row of those that are read joins once, with what to join them by."""
     known = {name for columns in read.values() for name in columns}
-    found = [
+    candidates = [
         (contract.kind != "given", name not in there, len(contract.columns), name)
         for name, contract in contracts.items()
         if name not in read and column in contract.column_names and contract.key and {*contract.key} <= known - {column}
     ]
-    names = [name for *_, name in sorted(found)][:MOST_NAMED]
+    names = [name for *_, name in sorted(candidates)][:MOST_NAMED]
     return [f"table {name}: join it using ({', '.join(contracts[name].key)})" for name in names]
 
 

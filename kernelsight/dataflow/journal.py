@@ -85,22 +85,24 @@ def read_journal(path: Path, kind: str, *, without_sums: bool = False) -> Record
 
     ``without_sums``: earlier versions wrote lines of this kind without check sums, which are read too.
     """
-    data = read_bytes(path, lambda found: InvalidInput(f"the journal {path} {found}; use another -o FILE."), ROWS_BYTES)
+    data = read_bytes(
+        path, lambda records: InvalidInput(f"the journal {path} {records}; use another -o FILE."), ROWS_BYTES
+    )
     if data.startswith(_ARROW):
         raise InvalidInput(
             f"the journal {path} was written by an earlier version, as an Arrow stream; finish it with that version, "
             "or use another -o FILE."
         )
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     checked = not (without_sums and data.startswith(b"{"))
     for line in data.split(b"\n")[:-1]:
         record = _parsed(line, checked)
         if record is None:
             break
-        found.append(record)
-    if not found or list(found[0]) != [kind]:
+        records.append(record)
+    if not records or list(records[0]) != [kind]:
         raise InvalidInput(f"{path} is not the journal of a {kind}; use another -o FILE.")
-    return Records(found[0][kind], found[1:])
+    return Records(records[0][kind], records[1:])
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -100,12 +100,12 @@ def program_digest(*folders: Path) -> str:
 @cache
 def library_stamp(name: str) -> str:
     """Return what stands for an installed version of a library, which is not imported: its first file, as files are."""
-    found = importlib.util.find_spec(name)
-    return f"{found.origin} {_stamp(os.stat(found.origin))}" if found and found.origin else name
+    spec = importlib.util.find_spec(name)
+    return f"{spec.origin} {_stamp(os.stat(spec.origin))}" if spec and spec.origin else name
 
 
-def _stamp(found: os.stat_result) -> str:
-    return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def _files(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -121,10 +121,10 @@ def table_folder() -> Path | None:
 
     OSError: nobody has a home.
     """
-    named = os.environ.get(VARIABLE)
-    if named == "":
+    variable = os.environ.get(VARIABLE)
+    if variable == "":
         return None
-    return (Path(named) if named else user_cache()) / "kernelsight" / "kept"
+    return (Path(variable) if variable else user_cache()) / "kernelsight" / "kept"
 
 
 def opened(path: Path) -> PrivateFolder:
@@ -186,16 +186,16 @@ def of_program(program: str, name: str, make: Callable[[], Read]) -> Read:
     [1, 2]
     """
     key = hashlib.sha256(f"{program} {name}".encode()).hexdigest()
-    found = read_kept(key, _decoded)
-    if found is None:
-        found = make()
-        keep(key, bytes(_serialised(found)) + b"A" if isinstance(found, pa.Table) else pickle.dumps(found) + b"P")
-    return found
+    value = read_kept(key, _decoded)
+    if value is None:
+        value = make()
+        keep(key, bytes(_serialised(value)) + b"A" if isinstance(value, pa.Table) else pickle.dumps(value) + b"P")
+    return value
 
 
 def _decoded(content: bytes) -> Any:
-    own = memoryview(content)[:-1]  # what is Arrow's begins where memory is aligned
-    return pa.ipc.open_stream(own).read_all() if content.endswith(b"A") else pickle.loads(own)
+    arrow = memoryview(content)[:-1]  # what is Arrow's begins where memory is aligned
+    return pa.ipc.open_stream(arrow).read_all() if content.endswith(b"A") else pickle.loads(arrow)
 
 
 def keep_table(key: str, table: pa.Table) -> None:

@@ -15,9 +15,9 @@ def read_number(text: str) -> float | int | str:
     >>> read_number("16k"), read_number("16K"), read_number("25.6k"), read_number("0.5"), read_number("many")
     (16000, 16384, 25600, 0.5, 'many')
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found:
-        number = float(found[1]) * SUFFIXES[found[2]]
+    match = _SIZE.fullmatch(text.strip())
+    if match:
+        number = float(match[1]) * SUFFIXES[match[2]]
         return int(number) if number == int(number) else number
     for kind in (int, float):
         try:

@@ -96,16 +96,16 @@ class PrivateFolder:
             files, drafts = self._own()
             for name in drafts:
                 self._remove(name)
-            size = sum(found.st_size for found in files.values())
-            for name, found in sorted(files.items(), key=lambda each: each[1].st_mtime):
+            size = sum(status.st_size for status in files.values())
+            for name, status in sorted(files.items(), key=lambda each: each[1].st_mtime):
                 if size <= self.limit:
                     return
                 self._remove(name)
-                size -= found.st_size
+                size -= status.st_size
 
     def sizes(self) -> list[int]:
         """Return the size of each of our files, in bytes. OSError: the folder cannot be read any more."""
-        return [found.st_size for found in self._own()[0].values()]
+        return [status.st_size for status in self._own()[0].values()]
 
     def clear(self) -> None:
         """Remove our files, and drafts of processes that ended. OSError: the folder cannot be read any more."""
@@ -122,24 +122,24 @@ class PrivateFolder:
                 if not draft and not self._name.fullmatch(entry.name):
                     continue
                 with contextlib.suppress(FileNotFoundError):  # another process may remove it now
-                    found = entry.stat(follow_symlinks=False)
-                    if draft and _is_own(found) and not _is_running(int(draft[1])):
+                    status = entry.stat(follow_symlinks=False)
+                    if draft and _is_own(status) and not _is_running(int(draft[1])):
                         drafts.append(entry.name)
-                    elif not draft and _is_own(found):
-                        files[entry.name] = found
+                    elif not draft and _is_own(status):
+                        files[entry.name] = status
         return files, drafts
 
     def _content(self, name: str) -> bytes | None:
         """Return the bytes of one of our files, which counts as read now; None where that name is something else's."""
         handle = os.open(self._at(name), _READ, dir_fd=self.handle)
         try:
-            found = os.fstat(handle)
-            if not _is_own(found):
+            status = os.fstat(handle)
+            if not _is_own(status):
                 return None
             if os.utime in os.supports_fd:
                 os.utime(handle)
             with open(handle, "rb", closefd=False) as file:
-                return file.read() if found.st_size <= LARGEST_FILE else b""
+                return file.read() if status.st_size <= LARGEST_FILE else b""
         finally:
             os.close(handle)
 
@@ -195,11 +195,11 @@ def _digest(key: str, content: bytes | memoryview) -> bytes:
     return digest.digest()
 
 
-def _is_own(found: os.stat_result) -> bool:
+def _is_own(status: os.stat_result) -> bool:
     """Return whether something is a plain file of this user, which no other one can write."""
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return False
-    return not _HAS_OWNERS or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+    return not _HAS_OWNERS or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
 
 
 def _is_running(process: int) -> bool:
@@ -232,9 +232,9 @@ def _open(path: Path) -> int | None:
             name = waiting.pop()
             way /= name
             with _naming(way):
-                found = _look(handle, name, last=not waiting)
-                if stat.S_ISLNK(found.st_mode):
-                    _check_owner(found, way)
+                status = _look(handle, name, last=not waiting)
+                if stat.S_ISLNK(status.st_mode):
+                    _check_owner(status, way)
                     links += 1
                     if links > MOST_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -277,24 +277,24 @@ def _naming(way: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(way)) from None
 
 
-def _check_owner(found: os.stat_result, way: Path) -> None:
-    if found.st_uid not in (0, os.getuid()):
-        raise OSError(errno.EPERM, f"it belongs to another user ({found.st_uid})", str(way))
+def _check_owner(status: os.stat_result, way: Path) -> None:
+    if status.st_uid not in (0, os.getuid()):
+        raise OSError(errno.EPERM, f"it belongs to another user ({status.st_uid})", str(way))
 
 
-def _check_folder(found: os.stat_result, way: Path) -> None:
+def _check_folder(status: os.stat_result, way: Path) -> None:
     """Refuse a folder in which others may rename or replace what is ours: sticky ones, such as /tmp, forbid that."""
-    _check_owner(found, way)
-    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-        raise OSError(errno.EPERM, f"other users can write it (mode {stat.S_IMODE(found.st_mode):o})", str(way))
+    _check_owner(status, way)
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        raise OSError(errno.EPERM, f"other users can write it (mode {stat.S_IMODE(status.st_mode):o})", str(way))
 
 
 def _check_last(handle: int, way: Path) -> None:
     """Refuse a folder that this user cannot write, or not alone."""
-    found = os.fstat(handle)
-    if found.st_uid != os.getuid():
-        raise OSError(errno.EPERM, f"it belongs to another user ({found.st_uid})", str(way))
-    if found.st_mode & 0o022:
-        raise OSError(errno.EPERM, f"other users can write it (mode {stat.S_IMODE(found.st_mode):o})", str(way))
+    status = os.fstat(handle)
+    if status.st_uid != os.getuid():
+        raise OSError(errno.EPERM, f"it belongs to another user ({status.st_uid})", str(way))
+    if status.st_mode & 0o022:
+        raise OSError(errno.EPERM, f"other users can write it (mode {stat.S_IMODE(status.st_mode):o})", str(way))
     if not os.access(".", os.W_OK, dir_fd=handle):
         raise OSError(errno.EACCES, "it cannot be written", str(way))

@@ -77,12 +77,12 @@ class PythonNode:
 def python_nodes(module: str) -> list[PythonNode]:
     """Return the nodes that a module defines, read from its source; none where there is no such module."""
     try:
-        found = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:
-        found = None
-    if found is None or not found.origin:
+        spec = None
+    if spec is None or not spec.origin:
         return []
-    path = Path(found.origin)
+    path = Path(spec.origin)
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     functions = [item for item in tree.body if isinstance(item, ast.FunctionDef) and not item.name.startswith("_")]
     return [_read_function(module, path, function) for function in functions]

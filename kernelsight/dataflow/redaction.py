@@ -92,18 +92,18 @@ def redacted_words(words: Sequence[str]) -> list[str]:
     >>> redacted_words(["A_PASSWORD=x", "vllm", "serve", "m", "--api-key", "a", "b", "--port", "80"])
     ['A_PASSWORD=<redacted>', 'vllm', 'serve', 'm', '--api-key=<redacted>', '--port', '80']
     """
-    found: list[str] = []
+    redacted: list[str] = []
     awaited = several = False
     for place, word in enumerate(words):
         if place and words[place - 1].endswith("sshpass") and word.startswith("-p"):
-            found.append(f"-p{REDACTED}")
+            redacted.append(f"-p{REDACTED}")
             awaited, several = word == "-p", False
             continue
         if awaited and not _is_option(word):
-            if _OPTION.fullmatch(found[-1]):
-                found[-1] += f"={REDACTED}"
-            elif not found[-1].endswith(REDACTED):
-                found.append(REDACTED)
+            if _OPTION.fullmatch(redacted[-1]):
+                redacted[-1] += f"={REDACTED}"
+            elif not redacted[-1].endswith(REDACTED):
+                redacted.append(REDACTED)
             awaited = several
             continue
         awaited = several = False
@@ -112,14 +112,14 @@ def redacted_words(words: Sequence[str]) -> list[str]:
             secret = names_secret(name)
             awaited = secret and not equals
             several = awaited and _WORD.findall(name.lower())[-2:-1] == ["api"]  # vLLM takes several keys
-            found.append(f"{name}={REDACTED if secret and value else redacted_text(value)}" if equals else word)
+            redacted.append(f"{name}={REDACTED if secret and value else redacted_text(value)}" if equals else word)
         elif _VARIABLE.match(word) and not (place and _COMMAND_NEXT.fullmatch(words[place - 1])):
-            found.append(f"{name}={redacted_variable(name, value)}")
+            redacted.append(f"{name}={redacted_variable(name, value)}")
         else:
             awaited = word[-1:] in (":", "=") and names_secret(word)
             several = awaited and "auth" in word.lower()  # Authorization: Bearer x
-            found.append(redacted_text(word))
-    return found
+            redacted.append(redacted_text(word))
+    return redacted
 
 
 def _is_option(word: str) -> bool:
@@ -134,10 +134,10 @@ def redacted_tree(value: Any, secret: bool = False) -> Any:
     """
     if isinstance(value, Mapping):
         variable = value.get("name") if "value" in value else None  # as Kubernetes writes an environment
-        named = {key: secret or names_secret(str(key)) for key in value}
+        is_secret = {key: secret or names_secret(str(key)) for key in value}
         if isinstance(variable, str) and names_secret(variable, variable=True):
-            named["value"] = True
-        return {key: redacted_tree(inner, named[key]) for key, inner in value.items()}
+            is_secret["value"] = True
+        return {key: redacted_tree(inner, is_secret[key]) for key, inner in value.items()}
     if isinstance(value, list):
         if not secret and all(isinstance(item, str) for item in value):
             return redacted_words(value)
@@ -186,9 +186,9 @@ def _without_pairs(text: str) -> str:
     for pair in _PAIR.finditer(text):
         if pair.start() < end or not names_secret(pair["name"], variable=pair["name"].isupper()):
             continue
-        found = value.match(text, pair.end())
-        if found:
-            quote = found[0][:1] if found[0][:1] in "\"'" else ""
+        match = value.match(text, pair.end())
+        if match:
+            quote = match[0][:1] if match[0][:1] in "\"'" else ""
             parts += [text[end : pair.end()], quote, REDACTED, quote]
-            end = found.end()
+            end = match.end()
     return "".join([*parts, text[end:]])

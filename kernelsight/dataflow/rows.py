@@ -28,13 +28,13 @@ def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     columns = {}
     for column in contract.columns:
         values = [row.get(column.name) for row in rows]
-        kinds = set(map(type, values)) - {type(None)}
-        if not kinds:
+        types = set(map(type, values)) - {type(None)}
+        if not types:
             columns[column.name] = pa.nulls(len(rows), column.arrow_type)
             continue
-        if column.arrow_type == pa.float64() and int in kinds:
+        if column.arrow_type == pa.float64() and int in types:
             values = [float(value) if type(value) is int else value for value in values]
-        elif column.arrow_type == pa.int64() and float in kinds:
+        elif column.arrow_type == pa.int64() and float in types:
             values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
         try:
             # whether Arrow would change a value depends only on its type

@@ -98,8 +98,8 @@ class Session(NodeRuns):
         if name in self.available():
             there = self._fetch(name)
             taken = set(_key_rows(added, contract.key))
-            kept = [key not in taken for key in _key_rows(there, contract.key)]
-            added = pa.concat_tables([there.filter(pa.array(kept, pa.bool_())), added])
+            remains = [key not in taken for key in _key_rows(there, contract.key)]
+            added = pa.concat_tables([there.filter(pa.array(remains, pa.bool_())), added])
         self.give(name, added)
 
     def offer(self, name: str, read: Callable[[], pa.Table]) -> None:
@@ -265,8 +265,8 @@ class Session(NodeRuns):
         names = sorted(self.available() - set(CATALOGUE)) if tables is None else list(tables)
         rows = {name: self.table(name) for name in names}
         target = Path(path)
-        own = self._keeps and self.path is not None and target.resolve() == self.path.resolve()
-        if not own:
+        is_own_file = self._keeps and self.path is not None and target.resolve() == self.path.resolve()
+        if not is_own_file:
             save_file(target, self.graph.contracts, rows)
             return
         self._connection.execute(f"detach {FILE}")

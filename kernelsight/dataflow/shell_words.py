@@ -61,6 +61,6 @@ def join_commands(commands: Iterable[Sequence[str]]) -> str:
 
 
 def _quoted(word: str) -> str:
-    named = _NAMED.match(word)
-    end = named.end() if named else 0
+    match = _NAMED.match(word)
+    end = match.end() if match else 0
     return word[:end] + shlex.quote(word[end:])

@@ -19,8 +19,8 @@ def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[st
     the file, and what a row is, for errors. InvalidInput: the file cannot be read, or has no rows.
     """
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"file {path} {found}; {flag} takes a CSV or JSON file of {_plural(what)}.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"file {path} {problem}; {flag} takes a CSV or JSON file of {_plural(what)}.")
 
     check_file(path, refuse, SETTINGS.bytes)
     if path.suffix.lower() == ".json":
@@ -49,8 +49,8 @@ def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[st
     ]
 
 
-def _json_rows(found: Any, path: Path, what: str) -> list[dict[str, Any]]:
-    rows = found if isinstance(found, list) else [found]
+def _json_rows(content: Any, path: Path, what: str) -> list[dict[str, Any]]:
+    rows = content if isinstance(content, list) else [content]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise InvalidInput(f"{path} has no {what}; give an object, or an array of objects, with the table's columns.")
     return [dict(row) for row in rows]

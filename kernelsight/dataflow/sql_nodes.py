@@ -39,15 +39,15 @@ class Query:
 
 def sql_files(folder: Path) -> dict[str, Path]:
     """Return every ``<table>.sql`` below a folder but its macros, by table; InvalidInput if two define one table."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path in sorted(path for path in folder.rglob("*.sql") if path.parent != folder / MACROS):
-        if path.stem in found:
+        if path.stem in files:
             raise InvalidInput(
-                f"{found[path.stem].relative_to(folder)} and {path.relative_to(folder)} both define the table "
+                f"{files[path.stem].relative_to(folder)} and {path.relative_to(folder)} both define the table "
                 f"{path.stem!r}; keep one of them."
             )
-        found[path.stem] = path
-    return found
+        files[path.stem] = path
+    return files
 
 
 # every session reads the same files; a user's queries may be many
@@ -67,9 +67,9 @@ def parse_query(text: str) -> Query | str:
     nodes = list(_objects(tree))
     ctes = {entry["key"].lower() for node in nodes if "cte_map" in node for entry in node["cte_map"]["map"]}
     bases = [node for node in nodes if node.get("type") == "BASE_TABLE"]
-    named = [base["table_name"] for base in bases if base["table_name"].lower() not in ctes]
+    tables = [base["table_name"] for base in bases if base["table_name"].lower() not in ctes]
     return Query(
-        tables=tuple(sorted(set(named))),
+        tables=tuple(sorted(set(tables))),
         qualified=tuple(sorted({f"{b['schema_name']}.{b['table_name']}" for b in bases if b["schema_name"]})),
         ctes=tuple(sorted(ctes)),
         functions=tuple(
@@ -88,8 +88,8 @@ def parse_node(text: str) -> Query | str:
     """Return what ``parse_query`` does; what was parsed once by the same parser is kept on disk."""
     sources = (Path(__file__).read_bytes(), library_stamp("duckdb").encode(), text.encode())
     key = hashlib.sha256(b"\0".join(sources)).hexdigest()
-    if (found := read_kept(key, _read_query)) is not None:
-        return found
+    if (parsed := read_kept(key, _read_query)) is not None:
+        return parsed
     query = parse_query(text)
     if isinstance(query, Query):
         keep(key, json.dumps(asdict(query)).encode())

@@ -29,9 +29,9 @@ class WholeSums:
 
     def by(self, group: np.ndarray, size: int) -> WholeSums:
         """Return the sums of groups of the groups."""
-        found = WholeSums(size)
-        found.high, found.low = (np.bincount(group, half, size) for half in (self.high, self.low))
-        return found
+        sums = WholeSums(size)
+        sums.high, sums.low = (np.bincount(group, half, size) for half in (self.high, self.low))
+        return sums
 
     def total(self) -> np.ndarray:
         """Return the sums as floats."""

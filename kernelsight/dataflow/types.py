@@ -102,26 +102,26 @@ def _is_list(kind: pa.DataType) -> bool:
     )
 
 
-def can_become(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a column of type ``found`` can be cast to ``wanted``: the same kind of value, of any width.
+def can_become(held: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a column of type ``held`` can be cast to ``wanted``: the same kind of value, of any width.
 
     >>> can_become(pa.int32(), pa.float64()), can_become(pa.string(), pa.int64())
     (True, False)
     """
-    if found == wanted or pa.types.is_null(found):
+    if held == wanted or pa.types.is_null(held):
         return True
-    if pa.types.is_dictionary(found):
-        return can_become(found.value_type, wanted)
+    if pa.types.is_dictionary(held):
+        return can_become(held.value_type, wanted)
     if _is_list(wanted):
-        return _is_list(found) and can_become(found.value_type, wanted.value_type)
+        return _is_list(held) and can_become(held.value_type, wanted.value_type)
     if pa.types.is_struct(wanted):
         # Arrow fills a missing field with nulls and drops an unknown one: both would hide a misspelt field
         return (
-            pa.types.is_struct(found)
-            and {field.name for field in found} == {field.name for field in wanted}
-            and all(can_become(found.field(field.name).type, field.type) for field in wanted)
+            pa.types.is_struct(held)
+            and {field.name for field in held} == {field.name for field in wanted}
+            and all(can_become(held.field(field.name).type, field.type) for field in wanted)
         )
-    return (_is_text(found) and _is_text(wanted)) or (_is_number(found) and _is_number(wanted))
+    return (_is_text(held) and _is_text(wanted)) or (_is_number(held) and _is_number(wanted))
 
 
 def parts(column: pa.ChunkedArray | pa.Array, inside_list: bool = False) -> list[tuple[pa.Array, bool]]:

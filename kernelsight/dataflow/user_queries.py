@@ -44,12 +44,12 @@ def check_query(text: str) -> None:
     expected a query that only reads, such as a SELECT, but it contains: copy. Remove that part.
     """
     try:
-        kinds = [statement.type.name for statement in private_cursor().extract_statements(text)]
+        statements = [statement.type.name for statement in private_cursor().extract_statements(text)]
     except duckdb.Error as error:
         raise InvalidInput(f"the query cannot be read: {complaint(error)}.") from None
-    if len(kinds) != 1 or kinds[0] not in ("SELECT", "EXPLAIN", "MULTI"):
-        found = "; ".join(kind.lower() for kind in kinds) or "nothing"
-        raise InvalidInput(f"expected one query, such as a SELECT, but got: {found}.")
+    if len(statements) != 1 or statements[0] not in ("SELECT", "EXPLAIN", "MULTI"):
+        got = "; ".join(kind.lower() for kind in statements) or "nothing"
+        raise InvalidInput(f"expected one query, such as a SELECT, but got: {got}.")
     query = _parsed(text)
     if query is not None:
         changes = [kind.partition("_")[0].lower() for kind in query.changes]
@@ -70,8 +70,8 @@ def check_query(text: str) -> None:
 
 def _parsed(text: str) -> Query | None:
     """Return the parsed query, or that which EXPLAIN explains; None where the parser gives no tree: a PIVOT."""
-    found = parse_query(_unexplained(text))
-    return None if isinstance(found, str) else found
+    tree = parse_query(_unexplained(text))
+    return None if isinstance(tree, str) else tree
 
 
 def _unexplained(text: str) -> str:
@@ -135,7 +135,7 @@ def tables_in_query(text: str, known: set[str]) -> list[str]:
 
 
 def _tokens(text: str) -> list[tuple[int, object]]:
-    return [found for found in duckdb.tokenize(text) if found[1] != duckdb.token_type.comment]
+    return [token for token in duckdb.tokenize(text) if token[1] != duckdb.token_type.comment]
 
 
 def _words(text: str) -> Iterator[str]:

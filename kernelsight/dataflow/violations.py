@@ -14,20 +14,22 @@ from kernelsight.dataflow.types import can_become, has_floats, is_finite, parts,
 from kernelsight.errors import dangling_reference
 
 
-def cast_column(found: pa.ChunkedArray, column: Column, *, encoded: bool = False) -> tuple[pa.ChunkedArray | None, str]:
+def cast_column(
+    values: pa.ChunkedArray, column: Column, *, encoded: bool = False
+) -> tuple[pa.ChunkedArray | None, str]:
     """Return the column in its contract's type and "", or None and why it cannot be cast.
 
     ``encoded``: a dictionary of that type stays one.
     """
     wanted = column.arrow_type
-    if found.type == wanted or (encoded and pa.types.is_dictionary(found.type) and found.type.value_type == wanted):
-        return found, ""
-    if not can_become(found.type, wanted):
-        return None, f"column {column.name} is {type_name(found.type)}, expected {column.type}"
+    if values.type == wanted or (encoded and pa.types.is_dictionary(values.type) and values.type.value_type == wanted):
+        return values, ""
+    if not can_become(values.type, wanted):
+        return None, f"column {column.name} is {type_name(values.type)}, expected {column.type}"
     try:
-        if pa.types.is_dictionary(found.type):
-            found = found.cast(found.type.value_type)
-        return found.cast(wanted), ""
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        return values.cast(wanted), ""
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         return None, f"column {column.name} cannot be cast to {column.type} ({str(error).splitlines()[0]})"
 
@@ -81,10 +83,10 @@ def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
     if rows.size == table.num_rows:
         return ""
     twice = table.select(keys).take(pa.array(rows[counts > 1]))
-    kinds = [table.schema.field(key).type for key in keys]
+    types = [table.schema.field(key).type for key in keys]
     sorted_by = [
         (key, "ascending")
-        for key, kind in zip(keys, kinds, strict=True)
+        for key, kind in zip(keys, types, strict=True)
         if not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind))
     ]
     first = (twice.sort_by(sorted_by) if sorted_by else twice).slice(0, 1).to_pylist()[0]
@@ -116,8 +118,8 @@ def _codes(indices: pa.Int32Array) -> np.ndarray:
 
 def check_reference(table: str, column: Column, values: pa.ChunkedArray, known: pa.ChunkedArray) -> None:
     """Raise UnknownName, with the nearest names, if ``values`` has a value that ``known`` lacks."""
-    held, found = pc.unique(known), pc.unique(values).drop_null()
-    lost = found.filter(pc.invert(pc.is_in(found, value_set=held))).to_pylist()
+    held, referring = pc.unique(known), pc.unique(values).drop_null()
+    lost = referring.filter(pc.invert(pc.is_in(referring, value_set=held))).to_pylist()
     if lost:
         names = map(str, held.to_pylist())
         raise dangling_reference(f"{table}.{column.name}", lost[0], column.reference, names, len(lost) - 1)

@@ -37,8 +37,8 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     InvalidInput: no such file, or not Parquet; ContractBroken lists all missing columns and wrong values.
     """
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"file {path} {found}; --calls takes a Parquet table of kernel calls.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"file {path} {problem}; --calls takes a Parquet table of kernel calls.")
 
     check_file(path, refuse)
     try:

@@ -211,11 +211,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "phase": phase,
         "tokens": shape["tokens"],
         "sequences": shape["sampled"],
-        "total_us": total,
-        "p05_us": totals["p05_us"],
-        "p95_us": totals["p95_us"],
-        "gpu_us": totals["gpu_us"],
-        "host_us": totals["host_us"],
+        **{name: totals[name] for name in ("total_us", "p05_us", "p95_us", "gpu_us", "host_us")},
         # of one GPU
         "energy_mj": power_w * total / 1e3,
         "power_w": {

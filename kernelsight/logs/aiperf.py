@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.logs.files import LogFile, documents
-from kernelsight.logs.found import FILE_ROW, Found, LogFormat
 from kernelsight.logs.json_rows import json_rows, metric
+from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
 from kernelsight.logs.summaries import statistic
 
 NAME = "aiperf"
@@ -47,7 +47,7 @@ def _recognises(file: LogFile) -> bool:
     return requests or {"aiperf_version", "benchmark_id"} <= file.fields
 
 
-def read_aiperf(files: Sequence[LogFile]) -> list[Found]:
+def read_aiperf(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per file of requests; an export of statistics in the same folder adds rate, version, settings.
 
     TTFT from sending, unix times; output tokens with those of reasoning; warm-ups are labelled.
@@ -57,34 +57,34 @@ def read_aiperf(files: Sequence[LogFile]) -> list[Found]:
         if "aiperf_version" in file.fields:
             exports[file.path.parent] = (file, next(documents(file))[1])
             continue
-        found = Found(file, NAME, clock="unix")
+        run = LogRun(file, NAME, clock="unix")
         is_record = "metadata.request_start_ns is not null"
-        found.requests = json_rows(file, _FIELDS, _COLUMNS, is_record, found.faults).rename({"line": FILE_ROW})
-        runs.append(found)
+        run.requests = json_rows(file, _FIELDS, _COLUMNS, is_record, run.faults).rename({"line": FILE_ROW})
+        runs.append(run)
     for folder, (file, export) in exports.items():
-        beside = [found for found in runs if found.file.path.parent == folder]
-        for found in beside or [Found(file, NAME)]:
-            _add_export(found, export)
+        beside = [run for run in runs if run.file.path.parent == folder]
+        for run in beside or [LogRun(file, NAME)]:
+            _add_export(run, export)
             if not beside:
-                found.faults.add("statistics_only", 1, None, "; give profile_export.jsonl too")
-                runs.append(found)
+                run.faults.add("statistics_only", 1, None, "; give profile_export.jsonl too")
+                runs.append(run)
     return runs
 
 
-def _add_export(found: Found, export: Mapping[str, Any]) -> None:
-    found.stated["tool_version"] = str(export["aiperf_version"])
+def _add_export(run: LogRun, export: Mapping[str, Any]) -> None:
+    run.stated["tool_version"] = str(export["aiperf_version"])
     config = export.get("input_config")
     phases = config.get("phases") if isinstance(config, Mapping) else None
     for phase in phases if isinstance(phases, list) else []:
         if isinstance(phase, Mapping) and phase.get("kind") == "profiling":
-            found.stated |= {"requested_rate": phase.get("rate"), "max_concurrency": phase.get("concurrency")}
-            found.settings["client.arrival_pattern"] = (str(phase.get("type")), "input_config")
+            run.stated |= {"requested_rate": phase.get("rate"), "max_concurrency": phase.get("concurrency")}
+            run.settings["client.arrival_pattern"] = (str(phase.get("type")), "input_config")
     names = {"time_to_first_token": "ttft_ms", "request_latency": "e2e_ms", "inter_token_latency": "tpot_ms"}
     for name, ours in names.items():
         values = export.get(name)
         if isinstance(values, Mapping) and values.get("unit") == "ms":
             for which in ("avg", "min", "max", "p50", "p90", "p99"):
-                found.summaries += statistic("run", ours, which, values.get(which))
+                run.summaries += statistic("run", ours, which, values.get(which))
 
 
 FORMAT = LogFormat(NAME, "requests", "aiperf profile (profile_export.jsonl)", _recognises, read_aiperf)

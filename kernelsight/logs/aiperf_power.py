@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from kernelsight.logs.files import LogFile, unusable
-from kernelsight.logs.found import Found, LogFormat
 from kernelsight.logs.json_rows import json_rows
+from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.windows import POWER, windows_of
 
 NAME = "aiperf-power"
@@ -34,7 +34,7 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "json" and "timestamp_ns" in file.fields and bool(power & file.fields)
 
 
-def read_aiperf_power(files: Sequence[LogFile]) -> list[Found]:
+def read_aiperf_power(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run a file: a row between two samples of a machine, of all its GPUs together, at unix times.
 
     InvalidInput: no two samples of a GPU.
@@ -42,17 +42,17 @@ def read_aiperf_power(files: Sequence[LogFile]) -> list[Found]:
     return [_run(file) for file in files]
 
 
-def _run(file: LogFile) -> Found:
-    found = Found(file, NAME, clock="unix")
-    rows = json_rows(file, _FIELDS, _COLUMNS, "timestamp_ns is not null", found.faults)
+def _run(file: LogFile) -> LogRun:
+    run = LogRun(file, NAME, clock="unix")
+    rows = json_rows(file, _FIELDS, _COLUMNS, "timestamp_ns is not null", run.faults)
     good = rows.filter(pl.col("value").is_finite() & (pl.col("value") >= 0.0))
-    found.faults.add("unreadable_value", rows.height - good.height, _POWER[0])
+    run.faults.add("unreadable_value", rows.height - good.height, _POWER[0])
     samples = good.select(pl.lit(POWER[0]).alias("metric"), "replica", "labels", "time", "value")
-    found.windows = windows_of(samples, found.faults, True)
-    if not found.windows.height:
+    run.windows = windows_of(samples, run.faults, True)
+    if not run.windows.height:
         advice = "Collect for longer than one interval of --gpu-telemetry."
         raise unusable(file.path, "has no two samples of the power of a GPU", advice)
-    return found
+    return run
 
 
 FORMAT = LogFormat(

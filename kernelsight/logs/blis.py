@@ -10,7 +10,7 @@ import polars as pl
 
 from kernelsight.dataflow.engine import SETTINGS, first_line
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
-from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.plain import count_ragged, csv_source
 
 NAME = "blis"
@@ -39,7 +39,7 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "text" and (file.fields >= _TIMES or bool(_HEADER.search(file.text[:4096])))
 
 
-def read_blis(files: Sequence[LogFile]) -> list[Found]:
+def read_blis(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per CSV file; of a header among the files, the number of warm-up requests is used.
 
     Times are microseconds of the client. InvalidInput: a trace that was generated instead of observed.
@@ -55,21 +55,21 @@ def read_blis(files: Sequence[LogFile]) -> list[Found]:
     return [_run(file, warm_up) for file in tables]
 
 
-def _run(file: LogFile, warm_up: int) -> Found:
-    found = Found(file, NAME, clock="monotonic")
+def _run(file: LogFile, warm_up: int) -> LogRun:
+    run = LogRun(file, NAME, clock="monotonic")
     connection = duckdb.connect(":memory:", config=SETTINGS)
     try:
         connection.execute(f"create temp view rows as select * from {csv_source(file)}")
         frame = connection.sql(_QUERY).pl()
-        count_ragged(connection, file, found)
+        count_ragged(connection, file, run)
     except duckdb.Error as problem:
         raise unusable(file.path, f"is not a whole BLIS trace ({first_line(problem)})", DAMAGED) from None
     finally:
         connection.close()
     early = pl.int_range(pl.len()) < warm_up
     labelled = pl.when(early & (pl.col("status") == "ok")).then(pl.lit("warmup")).otherwise(pl.col("status"))
-    found.requests = frame.with_columns(labelled.alias("status"))
-    return found
+    run.requests = frame.with_columns(labelled.alias("status"))
+    return run
 
 
 FORMAT = LogFormat(NAME, "requests", "blis observe (TraceV2 as CSV)", _recognises, read_blis)

@@ -111,9 +111,9 @@ class LogFile:
         """Return the decompressed file as text; InvalidInput: it is not UTF-8, and what ``read`` refuses."""
         return decoded(self.read(), self.refuse)
 
-    def refuse(self, found: str) -> InvalidInput:
-        """Build the error for a file of which ``found`` says what is wrong."""
-        return unusable(self.path, found, DAMAGED)
+    def refuse(self, problem: str) -> InvalidInput:
+        """Build the error for a file of which ``problem`` says what is wrong."""
+        return unusable(self.path, problem, DAMAGED)
 
     def entire(self) -> LogFile:
         """Return the file with the fields of all of it, where its first bytes are not all."""
@@ -143,13 +143,13 @@ class LogFile:
             raise unusable(self.path, f"cannot be decompressed ({problem})", DAMAGED) from None
 
 
-def unusable(path: object, found: str, advice: str) -> InvalidInput:
+def unusable(path: object, problem: str, advice: str) -> InvalidInput:
     """Build the error for a log that cannot be used.
 
     >>> str(unusable("a.json", "is empty", "Give a file with requests."))
     'log a.json is empty. Give a file with requests.'
     """
-    return InvalidInput(f"log {path} {found}. {advice}".rstrip())
+    return InvalidInput(f"log {path} {problem}. {advice}".rstrip())
 
 
 def open_log(path: str | os.PathLike[str]) -> LogFile:
@@ -164,21 +164,21 @@ def open_log(path: str | os.PathLike[str]) -> LogFile:
     ('json', 'run', ['server', 'server.tp', 'ttfts'])
     """
     path = Path(path)
-    size = check_file(path, lambda found: unusable(path, found, "Give the path to a file."))
+    size = check_file(path, lambda what: unusable(path, what, "Give the path to a file."))
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"
         if compressed:  # once from end to end: no reader of a format meets more than a log can have
-            size = sum(map(len, unpacked_file(path, lambda found: unusable(path, found, UNPACK))))
+            size = sum(map(len, unpacked_file(path, lambda what: unusable(path, what, UNPACK))))
         with gzip.open(path) if compressed else path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except (OSError, EOFError, zlib.error) as problem:
         raise unusable(path, f"cannot be read ({problem})", DAMAGED) from None
     if not head.strip():
         raise unusable(path, "is empty", "Give a file with at least one request.")
-    for (pattern, found), advice in zip(_REFUSED, _ADVICE.values(), strict=True):
+    for (pattern, what), advice in zip(_REFUSED, _ADVICE.values(), strict=True):
         if pattern.match(head):
-            raise unusable(path, found, advice)
+            raise unusable(path, what, advice)
     return LogFile(path, head, _kind(head), compressed, size)
 
 

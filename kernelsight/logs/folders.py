@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kernelsight.errors import InvalidInput
 from kernelsight.logs import launch
 from kernelsight.logs.files import LogFile, open_log, unusable
-from kernelsight.logs.found import LogFormat
+from kernelsight.logs.log_run import LogFormat
 from kernelsight.logs.registry import formats_of, recognise, what_is_there, with_known_fields
 
 LOOKED_FOR = "Give a folder with the results of a benchmark client or the requests of a server."
@@ -71,13 +71,13 @@ def open_folder(path: str | os.PathLike[str], name: str = "auto") -> Folder:
         except InvalidInput as problem:
             not_read[str(entry)] = str(problem).removeprefix(f"log {entry} ").partition(". ")[0].rstrip(".")
             continue
-        found = _format(file, name)
-        if found is None:
+        log_format = _format(file, name)
+        if log_format is None:
             not_read[str(entry)] = f"no known format: {what_is_there(file)}"
-        elif name != "auto" and found.role == "requests" and found.name != name:
-            not_read[str(entry)] = f"{found.name}, and not {name}"
+        elif name != "auto" and log_format.role == "requests" and log_format.name != name:
+            not_read[str(entry)] = f"{log_format.name}, and not {name}"
         else:
-            files.append(Given(file, found, found.role, folder))
+            files.append(Given(file, log_format, log_format.role, folder))
     _refuse_others(folder, files, not_read)
     return Folder(folder, files, not_read)
 
@@ -92,20 +92,22 @@ def _format(file: LogFile, name: str) -> LogFormat | None:
 
 def _refuse_others(folder: Path, files: Sequence[Given], not_read: Mapping[str, str]) -> None:
     if not files:
-        named = [f"{Path(path).name} ({reason})" for path, reason in not_read.items()]
-        shown = ", ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if named[MOST_NAMED:] else "")
+        listed = [f"{Path(path).name} ({reason})" for path, reason in not_read.items()]
+        shown = ", ".join(listed[:MOST_NAMED]) + (
+            f" and {len(listed) - MOST_NAMED} more" if listed[MOST_NAMED:] else ""
+        )
         raise unusable(folder, f"is a folder without a file of a known format: {shown}", LOOKED_FOR)
     requests: dict[str, list[str]] = {}
     for one in files:
         if one.role == "requests":
             requests.setdefault(one.format.name, []).append(one.file.path.name)
     if not requests:
-        named = [f"{one.file.path.name} is {one.format.written_by}" for one in files]
-        raise unusable(folder, f"is a folder without requests: {'; '.join(named[:MOST_NAMED])}", LOOKED_FOR)
+        listed = [f"{one.file.path.name} is {one.format.written_by}" for one in files]
+        raise unusable(folder, f"is a folder without requests: {'; '.join(listed[:MOST_NAMED])}", LOOKED_FOR)
     if len(requests) > 1:
-        named = [f"{name}: {', '.join(names[:MOST_NAMED])}" for name, names in requests.items()]
+        listed = [f"{name}: {', '.join(names[:MOST_NAMED])}" for name, names in requests.items()]
         raise unusable(
             folder,
-            f"has requests of {len(requests)} formats, which may be the same ones ({'; '.join(named)})",
+            f"has requests of {len(requests)} formats, which may be the same ones ({'; '.join(listed)})",
             "Name one with --log-format.",
         )

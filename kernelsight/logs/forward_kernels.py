@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.found import Found, LogFormat
 from kernelsight.logs.kernel_names import with_families
+from kernelsight.logs.log_run import LogFormat, LogRun
 
 NAME = "forward-kernels"
 _RANK = re.compile(r"^(?P<case>.+?)\.rank(?P<rank>\d+)\.(?:trace|kernels)")
@@ -22,7 +22,7 @@ def _recognises(file: LogFile) -> bool:
     return {"replays", "kernels[].us"} <= file.fields or {"[].case", "[].median_us"} <= file.fields
 
 
-def read_forward_kernels(files: Sequence[LogFile]) -> list[Found]:
+def read_forward_kernels(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per ``<case>.rank<r>.kernels.json``: microseconds of one forward pass by kernel.
 
     Files of --output-json among them add the lengths of each case's sequences.
@@ -40,7 +40,7 @@ def read_forward_kernels(files: Sequence[LogFile]) -> list[Found]:
     return [_run(file, value, cases) for file, value in kernels]
 
 
-def _run(file: LogFile, summary: Mapping[str, Any], cases: Mapping[str, list[Any]]) -> Found:
+def _run(file: LogFile, summary: Mapping[str, Any], cases: Mapping[str, list[Any]]) -> LogRun:
     named = str(summary.get("trace") or "").rpartition("/")[2]
     match = _RANK.match(named) or _RANK.match(file.path.name)
     case, rank = (match.group("case"), int(match.group("rank"))) if match else (file.name, 0)
@@ -64,10 +64,10 @@ def _run(file: LogFile, summary: Mapping[str, Any], cases: Mapping[str, list[Any
         for entry in entries
     ]
     frame = pl.DataFrame(rows, schema_overrides={"query_lens": pl.List(pl.Int64), "kv_lens": pl.List(pl.Int64)})
-    found = Found(file, NAME)
-    named = with_families(frame, found.faults, "full_name").filter(pl.col("calls") > 0)
-    found.kernels = named.with_columns(_attention(requests).alias("family")).drop("full_name")
-    return found
+    run = LogRun(file, NAME)
+    named = with_families(frame, run.faults, "full_name").filter(pl.col("calls") > 0)
+    run.kernels = named.with_columns(_attention(requests).alias("family")).drop("full_name")
+    return run
 
 
 def _attention(requests: list[Any] | None) -> pl.Expr:

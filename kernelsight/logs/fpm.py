@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from kernelsight.logs.files import LogFile, unusable
-from kernelsight.logs.found import Found, LogFormat
 from kernelsight.logs.json_rows import json_rows
+from kernelsight.logs.log_run import LogFormat, LogRun
 
 NAME = "fpm"
 VERSION = 1
@@ -52,7 +52,7 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "json" and (record <= file.fields or {f"event.fpm.{name}" for name in record} <= file.fields)
 
 
-def read_fpm(files: Sequence[LogFile]) -> list[Found]:
+def read_fpm(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per file; records of an idle engine are dropped.
 
     InvalidInput: another version of the records than 1. What wall_us spans depends on the engine: CLOCK_BY_ENGINE.
@@ -60,16 +60,16 @@ def read_fpm(files: Sequence[LogFile]) -> list[Found]:
     return [_run(file) for file in files]
 
 
-def _run(file: LogFile) -> Found:
-    found = Found(file, NAME)
+def _run(file: LogFile) -> LogRun:
+    run = LogRun(file, NAME)
     condition = "coalesce(event.fpm.wall_time, wall_time) is not null"
-    frame = json_rows(file, _FIELDS, _COLUMNS, condition, found.faults)
+    frame = json_rows(file, _FIELDS, _COLUMNS, condition, run.faults)
     versions = frame["fpm_version"].drop_nulls().unique().sort().to_list()
     if any(version != VERSION for version in versions):
         others = ", ".join(str(version) for version in versions)
         raise unusable(file.path, f"has forward-pass metrics of version {others}", "Version 1 is read.")
     if frame["at_s"].null_count() < frame.height:
-        found.clock = "unix"
+        run.clock = "unix"
     unstamped = (pl.col("step").is_null() | (pl.col("step") == 0)).all().over("replica")
     order = pl.int_range(pl.len()).over("replica")
     frame = frame.with_columns(pl.when(unstamped).then(order).otherwise(pl.col("step")).alias("step"))
@@ -81,12 +81,12 @@ def _run(file: LogFile) -> Found:
     )
     for rule, rows in rules:
         bad = frame.filter(rows)
-        found.faults.add(rule, bad.height, f"line {bad['line'][0]}" if bad.height else None)
+        run.faults.add(rule, bad.height, f"line {bad['line'][0]}" if bad.height else None)
         frame = frame.filter(~rows)
-    found.faults.add("sampled", frame.filter(pl.col("mode") == "sampled").height)
-    found.faults.add("clock_of_steps", frame.height)
-    found.steps = frame.drop("line", "mode", "fpm", "fpm_version")
-    return found
+    run.faults.add("sampled", frame.filter(pl.col("mode") == "sampled").height)
+    run.faults.add("clock_of_steps", frame.height)
+    run.steps = frame.drop("line", "mode", "fpm", "fpm_version")
+    return run
 
 
 FORMAT = LogFormat(NAME, "steps", "forward-pass metrics (DYN_FPM_TRACE=1, DYN_FPM_MODE=full)", _recognises, read_fpm)

@@ -9,7 +9,7 @@ import polars as pl
 
 from kernelsight.dataflow.bounded_values import REPORT, parse_yaml
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error
 from kernelsight.logs.vllm_bench import positive
 
 NAME = "guidellm"
@@ -26,7 +26,7 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "text" and file.text.startswith("benchmarks:\n") and "scheduler" in file.text
 
 
-def read_guidellm(files: Sequence[LogFile]) -> list[Found]:
+def read_guidellm(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per benchmark: TTFT from sending, unix times, the server's own times where it sent them.
 
     TPOT is that of every other tool, (last - first) / (tokens - 1); the report's own includes the first token.
@@ -50,22 +50,22 @@ def _reports(file: LogFile) -> Iterator[Any]:
     yield from parse_yaml(file.text_of_all(), file.refuse, REPORT)
 
 
-def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> Found:
+def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> LogRun:
     # 0.2 and 0.3 call it args, and name the model of the worker
     config = _part(benchmark, "config") or _part(benchmark, "args")
     strategy = _part(config, "strategy")
-    found = Found(file, NAME, clock="unix")
-    found.stated = {
+    run = LogRun(file, NAME, clock="unix")
+    run.stated = {
         "duration_s": positive(benchmark.get("duration")),
         "requested_rate": positive(strategy.get("rate")),
         "max_concurrency": strategy.get("streams") or _part(config, "profile").get("max_concurrency"),
         "tool_version": str(version) if version else None,
     }
     kind = str(strategy.get("type_"))
-    found.settings["client.strategy"] = (kind, "strategy")
+    run.settings["client.strategy"] = (kind, "strategy")
     model = _part(config, "backend").get("model") or _part(benchmark, "worker").get("backend_model")
     if isinstance(model, str):
-        found.settings["model"] = (model, "backend")
+        run.settings["model"] = (model, "backend")
     times = _part(benchmark, "scheduler_metrics") or _part(benchmark, "run_stats")
     start = positive(times.get("measure_start_time")) if benchmark.get("warmup_duration") else None
     due = kind in _SCHEDULED
@@ -78,11 +78,11 @@ def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> Found:
                 rows.append(_request(entry, status, due, start) | {"tokens_from": counted})
     if not rows:
         raise unusable(file.path, "has a benchmark without requests", "Run guidellm with samples=-1 (all requests).")
-    found.requests = pl.DataFrame(rows, infer_schema_length=None, strict=False)
+    run.requests = pl.DataFrame(rows, infer_schema_length=None, strict=False)
     made = _part(times, "requests_made").get("total")
     if isinstance(made, int) and made > len(rows):
-        found.faults.add("sampled", len(rows), more=f" ({len(rows)} of {made})")
-    return found
+        run.faults.add("sampled", len(rows), more=f" ({len(rows)} of {made})")
+    return run
 
 
 def _part(holder: Any, name: str) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ def _part(holder: Any, name: str) -> Mapping[str, Any]:
 
 def _first_of(*values: Any) -> float | None:
     """Return the first of some values that is a positive number."""
-    return next((found for value in values if (found := positive(value)) is not None), None)
+    return next((number for value in values if (number := positive(value)) is not None), None)
 
 
 def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | None) -> dict[str, Any]:

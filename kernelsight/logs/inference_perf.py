@@ -10,7 +10,7 @@ import polars as pl
 
 from kernelsight.dataflow.bounded_values import REPORT, parse_yaml
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error
 from kernelsight.logs.summaries import statistic
 from kernelsight.logs.vllm_bench import positive
 from kernelsight.number_format import number
@@ -34,7 +34,7 @@ def _recognises(file: LogFile) -> bool:
     return requests or {"load_summary", "successes"} <= file.fields
 
 
-def read_inference_perf(files: Sequence[LogFile]) -> list[Found]:
+def read_inference_perf(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per file of requests, of statistics, and of the client's configuration.
 
     Times are those of ``time.perf_counter``. Prompts are counted by the client, outputs by the server where its usage
@@ -57,24 +57,24 @@ def _is_configuration(file: LogFile) -> bool:
     return all(re.search(rf"^{name}:", file.text, re.MULTILINE) for name in ("load", "data", "server"))
 
 
-def _configuration(file: LogFile) -> Found:
+def _configuration(file: LogFile) -> LogRun:
     """Return what the client's configuration says of the load: different prompts, requests in flight, lengths."""
-    found = Found(file, NAME)
+    run = LogRun(file, NAME)
     stated = next(iter(parse_yaml(file.text_of_all(), file.refuse, REPORT)), None)
     load, data = _part(stated, "load"), _part(stated, "data")
     workers = positive(load.get("num_workers")), positive(load.get("worker_max_concurrency"))
     if all(workers):
-        found.summaries += statistic("client", "max_concurrency", "max", workers[0] * workers[1])
+        run.summaries += statistic("client", "max_concurrency", "max", workers[0] * workers[1])
     shared = _part(data, "shared_prefix")
     groups = positive(shared.get("num_unique_system_prompts") or shared.get("num_groups"))
     each = positive(shared.get("num_users_per_system_prompt") or shared.get("num_prompts_per_group"))
     if groups and each:
-        found.summaries += statistic("client", "unique_prompts", "total", groups * each)
-        found.summaries += statistic("client", "shared_prefix_tokens", "mean", shared.get("system_prompt_len"))
+        run.summaries += statistic("client", "unique_prompts", "total", groups * each)
+        run.summaries += statistic("client", "shared_prefix_tokens", "mean", shared.get("system_prompt_len"))
     output = positive(shared.get("output_len"))
     if output and _part(stated, "server").get("ignore_eos"):
-        found.summaries += statistic("client", "output_tokens", "mean", output)
-    return found
+        run.summaries += statistic("client", "output_tokens", "mean", output)
+    return run
 
 
 def _part(holder: Any, name: str) -> Mapping[str, Any]:
@@ -82,19 +82,19 @@ def _part(holder: Any, name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _requests(file: LogFile, entries: list[Any]) -> Found:
-    found = Found(file, NAME, clock="monotonic")
+def _requests(file: LogFile, entries: list[Any]) -> LogRun:
+    run = LogRun(file, NAME, clock="monotonic")
     rows = [_request(entry) for entry in entries if isinstance(entry, Mapping)]
-    found.faults.add("unreadable_line", len(entries) - len(rows))
+    run.faults.add("unreadable_line", len(entries) - len(rows))
     if not rows:
         raise unusable(file.path, "has no request", "Give a report of at least one request.")
     frame = pl.DataFrame(rows, infer_schema_length=None, strict=False)
     twice = frame.filter(pl.col("times") > 1.8 * pl.col("output_tokens"))
-    found.faults.add("counted_twice", twice.height)
+    run.faults.add("counted_twice", twice.height)
     again = frame.filter(pl.col("retries") > 0)
-    found.faults.add("retried", again.height)
-    found.requests = frame.drop("times", "retries")
-    return found
+    run.faults.add("retried", again.height)
+    run.requests = frame.drop("times", "retries")
+    return run
 
 
 def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,14 +129,14 @@ def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _statistics(file: LogFile, report: Mapping[str, Any]) -> Found:
-    found = Found(file, NAME)
+def _statistics(file: LogFile, report: Mapping[str, Any]) -> LogRun:
+    run = LogRun(file, NAME)
     stage = _STAGE.match(file.path.name)
     part = f"stage {stage.group(1)}" if stage else "run"
     load, good = _part(report, "load_summary"), _part(report, "successes")
     if not good:
         raise unusable(file.path, "has no statistics of successes", "Give a report of inference-perf.")
-    found.stated = {
+    run.stated = {
         "requested_rate": positive(load.get("requested_rate")),
         "achieved_rate": positive(load.get("achieved_rate")),
         "duration_s": positive(load.get("send_duration")),
@@ -149,22 +149,22 @@ def _statistics(file: LogFile, report: Mapping[str, Any]) -> Found:
         if twice and metric == "itl_ms":
             continue  # half of its gaps are between two entries of one token
         scale = factor * (twice or 1.0 if metric == "tpot_ms" else 1.0)
-        found.summaries += _scaled(part, metric, _part(latency, name), scale)
-    found.summaries += _scaled(part, "client_delay_ms", _part(load, "schedule_delay"), 1e3)
-    found.summaries += _scaled(part, "prompt_tokens", _part(good, "prompt_len"), 1.0)
-    found.summaries += _scaled(part, "output_tokens", _part(good, "output_len"), 1.0)
-    found.summaries += statistic(part, "requests", "total", good.get("count"))
-    found.summaries += statistic(part, "failed", "total", _part(report, "failures").get("count"))
+        run.summaries += _scaled(part, metric, _part(latency, name), scale)
+    run.summaries += _scaled(part, "client_delay_ms", _part(load, "schedule_delay"), 1e3)
+    run.summaries += _scaled(part, "prompt_tokens", _part(good, "prompt_len"), 1.0)
+    run.summaries += _scaled(part, "output_tokens", _part(good, "output_len"), 1.0)
+    run.summaries += statistic(part, "requests", "total", good.get("count"))
+    run.summaries += statistic(part, "failed", "total", _part(report, "failures").get("count"))
     for name in ("requested_rate", "achieved_rate"):
-        found.summaries += statistic(part, name, "mean", load.get(name))
+        run.summaries += statistic(part, name, "mean", load.get(name))
     per_second = _part(good, "throughput").get("output_tokens_per_sec")
-    found.summaries += statistic(part, "output_tokens_per_s", "mean", per_second)
+    run.summaries += statistic(part, "output_tokens_per_s", "mean", per_second)
     count = good.get("count")
-    found.faults.add("statistics_only", 1, part, "; run it with per_request: true")
+    run.faults.add("statistics_only", 1, part, "; run it with per_request: true")
     if twice:
         more = f", multiplied by {number(twice)}; ITL is left out"
-        found.faults.add("counted_twice", count if isinstance(count, int) else 1, part, more)
-    return found
+        run.faults.add("counted_twice", count if isinstance(count, int) else 1, part, more)
+    return run
 
 
 def _scaled(part: str, metric: str, values: Mapping[str, Any], factor: float) -> list[dict[str, Any]]:

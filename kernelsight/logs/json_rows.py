@@ -9,7 +9,7 @@ import duckdb
 
 from kernelsight.dataflow.engine import SETTINGS, first_line
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
-from kernelsight.logs.found import Faults
+from kernelsight.logs.log_run import Faults
 
 if TYPE_CHECKING:
     import polars as pl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from kernelsight.catalog.tables import facts
-from kernelsight.logs.found import Faults
+from kernelsight.logs.log_run import Faults
 
 MOST = 1e15  # of a time in microseconds, 30 years, and of a number of calls
 

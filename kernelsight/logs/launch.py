@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import HEAD_BYTES, LogFile
-from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.settings import flat_settings
 from kernelsight.scenario.launch.command_options import read_options
 from kernelsight.scenario.launch.server_commands import Command, commands_in
@@ -31,11 +31,11 @@ def _commands(file: LogFile) -> list[Command]:
         return []
 
 
-def read_launch(files: Sequence[LogFile]) -> list[Found]:
+def read_launch(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per file: the options of its first server, without secrets; a start-up script has no requests."""
     runs = []
     for file in files:
-        found, (command, *_) = Found(file, NAME), _commands(file)
+        run, (command, *_) = LogRun(file, NAME), _commands(file)
         try:
             options = {one.name: one.value for one in read_options(command.words, lambda name: None, Path())}
         except InvalidInput:
@@ -45,8 +45,8 @@ def read_launch(files: Sequence[LogFile]) -> list[Found]:
         for name in [name for name, value in options.items() if name.startswith("--no-") and value == "true"]:
             options["--" + name.removeprefix("--no-")] = "false"
             del options[name]
-        found.settings = flat_settings(options, f"the {command.engine} command")
-        runs.append(found)
+        run.settings = flat_settings(options, f"the {command.engine} command")
+        runs.append(run)
     return runs
 
 

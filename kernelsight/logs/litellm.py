@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from kernelsight.logs.files import LogFile
-from kernelsight.logs.found import Found, LogFormat
 from kernelsight.logs.json_rows import json_rows
+from kernelsight.logs.log_run import LogFormat, LogRun
 
 NAME = "litellm"
 _FIELDS = {
@@ -39,7 +39,7 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "json" and (wanted <= file.fields or {f"[].{name}" for name in wanted} <= file.fields)
 
 
-def read_litellm(files: Sequence[LogFile]) -> list[Found]:
+def read_litellm(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per file: TTFT from the arrival at the gateway, with its retries and the network; unix times.
 
     What the gateway answered from its own cache is dropped, other calls than generation too; TTFT of what was not
@@ -47,24 +47,24 @@ def read_litellm(files: Sequence[LogFile]) -> list[Found]:
     """
     runs = []
     for file in files:
-        found = Found(file, NAME, clock="unix")
+        run = LogRun(file, NAME, clock="unix")
         condition = '"startTime" is not null and "endTime" is not null'
-        frame = json_rows(file, _FIELDS, _COLUMNS, condition, found.faults).drop("line")
-        found.requests = _clean(frame, found)
-        runs.append(found)
+        frame = json_rows(file, _FIELDS, _COLUMNS, condition, run.faults).drop("line")
+        run.requests = _clean(frame, run)
+        runs.append(run)
     return runs
 
 
-def _clean(frame: pl.DataFrame, found: Found) -> pl.DataFrame:
+def _clean(frame: pl.DataFrame, run: LogRun) -> pl.DataFrame:
     other = pl.col("call_type").fill_null("").str.contains(_OTHER_CALLS)
     for rule, rows in (("other_call", other), ("gateway_cache_hit", pl.col("from_cache"))):
         bad = frame.filter(rows)
-        found.faults.add(rule, bad.height, bad["external_id"].first() if bad.height else None)
+        run.faults.add(rule, bad.height, bad["external_id"].first() if bad.height else None)
         frame = frame.filter(~rows)
     whole = frame.filter((pl.col("status") == "ok") & ~pl.col("streamed").fill_null(False))
-    found.faults.add("not_streamed", whole.height, whole["external_id"].first() if whole.height else None)
+    run.faults.add("not_streamed", whole.height, whole["external_id"].first() if whole.height else None)
     again = frame.filter(pl.col("trace_id").is_not_null() & ~pl.col("trace_id").is_first_distinct())
-    found.faults.add("retried", again.height, again["external_id"].first() if again.height else None)
+    run.faults.add("retried", again.height, again["external_id"].first() if again.height else None)
     return frame.drop("trace_id", "call_type", "from_cache", "streamed")
 
 

@@ -11,7 +11,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import check_values
 from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
-from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.summaries import statistic
 
 NAME = "measured-runs"
@@ -25,22 +25,22 @@ def _recognises(file: LogFile) -> bool:
     return file.kind in ("text", "parquet") and file.fields >= REQUIRED
 
 
-def read_measured_runs(files: Sequence[LogFile]) -> list[Found]:
+def read_measured_runs(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per file, each row a part of it. InvalidInput: rows of several deployments."""
     return [_run(file) for file in files]
 
 
-def _run(file: LogFile) -> Found:
-    found = Found(file, NAME)
+def _run(file: LogFile) -> LogRun:
+    run = LogRun(file, NAME)
     rows = _rows(file)
     deployments = {tuple(row.get(name) for name in DEPLOYMENT) for row in rows}
     if len(deployments) > 1:
-        kinds = f"holds runs of {len(deployments)} deployments ({', '.join(DEPLOYMENT)})"
-        raise unusable(file.path, kinds, "Give the rows of one.")
+        problem = f"holds runs of {len(deployments)} deployments ({', '.join(DEPLOYMENT)})"
+        raise unusable(file.path, problem, "Give the rows of one.")
     for row in rows:
-        found.summaries += _statistics(row)
-    found.faults.add("statistics_only", len(rows), rows[0]["run_id"] if rows else None)
-    return found
+        run.summaries += _statistics(row)
+    run.faults.add("statistics_only", len(rows), rows[0]["run_id"] if rows else None)
+    return run
 
 
 def _rows(file: LogFile) -> list[dict[str, Any]]:
@@ -74,10 +74,10 @@ def _statistics(row: dict[str, Any]) -> list[dict[str, Any]]:
         "max_concurrency": users,
     }
     part = str(row["run_id"])
-    found = statistic(part, "requests", "total", row.get("num_prompts") or (ROUNDS * users if users else REQUESTS))
+    rows = statistic(part, "requests", "total", row.get("num_prompts") or (ROUNDS * users if users else REQUESTS))
     for name, value in values.items():
-        found += statistic(part, name, "mean", value)
-    return found
+        rows += statistic(part, name, "mean", value)
+    return rows
 
 
 FORMAT = LogFormat(NAME, "requests", "a table of measured_runs", _recognises, read_measured_runs)

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.log_run import LogFormat, LogRun
 
 NAME = "otlp"
 _CLIENT = (3, "SPAN_KIND_CLIENT")
@@ -23,7 +23,7 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "json" and any("resourceSpans[].scopeSpans" in name for name in file.fields)
 
 
-def read_otlp(files: Sequence[LogFile]) -> list[Found]:
+def read_otlp(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run over all files: TTFT and E2E from the arrival at the server, the client's E2E beside them.
 
     A client span without a server span gives E2E alone. Times are unix; clocks of two machines are not compared.
@@ -37,9 +37,9 @@ def read_otlp(files: Sequence[LogFile]) -> list[Found]:
                 (clients if row.pop("client") else servers).append(row)
     if not servers and not clients:
         raise unusable(files[0].path, "has no span with gen_ai.usage attributes", "Give spans of an engine.")
-    found = Found(files[0], NAME, clock="unix")
-    found.requests = _joined(servers, clients, found)
-    return [found]
+    run = LogRun(files[0], NAME, clock="unix")
+    run.requests = _joined(servers, clients, run)
+    return [run]
 
 
 def _spans(file: LogFile) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -59,17 +59,17 @@ def _list(holder: Any, name: str) -> list[Mapping[str, Any]]:
 
 def _attributes(holder: Any) -> dict[str, Any]:
     """Return the scalar attributes of a span or resource; whole numbers are strings in OTLP's JSON."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for entry in _list(holder, "attributes"):
         value = entry.get("value")
         if isinstance(value, Mapping):
             for kind, read in (("intValue", int), ("doubleValue", float), ("stringValue", str)):
                 if kind in value:
                     try:
-                        found[str(entry.get("key"))] = read(value[kind])
+                        attributes[str(entry.get("key"))] = read(value[kind])
                     except (TypeError, ValueError, OverflowError):
                         continue
-    return found
+    return attributes
 
 
 def _row(resource: Mapping[str, Any], span: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -118,7 +118,7 @@ _TYPES = {
 }
 
 
-def _joined(servers: list[dict[str, Any]], clients: list[dict[str, Any]], found: Found) -> pl.DataFrame:
+def _joined(servers: list[dict[str, Any]], clients: list[dict[str, Any]], run: LogRun) -> pl.DataFrame:
     server = pl.DataFrame(servers, schema=_TYPES, strict=False).with_columns(
         pl.coalesce("e2e_ms", "span_ms").alias("e2e_ms"), pl.lit("server_arrival").alias("ttft_clock")
     )
@@ -128,8 +128,8 @@ def _joined(servers: list[dict[str, Any]], clients: list[dict[str, Any]], found:
     alone = client.join(server, on="trace", how="anti")
     if client.height and server.height:
         missing = joined.filter(pl.col("client_e2e_ms").is_null())
-        found.faults.add("no_client_times", missing.height, missing["external_id"].first() if missing.height else None)
-    found.faults.add("no_server_times", alone.height, alone["external_id"].first() if alone.height else None)
+        run.faults.add("no_client_times", missing.height, missing["external_id"].first() if missing.height else None)
+    run.faults.add("no_server_times", alone.height, alone["external_id"].first() if alone.height else None)
     alone = alone.with_columns(pl.col("span_ms").alias("e2e_ms"), pl.lit("client_send").alias("ttft_clock"))
     rows = pl.concat([joined, alone], how="diagonal").with_columns(
         pl.coalesce("sent_by_client", "arrival_s").alias("arrival_s"), pl.lit("server").alias("tokens_from")

@@ -94,7 +94,7 @@ def outline(pieces: bytes | Iterable[bytes]) -> frozenset[str]:
     >>> sorted(outline(b'[{"a": {"b": [1, 2]}, "c": "x'))
     ['[].a', '[].a.b', '[].c']
     """
-    found = Outline()
+    outline_of = Outline()
     for piece in (pieces,) if isinstance(pieces, bytes) else pieces:
-        found.feed(piece)
-    return frozenset(found.paths)
+        outline_of.feed(piece)
+    return frozenset(outline_of.paths)

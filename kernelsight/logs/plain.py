@@ -12,7 +12,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.engine import SETTINGS, first_line, quote
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
-from kernelsight.logs.found import FILE_ROW, Found, LogFormat
+from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
 from kernelsight.logs.proposed_columns import proposal
 
 NAME = "table"
@@ -40,7 +40,7 @@ def columns_of(file: LogFile) -> set[str]:
     return {name for name in names if "." not in name and "[]" not in name} if file.kind == "json" else names
 
 
-def read_plain(files: Sequence[LogFile], columns: Columns | None = None) -> list[Found]:
+def read_plain(files: Sequence[LogFile], columns: Columns | None = None) -> list[LogRun]:
     """Return one run per file: columns with our names, and those that ``columns`` gives as ours to theirs.
 
     Theirs may end in a unit, ``first[s]``, or be a value for all rows, ``=gateway``. Times are numbers, or dates with
@@ -50,18 +50,18 @@ def read_plain(files: Sequence[LogFile], columns: Columns | None = None) -> list
     return [_run(file, dict(columns or {})) for file in files]
 
 
-def _run(file: LogFile, columns: dict[str, str]) -> Found:
+def _run(file: LogFile, columns: dict[str, str]) -> LogRun:
     connection = duckdb.connect(":memory:", config=SETTINGS)
-    found = Found(file, NAME)
+    run = LogRun(file, NAME)
     try:
         _open(connection, file, columns)
-        read_rows(connection, found, str(file.path), columns)
-        count_ragged(connection, file, found)
+        read_rows(connection, run, str(file.path), columns)
+        count_ragged(connection, file, run)
     except (duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException) as problem:
         raise unusable(file.path, f"cannot be read as a table ({first_line(problem)})", DAMAGED) from None
     finally:
         connection.close()
-    return found
+    return run
 
 
 def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns) -> None:
@@ -71,10 +71,10 @@ def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns
         source = f"read_parquet({file.sql_path})"
     elif file.kind == "json":
         lists = {"hash_ids": "BIGINT[]", "chunk_gaps_ms": "FLOAT[]"}
-        kinds = {_source(ours, theirs).column: lists.get(ours, "VARCHAR") for ours, theirs in columns.items()}
+        types = {_source(ours, theirs).column: lists.get(ours, "VARCHAR") for ours, theirs in columns.items()}
         names = columns_of(file)
-        kinds |= {name: lists.get(name, "VARCHAR") for name in names if name not in kinds}
-        listed = ", ".join(f"{_text(name)}: '{kind}'" for name, kind in kinds.items() if name in names)
+        types |= {name: lists.get(name, "VARCHAR") for name in names if name not in types}
+        listed = ", ".join(f"{_text(name)}: '{kind}'" for name, kind in types.items() if name in names)
         if not listed:
             raise unusable(file.path, "has no fields", "Give one object per line and request.")
         in_list = file.text.lstrip().startswith("[")
@@ -97,7 +97,7 @@ def csv_source(file: LogFile) -> str:
     )
 
 
-def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, found: Found) -> None:
+def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, run: LogRun) -> None:
     """Count the lines of a CSV file that are not one row of its header's fields, once its rows were read.
 
     A quote that is not closed makes one row of all lines up to the next quote.
@@ -111,7 +111,7 @@ def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, found: Fo
         query = f"select coalesce(sum({lines}), 0)::bigint, min(line), bool_or(quoted) from ({rows})"
         count, first, quoted = connection.execute(query).fetchall()[0]
         more = f": a quote in line {first} or later is not closed" if quoted else ""
-        found.faults.add("unreadable_line", count, f"line {first}", more)
+        run.faults.add("unreadable_line", count, f"line {first}", more)
 
 
 def _text(value: str) -> str:
@@ -136,13 +136,13 @@ def _source(ours: str, stated: str) -> _Source:
     return _Source(match.group("name"), 1.0 if unit is None else UNITS[unit] * (1.0 if ours in TIMES else 1e3))
 
 
-def read_rows(connection: duckdb.DuckDBPyConnection, found: Found, label: str, columns: Columns) -> None:
+def read_rows(connection: duckdb.DuckDBPyConnection, run: LogRun, label: str, columns: Columns) -> None:
     """Put the rows of the view ``given`` of a connection into ``found.requests``; see read_plain."""
-    kinds = {row[0]: str(row[1]) for row in connection.execute("describe given").fetchall()}
+    column_types = {row[0]: str(row[1]) for row in connection.execute("describe given").fetchall()}
     types = {c.name: c.type for c in contracts()["production_requests"].columns if c.name not in OURS_ALONE}
-    sources = _sources(label, set(kinds), columns, list(types))
-    _check_zones(connection, label, sources, kinds)
-    made = {ours: _expression(ours, types[ours], source, kinds) for ours, source in sources.items()}
+    sources = _sources(label, set(column_types), columns, list(types))
+    _check_zones(connection, label, sources, column_types)
+    made = {ours: _expression(ours, types[ours], source, column_types) for ours, source in sources.items()}
     wrong = [
         f"({_filled(source.column)} and ({made[ours]}) is null)"
         for ours, source in sources.items()
@@ -154,12 +154,12 @@ def read_rows(connection: duckdb.DuckDBPyConnection, found: Found, label: str, c
         f"create temp table made as select row_number() over () as line, {bad} as bad, {selected} from given"
     )
     count, first = connection.execute("select count(*), min(line) from made where bad").fetchall()[0]
-    found.faults.add("unreadable_value", count, f"row {first}")
-    kept = ", ".join(quote(ours) for ours in made)
-    frame = connection.sql(f"select {kept}, line as {FILE_ROW} from made where not bad order by line").pl()
+    run.faults.add("unreadable_value", count, f"row {first}")
+    column_list = ", ".join(quote(ours) for ours in made)
+    frame = connection.sql(f"select {column_list}, line as {FILE_ROW} from made where not bad order by line").pl()
     starts = [value for name in TIMES if name in made and (value := frame[name].min()) is not None]
-    found.clock = "none" if not starts else "unix" if min(starts) >= EARLIEST_UNIX else "monotonic"
-    found.requests = frame
+    run.clock = "none" if not starts else "unix" if min(starts) >= EARLIEST_UNIX else "monotonic"
+    run.requests = frame
 
 
 def _filled(column: str) -> str:
@@ -191,7 +191,7 @@ def _sources(label: str, present: set[str], columns: Columns, ours: Sequence[str
     return sources
 
 
-def _expression(ours: str, kind: str, source: _Source, kinds: Mapping[str, str]) -> str:
+def _expression(ours: str, kind: str, source: _Source, column_types: Mapping[str, str]) -> str:
     """Return SQL for a column of ours; null for a value that is none of its type."""
     name = f"given.{quote(source.column)}" if source.value is None else _text(source.value)
     if ours == "status":
@@ -203,8 +203,10 @@ def _expression(ours: str, kind: str, source: _Source, kinds: Mapping[str, str])
         return f"nullif({name}::varchar, '')"
     if kind.startswith("list"):
         return f"try_cast({name} as {'BIGINT' if 'int' in kind else 'FLOAT'}[])"
-    if ours in TIMES and kinds.get(source.column, "").startswith(("TIMESTAMP", "DATE")):
-        return f"epoch_ns({name}::timestamp_ns) / 1e9" if "ZONE" not in kinds[source.column] else f"epoch({name})"
+    if ours in TIMES and column_types.get(source.column, "").startswith(("TIMESTAMP", "DATE")):
+        return (
+            f"epoch_ns({name}::timestamp_ns) / 1e9" if "ZONE" not in column_types[source.column] else f"epoch({name})"
+        )
     number = f"{source.factor!r} * try_cast({name} as double)"
     if ours in TIMES:
         return f"coalesce({number}, epoch(try_cast({name}::varchar as timestamptz)))"
@@ -212,21 +214,21 @@ def _expression(ours: str, kind: str, source: _Source, kinds: Mapping[str, str])
 
 
 def _check_zones(
-    connection: duckdb.DuckDBPyConnection, label: str, sources: Mapping[str, _Source], kinds: Mapping[str, str]
+    connection: duckdb.DuckDBPyConnection, label: str, sources: Mapping[str, _Source], column_types: Mapping[str, str]
 ) -> None:
     """Refuse dates as text without a time zone: their distance to other logs would be a guess."""
     for ours in TIMES:
         source = sources.get(ours)
-        if source is None or source.value is not None or kinds[source.column] != "VARCHAR":
+        if source is None or source.value is not None or column_types[source.column] != "VARCHAR":
             continue
         name = f"given.{quote(source.column)}"
-        found = connection.execute(
+        without_zone = connection.execute(
             f"select {name} from given where try_cast({name} as double) is null and try_cast({name} as timestamp) is "
             f"not null and not regexp_matches(trim({name}), '{_ZONE}') limit 1"
         ).fetchall()
-        if found:
+        if without_zone:
             advice = "Write times in seconds, or dates with their zone, such as 2026-11-22T10:00:00Z."
-            raise unusable(label, f"has {ours} {found[0][0][:40]!r} without a time zone", advice)
+            raise unusable(label, f"has {ours} {without_zone[0][0][:40]!r} without a time zone", advice)
 
 
 FORMAT = LogFormat(NAME, "requests", "a CSV, JSONL or Parquet table with arrival_s, prompt_tokens, output_tokens and a "

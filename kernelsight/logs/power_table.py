@@ -10,7 +10,7 @@ import polars as pl
 
 from kernelsight.dataflow.engine import SETTINGS, first_line, quote
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
-from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.plain import EARLIEST_UNIX, count_ragged, csv_source
 from kernelsight.logs.windows import POWER, windows_of
 
@@ -34,7 +34,7 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "text" and bool(_power_column(file) and _column(file, TIMES))
 
 
-def read_power(files: Sequence[LogFile]) -> list[Found]:
+def read_power(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run a file: a row between two samples, of all GPUs of the file together.
 
     Times are unix seconds, dates with a zone, or those of nvidia-smi, which have none: they count from the first one.
@@ -43,8 +43,8 @@ def read_power(files: Sequence[LogFile]) -> list[Found]:
     return [_run(file) for file in files]
 
 
-def _run(file: LogFile) -> Found:
-    found = Found(file, NAME)
+def _run(file: LogFile) -> LogRun:
+    run = LogRun(file, NAME)
     time, power, gpu = _column(file, TIMES), _power_column(file), _column(file, GPUS)
     assert time and power
     connection = duckdb.connect(":memory:", config=SETTINGS)
@@ -60,7 +60,7 @@ def _run(file: LogFile) -> Found:
           from given
         """
         rows = connection.sql(query).pl()
-        count_ragged(connection, file, found)
+        count_ragged(connection, file, run)
     except duckdb.Error as problem:
         raise unusable(file.path, f"cannot be read as a table ({first_line(problem)})", DAMAGED) from None
     finally:
@@ -68,18 +68,18 @@ def _run(file: LogFile) -> Found:
     zoned = rows["local_time"].null_count() == rows.height
     rows = rows.with_columns(pl.col("time") if zoned else pl.col("local_time").alias("time"))
     good = rows.filter(pl.col("time").is_finite() & pl.col("value").is_finite() & (pl.col("value") >= 0))
-    found.faults.add("unreadable_value", rows.height - good.height, power)
+    run.faults.add("unreadable_value", rows.height - good.height, power)
     samples = good.select(
         pl.lit(POWER[0]).alias("metric"), pl.lit(f"GPUs of {file.name}").alias("replica"), "labels", "time", "value"
     )
     samples = samples.with_columns(pl.col("time").round(0) if gpu and not zoned else pl.col("time"))
     if good.height:
-        found.clock = "unix" if zoned and good["time"].min() >= EARLIEST_UNIX else "none"
-        found.windows = windows_of(samples, found.faults, True)
-    if found.windows is None or not found.windows.height:
+        run.clock = "unix" if zoned and good["time"].min() >= EARLIEST_UNIX else "none"
+        run.windows = windows_of(samples, run.faults, True)
+    if run.windows is None or not run.windows.height:
         advice = "Give samples of several moments: a time, a GPU and its power in W a row."
         raise unusable(file.path, "has no two samples of a GPU", advice)
-    return found
+    return run
 
 
 FORMAT = LogFormat(NAME, "metrics", "a CSV of GPU power over time, such as nvidia-smi's", _recognises, read_power)

@@ -12,8 +12,8 @@ from typing import Any
 import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.found import Found, LogFormat
 from kernelsight.logs.kernel_names import with_families
+from kernelsight.logs.log_run import LogFormat, LogRun
 
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _KERNELS = """
@@ -32,7 +32,7 @@ def _nsys(file: LogFile) -> bool:
     return file.kind == "sqlite"
 
 
-def read_chrome_traces(files: Sequence[LogFile]) -> list[Found]:
+def read_chrome_traces(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per trace: all GPU activities of the file, added up by name (``dur`` in microseconds)."""
     runs = []
     for file in files:
@@ -43,7 +43,7 @@ def read_chrome_traces(files: Sequence[LogFile]) -> list[Found]:
         if not rows:
             raise unusable(file.path, "has no GPU activity", "Profile with CUDA activities.")
         frame = pl.DataFrame(rows, schema=["name", "rank", "start_us", "us"], orient="row")
-        runs.append(_found(file, "chrome-trace", frame.group_by("rank", "name").agg(
+        runs.append(_kernel_run(file, "chrome-trace", frame.group_by("rank", "name").agg(
             pl.len().cast(pl.Float64).alias("calls"), pl.col("us").sum().alias("total_us"),
             pl.col("start_us").min().alias("first_us"), (pl.col("start_us") + pl.col("us")).max().alias("last_us"),
         )))  # fmt: skip
@@ -56,12 +56,12 @@ def _activities(events: Iterable[Any], rank: int) -> Iterable[tuple[str, int, fl
             yield str(event.get("name")), int(rank), float(event.get("ts", 0.0)), float(event["dur"])
 
 
-def read_nsys(files: Sequence[LogFile]) -> list[Found]:
+def read_nsys(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per database of ``nsys export --type sqlite``: its kernels by demangled name and GPU."""
     return [_nsys_run(file) for file in files]
 
 
-def _nsys_run(file: LogFile) -> Found:
+def _nsys_run(file: LogFile) -> LogRun:
     with tempfile.TemporaryDirectory() as folder:
         path = file.path
         if file.compressed:
@@ -85,15 +85,15 @@ def _nsys_run(file: LogFile) -> Found:
         pl.col("calls").cast(pl.Float64),
         *((pl.col(f"{name}_ns") / 1e3).alias(f"{name}_us") for name in ("total", "first", "last")),
     )
-    return _found(file, "nsys", frame)
+    return _kernel_run(file, "nsys", frame)
 
 
-def _found(file: LogFile, name: str, frame: pl.DataFrame) -> Found:
-    found = Found(file, name)
+def _kernel_run(file: LogFile, name: str, frame: pl.DataFrame) -> LogRun:
+    run = LogRun(file, name)
     span = (pl.col("last_us").max() - pl.col("first_us").min()).over("rank")
     made = frame.select("rank", "name", "calls", "total_us", span.alias("span_us"), pl.lit("all").alias("step_shape"))
-    found.kernels = with_families(made, found.faults).sort("rank", "total_us", "name", descending=[False, True, False])
-    return found
+    run.kernels = with_families(made, run.faults).sort("rank", "total_us", "name", descending=[False, True, False])
+    return run
 
 
 CHROME = LogFormat("chrome-trace", "kernels", "a Chrome trace of torch.profiler", _chrome, read_chrome_traces)

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.found import Faults, Found, LogFormat
+from kernelsight.logs.log_run import Faults, LogFormat, LogRun
 from kernelsight.logs.windows import SOURCES, is_used, of_gpus, windows_of
 
 NAME = "prometheus"
@@ -27,22 +27,22 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "text" and "\n# TYPE " in "\n" + file.text
 
 
-def read_prometheus(files: Sequence[LogFile]) -> list[Found]:
+def read_prometheus(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run of all files: an interval between two scrapes is a row, of sums / counts and differences.
 
     Answers of the API have times; of texts without times exactly two are one interval, in the order given, or the other
     way round where counters only fell so. Intervals in which a counter fell are dropped. InvalidInput: a failed query,
     one snapshot alone, or no metric of a server.
     """
-    found = Found(files[0], NAME)
+    run = LogRun(files[0], NAME)
     samples: list[Sample] = []
     snapshots = 0
     for file in files:
         if file.kind == "json":
-            samples += _from_api(file, found.faults)
+            samples += _from_api(file, run.faults)
         else:
             snapshots += 1
-            samples += _from_text(file, found.faults, snapshots)
+            samples += _from_text(file, run.faults, snapshots)
     if not samples:
         raise unusable(
             files[0].path,
@@ -57,15 +57,15 @@ def read_prometheus(files: Sequence[LogFile]) -> list[Found]:
             f"is one of {snapshots} snapshots without times",
             "Give the two from the start and the end of the load, or a range query of the HTTP API.",
         )
-    found.clock = "unix" if timed else "none"
+    run.clock = "unix" if timed else "none"
     frame = pl.DataFrame(samples, schema=_TYPES, orient="row", strict=False)
     if not timed:
         frame = _earlier_first(frame)
-    found.windows = windows_of(frame, found.faults, timed)
-    if not found.windows.height:
+    run.windows = windows_of(frame, run.faults, timed)
+    if not run.windows.height:
         advice = "Query a range with several steps." if timed else "Give two texts of one server, without a restart."
         raise unusable(files[0].path, "has no interval between two scrapes", advice)
-    return [found]
+    return [run]
 
 
 def _earlier_first(frame: pl.DataFrame) -> pl.DataFrame:
@@ -119,10 +119,10 @@ def _from_text(file: LogFile, faults: Faults, snapshot: int) -> Iterator[Sample]
         if value is None:
             faults.add("unreadable_value", 1, metric)
             continue
-        named = dict(_LABEL.findall(labels or ""))
+        by_label = dict(_LABEL.findall(labels or ""))
         # a text's own times are milliseconds; without them snapshots are counted from 0
         time = float(snapshot - 1) if stamp is None else float(stamp) / 1e3
-        yield metric, _replica(metric, named), str(sorted(named.items())), time, value
+        yield metric, _replica(metric, by_label), str(sorted(by_label.items())), time, value
 
 
 def used_lines(text: str) -> list[str]:
@@ -131,8 +131,8 @@ def used_lines(text: str) -> list[str]:
     >>> used_lines("# HELP a\\nvllm:prompt_tokens_total 5\\nother 3")
     ['vllm:prompt_tokens_total 5']
     """
-    found = ((line, _SAMPLE.match(line)) for line in text.splitlines() if not line.startswith("#"))
-    return [line for line, parts in found if parts is not None and is_used(parts.group(1))]
+    parsed = ((line, _SAMPLE.match(line)) for line in text.splitlines() if not line.startswith("#"))
+    return [line for line, parts in parsed if parts is not None and is_used(parts.group(1))]
 
 
 def _number(text: Any) -> float | None:

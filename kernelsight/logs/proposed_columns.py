@@ -50,13 +50,13 @@ def proposed(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
     {'arrival_s': 'ts', 'prompt_tokens': 'in_tok', 'ttft_ms': 'First Token (s)[s]', 'e2e_ms': 'latency_ms'}
     """
     parts = {name: _without_unit(name) for name in names}
-    known, found = set(taken), {}
+    known, proposals = set(taken), {}
     for ours, words in NAMES.items():
         fitting = [(words.index(word), name) for name, (word, _) in parts.items() if word in words]
         if ours not in known and fitting:
             name = min(fitting)[1]
-            found[ours] = f"{name}{_unit_of(ours, parts.pop(name)[1])}"
-    return found
+            proposals[ours] = f"{name}{_unit_of(ours, parts.pop(name)[1])}"
+    return proposals
 
 
 def proposal(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
@@ -66,11 +66,11 @@ def proposal(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
     '--columns arrival_s=ts prompt_tokens=in_tok output_tokens=out_tok e2e_ms=latency'
     """
     known = set(taken)
-    found = proposed(names, known)
-    there = known | found.keys()
-    if not found or not there.issuperset(REQUIRED) or not there & set(LATENCIES):
+    proposals = proposed(names, known)
+    there = known | proposals.keys()
+    if not proposals or not there.issuperset(REQUIRED) or not there & set(LATENCIES):
         return None
-    words = (f"{ours}={theirs}" for ours, theirs in found.items())
+    words = (f"{ours}={theirs}" for ours, theirs in proposals.items())
     return "--columns " + " ".join(f"'{word}'" if re.search(r"[^\w.=\[\]-]|\[", word) else word for word in words)
 
 
@@ -83,5 +83,5 @@ def _without_unit(name: str) -> tuple[str, str | None]:
 
 def _unit_of(ours: str, unit: str | None) -> str:
     """Return what ``--columns`` adds to a name for its unit; nothing where it is ours, or not stated."""
-    own = {"arrival_s": "s", **dict.fromkeys(LATENCIES, "ms")}.get(ours)
-    return "" if own is None or unit in (None, own) else f"[{unit}]"
+    default = {"arrival_s": "s", **dict.fromkeys(LATENCIES, "ms")}.get(ours)
+    return "" if default is None or unit in (None, default) else f"[{unit}]"

@@ -18,7 +18,7 @@ from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable
 from kernelsight.logs.folders import ROLES, Given, open_folder
-from kernelsight.logs.found import FILE_ROW, Found, LogFormat
+from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
 from kernelsight.logs.plain import read_plain, read_rows
 from kernelsight.logs.registry import PLAIN, named, recognise, with_known_fields
 from kernelsight.logs.requests import finish_requests, first_time
@@ -98,29 +98,31 @@ def read_table(
     [10, 20]
     """
     file = LogFile(Path("requests"), b"", "parquet", False)
-    found = Found(file, PLAIN)
+    run = LogRun(file, PLAIN)
     connection = duckdb.connect(":memory:", config=SETTINGS)
     try:
         connection.register("given", as_arrow(requests, "production_requests"))
-        read_rows(connection, found, "requests", dict(columns or {}))
+        read_rows(connection, run, "requests", dict(columns or {}))
     except duckdb.Error as problem:
         raise InvalidInput(f"requests cannot be read as a log ({first_line(problem)}).") from None
     finally:
         connection.close()
-    return _all_tables([found], _others(steps, metrics, kernels), [], None)
+    return _all_tables([run], _others(steps, metrics, kernels), [], None)
 
 
 def _all_tables(
-    found: list[Found], given: list[Given], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
+    runs: list[LogRun], given: list[Given], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
 ) -> dict[str, pa.Table]:
     """Return the tables of what was found, and of the files that were given, those of one format read together."""
-    if not found and not given:
+    if not runs and not given:
         raise InvalidInput("no log was given; give at least one file.")
     given.sort(key=lambda one: ROLES.index(one.role))
     by_format: dict[tuple[str, LogFormat], list[LogFile]] = {}
     for one in given:
         by_format.setdefault((one.role, one.format), []).append(one.file)
-    made = _tables(found + [run for (_, own), files in by_format.items() for run in _read(own, files, columns)])
+    made = _tables(
+        runs + [run for (_, log_format), files in by_format.items() for run in _read(log_format, files, columns)]
+    )
     rows = [one.row() for one in given] + unread
     made["production_files"] = _row("production_files", list({row["path"]: row for row in rows}.values()), "its files")
     return made
@@ -161,7 +163,7 @@ def _one(
     return Given(file, recognise(file, role) if name == "auto" else named(name), role)
 
 
-def _read(log_format: LogFormat, files: Sequence[LogFile], columns: Mapping[str, str] | None) -> list[Found]:
+def _read(log_format: LogFormat, files: Sequence[LogFile], columns: Mapping[str, str] | None) -> list[LogRun]:
     """Read files of one format; a file of its fields with values of other types is refused without quoting them."""
     try:
         return read_plain(files, columns) if log_format.name == PLAIN else log_format.read(files)
@@ -173,16 +175,16 @@ def _read(log_format: LogFormat, files: Sequence[LogFile], columns: Mapping[str,
 
 def _unlike(log_format: LogFormat, files: Sequence[LogFile], problem: Exception) -> InvalidInput:
     names = ", ".join(str(file.path) for file in files[:3])
-    found = f"is not as {log_format.written_by} writes it ({type(problem).__name__})"
-    return unusable(names, found, "Write it again, or name its format with --log-format.")
+    difference = f"is not as {log_format.written_by} writes it ({type(problem).__name__})"
+    return unusable(names, difference, "Write it again, or name its format with --log-format.")
 
 
-def _tables(found: Sequence[Found]) -> dict[str, pa.Table]:
-    unstamped = [run for run in found if run.requests is not None and run.clock == "monotonic"]
+def _tables(runs: Sequence[LogRun]) -> dict[str, pa.Table]:
+    unstamped = [run for run in runs if run.requests is not None and run.clock == "monotonic"]
     for run in unstamped if len(unstamped) > 1 else ():
         run.faults.add("no_common_clock", run.requests.height)
     frames: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
-    for log_id, run in zip(_log_ids(found), found, strict=True):
+    for log_id, run in zip(_log_ids(runs), runs, strict=True):
         for table, part in _tables_of(log_id, run).items():
             if part.num_rows:
                 frames[table].append(part)
@@ -190,11 +192,11 @@ def _tables(found: Sequence[Found]) -> dict[str, pa.Table]:
     return {table: pa.concat_tables(parts) if parts else empty[table] for table, parts in frames.items()}
 
 
-def _log_ids(found: Sequence[Found]) -> list[str]:
+def _log_ids(runs: Sequence[LogRun]) -> list[str]:
     """Return the names of the runs' files, with the folder or a number where several have the same name."""
-    names = [run.file.name for run in found]
-    if len({(run.file.name, run.file.path) for run in found}) > len(set(names)):
-        names = [f"{run.file.path.resolve().parent.name}/{run.file.name}" for run in found]
+    names = [run.file.name for run in runs]
+    if len({(run.file.name, run.file.path) for run in runs}) > len(set(names)):
+        names = [f"{run.file.path.resolve().parent.name}/{run.file.name}" for run in runs]
     seen: dict[str, int] = {}
     for place, name in enumerate(names):
         seen[name] = seen.get(name, 0) + 1
@@ -202,7 +204,7 @@ def _log_ids(found: Sequence[Found]) -> list[str]:
     return names
 
 
-def _tables_of(log_id: str, run: Found) -> dict[str, pa.Table]:
+def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
     if run.requests is not None:
         run.requests = finish_requests(run)
     requests = run.requests
@@ -237,7 +239,7 @@ def _tables_of(log_id: str, run: Found) -> dict[str, pa.Table]:
     return made
 
 
-def _log_row(log_id: str, run: Found, requests: pl.DataFrame | None, start: float | None) -> dict[str, Any]:
+def _log_row(log_id: str, run: LogRun, requests: pl.DataFrame | None, start: float | None) -> dict[str, Any]:
     row: dict[str, Any] = {"log_id": log_id, "path": str(run.file.path), "format": run.format, "clock": run.clock}
     if run.clock == "unix" and start is not None:
         row["start_unix_s"] = start

@@ -24,7 +24,7 @@ from kernelsight.logs import (
     vllm_iterations,
 )
 from kernelsight.logs.files import LogFile
-from kernelsight.logs.found import LogFormat
+from kernelsight.logs.log_run import LogFormat
 from kernelsight.logs.proposed_columns import proposal
 
 PLAIN = plain.FORMAT.name

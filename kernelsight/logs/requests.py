@@ -1,4 +1,4 @@
-"""From what a reader found to the rows of ``production_requests``: checked, counted, in order of sending."""
+"""Rows of ``production_requests`` from what a reader read: checked, counted, in order of sending."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import polars as pl
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.logs.files import unusable
-from kernelsight.logs.found import FILE_ROW, RULES, Faults, Found
+from kernelsight.logs.log_run import FILE_ROW, RULES, Faults, LogRun
 from kernelsight.number_format import number
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -21,21 +21,21 @@ RATE_TOLERANCE, CHANCE = 0.02, 3.0
 LONGEST_MS = 1e12
 
 
-def finish_requests(found: Found) -> pl.DataFrame:
+def finish_requests(run: LogRun) -> pl.DataFrame:
     """Return the requests of a run with every column of the contract but log_id, and the number of their file's row.
 
     Times become seconds after the first one. Rows that break a rule are excluded or dropped and counted in
     ``found.faults``. InvalidInput: no request of the run has a latency.
     """
-    assert found.requests is not None
-    frame, found.requests = _with_all_columns(found.requests), None
-    frame = _drop_unusable(frame, found.faults)
-    frame = _check_values(frame, found.faults)
-    frame = _derive(frame, found.faults)
-    frame = _exclude(frame, found.faults)
-    frame = _in_order(frame, found.faults)
-    _check_latencies(found, frame)
-    _compare_rate(found, frame)
+    assert run.requests is not None
+    frame, run.requests = _with_all_columns(run.requests), None
+    frame = _drop_unusable(frame, run.faults)
+    frame = _check_values(frame, run.faults)
+    frame = _derive(frame, run.faults)
+    frame = _exclude(frame, run.faults)
+    frame = _in_order(frame, run.faults)
+    _check_latencies(run, frame)
+    _compare_rate(run, frame)
     return frame
 
 
@@ -158,21 +158,21 @@ def first_time(frame: pl.DataFrame) -> float | None:
     return float(min(times)) if times else None  # type: ignore[type-var, arg-type]
 
 
-def _check_latencies(found: Found, frame: pl.DataFrame) -> None:
+def _check_latencies(run: LogRun, frame: pl.DataFrame) -> None:
     ok = frame.filter(pl.col("status") == "ok")
     if not ok.height:
-        left_out = {rule: n for rule, (n, _, _) in found.faults.counted.items() if RULES[rule][0] != "noted"}
+        left_out = {rule: n for rule, (n, _, _) in run.faults.counted.items() if RULES[rule][0] != "noted"}
         counted = "; ".join(f"{n} {rule}" for rule, n in left_out.items()) or "the file has no rows"
-        raise unusable(found.file.path, f"has no request that succeeded ({counted})", "Give a log of completed ones.")
+        raise unusable(run.file.path, f"has no request that succeeded ({counted})", "Give a log of completed ones.")
     if all(ok[name].null_count() == ok.height for name in LATENCIES):
         raise unusable(
-            found.file.path,
+            run.file.path,
             f"has {ok.height} requests, and no TTFT, TPOT or E2E of any",
             "A log without latencies can be simulated with --trace, but not compared.",
         )
 
 
-def _compare_rate(found: Found, frame: pl.DataFrame) -> None:
+def _compare_rate(run: LogRun, frame: pl.DataFrame) -> None:
     """Note the requests of a run whose rate differs from the requested one by more than 2 %, and more than by chance.
 
     The mean of n gaps of a gamma distribution of shape b is off by 1 / sqrt(n b); a Poisson process has b = 1.
@@ -181,12 +181,12 @@ def _compare_rate(found: Found, frame: pl.DataFrame) -> None:
     if sent.len() < 2 or sent[-1] <= sent[0]:
         return
     achieved = (sent.len() - 1) / (sent[-1] - sent[0])
-    found.stated["achieved_rate"] = achieved
-    requested = found.stated.get("requested_rate")
+    run.stated["achieved_rate"] = achieved
+    requested = run.stated.get("requested_rate")
     if not requested:
         return
-    chance = CHANCE / math.sqrt((sent.len() - 1) * (found.stated.get("burstiness") or 1.0))
+    chance = CHANCE / math.sqrt((sent.len() - 1) * (run.stated.get("burstiness") or 1.0))
     if abs(achieved / requested - 1) > max(RATE_TOLERANCE, chance):
-        found.faults.add(
+        run.faults.add(
             "rate_not_reached", sent.len(), more=f" ({number(achieved)} instead of {number(requested)} per second)"
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from kernelsight.logs.found import Faults
+from kernelsight.logs.log_run import Faults
 
 # how times that a log does not hold were made: by the client's rule from the log's own latencies, or drawn
 RULE, DRAWN = "client_rule", "drawn"
@@ -53,8 +53,8 @@ def with_times(frame: pl.DataFrame, sent: Sent | None, faults: Faults) -> pl.Dat
         return frame
     faults.add("sent_by_rule" if sent.how == RULE else "sent_drawn", frame.height)
     times = pl.Series(sent.seconds, dtype=pl.Float64)
-    own = (times.alias("arrival_s"), times.alias("sent_s"), pl.lit(sent.how).alias("sent_from"))
-    return frame.with_columns(own)
+    columns = (times.alias("arrival_s"), times.alias("sent_s"), pl.lit(sent.how).alias("sent_from"))
+    return frame.with_columns(columns)
 
 
 def _one_after_another(most: int, latencies_s: Sequence[float | None]) -> list[float]:

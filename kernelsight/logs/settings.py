@@ -19,14 +19,14 @@ def flat_settings(values: Mapping[str, Any], where: str) -> dict[str, tuple[str,
     >>> flat_settings({"tp-size": 2, "api_key": "x", "internal_states": [{}], "quantization": None}, "server_info")
     {'tp_size': ('2', 'server_info')}
     """
-    found = {}
+    settings = {}
     for name, value in values.items():
         plain = str(name).lstrip("-").replace("-", "_")
         if isinstance(value, (str, int, float, bool)) and not names_secret(plain):
             text = str(value).lower() if isinstance(value, bool) else redacted_text(str(value))
             if len(text) <= LONGEST_VALUE:
-                found[plain] = (text, where)
-    return found
+                settings[plain] = (text, where)
+    return settings
 
 
 def non_default_args(line: str) -> dict[str, tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error
 from kernelsight.logs.sending import times_of_sending, with_times
 from kernelsight.logs.settings import flat_settings
 from kernelsight.logs.summaries import milliseconds_by_name
@@ -21,7 +21,7 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "json" and {"dataset_name", "random_input_len", "sharegpt_output_len"} <= file.fields
 
 
-def read_sglang_bench(files: Sequence[LogFile]) -> list[Found]:
+def read_sglang_bench(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per object: requests where it was written with --output-details, else its statistics alone.
 
     The client writes no times of sending, see ``sending``. With the native API the server counts the tokens, with the
@@ -30,30 +30,30 @@ def read_sglang_bench(files: Sequence[LogFile]) -> list[Found]:
     return [_run(file, place, value) for file in files for place, value in documents(file)]
 
 
-def _run(file: LogFile, place: str, result: Any) -> Found:
+def _run(file: LogFile, place: str, result: Any) -> LogRun:
     if not isinstance(result, dict) or "dataset_name" not in result:
         raise unusable(file.path, f"has a {place} that is no result of sglang.benchmark", "Give one result per line.")
-    found = Found(file, NAME)
-    found.summaries = milliseconds_by_name(result)
-    found.stated = {
+    run = LogRun(file, NAME)
+    run.summaries = milliseconds_by_name(result)
+    run.stated = {
         "duration_s": positive(result.get("duration")),
         "requested_rate": rate(result.get("request_rate")),
         "max_concurrency": result.get("max_concurrency"),
     }
     info = result.get("server_info")
     if isinstance(info, Mapping):
-        found.settings = flat_settings(info, "server_info")
-        found.stated["tool_version"] = info.get("version") if isinstance(info.get("version"), str) else None
+        run.settings = flat_settings(info, "server_info")
+        run.stated["tool_version"] = info.get("version") if isinstance(info.get("version"), str) else None
     if result.get("accept_length"):
-        found.settings["accept_length"] = (str(result["accept_length"]), "result")
+        run.settings["accept_length"] = (str(result["accept_length"]), "result")
     if "ttfts" not in result:
-        found.faults.add("statistics_only", 1, place, "; run it with --output-details")
-        return found
-    found.requests = _requests(file, result, found)
-    return found
+        run.faults.add("statistics_only", 1, place, "; run it with --output-details")
+        return run
+    run.requests = _requests(file, result, run)
+    return run
 
 
-def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.DataFrame:
+def _requests(file: LogFile, result: Mapping[str, Any], run: LogRun) -> pl.DataFrame:
     count = len(result["ttfts"])
     names = ("input_lens", "output_lens", "itls", "errors", "cached_tokens")
     lists = {name: result[name] for name in names if isinstance(result.get(name), list)}
@@ -64,7 +64,7 @@ def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.Data
     errors = lists.get("errors", [""] * count)
     # a request without a chunk of text leaves its TTFT at 0.0
     silent = [not error and not first for error, first in zip(errors, result["ttfts"], strict=True)]
-    found.faults.add("no_first_chunk", sum(silent), f"row {silent.index(True) + 1}" if any(silent) else None)
+    run.faults.add("no_first_chunk", sum(silent), f"row {silent.index(True) + 1}" if any(silent) else None)
     first = [None if gone else 1e3 * value for gone, value in zip(silent, result["ttfts"], strict=True)]
     gaps = [1e3 * sum(row) for row in lists["itls"]]
     frame = pl.DataFrame(
@@ -81,8 +81,8 @@ def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.Data
         }
     ).with_columns(gap_lists(lists["itls"]))
     latency = [None if first is None else (first + rest) / 1e3 for first, rest in zip(first, gaps, strict=True)]
-    frame = with_times(frame, times_of_sending(result, latency), found.faults)
-    found.clock = "monotonic" if "sent_s" in frame.columns else "none"
+    frame = with_times(frame, times_of_sending(result, latency), run.faults)
+    run.clock = "monotonic" if "sent_s" in frame.columns else "none"
     return frame
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernelsight.logs.files import LogFile
-from kernelsight.logs.found import FILE_ROW, Found, LogFormat
 from kernelsight.logs.json_rows import json_rows
+from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
 
 NAME = "sglang-requests"
 # request_parameters may hold prompts and is not among the fields
@@ -38,18 +38,18 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "json" and {"request_parameters", "prompt_tokens"} <= file.fields
 
 
-def read_sglang_requests(files: Sequence[LogFile]) -> list[Found]:
+def read_sglang_requests(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per file: TTFT from the arrival at the server, unix times, stages from the scheduler.
 
     Stages and times are in the file only where the server ran with --enable-metrics.
     """
     runs = []
     for file in files:
-        found = Found(file, NAME, clock="unix")
-        found.requests = json_rows(file, _FIELDS, _COLUMNS, "prompt_tokens is not null", found.faults).rename(
+        run = LogRun(file, NAME, clock="unix")
+        run.requests = json_rows(file, _FIELDS, _COLUMNS, "prompt_tokens is not null", run.faults).rename(
             {"line": FILE_ROW}
         )
-        runs.append(found)
+        runs.append(run)
     return runs
 
 

@@ -18,8 +18,8 @@ def statistic(part: str, metric: str, name: str, value: Any) -> list[dict[str, A
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < float("inf"):
         return []
-    named = {"median": "p50", "avg": "mean", "count": "total"}.get(name, name)
-    return [{"part": part, "metric": metric, "statistic": named, "value": float(value)}]
+    statistic_name = {"median": "p50", "avg": "mean", "count": "total"}.get(name, name)
+    return [{"part": part, "metric": metric, "statistic": statistic_name, "value": float(value)}]
 
 
 def milliseconds_by_name(result: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.found import Found, LogFormat, kind_of_error
+from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error
 from kernelsight.logs.sending import times_of_sending, with_times
 from kernelsight.logs.settings import flat_settings
 from kernelsight.logs.summaries import milliseconds_by_name
@@ -32,7 +32,7 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "json" and {"tokenizer_id", "num_prompts", "model_id"} <= file.fields
 
 
-def read_vllm_bench(files: Sequence[LogFile]) -> list[Found]:
+def read_vllm_bench(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per object: requests where it was written with --save-detailed, else its statistics alone.
 
     Times are those of ``time.perf_counter``: differences within a run. Older versions state no times of sending, see
@@ -41,26 +41,26 @@ def read_vllm_bench(files: Sequence[LogFile]) -> list[Found]:
     return [_run(file, place, value) for file in files for place, value in documents(file)]
 
 
-def _run(file: LogFile, place: str, result: Any) -> Found:
+def _run(file: LogFile, place: str, result: Any) -> LogRun:
     if not isinstance(result, dict) or "num_prompts" not in result:
         raise unusable(file.path, f"has a {place} that is no result of vllm bench serve", "Give one result per line.")
-    found = Found(file, NAME)
-    found.summaries = milliseconds_by_name(result)
-    found.stated = {
+    run = LogRun(file, NAME)
+    run.summaries = milliseconds_by_name(result)
+    run.stated = {
         "duration_s": positive(result.get("duration")),
         "requested_rate": rate(result.get("request_rate")),
         "burstiness": positive(result.get("burstiness")),
         "max_concurrency": result.get("max_concurrency"),
     }
-    found.settings = _settings(result)
+    run.settings = _settings(result)
     if "ttfts" not in result:
-        found.faults.add("statistics_only", 1, place, "; run it with --save-detailed")
-        return found
-    found.requests = _requests(file, result, found)
-    return found
+        run.faults.add("statistics_only", 1, place, "; run it with --save-detailed")
+        return run
+    run.requests = _requests(file, result, run)
+    return run
 
 
-def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.DataFrame:
+def _requests(file: LogFile, result: Mapping[str, Any], run: LogRun) -> pl.DataFrame:
     count = len(result["ttfts"])
     names = ("input_lens", "output_lens", "itls", "errors", "latencies", "start_times", "queue_times")
     names += ("server_queue_times", "server_ttfts")
@@ -98,8 +98,8 @@ def _requests(file: LogFile, result: Mapping[str, Any], found: Found) -> pl.Data
     )
     frame = frame.drop(seconds)
     if "start_times" not in lists:
-        frame = with_times(frame, times_of_sending(result, latency), found.faults)
-    found.clock = "monotonic" if frame["sent_s"].null_count() < count else "none"
+        frame = with_times(frame, times_of_sending(result, latency), run.faults)
+    run.clock = "monotonic" if frame["sent_s"].null_count() < count else "none"
     return frame
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from kernelsight.logs.files import LogFile, unusable
-from kernelsight.logs.found import Found, LogFormat
+from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.settings import non_default_args
 
 NAME = "vllm-iterations"
@@ -27,7 +27,7 @@ def _recognises(file: LogFile) -> bool:
     return file.kind == "text" and ("non-default args: {" in file.text or bool(_STEP.search(file.text)))
 
 
-def read_vllm_iterations(files: Sequence[LogFile]) -> list[Found]:
+def read_vllm_iterations(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run per file: steps with the time around their execution, and settings of "non-default args".
 
     Where a runtime wrote a time with fractions of a second before each line, period_us is the time between two
@@ -36,25 +36,25 @@ def read_vllm_iterations(files: Sequence[LogFile]) -> list[Found]:
     return [_run(file) for file in files]
 
 
-def _run(file: LogFile) -> Found:
-    found = Found(file, NAME)
+def _run(file: LogFile) -> LogRun:
+    run = LogRun(file, NAME)
     rows: list[dict[str, Any]] = []
     for line in file.lines():
         step = _STEP.search(line)
         if step:
             rows.append(_row(step, line))
         elif "non-default args" in line:
-            found.settings |= non_default_args(line)
+            run.settings |= non_default_args(line)
     frame = pl.DataFrame(rows, schema=_TYPES)
     idle = frame.filter(pl.col("dummy"))
-    found.faults.add("dummy_step", idle.height, None if not idle.height else f"step {idle['step'][0]}")
+    run.faults.add("dummy_step", idle.height, None if not idle.height else f"step {idle['step'][0]}")
     frame = frame.filter(~pl.col("dummy"))
     for rule, bad in (
         ("empty_step", ~(pl.col("wall_us") > 0)),
         ("duplicate_step", ~pl.struct("replica", "step").is_first_distinct()),
     ):
         dropped = frame.filter(bad)
-        found.faults.add(rule, dropped.height, None if not dropped.height else f"step {dropped['step'][0]}")
+        run.faults.add(rule, dropped.height, None if not dropped.height else f"step {dropped['step'][0]}")
         frame = frame.filter(~bad)
     if not frame.height:
         raise unusable(file.path, "has no step that took time", "Give the log of a server under load.")
@@ -62,9 +62,9 @@ def _run(file: LogFile) -> Found:
     follows = pl.col("step").shift().over("replica") == pl.col("step") - 1
     passed = 1e6 * (pl.col("at_s") - before)
     exact = follows & pl.col("fractions") & (passed > 0)
-    found.steps = frame.with_columns(pl.when(exact).then(passed).alias("period_us")).drop("dummy", "fractions")
-    found.clock = "unix" if frame["at_s"].null_count() < frame.height else "none"
-    return found
+    run.steps = frame.with_columns(pl.when(exact).then(passed).alias("period_us")).drop("dummy", "fractions")
+    run.clock = "unix" if frame["at_s"].null_count() < frame.height else "none"
+    return run
 
 
 _TYPES = {

@@ -1,4 +1,4 @@
-"""From samples of counters and gauges to the rows of ``production_windows``."""
+"""Rows of ``production_windows`` from samples of counters and gauges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from kernelsight.logs.found import Faults
+from kernelsight.logs.log_run import Faults
 
 # our column: the counters of vLLM, of older vLLM, of SGLang; the first present one is used
 COUNTERS: Mapping[str, tuple[str, ...]] = {

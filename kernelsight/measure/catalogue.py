@@ -44,13 +44,13 @@ def catalogue_name(reported: Mapping[str, Any], rows: Sequence[Mapping[str, str]
     best = [row["gpu"] for row, count in zip(fitting, shared, strict=True) if count == max(shared)]
     if len(best) == 1:
         return best[0]
-    found = (
+    device = (
         f"{reported['name']} ({reported['sm_count']} multiprocessors, {rounded(reported['memory_bytes'] / GIB)} GiB)"
     )
     if best:
-        raise InvalidInput(f"{found} may be {' or '.join(best)}; choose one with --gpu.")
+        raise InvalidInput(f"{device} may be {' or '.join(best)}; choose one with --gpu.")
     raise InvalidInput(
-        f"{found} is not in the catalogue; name it with --gpu, and add its row with --gpus when fitting."
+        f"{device} is not in the catalogue; name it with --gpu, and add its row with --gpus when fitting."
     )
 
 
@@ -87,12 +87,12 @@ def unlisted(gpu: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
 def differences(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Return one note per value of the device that differs from the catalogue by more than a percent."""
     vendor = next((one for one in rows if one["gpu"] == row.get("like")), {})
-    found = []
+    notes = []
     for name, value in row.items():
         stated = vendor.get(name)
         if isinstance(value, int | float) and stated and abs(value / float(stated) - 1.0) > 0.01:
-            found.append(f"{name}: this GPU {number(value, 6)}, the catalogue {number(float(stated), 6)}")
-    return found
+            notes.append(f"{name}: this GPU {number(value, 6)}, the catalogue {number(float(stated), 6)}")
+    return notes
 
 
 def write_row(row: Mapping[str, Any], path: Path) -> None:

@@ -70,7 +70,11 @@ def served_calls(
         steps += [{"deployment_id": row["deployment_id"], **step} for step in _steps()]
     session.give("deployments", deployments)
     session.give("step_shapes", steps)
-    return [dict(zip(found.columns, row, strict=True)) for found in [session.sql(CALLS)] for row in found.fetchall()]
+    return [
+        dict(zip(relation.columns, row, strict=True))
+        for relation in [session.sql(CALLS)]
+        for row in relation.fetchall()
+    ]
 
 
 def _steps() -> list[dict[str, Any]]:
@@ -90,13 +94,13 @@ def attention_of(name: str | None) -> str:
 
 def measurable(calls: Sequence[Mapping[str, Any]], attention: str = ATTENTION[0]) -> list[dict[str, Any]]:
     """Return the points that represent calls: one per kernel and shape, with the sum of the calls' weights."""
-    found: dict[str, dict[str, Any]] = {}
+    points: dict[str, dict[str, Any]] = {}
     for call in calls:
         for point in _points_of(call, attention):
             key = json.dumps([point["family"], point["implementation"], point["dtype"], point["shape"]])
-            kept = found.setdefault(key, {**point, "weight": 0.0})
-            kept["weight"] += call["weight"]
-    return list(found.values())
+            point_of_shape = points.setdefault(key, {**point, "weight": 0.0})
+            point_of_shape["weight"] += call["weight"]
+    return list(points.values())
 
 
 def of_families(points: Sequence[dict[str, Any]], words: str | None) -> list[dict[str, Any]]:
@@ -148,20 +152,22 @@ def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> li
     from kernelsight.kernels.families import FAMILIES as KERNEL_FAMILIES
     from kernelsight.measure.rows import sweep_schema
 
-    found: dict[int, np.ndarray] = {}
+    features: dict[int, np.ndarray] = {}
     for family in {point["family"] for point in points}:
         places = [place for place, point in enumerate(points) if point["family"] == family]
         rows = []
         for place in places:
             stored, math_of = number_formats(family, points[place]["dtype"], points[place]["implementation"])
-            named = {name: points[place][name] for name in ("family", "implementation", "dtype", "shape", "latency_us")}
-            rows.append({**named, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
+            point_columns = {
+                name: points[place][name] for name in ("family", "implementation", "dtype", "shape", "latency_us")
+            }
+            rows.append({**point_columns, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
         table = call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
         seen = features_of(
             family, KERNEL_FAMILIES[family].form, table, facts("kernel_implementations"), gpus, facts("fabrics")
         )
-        found.update(zip(places, seen, strict=True))
-    return [found[place] for place in range(len(points))]
+        features.update(zip(places, seen, strict=True))
+    return [features[place] for place in range(len(points))]
 
 
 def choose(
@@ -209,9 +215,9 @@ def choose_points(
     weight = np.array([point["weight"] for point in points])
     chosen = planned(where, weight, per_kernel)
     deviation = np.array([point["deviation"] for point in points])
-    left = deviation_after(where, chosen) / deviation_after(where, chosen[:0])
+    remaining = deviation_after(where, chosen) / deviation_after(where, chosen[:0])
     ordered = sorted(chosen.tolist(), key=lambda number: points[number]["latency_us"])
-    return ordered, _by_family(points, ordered, deviation, deviation * left)
+    return ordered, _by_family(points, ordered, deviation, deviation * remaining)
 
 
 def _by_family(
@@ -240,12 +246,12 @@ def _positions(seen: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
     """Return (points, features) positions within each group, padded with 0 to the largest number of features."""
     from kernelsight.fitting.placing import positions
 
-    found = np.zeros((len(seen), max(len(one) for one in seen)))
+    padded = np.zeros((len(seen), max(len(one) for one in seen)))
     for name in set(groups):
         of = [number for number, group in enumerate(groups) if group == name]
         place = positions(np.stack([seen[number] for number in of]))
-        found[of, : place.shape[1]] = place
-    return found
+        padded[of, : place.shape[1]] = place
+    return padded
 
 
 def _left(sizes: np.ndarray, deviation: np.ndarray, groups: Sequence[str], chosen: Sequence[int]) -> np.ndarray:

@@ -88,8 +88,8 @@ def _measure_left(
 ) -> DeviceLost | None:
     """Measure the points missing in the journal; return the error if the device was lost, else None."""
     watch, spent, begun = Watch(), [], device.seconds()
-    left = [point for point in suite.points if point.key not in points.done]
-    for place, point in enumerate(left, start=1):
+    missing = [point for point in suite.points if point.key not in points.done]
+    for place, point in enumerate(missing, start=1):
         at, lost = device.seconds(), None
         if at - begun >= most_seconds:
             break
@@ -103,7 +103,7 @@ def _measure_left(
             row, failure = None, _reason(error)
         points.add(point.key, row, failure)
         spent.append(device.seconds() - at)
-        log(_line(place, len(left), point, row, failure, spent))
+        log(_line(place, len(missing), point, row, failure, spent))
         if lost:
             return lost
         if watch.slowed_points == HOPELESS_POINTS and row and row["not_fitted"] == SLOWED_FAULT:
@@ -115,12 +115,12 @@ def time_point(device: Device, point: Point, rule: Rule, watch: Watch, kernel: K
     """Choose the number of launches per replay, and time them; CannotMeasure if their time is below the noise."""
     try:
         reference, full = _replays(device, point, kernel)
-        found = time_replays(device, reference, full, rule, watch)
+        timing = time_replays(device, reference, full, rule, watch)
     except ValueError as error:
         raise CannotMeasure(str(error)) from None
-    if not found.latency_us > 0:
+    if not timing.latency_us > 0:
         raise CannotMeasure("the launches take less time than the noise of a replay")
-    return found._replace(power_w=drawn_w(device, full, rule.block))
+    return timing._replace(power_w=drawn_w(device, full, rule.block))
 
 
 def _replays(device: Device, point: Point, kernel: Kernel) -> tuple[Replay, Replay]:
@@ -194,9 +194,11 @@ def _opened(
                 f"(serial {identity.serial}); use another -o FILE."
             )
         _log_versions(earlier, identity, log)
-        kept = [record for record in earlier if not (retry and _failed(record))]
-        log(f"{len(kept):,} points kept from the earlier run, {len(suite.points) - len(kept):,} left to measure")
-        earlier = kept
+        retained = [record for record in earlier if not (retry and _failed(record))]
+        log(
+            f"{len(retained):,} points kept from the earlier run, {len(suite.points) - len(retained):,} left to measure"
+        )
+        earlier = retained
     return Points(path, header, earlier)
 
 
@@ -217,9 +219,9 @@ def _line(place: int, of: int, point: Point, row: Any, failure: str | None, spen
     recent = spent[-RECENT:]
     left_minutes = (of - place) * sum(recent) / len(recent) / 60.0
     sizes = " ".join(f"{name}={size}" for name, size in point.shape)
-    found = failure or f"{number(row['latency_us'])} us +- {percent(row['relative_error'], 1)}"
+    result = failure or f"{number(row['latency_us'])} us +- {percent(row['relative_error'], 1)}"
     what = " ".join(word for word in (point.family, point.implementation, point.dtype, point.cache, sizes) if word)
-    return f"{place}/{of} {what}: {found}; {number(left_minutes, 2)} min left"
+    return f"{place}/{of} {what}: {result}; {number(left_minutes, 2)} min left"
 
 
 def _outcome(suite: Suite, points: Points) -> Outcome:

@@ -93,17 +93,17 @@ def read_suite(name: str) -> Suite:
     )
 
 
-def suite_of(found: Any, origin: str) -> Suite:
+def suite_of(stated: Any, origin: str) -> Suite:
     """Return the suite of a parsed JSON value; ``origin``: its file, for errors."""
-    if not isinstance(found, dict) or not isinstance(found.get("entries"), list) or not found["entries"]:
+    if not isinstance(stated, dict) or not isinstance(stated.get("entries"), list) or not stated["entries"]:
         raise InvalidInput(f"the suite {origin} has no entries; give an object with a list of them, as in quick.json.")
-    _only_known(found, SUITE_FIELDS, f"the suite {origin}")
-    rule = _rule(found.get("rule", {}), origin)
-    name = found.get("suite") or Path(origin).stem
+    _only_known(stated, SUITE_FIELDS, f"the suite {origin}")
+    rule = _rule(stated.get("rule", {}), origin)
+    name = stated.get("suite") or Path(origin).stem
     if not isinstance(name, str):
         raise InvalidInput(f"the suite {origin}: suite is {name!r}; give its name.")
     entries, count = [], 0
-    for number, entry in enumerate(found["entries"], start=1):
+    for number, entry in enumerate(stated["entries"], start=1):
         where = f"the suite {origin}, entry {number}"
         entries.append(_points(entry, where, MOST_POINTS - count))
         count += len(entries[-1])
@@ -120,10 +120,10 @@ def _interleaved(entries: Sequence[Sequence[Point]]) -> dict[str, Point]:
         for points in entries
         for number, point in enumerate(points)
     ]
-    found: dict[str, Point] = {}
+    by_key: dict[str, Point] = {}
     for _, point in sorted(placed, key=lambda one: one[0]):
-        found.setdefault(point.key, point)
-    return found
+        by_key.setdefault(point.key, point)
+    return by_key
 
 
 def _rule(stated: Any, origin: str) -> Rule:
@@ -150,9 +150,9 @@ def _points(entry: Any, where: str, most: int) -> list[Point]:
         raise unknown("kernel family", str(name), FAMILIES, f"It is in {where}.")
     family = FAMILIES[name]
     fields = (("implementation", family.implementations), ("dtype", family.dtypes), ("cache", family.caches))
-    kinds = list(itertools.product(*(_words(entry, field, allowed, where) for field, allowed in fields)))
-    shapes = _shapes(entry, family, where, most // len(kinds))
-    return [Point(name, *kind, shape) for kind in kinds for shape in shapes]
+    combinations = list(itertools.product(*(_words(entry, field, allowed, where) for field, allowed in fields)))
+    shapes = _shapes(entry, family, where, most // len(combinations))
+    return [Point(name, *kind, shape) for kind in combinations for shape in shapes]
 
 
 def _words(entry: Mapping[str, Any], field: str, allowed: Sequence[str], where: str) -> list[str]:

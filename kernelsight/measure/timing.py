@@ -103,11 +103,11 @@ def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, wa
             begun += rule.cool_seconds
             device.wait(rule.cool_seconds)
         if sound:
-            found = _timing(sound, reference.launches, full.launches, slowed)
-            met = found.samples >= rule.least_samples and found.relative_error <= rule.relative_error
-            if met or found.samples >= rule.most_samples or device.seconds() - begun >= rule.most_seconds:
+            timing = _timing(sound, reference.launches, full.launches, slowed)
+            met = timing.samples >= rule.least_samples and timing.relative_error <= rule.relative_error
+            if met or timing.samples >= rule.most_samples or device.seconds() - begun >= rule.most_seconds:
                 watch.slowed_points = 0
-                return found
+                return timing
         if slowed > most_repeats:
             watch.slowed_points += 1
             return _timing(blocks, reference.launches, full.launches, slowed)._replace(fault=SLOWED_FAULT)
@@ -124,10 +124,10 @@ def drawn_w(device: Device, replay: Replay, block: int) -> float | None:
     renewals: list[tuple[float, float]] = []
     while (now := device.seconds()) - begun < POWER_SECONDS:
         replay(block)
-        found = device.readings().energy_j
-        if found is not None and found != energy:
-            energy = found
-            renewals.append((device.seconds(), found))
+        energy_j = device.readings().energy_j
+        if energy_j is not None and energy_j != energy:
+            energy = energy_j
+            renewals.append((device.seconds(), energy_j))
         elif device.seconds() == now:
             return None
     if len(renewals) < 2:

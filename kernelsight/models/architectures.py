@@ -223,8 +223,8 @@ def _hybrid(fields: ConfigFields) -> tuple[dict[str, Any], list[str]]:
     }
     if columns["linear_value_heads"] % columns["linear_key_heads"]:
         expected = f"a multiple of linear_num_key_heads ({columns['linear_key_heads']})"
-        found = columns["linear_value_heads"]
-        raise errors.config_field_wrong(fields.label, "linear_num_value_heads", found, expected)
+        value_heads = columns["linear_value_heads"]
+        raise errors.config_field_wrong(fields.label, "linear_num_value_heads", value_heads, expected)
     period = fields.size("full_attention_interval", default=4)
     repeating = ["linear" if (layer + 1) % period else "full" for layer in range(columns["layer_count"])]
     return columns, listed_kinds(fields, "layer_types", HYBRID, columns["layer_count"], repeating)

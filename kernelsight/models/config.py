@@ -227,7 +227,7 @@ def load_catalogue(path: str | Path | None = None) -> Rows:
     """
     models, layers = [], []
     for entry in _entries(Path(path or CATALOGUE)):
-        row, kinds = read_config(
+        row, layer_rows = read_config(
             entry["config"],
             model=entry["model"],
             huggingface_id=entry["huggingface_id"],
@@ -235,7 +235,7 @@ def load_catalogue(path: str | Path | None = None) -> Rows:
             quant_config=entry.get("quant_config"),
         )
         models.append(row)
-        layers += kinds
+        layers += layer_rows
     return models, layers
 
 
@@ -264,7 +264,7 @@ def _identifiers() -> dict[str, str]:
     return {entry["model"]: entry["huggingface_id"] for entry in _entries(CATALOGUE)}
 
 
-def served_name(asked: str, identifier: str | None = None) -> str:
+def served_name(model_name: str, identifier: str | None = None) -> str:
     """Return the name by which an engine serves a model as a user named it: an identifier or a folder stays.
 
     A catalogue name becomes its identifier, tuned for instructions where the name says so. ``identifier``: of the
@@ -275,15 +275,19 @@ def served_name(asked: str, identifier: str | None = None) -> str:
     >>> served_name("llama-3.1-8b-instruct"), served_name("models/mine/config.json")
     ('meta-llama/Llama-3.1-8B-Instruct', 'models/mine')
     """
-    if asked.endswith(".json"):
-        return str(Path(asked).parent)
-    if "/" in asked:
-        return asked
+    if model_name.endswith(".json"):
+        return str(Path(model_name).parent)
+    if "/" in model_name:
+        return model_name
     by_key, _ = _names()
-    found = identifier or _identifiers().get(by_key.get(_lookup_key(asked), ""))
-    if found is None:
-        return asked
-    return found + "-Instruct" if "-instruct" in asked.lower() and "-instruct" not in found.lower() else found
+    resolved = identifier or _identifiers().get(by_key.get(_lookup_key(model_name), ""))
+    if resolved is None:
+        return model_name
+    return (
+        resolved + "-Instruct"
+        if "-instruct" in model_name.lower() and "-instruct" not in resolved.lower()
+        else resolved
+    )
 
 
 def resolve(name: str) -> str:

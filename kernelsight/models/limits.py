@@ -70,8 +70,8 @@ def check_rope(fields: ConfigFields) -> None:
         if scaling is None:
             continue
         # newer configs have one object for each kind of layer
-        kinds = [scaling.inside(key) for key, value in scaling.values.items() if isinstance(value, Mapping)]
-        for each in (scaling, *kinds):
+        nested = [scaling.inside(key) for key, value in scaling.values.items() if isinstance(value, Mapping)]
+        for each in (scaling, *nested):
             for factor in FACTORS:
                 value = each.values.get(factor)
                 if value is not None and not _is_factor(value):

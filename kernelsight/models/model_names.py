@@ -87,46 +87,46 @@ def is_quantised(name: str) -> bool:
         try:
             row = _rows()[resolve(name)]
         except KernelSightError:
-            found = find_variant(name)
-            if found is not None:
-                return found.quantization is not None or is_quantised(found.base)
+            variant = find_variant(name)
+            if variant is not None:
+                return variant.quantization is not None or is_quantised(variant.base)
             row = read_config_file(name)[0]
     return any(row[column] != row["dtype"] for column in FORMATS)
 
 
-def variant_rows(name: str, found: Variant, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
+def variant_rows(name: str, variant: Variant, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
     """Return the ``models`` and ``model_layers`` rows of a variant, from those of its base, with a note.
 
     A MoE model with latent attention keeps 16 bit outside its experts where the others are FP4.
     """
-    quantization = found.quantization
+    quantization = variant.quantization
     if quantization == "nvfp4" and row["kv_lora_rank"] is not None:
         quantization = "nvfp4_experts"
-    own = dict(row) | {"model": catalogue_name(name.rstrip("/")), "huggingface_id": name}
-    said = f"{name} is taken as {found.base}"
+    model_row = dict(row) | {"model": catalogue_name(name.rstrip("/")), "huggingface_id": name}
+    said = f"{name} is taken as {variant.base}"
     if quantization:
         formats = next(one for one in facts("quantizations").to_pylist() if one["quantization"] == quantization)
-        own |= {column: formats[column] or row["dtype"] for column in FORMATS}
-        own["activation_scales"] = formats["activation_scales"]
-        own["kv_cache_format"] = row["dtype"]
-        said += f" with quantization {quantization}, as its name says ({found.source})"
-    own["notes"] = "; ".join(note for note in (row["notes"], said) if note)
-    own["source"] = f"{row['source']}; {said}"
-    return own, [dict(layer) | {"model": own["model"]} for layer in layers]
+        model_row |= {column: formats[column] or row["dtype"] for column in FORMATS}
+        model_row["activation_scales"] = formats["activation_scales"]
+        model_row["kv_cache_format"] = row["dtype"]
+        said += f" with quantization {quantization}, as its name says ({variant.source})"
+    model_row["notes"] = "; ".join(note for note in (row["notes"], said) if note)
+    model_row["source"] = f"{row['source']}; {said}"
+    return model_row, [dict(layer) | {"model": model_row["model"]} for layer in layers]
 
 
 def reach_rows(positions: int, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
     """Return the rows of a model whose RoPE does not reach what its config says (``--max-position-embeddings``)."""
     name = f"{row['model']}-{positions}-positions"
     said = f"{row['model']} is taken to reach {positions:,} positions (--max-position-embeddings)"
-    own = dict(row) | {"model": name, "max_positions": positions, "source": f"{row['source']}; {said}"}
-    own["notes"] = "; ".join(note for note in (row["notes"], said) if note)
-    return own, [dict(layer) | {"model": name} for layer in layers]
+    model_row = dict(row) | {"model": name, "max_positions": positions, "source": f"{row['source']}; {said}"}
+    model_row["notes"] = "; ".join(note for note in (row["notes"], said) if note)
+    return model_row, [dict(layer) | {"model": name} for layer in layers]
 
 
 def alike_rows(name: str, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
     """Return the rows of a model of one's own that has the shape and the formats of another (``--model-like``)."""
     said = f"{name} is taken to have the shape and formats of {row['model']} (--model-like)"
-    own = dict(row) | {"model": name, "huggingface_id": None, "source": f"{row['source']}; {said}"}
-    own["notes"] = "; ".join(note for note in (row["notes"], said) if note)
-    return own, [dict(layer) | {"model": name} for layer in layers]
+    model_row = dict(row) | {"model": name, "huggingface_id": None, "source": f"{row['source']}; {said}"}
+    model_row["notes"] = "; ".join(note for note in (row["notes"], said) if note)
+    return model_row, [dict(layer) | {"model": name} for layer in layers]

@@ -107,9 +107,9 @@ def _group_format(group: ConfigFields) -> tuple[str, str]:
     elif number_format == "nvfp4" and weights.size("group_size") != 16:
         number_format = "mxfp4" if weights.size("group_size") == 32 else None
     if number_format is None or (key[2] and inputs.size("num_bits") != key[1]):
-        found = f"{key[0]}{key[1]} weights, {'quantised' if key[2] else 'plain'} activations"
+        difference = f"{key[0]}{key[1]} weights, {'quantised' if key[2] else 'plain'} activations"
         known = "float8, float4 and int8 for weights and activations; int8 and int4 for weights only"
-        raise errors.config_unsupported(group.label, "quantisation", found, [known])
+        raise errors.config_unsupported(group.label, "quantisation", difference, [known])
     if number_format in WEIGHT_ONLY:
         return number_format, "none"
     # "local": NVFP4's scale per 16 values, computed at run time
@@ -119,22 +119,22 @@ def _group_format(group: ConfigFields) -> tuple[str, str]:
 
 def _compressed_tensors(fields: ConfigFields) -> tuple[FormatOf, str]:
     groups = fields.inside("config_groups")
-    kinds = []
+    group_formats = []
     for name in groups.values:
         group = groups.inside(name)
-        kinds.append((_patterns(group, "targets"), *_group_format(group)))
+        group_formats.append((_patterns(group, "targets"), *_group_format(group)))
     ignored = _patterns(fields, "ignore")
 
     def format_of(module: str) -> str | None:
         if any(matches(pattern, module) for pattern in ignored):
             return None
-        for targets, number_format, _ in kinds:
+        for targets, number_format, _ in group_formats:
             # "Linear" matches every matrix considered here
             if any(target == "Linear" or matches(target, module) for target in targets):
                 return number_format
         return None
 
-    scales = {kind[2] for kind in kinds} - {"none"}
+    scales = {kind[2] for kind in group_formats} - {"none"}
     return format_of, "dynamic" if "dynamic" in scales else next(iter(scales), "none")
 
 
@@ -154,14 +154,14 @@ def _modelopt(fields: ConfigFields) -> tuple[FormatOf, str]:
         number_format, scales = _modelopt_format(fields)
         return _except(fields, number_format, *excluded), scales
     layers = fields.inside("quantized_layers")
-    kinds = {name: _modelopt_format(layers.inside(name)) for name in layers.values}
+    layer_formats = {name: _modelopt_format(layers.inside(name)) for name in layers.values}
     included = _except(fields, "included", *excluded)
 
     def format_of(module: str) -> str | None:
-        found = (kind[0] for name, kind in kinds.items() if matches(name, module))
-        return next(found, None) if included(module) else None
+        named_formats = (kind[0] for name, kind in layer_formats.items() if matches(name, module))
+        return next(named_formats, None) if included(module) else None
 
-    scales = {kind[1] for kind in kinds.values()} - {"none"}
+    scales = {kind[1] for kind in layer_formats.values()} - {"none"}
     return format_of, "dynamic" if "dynamic" in scales else next(iter(scales), "none")
 
 
@@ -214,10 +214,10 @@ def read_formats(
         format_of, scales = _method(quantised) if quantised else (lambda module: None, "none")
     columns, notes = {}, []
     for name, members in modules.items():
-        found = {format_of(module) or dtype for module in members}
-        columns[f"{name}_format"] = min(found, key=WIDTH_ORDER.index)
-        if len(found) > 1:
-            notes.append(f"{name} weights mix {' and '.join(sorted(found))}: counted as {columns[f'{name}_format']}")
+        formats = {format_of(module) or dtype for module in members}
+        columns[f"{name}_format"] = min(formats, key=WIDTH_ORDER.index)
+        if len(formats) > 1:
+            notes.append(f"{name} weights mix {' and '.join(sorted(formats))}: counted as {columns[f'{name}_format']}")
     scaled = set(columns.values()) - WEIGHT_ONLY - {dtype}
     columns["activation_scales"] = scales if scaled else "none"
     columns["kv_cache_format"] = _kv_cache_format(quantised, dtype) if quantised else dtype

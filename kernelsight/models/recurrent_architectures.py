@@ -31,17 +31,19 @@ BLOCKS = {
 
 def nemotron_h(fields: ConfigFields) -> Shape:
     """Read Nemotron-H and Nemotron 3: each layer is one of Mamba-2, attention without RoPE, feed-forward or experts."""
-    kinds = fields.text("hybrid_override_pattern", default=None)
+    pattern = fields.text("hybrid_override_pattern", default=None)
     listed = fields.items("layer_types", default=None) or fields.items("layers_block_type", default=None)
-    blocks = list(kinds) if kinds else listed
+    blocks = list(pattern) if pattern else listed
     if not blocks:
         raise errors.config_field_missing(fields.label, "hybrid_override_pattern")
     for block in blocks:
         if block not in BLOCKS:
             raise errors.config_unsupported(fields.label, "layer type", block, sorted(BLOCKS))
     if fields.values.get("moe_latent_size") is not None:
-        found = fields.values["moe_latent_size"]
-        raise errors.config_unsupported(fields.label, "moe_latent_size", found, ["none: experts of the hidden size"])
+        latent_size = fields.values["moe_latent_size"]
+        raise errors.config_unsupported(
+            fields.label, "moe_latent_size", latent_size, ["none: experts of the hidden size"]
+        )
     attention, ffn = (list(column) for column in zip(*(BLOCKS[block] for block in blocks), strict=True))
     columns = trunk(ConfigFields({"num_hidden_layers": len(blocks), **_without_silu(fields)}, fields.label))
     columns["activation"] = fields.choice("mlp_hidden_act", among={"relu2": "relu2", "silu": "silu"}, default="relu2")

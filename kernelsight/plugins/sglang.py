@@ -26,14 +26,14 @@ class Predictor:
     def __init__(
         self, model: Any = None, hw: Any = None, config: Any = None, *, flags: dict[str, Any] | None = None
     ) -> None:
-        named = {
+        by_flag = {
             "model": getattr(model, "model_path", None) or getattr(model, "name", None),
             "gpu": getattr(hw, "name", None),
             "tensor_parallel_size": getattr(config, "tp_size", None),
             "engine_version": getattr(config, "backend_version", None),
         }
         self.model, self.hw, self.config = model, hw, config
-        stated = {name: value for name, value in named.items() if value is not None}
+        stated = {name: value for name, value in by_flag.items() if value is not None}
         with kernelsight.connect() as session:
             self.times = session.step_times(**({"engine": "sglang"} | stated | (flags or {})))
 

@@ -219,16 +219,16 @@ def fitting_lines(
     >>> fitting_lines(rows, ["gpu", "high", "low"], 10, ["low", "high"])
     ['gpu  high', '---  ----', 'l4      1', 'not shown: low; --format json has all columns']
     """
-    left, shown = [], list(columns)
+    hidden, shown = [], list(columns)
     lines = table_lines(rows, shown, width)
     for name in expendable:
         if not width or len(lines[1]) <= width:
             break
         if name in shown:
             shown.remove(name)
-            left.append(name)
+            hidden.append(name)
             lines = table_lines(rows, shown, width)
-    return [*lines, f"not shown: {', '.join(left)}; --format json has all columns"] if left else lines
+    return [*lines, f"not shown: {', '.join(hidden)}; --format json has all columns"] if hidden else lines
 
 
 def terminal_width() -> int | None:
@@ -255,8 +255,8 @@ def check_ending(path: str | None, allowed: tuple[str, ...] = ENDINGS, flag: str
     target = Path(path)
     folder = target.resolve().parent
     if target.suffix not in allowed:
-        found = f"ends in {target.suffix!r}" if target.suffix else "has no file extension"
-        raise InvalidInput(f"{flag} {path!r} {found}; use one of {', '.join(allowed)}.")
+        ending = f"ends in {target.suffix!r}" if target.suffix else "has no file extension"
+        raise InvalidInput(f"{flag} {path!r} {ending}; use one of {', '.join(allowed)}.")
     if not folder.is_dir():
         raise InvalidInput(f"{flag} {path!r} cannot be written: folder {folder} does not exist.")
     with contextlib.suppress(OSError):  # a name that is too long is refused below

@@ -38,17 +38,19 @@ class Window:
 def as_prometheus(window: Window) -> str:
     """Return a window in Prometheus's text format; times in seconds."""
     lines = []
-    for metric, own in window.metrics.items():
+    for metric, figures_of in window.metrics.items():
         for side in SIDES:
             name = f"kernelsight_{side}_{metric}_seconds"
-            values = {'statistic="mean"': own[f"{side}_mean"] / 1e3}
+            values = {'statistic="mean"': figures_of[f"{side}_mean"] / 1e3}
             values |= {
-                f'quantile="{quantile}"': own[f"{side}_{share}"] / 1e3
+                f'quantile="{quantile}"': figures_of[f"{side}_{share}"] / 1e3
                 for share, quantile in QUANTILES.items()
-                if f"{side}_{share}" in own
+                if f"{side}_{share}" in figures_of
             }
             lines += _typed(name, "gauge", f"{metric.upper()} of the last window, {side}.", values)
-    factors = {f'metric="{metric}"': math.exp(own["log_factor"]) for metric, own in window.metrics.items()}
+    factors = {
+        f'metric="{metric}"': math.exp(figures_of["log_factor"]) for metric, figures_of in window.metrics.items()
+    }
     usual = {f'metric="{metric}"': math.exp(level) for metric, level in window.usual.items()}
     drifts, end = {"": float(window.since is not None)}, {"": window.counts["end_s"]}
     gauges = {
@@ -87,11 +89,11 @@ def history_rows(window: Window) -> list[dict[str, Any]]:
             "end_s": window.counts["end_s"],
             "requests": int(window.counts["requests"]),
             "metric": f"{metric}_ms",
-            **{name: own.get(name) for name in figures},
-            "measured_over_expected": math.exp(own["log_factor"]),
+            **{name: figures_of.get(name) for name in figures},
+            "measured_over_expected": math.exp(figures_of["log_factor"]),
             "drift": window.since is not None,
         }
-        for metric, own in window.metrics.items()
+        for metric, figures_of in window.metrics.items()
     ]
 
 
@@ -99,8 +101,8 @@ def window_lines(window: Window) -> Iterator[str]:
     """Yield what a person reads of a window: one line of means, measured / expected, and what happened."""
     if window.metrics:
         times = "  ".join(
-            f"{metric.upper()} {number(own['measured_mean'])} / {number(own['expected_mean'])} ms"
-            for metric, own in window.metrics.items()
+            f"{metric.upper()} {number(figures_of['measured_mean'])} / {number(figures_of['expected_mean'])} ms"
+            for metric, figures_of in window.metrics.items()
         )
         drift = "" if window.since is None else "  drift"
         yield f"{moment(window.counts['end_s'])}  {rounded(window.counts['requests'])} requests  {times}{drift}"

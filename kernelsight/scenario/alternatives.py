@@ -40,10 +40,10 @@ def alternatives(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[
     >>> [name for name, _ in alternatives(stated, {})][:3]
     ['max_num_batched_tokens=2048', 'max_num_batched_tokens=4096', 'max_num_batched_tokens=16384']
     """
-    found: list[tuple[str, dict[str, Any]]] = []
+    neighbours: list[tuple[str, dict[str, Any]]] = []
 
     def add(name: str, value: Any) -> None:
-        found.append((f"{name}={str(value).lower() if isinstance(value, bool) else value}", {name: value}))
+        neighbours.append((f"{name}={str(value).lower() if isinstance(value, bool) else value}", {name: value}))
 
     for name, factors in STEPS.items():
         for value in (int(settings[name] * factor) for factor in factors if settings.get(name)):
@@ -58,5 +58,5 @@ def alternatives(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[
     tp = settings.get("tp", 1)
     for other in (tp // 2, tp * 2):
         if 1 <= other <= 8:
-            found.append((f"tensor_parallel_size={other}", {"tensor_parallel_size": other}))
-    return [(name, other) for name, other in found if any(flags.get(key) != value for key, value in other.items())]
+            neighbours.append((f"tensor_parallel_size={other}", {"tensor_parallel_size": other}))
+    return [(name, other) for name, other in neighbours if any(flags.get(key) != value for key, value in other.items())]

@@ -57,8 +57,8 @@ def give_corrections(session: Session, given: Any) -> str:
 
 
 def _rows_of_file(path: str | Path) -> list[dict[str, Any]]:
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"--correction {path} {found}; write one with `kernelsight compare -o FILE`.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"--correction {path} {problem}; write one with `kernelsight compare -o FILE`.")
 
     return python_rows(read_parquet(path, refuse))
 

@@ -92,10 +92,10 @@ def gpu_rows(session: Session, given: Iterable[Mapping[str, Any]], place: object
 def _refuse_implausible(row: dict[str, Any], place: object, texts: set[str]) -> None:
     """Reject rates and sizes in another unit (GB, TB/s, GHz): kernels would take years, or no time."""
     for name, value in row.items():
-        found = next((each for each in LEAST if name.endswith(each)), None)
-        if found is None or name in texts or value is None:
+        ending = next((each for each in LEAST if name.endswith(each)), None)
+        if ending is None or name in texts or value is None:
             continue
-        least, unit = LEAST[found]
+        least, unit = LEAST[ending]
         if not isinstance(value, int | float) or isinstance(value, bool) or value < least:
             raise InvalidInput(
                 f"{place}, GPU {row['gpu']}: {name} is {value!r}; give {unit} as a number, at least {least:g}."
@@ -139,9 +139,9 @@ def give_host_overheads(session: Session, path: Path) -> None:
             stated = {"latent_launch_us": 0.0} | stated
         if "exposed_per_request_us" in stated:
             stated = {"exposed_requests_half": None} | stated
-        own = {"from_version": "0", "source": f"given in {path.name}", "assumed": None, SPREAD: None}
+        defaults = {"from_version": "0", "source": f"given in {path.name}", "assumed": None, SPREAD: None}
         if not set(figures) <= stated.keys():
-            own |= {name: newest[engine][name] for name in ("assumed", SPREAD)}
-        rows.append({**newest[engine], **own, **stated})
-    kept = [row for row in there if row["engine"] not in {row["engine"] for row in rows}]
-    session.give("host_overheads", kept + rows)
+            defaults |= {name: newest[engine][name] for name in ("assumed", SPREAD)}
+        rows.append({**newest[engine], **defaults, **stated})
+    other_engines = [row for row in there if row["engine"] not in {row["engine"] for row in rows}]
+    session.give("host_overheads", other_engines + rows)

@@ -22,9 +22,9 @@ def _key(name: str) -> str:
 
 @cache
 def _aliases() -> dict[str, GpuName]:
-    own = {_key(row["gpu"]): GpuName(row["gpu"], None) for row in facts("gpus").to_pylist()}
+    catalogue_names = {_key(row["gpu"]): GpuName(row["gpu"], None) for row in facts("gpus").to_pylist()}
     others = {_key(row["alias"]): GpuName(row["gpu"], row["assumed"]) for row in facts("gpu_aliases").to_pylist()}
-    return others | own
+    return others | catalogue_names
 
 
 def find_gpu(name: str) -> GpuName | None:

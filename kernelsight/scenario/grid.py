@@ -48,9 +48,9 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
             f"{', '.join(QUERY_WORDS)}."
         )
 
-    def refuse(found: str) -> InvalidInput:
+    def refuse(problem: str) -> InvalidInput:
         return InvalidInput(
-            f"the grid {path} {found}; give a JSON file of axes, a table of scenarios as CSV or Parquet, or a query."
+            f"the grid {path} {problem}; give a JSON file of axes, a table of scenarios as CSV or Parquet, or a query."
         )
 
     if path.suffix == ".json":

@@ -50,9 +50,9 @@ def in_python(text: str, known: frozenset[str] = frozenset(), given: tuple[str, 
     'no file my --seed 3; give seed'
     """
 
-    def named(found: re.Match[str]) -> str:
-        name = (found["name"] or "").replace("-", "_")
-        return name if name in known or name in FLAGS else found[0]
+    def named(match: re.Match[str]) -> str:
+        name = (match["name"] or "").replace("-", "_")
+        return name if name in known or name in FLAGS else match[0]
 
     return re.sub("|".join([*map(re.escape, given), _FLAG]), named, text)
 
@@ -83,8 +83,8 @@ def takes_flags(*stated: Flag) -> Callable[[Asked], Asked]:
 
     def decorated(function: Asked) -> Asked:
         plain = inspect.signature(function)
-        own = [each for each in plain.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        taken = {each.name for each in own}
+        own_parameters = [each for each in plain.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        taken = {each.name for each in own_parameters}
         listed = [flag for flag in stated if flag.name not in taken]
         known = frozenset(taken)
 
@@ -107,7 +107,7 @@ def takes_flags(*stated: Flag) -> Callable[[Asked], Asked]:
                 )
                 for flag in listed
             ]
-            asked.__signature__ = plain.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+            asked.__signature__ = plain.replace(parameters=[*own_parameters, *more])  # type: ignore[attr-defined]
             asked.__doc__ = f"{function.__doc__}\n\n{documented(listed)}"
         return asked  # type: ignore[return-value]
 

@@ -70,14 +70,14 @@ def _size_text(row: Mapping[str, Any]) -> str:
 def _capacity(text: str, flag: str) -> dict[str, Any]:
     if text.lower() in ("unlimited", "inf"):
         return {"capacity_bytes": None, "capacity_factor": None}
-    found = _SIZE.fullmatch(text)
-    unit = found["unit"].lower() if found else ""
-    if found and unit == "x" and 0 <= float(found["number"]) <= LARGEST_FACTOR:
-        return {"capacity_bytes": None, "capacity_factor": float(found["number"])}
-    if not found or unit not in BYTES or float(found["number"]) * BYTES[unit] > LARGEST_BYTES:
+    match = _SIZE.fullmatch(text)
+    unit = match["unit"].lower() if match else ""
+    if match and unit == "x" and 0 <= float(match["number"]) <= LARGEST_FACTOR:
+        return {"capacity_bytes": None, "capacity_factor": float(match["number"])}
+    if not match or unit not in BYTES or float(match["number"]) * BYTES[unit] > LARGEST_BYTES:
         example = "give bytes such as 200GiB, 2TiB or 0, 2x for twice the GPU's KV cache, or unlimited"
         raise InvalidInput(f"the capacity {text!r:.30} of {flag} cannot be read; {example}.")
-    return {"capacity_bytes": int(float(found["number"]) * BYTES[unit]), "capacity_factor": None}
+    return {"capacity_bytes": int(float(match["number"]) * BYTES[unit]), "capacity_factor": None}
 
 
 def _options(words: list[str], flag: str) -> dict[str, Any]:
@@ -100,9 +100,9 @@ def _rates() -> dict[str, float]:
 
 
 def _number(word: str, text: str, units: Mapping[str, float], flag: str) -> float:
-    found = _SIZE.fullmatch(text)
-    value = float(found["number"]) * units.get(found["unit"].lower(), 0.0) if found else 0.0
-    zero = word.startswith("latency") and bool(found) and float(found["number"]) == 0
+    match = _SIZE.fullmatch(text)
+    value = float(match["number"]) * units.get(match["unit"].lower(), 0.0) if match else 0.0
+    zero = word.startswith("latency") and bool(match) and float(match["number"]) == 0
     if not zero and not 0 < value < 1e18:
         unit = "microseconds, such as latency=10" if word.startswith("latency") else "GB/s, such as read=50"
         raise InvalidInput(f"{word!r:.30} of {flag} cannot be read; give {unit}.")

@@ -69,10 +69,10 @@ def with_finite_rate(flags: Mapping[str, Any]) -> dict[str, Any]:
     """
     if str(flags.get("request_rate")).lower() not in ("inf", "infinity"):
         return dict(flags)
-    kept = {name: value for name, value in flags.items() if name != "request_rate"}
-    if "max_concurrency" not in kept and "num_prompts" in kept and "trace" not in kept:
-        kept["max_concurrency"] = kept["num_prompts"]
-    return kept
+    finite = {name: value for name, value in flags.items() if name != "request_rate"}
+    if "max_concurrency" not in finite and "num_prompts" in finite and "trace" not in finite:
+        finite["max_concurrency"] = finite["num_prompts"]
+    return finite
 
 
 def check_load(flags: Mapping[str, Any]) -> None:
@@ -99,8 +99,8 @@ def _trace_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     free = RATES if may_hold_conversations(row["trace"]) else ()
     twice = stated(row, tuple(name for name in FROM_THE_TRACE if name not in free))
     if twice:
-        found = f"trace and {', '.join(twice)} are both set, but a trace has its own arrivals and lengths"
-        yield found, "Remove one or the other."
+        fault = f"trace and {', '.join(twice)} are both set, but a trace has its own arrivals and lengths"
+        yield fault, "Remove one or the other."
     yield from _ramp_up_faults(row)
 
 
@@ -109,8 +109,8 @@ def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     needed = ("num_prompts",) if shape == "empirical" else ("num_prompts", "input_len", "output_len")
     missing = [name for name in needed if row.get(name) is None]
     if missing:
-        found = f"the synthetic workload is missing {', '.join(missing)}"
-        yield found, "Set the rest, or give a trace."
+        fault = f"the synthetic workload is missing {', '.join(missing)}"
+        yield fault, "Set the rest, or give a trace."
     yield from _ramp_up_faults(row)
     if shape in NEEDED and not stated(row, NEEDED[shape]):
         yield f"{shape} lengths need {' or '.join(NEEDED[shape])}", "Set it, or leave length_distribution unset."
@@ -141,7 +141,7 @@ def _ramp_up_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
 def _router_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     unused = stated(row, ROUTER_THRESHOLDS)
     if unused and row.get("router") != "prefix_aware":
-        found = f"{', '.join(unused)} {'is' if len(unused) == 1 else 'are'} set, but the router is not prefix_aware"
-        yield found, "Set router to prefix_aware, or remove the threshold."
+        fault = f"{', '.join(unused)} {'is' if len(unused) == 1 else 'are'} set, but the router is not prefix_aware"
+        yield fault, "Set router to prefix_aware, or remove the threshold."
     if row.get("router_weights") is not None and row.get("router") != "scored":
         yield "router_weights is set, but the router is not scored", "Set router to scored, or remove the weights."

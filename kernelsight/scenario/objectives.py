@@ -32,7 +32,7 @@ def parse_objectives(words: list[str]) -> dict[str, float]:
     >>> parse_objectives(["ttft:200", "tpot:50"])
     {'goodput_ttft_ms': 200.0, 'goodput_tpot_ms': 50.0}
     """
-    found = {}
+    objectives = {}
     for word in words:
         name, _, value = word.partition(":")
         milliseconds = milliseconds_of(value)
@@ -40,10 +40,10 @@ def parse_objectives(words: list[str]) -> dict[str, float]:
             raise InvalidInput(
                 f"--goodput {word!r} is not valid; give ttft:MS, tpot:MS or e2el:MS with a positive number."
             )
-        if GOODPUT[name] in found:
+        if GOODPUT[name] in objectives:
             raise InvalidInput(f"--goodput has {name} twice; give it once.")
-        found[GOODPUT[name]] = milliseconds
-    return found
+        objectives[GOODPUT[name]] = milliseconds
+    return objectives
 
 
 class Objective(NamedTuple):
@@ -74,14 +74,14 @@ def objective_of(column: str, most_ms: float) -> Objective:
     >>> objective_of("ttft_p99.9_ms", 500.0)
     Objective(metric='ttft', percent=99.9, most_ms=500.0)
     """
-    found = STATISTIC.fullmatch(column)
-    percent = found and found["percent"]
-    if not found and STATISTIC.fullmatch(f"{column}_ms"):
+    match = STATISTIC.fullmatch(column)
+    percent = match and match["percent"]
+    if not match and STATISTIC.fullmatch(f"{column}_ms"):
         raise UnknownName(f"unknown latency statistic {column!r}. Did you mean {column}_ms?")
-    if not found or (percent and not 0.0 < float(percent) < 100.0):
+    if not match or (percent and not 0.0 < float(percent) < 100.0):
         known = [f"{metric}_{statistic}_ms" for metric in METRICS for statistic in STATISTICS]
         raise unknown("latency statistic", column, known, "Any percentile is known: ttft_p99.9_ms.")
-    return Objective(found["metric"], float(percent) if percent else None, float(most_ms))
+    return Objective(match["metric"], float(percent) if percent else None, float(most_ms))
 
 
 def stated_slo(slo: Any) -> dict[str, float]:
@@ -117,8 +117,8 @@ def objective_rows(slo: Mapping[str, float]) -> list[dict[str, Any]]:
     >>> objective_rows({"ttft_p95_ms": 400})
     [{'statistic': 'ttft_p95_ms', 'most_ms': 400.0}]
     """
-    found = zip(slo, objectives_of(slo), strict=True)
-    return [{"statistic": name, "most_ms": objective.most_ms} for name, objective in found]
+    pairs = zip(slo, objectives_of(slo), strict=True)
+    return [{"statistic": name, "most_ms": objective.most_ms} for name, objective in pairs]
 
 
 def slo_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -138,7 +138,7 @@ def parse_slo(words: list[str]) -> dict[str, float]:
     >>> parse_slo(["ttft_p99:200", "tpot_mean:50ms", "e2el_p99.90:9s"])
     {'ttft_p99_ms': 200.0, 'tpot_mean_ms': 50.0, 'e2e_p99.9_ms': 9000.0}
     """
-    found: dict[str, float] = {}
+    most: dict[str, float] = {}
     for word in words:
         name, _, value = word.partition(":")
         try:
@@ -150,10 +150,10 @@ def parse_slo(words: list[str]) -> dict[str, float]:
         milliseconds = milliseconds_of(value)
         if not 0 < milliseconds < math.inf:
             raise InvalidInput(f"--slo {word!r} has no positive number; give {name}:MS, or {name}:2s.")
-        if column in found:
+        if column in most:
             raise InvalidInput(f"--slo has {name} twice; give it once.")
-        found[column] = milliseconds
-    return found
+        most[column] = milliseconds
+    return most
 
 
 def meets_slo(rows: pa.Table, slo: Mapping[str, float]) -> pa.Array:
@@ -163,10 +163,10 @@ def meets_slo(rows: pa.Table, slo: Mapping[str, float]) -> pa.Array:
     """
     import pyarrow.compute as pc
 
-    kept = pc.and_(pc.greater(rows["completed"], 0), pc.equal(rows["completed"], rows["requests"]))
+    meets = pc.and_(pc.greater(rows["completed"], 0), pc.equal(rows["completed"], rows["requests"]))
     for name, most in slo.items():
-        kept = pc.and_(kept, pc.fill_null(pc.less_equal(rows[name], most), True))
-    return kept
+        meets = pc.and_(meets, pc.fill_null(pc.less_equal(rows[name], most), True))
+    return meets
 
 
 def with_costs(rows: pa.Table) -> pa.Table:
@@ -199,17 +199,17 @@ def cheapest(rows: pa.Table, rate: float | None = None) -> dict[str, Any] | None
     share it evenly; costs are then those at this rate. Where rows have no price, the one that needs the fewest GPUs
     (for each token, without ``rate``). None: no row meets the objectives.
     """
-    found = []
+    ranked = []
     for row in rows.to_pylist():
         if not row["meets_slo"] or (PRICE in row and row[PRICE] is None):
             continue
         instances = 1 if rate is None else max(math.ceil(rate / row["max_request_rate"] * (1.0 - 1e-9)), 1)
         gpus = instances * row["gpus"]
         weight = gpus * row.get(PRICE, 1.0)
-        found.append((weight / (row["total_throughput"] if rate is None else 1.0), row["scenario_id"], instances, row))
-    if not found:
+        ranked.append((weight / (row["total_throughput"] if rate is None else 1.0), row["scenario_id"], instances, row))
+    if not ranked:
         return None
-    *_, instances, row = min(found, key=lambda each: each[:2])
+    *_, instances, row = min(ranked, key=lambda each: each[:2])
     found_row = row | {"instances": instances, "gpus_needed": instances * row["gpus"]}
     if PRICE not in row:
         return found_row

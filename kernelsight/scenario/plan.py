@@ -1,4 +1,4 @@
-"""From flags to tables: one row of flags is one scenario; its deployment and its load become rows of their tables."""
+"""Rows of ``deployments`` and ``scenarios`` from flags: one row of flags is one scenario."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ AUTO_DTYPES = {
 
 def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return flags by their full names without unset ones; UnknownName for a flag that does not exist."""
-    named = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
-    if "launch" in named or "read_launch_files" in named:
+    by_name = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
+    if "launch" in by_name or "read_launch_files" in by_name:
         from kernelsight.scenario.launch.lines import with_launch_line
 
-        named = with_launch_line(named)
-    named = with_finite_rate(named)
-    for name in named:
+        by_name = with_launch_line(by_name)
+    by_name = with_finite_rate(by_name)
+    for name in by_name:
         if name not in FLAGS:
             raise unknown("flag", name, {*FLAGS, *ALIASES}, "`kernelsight simulate --help` lists them.")
-    named = {name: checked(name, value) for name, value in named.items()}
+    by_name = {name: checked(name, value) for name, value in by_name.items()}
     for name in ("dtype", "kv_cache_dtype"):
-        if name in named:
-            named[name] = AUTO_DTYPES.get(named[name], named[name])
-    if named.pop("enable_expert_parallel", False):
-        named["expert_parallel_size"] = named.get("tensor_parallel_size", 1) * named.get("data_parallel_size", 1)
-    named = with_method(named)
+        if name in by_name:
+            by_name[name] = AUTO_DTYPES.get(by_name[name], by_name[name])
+    if by_name.pop("enable_expert_parallel", False):
+        by_name["expert_parallel_size"] = by_name.get("tensor_parallel_size", 1) * by_name.get("data_parallel_size", 1)
+    by_name = with_method(by_name)
     return {
         name: value
-        for name, value in named.items()
+        for name, value in by_name.items()
         if value is not None and not (name in SAME_AS_LEFT_OUT and value == SAME_AS_LEFT_OUT[name])
     }
 
@@ -92,8 +92,8 @@ def draft_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
     left_out = {*(flag.name for flag in SPECULATION), *NOT_INHERITED_BY_DRAFT}
     if flags["speculative_method"] == "draft_model":
         left_out |= {"quantization", "moe_backend"}  # of another checkpoint
-    own = {name: value for name, value in flags.items() if name not in left_out}
-    return deployment_row(own | {"model": flags["speculative_model"]})
+    draft_flags = {name: value for name, value in flags.items() if name not in left_out}
+    return deployment_row(draft_flags | {"model": flags["speculative_model"]})
 
 
 def deployment_rows(flags: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -118,17 +118,17 @@ def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
         raise InvalidInput("replicas cannot be used with prefill_replicas; set prefill_replicas and decode_replicas.")
     if flags.get("scheduling") == "static":
         raise InvalidInput("static scheduling cannot be used with prefill_replicas; remove one of them.")
-    own = dict(flags) | {flag: flags[name] for name, flag in PREFILL_FLAGS.items() if name in flags}
-    sizes = [one.get("tensor_parallel_size", 1) * one.get("data_parallel_size", 1) for one in (flags, own)]
-    if own.get("expert_parallel_size", 1) == sizes[0] > 1 and "prefill_expert_parallel_size" not in flags:
-        own["expert_parallel_size"] = sizes[1]
-    return own
+    of_prefill = dict(flags) | {flag: flags[name] for name, flag in PREFILL_FLAGS.items() if name in flags}
+    sizes = [one.get("tensor_parallel_size", 1) * one.get("data_parallel_size", 1) for one in (flags, of_prefill)]
+    if of_prefill.get("expert_parallel_size", 1) == sizes[0] > 1 and "prefill_expert_parallel_size" not in flags:
+        of_prefill["expert_parallel_size"] = sizes[1]
+    return of_prefill
 
 
 def prefill_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the ``deployments`` row of the prefill replicas; see ``prefill_flags``."""
-    own = prefill_flags(flags)
-    return None if own is None else deployment_row(own)
+    of_prefill = prefill_flags(flags)
+    return None if of_prefill is None else deployment_row(of_prefill)
 
 
 def scenario_row(flags: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def scenario_row(flags: Mapping[str, Any], deployment: Mapping[str, Any]) -> dic
     if prefill is not None:
         load |= {name: flags[name] for name in POOL_FLAGS if name in flags}
         load["prefill_deployment_id"] = prefill["deployment_id"]
-    named = {**{name: value for name, value in deployment.items() if name != "deployment_id"}, **load}
-    return {"scenario_id": identity(named, 16), "deployment_id": deployment["deployment_id"], **load}
+    identified_by = {**{name: value for name, value in deployment.items() if name != "deployment_id"}, **load}
+    return {"scenario_id": identity(identified_by, 16), "deployment_id": deployment["deployment_id"], **load}
 
 
 def deployments_of(scenario: Mapping[str, Any]) -> list[str]:
@@ -218,10 +218,10 @@ def resolve_model(session: Session, name: str) -> str:
     try:
         return resolve(name)
     except UnknownName:
-        found = find_variant(name)
-        if found is None:
+        variant = find_variant(name)
+        if variant is None:
             raise
-    row, layers = variant_rows(name, found, *model_rows(session, found.base))
+    row, layers = variant_rows(name, variant, *model_rows(session, variant.base))
     give_model(session, row, layers)
     return row["model"]
 
@@ -235,10 +235,10 @@ def resolve_gpu(session: Session, name: str) -> str:
     for known in (name, spelled):
         if known in gpus:
             return known
-    found = find_gpu(name)
-    if found is None or found.gpu not in gpus:
+    gpu_name = find_gpu(name)
+    if gpu_name is None or gpu_name.gpu not in gpus:
         raise unknown("GPU", name, gpus, "Define other GPUs with --gpus FILE.")
-    return found.gpu
+    return gpu_name.gpu
 
 
 def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:
@@ -247,9 +247,9 @@ def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:
 
     gpus, sentences = set(session.table("gpus")["gpu"].to_pylist()), []
     for name in dict.fromkeys(str(flags[flag]) for flag in ("gpu", "prefill_gpu") if flags.get(flag) is not None):
-        found = None if {name, name.lower().replace("-", "_")} & gpus else find_gpu(name)
-        if found is not None and found.assumed:
-            sentences.append(f"{name} is read as {found.gpu}: {found.assumed}")
+        gpu_name = None if {name, name.lower().replace("-", "_")} & gpus else find_gpu(name)
+        if gpu_name is not None and gpu_name.assumed:
+            sentences.append(f"{name} is read as {gpu_name.gpu}: {gpu_name.assumed}")
     return sentences
 
 
@@ -259,11 +259,11 @@ def give_alike(session: Session, name: str | None, like: str) -> str:
     from kernelsight.models.model_names import alike_rows
 
     base = resolve_model(session, str(like))
-    own = catalogue_name(name.rstrip("/")) if name else f"like-{base}"
-    if own == base:
+    new_name = catalogue_name(name.rstrip("/")) if name else f"like-{base}"
+    if new_name == base:
         return base
-    give_model(session, *alike_rows(own, *model_rows(session, base)))
-    return own
+    give_model(session, *alike_rows(new_name, *model_rows(session, base)))
+    return new_name
 
 
 def give_reach(session: Session, name: str, positions: int, longest: int | None) -> str:
@@ -290,8 +290,8 @@ def model_rows(session: Session, name: str) -> tuple[dict[str, Any], list[dict[s
 def give_model(session: Session, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> None:
     """Add a model to a session's tables, in place of one of the same name."""
     session.extend("models", [row])
-    kept = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] != row["model"]]
-    session.give("model_layers", [*kept, *layers])
+    other_layers = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] != row["model"]]
+    session.give("model_layers", [*other_layers, *layers])
 
 
 def give_mtp(session: Session, model: str) -> str:

@@ -44,7 +44,7 @@ def read_prices(session: Session, stated: str | Path | Mapping[str, Any] | None)
 
 def priced(session: Session, rows: Sequence[Mapping[str, Any]], prices: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return rows of a grid with the price of their GPU; InvalidInput: a row has its own price, or its GPU has none."""
-    found = []
+    priced_rows = []
     for number, row in enumerate(rows, start=1):
         if row.get("price_per_gpu_hour") is not None:
             raise InvalidInput(f"row {number} of the grid has a price, and so has --prices; keep one of them.")
@@ -54,8 +54,8 @@ def priced(session: Session, rows: Sequence[Mapping[str, Any]], prices: Mapping[
             raise no_price([gpu])
         if others is not None and prices.get(resolve_gpu(session, str(others))) != prices.get(gpu):
             raise InvalidInput(f"row {number} of the grid has prefill replicas on GPUs of another price; use `size`.")
-        found.append({**row, "price_per_gpu_hour": prices[gpu]} if gpu is not None else dict(row))
-    return found
+        priced_rows.append({**row, "price_per_gpu_hour": prices[gpu]} if gpu is not None else dict(row))
+    return priced_rows
 
 
 def no_price(gpus: Sequence[str]) -> InvalidInput:

@@ -39,10 +39,10 @@ def decisive(faults: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Of an engine that does not exist for a GPU, or with a figure that cannot be simulated, nothing else means anything.
     """
-    found = sorted(faults, key=lambda fault: ORDER.index(fault["fault"]))
+    reported = sorted(faults, key=lambda fault: ORDER.index(fault["fault"]))
     for alone in ("engine", "limit"):
-        found = [fault for fault in found if fault["fault"] == alone] or found
-    return found
+        reported = [fault for fault in reported if fault["fault"] == alone] or reported
+    return reported
 
 
 def what_fits(session: Session, deployment: dict[str, Any]) -> str:

@@ -15,21 +15,21 @@ def parse_weights(text: str, flag: str = "router_weights") -> dict[str, float]:
     >>> parse_weights("queue=2, prefix=3")
     {'prefix': 3.0, 'queue': 2.0}
     """
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for part in str(text).split(","):
         name, _, value = (word.strip() for word in part.partition("="))
-        if name not in SCORERS or name in found:
-            why = f"has {name!r:.30} twice" if name in found else f"names no scorer {name!r:.30}"
+        if name not in SCORERS or name in weights:
+            why = f"has {name!r:.30} twice" if name in weights else f"names no scorer {name!r:.30}"
             raise InvalidInput(f"{flag} {why}; give {FORM}. Scorers: {', '.join(SCORERS)}.")
         try:
-            found[name] = float(value)
+            weights[name] = float(value)
         except ValueError:
-            found[name] = -1.0
-        if not 0.0 <= found[name] <= MOST:
+            weights[name] = -1.0
+        if not 0.0 <= weights[name] <= MOST:
             raise InvalidInput(f"{flag} has {name}={value!r:.30}; give a number from 0 to {MOST:g}.")
-    if not any(value for name, value in found.items() if name != "tier"):
+    if not any(value for name, value in weights.items() if name != "tier"):
         raise InvalidInput(f"{flag} is {str(text)!r:.60}, which scores nothing; give {FORM}.")
-    return {name: found[name] for name in SCORERS if name in found}
+    return {name: weights[name] for name in SCORERS if name in weights}
 
 
 def weights_text(weights: dict[str, float]) -> str:

@@ -130,10 +130,10 @@ def _row_flags(
         if name in stated:
             raise InvalidInput(f"{name} is set by the row and by --goodput; keep one.")
     flags = normalise({**stated, **goodput})
-    named = tuple(flags.get(name) for name in NAMES)
-    if named not in known_names:
-        known_names[named] = resolve_names(session, {name: flags[name] for name in NAMES if name in flags})
-    flags |= known_names[named]
+    names = tuple(flags.get(name) for name in NAMES)
+    if names not in known_names:
+        known_names[names] = resolve_names(session, {name: flags[name] for name in NAMES if name in flags})
+    flags |= known_names[names]
     check_load(flags)
     return flags, _price(row.get(PRICE))
 

@@ -47,12 +47,12 @@ class SpaceArrays(NamedTuple):
 
 def space_arrays(candidates: pa.Table, measurements: pa.Table, space: str) -> SpaceArrays:
     """Return the arrays of one space of ``kernel_candidates`` and ``kernel_measurements``."""
-    own = candidates.filter(pc.equal(candidates["space"], space))
-    if not len(own):
+    rows = candidates.filter(pc.equal(candidates["space"], space))
+    if not len(rows):
         raise InvalidInput(f"search space {space!r} has no candidates; give rows of kernel_candidates.")
-    ids = np.array(own["candidate_id"].to_pylist(), dtype=object)
+    ids = np.array(rows["candidate_id"].to_pylist(), dtype=object)
     order = np.argsort(ids, kind="stable")
-    parameters = np.array(own["parameters"].to_pylist(), dtype=object)[order]
+    parameters = np.array(rows["parameters"].to_pylist(), dtype=object)[order]
     features = features_of(space, [json.loads(text) for text in parameters])
     ids = ids[order]
     theirs = measurements.filter(pc.equal(measurements["space"], space))
@@ -63,11 +63,11 @@ def space_arrays(candidates: pa.Table, measurements: pa.Table, space: str) -> Sp
 
 
 def _measured(rows: pa.Table, ids: np.ndarray, space: str, gpu: str) -> Measured:
-    found = pc.index_in(rows["candidate_id"], pa.array(ids, pa.string()))
-    if found.null_count:
-        strange = rows["candidate_id"].filter(pc.is_null(found))[0].as_py()
+    index = pc.index_in(rows["candidate_id"], pa.array(ids, pa.string()))
+    if index.null_count:
+        strange = rows["candidate_id"].filter(pc.is_null(index))[0].as_py()
         raise unknown("candidate", strange, [], f"Measured on {gpu}, but not among the candidates of {space!r}.")
-    places = found.to_numpy()
+    places = index.to_numpy()
     coded = np.array([STATUS.index(word) for word in rows["status"].to_pylist()], dtype=np.int8)
     status = np.zeros(len(ids), dtype=np.int8)
     np.maximum.at(status, places, coded)
@@ -86,12 +86,12 @@ def _measured(rows: pa.Table, ids: np.ndarray, space: str, gpu: str) -> Measured
 
 def _median(places: np.ndarray, values: np.ndarray, rows: int) -> np.ndarray:
     """Return the median of the values at each place; nan where there is none."""
-    found = np.full(rows, np.nan)
+    medians = np.full(rows, np.nan)
     known = ~np.isnan(values)
     places, values = places[known], values[known]
     if len(np.unique(places)) == len(places):
-        found[places] = values
-        return found
+        medians[places] = values
+        return medians
     for place in np.unique(places):
-        found[place] = np.median(values[places == place])
-    return found
+        medians[place] = np.median(values[places == place])
+    return medians

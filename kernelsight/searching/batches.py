@@ -1,4 +1,4 @@
-"""What a round of the selective policy measures: mostly what the main forecaster gains by, and some for other views.
+"""The batch of a round of the selective policy: mostly by the main forecaster's expected gain, some by other views.
 
 Other GPUs can mislead: a search that only believes their mean may never look where they are all slow. So every second
 round belongs to a search that learns from no other GPU, and a share of every batch to other views of the same
@@ -40,31 +40,31 @@ def views(target: Target, inputs: gp.Inputs) -> dict[str, gp.Inputs]:
     """
     every = range(inputs.sources.shape[1])
     believed = [place for place in every if target.weights[place] > 0]
-    found = {ALL: inputs if len(believed) == len(every) else _seen(inputs, believed)}
+    by_name = {ALL: inputs if len(believed) == len(every) else _seen(inputs, believed)}
     near = [place for place in believed if target.weights[place] >= target.weights.max()]
     if 0 < len(near) < len(believed):
-        found[MAKER] = _seen(inputs, near)
+        by_name[MAKER] = _seen(inputs, near)
     if len(near) > 1:
-        found |= {f"source {target.sources[place]}": _seen(inputs, [place]) for place in near}
+        by_name |= {f"source {target.sources[place]}": _seen(inputs, [place]) for place in near}
     if believed:
-        found[NONE] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
+        by_name[NONE] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
     if len(believed) < len(every):
-        found[FORECASTS] = inputs
-    return found
+        by_name[FORECASTS] = inputs
+    return by_name
 
 
 def _seen(inputs: gp.Inputs, places: list[int]) -> gp.Inputs:
-    own = inputs.sources[:, places]
-    return inputs._replace(sources=own, mean=own.mean(1))
+    sources = inputs.sources[:, places]
+    return inputs._replace(sources=sources, mean=sources.mean(1))
 
 
 def explained(known: Mapping[str, gp.Inputs], history: History, settings: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return how well each view explains what was measured: log density, the best one at 0."""
     places = history.fitted
     data = (history.rows[places], history.logs[places], history.noise[places])
-    found = {name: gp.evidence(view, *data, settings.get(name, gp.start(view))) for name, view in known.items()}
-    best = max(found.values())
-    return {name: value - best for name, value in found.items()}
+    densities = {name: gp.evidence(view, *data, settings.get(name, gp.start(view))) for name, view in known.items()}
+    best = max(densities.values())
+    return {name: value - best for name, value in densities.items()}
 
 
 def main_view(evidence: Mapping[str, float], number: int) -> str:
@@ -97,7 +97,7 @@ def batch(
     scenario: Mapping[str, Any],
     number: int,
     inputs: gp.Inputs,
-    found: Forecast,
+    main_forecast: Forecast,
     history: History,
     best: decide.Best,
     evidence: Mapping[str, float],
@@ -106,32 +106,32 @@ def batch(
     count: int,
 ) -> decide.Decisions:
     """Return the candidates of one round; ``settings`` of views are brought up to date."""
-    parts = [_random(target, scenario, number, found, history, count)]
-    left = count - len(parts[0].rows)
+    parts = [_random(target, scenario, number, main_forecast, history, count)]
+    remaining = count - len(parts[0].rows)
     others = _share(OTHER_SHARE, len(history.rows), count) if len(history.rows) >= OTHER_FROM else 0
     draw = decide.generator(scenario, number, VIEW_DRAW)
-    for _ in range(min(others, left - 1)):
-        probe = _probe(target, found, history, _rows(parts), known[MAKER if MAKER in known else ALL].mean)
+    for _ in range(min(others, remaining - 1)):
+        probe = _probe(target, main_forecast, history, _rows(parts), known[MAKER if MAKER in known else ALL].mean)
         if probe is not None:
             parts.append(probe)
             continue
-        name = drawn_view(evidence, found.forecaster, draw)
+        name = drawn_view(evidence, main_forecast.forecaster, draw)
         if name is None:
             break
-        parts.append(_of_view(name, target, found, history, known, settings, 1, _rows(parts)))
-    left = count - len(_rows(parts))
-    if number % ALONE == 0 and NONE in known and found.forecaster != NONE and len(history.rows) >= ALONE_FROM:
-        parts.append(_of_view(NONE, target, found, history, known, settings, left, _rows(parts)))
-        left = count - len(_rows(parts))
-    main = decide.by_gain(found, inputs, history, best, left, taken=_rows(parts))
-    again = decide.repeats(found, inputs, history, best)
+        parts.append(_of_view(name, target, main_forecast, history, known, settings, 1, _rows(parts)))
+    remaining = count - len(_rows(parts))
+    if number % ALONE == 0 and NONE in known and main_forecast.forecaster != NONE and len(history.rows) >= ALONE_FROM:
+        parts.append(_of_view(NONE, target, main_forecast, history, known, settings, remaining, _rows(parts)))
+        remaining = count - len(_rows(parts))
+    main = decide.by_gain(main_forecast, inputs, history, best, remaining, taken=_rows(parts))
+    again = decide.repeats(main_forecast, inputs, history, best)
     if len(main.rows) and again.gains[0] > main.gains[-1]:
-        kept = decide.Decisions(main.rows[:-1], main.reasons[:-1], main.gains[:-1])
-        main = decide.joined(kept, again)
+        chosen_rows = decide.Decisions(main.rows[:-1], main.reasons[:-1], main.gains[:-1])
+        main = decide.joined(chosen_rows, again)
     parts.append(main)
     missing = count - len(_rows(parts))
     if missing > 0:  # nothing else is expected to gain: the fastest of the rest
-        parts.append(decide.by_mean(found, np.union1d(history.rows, _rows(parts)), missing, best.log))
+        parts.append(decide.by_mean(main_forecast, np.union1d(history.rows, _rows(parts)), missing, best.log))
     whole = parts[-1]
     for part in reversed(parts[:-1]):
         whole = decide.joined(whole, part)
@@ -141,7 +141,7 @@ def batch(
 def _of_view(
     name: str,
     target: Target,
-    found: Forecast,
+    main: Forecast,
     history: History,
     known: Mapping[str, gp.Inputs],
     settings: dict[str, np.ndarray],
@@ -149,13 +149,13 @@ def _of_view(
     taken: np.ndarray,
 ) -> decide.Decisions:
     """Return the candidates that another view than the main one would measure."""
-    own = known[name]
-    theirs = forecast(name, target, own, history, found.rows, settings.get(name, gp.start(own)), beside=found)
+    view = known[name]
+    theirs = forecast(name, target, view, history, main.rows, settings.get(name, gp.start(view)), beside=main)
     assert theirs.fit is not None
     settings[name] = theirs.fit.settings
-    best = decide.best_of(theirs, own, history)
+    best = decide.best_of(theirs, view, history)
     assert best is not None
-    picked = decide.by_gain(theirs, own, history, best, count, taken=taken)
+    picked = decide.by_gain(theirs, view, history, best, count, taken=taken)
     return picked._replace(reasons=["other view"] * len(picked.rows))
 
 
@@ -169,26 +169,26 @@ def _share(share: float, before: int, count: int) -> int:
 
 
 def _probe(
-    target: Target, found: Forecast, history: History, taken: np.ndarray, expected: np.ndarray
+    target: Target, main: Forecast, history: History, taken: np.ndarray, expected: np.ndarray
 ) -> decide.Decisions | None:
     """Return the most promising candidate of the regime that was measured least, until each was measured twice."""
     regimes = np.unique(target.regimes)
     measured = np.array([(target.regimes[history.rows] == each).sum() for each in regimes])
     if measured.min() >= PROBES:
         return None
-    inside = np.isin(target.regimes[found.rows], regimes[measured == measured.min()])
-    free = inside & ~np.isin(found.rows, np.concatenate([history.rows, taken]))
+    inside = np.isin(target.regimes[main.rows], regimes[measured == measured.min()])
+    free = inside & ~np.isin(main.rows, np.concatenate([history.rows, taken]))
     if not free.any():
         return None
-    cost = np.where(free, expected[found.rows] - np.log(found.works + 1e-3), np.inf)
-    return decide.Decisions(found.rows[[int(np.argmin(cost))]], ["regime"], np.array([np.nan]))
+    cost = np.where(free, expected[main.rows] - np.log(main.works + 1e-3), np.inf)
+    return decide.Decisions(main.rows[[int(np.argmin(cost))]], ["regime"], np.array([np.nan]))
 
 
 def _random(
-    target: Target, scenario: Mapping[str, Any], number: int, found: Forecast, history: History, count: int
+    target: Target, scenario: Mapping[str, Any], number: int, main: Forecast, history: History, count: int
 ) -> decide.Decisions:
     """Return the candidates of a round that are drawn at random, each unmeasured one with the same chance."""
-    new = np.setdiff1d(found.rows, history.rows)
+    new = np.setdiff1d(main.rows, history.rows)
     share, before = float(scenario["random_share"]), len(history.rows)
     wanted = _share(share, before, count) + _share(share, min(before, EARLY), min(count, max(EARLY - before, 0)))
     wanted = min(wanted, count - 1, len(new))

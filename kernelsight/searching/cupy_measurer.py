@@ -57,34 +57,34 @@ class Launch(NamedTuple):
 def read_launch(path: Path) -> Launch:
     """Return the launch of a JSON file; InvalidInput says what is wrong with it."""
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"--launch {path} {found}; --measure cupy needs a JSON file that says how to launch.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"--launch {path} {problem}; --measure cupy needs a JSON file that says how to launch.")
 
-    found = read_json(path, refuse)
-    if not isinstance(found, dict):
+    stated = read_json(path, refuse)
+    if not isinstance(stated, dict):
         raise InvalidInput(f"--launch {path} is no object; give one with {', '.join(REQUIRED)}.")
-    missing = [name for name in REQUIRED if name not in found]
-    wrong = [name for name, kind in FIELDS.items() if name in found and not isinstance(found[name], kind)]
-    strange = sorted(set(found) - set(FIELDS))
+    missing = [name for name in REQUIRED if name not in stated]
+    wrong = [name for name, kind in FIELDS.items() if name in stated and not isinstance(stated[name], kind)]
+    strange = sorted(set(stated) - set(FIELDS))
     for names, text in ((missing, "lacks"), (strange, "has unknown fields:"), (wrong, "has the wrong type in")):
         if names:
             raise InvalidInput(f"--launch {path} {text} {', '.join(names)}; its fields are {', '.join(FIELDS)}.")
-    sizes = found["problem_size"]
+    sizes = stated["problem_size"]
     if not 1 <= len(sizes) <= 3 or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise InvalidInput(f"--launch {path}: problem_size is {sizes!r}; give one to three whole numbers above 0.")
-    for argument in found["arguments"]:
+    for argument in stated["arguments"]:
         _check_argument(argument, path)
-    expected = found.get("expected")
+    expected = stated.get("expected")
     return Launch(
-        found["kernel"],
+        stated["kernel"],
         tuple(sizes),
-        tuple(map(tuple, found.get("grid_divisors", [[name] for name in BLOCK[: len(sizes)]]))),
-        tuple(found["arguments"]),
-        _source(path, found["source"]) if "source" in found else None,
-        found.get("shared_bytes", 0),
-        tuple(found.get("options", ())),
-        None if expected is None else _expected(expected, len(found["arguments"]), path),
-        max(1, found.get("samples", SAMPLES)),
+        tuple(map(tuple, stated.get("grid_divisors", [[name] for name in BLOCK[: len(sizes)]]))),
+        tuple(stated["arguments"]),
+        _source(path, stated["source"]) if "source" in stated else None,
+        stated.get("shared_bytes", 0),
+        tuple(stated.get("options", ())),
+        None if expected is None else _expected(expected, len(stated["arguments"]), path),
+        max(1, stated.get("samples", SAMPLES)),
     )
 
 
@@ -108,8 +108,8 @@ def _expected(expected: Mapping[str, Any], arguments: int, path: Path) -> tuple[
         raise InvalidInput(f"--launch {path}: expected needs argument (0 to {arguments - 1}) and file, a .npy array.")
     file = path.parent / expected["file"]
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"--launch {path}: the file of expected values {file} {found}.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"--launch {path}: the file of expected values {file} {problem}.")
 
     check_file(file, refuse)
     try:
@@ -144,7 +144,7 @@ def _array(cupy: Any, argument: Mapping[str, Any]) -> Any:
 
 def _measured(cupy: Any, row: Mapping[str, Any], launch: Launch, arrays: Sequence[Any]) -> dict[str, Any]:
     parameters = json.loads(row["parameters"])
-    found = {"space": row["space"], "candidate_id": row["candidate_id"]}
+    key = {"space": row["space"], "candidate_id": row["candidate_id"]}
     text = row["source_text"] if row["source_text"] is not None else launch.source
     if text is None:
         raise InvalidInput(
@@ -156,7 +156,7 @@ def _measured(cupy: Any, row: Mapping[str, Any], launch: Launch, arrays: Sequenc
         options = (*launch.options, *(f"-D{name}={define(value)}" for name, value in parameters.items()))
         kernel = cupy.RawModule(code=text, options=options, backend="nvrtc").get_function(launch.kernel)
     except cupy.cuda.compiler.CompileException:
-        return {**found, "status": "compile_failed", "compile_s": time.perf_counter() - begun}
+        return {**key, "status": "compile_failed", "compile_s": time.perf_counter() - begun}
     compiled = time.perf_counter()
     inputs = [value.copy() if hasattr(value, "copy") and value.ndim else value for value in arrays]
     try:
@@ -165,13 +165,13 @@ def _measured(cupy: Any, row: Mapping[str, Any], launch: Launch, arrays: Sequenc
         wrong = launch.expected is not None and not _as_expected(cupy, inputs[launch.expected[0]], launch.expected)
         times = [] if wrong else _times(cupy, kernel, grid, block, inputs, launch)
     except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError):
-        return {**found, "status": "runtime_failed", "compile_s": compiled - begun}
+        return {**key, "status": "runtime_failed", "compile_s": compiled - begun}
     seconds = {"compile_s": compiled - begun, "benchmark_s": time.perf_counter() - compiled}
     if wrong:
-        return {**found, "status": "wrong_result", **seconds}
+        return {**key, "status": "wrong_result", **seconds}
     spread = statistics.stdev(times) / statistics.mean(times) if len(times) > 1 else None
     return {
-        **found,
+        **key,
         **seconds,
         "status": "ok",
         "latency_us": statistics.median(times),
@@ -211,7 +211,7 @@ def _as_expected(cupy: Any, values: Any, expected: tuple[int, np.ndarray, float]
 
 def _times(cupy: Any, kernel: Any, grid: Any, block: Any, inputs: Sequence[Any], launch: Launch) -> list[float]:
     """Return the time of each launch in us, between two events."""
-    found = []
+    times_us = []
     for number in range(WARM_UPS + launch.samples):
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
         start.record()
@@ -219,5 +219,5 @@ def _times(cupy: Any, kernel: Any, grid: Any, block: Any, inputs: Sequence[Any],
         end.record()
         end.synchronize()
         if number >= WARM_UPS:
-            found.append(1e3 * float(cupy.cuda.get_elapsed_time(start, end)))
-    return found
+            times_us.append(1e3 * float(cupy.cuda.get_elapsed_time(start, end)))
+    return times_us

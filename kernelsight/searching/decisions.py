@@ -68,8 +68,8 @@ def generator(scenario: Mapping[str, Any], number: int, purpose: int) -> np.rand
 def first_round(scores: np.ndarray, sources: np.ndarray, rows: np.ndarray, count: int) -> Decisions:
     """Return the best candidates by the other GPUs: of their mean, of each alone, then further ones by the mean."""
     order = rows[np.argsort(scores[rows], kind="stable")]
-    own = [int(rows[np.argmin(sources[rows, place])]) for place in range(sources.shape[1])]
-    chosen = list(dict.fromkeys([int(order[0]), *own, *map(int, order[: count + len(own)])]))[:count]
+    best_of_each = [int(rows[np.argmin(sources[rows, place])]) for place in range(sources.shape[1])]
+    chosen = list(dict.fromkeys([int(order[0]), *best_of_each, *map(int, order[: count + len(best_of_each)])]))[:count]
     return Decisions(np.array(chosen), ["order"] * len(chosen), np.full(len(chosen), np.nan))
 
 
@@ -93,9 +93,9 @@ def by_gain(
         return Decisions(forecast.rows[[place]], ["gain"], gain[[place]])
     short = np.argsort(-gain, kind="stable")[:SHORTLIST]
     rows = forecast.rows[short]
-    left = EXPLORE**2 * gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
+    covariance = EXPLORE**2 * gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
     works, free = forecast.works[short], gain[short] > 0
-    mean, spread = forecast.mean[short], np.diag(left).copy()
+    mean, spread = forecast.mean[short], np.diag(covariance).copy()
     chosen, gains = [], []
     for _ in range(min(count, int(free.sum()))):
         now = expected_gain(mean, np.sqrt(np.maximum(spread, 1e-12)), best.log) * works
@@ -103,9 +103,9 @@ def by_gain(
         chosen.append(int(rows[place]))
         gains.append(float(now[place]))
         free[place] = False
-        column = left[:, place]
-        left = left - np.outer(column / (spread[place] + 1e-6), column)
-        spread = np.diag(left).copy()
+        column = covariance[:, place]
+        covariance = covariance - np.outer(column / (spread[place] + 1e-6), column)
+        spread = np.diag(covariance).copy()
     return Decisions(np.array(chosen, dtype=np.int64), ["gain"] * len(chosen), np.array(gains))
 
 
@@ -139,6 +139,6 @@ def repeats(forecast: Forecast, inputs: gp.Inputs, history: History, best: Best)
 
 def expected_better(forecast: Forecast, history: History, best: float) -> float:
     """Return the expected number of unmeasured candidates that are faster than the best by 2 %."""
-    left = ~np.isin(forecast.rows, history.rows)
-    z = (best + WORTH - forecast.mean[left]) / forecast.sd[left]
-    return float((ndtr(z) * forecast.works[left]).sum())
+    unmeasured = ~np.isin(forecast.rows, history.rows)
+    z = (best + WORTH - forecast.mean[unmeasured]) / forecast.sd[unmeasured]
+    return float((ndtr(z) * forecast.works[unmeasured]).sum())

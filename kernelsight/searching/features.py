@@ -1,4 +1,4 @@
-"""Numbers that a forecaster sees of a configuration: its parameters, and what launches of GPUs follow from."""
+"""Features of a configuration for a forecaster: its parameters, and threads, work and tiles that follow from them."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def _columns(space: str, parameters: Sequence[Mapping[str, Any]]) -> dict[str, n
         missing = sum(value is None for value in column)
         words = sum(isinstance(value, str) for value in column)
         if missing or 0 < words < len(column):
-            found = f"is missing in {missing:,}" if missing else f"is a word in {words:,}"
+            fault = f"is missing in {missing:,}" if missing else f"is a word in {words:,}"
             raise InvalidInput(
-                f"space {space!r}: parameter {name!r} {found} of {len(column):,} configurations; give each "
+                f"space {space!r}: parameter {name!r} {fault} of {len(column):,} configurations; give each "
                 "configuration the same parameters, as numbers or as words."
             )
         columns[name] = np.array(column, dtype=object if words else np.float64)
@@ -87,13 +87,13 @@ def _regimes(levels: Sequence[np.ndarray], rows: int) -> np.ndarray:
     binary = [column for column in levels if column.max() < REGIME_VALUES]
     if not binary:
         return np.zeros(rows, dtype=np.int32)
-    found = np.unique(np.column_stack(binary), axis=0, return_inverse=True)[1].ravel()
-    return found.astype(np.int32) if found.max() < MOST_REGIMES else np.zeros(rows, dtype=np.int32)
+    codes = np.unique(np.column_stack(binary), axis=0, return_inverse=True)[1].ravel()
+    return codes.astype(np.int32) if codes.max() < MOST_REGIMES else np.zeros(rows, dtype=np.int32)
 
 
 def _derived(known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return threads of a block, work of a thread, tile of a block, and how full the last warp is."""
-    found: dict[str, np.ndarray] = {}
+    derived: dict[str, np.ndarray] = {}
     blocks, works = {}, {}
     for name, column in known.items():
         match = _AXIS.fullmatch(name)
@@ -104,16 +104,16 @@ def _derived(known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         works = {"m": known["MWG"] / known["MDIMC"], "n": known["NWG"] / known["NDIMC"]}
     if blocks:
         threads = np.prod(list(blocks.values()), axis=0)
-        found["threads"] = threads
+        derived["threads"] = threads
         last = threads % WARP
-        found["last_warp"] = np.where(last == 0, 1.0, last / WARP)
+        derived["last_warp"] = np.where(last == 0, 1.0, last / WARP)
     if works:
-        found["work_per_thread"] = np.prod(list(works.values()), axis=0)
+        derived["work_per_thread"] = np.prod(list(works.values()), axis=0)
     for axis in blocks.keys() & works.keys():
-        found[f"tile_{axis}"] = blocks[axis] * works[axis]
+        derived[f"tile_{axis}"] = blocks[axis] * works[axis]
     if blocks and works:
-        found["tile"] = found["threads"] * found["work_per_thread"]
-    return {name: column for name, column in sorted(found.items()) if not _same(column, known)}
+        derived["tile"] = derived["threads"] * derived["work_per_thread"]
+    return {name: column for name, column in sorted(derived.items()) if not _same(column, known)}
 
 
 def _same(column: np.ndarray, known: Mapping[str, np.ndarray]) -> bool:

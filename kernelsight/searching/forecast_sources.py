@@ -34,11 +34,11 @@ def with_forecasts(target: Target, forecasts: pa.Table) -> Target:
     places = {str(name): place for place, name in enumerate(target.ids)}
     gpus = target.logs.mean(1) if target.sources else np.zeros(len(target.ids))
     for name in sorted(set(rows["forecaster"].to_pylist())):
-        own = rows.filter(pc.equal(rows["forecaster"], name))
-        if "round" in own.column_names and len(own):
-            own = own.filter(pc.equal(own["round"], pc.max(own["round"])))
+        of_forecaster = rows.filter(pc.equal(rows["forecaster"], name))
+        if "round" in of_forecaster.column_names and len(of_forecaster):
+            of_forecaster = of_forecaster.filter(pc.equal(of_forecaster["round"], pc.max(of_forecaster["round"])))
         logs = np.full(len(target.ids), np.nan)
-        for row in own.select(["candidate_id", "latency_us"]).to_pylist():
+        for row in of_forecaster.select(["candidate_id", "latency_us"]).to_pylist():
             if row["candidate_id"] in places:
                 logs[places[row["candidate_id"]]] = np.log(row["latency_us"])
         known = int((~np.isnan(logs)).sum())
@@ -60,7 +60,7 @@ def with_forecasts(target: Target, forecasts: pa.Table) -> Target:
     return target
 
 
-def asked(
+def model_forecasts(
     target: Target, tables: SpaceTables, scenario: Mapping[str, Any], forecaster: Forecaster, most: int
 ) -> pa.Table:
     """Return a language model's forecasts of the most promising candidates by other GPUs, ``most`` of them.
@@ -80,9 +80,9 @@ def asked(
             f"no candidate of {target.space!r} was measured on any GPU; a language model forecasts speed-ups over a "
             "measured one, so give a file with one."
         )
-    own = tables.kernel_candidates.filter(pc.equal(tables.kernel_candidates["space"], target.space))
+    in_space = tables.kernel_candidates.filter(pc.equal(tables.kernel_candidates["space"], target.space))
     names = {str(target.ids[row]) for row in rows} | ({scenario["anchor"]} - {None})
-    candidates = own.filter(pc.is_in(own["candidate_id"], pa.array(sorted(names))))
+    candidates = in_space.filter(pc.is_in(in_space["candidate_id"], pa.array(sorted(names))))
     return forecaster(candidates, measured, {**scenario, "measured_on": place})
 
 

@@ -67,12 +67,12 @@ def forecast(
         evidence = "sources" if has_sources else "prior"
         return Forecast(name, rows, inputs.mean[rows] + level, spread, spread, works, evidence, len(places), None, None)
     places = history.fitted
-    found = gp.fit(inputs, history.rows[places], history.logs[places], history.noise[places], settings)
-    mean, variance, white = gp.predict(inputs, found, rows)
+    fitted = gp.fit(inputs, history.rows[places], history.logs[places], history.noise[places], settings)
+    mean, variance, white = gp.predict(inputs, fitted, rows)
     evidence = "both" if has_sources else "measured"
     sd = np.sqrt(variance)
     wide = sd * widening(history, mean) if beside is None else sd
-    return Forecast(name, rows, mean, wide, sd, works, evidence, len(places), found, white)
+    return Forecast(name, rows, mean, wide, sd, works, evidence, len(places), fitted, white)
 
 
 def widening(history: History, mean: np.ndarray) -> np.ndarray:
@@ -96,8 +96,8 @@ def chance_to_work(target: Target, history: History, rows: np.ndarray) -> np.nda
     if not len(history.failed):
         return prior
     measured = target.features[history.rows]
-    own = target.features[rows]
-    squares = (own**2).sum(1)[:, None] + (measured**2).sum(1)[None] - 2.0 * own @ measured.T
+    features = target.features[rows]
+    squares = (features**2).sum(1)[:, None] + (measured**2).sum(1)[None] - 2.0 * features @ measured.T
     near = np.exp(-np.maximum(squares, 0.0) / (2.0 * NEARNESS**2))
     good = near[:, history.worked].sum(1)
     return np.clip((OWN_WEIGHT * prior + good) / (OWN_WEIGHT + near.sum(1)), 0.0, 1.0)

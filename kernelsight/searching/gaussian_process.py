@@ -42,9 +42,9 @@ def words_of(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return which value each parameter has, a column per value, and the parameter of each column."""
     columns, owner = [], []
     for place in range(levels.shape[1]):
-        own = levels[:, place][:, None] == np.unique(levels[:, place])[None]
-        columns.append(own.astype(float))
-        owner += [place] * own.shape[1]
+        equal = levels[:, place][:, None] == np.unique(levels[:, place])[None]
+        columns.append(equal.astype(float))
+        owner += [place] * equal.shape[1]
     return np.concatenate(columns, axis=1), np.array(owner)
 
 
@@ -75,18 +75,18 @@ def matern(squares: np.ndarray) -> np.ndarray:
     np.sqrt(distance, out=distance)
     square = distance * distance
     square /= 3.0
-    found = 1.0 + distance
-    found += square
+    correlation = 1.0 + distance
+    correlation += square
     np.exp(np.negative(distance, out=distance), out=distance)
-    found *= distance
-    return found
+    correlation *= distance
+    return correlation
 
 
-def squared_distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def squared_distances(first: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return (rows of left, rows of right): squared Euclidean distances, which rounding may bring just below 0."""
-    found = (left**2).sum(1)[:, None] + (right**2).sum(1)[None]
-    found -= left @ (2.0 * right).T
-    return found
+    distances = (first**2).sum(1)[:, None] + (right**2).sum(1)[None]
+    distances -= first @ (2.0 * right).T
+    return distances
 
 
 def _parts(inputs: Inputs, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -96,44 +96,44 @@ def _parts(inputs: Inputs, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return size, scales, np.exp(settings[len(START) + count :]) / size[WORD_SCALE]
 
 
-def covariance(inputs: Inputs, left: np.ndarray, right: np.ndarray, settings: np.ndarray) -> np.ndarray:
+def covariance(inputs: Inputs, first: np.ndarray, right: np.ndarray, settings: np.ndarray) -> np.ndarray:
     """Return the prior covariance of two sets of candidates."""
     size, scales, weights = _parts(inputs, settings)
-    regime = size[REGIME] ** 2 * (inputs.regimes[left][:, None] == inputs.regimes[right][None])
-    found = LEVEL_SD**2 + regime
-    smooth = matern(squared_distances(inputs.features[left] * scales, inputs.features[right] * scales))
+    regime = size[REGIME] ** 2 * (inputs.regimes[first][:, None] == inputs.regimes[right][None])
+    total = LEVEL_SD**2 + regime
+    smooth = matern(squared_distances(inputs.features[first] * scales, inputs.features[right] * scales))
     smooth *= size[PARAMETERS] ** 2
-    found += smooth
-    alike = inputs.words[left] @ (inputs.words[right] * weights[inputs.word_of]).T
-    alike -= weights.sum()
-    np.exp(alike, out=alike)
-    alike *= size[WORDS] ** 2
-    found += alike
+    total += smooth
+    words = inputs.words[first] @ (inputs.words[right] * weights[inputs.word_of]).T
+    words -= weights.sum()
+    np.exp(words, out=words)
+    words *= size[WORDS] ** 2
+    total += words
     count = inputs.sources.shape[1]
     if count:
-        one, other = inputs.sources[left], inputs.sources[right]
+        one, other = inputs.sources[first], inputs.sources[right]
         product = one @ other.T
         product /= count
         regime *= product
         product *= size[LINEAR] ** 2
         product += regime
-        found += product
+        total += product
         apart = squared_distances(one, other)
         apart /= count * size[SOURCE_SCALE] ** 2
         smooth = matern(apart)
         smooth *= size[SOURCES] ** 2
-        found += smooth
-    return found
+        total += smooth
+    return total
 
 
 def variance(inputs: Inputs, rows: np.ndarray, settings: np.ndarray) -> np.ndarray:
     """Return the prior variance of candidates."""
     size = np.exp(settings[: len(START)])
-    found = np.full(len(rows), LEVEL_SD**2 + size[REGIME] ** 2 + size[PARAMETERS] ** 2 + size[WORDS] ** 2)
+    total = np.full(len(rows), LEVEL_SD**2 + size[REGIME] ** 2 + size[PARAMETERS] ** 2 + size[WORDS] ** 2)
     if inputs.sources.shape[1]:
         square = (inputs.sources[rows] ** 2).mean(1)
-        found += (size[LINEAR] ** 2 + size[REGIME] ** 2) * square + size[SOURCES] ** 2
-    return found
+        total += (size[LINEAR] ** 2 + size[REGIME] ** 2) * square + size[SOURCES] ** 2
+    return total
 
 
 class _Pairs:
@@ -182,15 +182,15 @@ def _terms(pairs: _Pairs, settings: np.ndarray) -> _Terms:
     weights = np.exp(settings[middle:]) / np.sqrt(size[WORD_SCALE])
     smooth, smooth_slope = _matern((pairs.by_column @ scales).reshape(every, every))
     words = size[WORDS] * np.exp(-(pairs.unlike @ weights)).reshape(every, every)
-    own = (size[PARAMETERS] * smooth, words)
+    of_settings = (size[PARAMETERS] * smooth, words)
     if not pairs.count:
         same = size[REGIME] * pairs.same
-        return _Terms(same, *own, 0.0, 0.0, size[PARAMETERS] * smooth_slope, 0.0, scales, weights)
+        return _Terms(same, *of_settings, 0.0, 0.0, size[PARAMETERS] * smooth_slope, 0.0, scales, weights)
     regime = size[REGIME] * pairs.same * (1.0 + pairs.product)
     sources, slope = _matern(np.maximum(pairs.squares, 0.0) / size[SOURCE_SCALE])
     theirs = (size[LINEAR] * pairs.product, size[SOURCES] * sources)
     slope *= size[SOURCES] / size[SOURCE_SCALE]
-    return _Terms(regime, *own, *theirs, size[PARAMETERS] * smooth_slope, slope, scales, weights)
+    return _Terms(regime, *of_settings, *theirs, size[PARAMETERS] * smooth_slope, slope, scales, weights)
 
 
 def _matern(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -206,11 +206,11 @@ def _explained(
 
     Minus infinity where it cannot be computed; zeros for slopes that are not asked for.
     """
-    terms, own = _terms(pairs, settings), float(np.exp(2.0 * settings[NOISE]))
-    found = terms.whole
-    found[np.diag_indices(len(values))] += noise + own + 1e-9
+    parts, noise_variance = _terms(pairs, settings), float(np.exp(2.0 * settings[NOISE]))
+    total = parts.whole
+    total[np.diag_indices(len(values))] += noise + noise_variance + 1e-9
     try:
-        factor = np.linalg.cholesky(found)
+        factor = np.linalg.cholesky(total)
     except np.linalg.LinAlgError:
         return -np.inf, np.zeros(len(settings))
     spread = np.concatenate([SPREAD, np.full(len(settings) - len(START), SCALES)])
@@ -222,23 +222,23 @@ def _explained(
         return density, np.zeros(len(settings))
     back = whiten.T @ white
     pull = 0.5 * (np.outer(back, back) - whiten.T @ whiten)
-    return density, _slopes(pairs, terms, pull, own) - off / spread
+    return density, _slopes(pairs, parts, pull, noise_variance) - off / spread
 
 
-def _slopes(pairs: _Pairs, terms: _Terms, pull: np.ndarray, own: float) -> np.ndarray:
+def _slopes(pairs: _Pairs, parts: _Terms, pull: np.ndarray, noise_variance: float) -> np.ndarray:
     """Return the slope of the log density in each setting; ``pull``: its slope in each covariance."""
     head = np.zeros(len(START))
-    for place, term in ((REGIME, terms.regime), (PARAMETERS, terms.smooth), (WORDS, terms.words)):
+    for place, term in ((REGIME, parts.regime), (PARAMETERS, parts.smooth), (WORDS, parts.words)):
         head[place] = 2.0 * (pull * term).sum()
-    head[NOISE] = 2.0 * own * np.trace(pull)
-    features = 2.0 * terms.scales * ((terms.smooth_slope * pull).ravel() @ pairs.by_column)
+    head[NOISE] = 2.0 * noise_variance * np.trace(pull)
+    features = 2.0 * parts.scales * ((parts.smooth_slope * pull).ravel() @ pairs.by_column)
     head[PARAMETER_SCALE] = -features.sum()
-    parameters = -terms.weights * ((pull * terms.words).ravel() @ pairs.unlike)
+    parameters = -parts.weights * ((pull * parts.words).ravel() @ pairs.unlike)
     head[WORD_SCALE] = -parameters.sum()
     if pairs.count:
-        head[LINEAR] = 2.0 * (pull * terms.linear).sum()
-        head[SOURCES] = 2.0 * (pull * terms.sources).sum()
-        head[SOURCE_SCALE] = -2.0 * (terms.sources_slope * pull * pairs.squares).sum()
+        head[LINEAR] = 2.0 * (pull * parts.linear).sum()
+        head[SOURCES] = 2.0 * (pull * parts.sources).sum()
+        head[SOURCE_SCALE] = -2.0 * (parts.sources_slope * pull * pairs.squares).sum()
     return np.concatenate([head, features, parameters])
 
 
@@ -283,26 +283,26 @@ def given(
     evidence: float = 0.0,
 ) -> Fit:
     """Return the process with these settings, given the measurements."""
-    found = covariance(inputs, rows, rows, settings)
-    found[np.diag_indices(len(rows))] += noise + np.exp(2.0 * settings[NOISE]) + 1e-9
-    whiten = np.linalg.inv(np.linalg.cholesky(found))
+    total = covariance(inputs, rows, rows, settings)
+    total[np.diag_indices(len(rows))] += noise + np.exp(2.0 * settings[NOISE]) + 1e-9
+    whiten = np.linalg.inv(np.linalg.cholesky(total))
     weights = whiten.T @ (whiten @ (values - inputs.mean[rows] - level))
     return Fit(settings, rows, level, whiten, weights, evidence)
 
 
-def predict(inputs: Inputs, found: Fit, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def predict(inputs: Inputs, fit: Fit, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean and variance of candidates' log latencies, and their whitened covariance with the measurements."""
-    mean, white = np.empty(len(rows)), np.empty((len(found.rows), len(rows)))
+    mean, white = np.empty(len(rows)), np.empty((len(fit.rows), len(rows)))
     for first in range(0, len(rows), BLOCK):
         part = slice(first, first + BLOCK)
-        across = covariance(inputs, rows[part], found.rows, found.settings)
-        mean[part] = across @ found.weights
-        white[:, part] = found.whiten @ across.T
-    mean += inputs.mean[rows] + found.level
-    left = variance(inputs, rows, found.settings) - np.einsum("ij,ij->j", white, white)
-    return mean, np.maximum(left, 1e-10), white
+        across = covariance(inputs, rows[part], fit.rows, fit.settings)
+        mean[part] = across @ fit.weights
+        white[:, part] = fit.whiten @ across.T
+    mean += inputs.mean[rows] + fit.level
+    rest = variance(inputs, rows, fit.settings) - np.einsum("ij,ij->j", white, white)
+    return mean, np.maximum(rest, 1e-10), white
 
 
-def left_over(inputs: Inputs, found: Fit, rows: np.ndarray, white: np.ndarray) -> np.ndarray:
+def left_over(inputs: Inputs, fit: Fit, rows: np.ndarray, white: np.ndarray) -> np.ndarray:
     """Return the covariance of candidates after the measurements."""
-    return covariance(inputs, rows, rows, found.settings) - white.T @ white
+    return covariance(inputs, rows, rows, fit.settings) - white.T @ white

@@ -34,6 +34,8 @@ def weights(gpu: str, sources: Sequence[str]) -> np.ndarray:
     >>> weights("A100", ["A4000", "MI250X"]).round(2).tolist()
     [0.87, 0.13]
     """
-    own = maker(gpu)
-    found = np.array([1.0 if own is None or maker(name) in (own, None) else OTHER_MAKER for name in sources])
-    return found / found.sum() if len(found) else found
+    its_maker = maker(gpu)
+    weight = np.array(
+        [1.0 if its_maker is None or maker(name) in (its_maker, None) else OTHER_MAKER for name in sources]
+    )
+    return weight / weight.sum() if len(weight) else weight

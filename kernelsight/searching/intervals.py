@@ -1,4 +1,4 @@
-"""From a forecast to what people read: quantiles, the eight speed-up bins, confidence, the chance to be faster."""
+"""Quantiles, the eight speed-up bins, confidence and the chance to be faster, computed from a forecast."""
 
 from __future__ import annotations
 

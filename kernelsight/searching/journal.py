@@ -24,12 +24,12 @@ FIELDS = ("latency_us", "cv", "samples", "compile_s", "benchmark_s")
 
 def digest(scenario: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> str:
     """Return the hash of all that a search follows from: its scenario, candidates and other measurements."""
-    found = hashlib.sha256(json.dumps(dict(scenario), sort_keys=True).encode())
+    sha = hashlib.sha256(json.dumps(dict(scenario), sort_keys=True).encode())
     for name in sorted(tables):
-        found.update(name.encode())
+        sha.update(name.encode())
         for column in tables[name].combine_chunks().itercolumns():
-            found.update(json.dumps(column.to_pylist(), default=str).encode())
-    return found.hexdigest()
+            sha.update(json.dumps(column.to_pylist(), default=str).encode())
+    return sha.hexdigest()
 
 
 def opened(path: Path, header: str, resume: bool) -> tuple[Journal, list[dict[str, Any]]]:
@@ -63,9 +63,9 @@ def journaled(measure: Measure, ids: np.ndarray, journal: Journal, waiting: list
                     "there; start again with another -o FILE."
                 )
             return known
-        found = measure(np.array([row]), np.array([run]))
-        record: dict[str, Any] = {"candidate_id": name, "run": run, "status": STATUS[int(found.status[0])]}
-        record |= {field: _plain(getattr(found, field)[0]) for field in FIELDS}
+        outcome = measure(np.array([row]), np.array([run]))
+        record: dict[str, Any] = {"candidate_id": name, "run": run, "status": STATUS[int(outcome.status[0])]}
+        record |= {field: _plain(getattr(outcome, field)[0]) for field in FIELDS}
         journal.append(record)
         return record
 
@@ -91,10 +91,10 @@ def journaled_proposals(proposer: Proposer, journal: Journal | None, waiting: li
                 )
             stated = record["proposed"]
             return proposer.rows(Proposals(*(tuple(each) if isinstance(each, list) else each for each in stated)))
-        found = proposer(number, history, known)
+        proposed = proposer(number, history, known)
         if journal is not None:
-            journal.append({"round": number, "proposed": list(found)})
-        return proposer.rows(found)
+            journal.append({"round": number, "proposed": list(proposed)})
+        return proposer.rows(proposed)
 
     return propose
 
@@ -115,8 +115,8 @@ def measured_by(
 
     def measure(rows: np.ndarray, runs: np.ndarray) -> Outcome:
         names = [str(ids[row]) for row in rows]
-        found = function(candidates.take([places[name] for name in names]))
-        by_name = {row["candidate_id"]: row for row in found.to_pylist()}
+        measured = function(candidates.take([places[name] for name in names]))
+        by_name = {row["candidate_id"]: row for row in measured.to_pylist()}
         missing = [name for name in names if name not in by_name]
         if missing:
             raise InvalidInput(f"the measurer returned no row for candidate {missing[0]} of {space!r} on {gpu}.")

@@ -68,22 +68,22 @@ class CommandMeasurer:
         status = EXIT.get(ended.code, OTHERWISE)
         # what a command does not state of its time is what passed: --minutes counts it
         part = "compile_s" if status == "compile_failed" else "benchmark_s"
-        found = {"space": row["space"], "candidate_id": row["candidate_id"], part: took_s}
+        key = {"space": row["space"], "candidate_id": row["candidate_id"], part: took_s}
         if status != "ok":
             how = f"exit status {ended.code}" if ended.code is not None else f"killed after {self._limit_s:g} s"
             self.last_failure = f"{row['candidate_id']}: {how}{': ' if ended.complaint else ''}{ended.complaint[:200]}"
-            return {**found, "status": status}
+            return {**key, "status": status}
         try:
             stated = _stated(ended.output, row["candidate_id"])
         except InvalidInput as error:
             if not self._is_understood:
                 raise
             self.unread.append(str(error))
-            return {**found, "status": OTHERWISE}
+            return {**key, "status": OTHERWISE}
         self._is_understood = True
-        found["benchmark_s"] = max(took_s - stated.get("compile_s", 0.0), 0.0)
+        key["benchmark_s"] = max(took_s - stated.get("compile_s", 0.0), 0.0)
         status = stated.pop("status", "ok")
-        return {**found, **(stated if status == "ok" else {**stated, "latency_us": None}), "status": status}
+        return {**key, **(stated if status == "ok" else {**stated, "latency_us": None}), "status": status}
 
 
 def words_of(command: str) -> list[str]:
@@ -128,20 +128,20 @@ def _stated(output: str, candidate: str) -> dict[str, Any]:
     if not lines:
         raise InvalidInput(f"the command printed nothing for candidate {candidate}; {HOW}.")
     try:
-        found = json.loads(lines[-1])
+        result = json.loads(lines[-1])
     except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, int | float) and not isinstance(found, bool):
-        found = {"latency_us": found}
+        result = None
+    if isinstance(result, int | float) and not isinstance(result, bool):
+        result = {"latency_us": result}
     shown = lines[-1].strip()[:60]
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise InvalidInput(f"the command printed {shown!r} for candidate {candidate}; {HOW}.")
-    status = found.get("status", "ok")
+    status = result.get("status", "ok")
     if status not in STATUSES:
         raise InvalidInput(
             f"the command gave candidate {candidate} the status {status!r}; use {', '.join(sorted(STATUSES))}."
         )
-    stated = {name: found[name] for name in STATED if found.get(name) is not None}
+    stated = {name: result[name] for name in STATED if result.get(name) is not None}
     for name, value in stated.items():
         if not _is_size(value) or (name in ("latency_us", "samples") and value <= 0):
             raise InvalidInput(

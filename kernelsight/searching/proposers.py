@@ -83,26 +83,26 @@ class Proposer:
             )
         return identity({**self.constant, **parameters})
 
-    def rows(self, found: Proposals) -> np.ndarray:
+    def rows(self, proposals: Proposals) -> np.ndarray:
         """Return the rows of proposals, and count what was left out."""
-        self.unknown += found.unknown
-        self.repeated += found.repeated
-        self.beyond += found.beyond
-        return np.array([self.places[name] for name in found.ids], dtype=np.int64)
+        self.unknown += proposals.unknown
+        self.repeated += proposals.repeated
+        self.beyond += proposals.beyond
+        return np.array([self.places[name] for name in proposals.ids], dtype=np.int64)
 
     def notes(self, space: str) -> list[str]:
         """Return a sentence for each kind of proposal that was left out."""
-        found = []
+        notes = []
         if self.unknown:
-            found.append(
+            notes.append(
                 f"{len(self.unknown):,} proposals are no candidates of {space!r} that can be measured, such as "
                 f"{self.unknown[0][:120]}: left out"
             )
         if self.repeated:
-            found.append(f"{self.repeated:,} proposals had been made before: left out")
+            notes.append(f"{self.repeated:,} proposals had been made before: left out")
         if self.beyond:
-            found.append(f"{self.beyond:,} proposals were more than a round takes ({self.wanted}): left out")
-        return found
+            notes.append(f"{self.beyond:,} proposals were more than a round takes ({self.wanted}): left out")
+        return notes
 
 
 def proposer_of(
@@ -135,13 +135,15 @@ def read_configurations(path: Path) -> list[dict[str, Any]]:
     candidate_id, or parameters as JSON texts.
     """
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"--propose {path} {found}; give a JSON list of objects, or JSON lines.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"--propose {path} {problem}; give a JSON list of objects, or JSON lines.")
 
-    found = _table_rows(path, refuse) if path.suffix == ".parquet" else parsed(read_text(path, refuse, ROWS_BYTES))
-    if not found:
+    configurations = (
+        _table_rows(path, refuse) if path.suffix == ".parquet" else parsed(read_text(path, refuse, ROWS_BYTES))
+    )
+    if not configurations:
         raise refuse("holds no configurations")
-    return found
+    return configurations
 
 
 def _table_rows(path: Path, refuse: Refuse) -> list[dict[str, Any]]:
@@ -161,21 +163,21 @@ def parsed(text: str) -> list[dict[str, Any]]:
     ([{'tile': 2}], [{'tile': 2}, {'tile': 4}])
     """
     try:
-        found = json.loads(text)
+        configurations = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
-        found = []
+        configurations = None
+    if not isinstance(configurations, list):
+        configurations = []
         for line in text.splitlines():
             if line.strip():
                 try:
-                    found.append(json.loads(line))
+                    configurations.append(json.loads(line))
                 except (ValueError, RecursionError):
                     raise InvalidInput(f"the proposal {line.strip()[:60]!r} is no JSON; {HOW}.") from None
-    for one in found:
+    for one in configurations:
         if not isinstance(one, dict):
             raise InvalidInput(f"the proposal {json.dumps(one)[:60]} is no JSON object; {HOW}.")
-    return found
+    return configurations
 
 
 def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, time_limit_s: float) -> Source:

@@ -22,12 +22,12 @@ def replayed(
     search_scenarios: pa.Table, kernel_candidates: pa.Table, kernel_measurements: pa.Table, wanted: Collection[str]
 ) -> dict[str, pa.Table]:
     """Return the tables of all searches; rows of forecasts only where they are ``wanted``."""
-    found: dict[str, list[Any]] = {name: [] for name in TABLES}
+    tables: dict[str, list[Any]] = {name: [] for name in TABLES}
     with one_blas_thread():
         for course in courses(search_scenarios, kernel_candidates, kernel_measurements, "kernel_forecasts" in wanted):
             for name, rows in course._asdict().items():
-                found[name] += rows
-    return {name: as_table(name, rows) for name, rows in found.items()}
+                tables[name] += rows
+    return {name: as_table(name, rows) for name, rows in tables.items()}
 
 
 def courses(

@@ -116,12 +116,12 @@ def rounds(
         step = next_round(plan, state)
         if step is None:
             return
-        chosen, found = step.decisions, step.forecast
+        chosen, forecast = step.decisions, step.forecast
         runs = np.array([(state.history.rows == row).sum() + 1 for row in chosen.rows])
         outcome = measure(chosen.rows, runs)
         random = np.array([reason == "random" for reason in chosen.reasons])
-        history = extended(state.history, state.number, chosen.rows, random, outcome, _expected(found, chosen.rows))
-        best, log = _track(step.inputs, found, state.history, history)
+        history = extended(state.history, state.number, chosen.rows, random, outcome, _expected(forecast, chosen.rows))
+        best, log = _track(step.inputs, forecast, state.history, history)
         dropped = misleading(target, history.rows[history.worked], history.logs[history.worked])
         yield Round(state.number, step, outcome, history, best, log, dropped)
         if tuple(sorted(dropped)) != plan.dropped and plan.inputs.sources.shape[1] + len(plan.dropped):
@@ -152,16 +152,16 @@ def next_round(plan: Plan, state: State) -> Step | None:
     evidence = batches.explained(plan.views, history, state.settings) if enough else {batches.ALL: 0.0}
     name = batches.main_view(evidence, state.number)
     inputs = plan.views[name]
-    found = forecast(name, plan.target, inputs, history, rows, state.settings.get(name, gp.start(inputs)))
+    main = forecast(name, plan.target, inputs, history, rows, state.settings.get(name, gp.start(inputs)))
     settings = dict(state.settings)
-    if found.fit is not None:
-        settings[name] = found.fit.settings
-    best = decide.best_of(found, inputs, history)
-    better = decide.expected_better(found, history, best.log) if best and found.fit is not None else np.nan
+    if main.fit is not None:
+        settings[name] = main.fit.settings
+    best = decide.best_of(main, inputs, history)
+    better = decide.expected_better(main, history, best.log) if best and main.fit is not None else np.nan
     if done(history, better, scenario["stop_expected_gain"]):
         return None
-    chosen = _chosen(plan, state, found, best, evidence, settings, count)
-    return Step(len(rows), found, inputs, chosen, settings, tried, better) if len(chosen.rows) else None
+    chosen = _chosen(plan, state, main, best, evidence, settings, count)
+    return Step(len(rows), main, inputs, chosen, settings, tried, better) if len(chosen.rows) else None
 
 
 def done(history: History, better: float, below: float | None) -> bool:
@@ -201,19 +201,19 @@ def _proposed(plan: Plan, state: State) -> tuple[np.ndarray, np.ndarray]:
     draw = decide.generator(plan.scenario, state.number, proposals.NEIGHBOUR_DRAW)
     tried, taken = state.tried.copy(), state.history.rows
     tried[chosen] += 1
-    found = []
+    proposed = []
     for parent in chosen:
         more = proposals.neighbours(
-            plan.target, int(parent), int(plan.scenario["samples_per_parent"]), np.array([*taken, *found], int), draw
+            plan.target, int(parent), int(plan.scenario["samples_per_parent"]), np.array([*taken, *proposed], int), draw
         )
-        found += [int(row) for row in more]
-    return np.union1d(np.array(found, dtype=np.int64), state.history.rows), tried
+        proposed += [int(row) for row in more]
+    return np.union1d(np.array(proposed, dtype=np.int64), state.history.rows), tried
 
 
 def _chosen(
     plan: Plan,
     state: State,
-    found: Forecast,
+    main: Forecast,
     best: decide.Best | None,
     evidence: Mapping[str, float],
     settings: dict[str, np.ndarray],
@@ -221,10 +221,10 @@ def _chosen(
 ) -> decide.Decisions:
     """Return the candidates that a round measures."""
     history, target = state.history, plan.target
-    new = found.rows[~np.isin(found.rows, history.rows)]
+    new = main.rows[~np.isin(main.rows, history.rows)]
     if not len(new):
         return decide.Decisions(new, [], np.zeros(0))
-    if best is None or found.fit is None or (not target.sources and len(history.rows) < WITHOUT_SOURCES):
+    if best is None or main.fit is None or (not target.sources and len(history.rows) < WITHOUT_SOURCES):
         neighbours = plan.scenario["proposer"] == "neighbours"  # begins at random, as searches of archives do
         if plan.inputs.sources.shape[1] and not len(history.rows) and not neighbours:
             return decide.first_round(plan.scores, plan.inputs.sources, new, count)
@@ -232,31 +232,31 @@ def _chosen(
         rows = draw.choice(new, min(count, len(new)), replace=False)
         return decide.Decisions(rows, ["random"] * len(rows), np.full(len(rows), np.nan))
     if plan.scenario["proposer"] == "neighbours":
-        return decide.by_mean(found, history.rows, count, best.log)
+        return decide.by_mean(main, history.rows, count, best.log)
     if plan.scenario["policy"] == "greedy":
-        return decide.by_mean(found, history.rows, count, best.log)
-    own = (plan.target, plan.scenario, state.number, plan.views[found.forecaster], found, history, best)
-    return batches.batch(*own, evidence, plan.views, settings, count)
+        return decide.by_mean(main, history.rows, count, best.log)
+    inputs_of_batch = (plan.target, plan.scenario, state.number, plan.views[main.forecaster], main, history, best)
+    return batches.batch(*inputs_of_batch, evidence, plan.views, settings, count)
 
 
-def _expected(found: Forecast | None, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _expected(main: Forecast | None, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the forecast mean and stated standard deviation of rows; nan where a round did not forecast."""
-    if found is None or found.fit is None:
+    if main is None or main.fit is None:
         return np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    places = np.minimum(np.searchsorted(found.rows, rows), len(found.rows) - 1)
-    return found.mean[places], found.stated[places]
+    places = np.minimum(np.searchsorted(main.rows, rows), len(main.rows) - 1)
+    return main.mean[places], main.stated[places]
 
 
-def _track(inputs: gp.Inputs, found: Forecast | None, before: History, after: History) -> tuple[np.ndarray, float]:
+def _track(inputs: gp.Inputs, main: Forecast | None, before: History, after: History) -> tuple[np.ndarray, float]:
     """Return the row believed to be the fastest after each measurement of a round, and its believed log latency.
 
     What was measured in the round itself is weighed against its forecast by their variances; the process is fitted
     again in the next round.
     """
     expected: dict[int, tuple[float, float]] = {}
-    if found is not None and found.fit is not None:
+    if main is not None and main.fit is not None:
         rows = np.unique(after.rows)
-        mean, variance, _ = gp.predict(inputs, found.fit, rows)
+        mean, variance, _ = gp.predict(inputs, main.fit, rows)
         expected = {int(row): (m, v) for row, m, v in zip(rows, mean, variance, strict=True)}
     held: dict[int, tuple[float, float]] = {}
     rows, mean, noise = believed(before)

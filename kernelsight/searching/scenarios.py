@@ -26,7 +26,7 @@ def scenario_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     >>> scenario_rows([{"space": "conv", "gpu": "a100", "seed": 3}])[0]["search_id"]
     'conv/a100/transfer/selective/3'
     """
-    found = []
+    rows_out = []
     for row in rows:
         strange = [name for name in row if name not in COLUMNS]
         if strange:
@@ -38,8 +38,8 @@ def scenario_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         words = ("space", "gpu", "forecaster", "policy", "seed")
         whole.setdefault("search_id", "/".join(str(whole[name]) for name in words))
         check(whole)
-        found.append({name: whole[name] for name in COLUMNS})
-    return found
+        rows_out.append({name: whole[name] for name in COLUMNS})
+    return rows_out
 
 
 def check(scenario: Mapping[str, Any]) -> None:
@@ -84,8 +84,8 @@ def check_in(arrays: SpaceArrays, gpu: str, budget: int, replayed: bool = True) 
         )
 
 
-def gpus_of(arrays: SpaceArrays, named: str | Sequence[str]) -> list[str]:
+def gpus_of(arrays: SpaceArrays, names: str | Sequence[str]) -> list[str]:
     """Return the GPUs of ``all`` or of a list of names in a space; those that it lacks are left out."""
-    if named == "all" or list(named) == ["all"]:
+    if names == "all" or list(names) == ["all"]:
         return list(arrays.gpus)
-    return [name for name in named if name in arrays.gpus]
+    return [name for name in names if name in arrays.gpus]

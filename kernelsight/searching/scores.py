@@ -47,12 +47,12 @@ def calibration_error(probabilities: np.ndarray, hits: np.ndarray) -> float:
 def reliability(confidence: np.ndarray, right: np.ndarray) -> list[tuple[float, float, float, float]]:
     """Return (mean confidence, share right, gap, share of forecasts) for each tenth of confidence that occurs."""
     place = np.minimum((confidence * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
-    found = []
+    tenths = []
     for each in np.unique(place):
-        own = place == each
-        stated, hit = float(confidence[own].mean()), float(right[own].mean())
-        found.append((stated, hit, abs(stated - hit), float(own.mean())))
-    return found
+        inside = place == each
+        stated, hit = float(confidence[inside].mean()), float(right[inside].mean())
+        tenths.append((stated, hit, abs(stated - hit), float(inside.mean())))
+    return tenths
 
 
 def by_confidence(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -78,8 +78,8 @@ def ranked_score(probabilities: np.ndarray, hits: np.ndarray) -> float:
 def risk_coverage(confidence: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return coverage and risk when only the surest forecasts are trusted, surest first."""
     order = np.argsort(-confidence, kind="stable")
-    kept = np.arange(1, len(order) + 1)
-    return kept / len(order), np.cumsum(wrong[order]) / kept
+    counts = np.arange(1, len(order) + 1)
+    return counts / len(order), np.cumsum(wrong[order]) / counts
 
 
 def risk_at(confidence: np.ndarray, wrong: np.ndarray) -> np.ndarray:
@@ -105,15 +105,15 @@ def random_course(truth: np.ndarray, failed: int, count: int) -> np.ndarray:
     """
     times = np.sort(truth)
     every = len(times) + failed
-    found = np.empty(count)
+    expected = np.empty(count)
     # chance that none of the k fastest is among the drawn: a product that shrinks with every draw
-    left = np.ones(len(times))
+    none_yet = np.ones(len(times))
     ranks = np.arange(1, len(times) + 1)
     for drawn in range(count):
-        left = left * np.clip(every - ranks - drawn, 0, None) / (every - drawn)
-        reach = -np.diff(np.concatenate([[1.0], left]))
-        found[drawn] = (reach * times).sum() + left[-1] * times[-1]
-    return found
+        none_yet = none_yet * np.clip(every - ranks - drawn, 0, None) / (every - drawn)
+        reach = -np.diff(np.concatenate([[1.0], none_yet]))
+        expected[drawn] = (reach * times).sum() + none_yet[-1] * times[-1]
+    return expected
 
 
 def score_p(best: np.ndarray, truth: np.ndarray) -> float | None:
@@ -129,8 +129,8 @@ def score_p(best: np.ndarray, truth: np.ndarray) -> float | None:
     goal = np.median(times) + RANDOM_REACHES * (times.min() - np.median(times))
     reached = np.flatnonzero(random <= goal)
     until = int(reached[0]) + 1 if len(reached) else len(best)
-    found = np.where(best >= 0, np.exp(truth[np.maximum(best, 0)]), times.max())[:until]
+    times_of_search = np.where(best >= 0, np.exp(truth[np.maximum(best, 0)]), times.max())[:until]
     room = random[:until] - times.min()
     if not (room > 0).all():
         return None
-    return float(((random[:until] - found) / room).mean())
+    return float(((random[:until] - times_of_search) / room).mean())

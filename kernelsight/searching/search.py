@@ -69,8 +69,8 @@ def search(
         journal, earlier = opened(journal_path(output), digest(scenario, followed), resume)
         waiting = list(reversed(earlier))
         with journal:
-            kept = journaled(measure, target.ids, journal, waiting)
-            return _tables(target, scenario, kept, truth, measurer, given, journal, waiting)
+            recorded = journaled(measure, target.ids, journal, waiting)
+            return _tables(target, scenario, recorded, truth, measurer, given, journal, waiting)
 
 
 def _measure_of(
@@ -80,8 +80,8 @@ def _measure_of(
     if measurer is None:
         truth = truth_of(arrays, gpu, target.ids)
         return replay(truth, target.ids, int(scenario["seed"])), truth
-    own = tables.kernel_candidates.filter(pc.equal(tables.kernel_candidates["space"], scenario["space"]))
-    return measured_by(measurer, own, target.ids, scenario["space"], gpu), None
+    in_space = tables.kernel_candidates.filter(pc.equal(tables.kernel_candidates["space"], scenario["space"]))
+    return measured_by(measurer, in_space, target.ids, scenario["space"], gpu), None
 
 
 def _check_anchor(scenario: Mapping[str, Any], target: Target) -> None:
@@ -124,14 +124,16 @@ def _tables(
 
 
 def save_search(
-    session: Session, tables: SpaceTables, scenario: Mapping[str, Any], found: Mapping[str, pa.Table], output: Path
+    session: Session, tables: SpaceTables, scenario: Mapping[str, Any], made: Mapping[str, pa.Table], output: Path
 ) -> None:
     """Write a run as DuckDB: what it was given and what it found; the journal is removed when that is on the disk."""
-    own = {name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in tables._asdict().items()}
-    for name, table in own.items():
+    given_tables = {
+        name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in tables._asdict().items()
+    }
+    for name, table in given_tables.items():
         session.give(name, table)
     session.give("search_scenarios", [dict(scenario)])
-    for name, table in found.items():
+    for name, table in made.items():
         session.give(name, table, trusted=True)
-    session.save(output, [*own, "search_scenarios", *found])
+    session.save(output, [*given_tables, "search_scenarios", *made])
     journal_path(output).unlink(missing_ok=True)

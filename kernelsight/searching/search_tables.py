@@ -130,22 +130,22 @@ def forecast_table(
     target: Target, scenario: Mapping[str, Any], made: Round, rows: np.ndarray, logs: np.ndarray | None
 ) -> pa.Table:
     """Return rows of ``kernel_forecasts`` for candidates that a round forecast."""
-    found = made.forecast
-    assert found is not None
-    places = np.searchsorted(found.rows, rows)
-    mean, sd, works = found.mean[places], found.sd[places], found.works[places]
+    forecast = made.forecast
+    assert forecast is not None
+    places = np.searchsorted(forecast.rows, rows)
+    mean, sd, works = forecast.mean[places], forecast.sd[places], forecast.works[places]
     stated = quantiles(mean, sd)
     bins = bin_probabilities(mean, sd, anchor_log(target, scenario, made, logs))
     best = made.believed_log if np.isfinite(made.believed_log) else np.inf
     every = len(rows)
     columns = {
         **{"search_id": [scenario["search_id"]] * every, "round": [made.number] * every},
-        **{"candidate_id": [str(target.ids[row]) for row in rows], "forecaster": [found.forecaster] * every},
+        **{"candidate_id": [str(target.ids[row]) for row in rows], "forecaster": [forecast.forecaster] * every},
         **{"latency_us": np.exp(stated.middle), "p05_us": np.exp(stated.low), "p50_us": np.exp(stated.middle)},
         **{"p95_us": np.exp(stated.high), "log_sd": sd, "p_ok": works},
         **{"p_faster": chance_faster(mean, sd, works, best), "confidence": bins.max(1)},
         **{f"bin_{place + 1}": bins[:, place] for place in range(bins.shape[1])},
-        **{"evidence": [found.evidence] * every, "measured_n": [found.measured] * every},
+        **{"evidence": [forecast.evidence] * every, "measured_n": [forecast.measured] * every},
     }
     schema = contracts()["kernel_forecasts"].schema
     nothing = {name: pa.nulls(every, schema.field(name).type) for name in schema.names if name not in columns}
@@ -178,8 +178,8 @@ def _summary(
         **{"gpu_s": None if history is None else float(history.cost_s.sum()), "notes": "; ".join(notes) or None},
     }
     if history is not None and fastest >= 0:
-        own = history.logs[history.rows == fastest]
-        row["best_us"] = float(np.exp(np.nanmedian(own)))
+        times = history.logs[history.rows == fastest]
+        row["best_us"] = float(np.exp(np.nanmedian(times)))
     if logs is None or not count:
         return row
     regret = scores.regrets(best, logs)
@@ -190,10 +190,12 @@ def _summary(
     return row
 
 
-def _calibration(found: Forecast, last: Round, logs: np.ndarray) -> dict[str, float]:
+def _calibration(forecast: Forecast, last: Round, logs: np.ndarray) -> dict[str, float]:
     """Return the scores of the last forecast over working candidates that were not measured."""
-    left = ~np.isin(found.rows, last.history.rows) & ~np.isnan(logs[found.rows])
-    return forecast_scores(found.mean[left], found.sd[left], logs[found.rows[left]], float(np.nanmedian(logs)))
+    unmeasured = ~np.isin(forecast.rows, last.history.rows) & ~np.isnan(logs[forecast.rows])
+    return forecast_scores(
+        forecast.mean[unmeasured], forecast.sd[unmeasured], logs[forecast.rows[unmeasured]], float(np.nanmedian(logs))
+    )
 
 
 def forecast_scores(mean: np.ndarray, sd: np.ndarray, truth: np.ndarray, anchor: float) -> dict[str, float]:

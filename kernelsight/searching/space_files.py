@@ -171,12 +171,14 @@ def _candidates(rows: pa.Table, origin: str) -> tuple[pa.Table, pa.Array]:
 
 def _parameters(text: str, origin: str) -> dict[str, Any]:
     try:
-        found = parse_json(text, InvalidInput)
+        parameters = parse_json(text, InvalidInput)
     except InvalidInput:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(value, int | float | str) for value in found.values()):
+        parameters = None
+    if not isinstance(parameters, dict) or not all(
+        isinstance(value, int | float | str) for value in parameters.values()
+    ):
         raise InvalidInput(f"{origin}: parameters {text[:60]!r} are no JSON object of numbers and words; correct them.")
-    return found
+    return parameters
 
 
 def identity(parameters: dict[str, Any]) -> str:
@@ -218,8 +220,8 @@ def write_space(rows: Iterable[dict[str, Any]], columns: Sequence[str], target: 
     """Write rows of search spaces as Parquet; whole or not at all."""
     from kernelsight.dataflow.durable import durable_file
 
-    kinds = {**dict.fromkeys(TEXTS, pa.string()), "latency_us": pa.float64(), **OPTIONAL, "source": pa.string()}
-    table = pa.Table.from_pylist(list(rows), pa.schema([(name, kinds[name]) for name in columns]))
+    types = {**dict.fromkeys(TEXTS, pa.string()), "latency_us": pa.float64(), **OPTIONAL, "source": pa.string()}
+    table = pa.Table.from_pylist(list(rows), pa.schema([(name, types[name]) for name in columns]))
     with durable_file(target) as draft:
         pq.write_table(table, draft, compression="zstd")
 

@@ -56,28 +56,28 @@ def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = Non
                 "source GPU", name, known, f"Space {arrays.space!r} was measured on {', '.join(known) or 'no GPU'}."
             )
     rows, notes = _measurable(arrays, gpu)
-    kept, columns, fails = [], [], []
+    used, columns, fails = [], [], []
     for name in sources:
         measured = arrays.gpus[name]
         shared = int((measured.status[rows] == OK).sum())
         if shared < LEAST_SHARED:
             notes.append(f"source {name} measured {shared} of these candidates, fewer than {LEAST_SHARED}: not used")
             continue
-        kept.append(name)
+        used.append(name)
         columns.append(np.log(measured.latency_us[rows]))
         fails.append(measured.status[rows] > OK)
-    if not kept:
+    if not used:
         notes.append(f"no other GPU measured {LEAST_SHARED} of these candidates: the search learns from {gpu} alone")
     matrix = arrays.features.matrix[rows]
-    logs = np.column_stack(columns) if kept else np.zeros((len(rows), 0))
-    medians = np.nanmedian(logs, axis=0) if kept else np.zeros(0)
-    failed = weights(gpu, kept) @ np.array(fails) if kept else np.zeros(len(rows))
+    logs = np.column_stack(columns) if used else np.zeros((len(rows), 0))
+    medians = np.nanmedian(logs, axis=0) if used else np.zeros(0)
+    failed = weights(gpu, used) @ np.array(fails) if used else np.zeros(len(rows))
     known = filled(logs - medians, matrix)
-    if kept:  # what fails is not taken for fast because it is fast elsewhere
+    if used:  # what fails is not taken for fast because it is fast elsewhere
         known = np.where(np.array(fails).T, np.maximum(known, 0.0), known)
     return Target(
         *(arrays.space, gpu, arrays.ids[rows], matrix, arrays.features.regimes[rows], arrays.features.levels[rows]),
-        *(tuple(kept), known, medians, weights(gpu, kept), failed, tuple(notes)),
+        *(tuple(used), known, medians, weights(gpu, used), failed, tuple(notes)),
     )
 
 
@@ -87,25 +87,25 @@ def _measurable(arrays: SpaceArrays, gpu: str) -> tuple[np.ndarray, list[str]]:
     if gpu not in arrays.gpus:
         return every, []
     there = arrays.gpus[gpu].status != UNMEASURED
-    left = int((~there).sum())
-    note = [f"{left:,} candidates have no measurement on {gpu} and cannot be replayed: left out"] if left else []
+    lacking = int((~there).sum())
+    note = [f"{lacking:,} candidates have no measurement on {gpu} and cannot be replayed: left out"] if lacking else []
     return every[there], note
 
 
 def filled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """Return centred logs of the sources without gaps: by the other sources, else by a model of the source itself."""
-    found = logs.copy()
+    complete = logs.copy()
     for place in range(logs.shape[1]):
         gaps = np.isnan(logs[:, place])
         if gaps.mean() > 0.5:  # few were measured: a model of these
-            found[gaps, place] = _modelled(logs[:, place], matrix)[gaps]
+            complete[gaps, place] = _modelled(logs[:, place], matrix)[gaps]
     with np.errstate(invalid="ignore"):
-        counted = (~np.isnan(found)).sum(1)
-        mean = np.nansum(found, axis=1) / np.maximum(counted, 1)
-    slow = np.nanquantile(found, SLOWEST, axis=0) if found.shape[1] else np.zeros(0)
+        counted = (~np.isnan(complete)).sum(1)
+        mean = np.nansum(complete, axis=1) / np.maximum(counted, 1)
+    slow = np.nanquantile(complete, SLOWEST, axis=0) if complete.shape[1] else np.zeros(0)
     mean = np.where(counted > 0, mean, slow.max(initial=0.0))
-    found = np.where(np.isnan(found), mean[:, None], found)
-    return np.minimum(found, slow)
+    complete = np.where(np.isnan(complete), mean[:, None], complete)
+    return np.minimum(complete, slow)
 
 
 def _modelled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -117,9 +117,9 @@ def _modelled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     inputs = gp.Inputs(nothing, matrix, np.zeros(len(logs), int), np.zeros(len(logs)), one, np.zeros(1, int))
     settings, noise = gp.start(inputs), np.full(len(rows), 1e-4)
     for _ in range(4):
-        found = gp.fit(inputs, rows, logs[rows], noise, settings)
-        settings = found.settings
-    mean = np.concatenate([gp.predict(inputs, found, part)[0] for part in np.array_split(np.arange(len(logs)), 8)])
+        fit = gp.fit(inputs, rows, logs[rows], noise, settings)
+        settings = fit.settings
+    mean = np.concatenate([gp.predict(inputs, fit, part)[0] for part in np.array_split(np.arange(len(logs)), 8)])
     mean[known] = logs[known]
     return mean
 
@@ -129,14 +129,14 @@ def misleading(target: Target, rows: np.ndarray, logs: np.ndarray) -> dict[str, 
 
     ``rows``, ``logs``: what was measured, with finite log latencies.
     """
-    found = {}
+    reasons = {}
     for place, name in enumerate(target.sources):
         theirs = target.logs[rows, place]
         if len(rows) >= FEW and abs(np.median(logs - theirs - target.medians[place])) > np.log(OTHER_UNITS):
-            found[name] = f"its times differ by a factor above {OTHER_UNITS}: other units?"
+            reasons[name] = f"its times differ by a factor above {OTHER_UNITS}: other units?"
         elif len(rows) >= MANY and _rank_correlation(theirs, logs) < 0.0:
-            found[name] = "its order contradicts what was measured: rank correlation below 0"
-    return found
+            reasons[name] = "its order contradicts what was measured: rank correlation below 0"
+    return reasons
 
 
 def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
@@ -146,11 +146,11 @@ def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 def without(target: Target, dropped: Collection[str]) -> Target:
     """Return the target without some of its sources."""
-    kept = [place for place, name in enumerate(target.sources) if name not in dropped]
-    names = tuple(target.sources[place] for place in kept)
-    even = target.weights[kept]
-    even = even / even.sum() if even.sum() > 0 else np.full(len(kept), 1.0 / max(len(kept), 1))
-    return target._replace(sources=names, logs=target.logs[:, kept], medians=target.medians[kept], weights=even)
+    places = [place for place, name in enumerate(target.sources) if name not in dropped]
+    names = tuple(target.sources[place] for place in places)
+    even = target.weights[places]
+    even = even / even.sum() if even.sum() > 0 else np.full(len(places), 1.0 / max(len(places), 1))
+    return target._replace(sources=names, logs=target.logs[:, places], medians=target.medians[places], weights=even)
 
 
 def truth_of(arrays: SpaceArrays, gpu: str, ids: np.ndarray) -> Measured:

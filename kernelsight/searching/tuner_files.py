@@ -55,19 +55,19 @@ def read_tuner_file(path: Path, space: str | None = None, gpu: str | None = None
                 f"{path.name} names neither kernel nor GPU: space {names[0]!r} and GPU {names[1]!r} are taken from "
                 "its path; --space-name and --gpu set them"
             )
-        found = [_t4_row(entry) for entry in entries]
+        entries_read = [_t4_row(entry) for entry in entries]
     else:
         names = (space or str(stated.get("kernel_name") or folder), gpu or str(stated.get("device_name") or path.stem))
         keys = stated.get("tune_params_keys")
-        found = [_cache_row(entry, keys) for entry in entries]
-    return _kept(found, names, path.name, notes)
+        entries_read = [_cache_row(entry, keys) for entry in entries]
+    return _kept(entries_read, names, path.name, notes)
 
 
 def _text(path: Path) -> tuple[str, bool]:
     """Return the text of a file, as much as can be unpacked, and whether it is whole."""
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"{path} {found}; give a cache or T4 file.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"{path} {problem}; give a cache or T4 file.")
 
     data, whole = read_bytes(path, refuse, ROWS_BYTES), True
     if data[:2] == b"\x1f\x8b":
@@ -85,14 +85,14 @@ def _text(path: Path) -> tuple[str, bool]:
 def _parse(path: Path, text: str) -> tuple[dict[str, Any], list[Any], bool]:
     """Return what the file states of itself, its entries, and whether it ends too early."""
     try:
-        found = json.loads(text)
+        content = json.loads(text)
         cut = False
     except (ValueError, RecursionError):
-        found, cut = _whole_part(text), True
-    if isinstance(found, dict) and isinstance(found.get("cache"), dict):
-        return found, list(found["cache"].values()), cut
-    if isinstance(found, dict) and isinstance(found.get("results"), list):
-        return {"t4": True}, found["results"], cut
+        content, cut = _whole_part(text), True
+    if isinstance(content, dict) and isinstance(content.get("cache"), dict):
+        return content, list(content["cache"].values()), cut
+    if isinstance(content, dict) and isinstance(content.get("results"), list):
+        return {"t4": True}, content["results"], cut
     raise InvalidInput(
         f"{path} is neither a cache file nor T4 results of Kernel Tuner: it has no object 'cache' and no list "
         "'results'; give the JSON file that Kernel Tuner wrote."
@@ -107,11 +107,11 @@ def _whole_part(text: str) -> dict[str, Any] | None:
         if begin < 0 or start < 0 or text[begin + len(name) + 2 : start].strip() != ":":
             continue
         try:
-            found = json.loads(text[:begin].rstrip().rstrip(",") + "}")
+            head = json.loads(text[:begin].rstrip().rstrip(",") + "}")
         except (ValueError, RecursionError):
             continue
         entries = list(_entries(text, start + 1, keyed=name == "cache"))
-        return found | {name: dict(entries) if name == "cache" else [entry for _, entry in entries]}
+        return head | {name: dict(entries) if name == "cache" else [entry for _, entry in entries]}
     return None
 
 
@@ -197,12 +197,12 @@ def _seconds(value: Any) -> float | None:
     return value / MS if _is_time(value) else None
 
 
-def _kept(found: Sequence[Any], names: tuple[str, str], source: str, notes: list[str]) -> TunerFile:
+def _kept(entries: Sequence[Any], names: tuple[str, str], source: str, notes: list[str]) -> TunerFile:
     """Sort entries into rows and rejected ones; of a configuration with two different times, neither is used."""
     rejected: dict[str, int] = {}
     rows: dict[str, dict[str, Any]] = {}
     twice: set[str] = set()
-    for row in found:
+    for row in entries:
         reason = row if isinstance(row, str) else None
         if reason is None and row["parameters"] in rows:
             same = rows[row["parameters"]].get("latency_us") == row.get("latency_us")

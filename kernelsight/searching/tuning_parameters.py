@@ -48,19 +48,19 @@ def read_parameters(path: Path, space: str | None = None) -> TunerFile:
     columns = allowed(values, restrictions, path.name)
     count = len(next(iter(columns.values())))
     general = stated.get("General")
-    own = general.get("BenchmarkName") if isinstance(general, dict) else stated.get("name")
-    name = space or (own if isinstance(own, str) and own else path.name.partition(".")[0])
+    benchmark = general.get("BenchmarkName") if isinstance(general, dict) else stated.get("name")
+    name = space or (benchmark if isinstance(benchmark, str) and benchmark else path.name.partition(".")[0])
     shared = dict.fromkeys(COLUMNS) | {"space": name, "status": "unmeasured", "source": path.name}
     lists = {each: column.tolist() for each, column in columns.items()}
     rows = [shared | {"parameters": json.dumps({each: lists[each][n] for each in lists})} for n in range(count)]
-    left = math.prod(map(len, values.values())) - count
-    return TunerFile(rows, {"not allowed by the restrictions": left} if left else {}, [])
+    rejected = math.prod(map(len, values.values())) - count
+    return TunerFile(rows, {"not allowed by the restrictions": rejected} if rejected else {}, [])
 
 
 def _stated(path: Path) -> dict[str, Any]:
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"{path} {found}; give a JSON object such as {FORM}.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"{path} {problem}; give a JSON object such as {FORM}.")
 
     stated = read_json(path, refuse)
     if not isinstance(stated, dict):
@@ -96,13 +96,13 @@ def _values(name: str, stated: Any, origin: str) -> list[Any]:
             stated = ast.literal_eval(stated)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             stated = None
-    found = list(dict.fromkeys(stated)) if isinstance(stated, list | tuple) and all(map(_is_plain, stated)) else []
-    if not found or not name.isidentifier():
+    values = list(dict.fromkeys(stated)) if isinstance(stated, list | tuple) and all(map(_is_plain, stated)) else []
+    if not values or not name.isidentifier():
         raise InvalidInput(
             f"{origin}: tuning parameter {name[:40]!r} needs a name of letters, digits and _, and a list of numbers or "
             "words; correct it."
         )
-    return found
+    return values
 
 
 def _is_plain(value: Any) -> bool:
@@ -134,12 +134,23 @@ def restriction(text: Any, parameters: Mapping[str, Any], origin: str) -> Restri
 def _is_known(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         arity = 1 if isinstance(node.func, ast.Name) and node.func.id == "abs" else 2
-        named = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
-        return named and (len(node.args) == 1 if arity == 1 else len(node.args) >= 2)
+        known_call = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
+        return known_call and (len(node.args) == 1 if arity == 1 else len(node.args) >= 2)
     if isinstance(node, ast.Constant):
         return _is_plain(node.value)
-    kinds = (ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.List, ast.Tuple, ast.And, ast.Or)
-    return isinstance(node, (*kinds, ast.Not, ast.USub, ast.UAdd, ast.In, ast.NotIn, *ARITHMETIC, *COMPARISONS))
+    allowed_nodes = (
+        ast.Name,
+        ast.Load,
+        ast.BinOp,
+        ast.UnaryOp,
+        ast.BoolOp,
+        ast.Compare,
+        ast.List,
+        ast.Tuple,
+        ast.And,
+        ast.Or,
+    )
+    return isinstance(node, (*allowed_nodes, ast.Not, ast.USub, ast.UAdd, ast.In, ast.NotIn, *ARITHMETIC, *COMPARISONS))
 
 
 def allowed(
@@ -152,18 +163,18 @@ def allowed(
     {'x': [1, 1, 2], 'y': [2, 4, 2]}
     """
     columns: dict[str, np.ndarray] = {}
-    count, asked = 1, set[Restriction]()
-    for name, own in values.items():
-        if count * len(own) > MOST_TRIED:
-            raise _too_many(count * len(own), origin)
-        columns = {each: np.repeat(column, len(own)) for each, column in columns.items()}
-        columns[name] = np.tile(_array(own), count)
-        count *= len(own)
-        for each in [one for one in restrictions if one not in asked and one.names <= columns.keys()]:
-            asked.add(each)
-            kept = _holds(each, columns, count, origin)
-            columns = {known: column[kept] for known, column in columns.items()}
-            count = int(kept.sum())
+    count, applied = 1, set[Restriction]()
+    for name, column_values in values.items():
+        if count * len(column_values) > MOST_TRIED:
+            raise _too_many(count * len(column_values), origin)
+        columns = {each: np.repeat(column, len(column_values)) for each, column in columns.items()}
+        columns[name] = np.tile(_array(column_values), count)
+        count *= len(column_values)
+        for each in [one for one in restrictions if one not in applied and one.names <= columns.keys()]:
+            applied.add(each)
+            passes = _holds(each, columns, count, origin)
+            columns = {known: column[passes] for known, column in columns.items()}
+            count = int(passes.sum())
     if not count:
         raise InvalidInput(f"{origin}: no configuration satisfies all restrictions; correct them.")
     if count > MOST_CONFIGURATIONS or not columns:
@@ -182,8 +193,8 @@ def _too_many(count: int, origin: str) -> InvalidInput:
 
 def _array(values: Sequence[Any]) -> np.ndarray:
     """Return values as an array of their own kind: numbers beside words stay what they are."""
-    kinds = {bool if isinstance(value, bool) else str if isinstance(value, str) else float for value in values}
-    return np.array(values) if len(kinds) == 1 else np.array(values, object)
+    types = {bool if isinstance(value, bool) else str if isinstance(value, str) else float for value in values}
+    return np.array(values) if len(types) == 1 else np.array(values, object)
 
 
 def _holds(one: Restriction, columns: Mapping[str, np.ndarray], count: int, origin: str) -> np.ndarray:
@@ -209,9 +220,9 @@ def _evaluated(node: ast.expr, columns: Mapping[str, np.ndarray]) -> Any:
         inside = _evaluated(node.operand, columns)
         return ~_truth(inside) if isinstance(node.op, ast.Not) else _signed(node.op, inside)
     if isinstance(node, ast.BinOp):
-        left, right = (np.asarray(_evaluated(each, columns)).astype(float) for each in (node.left, node.right))
-        found = ARITHMETIC[type(node.op)](left, right)
-        return np.where(right == 0.0, np.nan, found) if isinstance(node.op, DIVIDING) else found
+        first, right = (np.asarray(_evaluated(each, columns)).astype(float) for each in (node.left, node.right))
+        result = ARITHMETIC[type(node.op)](first, right)
+        return np.where(right == 0.0, np.nan, result) if isinstance(node.op, DIVIDING) else result
     if isinstance(node, ast.Call):
         arguments = [np.asarray(_evaluated(each, columns)).astype(float) for each in node.args]
         function = FUNCTIONS[node.func.id]
@@ -219,25 +230,25 @@ def _evaluated(node: ast.expr, columns: Mapping[str, np.ndarray]) -> Any:
     if isinstance(node, ast.Compare):
         sides = [node.left, *node.comparators]
         pairs = zip(sides, node.ops, sides[1:], strict=False)
-        return reduce(np.logical_and, (_compared(left, how, right, columns) for left, how, right in pairs))
+        return reduce(np.logical_and, (_compared(first, how, right, columns) for first, how, right in pairs))
     raise TypeError  # a list that is not behind `in`
 
 
 def _truth(value: Any) -> np.ndarray:
-    found = np.asarray(value)
-    return (found != 0) & ~np.isnan(found) if found.dtype.kind == "f" else found.astype(bool)
+    array = np.asarray(value)
+    return (array != 0) & ~np.isnan(array) if array.dtype.kind == "f" else array.astype(bool)
 
 
 def _signed(sign: ast.unaryop, inside: Any) -> np.ndarray:
     return np.negative(np.asarray(inside).astype(float)) if isinstance(sign, ast.USub) else np.asarray(inside)
 
 
-def _compared(left: ast.expr, how: ast.cmpop, right: ast.expr, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    own = _evaluated(left, columns)
+def _compared(first: ast.expr, how: ast.cmpop, right: ast.expr, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    value = _evaluated(first, columns)
     if isinstance(how, ast.In | ast.NotIn):
         if not isinstance(right, ast.List | ast.Tuple):
             raise TypeError
-        found = [np.equal(own, _evaluated(each, columns)) for each in right.elts]
-        there = reduce(np.logical_or, found) if found else np.zeros(1, bool)
+        equal = [np.equal(value, _evaluated(each, columns)) for each in right.elts]
+        there = reduce(np.logical_or, equal) if equal else np.zeros(1, bool)
         return ~there if isinstance(how, ast.NotIn) else there
-    return COMPARISONS[type(how)](own, _evaluated(right, columns))
+    return COMPARISONS[type(how)](value, _evaluated(right, columns))

@@ -37,13 +37,15 @@ TYPES |= {"span": float, "share_or_none": float}
 
 def parameters(flags: Iterable[Flag]) -> list[inspect.Parameter]:
     """Return flags as optional keyword parameters with their help, from which a tool's schema follows."""
-    found = []
+    keyword_parameters = []
     for flag in flags:
         kind = TYPES.get(flag.kind, str) | None
         said = {"description": flag.help or flag.name, **({"examples": list(flag.choices)} if flag.choices else {})}
         noted = Annotated[kind, Field(**said)]
-        found.append(inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=noted))
-    return found
+        keyword_parameters.append(
+            inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=noted)
+        )
+    return keyword_parameters
 
 
 def with_flags(function: Callable[..., Any], flags: Iterable[Flag]) -> Callable[..., Any]:
@@ -51,18 +53,22 @@ def with_flags(function: Callable[..., Any], flags: Iterable[Flag]) -> Callable[
 
     Refusals become errors that an agent reads; every call has a session of its own.
     """
-    own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
+    parameters_of_tool = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
     added = parameters(flags)
 
     def tool(**given: Any) -> dict[str, Any]:
         stated = {each.name: given[each.name] for each in added if given.get(each.name) is not None}
         try:
             with connect(files=False) as session, flags_in_errors(False):
-                return function(session, stated, **{each.name: given[each.name] for each in own if each.name in given})
+                return function(
+                    session,
+                    stated,
+                    **{each.name: given[each.name] for each in parameters_of_tool if each.name in given},
+                )
         except KernelSightError as error:
             raise ToolError(str(error)) from None
 
-    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters_of_tool]
     tool.__signature__ = inspect.Signature([*keywords, *added], return_annotation=dict[str, Any])
     tool.__name__, tool.__doc__ = function.__name__, function.__doc__
     return tool
@@ -135,9 +141,9 @@ def size(
     """Find the cheapest deployment for a request rate within objectives such as ["ttft_p95:1000", "tpot_p99:40"];
     in place of a rate users (each with one request in flight), or total_gpus (what these can serve); daily_peak: the
     peak of a day over its mean; prices: dollars per GPU-hour by name. It takes a minute."""
-    asked = {"gpus": gpus, "slo": slo, "rate": rate, "requests_per_day": requests_per_day, "prices": prices}
-    asked |= {"users": users, "total_gpus": total_gpus, "daily_peak": daily_peak}
-    answer = session.size(**asked, max_gpus=max_gpus, **flags).as_dict()
+    question = {"gpus": gpus, "slo": slo, "rate": rate, "requests_per_day": requests_per_day, "prices": prices}
+    question |= {"users": users, "total_gpus": total_gpus, "daily_peak": daily_peak}
+    answer = session.size(**question, max_gpus=max_gpus, **flags).as_dict()
     return answer | {"rows": answer["rows"][:MOST_ROWS]}
 
 
@@ -165,8 +171,8 @@ def agent_server() -> MCPServer:
     """Return the server with all tools."""
     server = MCPServer("kernelsight", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING")
     for function, flags in TOOLS:
-        own = inspect.signature(function).parameters
-        taken = [flag for flag in flags if flag.name not in own and flag.name in FLAGS]
+        parameters_of_tool = inspect.signature(function).parameters
+        taken = [flag for flag in flags if flag.name not in parameters_of_tool and flag.name in FLAGS]
         how = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
         server.add_tool(with_flags(function, taken), annotations=how)
     return server

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from kernelsight.server.prompts import WORDS
-from kernelsight.server.requests import Asked
+from kernelsight.server.requests import CompletionRequest
 
 DONE = b"data: [DONE]\n\n"
 # made once: json.dumps makes an encoder a call where the separators are not its own
@@ -43,9 +43,9 @@ class Choice:
 class Job:
     """One HTTP request: the choices of its answer, and what is written of them."""
 
-    def __init__(self, asked: Asked, model: str, name: str, note: Any) -> None:
-        self.asked, self.model, self.note = asked, model, note
-        self.name, self.created = ("chatcmpl-" if asked.chat else "cmpl-") + name, int(time.time())
+    def __init__(self, request: CompletionRequest, model: str, name: str, note: Any) -> None:
+        self.asked, self.model, self.note = request, model, note
+        self.name, self.created = ("chatcmpl-" if request.chat else "cmpl-") + name, int(time.time())
         self.choices: list[Choice] = []
         self.ready = asyncio.Event()
 

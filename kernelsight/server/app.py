@@ -22,7 +22,7 @@ from kernelsight.server.live import LiveEngines
 from kernelsight.server.metrics import Metrics
 from kernelsight.server.prompts import block_keys
 from kernelsight.server.pump import Pump
-from kernelsight.server.requests import Asked, Refused, read_request
+from kernelsight.server.requests import CompletionRequest, Refused, read_request
 from kernelsight.version import VERSION
 
 # of a request; a prompt of a million token ids as text is 7 MB
@@ -92,32 +92,32 @@ class Server:
             return Response(status_code=499)
         return _Stream(self, job)
 
-    def _send(self, asked: Asked, model: str, name: str) -> Job:
+    def _send(self, request: CompletionRequest, model: str, name: str) -> Job:
         """Send every choice of a request to the engines. Refused: a full queue, or a request that no engine holds."""
         assert self.pump is not None
-        job = Job(asked, model, name, self._note)
-        if len(asked.prompts) * asked.choices > self.engines.free:
+        job = Job(request, model, name, self._note)
+        if len(request.prompts) * request.choices > self.engines.free:
             raise Refused(
                 f"{len(self.engines.active)} requests wait or run, as many as this server keeps; try again later.",
                 429, "TooManyRequestsError",
             )  # fmt: skip
-        for prompt in asked.prompts:
+        for prompt in request.prompts:
             keys = block_keys(prompt, self.engines.hash_tokens)
-            for _ in range(asked.choices):
-                output, reason = self._length(asked, prompt.size)
+            for _ in range(request.choices):
+                output, reason = self._length(request, prompt.size)
                 choice = Choice(len(job.choices), prompt.size, output, reason, job)
                 job.choices.append(choice)
-                choice.slot = self.pump.send(prompt.size, output, keys, asked.priority, choice)
+                choice.slot = self.pump.send(prompt.size, output, keys, request.priority, choice)
                 if choice.slot < 0:
                     job.choices.pop()
                     self.leave(job)
                     raise Refused("the KV cache of the engine is smaller than this request; shorten it.")
         return job
 
-    def _length(self, asked: Asked, prompt: int) -> tuple[int, str]:
+    def _length(self, request: CompletionRequest, prompt: int) -> tuple[int, str]:
         """Return the tokens of an answer and why it ends: a request without ``max_tokens`` ends by itself."""
-        if asked.max_tokens is not None:
-            return asked.max_tokens, "length"
+        if request.max_tokens is not None:
+            return request.max_tokens, "length"
         low = max(int(self.serving.output_len * self.serving.range_ratio), 1)
         drawn = int(self._dice.integers(low, self.serving.output_len + 1))
         most = self.serving.max_model_len - prompt

@@ -41,9 +41,9 @@ class HashBlocks:
 
     def __init__(self, entries: np.ndarray, limits: np.ndarray, blocks: int) -> None:
         # each engine has an entry a block, then one a request (see ``replica.entry_records``)
-        own = int(limits["private_at"][0] - limits["entries_at"][0] + limits["requests"][0])
-        there = entries[: limits.size * own] if blocks else np.zeros(limits.size * own, ENTRY)
-        self._entries = there.reshape(limits.size, own)[:, :blocks]
+        entries_each = int(limits["private_at"][0] - limits["entries_at"][0] + limits["requests"][0])
+        there = entries[: limits.size * entries_each] if blocks else np.zeros(limits.size * entries_each, ENTRY)
+        self._entries = there.reshape(limits.size, entries_each)[:, :blocks]
         self._numbers: dict[bytes, int] = {}
         self._keys: list[bytes | None] = [None] * blocks
         self._uses = np.zeros(blocks, np.int64)
@@ -51,16 +51,16 @@ class HashBlocks:
 
     def take(self, keys: Sequence[bytes]) -> np.ndarray:
         """Return the numbers of a prompt's leading hash blocks, as many as there are numbers for."""
-        found = []
+        taken = []
         for key in keys:
             number = self._numbers.get(key)
             if number is None:
-                if not self._free and not self._sweep(found):
+                if not self._free and not self._sweep(taken):
                     break
                 number = self._free.popleft()
                 self._numbers[key], self._keys[number] = number, key
-            found.append(number)
-        numbers = np.array(found, np.int64)
+            taken.append(number)
+        numbers = np.array(taken, np.int64)
         self._uses[numbers] += 1
         return numbers
 
@@ -68,10 +68,10 @@ class HashBlocks:
         """Note that a request with these hash blocks has ended."""
         self._uses[numbers] -= 1
 
-    def _sweep(self, found: Sequence[int]) -> bool:
+    def _sweep(self, keeping: Sequence[int]) -> bool:
         """Free the numbers of blocks that no engine has cached and no request has; whether there were any."""
         idle = (self._uses == 0) & (self._entries["valid"].max(axis=0) == 0)
-        idle[list(found)] = False
+        idle[list(keeping)] = False
         for number in np.flatnonzero(idle).tolist():
             key = self._keys[number]
             if key is not None:
@@ -129,33 +129,33 @@ class LiveEngines:
         ``keys``: of its prompt's leading hash blocks, each of a block and all before it.
         """
         slot = self._free.popleft()
-        own = self.requests[slot : slot + 1]
-        own[:] = np.zeros(1, REQUEST)
-        fill_requests(own, np.array([now_us]), np.array([prompt]), np.array([output]))
-        own["priority"] = priority
+        record = self.requests[slot : slot + 1]
+        record[:] = np.zeros(1, REQUEST)
+        fill_requests(record, np.array([now_us]), np.array([prompt]), np.array([output]))
+        record["priority"] = priority
         numbers = self.blocks.take(keys if self.hash_tokens else ())
         self._numbers[slot] = numbers
-        own["hash_at"], own["hash_count"] = self._place(numbers), numbers.size
+        record["hash_at"], record["hash_count"] = self._place(numbers), numbers.size
         self._given[slot], self._last_us[slot] = 0, -1.0
         self.client["next"] = slot
         self.active.add(slot)
-        found = self.advance(now_us)
-        own["arrival_us"], self.client["next"] = FOREVER, self.requests.size
-        if own["status"][0] != OK:
+        tokens = self.advance(now_us)
+        record["arrival_us"], self.client["next"] = FOREVER, self.requests.size
+        if record["status"][0] != OK:
             self._end(slot)
-            return -1, found
-        return slot, found
+            return -1, tokens
+        return slot, tokens
 
     def _place(self, numbers: np.ndarray) -> int:
         """Write hash blocks behind those of other requests, and return where; what ended leaves gaps until then."""
         hashes = self.arrays.hashes
         if self._hashes_used + numbers.size > hashes.size:
             there = [slot for slot in self.active if self._numbers[slot].size]
-            kept = [self._numbers[slot] for slot in there]
-            used = sum(each.size for each in kept)
+            held = [self._numbers[slot] for slot in there]
+            used = sum(each.size for each in held)
             hashes = np.zeros(max(2 * (used + numbers.size), hashes.size), np.int64)
-            hashes[:used] = np.concatenate([*kept, np.zeros(0, np.int64)])
-            starts = np.cumsum([0, *(each.size for each in kept)])[:-1]
+            hashes[:used] = np.concatenate([*held, np.zeros(0, np.int64)])
+            starts = np.cumsum([0, *(each.size for each in held)])[:-1]
             self.requests["hash_at"][there] = starts
             self.arrays, self._hashes_used = self.arrays._replace(hashes=hashes), used
         place = self._hashes_used
@@ -173,17 +173,17 @@ class LiveEngines:
 
         Their times are those of the steps' ends: by ``now_us``, or at the end of a step that is underway.
         """
-        found: list[Tokens] = []
+        tokens: list[Tokens] = []
         while self._leaving:
             replicas = self.requests["replica"][list(self._leaving)]
             due_us = float(self.engines["due_us"][replicas][self.engines["underway"][replicas]].min(initial=FOREVER))
             if due_us <= now_us:
-                self._run(due_us, found)
+                self._run(due_us, tokens)
             if not self._leave() and due_us > now_us:
                 break
-        self._run(now_us, found)
+        self._run(now_us, tokens)
         self.reached_us = now_us
-        return found
+        return tokens
 
     def _leave(self) -> bool:
         """Remove the cancelled requests that no step has; whether there were any."""
@@ -198,13 +198,13 @@ class LiveEngines:
                 self._end(slot)
         return bool(gone)
 
-    def _run(self, until_us: float, found: list[Tokens]) -> None:
+    def _run(self, until_us: float, tokens: list[Tokens]) -> None:
         self.client["until_us"] = min(until_us, LAST_US)
         while True:
             serve_until_full(*self.arrays)
             self.client["ended"] = 0
             stepped = self.engines["rows"] > 0
-            self._note(stepped, found)
+            self._note(stepped, tokens)
             if not stepped.any():
                 return
             self.engines["rows"] = 0
@@ -219,7 +219,7 @@ class LiveEngines:
         in_group = requests["decoding"] & ~requests["fresh"] & ~self.alone[replica]
         return known, np.where(in_group, decoded_us, requests["last_token_us"])
 
-    def _note(self, stepped: np.ndarray, found: list[Tokens]) -> None:
+    def _note(self, stepped: np.ndarray, tokens: list[Tokens]) -> None:
         """Add the tokens that requests have got since the last call; free the slots of those that have finished."""
         if not self.active:
             return
@@ -234,13 +234,13 @@ class LiveEngines:
         for k in np.flatnonzero(new > 0).tolist():
             slot, count = int(slots[k]), int(new[k])
             if noted[k]:
-                own = count if not self.alone[replica[k]] else 1
-                found.append(Tokens(float(last_us[k]), slot, own))
+                first_tokens = count if not self.alone[replica[k]] else 1
+                tokens.append(Tokens(float(last_us[k]), slot, first_tokens))
                 self._last_us[slot] = last_us[k]
-                count -= own
+                count -= first_tokens
             if count:
                 assert decoded[k], "a token without a step"
-                found.append(Tokens(float(ends_us[k]), slot, count))
+                tokens.append(Tokens(float(ends_us[k]), slot, count))
                 self._last_us[slot] = ends_us[k]
             self._given[slot] += new[k]
         for slot in slots[requests["finish_us"][slots] >= 0.0].tolist():

@@ -55,31 +55,31 @@ class Metrics:
     def __init__(self, model: str, engines: LiveEngines, max_model_len: int, cache: dict[str, object]) -> None:
         self._engines, self._model, self._registry = engines, model, CollectorRegistry()
         replicas = range(engines.engines.size)
-        own = {"registry": self._registry}
+        registered = {"registry": self._registry}
 
         def of_each(metric: Gauge | Counter | Histogram, *more: str) -> list:
             return [metric.labels(model, str(number), *more) for number in replicas]
 
         lengths = token_buckets(max_model_len)
         self._seconds = {
-            name: of_each(Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, **own))
+            name: of_each(Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, **registered))
             for name, (text, buckets) in HISTOGRAMS.items()
         }
         self._lengths = {
-            name: of_each(Histogram(f"vllm:{name}", text, LABELS, buckets=lengths, **own))
+            name: of_each(Histogram(f"vllm:{name}", text, LABELS, buckets=lengths, **registered))
             for name, text in (
                 ("request_prompt_tokens", "Number of prefill tokens processed."),
                 ("request_generation_tokens", "Number of generation tokens processed."),
             )
         }
         self._counters = {
-            name: of_each(Counter(f"vllm:{name}", text, LABELS, **own)) for name, text in COUNTERS.items()
+            name: of_each(Counter(f"vllm:{name}", text, LABELS, **registered)) for name, text in COUNTERS.items()
         }
         ended = Counter("vllm:request_success", "Count of successfully processed requests.",
-                        (*LABELS, "finished_reason"), **own)  # fmt: skip
+                        (*LABELS, "finished_reason"), **registered)  # fmt: skip
         self._ended = {reason: of_each(ended, reason) for reason in ("stop", "length", "abort")}
         self._gauges = {
-            name: of_each(Gauge(f"vllm:{name}", text, LABELS, **own))
+            name: of_each(Gauge(f"vllm:{name}", text, LABELS, **registered))
             for name, text in (
                 ("num_requests_running", "Number of requests in model execution batches."),
                 ("num_requests_waiting", "Number of requests waiting to be processed."),
@@ -87,9 +87,13 @@ class Metrics:
                 ("gpu_cache_usage_perc", "KV-cache usage, by its earlier name."),
             )
         }
-        preempted = Counter("vllm:num_preemptions", "Cumulative number of preemptions from the engine.", LABELS, **own)
+        preempted = Counter(
+            "vllm:num_preemptions", "Cumulative number of preemptions from the engine.", LABELS, **registered
+        )
         self._preempted, self._seen = of_each(preempted), np.zeros(len(replicas), np.int64)
-        info = Gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", ("engine", *cache), **own)
+        info = Gauge(
+            "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", ("engine", *cache), **registered
+        )
         for number in replicas:
             info.labels(str(number), *map(str, cache.values())).set(1)
 

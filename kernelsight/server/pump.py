@@ -52,8 +52,8 @@ class Pump:
 
     def send(self, prompt: int, output: int, keys: Sequence[bytes], priority: int, answer: Answer) -> int:
         """Send a request now; returns its slot, or -1 where the engine rejects it."""
-        slot, found = self.engines.add(self.now_us(), prompt, output, keys, priority)
-        self._keep(found)
+        slot, tokens = self.engines.add(self.now_us(), prompt, output, keys, priority)
+        self._keep(tokens)
         if slot >= 0:
             self._answers[slot] = answer
         self.turn()
@@ -72,9 +72,9 @@ class Pump:
         moments = (float(record[name]) for name in ("sent_us", "scheduled_us", "first_token_us"))
         return Times(*moments, finish_us, int(record["cached_tokens"]))
 
-    def _keep(self, found: Sequence) -> None:
+    def _keep(self, tokens: Sequence) -> None:
         """Keep tokens until their time."""
-        for time_us, slot, count in found:
+        for time_us, slot, count in tokens:
             answer = self._answers.get(slot)
             if answer is not None:  # not cancelled
                 self._count += 1

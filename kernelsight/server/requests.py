@@ -27,7 +27,7 @@ class Refused(Exception):
         return {"error": error}
 
 
-class Asked(NamedTuple):
+class CompletionRequest(NamedTuple):
     """A request: token ids of each prompt, choices of each, and how its answer is sent."""
 
     chat: bool
@@ -42,16 +42,16 @@ class Asked(NamedTuple):
 
 def read_request(
     body: Any, chat: bool, model: str, names: set[str], max_model_len: int, tokens_of: Callable[[str], np.ndarray]
-) -> Asked:
+) -> CompletionRequest:
     """Return a request; fields that no time depends on are not looked at.
 
     ``model``: its name where the request states none; ``names``: all that it answers to. Refused: what vLLM refuses.
     """
     if not isinstance(body, Mapping):
         raise Refused("the body is not a JSON object.")
-    asked = body.get("model") or model
-    if asked not in names:
-        raise Refused(f"The model `{asked}` does not exist.", 404, "NotFoundError", "model")
+    model_name = body.get("model") or model
+    if model_name not in names:
+        raise Refused(f"The model `{model_name}` does not exist.", 404, "NotFoundError", "model")
     prompts = [tokens_of(chat_text(_messages(body)))] if chat else _prompts(body.get("prompt"), tokens_of)
     options = body.get("stream_options") or {}
     stream = bool(body.get("stream"))
@@ -74,7 +74,7 @@ def read_request(
     priority = body.get("priority") or 0
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > 2**31:
         raise Refused("`priority` is not a whole number.", param="priority")
-    return Asked(chat, prompts, choices, most, stream, include, include and continuous, priority)
+    return CompletionRequest(chat, prompts, choices, most, stream, include, include and continuous, priority)
 
 
 def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -89,18 +89,18 @@ def listening_socket(host: str, port: int) -> socket.socket:
     Requests that come before the server answers wait in its backlog.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    own = socket.socket(family, socket.SOCK_STREAM)
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        own.bind((host, port))
-        own.listen(BACKLOG)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
-        own.close()
+        listener.close()
         raise InvalidInput(f"cannot listen at {host} port {port}: {error.strerror}; use another --port.") from None
-    return own
+    return listener
 
 
-def serve_until_stopped(server: Server, own: socket.socket) -> None:
+def serve_until_stopped(server: Server, listener: socket.socket) -> None:
     """Answer requests until a signal ends it, which is how a server ends well."""
     import uvicorn
 
@@ -108,4 +108,4 @@ def serve_until_stopped(server: Server, own: socket.socket) -> None:
         server.app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=1
     )
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[own])
+        uvicorn.Server(config).run(sockets=[listener])

@@ -111,8 +111,8 @@ class Sizing:
         statistics: dict[int, dict[str, float | None]] = {}
         for row in self._session.table("size_statistics").to_pylist():
             low, high = interval_columns(row["statistic"])
-            own = {row["statistic"]: row["value_ms"], low: row["low_ms"], high: row["high_ms"]}
-            statistics.setdefault(row["place"], {}).update(own)
+            figures = {row["statistic"]: row["value_ms"], low: row["low_ms"], high: row["high_ms"]}
+            statistics.setdefault(row["place"], {}).update(figures)
         return [
             _printed(row, statistics[row["place"]], self._said["unit"])
             for row in self._session.table("sized_deployments").to_pylist()

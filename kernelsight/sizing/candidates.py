@@ -76,20 +76,20 @@ def rows_of(
     if model is None:
         raise InvalidInput("no model is given; set --model.")
     experts = bool(model_rows(session, model)[0].get("experts"))
-    found = []
+    rows = []
     for gpu, parallel, values in itertools.product(
         gpus, _parallel_sizes(stated, most_gpus, experts), itertools.product(*axes.values())
     ):
         chosen = {name: value for name, value in zip(axes, values, strict=True) if value is not None}
         row = {**stated, **parallel, "gpu": gpu, **chosen}
-        found.append(row)
-    if not found:
+        rows.append(row)
+    if not rows:
         raise InvalidInput(f"no parallel size fits {most_gpus} GPUs; give more with --max-gpus, or fewer stages.")
-    if len(found) > MOST_CANDIDATES:
+    if len(rows) > MOST_CANDIDATES:
         raise InvalidInput(
-            f"{len(found):,} deployments are to be searched; give fewer values, {MOST_CANDIDATES:,} at most."
+            f"{len(rows):,} deployments are to be searched; give fewer values, {MOST_CANDIDATES:,} at most."
         )
-    return found
+    return rows
 
 
 def _axes(stated: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -112,20 +112,20 @@ def _parallel_sizes(stated: Mapping[str, Any], most_gpus: int, experts: bool) ->
     stages = stated.get("pipeline_parallel_size", 1)
     tensor = [stated["tensor_parallel_size"]] if "tensor_parallel_size" in stated else SIZES
     data = [stated["data_parallel_size"]] if "data_parallel_size" in stated else SIZES if experts else (1,)
-    found = []
+    choices = []
     for tp, dp in itertools.product(tensor, data):
         least = "tensor_parallel_size" in stated and dp == data[0]  # what is stated is not left out
         if tp * dp * stages > most_gpus and not least:
             continue
         sizes = {"tensor_parallel_size": tp, "data_parallel_size": dp}
         if "expert_parallel_size" in stated or not experts:
-            found.append(sizes)
+            choices.append(sizes)
             continue
         if dp == 1:
-            found.append(sizes)
+            choices.append(sizes)
         if tp * dp > 1:  # replicas of attention share their experts
-            found.append({**sizes, "expert_parallel_size": tp * dp})
-    return found
+            choices.append({**sizes, "expert_parallel_size": tp * dp})
+    return choices
 
 
 def planned(
@@ -141,9 +141,9 @@ def planned(
     candidates of more are left out.
     """
     plan = plan_rows(session, [{**row, **load} for row in rows], on_fault="collect")
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     for flags, scenario in zip(plan.flags, plan.scenarios, strict=True):
-        if scenario is None or scenario["scenario_id"] in found:
+        if scenario is None or scenario["scenario_id"] in candidates:
             continue
         gpus = _gpus(plan, scenario)
         missing = [gpu for gpu in gpus if prices and gpu not in prices]
@@ -156,8 +156,8 @@ def planned(
             if sum(gpus.values()) > total_gpus:
                 continue
             part = total_gpus / (total_gpus // sum(gpus.values()))
-        found[scenario["scenario_id"]] = Candidate(flags, *identity, gpus, price, part)
-    return plan, list(found.values())
+        candidates[scenario["scenario_id"]] = Candidate(flags, *identity, gpus, price, part)
+    return plan, list(candidates.values())
 
 
 def _gpus(plan: Plan, scenario: Mapping[str, Any]) -> dict[str, int]:
@@ -165,9 +165,9 @@ def _gpus(plan: Plan, scenario: Mapping[str, Any]) -> dict[str, int]:
     pools = [(scenario["deployment_id"], scenario.get("decode_replicas") or 1)]
     if scenario.get("prefill_deployment_id"):
         pools.append((scenario["prefill_deployment_id"], scenario.get("prefill_replicas") or 1))
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for deployment, replicas in pools:
         row = plan.deployments[deployment]
         count = row["tp"] * row["pp"] * row["dp"] * replicas
-        found[row["gpu"]] = found.get(row["gpu"], 0) + count
-    return found
+        counts[row["gpu"]] = counts.get(row["gpu"], 0) + count
+    return counts

@@ -59,7 +59,7 @@ def closer_look(search: SizeSearch, option: Option) -> Closer:
 def _look(search: SizeSearch, option: Option) -> Closer:
     candidate = option.sized.candidate
     session, _ = search.place_of(candidate)
-    flags = Rated(candidate.flags, option.sized.found).at(min(option.load, 1.0))
+    flags = Rated(candidate.flags, option.sized.highest).at(min(option.load, 1.0))
     with session.fork() as fork:
         plan = plan_rows(fork, [flags])
         # of the other deployments no kernel is looked at
@@ -70,10 +70,10 @@ def _look(search: SizeSearch, option: Option) -> Closer:
         settings = next(row for row in rows if row["deployment_id"] == candidate.deployment_id)
         cliff = cliff_of(fork, settings)
         doubts = fork.query(DOUBTS.format(**names)).to_pylist()
-    left, named = MOST_OF_IT * sum(row["doubt"] for row in doubts), []
+    remaining, families = MOST_OF_IT * sum(row["doubt"] for row in doubts), []
     for row in doubts:
-        if left <= 0.0:
+        if remaining <= 0.0:
             break
-        named.append(row["family"])
-        left -= row["doubt"]
-    return Closer(cliff, tuple(named))
+        families.append(row["family"])
+        remaining -= row["doubt"]
+    return Closer(cliff, tuple(families))

@@ -1,4 +1,4 @@
-"""What is decided from the found rates: how many instances keep the objectives surely enough, and which is cheapest."""
+"""The number of instances that keeps the objectives surely enough, and the cheapest deployment with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_ROUNDS = 4
 NEAR, MOST_NEAR = 2.0, 8
 
 
-class Asked(NamedTuple):
+class Demand(NamedTuple):
     """What is asked for: ``rate`` at the peak, requests/s or users, with what ``confidence``, and the share to leave.
 
     ``total_gpus``: what as many GPUs can do, in place of a rate, which is then one that no instances reach. ``day``:
@@ -88,7 +88,7 @@ class Option(NamedTuple):
         return not self.holds, cost, sureness, settings, self.load, self.sized.candidate.scenario_id
 
 
-def checked(rate: float | None, confidence: float, margin: float, peak: float, total_gpus: int | None = None) -> Asked:
+def checked(rate: float | None, confidence: float, margin: float, peak: float, total_gpus: int | None = None) -> Demand:
     """Return what is asked for; InvalidInput: figures outside of what they can be. ``rate`` None: of ``total_gpus``."""
     if total_gpus is not None and (isinstance(total_gpus, bool) or not isinstance(total_gpus, int) or total_gpus < 1):
         raise InvalidInput(f"total_gpus is {total_gpus!r}; give a whole number of GPUs, at least 1.")
@@ -97,20 +97,20 @@ def checked(rate: float | None, confidence: float, margin: float, peak: float, t
             raise InvalidInput(f"{name} is {value!r}; give a share from {low:g} to {high:g}.")
     if isinstance(peak, bool) or not isinstance(peak, int | float) or not 1.0 <= peak <= 1000.0:
         raise InvalidInput(f"peak is {peak!r}; give how many times the mean rate the peak is, from 1 to 1,000.")
-    return Asked((rate or ANY_RATE) * peak, float(confidence), float(margin), total_gpus)
+    return Demand((rate or ANY_RATE) * peak, float(confidence), float(margin), total_gpus)
 
 
-def with_day(asked: Asked, day: Day, startup_s: float | None, disk_bytes_per_s: float | None) -> Asked:
-    """Return a question with its day, and what its starts rest on; ``asked``: of the day's peak.
+def with_day(demand: Demand, day: Day, startup_s: float | None, disk_bytes_per_s: float | None) -> Demand:
+    """Return a question with its day, and what its starts rest on; ``demand``: of the day's peak.
 
     What ``--peak`` adds to the rate, bursts within an hour, it adds to each hour.
     """
-    scale = asked.rate / day.peak
+    scale = demand.rate / day.peak
     day = day._replace(amounts=tuple(scale * amount for amount in day.amounts))
-    return asked._replace(day=day, startup_s=startup_s, disk_bytes_per_s=disk_bytes_per_s)
+    return demand._replace(day=day, startup_s=startup_s, disk_bytes_per_s=disk_bytes_per_s)
 
 
-def options_of(search: SizeSearch, objectives: Sequence[Objective], asked: Asked) -> list[Option]:
+def options_of(search: SizeSearch, objectives: Sequence[Objective], demand: Demand) -> list[Option]:
     """Return the deployments with a rate, the best first; what becomes the best is searched in full."""
     known: dict[tuple[str, float], Evidence] = {}
     options: list[Option] = []
@@ -122,13 +122,13 @@ def options_of(search: SizeSearch, objectives: Sequence[Objective], asked: Asked
         new = [sized for sized in ranked if _key(sized) not in known]
         opened = zip(search.forks, search.plans, strict=True)
         try:
-            found = evidence_of(opened, new, {sized.candidate.scenario_id for sized in near}, objectives)
+            evidence = evidence_of(opened, new, {sized.candidate.scenario_id for sized in near}, objectives)
         except KeyboardInterrupt:
             search.note_interrupt()
-            found = dict.fromkeys((sized.candidate.scenario_id for sized in new), UNKNOWN)
-        known |= {_key(sized): found[sized.candidate.scenario_id] for sized in new}
+            evidence = dict.fromkeys((sized.candidate.scenario_id for sized in new), UNKNOWN)
+        known |= {_key(sized): evidence[sized.candidate.scenario_id] for sized in new}
         options = sorted(
-            (_option(search, sized, known[_key(sized)], asked) for sized in ranked), key=lambda one: one.order
+            (_option(search, sized, known[_key(sized)], demand) for sized in ranked), key=lambda one: one.order
         )
         if search.is_stopped or search.is_sure(options[0].sized) or not search.confirm(options[0].sized):
             break
@@ -143,24 +143,24 @@ def _near(ranked: Sequence[Sized]) -> list[Sized]:
 
 
 def _key(sized: Sized) -> tuple[str, float]:
-    return sized.candidate.scenario_id, sized.found.rate
+    return sized.candidate.scenario_id, sized.highest.rate
 
 
-def _option(search: SizeSearch, sized: Sized, evidence: Evidence, asked: Asked) -> Option:
+def _option(search: SizeSearch, sized: Sized, evidence: Evidence, demand: Demand) -> Option:
     """Return a deployment with as many instances as keep the objectives with the confidence, where any number does."""
-    chances, rate = evidence.chances, sized.found.rate
-    share = chances.share_for(asked.confidence) if chances else 0.0
-    most = min(share or 1.0, 1.0 - asked.margin)
-    if asked.total_gpus is not None:
-        instances = asked.total_gpus // sized.candidate.gpu_count
+    chances, rate = evidence.chances, sized.highest.rate
+    share = chances.share_for(demand.confidence) if chances else 0.0
+    most = min(share or 1.0, 1.0 - demand.margin)
+    if demand.total_gpus is not None:
+        instances = demand.total_gpus // sized.candidate.gpu_count
         served = instances * rate * most
     else:
-        instances = max(math.ceil(asked.rate / (rate * most) * (1.0 - 1e-9)), 1)
-        served = asked.rate
+        instances = max(math.ceil(demand.rate / (rate * most) * (1.0 - 1e-9)), 1)
+        served = demand.rate
     load = served / (instances * rate)
     probability = chances.at(load) if chances else None
     option = Option(sized, evidence, instances, served, load, probability, share > 0.0)
-    if asked.day is None:
+    if demand.day is None:
         return option
-    start = start_of(search.weights_bytes(sized.candidate), asked.disk_bytes_per_s, asked.startup_s)
-    return option._replace(hours=tuple(hours_of(asked.day, rate * most)), start=start)
+    start = start_of(search.weights_bytes(sized.candidate), demand.disk_bytes_per_s, demand.startup_s)
+    return option._replace(hours=tuple(hours_of(demand.day, rate * most)), start=start)

@@ -8,30 +8,30 @@ from typing import Any
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.stated_flags import object_text
 from kernelsight.sizing.daily import HOURS
-from kernelsight.sizing.decision import Asked, Option
+from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.sentences import stated_flags
 from kernelsight.sweeps.find_rate import statistic
 from kernelsight.sweeps.trials import Trial
 
 
-def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, asked: Asked) -> dict[str, Any]:
+def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: Demand) -> dict[str, Any]:
     """Return a deployment of ``sized_deployments``: its flags, its rates, what it costs at the asked rate, its limit.
 
     ``sure``: its rate was searched in full; a rough one is enough to rank it behind, and no rate to plan with.
     """
     sized, evidence = option.sized, option.evidence
-    found, power_w = sized.found, evidence.power_w
-    electricity, hourly = electricity_of(option, asked), hourly_of(option, asked)
-    tokens = output_of(found.tried.trials)
+    rate, power_w = sized.highest, evidence.power_w
+    electricity, hourly = electricity_of(option, demand), hourly_of(option, demand)
+    tokens = output_of(rate.tried.trials)
     joules = None if power_w is None or not tokens else power_w / (sized.request_rate * tokens)
-    ends = {"": found.rate, "_low": found.low, "_high": found.high}
+    ends = {"": rate.rate, "_low": rate.low, "_high": rate.high}
     ends |= {"_if_slow": evidence.rate_if_slow, "_if_fast": evidence.rate_if_fast}
     name = "users" if sized.candidate.unit == "users" else "rate"
     return {
         **flag_values(sized.candidate.flags),
         **{f"{name}{end}": value for end, value in ends.items()},
         "rate": sized.request_rate,
-        "steady": bool(found.steady and sure),
+        "steady": bool(rate.steady and sure),
         "search": "full" if sure else "rough",
         "served": option.rate,
         "load": option.load,
@@ -48,18 +48,18 @@ def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, asked: A
         "limit": evidence.limit,
         "tier": tier["tier"],
         "not_measured": tier["not_measured"],
-        "num_prompts": found.requests,
+        "num_prompts": rate.requests,
     }
 
 
 def _costs(option: Option, hourly: float | None) -> dict[str, float | None]:
     """Return what a day and a million tokens cost; None: no price is known, or nothing of the kind is served."""
-    found, trials = option.sized.found, option.sized.found.tried.trials
+    rate, trials = option.sized.highest, option.sized.highest.tried.trials
     mean_price = None if hourly is None else option.mean_instances * hourly
     prompt, output = (sum(trial.tokens[place] for trial in trials) / len(trials) for place in (0, 1))
     # requests/s of all that is served, on average: fewer users than were found complete at least their share
     mean = sum(hour.amount for hour in option.hours) / len(option.hours) if option.hours else option.rate
-    per_s = mean * option.sized.request_rate / found.rate
+    per_s = mean * option.sized.request_rate / rate.rate
 
     def cost(tokens: float) -> float | None:
         return None if mean_price is None or not tokens else mean_price / (per_s * tokens * 3600.0 / 1e6)
@@ -94,24 +94,24 @@ def carbon_g(joules: float | None, site: Mapping[str, Any]) -> float | None:
     return None if joules is None or intensity is None else joules / 3.6 * site.get("pue", 1.0) * intensity
 
 
-def electricity_of(option: Option, asked: Asked) -> float | None:
+def electricity_of(option: Option, demand: Demand) -> float | None:
     """Return what the energy of an instance costs, dollars an hour; None: no price is stated, or no power known."""
-    if asked.electricity_price is None or option.evidence.power_w is None:
+    if demand.electricity_price is None or option.evidence.power_w is None:
         return None
-    return asked.electricity_price * option.evidence.power_w / 1e3 * option.sized.candidate.flags.get("pue", 1.0)
+    return demand.electricity_price * option.evidence.power_w / 1e3 * option.sized.candidate.flags.get("pue", 1.0)
 
 
-def hourly_of(option: Option, asked: Asked) -> float | None:
+def hourly_of(option: Option, demand: Demand) -> float | None:
     """Return what an instance costs, dollars an hour, with its energy where a price of electricity is stated."""
     rent = option.sized.candidate.price
-    return None if rent is None else rent + (electricity_of(option, asked) or 0.0)
+    return None if rent is None else rent + (electricity_of(option, demand) or 0.0)
 
 
 def statistic_rows(option: Option, objectives: Sequence[Objective]) -> list[dict[str, Any]]:
     """Return the statistic of each objective at the found rate, and its 90 % interval: rows of ``size_statistics``."""
     rows = []
     for objective in objectives:
-        value = statistic(option.sized.found.tried.trials, objective)
+        value = statistic(option.sized.highest.tried.trials, objective)
         ends = option.evidence.intervals.get(objective.column)
         low, high = (None, None) if value is None or ends is None else (value * end for end in ends)
         stated = {"statistic": objective.column, "most_ms": objective.most_ms}
@@ -119,9 +119,9 @@ def statistic_rows(option: Option, objectives: Sequence[Objective]) -> list[dict
     return rows
 
 
-def hour_rows(option: Option, asked: Asked) -> list[dict[str, Any]]:
+def hour_rows(option: Option, demand: Demand) -> list[dict[str, Any]]:
     """Return the hours of the day of an option: rows of ``size_hours``."""
-    gpus, price = option.sized.candidate.gpu_count, hourly_of(option, asked)
+    gpus, price = option.sized.candidate.gpu_count, hourly_of(option, demand)
     return [
         {
             "hour": hour.hour,
@@ -135,9 +135,9 @@ def hour_rows(option: Option, asked: Asked) -> list[dict[str, Any]]:
     ]
 
 
-def day_values(option: Option, asked: Asked) -> dict[str, Any]:
+def day_values(option: Option, demand: Demand) -> dict[str, Any]:
     """Return what a start takes, and what the day costs with and without following the hours."""
-    price = hourly_of(option, asked)
+    price = hourly_of(option, demand)
     return {
         "startup_s": option.start.seconds,
         "startup": option.start.says,

@@ -1,4 +1,4 @@
-"""What the rows of an answer rest on: how far off kernels and host may be, and what limits each deployment."""
+"""Intervals, limits and probabilities of sized deployments, with errors of kernels and host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelsight.sweeps.rate_ends import (
     rates_at_ends,
     serve_at,
 )
-from kernelsight.sweeps.rate_search import Found
+from kernelsight.sweeps.rate_search import HighestRate
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -55,19 +55,19 @@ def evidence_of(
 
     ``opened``: the sessions that hold the deployments, with their plans.
     """
-    found = {}
+    evidence = {}
     for session, plan in opened:
         names = {row["scenario_id"] for row in plan.planned}
         members = [sized for sized in ranked if sized.candidate.scenario_id in names]
         if not members:
             continue
-        rated = [Rated(sized.candidate.flags, sized.found) for sized in members]
+        rated = [Rated(sized.candidate.flags, sized.highest) for sized in members]
         shares = [RATES if sized.candidate.scenario_id in near else (1.0,) for sized in members]
         at_rates = intervals_at(session, plan, rated, shares)
         limits = _limits(session, plan, rated)
-        for sized, own, limit in zip(members, at_rates, limits, strict=True):
-            found[sized.candidate.scenario_id] = _evidence(sized.found, own, limit, objectives)
-    return found
+        for sized, intervals, limit in zip(members, at_rates, limits, strict=True):
+            evidence[sized.candidate.scenario_id] = _evidence(sized.highest, intervals, limit, objectives)
+    return evidence
 
 
 def _limits(session: Session, plan: Plan, rows: Sequence[Rated]) -> list[str | None]:
@@ -76,17 +76,17 @@ def _limits(session: Session, plan: Plan, rows: Sequence[Rated]) -> list[str | N
     gains: dict[str, list[Mapping[str, Any]]] = {}
     for row in session.table("resource_gains").to_pylist():
         gains.setdefault(row["scenario_id"], []).append(row)
-    found = []
+    limits = []
     for rated, name in zip(rows, names, strict=True):
-        trying = rated.found.broken or rated.found.tried
+        trying = rated.highest.broken or rated.highest.tried
         column = GAINS.get(trying.verdict.tightest.metric, "e2e_gain")
         known = [row for row in gains.get(name, []) if row["resource"] != "arrivals" and row[column] is not None]
-        found.append(max(known, key=lambda row: row[column])["resource"] if known else None)
-    return found
+        limits.append(max(known, key=lambda row: row[column])["resource"] if known else None)
+    return limits
 
 
 def _evidence(
-    found: Found, at_rates: Mapping[float, Intervals], limit: str | None, objectives: Sequence[Objective]
+    rate: HighestRate, at_rates: Mapping[float, Intervals], limit: str | None, objectives: Sequence[Objective]
 ) -> Evidence:
     intervals = {
         objective.column: (row["low"] / row["predicted"], row["high"] / row["predicted"])
@@ -96,5 +96,5 @@ def _evidence(
     power_w = at_rates[1.0].get("mean_power_w", {}).get("predicted")
     if len(at_rates) == 1:
         return Evidence(intervals, None, None, limit, None, power_w)
-    ends = rates_at_ends(at_rates, found.rate, objectives)
-    return Evidence(intervals, *ends, limit, chances_of(at_rates, objectives, found.rate, found.low), power_w)
+    ends = rates_at_ends(at_rates, rate.rate, objectives)
+    return Evidence(intervals, *ends, limit, chances_of(at_rates, objectives, rate.rate, rate.low), power_w)

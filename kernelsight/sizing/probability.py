@@ -62,8 +62,8 @@ def chances_of(
     bursts move the rate by that beside what moves all runs.
     """
     shares = sorted(at_rates)
-    found = [_spare(at_rates[share], at_rates[1.0], objectives) for share in shares]
-    spare = [min(found[: place + 1]) for place in range(len(found))]
+    spares = [_spare(at_rates[share], at_rates[1.0], objectives) for share in shares]
+    spare = [min(spares[: place + 1]) for place in range(len(spares))]
     noise = math.log(rate / low) / Z_90 if low and low < rate else 0.0
     falls = [
         (spare[max(place - 1, 0)] - spare[min(place + 1, len(spare) - 1)])
@@ -74,14 +74,14 @@ def chances_of(
     return Chances(tuple(shares), tuple(min(widened[: place + 1]) for place in range(len(widened))))
 
 
-def _spare(own: Intervals, at_rate: Intervals, objectives: Sequence[Objective]) -> float:
+def _spare(figures: Intervals, at_rate: Intervals, objectives: Sequence[Objective]) -> float:
     """Return the standard deviations until the tightest objective breaks, on logarithms of its figure.
 
     What the figure itself reaches at the found rate is kept there by definition: tails of short runs differ.
     """
     spare = SUREST
     for objective in objectives:
-        row, figure = own.get(nearest_figure(objective)), nearest_figure(objective)
+        row, figure = figures.get(nearest_figure(objective)), nearest_figure(objective)
         if not row or not row["predicted"]:
             continue  # outputs of one token have no TPOT
         most = max(objective.most_ms, at_rate.get(figure, {}).get("predicted") or 0.0)

@@ -1,4 +1,4 @@
-"""What a search of sizes works on: deployments that can run, their rates, and those that are left out."""
+"""Deployments that a sizing searches, their highest rates, and those that are left out with the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelsight.scenario.launch.commands import PARALLEL
 from kernelsight.scenario.refusals import what_fits
 from kernelsight.scenario.scenarios import Plan
 from kernelsight.sizing.candidates import Candidate
-from kernelsight.sweeps.rate_search import Found, RateSearch
+from kernelsight.sweeps.rate_search import HighestRate, RateSearch
 from kernelsight.sweeps.trials import Trials
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Sized(NamedTuple):
     """A prospect with its rate, and the instances that serve the asked rate."""
 
     prospect: Prospect
-    found: Found
+    highest: HighestRate
     instances: int
 
     @property
@@ -45,18 +45,18 @@ class Sized(NamedTuple):
         stated = {short: self.candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
         sizes = [f"{short} {size}" for short, size in stated.items() if size > 1 or short == "TP"]
         if self.candidate.part is not None:
-            each = f"{number(self.found.rate, 3)} {self.candidate.unit} an instance"
+            each = f"{number(self.highest.rate, 3)} {self.candidate.unit} an instance"
             return f"{', '.join(self.candidate.gpus)} at {' '.join(sizes)}, {each}"
         cost = "" if self.candidate.price is None else f", {number(self.weight, 3)} $/h"
-        return f"{gpus} at {' '.join(sizes)}{cost}, up to {number(self.found.rate, 3)} {self.candidate.unit} each"
+        return f"{gpus} at {' '.join(sizes)}{cost}, up to {number(self.highest.rate, 3)} {self.candidate.unit} each"
 
     @property
     def request_rate(self) -> float:
         """What one instance completes at the found rate, requests/s: of users, between beginning and end of a run."""
         if self.candidate.unit == "requests/s":
-            return self.found.rate
-        requests, users = self.found.tried.requests, self.found.rate
-        durations = [trial.duration_s for trial in self.found.tried.trials]
+            return self.highest.rate
+        requests, users = self.highest.tried.requests, self.highest.rate
+        durations = [trial.duration_s for trial in self.highest.tried.trials]
         # at its end a run empties over one stay
         full_s = sum(durations) / len(durations) * (1.0 - 0.5 * users / requests)
         return requests / max(full_s, 1e-9)
@@ -70,7 +70,7 @@ class Sized(NamedTuple):
     def order(self) -> tuple[float, int, float, str]:
         """The cheapest first; of equal ones the one with the fewest settings, and then the most to spare."""
         settings = sum(name not in PARALLEL for name in self.candidate.flags)
-        spare = self.instances * (self.found.rate or 0.0)
+        spare = self.instances * (self.highest.rate or 0.0)
         return round(self.weight, 9), settings, -spare, self.candidate.scenario_id
 
 
@@ -82,28 +82,28 @@ class LeftOut(NamedTuple):
     miss: float | None = None
 
 
-def miss_of(found: Found) -> float | None:
+def miss_of(rate: HighestRate) -> float | None:
     """Return how many times its largest value the nearest latency is; None where requests are rejected."""
-    if found.capacity.misses:
-        objective, value = found.capacity.misses
+    if rate.capacity.misses:
+        objective, value = rate.capacity.misses
         return value / objective.most_ms
-    return found.tried.verdict.pressure if found.tried else None
+    return rate.tried.verdict.pressure if rate.tried else None
 
 
 def nothing_fits(left_out: Sequence[LeftOut], plans: Sequence[Plan], session: Session) -> InvalidInput:
     """Build the error for a search in which no deployment can run."""
-    reasons = list(dict.fromkeys(left.reason for left in left_out))
-    short = [left for left in left_out if "GiB" in left.reason]
+    reasons = list(dict.fromkeys(failed.reason for failed in left_out))
+    short = [failed for failed in left_out if "GiB" in failed.reason]
     if not short:
         return InvalidInput(f"no deployment can run: {'; '.join(reasons[:3])}.")
     parts = []
-    for gpu in dict.fromkeys(left.flags["gpu"] for left in short):
+    for gpu in dict.fromkeys(failed.flags["gpu"] for failed in short):
         largest = max(
-            (left for left in short if left.flags["gpu"] == gpu),
+            (failed for failed in short if failed.flags["gpu"] == gpu),
             # of equally many GPUs, replicas of attention hold the most weights
-            key=lambda left: (
-                left.flags.get("tensor_parallel_size", 1) * left.flags.get("data_parallel_size", 1),
-                left.flags.get("tensor_parallel_size", 1),
+            key=lambda failed: (
+                failed.flags.get("tensor_parallel_size", 1) * failed.flags.get("data_parallel_size", 1),
+                failed.flags.get("tensor_parallel_size", 1),
             ),
         )
         row = next(

@@ -18,7 +18,7 @@ from kernelsight.scenario.stated_flags import object_text, read_flags
 from kernelsight.scenario.units import bytes_per_s_of, count_of, rate_of, seconds_of
 from kernelsight.sizing.candidates import MOST_GPUS, VARIED
 from kernelsight.sizing.daily import DAY_S, day_of, stated_day
-from kernelsight.sizing.decision import Asked, checked, with_day
+from kernelsight.sizing.decision import Demand, checked, with_day
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +61,7 @@ class Question(NamedTuple):
         return objectives_of(self.slo)
 
     @property
-    def asked(self) -> Asked:
+    def demand(self) -> Demand:
         """How much is to be served, and how surely; InvalidInput: figures outside of what they can be."""
         _refuse_rate(self.total_gpus, self.rate, self.users, self.hours)
         asks = self.total_gpus is None
@@ -69,15 +69,15 @@ class Question(NamedTuple):
         if self.hours is None:
             if self.startup_s is not None or self.disk_bytes_per_s is not None:
                 raise InvalidInput("starts of instances are counted over a day; give --daily-peak, or remove them.")
-            asked = checked(amount, self.confidence, self.margin, self.peak, self.total_gpus)
+            demand = checked(amount, self.confidence, self.margin, self.peak, self.total_gpus)
         else:
             day = stated_day(self.hours, self.hours_from)
-            asked = checked(day.peak, self.confidence, self.margin, self.peak)
-            asked = with_day(asked, day, self.startup_s, self.disk_bytes_per_s)
+            demand = checked(day.peak, self.confidence, self.margin, self.peak)
+            demand = with_day(demand, day, self.startup_s, self.disk_bytes_per_s)
         price = self.electricity_price
         if price is not None and not 0.0 <= price < math.inf:
             raise InvalidInput(f"electricity_price is {price!r}; give dollars a kilowatt-hour, 0 or more.")
-        return asked._replace(electricity_price=price)
+        return demand._replace(electricity_price=price)
 
     @property
     def deployment(self) -> dict[str, Any]:
@@ -88,16 +88,16 @@ class Question(NamedTuple):
     def load(self) -> dict[str, Any]:
         """The flags of the load; InvalidInput: lengths are missing."""
         load = {name: value for name, value in self.flags.items() if ALIASES.get(name, name) in LOAD_FLAGS}
-        named = {ALIASES.get(name, name): value for name, value in load.items()}
-        missing = [name for name in ("input_len", "output_len") if name not in named]
-        if missing and distribution(named) != "empirical":
+        by_flag = {ALIASES.get(name, name): value for name, value in load.items()}
+        missing = [name for name in ("input_len", "output_len") if name not in by_flag]
+        if missing and distribution(by_flag) != "empirical":
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
             raise InvalidInput(f"the load has no lengths; give {flags}, or --lengths-from FILE.")
         return load
 
     def check(self) -> None:
         """Raise InvalidInput where the question cannot be answered whatever the deployments do."""
-        _ = self.objectives, self.asked, self.load
+        _ = self.objectives, self.demand, self.load
         limit, most = self.time_limit_s, self.max_gpus
         if limit is not None and (isinstance(limit, bool) or not 0.0 < limit < math.inf):
             raise InvalidInput(f"time_limit is {limit!r}; give seconds above 0.")
@@ -133,7 +133,7 @@ def question_of(row: Mapping[str, Any]) -> Question:
     """Return the question of a row of ``size_questions``; InvalidInput: its flags are no JSON object.
 
     >>> slo = [{"statistic": "ttft_p95_ms", "most_ms": 400.0}]
-    >>> question_of({"question_id": "a", "flags": "{}", "gpus": ["l4"], "slo": slo, "rate": 2.0}).asked.rate
+    >>> question_of({"question_id": "a", "flags": "{}", "gpus": ["l4"], "slo": slo, "rate": 2.0}).demand.rate
     2.0
     """
     plain = {name: row.get(name) for name in Question._fields}
@@ -210,9 +210,9 @@ def asked_amount(
     if not given and day is not None:
         return None
     if len(given) != 1:
-        found = f"{' and '.join(given)} are given" if given else "none is given"
+        problem = f"{' and '.join(given)} are given" if given else "none is given"
         raise InvalidInput(
-            f"--rate R, --requests-per-day N or --users N says how much is to be served; {found}, give one."
+            f"--rate R, --requests-per-day N or --users N says how much is to be served; {problem}, give one."
         )
     ((flag, value),) = given.items()
     if flag == "--users":

@@ -15,9 +15,9 @@ from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, noth
 from kernelsight.sizing.tuning import changed_rows, looks_the_same
 from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.find_rate import open_trials, status_of
-from kernelsight.sweeps.kept_trials import kept_trials
-from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, Found, RateSearch
-from kernelsight.sweeps.work import SearchEnded, Work
+from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, HighestRate, RateSearch
+from kernelsight.sweeps.trial_cache import trial_cache
+from kernelsight.sweeps.work_budget import SearchEnded, Work
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -157,7 +157,7 @@ class SizeSearch:
         if not candidates:
             raise InvalidInput(next(fault for fault in plan.faults if fault))
         trials = open_trials(fork, plan, self._work)
-        kept = kept_trials(fork)
+        earlier_trials = trial_cache(fork)
         self._report(f"{len(trials.able):,} of {len(candidates):,} deployments fit")
         faults: dict[str, list[dict[str, Any]]] = {}
         for fault in fork.table("deployment_faults").to_pylist():
@@ -165,13 +165,13 @@ class SizeSearch:
         prospects = []
         for candidate in candidates:
             if candidate.scenario_id in trials.able:
-                search = RateSearch(trials, candidate.scenario_id, self._objectives, kept)
+                search = RateSearch(trials, candidate.scenario_id, self._objectives, earlier_trials)
                 prospects.append(Prospect(candidate, trials, search))
                 self._able.append(candidate)
             else:
-                found = decisive(faults.get(candidate.deployment_id, []))
-                self.unsupported |= {fault["sentence"]: None for fault in found if fault["fault"] == "engine"}
-                sentences = [fault["sentence"] for fault in found] or ["its prefill replicas cannot run"]
+                faults_of_row = decisive(faults.get(candidate.deployment_id, []))
+                self.unsupported |= {fault["sentence"]: None for fault in faults_of_row if fault["fault"] == "engine"}
+                sentences = [fault["sentence"] for fault in faults_of_row] or ["its prefill replicas cannot run"]
                 self.left_out[candidate.scenario_id] = LeftOut(candidate.flags, "; ".join(sentences))
         return prospects
 
@@ -208,12 +208,12 @@ class SizeSearch:
         needed = self._rate / max(math.floor(FAR * best.weight / prospect.candidate.weight), 1)
         return needed <= prospect.search.capacity.most
 
-    def _size(self, prospect: Prospect, found: Found) -> Sized | None:
+    def _size(self, prospect: Prospect, rate: HighestRate) -> Sized | None:
         """Keep a found rate with its instances, or why there is none."""
-        if found.rate is None:
-            self._leave(prospect, status_of(found), miss_of(found))
+        if rate.rate is None:
+            self._leave(prospect, status_of(rate), miss_of(rate))
             return None
-        sized = Sized(prospect, found, max(math.ceil(self._rate / found.rate * (1.0 - 1e-9)), 1))
+        sized = Sized(prospect, rate, max(math.ceil(self._rate / rate.rate * (1.0 - 1e-9)), 1))
         before = min(self.sized.values(), key=lambda one: one.order, default=None)
         self.sized[prospect.candidate.scenario_id] = sized
         if before is None or (sized.order < before.order and before.candidate != sized.candidate):
@@ -237,9 +237,9 @@ class SizeSearch:
         """
         if best is None:
             return 0.0
-        as_much = best.found.rate * candidate.weight / best.candidate.weight
+        as_much = best.highest.rate * candidate.weight / best.candidate.weight
         # the rate of the best is rough, too
-        weight = math.ceil(self._rate / best.found.rate * DOUBT) * best.candidate.weight
+        weight = math.ceil(self._rate / best.highest.rate * DOUBT) * best.candidate.weight
         instances = math.floor(weight / candidate.weight - 1e-9)
         return min(as_much, self._rate / instances if instances else math.inf)
 
@@ -275,7 +275,7 @@ class SizeSearch:
                 self._leave(prospect, NO_CHEAPER)
                 continue
             sized = self._size(prospect, prospect.search.run(ROUGH, needed / DOUBT))
-            if sized and sized.found.rate * DOUBT < needed:
+            if sized and sized.highest.rate * DOUBT < needed:
                 self._leave(prospect, NO_CHEAPER)
             elif sized and sized.order < best.order:
                 # a rough rate is no measure for others
@@ -296,9 +296,9 @@ class SizeSearch:
     def _search_in_full(self, sized: Sized) -> Sized | None:
         """Search a rate in full; return the deployment with it, None where no rate holds."""
         self._report(f"searching the rate of {sized.candidate.flags['gpu']} in full")
-        found = sized.prospect.search.run(FULL, sized.found.rate)
+        rate = sized.prospect.search.run(FULL, sized.highest.rate)
         self._sure.add(sized.candidate.scenario_id)
-        return self._size(sized.prospect, found)
+        return self._size(sized.prospect, rate)
 
     def confirm(self, sized: Sized) -> bool:
         """Search the rate of what was chosen in full; whether there was work and time for it."""
@@ -342,7 +342,7 @@ class SizeSearch:
 
     def _may_be_cheaper(self, sized: Sized, best: Sized) -> bool:
         """Whether a full search may show that a deployment is cheaper than the best, its rate being rough."""
-        instances = max(math.ceil(self._rate / (sized.found.rate * DOUBT)), 1)
+        instances = max(math.ceil(self._rate / (sized.highest.rate * DOUBT)), 1)
         return not self.is_sure(sized) and round(instances * sized.candidate.weight, 9) < round(best.weight, 9)
 
     def _is_no_cheaper(self, sized: Sized, best: Sized) -> bool:

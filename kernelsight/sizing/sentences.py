@@ -10,7 +10,7 @@ from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sizing.closer_look import Closer
 from kernelsight.sizing.daily import HOURS, Day
-from kernelsight.sizing.decision import Asked, Option
+from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.search import MEASURED, SizeSearch
 
 # what every row says, however it is left to the engine
@@ -46,10 +46,10 @@ SHORT = {
 
 def stated_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags of a deployment that differ from the default, and its GPU and tensor-parallel size always."""
-    kept = {name: value for name, value in flags.items() if name not in LOAD_FLAGS and name not in BESIDE}
-    first = {"gpu": kept.pop("gpu"), "tensor_parallel_size": kept.pop("tensor_parallel_size", 1)}
+    flags_set = {name: value for name, value in flags.items() if name not in LOAD_FLAGS and name not in BESIDE}
+    first = {"gpu": flags_set.pop("gpu"), "tensor_parallel_size": flags_set.pop("tensor_parallel_size", 1)}
     plain = {"data_parallel_size": 1, "expert_parallel_size": 1, "pipeline_parallel_size": 1, "engine": "vllm"}
-    return first | {name: value for name, value in kept.items() if plain.get(name) != value}
+    return first | {name: value for name, value in flags_set.items() if plain.get(name) != value}
 
 
 def is_flag(name: str) -> bool:
@@ -57,28 +57,28 @@ def is_flag(name: str) -> bool:
 
 
 def sentence_of(
-    options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], asked: Asked
+    options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], demand: Demand
 ) -> str:
     """Return the answer: GPUs, parallel sizes, price and limit; then the caveats that change the decision."""
     option, row = options[0], rows[0]
-    found, unit, slow = option.sized.found, option.sized.candidate.unit, option.evidence.rate_if_slow
+    rate, unit, slow = option.sized.highest, option.sized.candidate.unit, option.evidence.rate_if_slow
     many = f"{option.instances} instance{'s' if option.instances > 1 else ''}"
-    sustained = f"{number(option.rate)} {unit} take {many}, each up to {number(found.rate, 3)} {unit}"
-    if asked.total_gpus is not None:
-        sustained = f"They serve {number(option.rate)} {unit}: {many}, each up to {number(found.rate, 3)} {unit}"
+    sustained = f"{number(option.rate)} {unit} take {many}, each up to {number(rate.rate, 3)} {unit}"
+    if demand.total_gpus is not None:
+        sustained = f"They serve {number(option.rate)} {unit}: {many}, each up to {number(rate.rate, 3)} {unit}"
     sentences = [
         f"{_deployment(option, row)}; the limit is {row['limit'] or 'not known'}.",
-        f"{sustained} ({interval(found.low, found.high, 3)} in runs of {row['num_prompts']:,} requests"
+        f"{sustained} ({interval(rate.low, rate.high, 3)} in runs of {row['num_prompts']:,} requests"
         + (
             f"; {interval(slow, option.evidence.rate_if_fast, 3)} if kernels and host are slower or faster)."
             if slow is not None
             else ")."
         ),
-        _sureness(options, rows, objectives, asked),
+        _sureness(options, rows, objectives, demand),
     ]
-    if asked.day:
-        sentences.append(_over_the_day(option, row, asked.day))
-    if row["price_per_hour"] is None and asked.total_gpus is None:
+    if demand.day:
+        sentences.append(_over_the_day(option, row, demand.day))
+    if row["price_per_hour"] is None and demand.total_gpus is None:
         sentences.append("Without prices the ranking is by GPUs needed; --prices GPU=DOLLARS ranks by cost.")
     if not row["steady"]:
         sentences.append("The rate was not seen to be steady.")
@@ -90,17 +90,17 @@ def sentence_of(
 
 
 def _sureness(
-    options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], asked: Asked
+    options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], demand: Demand
 ) -> str:
     """Return the sentence that states load and probability, and what is cheaper but less sure."""
     option = options[0]
-    named = " and ".join(map(str, objectives))
+    goals = " and ".join(map(str, objectives))
     if option.probability is None:
-        return f"That is a load of {percent(option.load)}; how surely {named} hold is not known: a gamble."
-    says = f"At that load of {percent(option.load)}, {named} hold with {_surely(option.probability)} probability"
+        return f"That is a load of {percent(option.load)}; how surely {goals} hold is not known: a gamble."
+    says = f"At that load of {percent(option.load)}, {goals} hold with {_surely(option.probability)} probability"
     if not option.holds:
         slow = "; if kernels and host are slow, at no rate" if not option.evidence.rate_if_slow else ""
-        return f"{says}{slow}: a gamble, as no deployment keeps them with {_surely(asked.confidence)}."
+        return f"{says}{slow}: a gamble, as no deployment keeps them with {_surely(demand.confidence)}."
     if not option.evidence.rate_if_slow:
         says += f", a gamble: if kernels and host are slow, no {_amount(option)} keeps them"
     cheaper = next((one for one in options if one.weight < option.weight * (1.0 - 1e-9)), None)
@@ -149,7 +149,7 @@ def what_decides(
     if second.sized.candidate.weight / second.evidence.rate_if_fast >= dearest:
         return None
     widths = [
-        option.evidence.rate_if_fast / max(option.evidence.rate_if_slow, 1e-9) * option.sized.found.rate
+        option.evidence.rate_if_fast / max(option.evidence.rate_if_slow, 1e-9) * option.sized.highest.rate
         for option in known
     ]
     place = widths.index(max(widths))
@@ -181,8 +181,8 @@ def _deployment(option: Option, row: Mapping[str, Any]) -> str:
     """Return a deployment in words: 4 × h200_sxm at TP 2, 12.1 $/h, 0.63 $/M tokens."""
     gpus = " and ".join(f"{count * option.instances} × {gpu}" for gpu, count in option.sized.candidate.gpus.items())
     parts = [f"{gpus} at TP {row['tensor_parallel_size']}"]
-    named = {name: row[name] for name in row if is_flag(name) and name not in ALWAYS}
-    parts += [f"{SHORT.get(name, name)} {'' if value is None else value}" for name, value in named.items()]
+    flags_set = {name: row[name] for name in row if is_flag(name) and name not in ALWAYS}
+    parts += [f"{SHORT.get(name, name)} {'' if value is None else value}" for name, value in flags_set.items()]
     if row["price_per_hour"] is not None:
         parts += [f"{number(row['price_per_hour'], 3)} $/h", f"{number(row['cost_per_million_tokens'], 3)} $/M tokens"]
     return ", ".join(parts)
@@ -190,13 +190,13 @@ def _deployment(option: Option, row: Mapping[str, Any]) -> str:
 
 def nearest_of(search: SizeSearch, objectives: Sequence[Objective]) -> str:
     """Return the sentence for no deployment that keeps the objectives: the nearest, and by how much it misses."""
-    asked = " and ".join(map(str, objectives))
-    near = [left for left in search.left_out.values() if left.miss is not None]
+    goals = " and ".join(map(str, objectives))
+    near = [failed for failed in search.left_out.values() if failed.miss is not None]
     if not near:
-        reasons = dict.fromkeys(left.reason for left in search.left_out.values())
-        return f"No deployment keeps {asked}: {'; '.join(list(reasons)[:2])}."
-    nearest = min(near, key=lambda left: left.miss)
+        reasons = dict.fromkeys(failed.reason for failed in search.left_out.values())
+        return f"No deployment keeps {goals}: {'; '.join(list(reasons)[:2])}."
+    nearest = min(near, key=lambda failed: failed.miss)
     stated = stated_flags(nearest.flags)
     where = f"{stated['gpu']} at TP {stated['tensor_parallel_size']}"
     why = nearest.reason.removeprefix("no rate keeps the objectives: ")
-    return f"No deployment keeps {asked}; the nearest is {where}, {percent(nearest.miss - 1.0)} above: {why}."
+    return f"No deployment keeps {goals}; the nearest is {where}, {percent(nearest.miss - 1.0)} above: {why}."

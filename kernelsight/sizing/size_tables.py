@@ -17,7 +17,7 @@ from kernelsight.scenario.plan import normalise, resolve_gpu
 from kernelsight.scenario.prices import read_prices
 from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, rows_of
 from kernelsight.sizing.closer_look import Closer, closer_look
-from kernelsight.sizing.decision import Asked, Option, options_of
+from kernelsight.sizing.decision import Demand, Option, options_of
 from kernelsight.sizing.deployment_rows import day_values, deployment_row, flag_values, hour_rows, statistic_rows
 from kernelsight.sizing.question import Question, question_of
 from kernelsight.sizing.search import SizeSearch
@@ -35,45 +35,45 @@ Rows = dict[str, list[dict[str, Any]]]
 
 def size_tables(questions: pa.Table, fork: Callable[[], Session], report: Callable[[str], None]) -> dict[str, pa.Table]:
     """Return the tables of TABLES of every question; InvalidInput: one that cannot be answered, and why."""
-    found: Rows = {name: [] for name in TABLES}
+    tables: Rows = {name: [] for name in TABLES}
     for row in questions.to_pylist():
         with fork() as session:
-            own = _answered(session, question_of(row), report)
-        for name, rows in own.items():
-            found[name] += [{"question_id": row["question_id"], **each} for each in rows]
-    return {name: as_table(contracts()[name], rows) for name, rows in found.items()}
+            answer = _answered(session, question_of(row), report)
+        for name, rows in answer.items():
+            tables[name] += [{"question_id": row["question_id"], **each} for each in rows]
+    return {name: as_table(contracts()[name], rows) for name, rows in tables.items()}
 
 
 def _answered(session: Session, question: Question, report: Callable[[str], None]) -> Rows:
     """Return the rows of one question."""
     question.check()
-    asked = question.asked
-    search, rows = _opened(session, question, asked, report)
+    demand = question.demand
+    search, rows = _opened(session, question, demand, report)
     try:
         search.run(rows, question.tune)
         if question.correction is not None:
             given = None if question.correction == "table" else Path(question.correction)
             refuse_unused_corrections(search.forks[0], given)
-        options = options_of(search, question.objectives, asked)
+        options = options_of(search, question.objectives, demand)
         closer = [closer_look(search, option) for option in options[:2]]
-        return _rows(search, options, closer, question, asked, str(rows[0]["model"]))
+        return _rows(search, options, closer, question, demand, str(rows[0]["model"]))
     finally:
         search.close()
 
 
 def _opened(
-    session: Session, question: Question, asked: Asked, report: Callable[[str], None]
+    session: Session, question: Question, demand: Demand, report: Callable[[str], None]
 ) -> tuple[SizeSearch, list[dict[str, Any]]]:
     """Return the search of a question, and the rows of flags that it searches."""
-    named = [resolve_gpu(session, name) for name in question.gpus]
+    gpus = [resolve_gpu(session, name) for name in question.gpus]
     load, total = normalise(question.load), question.total_gpus
     most_gpus = question.max_gpus if total is None else min(question.max_gpus, total)
     prices = read_prices(session, question.prices or None)
-    rows = rows_of(session, question.deployment, list(dict.fromkeys(named)), most_gpus, question.search)
+    rows = rows_of(session, question.deployment, list(dict.fromkeys(gpus)), most_gpus, question.search)
     loop = {"request_rate": FIRST_RATE} if question.users is None else {"max_concurrency": FIRST_USERS}
     search = SizeSearch(
         session,
-        asked.wanted,
+        demand.wanted,
         question.objectives,
         {"num_prompts": LEAST_REQUESTS, **load, **loop},
         prices,
@@ -91,27 +91,27 @@ def _rows(
     options: Sequence[Option],
     closer: Sequence[Closer],
     question: Question,
-    asked: Asked,
+    demand: Demand,
     model: str,
 ) -> Rows:
     """Return the rows of each table; ``closer``: looks at the first two options; ``model``: as the user named it."""
     objectives = question.objectives
     sized = [
-        deployment_row(option, search.tier_of(option.sized.candidate), search.is_sure(option.sized), asked)
+        deployment_row(option, search.tier_of(option.sized.candidate), search.is_sure(option.sized), demand)
         for option in options
     ]
-    left_out = [{**flag_values(left.flags), "reason": left.reason} for left in search.left_out.values()]
+    left_out = [{**flag_values(failed.flags), "reason": failed.reason} for failed in search.left_out.values()]
     not_tried = [{**flag_values(candidate.flags), "reason": None} for candidate in search.not_tried]
     measurable = [name for name, family in FAMILIES.items() if "gpus" not in family.sizes]
     day = bool(options and options[0].start)
     answer = {
-        "answer": _sentences(search, options, sized, closer, question.objectives, asked),
+        "answer": _sentences(search, options, sized, closer, question.objectives, demand),
         "complete": search.ended is None,
         "decides": what_decides(options, closer, model, measurable),
         "cliff": closer[0].cliff if closer else None,
         "launch": _launch(search, options[0], model) if options else [],
         "unit": "requests/s" if question.users is None else "users",
-        **(day_values(options[0], asked) if day else {}),
+        **(day_values(options[0], demand) if day else {}),
     }
     return {
         "size_answers": [answer],
@@ -122,7 +122,7 @@ def _rows(
             for row in statistic_rows(option, objectives)
         ],
         "unsized_deployments": [{"place": place, **row} for place, row in enumerate([*left_out, *not_tried], start=1)],
-        "size_hours": hour_rows(options[0], asked) if day else [],
+        "size_hours": hour_rows(options[0], demand) if day else [],
     }
 
 
@@ -132,14 +132,14 @@ def _sentences(
     rows: Sequence[Mapping[str, Any]],
     closer: Sequence[Closer],
     objectives: Sequence[Objective],
-    asked: Asked,
+    demand: Demand,
 ) -> str:
     """Return the answer in sentences; what is not supported, and what was not tried, stands at its end."""
     if rows:
-        named = [
+        printed = [
             {**stated_flags(option.sized.candidate.flags), **row} for option, row in zip(options, rows, strict=True)
         ]
-        answer = sentence_of(options, named, objectives, asked)
+        answer = sentence_of(options, printed, objectives, demand)
         answer += f" {closer[0].cliff}." if closer[0].cliff else ""
     else:
         answer = "No rate was found yet." if search.not_tried else nearest_of(search, objectives)
@@ -150,18 +150,18 @@ def _sentences(
     return " ".join([answer, *notes])
 
 
-def _launch(search: SizeSearch, option: Option, asked: str) -> list[str]:
+def _launch(search: SizeSearch, option: Option, demand: str) -> list[str]:
     """Return the launch commands of one instance: of what decodes, and of what computes prompts."""
     sized = option.sized
     row = sized.prospect.trials.scenario(sized.candidate.scenario_id)
     deployments = {key: value for plan in search.plans for key, value in plan.deployments.items()}
     models = {model["model"]: model for model in search.forks[0].table("models").to_pylist()}
     keys = [row["deployment_id"], *([row["prefill_deployment_id"]] if row["prefill_deployment_id"] else [])]
-    found = []
+    commands = []
     for key in keys:
         deployment = deployments[key]
         draft = deployments.get(deployment.get("draft_deployment_id"))
         proposing = sized.candidate.flags.get("speculative_method") == "draft_model" and draft
         name = models[draft["model"]]["huggingface_id"] or draft["model"] if proposing else None
-        found.append(str(launch_command(deployment, models.get(deployment["model"]), name, asked)))
-    return found
+        commands.append(str(launch_command(deployment, models.get(deployment["model"]), name, demand)))
+    return commands

@@ -1,4 +1,4 @@
-"""What is tried on the deployments nearest to the best: sizes of a step and of CUDA graphs, and disaggregation."""
+"""Step sizes, CUDA graphs and disaggregation, tried on the deployments nearest to the best."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def changed_rows(
         settings = prospect.trials.settings(prospect.candidate.scenario_id)
         if "max_num_batched_tokens" in flags or settings["scheduling"] == "static":
             continue
-        own = settings["max_num_batched_tokens"]
-        changes = [{"max_num_batched_tokens": tokens} for tokens in STEP_TOKENS if tokens != own]
+        budget = settings["max_num_batched_tokens"]
+        changes = [{"max_num_batched_tokens": tokens} for tokens in STEP_TOKENS if tokens != budget]
         changes += [] if "enforce_eager" in flags else [change for _, change in wider_graphs(settings)]
         rows += [{**flags, **change} for change in changes]
         levels[_shared(flags)] = level

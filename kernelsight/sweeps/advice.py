@@ -37,19 +37,19 @@ def advice_rows(
     known = {row["deployment_id"]: row for row in settings.to_pylist()}
     planned = {row["scenario_id"]: row for row in scenarios.to_pylist()}
     before = {row["scenario_id"]: row for row in summary.to_pylist()}
-    asked: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    tries: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     for row in questions.to_pylist():
         name, flags = row["scenario_id"], read_flags(row, "advice_questions", "flags")
         if name not in before:
             raise unknown("scenario", name, before, "The table scenarios lists them.")
-        own = known[before[name]["deployment_id"]]
-        changes = [*alternatives(own, flags), *_replicas(own, planned[name]), *wider_graphs(own)]
-        asked += [(name, change, {**flags, **change}) for _, change in changes]
+        deployed = known[before[name]["deployment_id"]]
+        changes = [*alternatives(deployed, flags), *_replicas(deployed, planned[name]), *wider_graphs(deployed)]
+        tries += [(name, change, {**flags, **change}) for _, change in changes]
     rows = []
-    for (name, change, _), found in zip(asked, _served([flags for *_, flags in asked], fork), strict=True):
-        if found is not None and (gains := _gains(before[name], found)):
-            own = known[before[name]["deployment_id"]]
-            rows.append(_row(before[name], found, change, _stated(change, own, planned[name])) | gains)
+    for (name, change, _), after in zip(tries, _served([flags for *_, flags in tries], fork), strict=True):
+        if after is not None and (gains := _gains(before[name], after)):
+            deployed = known[before[name]["deployment_id"]]
+            rows.append(_row(before[name], after, change, _stated(change, deployed, planned[name])) | gains)
     place = {name: number for number, name in enumerate(questions["scenario_id"].to_pylist())}
     rows.sort(key=lambda row: (place[row["scenario_id"]], -max(row["e2e_gain"], row["throughput_gain"])))
     return as_table(contracts()["setting_advice"], rows)
@@ -64,59 +64,59 @@ def _served(rows: Sequence[Mapping[str, Any]], fork: Callable[[], Session]) -> l
     return [after[scenario["scenario_id"]] if scenario else None for scenario in plan.scenarios]
 
 
-def _gains(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float] | None:
+def _gains(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float] | None:
     """Return what a change gains; None: it does not help, or fewer requests are served."""
-    if not found["completed"] or found["completed"] < before["completed"]:
+    if not after["completed"] or after["completed"] < before["completed"]:
         return None
-    e2e = 1.0 - found["e2e_mean_ms"] / before["e2e_mean_ms"]
-    throughput = found["output_throughput_per_gpu"] / before["output_throughput_per_gpu"] - 1.0
+    e2e = 1.0 - after["e2e_mean_ms"] / before["e2e_mean_ms"]
+    throughput = after["output_throughput_per_gpu"] / before["output_throughput_per_gpu"] - 1.0
     # fewer GPUs serve an open loop at a higher rate a GPU, and longer: no help
     if e2e < LEAST_GAIN and (throughput < LEAST_GAIN or e2e < -LEAST_GAIN):
         return None
     return {"e2e_gain": e2e, "throughput_gain": throughput}
 
 
-def _row(before: Mapping[str, Any], found: Mapping[str, Any], change: Mapping[str, Any], stated: Any) -> dict[str, Any]:
+def _row(before: Mapping[str, Any], after: Mapping[str, Any], change: Mapping[str, Any], stated: Any) -> dict[str, Any]:
     ((setting, value),) = change.items()
     return {
         "scenario_id": before["scenario_id"],
         "setting": setting,
         "stated": _word(stated),
         "value": _word(value),
-        "gpus": found["gpus"],
+        "gpus": after["gpus"],
         "changes_numerics": setting in NUMERICS,
         **{f"{name}_before": before[name] for name in FIGURES},
-        **{f"{name}_after": found[name] for name in FIGURES},
+        **{f"{name}_after": after[name] for name in FIGURES},
     }
 
 
-def _stated(change: Mapping[str, Any], own: Mapping[str, Any], planned: Mapping[str, Any]) -> Any:
+def _stated(change: Mapping[str, Any], settings: Mapping[str, Any], planned: Mapping[str, Any]) -> Any:
     """Return the value of a setting before its change."""
     (setting,) = change
     if setting == "max_cudagraph_capture_size":
-        return own["graph_max_tokens"]
+        return settings["graph_max_tokens"]
     if setting == "enforce_eager":
-        return own["graph_max_tokens"] == 0
-    return own.get(COLUMNS.get(setting, setting), planned.get(setting) or 1)
+        return settings["graph_max_tokens"] == 0
+    return settings.get(COLUMNS.get(setting, setting), planned.get(setting) or 1)
 
 
-def _replicas(own: Mapping[str, Any], scenario: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _replicas(settings: Mapping[str, Any], scenario: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the change to twice the replicas: of a pool that decodes, of all where several are stated, else dp."""
     name = next((name for name in ("decode_replicas", "replicas") if scenario[name]), None)
     if name is None:
         name = "decode_replicas" if scenario["prefill_deployment_id"] else "data_parallel_size"
-    value = 2 * (own["dp"] if name == "data_parallel_size" else scenario[name] or 1)
+    value = 2 * (settings["dp"] if name == "data_parallel_size" else scenario[name] or 1)
     return [(f"{name}={value}", {name: value})]
 
 
-def wider_graphs(own: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the change to CUDA graphs for a full batch, where they end below it; ``own``: of ``deployment_settings``.
+def wider_graphs(settings: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the change to CUDA graphs for a full batch, where they end below it.
 
     >>> wider_graphs({"graph_max_tokens": 128, "max_num_seqs": 256, "query_tokens": 1})
     [('max_cudagraph_capture_size=256', {'max_cudagraph_capture_size': 256})]
     """
-    full = own["max_num_seqs"] * own["query_tokens"]
-    if not 0 < own["graph_max_tokens"] < full:
+    full = settings["max_num_seqs"] * settings["query_tokens"]
+    if not 0 < settings["graph_max_tokens"] < full:
         return []
     return [(f"max_cudagraph_capture_size={full}", {"max_cudagraph_capture_size": full})]
 

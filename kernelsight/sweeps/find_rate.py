@@ -13,13 +13,13 @@ from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.objectives import COSTS, METRICS, PRICE, Objective, objective_of, objectives_of, with_costs
 from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
 from kernelsight.scenario.stated_flags import object_text
-from kernelsight.sweeps.kept_trials import kept_trials
 from kernelsight.sweeps.rate_ends import RATES, Rated, intervals_at, rates_at_ends
 from kernelsight.sweeps.rate_questions import RateGrid, question_of
-from kernelsight.sweeps.rate_search import Effort, Found, RateSearch
+from kernelsight.sweeps.rate_search import Effort, HighestRate, RateSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS, counted
+from kernelsight.sweeps.trial_cache import trial_cache
 from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile, give_reach
-from kernelsight.sweeps.work import Work
+from kernelsight.sweeps.work_budget import Work
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,29 +38,29 @@ def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
     from kernelsight.catalog.tables import contracts
     from kernelsight.dataflow.rows import as_table
 
-    asked = [(row["question_id"], *question_of(row)) for row in questions.to_pylist()]
+    questions_read = [(row["question_id"], *question_of(row)) for row in questions.to_pylist()]
     grids: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for question_id, flags, grid in asked:
+    for question_id, flags, grid in questions_read:
         grids.setdefault(repr(grid), []).append((question_id, flags))
-    of = {repr(grid): grid for *_, grid in asked}
+    of = {repr(grid): grid for *_, grid in questions_read}
     rows, statistics, done = {}, {}, 0
     for name, members in grids.items():
 
         def say(count: int, before: int = done) -> None:
-            report(f"rates of {before + count:,} of {len(asked):,} rows")
+            report(f"rates of {before + count:,} of {len(questions_read):,} rows")
 
         with fork() as session:
-            found = _answered(session, [flags for _, flags in members], of[name], say)
-        for (question_id, _), (row, own) in zip(members, found, strict=True):
+            answers = _answered(session, [flags for _, flags in members], of[name], say)
+        for (question_id, _), (row, figures) in zip(members, answers, strict=True):
             rows[question_id] = {"question_id": question_id, **row}
-            statistics[question_id] = [{"question_id": question_id, **each} for each in own]
+            statistics[question_id] = [{"question_id": question_id, **each} for each in figures]
         done += len(members)
-    names = [question_id for question_id, *_ in asked]
-    found = as_table(contracts()["found_rates"], [rows[name] for name in names])
-    own = [row for name in names for row in statistics[name]]
+    names = [question_id for question_id, *_ in questions_read]
+    answers = as_table(contracts()["found_rates"], [rows[name] for name in names])
+    figures = [row for name in names for row in statistics[name]]
     return {
-        "found_rates": with_costs(found.drop_columns(list(COSTS.values()))),
-        "rate_statistics": as_table(contracts()["rate_statistics"], own),
+        "found_rates": with_costs(answers.drop_columns(list(COSTS.values()))),
+        "rate_statistics": as_table(contracts()["rate_statistics"], figures),
     }
 
 
@@ -76,16 +76,16 @@ def _answered(
     stated = [{"num_prompts": LEAST_REQUESTS, **row, "request_rate": FIRST_RATE} for row in rows]
     plan = plan_rows(session, stated, grid.goodput)
     trials = open_trials(session, plan)
-    kept = kept_trials(session)
+    earlier_trials = trial_cache(session)
     if grid.correction is not None:
         refuse_unused_corrections(session, grid.given)
-    found: list[Found | None] = []
+    rates: list[HighestRate | None] = []
     for scenario in plan.scenarios:
         able = scenario["scenario_id"] in trials.able
-        search = RateSearch(trials, scenario["scenario_id"], objectives, kept) if able else None
-        found.append(search.run(Effort(tolerance=grid.tolerance)) if search else None)
-        say(len(found))
-    return _rows_at(session, stated, grid, plan, found)
+        search = RateSearch(trials, scenario["scenario_id"], objectives, earlier_trials) if able else None
+        rates.append(search.run(Effort(tolerance=grid.tolerance)) if search else None)
+        say(len(rates))
+    return _rows_at(session, stated, grid, plan, rates)
 
 
 def open_trials(session: Session, plan: Plan, work: Work | None = None) -> Trials:
@@ -100,12 +100,12 @@ def _rows_at(
     stated: Sequence[Mapping[str, Any]],
     grid: RateGrid,
     first: Plan,
-    found: Sequence[Found | None],
+    rates: Sequence[HighestRate | None],
 ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Serve each row once more at its rate for its summary, and set what was found beside it."""
     at_rate = [
         {**row, "request_rate": one.rate, "num_prompts": one.requests} if one and one.rate else row
-        for row, one in zip(stated, found, strict=True)
+        for row, one in zip(stated, rates, strict=True)
     ]
     # rows that differ in what a search replaces alone, such as num_prompts, may end at one scenario
     plan = plan_rows(session, at_rate, grid.goodput, on_fault="collect")
@@ -114,15 +114,15 @@ def _rows_at(
     measured = {column.name for column in session.graph.known("scenario_summary").columns if column.nullable}
     measured -= {"tier", "not_measured"}
     objectives = objectives_of(grid.slo)
-    ends = _ends(session, first, stated, found, objectives)
+    ends = _ends(session, first, stated, rates, objectives)
     answers = []
-    for place, (scenario, one) in enumerate(zip(plan.scenarios, found, strict=True)):
+    for place, (scenario, one) in enumerate(zip(plan.scenarios, rates, strict=True)):
         row, rated = summary[scenario["scenario_id"]], bool(one and one.rate)
         row = {name: value for name, value in row.items() if rated or name not in measured}
-        own = _steady_values(one, objectives) if rated else {}
+        figures = _steady_values(one, objectives) if rated else {}
         answer = {
             **row,
-            **{name: value for name, value in own.items() if name in measured},
+            **{name: value for name, value in figures.items() if name in measured},
             "flags": object_text(plan.flags[place]),
             "max_request_rate": one.rate if one else None,
             "rate_low": one.low if one else None,
@@ -135,7 +135,7 @@ def _rows_at(
             PRICE: plan.prices[place],
         }
         limits = [{"statistic": each.column, "most_ms": each.most_ms} for each in objectives] if rated else []
-        answers.append((answer, [row | {"value_ms": own[row["statistic"]]} for row in limits]))
+        answers.append((answer, [row | {"value_ms": figures[row["statistic"]]} for row in limits]))
     return answers
 
 
@@ -143,57 +143,57 @@ def _ends(
     session: Session,
     plan: Plan,
     stated: Sequence[Mapping[str, Any]],
-    found: Sequence[Found | None],
+    rates: Sequence[HighestRate | None],
     objectives: Sequence[Objective],
 ) -> list[tuple[float | None, float | None]]:
     """Return the rates of each row if kernels and host are slow, or fast; None where no rate was found."""
     rated = {
-        place: Rated(row, one) for place, (row, one) in enumerate(zip(stated, found, strict=True)) if one and one.rate
+        place: Rated(row, one) for place, (row, one) in enumerate(zip(stated, rates, strict=True)) if one and one.rate
     }
     at_rates = intervals_at(session, plan, list(rated.values()), [RATES] * len(rated)) if rated else []
     pairs = {
-        place: rates_at_ends(own, one.found.rate, objectives)
-        for (place, one), own in zip(rated.items(), at_rates, strict=True)
+        place: rates_at_ends(intervals, one.highest.rate, objectives)
+        for (place, one), intervals in zip(rated.items(), at_rates, strict=True)
     }
-    return [pairs.get(place, (None, None)) for place in range(len(found))]
+    return [pairs.get(place, (None, None)) for place in range(len(rates))]
 
 
-def status_of(found: Found) -> str:
+def status_of(rate: HighestRate) -> str:
     """Return ``served``, or why no rate keeps the objectives: the nearest miss, and by how much.
 
     >>> from kernelsight.sweeps.capacity import Capacity
     >>> missed = Capacity(None, 0.0, (objective_of("ttft_p99_ms", 50.0), 81.25))
-    >>> status_of(Found(None, None, None, True, 0, None, None, missed))
+    >>> status_of(HighestRate(None, None, None, True, 0, None, None, missed))
     'no rate keeps the objectives: TTFT p99 of 50 ms is asked for, and requests alone take 81.2 ms'
     """
-    if found.rate is not None:
+    if rate.rate is not None:
         return "served"
-    if found.capacity.misses:
-        objective, value = found.capacity.misses
+    if rate.capacity.misses:
+        objective, value = rate.capacity.misses
         why = f"{objective} is asked for, and requests alone take {number(value, 3)} ms"
-    elif found.capacity.alone.lost or found.tried.lost:
+    elif rate.capacity.alone.lost or rate.tried.lost:
         why = "the engine rejects requests of this length"
-    elif found.tried.verdict.pressure <= 1.0:
+    elif rate.tried.verdict.pressure <= 1.0:
         why = "latencies grow throughout the run at every rate that was tried"
     else:
-        verdict = found.tried.verdict
+        verdict = rate.tried.verdict
         objective = verdict.tightest
         value = verdict.pressure * objective.most_ms
-        why = f"{objective} is asked for, and at {number(found.tried.rate, 3)} requests/s it may be {number(value)} ms"
+        why = f"{objective} is asked for, and at {number(rate.tried.rate, 3)} requests/s it may be {number(value)} ms"
     return f"no rate keeps the objectives: {why}"
 
 
-def _steady_values(found: Found, objectives: Sequence[Objective]) -> dict[str, float | None]:
+def _steady_values(rate: HighestRate, objectives: Sequence[Objective]) -> dict[str, float | None]:
     """Return latency statistics of all seeds at the found rate, and the throughputs that it makes."""
-    trials = found.tried.trials
+    trials = rate.tried.trials
     known = [objective_of(f"{metric}_{name}_ms", 1.0) for metric in METRICS for name in ("mean", "p50", "p90", "p99")]
     values: dict[str, float | None] = {}
     for objective in [*known, *objectives]:
         values[objective.column] = statistic(trials, objective)
     prompt, output = (float(np.mean([trial.tokens[place] for trial in trials])) for place in (0, 1))
-    values["request_throughput"] = found.rate
-    values["output_throughput"] = found.rate * output
-    values["total_throughput"] = found.rate * (prompt + output)
+    values["request_throughput"] = rate.rate
+    values["output_throughput"] = rate.rate * output
+    values["total_throughput"] = rate.rate * (prompt + output)
     return values
 
 

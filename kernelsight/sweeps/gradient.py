@@ -52,10 +52,10 @@ def gradients(session: Session, metric: str, fact: str | None) -> Gradient | lis
     place = deployments["deployment_id"].to_pylist().index(scenarios["deployment_id"][0].as_py())
     gpus = session.table("gpus")
     gpu = gpus.slice(gpus["gpu"].to_pylist().index(deployments["gpu"][place].as_py()), 1).to_pylist()[0]
-    found = []
+    derivatives = []
     for row in rows:
         at = gpu[row["fact"]]
         slope = row["elasticity"] * value / at if at else 0.0
-        found.append(Gradient(metric, row["fact"], row["elasticity"], slope, value, at, row["method"]))
-    found.sort(key=lambda one: (-abs(one.elasticity), one.fact))
-    return found if fact is None else next(one for one in found if one.fact == fact)
+        derivatives.append(Gradient(metric, row["fact"], row["elasticity"], slope, value, at, row["method"]))
+    derivatives.sort(key=lambda one: (-abs(one.elasticity), one.fact))
+    return derivatives if fact is None else next(one for one in derivatives if one.fact == fact)

@@ -222,16 +222,16 @@ class Store:
                 f"{self.folder} has partitions of an unfinished sweep; continue it with --resume, or remove the folder."
             )
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            names = {name for name in (*facts, *found) if name.endswith(("sha256", "version"))}
-            other = sorted(name for name in names if found.get(name) != facts.get(name))
-            found["requests_per_partition"]
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            names = {name for name in (*facts, *manifest) if name.endswith(("sha256", "version"))}
+            other = sorted(name for name in names if manifest.get(name) != facts.get(name))
+            manifest["requests_per_partition"]
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidInput(f"{path} is not a manifest of a sweep; remove {self.folder} and start again.") from None
         if other:
             names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in other)
             raise InvalidInput(f"{self.folder} belongs to a sweep with another {names}; remove it, or use another -o.")
-        return found
+        return manifest
 
     def finished(self) -> set[int]:
         """Return the numbers of the partitions that are there; drafts of a killed run are removed.

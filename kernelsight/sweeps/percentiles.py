@@ -28,17 +28,19 @@ def with_percentiles(session: Session, columns: Iterable[str]) -> pa.Table:
     """
     import pyarrow as pa
 
-    asked = [objective_of(name, 1.0) for name in columns]
-    if not asked:
+    wanted = [objective_of(name, 1.0) for name in columns]
+    if not wanted:
         return session.table("scenario_summary")
-    of_gaps = {objective for objective in asked if objective.metric == "itl"}
-    tables = [*(["request_metrics"] if set(asked) - of_gaps else []), *(["itl_histogram"] if of_gaps else [])]
+    of_gaps = {objective for objective in wanted if objective.metric == "itl"}
+    tables = [*(["request_metrics"] if set(wanted) - of_gaps else []), *(["itl_histogram"] if of_gaps else [])]
     session.compute("scenario_summary", *tables)
     summary = session.table("scenario_summary")
     names = summary["scenario_id"].to_pylist()
-    for objective in asked:
-        found = _of_gaps(session, objective) if objective in of_gaps else _of_requests(session, objective)
-        summary = summary.append_column(objective.column, pa.array([found.get(name) for name in names], pa.float64()))
+    for objective in wanted:
+        percentiles = _of_gaps(session, objective) if objective in of_gaps else _of_requests(session, objective)
+        summary = summary.append_column(
+            objective.column, pa.array([percentiles.get(name) for name in names], pa.float64())
+        )
     return summary
 
 
@@ -48,13 +50,13 @@ def _of_requests(session: Session, objective: Objective) -> dict[str, float]:
 
     metrics = session.table("request_metrics")
     values = metrics[f"{objective.metric}_ms"].to_numpy()
-    found = {}
+    percentiles = {}
     for name, (start, stop) in spans_of(metrics["scenario_id"]).items():
-        own = values[start:stop]
-        own = own[~np.isnan(own)]
-        if own.size:
-            found[name] = float(np.percentile(own, objective.percent))
-    return found
+        times = values[start:stop]
+        times = times[~np.isnan(times)]
+        if times.size:
+            percentiles[name] = float(np.percentile(times, objective.percent))
+    return percentiles
 
 
 def _of_gaps(session: Session, objective: Objective) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""How far off found rates may be: the rates that either end of the intervals of kernels and host keeps."""
+"""Intervals of found rates: the rates at either end of the intervals of kernels and host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.scenario.objectives import STATISTICS, Objective
 from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
-from kernelsight.sweeps.rate_search import Found
+from kernelsight.sweeps.rate_search import HighestRate
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -28,11 +28,11 @@ class Rated(NamedTuple):
     """The flags of a row, and the rate that was found for it."""
 
     flags: Mapping[str, Any]
-    found: Found
+    highest: HighestRate
 
     def at(self, share: float) -> dict[str, Any]:
         """Return the flags of the row at a share of its rate: of users where they are a closed loop."""
-        requests, level = min(max(self.found.requests, LEAST_REQUESTS), MOST_REQUESTS), self.found.rate * share
+        requests, level = min(max(self.highest.requests, LEAST_REQUESTS), MOST_REQUESTS), self.highest.rate * share
         if "max_concurrency" not in self.flags:
             return {**self.flags, "request_rate": level, "num_prompts": requests}
         users = max(round(level), 1)
@@ -56,7 +56,7 @@ def intervals_at(
     session: Session, plan: Plan, rows: Sequence[Rated], shares: Sequence[Sequence[float]]
 ) -> list[dict[float, Intervals]]:
     """Return for each row its intervals at each of its ``shares`` of the found rate."""
-    wanted = [(rated, share) for rated, own in zip(rows, shares, strict=True) for share in own]
+    wanted = [(rated, share) for rated, row_shares in zip(rows, shares, strict=True) for share in row_shares]
     names = iter(serve_at(session, plan, wanted))
     by_name: dict[str, dict[str, Mapping[str, float]]] = {}
     for row in session.table("scenario_intervals").to_pylist():
@@ -65,7 +65,7 @@ def intervals_at(
         if row["mean_power_w"] is not None:
             power = {"predicted": row["mean_power_w"], "low": row["mean_power_w_low"], "high": row["mean_power_w_high"]}
             by_name.setdefault(row["scenario_id"], {})["mean_power_w"] = power
-    return [{share: by_name.get(next(names), {}) for share in own} for own in shares]
+    return [{share: by_name.get(next(names), {}) for share in row_shares} for row_shares in shares]
 
 
 def rates_at_ends(

@@ -1,4 +1,4 @@
-"""Which highest rates are asked for, as rows of ``rate_questions``; and what was found, as a grid has it."""
+"""Rows of ``rate_questions`` of a grid, and the highest rates as rows of that grid."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def question_rows(rows: Sequence[Mapping[str, Any]], grid: RateGrid) -> list[dic
     """Return the rows of ``rate_questions`` of a grid; launch lines are read, of which only flags are kept."""
     shared = {"slo": objective_rows(grid.slo), "goodput": object_text(grid.goodput) if grid.goodput else None}
     shared |= {"tolerance": grid.tolerance, "correction": grid.correction}
-    found, lines = [], dict[tuple[str, bool], LaunchLine]()
+    questions, lines = [], dict[tuple[str, bool], LaunchLine]()
     for number, row in enumerate(rows, start=1):
         try:
             flags = with_launch_line(row, lines)
         except KernelSightError as error:
             raise type(error)(f"row {number} of the grid: {error}") from None
-        found.append({"question_id": f"row {number}", "flags": object_text(flags), **shared})
-    return found
+        questions.append({"question_id": f"row {number}", "flags": object_text(flags), **shared})
+    return questions
 
 
 def ask_rates(
@@ -74,8 +74,8 @@ def ask_rates(
     report: Callable[[str], None] | None = None,
 ) -> Session:
     """Return a fork that holds the questions of a grid and their tables; ``correction``: a file or a table."""
-    named = None if correction is None else str(correction) if isinstance(correction, str | Path) else "table"
-    questions = question_rows(rows, RateGrid(slo, goodput or {}, tolerance, named))
+    correction_name = None if correction is None else str(correction) if isinstance(correction, str | Path) else "table"
+    questions = question_rows(rows, RateGrid(slo, goodput or {}, tolerance, correction_name))
     fork = session.fork()
     fork.report = report
     if correction is not None:
@@ -105,30 +105,32 @@ def find_rates(session: Session, rows: Sequence[Mapping[str, Any]], slo: Mapping
     >>> found["steady"], found["ttft_p95_ms"] <= 200.0, found["rate_low"] <= found["max_request_rate"]
     (True, True, True)
     """
-    with ask_rates(session, rows, slo, **how) as asked:
-        return rates_of_grid(asked)
+    with ask_rates(session, rows, slo, **how) as fork:
+        return rates_of_grid(fork)
 
 
 def rates_of_grid(session: Session) -> pa.Table:
     """Return ``found_rates`` as a grid has them: flags and statistics as columns, none that no row has."""
     import pyarrow as pa
 
-    found = session.table("found_rates")
-    flags = [json.loads(text) for text in found["flags"].to_pylist()]
-    scenarios = [{"scenario_id": name} for name in found["scenario_id"].to_pylist()]
-    stated = flag_columns(session, Plan(flags, {}, scenarios, found[PRICE].to_pylist(), [None] * len(flags)))
+    rates = session.table("found_rates")
+    flags = [json.loads(text) for text in rates["flags"].to_pylist()]
+    scenarios = [{"scenario_id": name} for name in rates["scenario_id"].to_pylist()]
+    stated = flag_columns(session, Plan(flags, {}, scenarios, rates[PRICE].to_pylist(), [None] * len(flags)))
     summary = session.graph.known("scenario_summary").column_names
     names = [*summary[:2], *(name for name in stated.column_names if name not in summary)]
     names += ["rate_low", "rate_high", "rate_if_slow", "rate_if_fast", "steady", *summary[2:]]
     place = {"request_rate": "max_request_rate"}
-    own = {*found.column_names, *place} - {"num_prompts"}
-    columns = {place.get(name, name): found[place.get(name, name)] if name in own else stated[name] for name in names}
+    rate_columns = {*rates.column_names, *place} - {"num_prompts"}
+    columns = {
+        place.get(name, name): rates[place.get(name, name)] if name in rate_columns else stated[name] for name in names
+    }
     statistics: dict[str, dict[str, float | None]] = {}
     for row in session.table("rate_statistics").to_pylist():
         if row["statistic"] not in summary:
             statistics.setdefault(row["statistic"], {})[row["question_id"]] = row["value_ms"]
     for name, values in statistics.items():
-        columns[name] = pa.array([values.get(question) for question in found["question_id"].to_pylist()], pa.float64())
+        columns[name] = pa.array([values.get(question) for question in rates["question_id"].to_pylist()], pa.float64())
     for name in (*COSTS.values(), "meets_slo") if PRICE in columns else ("meets_slo",):
-        columns[name] = found[name]
+        columns[name] = rates[name]
     return pa.table(columns).combine_chunks()

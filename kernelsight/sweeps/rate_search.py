@@ -14,8 +14,8 @@ import numpy as np
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sweeps.capacity import Capacity, capacity_of
-from kernelsight.sweeps.kept_trials import Judged, KeptTrials
 from kernelsight.sweeps.steady import COUNTED, LEAST_REQUESTS, LONGER_RUN, STAYS, counted, judge
+from kernelsight.sweeps.trial_cache import Judged, TrialCache
 from kernelsight.sweeps.trials import Trial, Trials
 
 LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
@@ -84,7 +84,7 @@ class Trying:
         return self._trials
 
 
-class Found(NamedTuple):
+class HighestRate(NamedTuple):
     """The highest steady rate of a scenario, requests/s (or users); None where none keeps the objectives.
 
     ``low``, ``high``: where a single run of ``requests`` requests would find it, 90 % of times. ``tried``: at the rate
@@ -114,10 +114,10 @@ class RateSearch:
     """The search of one scenario; every rate is tried once for each effort."""
 
     def __init__(
-        self, trials: Trials, scenario_id: str, objectives: Sequence[Objective], kept: KeptTrials | None = None
+        self, trials: Trials, scenario_id: str, objectives: Sequence[Objective], earlier: TrialCache | None = None
     ) -> None:
         self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
-        self._kept = kept or KeptTrials(None)
+        self._kept = earlier or TrialCache(None)
         self._tried: dict[tuple[float, Effort], Trying] = {}
         self._last: Trying | None = None
         row = trials.scenario(scenario_id)
@@ -131,35 +131,35 @@ class RateSearch:
         """What bounds the rate, from a request alone and closed loops."""
         return capacity_of(self._trials, self._id, self._objectives)
 
-    def run(self, effort: Effort = FULL, guess: float | None = None) -> Found:
+    def run(self, effort: Effort = FULL, guess: float | None = None) -> HighestRate:
         """Search the highest steady rate; ``guess``: a rate that is thought to be near it."""
         if self.capacity.most <= 0.0 or (self._closed and self.capacity.most < 1.0):
-            return self._found(None, None, effort)
-        kept, broken = self._narrowed(effort, guess)
-        if kept and effort.confirms:
-            kept, broken = self._confirmed(kept, broken, effort)
-        return self._found(kept, broken, effort)
+            return self._answer(None, None, effort)
+        holds, broken = self._narrowed(effort, guess)
+        if holds and effort.confirms:
+            holds, broken = self._confirmed(holds, broken, effort)
+        return self._answer(holds, broken, effort)
 
-    def _confirmed(self, kept: Trying, broken: Trying | None, effort: Effort) -> tuple[Trying | None, Trying | None]:
+    def _confirmed(self, holds: Trying, broken: Trying | None, effort: Effort) -> tuple[Trying | None, Trying | None]:
         """Return the highest rate, from a found one down, that a longer run keeps: slow swings of a queue need time."""
-        requests, step = min(CONFIRMING * kept.requests, MOST_REQUESTS), 0.985
+        requests, step = min(CONFIRMING * holds.requests, MOST_REQUESTS), 0.985
         for _ in range(MOST_CONFIRMED):
-            longer = self._serve(kept.rate, requests, seeds_for(requests, effort))
+            longer = self._serve(holds.rate, requests, seeds_for(requests, effort))
             if longer.verdict.keeps:
-                return kept, broken
-            broken, rate = longer, self._moved(kept.rate, step)
-            kept, step = self._try(rate, effort, look=False), step**1.6
-        return (kept if kept.verdict.keeps else None), broken
+                return holds, broken
+            broken, rate = longer, self._moved(holds.rate, step)
+            holds, step = self._try(rate, effort, look=False), step**1.6
+        return (holds if holds.verdict.keeps else None), broken
 
     def _narrowed(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
         """Return the highest rate that keeps the objectives, and one within the tolerance above that does not."""
-        kept, broken = self._bracket(effort, guess)
-        while kept and broken and broken.rate > kept.rate * (1.0 + effort.tolerance):
-            if self._closed and broken.rate <= kept.rate + 1.0:
+        holds, broken = self._bracket(effort, guess)
+        while holds and broken and broken.rate > holds.rate * (1.0 + effort.tolerance):
+            if self._closed and broken.rate <= holds.rate + 1.0:
                 break
-            middle = self._try(self._between(kept, broken), effort)
-            kept, broken = (middle, broken) if middle.verdict.keeps else (kept, middle)
-        return kept, broken
+            middle = self._try(self._between(holds, broken), effort)
+            holds, broken = (middle, broken) if middle.verdict.keeps else (holds, middle)
+        return holds, broken
 
     def look(self, rate: float) -> float:
         """Return the latencies at a rate over their largest values, at a first look."""
@@ -174,31 +174,31 @@ class RateSearch:
         """Whether a rate keeps the objectives, tried as a full search would."""
         return self._try(self._allowed(rate), FULL).verdict.keeps
 
-    def _found(self, kept: Trying | None, broken: Trying | None, effort: Effort) -> Found:
-        if kept is None:
+    def _answer(self, holds: Trying | None, broken: Trying | None, effort: Effort) -> HighestRate:
+        if holds is None:
             drifts = broken is not None and broken.verdict.pressure <= 1.0
-            return Found(None, None, None, not drifts, 0, broken, broken, self.capacity)
-        low, high = (self._end(kept, effort, way) if effort.ends else _near_end(kept, broken, way) for way in (-1, 1))
-        steady = kept.verdict.stays >= 0.95 * COUNTED
-        return Found(kept.rate, low, high, steady, kept.requests, kept, broken, self.capacity)
+            return HighestRate(None, None, None, not drifts, 0, broken, broken, self.capacity)
+        low, high = (self._end(holds, effort, way) if effort.ends else _near_end(holds, broken, way) for way in (-1, 1))
+        steady = holds.verdict.stays >= 0.95 * COUNTED
+        return HighestRate(holds.rate, low, high, steady, holds.requests, holds, broken, self.capacity)
 
     def _bracket(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
         """Return a rate that keeps the objectives and a higher one that does not; None where there is none."""
-        kept = broken = None
+        holds = broken = None
         factor = 1.05 if guess else 1.6
         rate = self._allowed(min(max(guess or 0.5 * self.capacity.most, LOWEST_RATE), HIGHEST_RATE))
         while True:
             tried = self._try(rate, effort)
             if tried.verdict.keeps:
-                kept = tried
+                holds = tried
                 if broken or rate >= self._highest:
-                    return kept, broken
+                    return holds, broken
                 rate = min(self._moved(rate, factor), HIGHEST_RATE)
             else:
                 broken = tried
                 hopeless = 1.0 if self._closed else self.capacity.most * HOPELESS
-                if kept or rate <= hopeless or tried.lost:
-                    return kept, broken
+                if holds or rate <= hopeless or tried.lost:
+                    return holds, broken
                 rate = self._moved(rate, 1.0 / factor)
             factor **= 1.5
 
@@ -279,12 +279,12 @@ class RateSearch:
         self._last = Trying(rate, requests, seeds, judged, serve, trials)
         return self._last
 
-    def _end(self, kept: Trying, effort: Effort, way: int) -> float:
+    def _end(self, holds: Trying, effort: Effort, way: int) -> float:
         """Return the lowest (``way`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
-        rate, step = kept.rate, 1.05
-        below = (kept.rate, _bound(kept, way))
+        rate, step = holds.rate, 1.05
+        below = (holds.rate, _bound(holds, way))
         if way < 0 and below[1] <= 1.0:
-            return kept.rate
+            return holds.rate
         for _ in range(effort.ends):
             if self._moved(rate, step**way) == rate:
                 break
@@ -312,10 +312,10 @@ class RateSearch:
         moved = self._allowed(rate * factor)
         return self._allowed(rate + math.copysign(1.0, factor - 1.0)) if moved == rate else moved
 
-    def _between(self, kept: Trying, broken: Trying) -> float:
+    def _between(self, holds: Trying, broken: Trying) -> float:
         """Return a rate between two, neither of them."""
-        middle = _between(kept, broken)
-        return min(max(self._allowed(middle), kept.rate + 1.0), broken.rate - 1.0) if self._closed else middle
+        middle = _between(holds, broken)
+        return min(max(self._allowed(middle), holds.rate + 1.0), broken.rate - 1.0) if self._closed else middle
 
 
 def _rounded(requests: float) -> int:
@@ -334,23 +334,23 @@ def _bound(tried: Trying, way: int) -> float:
     return math.inf if tried.verdict.drifts else bound
 
 
-def _near_end(kept: Trying, broken: Trying | None, way: int) -> float:
+def _near_end(holds: Trying, broken: Trying | None, way: int) -> float:
     """Return an end of the range of ``_end`` from two tried rates, on logarithms; at most half off."""
-    near, far = ((one.rate, _bound(one, way)) for one in (kept, broken or kept))
+    near, far = ((one.rate, _bound(one, way)) for one in (holds, broken or holds))
     rises = math.isfinite(far[1]) and far[0] > near[0] and far[1] > near[1] > 0.0
     # of a rate that breaks them only as it drifts nothing is known: latencies rise at least as the rate does
     slope = math.log(far[1] / near[1]) / math.log(far[0] / near[0]) if rises else 1.0
-    rate = kept.rate * max(near[1], 1e-9) ** (-1.0 / max(slope, 1.0))
-    return min(max(rate, kept.rate / 2.0), kept.rate) if way < 0 else max(min(rate, 2.0 * kept.rate), kept.rate)
+    rate = holds.rate * max(near[1], 1e-9) ** (-1.0 / max(slope, 1.0))
+    return min(max(rate, holds.rate / 2.0), holds.rate) if way < 0 else max(min(rate, 2.0 * holds.rate), holds.rate)
 
 
-def _between(kept: Trying, broken: Trying) -> float:
+def _between(holds: Trying, broken: Trying) -> float:
     """Return the rate between two at which the pressure should be one: on logarithms, and not too near either."""
-    share, (below, above) = 0.5, (kept.verdict.pressure, broken.verdict.pressure)
+    share, (below, above) = 0.5, (holds.verdict.pressure, broken.verdict.pressure)
     if 1.0 / FAR < below < 1.0 < above < FAR:  # further off, latencies rise as over a cliff
         low, high = -math.log(below), math.log(above)
         share = min(max(low / (low + high), 0.2), 0.8)
-    return kept.rate * (broken.rate / kept.rate) ** share
+    return holds.rate * (broken.rate / holds.rate) ** share
 
 
 def _crossing(below: tuple[float, float], above: tuple[float, float]) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.present.capacity_sentence import near_capacity
 from kernelsight.present.limits_sentence import verdict_of
-from kernelsight.sweeps.assumed import assumed_of
+from kernelsight.sweeps.assumed_sentences import assumed_of
 from kernelsight.sweeps.cliffs import cliff_of
 
 if TYPE_CHECKING:

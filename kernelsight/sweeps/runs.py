@@ -75,8 +75,8 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Figures, latencies in ms, kernel breakdown, memory and assumptions, as ``simulate --format json`` prints."""
-        found = run_summary(self._session)
-        return found | {"assumed": self._assumed + found["assumed"]}
+        summary_figures = run_summary(self._session)
+        return summary_figures | {"assumed": self._assumed + summary_figures["assumed"]}
 
     def table(self, name: str) -> pa.Table:
         """Return a table of the run, computed now where it is not there yet."""
@@ -155,25 +155,25 @@ class Run:
         self._session.close()
 
     def __repr__(self) -> str:
-        found = self.summary
+        summary = self.summary
         duration, throughput, *latencies = (
             number(value, missing="-")
             for value in (
-                *(found["duration_s"], found["output_throughput"]),
-                *(found[f"{name}_ms"]["p50"] for name in METRICS[:2]),
+                *(summary["duration_s"], summary["output_throughput"]),
+                *(summary[f"{name}_ms"]["p50"] for name in METRICS[:2]),
             )
         )
         shown = ", ".join(f"{name.upper()} p50 {value} ms" for name, value in zip(METRICS, latencies, strict=False))
         return visible(
-            f"Run({found['model']} on {found['gpu']}: {found['completed']:,} of {found['requests']:,} requests in "
-            f"{duration} s, {shown}, {throughput} output tokens/s)"
+            f"Run({summary['model']} on {summary['gpu']}: {summary['completed']:,} of {summary['requests']:,} requests "
+            f"in {duration} s, {shown}, {throughput} output tokens/s)"
         )
 
     def _repr_html_(self) -> str:
-        found = self.summary
-        title = f"{found['model']} on {found['gpu']}: {found['completed']:,} of {found['requests']:,} requests"
+        summary = self.summary
+        title = f"{summary['model']} on {summary['gpu']}: {summary['completed']:,} of {summary['requests']:,} requests"
         rows = [
-            [f"{metric.upper()} (ms)", *(found[f"{metric}_ms"][name] for name in PERCENTILES)] for metric in METRICS
+            [f"{metric.upper()} (ms)", *(summary[f"{metric}_ms"][name] for name in PERCENTILES)] for metric in METRICS
         ]
         return html_table(title, ["", *PERCENTILES], rows)
 

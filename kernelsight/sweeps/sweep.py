@@ -127,14 +127,14 @@ def _serve(
     threads = 1 if execution.executor == "local" and execution.workers > 1 else None
     parts = split(plan, most, given, threads, percentiles, execution.intervals)
     done = store.finished() if store else set()
-    left = [number for number in range(len(parts)) if number not in done]
-    waiting = [parts[number] for number in left]
+    unfinished = [number for number in range(len(parts)) if number not in done]
+    waiting = [parts[number] for number in unfinished]
     tables = {}
     for position, table in _reported(_run(session, waiting, execution), waiting, execution.report):
         if store:
-            store.keep(left[position], table)
+            store.keep(unfinished[position], table)
         else:
-            tables[left[position]] = table
+            tables[unfinished[position]] = table
     return store.read(range(len(parts))) if store else pa.concat_tables([tables[number] for number in sorted(tables)])
 
 

@@ -19,7 +19,7 @@ from kernelsight.serving.load.requests import LOAD_COLUMNS, Loads, draw_loads, s
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.statistics_tables import bin_centres
 from kernelsight.serving.runs.world import World, load_columns, waits_of, world_of
-from kernelsight.sweeps.work import TOKENS_A_REQUEST, Work
+from kernelsight.sweeps.work_budget import TOKENS_A_REQUEST, Work
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -126,11 +126,11 @@ class Trials:
             spans={row["scenario_id"]: span for row, span in zip(rows, spans, strict=True)},
             links={row["scenario_id"]: self._world.links.get(scenario_id) for row in rows},
         )
-        found: dict[str, list] = {row["scenario_id"]: [] for row in rows}
+        by_scenario: dict[str, list] = {row["scenario_id"]: [] for row in rows}
         threads = self._threads if requests * len(rows) > SHORT else 1
         for one in serve_replicas(world, count_uses=False, threads=threads):
-            found[one.scenario].append(one)
-        return [self._trial(world, row, found[row["scenario_id"]]) for row in rows]
+            by_scenario[one.scenario].append(one)
+        return [self._trial(world, row, by_scenario[row["scenario_id"]]) for row in rows]
 
     def _loads(self, rows: Sequence[Mapping[str, Any]]) -> tuple[pa.Table, dict, dict, list[tuple]]:
         """Return the requests of loads, which wait for which, their columns, and where each load stands.

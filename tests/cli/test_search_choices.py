@@ -14,7 +14,7 @@ from kernelsight.cli.main import main
 from kernelsight.dataflow.journal import Journal, journal_path, read_journal
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.suite import read_suite
-from kernelsight.searching.llm.kept_answers import KIND, kept_answers
+from kernelsight.searching.llm.answer_cache import KIND, answer_cache
 from tests.choices.made_choices import SIZES, TARGET, rows, sweep
 from tests.searching.llm.llm_server import always, fields, serving, tool_answer
 from tests.searching.llm.test_llm import SURE, candidates, measured
@@ -105,10 +105,10 @@ def test_a_killed_forecast_asks_for_no_answer_twice(tmp_path: Path, files: list[
 def test_a_server_that_dies_leaves_its_answers(tmp_path: Path) -> None:
     file = tmp_path / "kept.parquet"
     row = {"prompt_hash": "a", "sample": 1, "model": "m", "candidate_id": "c", "elapsed_s": 1.0}
-    with pytest.raises(SystemExit), kept_answers(file, pq.read_table) as kept:
+    with pytest.raises(SystemExit), answer_cache(file, pq.read_table) as kept:
         kept["a", 1] = row
         assert read_journal(journal_path(file), KIND).records == [row]
-        with pytest.raises(InvalidInput, match="another process is writing"), kept_answers(file, pq.read_table):
+        with pytest.raises(InvalidInput, match="another process is writing"), answer_cache(file, pq.read_table):
             pass
         raise SystemExit
     assert pq.read_table(file)["candidate_id"].to_pylist() == ["c"]

@@ -141,7 +141,7 @@ def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
         "engine steps": "41",
         "preemptions": "3",
         "prefix cache hit rate": "0.375",
-        "draft tokens accepted": "30 of 40: 4.00 tokens per step",
+        "draft tokens accepted": "30 of 40: 4 tokens per step",
         "KV cache in use, mean / peak": "12.5% / 50.0%",
         "request time front end / queued / prefill / decode": "5.0% / 10.0% / 25.0% / 60.0%",
         "of which preempted or recomputed": "15.0%",

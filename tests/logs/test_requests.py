@@ -11,7 +11,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import KernelSightError
 from kernelsight.logs.files import LogFile
-from kernelsight.logs.found import FILE_ROW, RULES, Faults, Found, kind_of_error
+from kernelsight.logs.log_run import FILE_ROW, RULES, Faults, LogRun, kind_of_error
 from kernelsight.logs.requests import finish_requests, first_time
 from tests.conftest import random_worlds
 from tests.logs.written import DATA
@@ -22,7 +22,7 @@ def finished(*rows, **stated):
     usual = {"prompt_tokens": 10, "output_tokens": 5, "ttft_ms": 20.0, "e2e_ms": 60.0, "arrival_s": 1.0}
     file = LogFile(DATA / "made", b"", "json", False)
     frame = pl.DataFrame([usual | row for row in rows], infer_schema_length=None)
-    found = Found(file, "table", clock="unix", requests=frame, stated=stated)
+    found = LogRun(file, "table", clock="unix", requests=frame, stated=stated)
     made = finish_requests(found)
     return made, {rule: n for rule, (n, _, _) in found.faults.counted.items() if rule != "ttft_clock_unknown"}
 
@@ -147,7 +147,7 @@ TYPES = {
 @given(st.lists(drawn, min_size=1, max_size=8))
 def test_whatever_a_reader_finds_the_contract_holds_and_no_row_is_lost(rows):
     file = LogFile(DATA / "made", b"", "json", False)
-    found = Found(file, "table", requests=pl.DataFrame(rows, schema=TYPES, strict=False))
+    found = LogRun(file, "table", requests=pl.DataFrame(rows, schema=TYPES, strict=False))
     try:
         made = finish_requests(found)
     except KernelSightError:

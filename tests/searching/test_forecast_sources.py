@@ -10,7 +10,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.searching import batches
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import space_arrays
-from kernelsight.searching.forecast_sources import asked, with_forecasts
+from kernelsight.searching.forecast_sources import model_forecasts, with_forecasts
 from kernelsight.searching.forecasts import inputs_of
 from kernelsight.searching.history import extended, nothing
 from kernelsight.searching.replay import replay
@@ -90,7 +90,7 @@ def searched(wrong: bool | None, budget: int = 30) -> float:
     )[0]
 
     def forecasts(of: Target) -> pa.Table:
-        return asked(of, TABLES, scenario, forecaster(wrong), 64)
+        return model_forecasts(of, TABLES, scenario, forecaster(wrong), 64)
 
     given = None if wrong is None else forecasts
     return float(search(TABLES, scenario, forecasts=given)["search_summary"]["regret"][0].as_py())
@@ -108,7 +108,7 @@ def test_the_model_is_asked_about_the_most_promising_candidates_and_sees_no_time
         return pa.table({"candidate_id": pa.array([], pa.string()), "latency_us": pa.array([], pa.float64())})
 
     of = target(("two",))
-    found = with_forecasts(of, asked(of, TABLES, {"anchor": None}, forecast, 5))
+    found = with_forecasts(of, model_forecasts(of, TABLES, {"anchor": None}, forecast, 5))
     assert set(seen["names"]) == {str(of.ids[row]) for row in np.argsort(of.logs[:, 0], kind="stable")[:5]}
     assert seen["on"] == "two"
     assert found.sources == of.sources, "without any answer nothing is joined"
@@ -141,4 +141,4 @@ def test_the_last_round_of_forecasts_counts() -> None:
 def test_a_space_that_was_measured_nowhere_is_refused() -> None:
     empty = TABLES._replace(kernel_measurements=TABLES.kernel_measurements.slice(0, 0))
     with pytest.raises(InvalidInput, match="no candidate of 'made' was measured on any GPU"):
-        asked(target(), empty, {"anchor": None}, forecaster(False), 5)
+        model_forecasts(target(), empty, {"anchor": None}, forecaster(False), 5)

@@ -8,7 +8,7 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.session import connect
-from kernelsight.sizing.decision import Asked
+from kernelsight.sizing.decision import Demand
 from kernelsight.sizing.deployment_rows import electricity_of, hourly_of
 
 
@@ -27,10 +27,10 @@ def option(power_w: float | None, price: float | None, **flags: float) -> Simple
     ],
 )
 def test_energy_is_added_to_the_rent_where_both_are_known(one, electricity, hourly):
-    asked = Asked(1.0, electricity_price=0.1)
+    asked = Demand(1.0, electricity_price=0.1)
     assert electricity_of(one, asked) == (None if electricity is None else pytest.approx(electricity))
     assert hourly_of(one, asked) == (None if hourly is None else pytest.approx(hourly))
-    assert electricity_of(one, Asked(1.0)) is None and hourly_of(one, Asked(1.0)) == one.sized.candidate.price
+    assert electricity_of(one, Demand(1.0)) is None and hourly_of(one, Demand(1.0)) == one.sized.candidate.price
 
 
 def test_a_negative_price_of_electricity_is_refused():

@@ -10,7 +10,7 @@ import pytest
 from kernelsight.scenario.objectives import objective_of
 from kernelsight.sizing import sentences
 from kernelsight.sizing.closer_look import Closer
-from kernelsight.sizing.decision import Asked, Option
+from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.evidence import Evidence
 from kernelsight.sizing.sentences import what_decides
 
@@ -21,13 +21,13 @@ def option(gpu: str, weight: float, slow: float | None, probability: float | Non
     candidate = SimpleNamespace(
         flags={"gpu": gpu}, weight=weight, price=weight, gpus={gpu: 1}, gpu_count=1, unit="requests/s", part=None
     )
-    sized: Any = SimpleNamespace(candidate=candidate, found=SimpleNamespace(rate=5.0))
+    sized: Any = SimpleNamespace(candidate=candidate, highest=SimpleNamespace(rate=5.0))
     evidence = Evidence({}, slow, 7.0 if slow is not None else None, "host", None)
     return Option(sized, evidence, 2, 8.0, 0.8, probability, holds)
 
 
 def said(chosen: Option) -> str:
-    return sentences._sureness([chosen], [{}], SLO, Asked(8.0))
+    return sentences._sureness([chosen], [{}], SLO, Demand(8.0))
 
 
 def test_what_fails_where_kernels_are_slow_is_called_a_gamble() -> None:
@@ -45,8 +45,8 @@ def test_a_few_measured_points_count_as_measured(tier: str, measured: bool) -> N
     row = {"tier": tier, "not_measured": "kernels on l4", "limit": "host", "num_prompts": 1000, "steady": True}
     row |= {"tensor_parallel_size": 1, "price_per_hour": 2.0, "cost_per_million_tokens": 0.1}
     chosen = option("l4", 1.0, 4.0, 0.95, True)
-    chosen.sized.found.low, chosen.sized.found.high = 4.5, 5.5
-    answer = sentences.sentence_of([chosen], [row], SLO, Asked(8.0))
+    chosen.sized.highest.low, chosen.sized.highest.high = 4.5, 5.5
+    answer = sentences.sentence_of([chosen], [row], SLO, Demand(8.0))
     assert ("Not measured" not in answer) is measured
 
 

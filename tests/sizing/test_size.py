@@ -15,7 +15,7 @@ from kernelsight.errors import KernelSightError
 from kernelsight.session import Session
 from kernelsight.sizing.answer import Sizing
 from kernelsight.sweeps.trials import Trials
-from kernelsight.sweeps.work import SearchEnded, TimeIsOver, Work
+from kernelsight.sweeps.work_budget import SearchEnded, TimeIsOver, Work
 
 from .conftest import FLAGS, LOAD, SLO
 

@@ -12,9 +12,9 @@ import pytest
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.serving.engine.records import ITL_BINS
-from kernelsight.sweeps.kept_trials import KeptTrials
 from kernelsight.sweeps.rate_search import FULL, RateSearch, _rounded, seeds_for
 from kernelsight.sweeps.steady import COUNTED, STAYS, judge, noise_of, student
+from kernelsight.sweeps.trial_cache import TrialCache
 from kernelsight.sweeps.trials import Trial
 
 MOST_MS = 200.0
@@ -83,9 +83,9 @@ def test_a_search_that_is_asked_again_reads_what_was_kept(tmp_path: Path, monkey
     monkeypatch.setenv("KERNELSIGHT_CACHE", str(tmp_path))
     first, again, other = OneServer(3), OneServer(3), OneServer(3)
     key = "5" * 64
-    found = RateSearch(first, "s", [P99], KeptTrials(key)).run(FULL)
+    found = RateSearch(first, "s", [P99], TrialCache(key)).run(FULL)
     assert first.counted == first.served > 0
-    read = RateSearch(again, "s", [P99], KeptTrials(key)).run(FULL)
+    read = RateSearch(again, "s", [P99], TrialCache(key)).run(FULL)
     # it counts as the same work, so that it takes the same way, and nothing is served
     assert again.served == 0 and again.counted == first.counted
     assert (read.rate, read.low, read.high, read.steady) == (found.rate, found.low, found.high, found.steady)
@@ -93,7 +93,7 @@ def test_a_search_that_is_asked_again_reads_what_was_kept(tmp_path: Path, monkey
     # what somebody asks of the trials themselves is served again
     assert [one.duration_s for one in read.tried.trials] == [one.duration_s for one in found.tried.trials]
     tighter = Objective("ttft", 99.0, 0.9 * MOST_MS)
-    assert RateSearch(other, "s", [tighter], KeptTrials(key)).run(FULL).rate < found.rate and other.served > 0
+    assert RateSearch(other, "s", [tighter], TrialCache(key)).run(FULL).rate < found.rate and other.served > 0
 
 
 def test_longer_runs_of_other_seeds_keep_them():

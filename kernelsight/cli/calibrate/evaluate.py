@@ -15,7 +15,7 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:
-    from kernelsight.evaluation.kernels.points import Asked
+    from kernelsight.evaluation.kernels.points import PointBudget
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -156,9 +156,9 @@ def split_of(arguments: Any) -> Split:
     return Split("asked", train, test, tier, budget or 0.0, arguments.whole_layers)
 
 
-def points_of(arguments: Any) -> Asked | None:
+def points_of(arguments: Any) -> PointBudget | None:
     """Return the points selected by the flags, None where there are none; InvalidInput: fewer than one."""
-    from kernelsight.evaluation.kernels.points import Asked
+    from kernelsight.evaluation.kernels.points import PointBudget
 
     for how in ("planned", "random"):
         stated = arguments.points if how == "planned" else arguments.random_points
@@ -166,7 +166,7 @@ def points_of(arguments: Any) -> Asked | None:
             flag = "--points" if how == "planned" else "--random-points"
             raise InvalidInput(f"{flag} is {stated}; give the points of each kernel, such as 3.")
         if stated:
-            return Asked(stated, how)
+            return PointBudget(stated, how)
     return None
 
 

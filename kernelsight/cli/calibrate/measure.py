@@ -65,18 +65,18 @@ def run(arguments: argparse.Namespace) -> None:
     seconds = math.inf if limit is None else 60.0 * limit
     how = {"resume": arguments.resume, "retry": arguments.retry, "most_seconds": seconds, "log": note}
     try:
-        found = measure_suite(device, suite, target, **how)
+        outcome = measure_suite(device, suite, target, **how)
     except KeyboardInterrupt:
         raise RunFailed(f"interrupted; {target} holds the points measured so far, and --resume continues.") from None
-    print_rows(_rows(found.families), list(COLUMNS), arguments.format)
+    print_rows(_rows(outcome.families), list(COLUMNS), arguments.format)
     if host_file:
         host = probe_vllm(host_file)
         note(
             f"vLLM host time: {number(host['step_base_us'])} us per step plus {number(host['per_request_us'])} us per "
             "request"
         )
-    rest = f", {found.left:,} left (--resume continues)" if found.left else ""
-    note(f"{found.measured:,} points measured, {found.failed:,} failed{rest}; written to {Path(target)}")
+    rest = f", {outcome.left:,} left (--resume continues)" if outcome.left else ""
+    note(f"{outcome.measured:,} points measured, {outcome.failed:,} failed{rest}; written to {Path(target)}")
 
 
 def open_device(arguments: argparse.Namespace) -> Any:

@@ -81,10 +81,10 @@ def run(arguments: argparse.Namespace) -> None:
         note(
             f"attention will be measured with {ATTENTION[0]}; choose another with --attention {'|'.join(ATTENTION[1:])}"
         )
-    left = sum(call["weight"] for call in calls) - sum(point["weight"] for point in points)
+    unmeasured = sum(call["weight"] for call in calls) - sum(point["weight"] for point in points)
     limit = f"{rounded(60.0 * minutes)} seconds" if arguments.points else f"{minutes:g} minutes"
     note(f"{len(chosen):,} of {len(points):,} points in {limit}, beside empty launches; written to {target}")
-    if left > 0:
-        share = left / sum(call["weight"] for call in calls)
+    if unmeasured > 0:
+        share = unmeasured / sum(call["weight"] for call in calls)
         what = "has no measurable kernel (experts, collectives, some formats)"
         note(f"{percent(share)} of the models' kernel time {what}")

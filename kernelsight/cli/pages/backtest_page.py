@@ -50,19 +50,19 @@ def _campaigns(answer: Mapping[str, Any]) -> list[str]:
     campaigns = answer["campaigns"]
     if list(campaigns) == ["given"] or not campaigns:
         return []
-    named = "host constants of the other campaigns" if "left_out_constants" in answer else "host constants as above"
+    constants = "host constants of the other campaigns" if "left_out_constants" in answer else "host constants as above"
     rows = [
         {
             "campaign": campaign,
             "metric": metric,
-            "n": found["n"],
-            "median / mean, 90th percentile, median error": _errors(found),
+            "n": score["n"],
+            "median / mean, 90th percentile, median error": _errors(score),
         }
-        | {"in 90 % interval": percent(found["coverage_90"])}
+        | {"in 90 % interval": percent(score["coverage_90"])}
         for campaign, metrics in campaigns.items()
-        for metric, found in metrics.items()
+        for metric, score in metrics.items()
     ]
-    return [f"by campaign, {named}:", *table_lines(rows, list(rows[0]), terminal_width())]
+    return [f"by campaign, {constants}:", *table_lines(rows, list(rows[0]), terminal_width())]
 
 
 def _kinds(answer: Mapping[str, Any]) -> list[str]:
@@ -112,31 +112,31 @@ def _implausible(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _disaggregated(answer: Mapping[str, Any]) -> list[str]:
-    found = answer["disaggregated"]
-    if not found["ttft"]["n"]:
+    report = answer["disaggregated"]
+    if not report["ttft"]["n"]:
         return []
-    rows = [_line("all", found), *(_line(_name(group), group) for group in found["groups"])]
+    rows = [_line("all", report), *(_line(_name(group), group) for group in report["groups"])]
     return ["disaggregated prefill and decode, not fitted on (not included above):", *_scores(rows)]
 
 
 def _separate(answer: Mapping[str, Any]) -> list[str]:
     lines = []
-    for found in answer["separate"]:
-        rows = [_line("all", found), *(_line(_name(group), group) for group in found["groups"])]
-        lines += [f"{found['reason']}, not fitted on (not included above):", *_scores(rows)]
+    for report in answer["separate"]:
+        rows = [_line("all", report), *(_line(_name(group), group) for group in report["groups"])]
+        lines += [f"{report['reason']}, not fitted on (not included above):", *_scores(rows)]
     return lines
 
 
 def _speculative(answer: Mapping[str, Any]) -> list[str]:
-    found = answer["speculative"]
-    if not found["with_drafts"]["ttft"]["n"]:
+    report = answer["speculative"]
+    if not report["with_drafts"]["ttft"]["n"]:
         return []
-    rates = found["draft_acceptance_rate"]
+    rates = report["draft_acceptance_rate"]
     fitted = ", ".join(f"{proposer} {percent(rate)}" for proposer, rate in rates.items())
     rows = []
     for kind in ("with_drafts", "without_drafts"):
-        rows += [_line(kind.replace("_", " "), found[kind])]
-        rows += [_line(f"- {_name(group)}", group) for group in found[kind]["groups"]]
+        rows += [_line(kind.replace("_", " "), report[kind])]
+        rows += [_line(f"- {_name(group)}", group) for group in report[kind]["groups"]]
     return [
         "runs with and without speculative decoding, inferred from pairs of TPOTs (not included above); acceptance "
         f"rates fitted on the fitting fifth: {fitted}",
@@ -156,12 +156,12 @@ def _parts(answer: Mapping[str, Any]) -> list[str]:
 def _peer(answer: Mapping[str, Any]) -> list[str]:
     if "peer" not in answer:
         return []
-    asked = f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"
-    return [asked, *_whole(_peer_rows(answer["peer"]))]
+    title = f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"
+    return [title, *_whole(_peer_rows(answer["peer"]))]
 
 
-def _line(scope: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    return {"": scope, "n": found["ttft"]["n"], **{metric: _errors(found[metric]) for metric in METRICS}}
+def _line(scope: str, scores: Mapping[str, Any]) -> dict[str, Any]:
+    return {"": scope, "n": scores["ttft"]["n"], **{metric: _errors(scores[metric]) for metric in METRICS}}
 
 
 def _scores(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -186,26 +186,26 @@ def _errors(score: Mapping[str, Any]) -> str:
 
 def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a line for each level of host constants and kind of model, and the other tool's below."""
-    lines = [line(f"{level}, {scope}", found[scope]) for level, found in answer["levels"].items() for scope in KINDS]
-    for asked, words in PEERS.items():
-        for name, kept in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
-            if asked in answer:
-                both = [(kind, answer[asked][kind][name]) for kind in ("dense", "moe")]
-                lines += [line(f"AIConfigurator {kept}{words}, {kind}", found) for kind, found in both]
-    for level, found in answer.get("peer", {}).get("behind", {}).items():
-        words = f"{level}: groups behind AIConfigurator of {found['groups']}"
-        lines.append({"": words, "n": None, "ttft": found["ttft"], "tpot": found["tpot"]})
+    lines = [line(f"{level}, {scope}", scores[scope]) for level, scores in answer["levels"].items() for scope in KINDS]
+    for peer, words in PEERS.items():
+        for name, calibration in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
+            if peer in answer:
+                both = [(kind, answer[peer][kind][name]) for kind in ("dense", "moe")]
+                lines += [line(f"AIConfigurator {calibration}{words}, {kind}", scores) for kind, scores in both]
+    for level, scores in answer.get("peer", {}).get("behind", {}).items():
+        words = f"{level}: groups behind AIConfigurator of {scores['groups']}"
+        lines.append({"": words, "n": None, "ttft": scores["ttft"], "tpot": scores["tpot"]})
     return lines
 
 
 def _flags_and_groups(answer: Mapping[str, Any]) -> list[str]:
-    level, found = next(iter(answer["levels"].items()))
+    level, report = next(iter(answer["levels"].items()))
     rows = [
-        _line(f"{found['by_flags'][name]['groups']} groups with flags {words}, {kind}", found["by_flags"][name][kind])
+        _line(f"{report['by_flags'][name]['groups']} groups with flags {words}, {kind}", report["by_flags"][name][kind])
         for name, words in (("fitted", "fitted on their own fifth"), ("not_fitted", "not fitted"))
         for kind in ("dense", "moe")
     ]
-    of_groups = found["over_groups"]
+    of_groups = report["over_groups"]
     return [
         f"{level}, by whether launch flags of the group were fitted; median over groups of their median APE: "
         + "; ".join(
@@ -222,28 +222,28 @@ def _interval_rows(levels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, An
     return [
         {"": f"{level}, {kind}"}
         | {
-            metric: f"{percent(found['coverage_90'])} covered, "
-            f"{number(found['width_90'], 3)} ({number(found['width_fixed'], 3)})"
-            for metric, found in scores.items()
-            if found.get("coverage_90") is not None
+            metric: f"{percent(score['coverage_90'])} covered, "
+            f"{number(score['width_90'], 3)} ({number(score['width_fixed'], 3)})"
+            for metric, score in scores.items()
+            if score.get("coverage_90") is not None
         }
-        for level, kinds in levels.items()
-        for kind, scores in ((kind, kinds[kind]) for kind in KINDS)
+        for level, by_kind in levels.items()
+        for kind, scores in ((kind, by_kind[kind]) for kind in KINDS)
     ]
 
 
-def _attribution_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _attribution_rows(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
-    for group in found:
+    for group in groups:
         for metric in ("ttft", "tpot"):
             parts = {name: deviation(value, 0) for name, value in group[metric].items()}
             rows.append({"group": _name(group), "n": group["n"], "metric": metric, **parts})
     return rows
 
 
-def _peer_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    scopes = [("all", found), ("dense", found["dense"]), ("mixture of experts", found["moe"])]
-    scopes += [(_name(group), group) for group in found["groups"]]
+def _peer_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    scopes = [("all", report), ("dense", report["dense"]), ("mixture of experts", report["moe"])]
+    scopes += [(_name(group), group) for group in report["groups"]]
     return [
         {
             "": scope,

@@ -187,8 +187,8 @@ def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
         }
         for row in sorted(breakdown, key=lambda row: -row["total_us"])[:LARGEST_KERNELS]
     ]
-    left = len(breakdown) - len(rows)
-    more = [f"... and {left} smaller rows in table kernel_breakdown"] if left else []
+    hidden = len(breakdown) - len(rows)
+    more = [f"... and {hidden} smaller rows in table kernel_breakdown"] if hidden else []
     return [*table_lines(rows, list(rows[0]), terminal_width()), *more]
 
 

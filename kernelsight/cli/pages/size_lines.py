@@ -18,20 +18,20 @@ LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS,
 EXPENDABLE = ("search", "if fast", "high", "low", "mean inst.", "GPUs", "load", "tier", "if slow", "$/h")
 
 
-def size_lines(found: Sizing) -> list[str]:
+def size_lines(sizing: Sizing) -> list[str]:
     """Return the lines of a sizing."""
-    page = [found.answer]
-    if found.decides:
-        page.append(found.decides)
-    if found.rows:
-        page += ["", *_deployments(found.rows)]
-        if found.day:
-            page += ["", *table_lines(rows := _day_rows(found.day), list(rows[0]), terminal_width())]
+    page = [sizing.answer]
+    if sizing.decides:
+        page.append(sizing.decides)
+    if sizing.rows:
+        page += ["", *_deployments(sizing.rows)]
+        if sizing.day:
+            page += ["", *table_lines(rows := _day_rows(sizing.day), list(rows[0]), terminal_width())]
         page += ["", "not measured:"]
-        page += [f"  {gpu}: {text}" for gpu, text in _not_measured(found.rows).items()]
-        page += ["", "one instance:", *(line for command in found.launch for line in command.split("\n"))]
+        page += [f"  {gpu}: {text}" for gpu, text in _not_measured(sizing.rows).items()]
+        page += ["", "one instance:", *(line for command in sizing.launch for line in command.split("\n"))]
     reasons: dict[str, int] = {}
-    for left in found.left_out:
+    for left in sizing.left_out:
         reasons[_kind(left["reason"])] = reasons.get(_kind(left["reason"]), 0) + 1
     return page + (["", left_out_sentence(reasons)] if reasons else [])
 
@@ -52,14 +52,14 @@ def _deployments(rows: list[dict[str, Any]]) -> list[str]:
 
 def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the hours of a day as rows to print: hours in turn with as many instances are one."""
-    found: list[dict[str, Any]] = []
+    day_rows: list[dict[str, Any]] = []
     for hour in day["hours"]:
-        last = found[-1] if found else None
+        last = day_rows[-1] if day_rows else None
         if last and last["inst."] == hour["instances"]:
             last["last"], last["most"] = hour["hour"], max(last["most"], hour["asked"])
         else:
             price = hour["price_per_hour"]
-            found.append(
+            day_rows.append(
                 {
                     **{"first": hour["hour"], "last": hour["hour"], "most": hour["asked"]},
                     **{"inst.": hour["instances"], "started": hour["started"], "GPUs": hour["gpus"]},
@@ -72,17 +72,17 @@ def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
             f"most {day['unit']}": row.pop("most"),
             **row,
         }
-        for row in found
+        for row in day_rows
     ]
 
 
 def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:
     """Return what was not measured, once for each GPU."""
-    found: dict[str, str] = {}
+    by_gpu: dict[str, str] = {}
     for row in rows:
         if row["not_measured"]:
-            found.setdefault(row["gpu"], row["not_measured"])
-    return found
+            by_gpu.setdefault(row["gpu"], row["not_measured"])
+    return by_gpu
 
 
 def left_out_sentence(reasons: Mapping[str, int]) -> str:
@@ -99,8 +99,8 @@ def left_out_sentence(reasons: Mapping[str, int]) -> str:
 def _kind(reason: str) -> str:
     """Return why a deployment is left out in few words."""
     dearer = "cannot be cheaper"
-    kinds = {
+    phrases = {
         **dict.fromkeys(("bounds", "it does not reach", "it costs more", "it is no cheaper"), dearer),
         "no rate keeps": "keep the objectives at no rate",
     }
-    return next((text for start, text in kinds.items() if reason.startswith(start)), "do not fit or cannot run")
+    return next((text for start, text in phrases.items() if reason.startswith(start)), "do not fit or cannot run")

@@ -60,7 +60,7 @@ def print_sweep(table: pa.Table, fronts: Mapping[str, pa.Table], arguments: Any)
     if arguments.format == "csv":
         print(as_csv(rows, table.column_names), end="")
         return
-    found = {name: fronts[name].to_pylist() if name in fronts else [] for name in ("pareto_front", "energy_front")}
+    front_rows = {name: fronts[name].to_pylist() if name in fronts else [] for name in ("pareto_front", "energy_front")}
     faults = [row for row in rows if row["completed"] == 0 and row["requests"] == 0]
     answer = {"scenarios": len(rows), "served": len(rows) - len(faults), "faults": len(faults)}
     flags, columns = _columns_shown(rows, parse_slo(arguments.slo or []))
@@ -69,15 +69,15 @@ def print_sweep(table: pa.Table, fronts: Mapping[str, pa.Table], arguments: Any)
         answer["cheapest"] = cheapest(table, arguments.at_rate)
         best = _cheapest_of_each_load(table, [name for name in flags if name in LOADS], arguments.at_rate)
         if len(best) > 1:
-            answer["cheapest_by_load"] = [{**load, "cheapest": found} for load, found in best]
+            answer["cheapest_by_load"] = [{**load, "cheapest": front_rows} for load, front_rows in best]
     if arguments.format == "json":
-        print(as_json({**answer, **found, "rows": rows}))
+        print(as_json({**answer, **front_rows, "rows": rows}))
         return
     count = f"{len(rows):,} scenario{'s' if len(rows) != 1 else ''}"
     page = [f"{count}, {answer['served']:,} served, {answer['faults']:,} cannot run"]
     # no request rate is an infinite one, and stands last
     rows.sort(key=lambda row: [((row[name] is not None) != (name == "request_rate"), row[name] or 0) for name in flags])
-    front = found["pareto_front"] if len(rows) > 1 else []
+    front = front_rows["pareto_front"] if len(rows) > 1 else []
     for title, ranked in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", front)):
         if ranked:
             page += ["", title] if title else [""]
@@ -90,10 +90,10 @@ def print_sweep(table: pa.Table, fronts: Mapping[str, pa.Table], arguments: Any)
         what = " (in brackets: 90 % intervals)" if "ttft_p99_low_ms" in rows[0] else ""
         page += ["", f"kernel latencies: {', '.join(tiers)}{what}"]
         if "unmeasured-vendor" in tiers:
-            named = sorted({row["gpu"] for row in rows if row["tier"] == "unmeasured-vendor" and "gpu" in row})
+            unmeasured = sorted({row["gpu"] for row in rows if row["tier"] == "unmeasured-vendor" and "gpu" in row})
             page.append(
-                f"many kernels were measured on no GPU of the maker of {', '.join(named)}: general constants stand in, "
-                "and may be off by a factor of 4"
+                f"many kernels were measured on no GPU of the maker of {', '.join(unmeasured)}: general constants "
+                "stand in, and may be off by a factor of 4"
             )
     if best:
         page += ["", *_cheapest_lines(best, flags, arguments.at_rate)]
@@ -107,14 +107,14 @@ def _cheapest_of_each_load(
     import pyarrow.compute as pc
 
     pairs = dict.fromkeys(zip(*(table[name].to_pylist() for name in load), strict=True)) if load else {(): None}
-    found = []
+    by_load = []
     for values in pairs:
         rows = table
         for name, value in zip(load, values, strict=True):
             column = rows[name]
             rows = rows.filter(pc.is_null(column) if value is None else pc.equal(column, value))
-        found.append((dict(zip(load, values, strict=True)), cheapest(rows, rate)))
-    return found
+        by_load.append((dict(zip(load, values, strict=True)), cheapest(rows, rate)))
+    return by_load
 
 
 def _cheapest_lines(
@@ -122,29 +122,29 @@ def _cheapest_lines(
 ) -> list[str]:
     """Return a line for each load with its cheapest deployment."""
     lines = []
-    for load, found in best[:MOST_LOADS]:
-        (named,) = _with_defaults([load], list(load))
-        where = ", ".join(f"{name} {value}" for name, value in named.items())
-        said = _cheapest_said(found, [name for name in flags if name not in load], rate)
+    for load, deployment in best[:MOST_LOADS]:
+        (load_values,) = _with_defaults([load], list(load))
+        where = ", ".join(f"{name} {value}" for name, value in load_values.items())
+        said = _cheapest_said(deployment, [name for name in flags if name not in load], rate)
         lines.append(f"{where}: {said}" if where else said)
     return lines + ([f"... and {len(best) - MOST_LOADS:,} more loads"] if len(best) > MOST_LOADS else [])
 
 
-def _cheapest_said(found: dict[str, Any] | None, flags: list[str], rate: float | None) -> str:
+def _cheapest_said(row: dict[str, Any] | None, flags: list[str], rate: float | None) -> str:
     """Return the cheapest deployment in a sentence."""
-    if found is None:
+    if row is None:
         return "no deployment meets the objectives"
-    named = ", ".join(f"{name} {found[name]}" for name in flags if found[name] is not None and name != PRICE)
-    many = f"{found['instances']:,} instance{'s' if found['instances'] > 1 else ''}"
-    what = f"{many} of {named}" if named else many
+    flag_text = ", ".join(f"{name} {row[name]}" for name in flags if row[name] is not None and name != PRICE)
+    many = f"{row['instances']:,} instance{'s' if row['instances'] > 1 else ''}"
+    what = f"{many} of {flag_text}" if flag_text else many
     at = "" if rate is None else f" for {rate:g} requests/s"
-    if "price_per_hour" not in found:
+    if "price_per_hour" not in row:
         how = "no prices are given; --prices GPU=DOLLARS ranks by cost"
-        return f"fewest GPUs{at}: {what}, {found['gpus_needed']:,} GPUs ({how})"
+        return f"fewest GPUs{at}: {what}, {row['gpus_needed']:,} GPUs ({how})"
     costs = [
-        f"{number(found[f'cost_per_million_{kind}tokens'], ROUGH)} $/M {kind.replace('_', ' ')}tokens" for kind in KINDS
+        f"{number(row[f'cost_per_million_{kind}tokens'], ROUGH)} $/M {kind.replace('_', ' ')}tokens" for kind in KINDS
     ]
-    return f"lowest cost per token{at}: {what}, {number(found['price_per_hour'])} $/h, {', '.join(costs)}"
+    return f"lowest cost per token{at}: {what}, {number(row['price_per_hour'])} $/h, {', '.join(costs)}"
 
 
 def _shown(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
@@ -169,8 +169,8 @@ def _header(name: str) -> str:
 
 def _with_defaults(rows: list[dict[str, Any]], flags: list[str]) -> list[dict[str, Any]]:
     """Return rows in which a flag that a row leaves to the engine is called so; no request rate is an infinite one."""
-    left = {"request_rate": "inf"}
-    return [row | {name: left.get(name, "default") for name in flags if row[name] is None} for row in rows]
+    unset = {"request_rate": "inf"}
+    return [row | {name: unset.get(name, "default") for name in flags if row[name] is None} for row in rows]
 
 
 def _columns_shown(rows: list[dict[str, Any]], slo: Collection[str]) -> tuple[list[str], list[str]]:

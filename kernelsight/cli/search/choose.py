@@ -65,18 +65,18 @@ def run(arguments: argparse.Namespace) -> None:
     with open_session(arguments) as session:
         session.give("choice_questions", [question(arguments) | {"tolerance": arguments.tolerance}])
         with Waiting("choosing"):
-            found = session.table("choices")
+            choices = session.table("choices")
         if every:
             write_table(session.table("choice_candidates"), every)
         if target and target.suffix == ".duckdb":
             session.save(target, [*sorted(session.given()), "choice_candidates", "choices"])
         elif target:
-            write_table(found, target)
+            write_table(choices, target)
         rows = [dict(zip(SHOWN, row, strict=True)) for row in session.sql(SUMMARY).fetchall()]
     if arguments.format == "table":
-        print_page([_sentence(arguments, found), ""])
+        print_page([_sentence(arguments, choices), ""])
     if arguments.format == "json":
-        print(as_json({**_totals(found), "rows": rows}))
+        print(as_json({**_totals(choices), "rows": rows}))
     else:
         print_rows(rows, list(SHOWN), arguments.format)
 
@@ -84,26 +84,26 @@ def run(arguments: argparse.Namespace) -> None:
 def question(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the row of ``choice_questions`` that the arguments state."""
     sources = [name.strip() for name in (arguments.sources or "").split(",") if name.strip()]
-    named = {"gpu": arguments.gpu, "family": arguments.family, "sweeps": list(arguments.sweep)}
-    return {**named, "sources": sources or None, "calls": arguments.calls}
+    measured = {"gpu": arguments.gpu, "family": arguments.family, "sweeps": list(arguments.sweep)}
+    return {**measured, "sources": sources or None, "calls": arguments.calls}
 
 
-def _totals(found: pa.Table) -> dict[str, Any]:
+def _totals(choices: pa.Table) -> dict[str, Any]:
     import pyarrow.compute as pc
 
-    counts = {row["values"]: row["counts"] for row in pc.value_counts(found["decision"]).to_pylist()}
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(choices["decision"]).to_pylist()}
     return {
-        "shapes": found.num_rows,
+        "shapes": choices.num_rows,
         **{name: counts.get(name, 0) for name in ("measured", "trust", "measure")},
-        "p_fastest": pc.mean(found["p_fastest"]).as_py(),
-        "expected_regret": pc.mean(found["expected_regret"]).as_py(),
-        "tier": found["tier"][0].as_py(),
-        "evidence": found["evidence"][0].as_py(),
+        "p_fastest": pc.mean(choices["p_fastest"]).as_py(),
+        "expected_regret": pc.mean(choices["expected_regret"]).as_py(),
+        "tier": choices["tier"][0].as_py(),
+        "evidence": choices["evidence"][0].as_py(),
     }
 
 
-def _sentence(arguments: argparse.Namespace, found: pa.Table) -> str:
-    totals = _totals(found)
+def _sentence(arguments: argparse.Namespace, choices: pa.Table) -> str:
+    totals = _totals(choices)
     return (
         f"{arguments.family} on {arguments.gpu}, {totals['shapes']:,} shapes ({totals['tier']}: {totals['evidence']}): "
         f"the picks are expected to cost {percent(totals['expected_regret'], 1)} over the fastest; "

@@ -62,16 +62,16 @@ def run(arguments: argparse.Namespace) -> None:
     with Waiting("replaying searches"), nullcontext() if target is None else locked(target):
         tables = read_spaces(arguments.space)
         given = (arguments.seeds, arguments.budget, arguments.batch, splits, journal, arguments.resume)
-        found = evaluate(tables, gpus, policies, *given)
-    rows = [{"space": "all", "gpu": "all"} | row for row in found["policies"]] + found["spaces"]
+        report = evaluate(tables, gpus, policies, *given)
+    rows = [{"space": "all", "gpu": "all"} | row for row in report["policies"]] + report["spaces"]
     if arguments.format == "json":
-        print(as_json(found))
+        print(as_json(report))
     else:
         print_rows(rows, _shown(arguments), arguments.format)
-        for line in _sentences(found):
+        for line in _sentences(report):
             note(line)
     if target and target.suffix == ".json":
-        write_text(as_json(found) + "\n", target)
+        write_text(as_json(report) + "\n", target)
     elif target:
         write_table(pa.Table.from_pylist([{name: row.get(name) for name in SHOWN} for row in rows]), target)
     if journal:
@@ -91,21 +91,21 @@ def _words(text: str, flag: str) -> list[str]:
     return words
 
 
-def _sentences(found: dict[str, Any]) -> list[str]:
+def _sentences(report: dict[str, Any]) -> list[str]:
     lines = [
         f"after {count} measurements 90 % intervals cover {percent(row['coverage_90'])} of the other candidates, "
         f"calibration error of the speed-up bins {number(row['ece'], 2)}"
-        for count, row in found["calibration"].items()
+        for count, row in report["calibration"].items()
     ]
-    stops = found["stops"]
+    stops = report["stops"]
     if stops["n"]:
         lines.append(
             f"{stops['n']} searches found nothing left to gain after {number(stops['median_measurements'])} "
             f"measurements (median); {percent(stops['within_2'])} of them were within 2 % of the optimum"
         )
-    for row in found.get("without_nearest", {}).get("policies", ()):
+    for row in report.get("without_nearest", {}).get("policies", ()):
         lines.append(
             f"without the most similar GPU, {row['policy']}: {percent(row['within_2'])} of the searches within 2 % at "
             "the end of the budget"
         )
-    return lines + found["notes"]
+    return lines + report["notes"]

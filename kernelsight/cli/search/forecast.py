@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.dataflow.session import Session
-    from kernelsight.searching.llm.kept_answers import KeptAnswers
+    from kernelsight.searching.llm.answer_cache import AnswerCache
 
 SHOWN = ("candidate_id", "latency_us", "p05_us", "p95_us", "p_faster", "confidence", "raw_probability_sum")
 # columns that a file may lack
@@ -76,16 +76,16 @@ def run(arguments: argparse.Namespace) -> None:
     with open_session(arguments) as session:
         gpu = gpu_row(session, arguments.gpu)
     scenario = {"search_id": "forecast", "gpu": arguments.gpu, "anchor": arguments.anchor}
-    with answers_file(arguments) as kept, Waiting("asking the language model"):
-        before = set(kept)
-        forecast = llm_forecaster(settings, gpu, kept)
-        found = forecast(candidates, measurements, scenario).sort_by([("latency_us", "ascending")])
+    with answers_file(arguments) as answers, Waiting("asking the language model"):
+        before = set(answers)
+        forecast = llm_forecaster(settings, gpu, answers)
+        forecasts = forecast(candidates, measurements, scenario).sort_by([("latency_us", "ascending")])
     if target:
-        write_table(found, target)
-    print_rows(found.select(SHOWN).to_pylist(), list(SHOWN), arguments.format)
-    asked = len(set(kept) - before)
-    note(f"{found.num_rows:,} of {candidates.num_rows:,} candidates forecast; {asked:,} answers asked for")
-    for row in failures(kept):
+        write_table(forecasts, target)
+    print_rows(forecasts.select(SHOWN).to_pylist(), list(SHOWN), arguments.format)
+    new_answers = len(set(answers) - before)
+    note(f"{forecasts.num_rows:,} of {candidates.num_rows:,} candidates forecast; {new_answers:,} answers asked for")
+    for row in failures(answers):
         note(f"{row['answers']:,} answers could not be used: {row['reason']}")
 
 
@@ -117,13 +117,13 @@ def gpu_row(session: Session, gpu: str) -> dict[str, Any]:
     return rows.get(gpu) or (rows.get(alias.gpu) if alias else None) or {"name": gpu}
 
 
-def answers_file(arguments: argparse.Namespace) -> AbstractContextManager[KeptAnswers]:
+def answers_file(arguments: argparse.Namespace) -> AbstractContextManager[AnswerCache]:
     """Return the answers that --llm-cache names, to be extended; none where it is not given."""
     from kernelsight.present.output import check_ending
-    from kernelsight.searching.llm.kept_answers import kept_answers
+    from kernelsight.searching.llm.answer_cache import answer_cache
 
     file = check_ending(arguments.llm_cache, (".parquet",), "--llm-cache")
-    return kept_answers(file, lambda path: table_of(str(path), "llm_answers", "--llm-cache"))
+    return answer_cache(file, lambda path: table_of(str(path), "llm_answers", "--llm-cache"))
 
 
 def table_of(path: str, name: str, flag: str) -> pa.Table:
@@ -134,8 +134,8 @@ def table_of(path: str, name: str, flag: str) -> pa.Table:
     from kernelsight.dataflow.contract import conform
     from kernelsight.dataflow.parquet_files import read_parquet
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"{flag} {path} {found}; give a Parquet file of the table {name}.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"{flag} {path} {problem}; give a Parquet file of the table {name}.")
 
     table = read_parquet(path, refuse)
     for column, value in OPTIONAL.get(name, {}).items():

@@ -46,14 +46,14 @@ def run(arguments: argparse.Namespace) -> None:
     for name in arguments.files:
         path = Path(name)
         space = arguments.space_name
-        found = read_parameters(path, space) if declared else read_tuner_file(path, space, arguments.gpu)
-        for text in found.notes:
+        tuner_file = read_parameters(path, space) if declared else read_tuner_file(path, space, arguments.gpu)
+        for text in tuner_file.notes:
             note(text)
-        space, gpu = next(((row["space"], row["gpu"]) for row in found.rows), (None, None))
+        space, gpu = next(((row["space"], row["gpu"]) for row in tuner_file.rows), (None, None))
         first = {"file": Path(name).name, "space": space, "gpu": gpu}
-        counts.append(first | {"reason": "kept", "rows": len(found.rows)})
-        counts += [first | {"reason": f"rejected: {reason}", "rows": n} for reason, n in found.rejected.items()]
-        rows += found.rows
+        counts.append(first | {"reason": "kept", "rows": len(tuner_file.rows)})
+        counts += [first | {"reason": f"rejected: {reason}", "rows": n} for reason, n in tuner_file.rejected.items()]
+        rows += tuner_file.rows
     if not rows:
         raise InvalidInput("no row of these files could be used; give files with measured configurations.")
     if target:

@@ -108,19 +108,19 @@ def run(arguments: argparse.Namespace) -> None:
         raise InvalidInput("--resume needs -o FILE.duckdb, beside which the journal of the search lies.")
     tables = read_spaces(arguments.space)
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
-    kept: dict[tuple[str, int], dict] = {}
-    more = _forecasts(arguments, tables, scenario, kept), _proposer(arguments)
+    answers: dict[tuple[str, int], dict] = {}
+    more = _forecasts(arguments, tables, scenario, answers), _proposer(arguments)
     measurer = _measurer(arguments)
     with Waiting("searching"):
         try:
-            found = search(tables, scenario, measurer, target, arguments.resume, *more)
+            made = search(tables, scenario, measurer, target, arguments.resume, *more)
         except RunFailed as error:
             failure = getattr(measurer, "last_failure", None)
             raise RunFailed(f"{error} The last failure: {failure}." if failure else str(error)) from None
     if target:
         with connect() as session:
-            save_search(session, tables, scenario, found, target)
-    summary, rounds = found["search_summary"].to_pylist()[0], found["search_rounds"].to_pylist()
+            save_search(session, tables, scenario, made, target)
+    summary, rounds = made["search_summary"].to_pylist()[0], made["search_rounds"].to_pylist()
     if arguments.format == "json":
         print(as_json(summary | {"scenario": scenario, "rounds": rounds}))
     else:
@@ -131,14 +131,14 @@ def run(arguments: argparse.Namespace) -> None:
         note(summary["notes"])
     if unread := getattr(measurer, "unread", None):
         note(f"{len(unread):,} outputs were no latency, and count as runtime_failed; the first: {unread[0]}")
-    for row in failures(kept):
+    for row in failures(answers):
         note(f"{row['answers']:,} answers of the language model could not be used: {row['reason']}")
 
 
-def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any], kept: dict) -> Any:
+def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any], all_answers: dict) -> Any:
     """Return what forecasts the candidates of a target, a file or a language model; None without either.
 
-    ``kept``: takes the answers of a language model.
+    ``all_answers``: takes the answers of a language model.
     """
     if arguments.forecasts is not None:
         from kernelsight.searching.space_files import read_forecasts
@@ -149,7 +149,7 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
         return lambda target: table
     if arguments.forecaster != "llm":
         return None
-    from kernelsight.searching.forecast_sources import asked
+    from kernelsight.searching.forecast_sources import model_forecasts
     from kernelsight.searching.llm.forecaster import llm_forecaster
 
     # a resumed search must not meet other answers than the one that was killed
@@ -164,9 +164,11 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
 
     def forecasts(target: Any) -> Any:
         with file as answers:
-            found = asked(target, tables, scenario, llm_forecaster(settings, gpu, answers), arguments.llm_candidates)
-        kept.update(answers)
-        return found
+            rows = model_forecasts(
+                target, tables, scenario, llm_forecaster(settings, gpu, answers), arguments.llm_candidates
+            )
+        all_answers.update(answers)
+        return rows
 
     return forecasts
 

@@ -72,14 +72,15 @@ def fit(servers: Servers) -> Constants:
     """
     from scipy.optimize import least_squares
 
-    kinds = sorted(set(servers.architecture.tolist()))
+    architectures = sorted(set(servers.architecture.tolist()))
     common = [*FITTED, "cap", "cap_sharpness"]
-    bounds = np.array([*([BOUNDS["active"]] * len(kinds)), *(BOUNDS[name] for name in common)])
+    bounds = np.array([*([BOUNDS["active"]] * len(architectures)), *(BOUNDS[name] for name in common)])
 
     def constants(values: np.ndarray) -> Constants:
         stated = values.tolist()
         return Constants(
-            dict(zip(kinds, stated[: len(kinds)], strict=True)), dict(zip(common, stated[len(kinds) :], strict=True))
+            dict(zip(architectures, stated[: len(architectures)], strict=True)),
+            dict(zip(common, stated[len(architectures) :], strict=True)),
         )
 
     start, least, most = bounds.T
@@ -93,11 +94,11 @@ def fit(servers: Servers) -> Constants:
 
 def left_out(servers: Servers, groups: np.ndarray, fitted: np.ndarray) -> np.ndarray:
     """Return power predicted without the group of each server; ``fitted``: those that may be fitted on."""
-    found = np.full(servers.power.size, np.nan)
+    predicted = np.full(servers.power.size, np.nan)
     for group in sorted(set(groups.tolist())):
-        own = groups == group
-        found[own] = power_of(fit(servers.of(fitted & ~own)), servers.of(own))
-    return found
+        in_group = groups == group
+        predicted[in_group] = power_of(fit(servers.of(fitted & ~in_group)), servers.of(in_group))
+    return predicted
 
 
 def baselines(servers: Servers, groups: np.ndarray, fitted: np.ndarray) -> dict[str, np.ndarray]:
@@ -111,10 +112,10 @@ def baselines(servers: Servers, groups: np.ndarray, fitted: np.ndarray) -> dict[
     columns = np.stack([np.ones(last.size), servers.work.memory, servers.work.compute, last.astype(float)], axis=1)
     drawn = servers.power / servers.limit
     for group in sorted(set(groups.tolist())):
-        own, others = groups == group, fitted & (groups != group)
-        share[own] = np.median(drawn[others])
+        in_group, others = groups == group, fitted & (groups != group)
+        share[in_group] = np.median(drawn[others])
         solved, *_ = np.linalg.lstsq(columns[others], drawn[others], rcond=None)
-        linear[own] = columns[own] @ solved
+        linear[in_group] = columns[in_group] @ solved
     return {"limit": servers.limit, "constant_share": share * servers.limit, "four_constants": linear * servers.limit}
 
 

@@ -28,13 +28,13 @@ def evaluate(session: Session, runs: Sequence[Mapping[str, Any]], every: int = 1
     measured = [run for run in runs if run.get("mean_power_w")]
     steady = steady_of(session, measured)
     power, limit, idle = drawn_power(steady.runs, session.table("gpus"))
-    kinds, models = architectures(steady.runs, session.table("gpus")), family_of(steady.runs)
-    servers = Servers(steady.work, power, limit, idle, kinds, models)
+    architecture_of, models = architectures(steady.runs, session.table("gpus")), family_of(steady.runs)
+    servers = Servers(steady.work, power, limit, idle, architecture_of, models)
     fitted = np.array([run["dp"] == 1 for run in steady.runs])
     by_model = left_out(servers, models, fitted)
-    by_gpu = left_out(servers, kinds, fitted)
+    by_gpu = left_out(servers, architecture_of, fitted)
     served_power, served_energy = _served(session, steady.runs, servers, models, fitted, every)
-    other_power, other_energy = _served(session, steady.runs, servers, kinds, fitted, every)
+    other_power, other_energy = _served(session, steady.runs, servers, architecture_of, fitted, every)
     energy = np.array([run["energy_per_output_token_j"] for run in steady.runs])
     errors = {
         "power, measured step time, model left out": by_model / power,
@@ -43,7 +43,7 @@ def evaluate(session: Session, runs: Sequence[Mapping[str, Any]], every: int = 1
         "energy per output token, predicted step time, model left out": served_energy / energy,
         "power, predicted step time, architecture left out": other_power / power,
         "energy per output token, predicted step time, architecture left out": other_energy / energy,
-        **{f"power, {name}": found / power for name, found in baselines(servers, models, fitted).items()},
+        **{f"power, {name}": watts / power for name, watts in baselines(servers, models, fitted).items()},
     }
     halves = {
         "power": _half(served_power / power, fitted),
@@ -57,13 +57,16 @@ def evaluate(session: Session, runs: Sequence[Mapping[str, Any]], every: int = 1
         "runs": len(measured),
         "served": int(np.isfinite(served_power).sum()),
         "not_planned": len(measured) - len(steady.runs),
-        "scores": {name: _scores(ratio, steady.runs, kinds, fitted) for name, ratio in errors.items()},
+        "scores": {name: _scores(ratio, steady.runs, architecture_of, fitted) for name, ratio in errors.items()},
         "coverage": {
             "power": _coverage(served_power / power, models, fitted),
             "energy": _coverage(served_energy / energy, models, fitted),
         },
         "constants": {"active": constants.active, "common": constants.common},
-        "gpus": _gpus_by(kinds[fitted], [run["gpu"] for run, kept in zip(steady.runs, fitted, strict=True) if kept]),
+        "gpus": _gpus_by(
+            architecture_of[fitted],
+            [run["gpu"] for run, is_fitted in zip(steady.runs, fitted, strict=True) if is_fitted],
+        ),
         "log_halves": halves,
     }
 
@@ -80,19 +83,21 @@ def _served(
     power, energy = np.full(len(runs), np.nan), np.full(len(runs), np.nan)
     count = np.array([run["tp"] * run["pp"] * run["dp"] for run in runs])
     for group in sorted(set(groups.tolist())):
-        own = np.flatnonzero(groups == group)[::every]
-        found = simulated(session, [runs[i] for i in own], fit(servers.of(fitted & (groups != group))))
-        power[own], energy[own] = found.power_w / count[own], found.joules_per_token
+        members = np.flatnonzero(groups == group)[::every]
+        served = simulated(session, [runs[i] for i in members], fit(servers.of(fitted & (groups != group))))
+        power[members], energy[members] = served.power_w / count[members], served.joules_per_token
     return power, energy
 
 
-def _gpus_by(kinds: np.ndarray, gpus: Sequence[str]) -> dict[str, list[str]]:
+def _gpus_by(architecture_of: np.ndarray, gpus: Sequence[str]) -> dict[str, list[str]]:
     """Return by architecture the GPUs whose servers are fitted on."""
-    pairs = sorted(set(zip(kinds.tolist(), gpus, strict=True)))
-    return {kind: [gpu for own, gpu in pairs if own == kind] for kind in dict(pairs)}
+    pairs = sorted(set(zip(architecture_of.tolist(), gpus, strict=True)))
+    return {kind: [gpu for architecture, gpu in pairs if architecture == kind] for kind in dict(pairs)}
 
 
-def _scores(ratio: np.ndarray, runs: Sequence[Mapping[str, Any]], kinds: np.ndarray, fitted: np.ndarray) -> dict:
+def _scores(
+    ratio: np.ndarray, runs: Sequence[Mapping[str, Any]], architecture_of: np.ndarray, fitted: np.ndarray
+) -> dict:
     users = np.array([run["max_concurrency"] for run in runs])
     tasks, gpus = (np.array([run[name] for run in runs]) for name in ("task", "gpu"))
     groups = {"all": np.ones(users.size, bool), "without data-parallel ranks": fitted}
@@ -112,6 +117,6 @@ def _coverage(ratio: np.ndarray, models: np.ndarray, fitted: np.ndarray) -> floa
     """Return the share of runs within an interval whose width the other models give."""
     inside = []
     for model in sorted(set(models.tolist())):
-        own = (models == model) & fitted & np.isfinite(ratio)
-        inside += (np.abs(np.log(ratio[own])) <= _half(ratio, fitted & (models != model))).tolist()
+        of_model = (models == model) & fitted & np.isfinite(ratio)
+        inside += (np.abs(np.log(ratio[of_model])) <= _half(ratio, fitted & (models != model))).tolist()
     return float(np.mean(inside))

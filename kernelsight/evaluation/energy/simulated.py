@@ -57,7 +57,7 @@ def simulated(session: Session, runs: Sequence[Mapping[str, Any]], constants: Co
         for each in plan.deployments
         if is_prose(run)
     }
-    found: dict[str, dict[str, Any]] = {}
+    rows_by_scenario: dict[str, dict[str, Any]] = {}
     with session.fork() as priced:
         priced.progress = None
         priced.give("energy_constants", rows_of(priced.table("energy_constants").to_pylist(), constants))
@@ -66,8 +66,8 @@ def simulated(session: Session, runs: Sequence[Mapping[str, Any]], constants: Co
                 give_plan(fork, part.deployments, part.scenarios)
                 host = with_host(fork.table("host_settings"), lambda row: None, prose)
                 fork.give("host_settings", host, trusted=True)
-                found |= {row["scenario_id"]: row for row in fork.query(FULL_QUERY).to_pylist()}
-    rows = [found.get(plan.scenario["scenario_id"], {}) if plan.scenario else {} for plan in planned]
+                rows_by_scenario |= {row["scenario_id"]: row for row in fork.query(FULL_QUERY).to_pylist()}
+    rows = [rows_by_scenario.get(plan.scenario["scenario_id"], {}) if plan.scenario else {} for plan in planned]
     power = np.array([row.get("power_w", np.nan) for row in rows], float)
     e2e_s = np.array([row.get("e2e_mean_ms", np.nan) for row in rows], float) / 1e3
     # a closed loop that stays full gives each user its tokens in the time of a request
@@ -78,7 +78,7 @@ def simulated(session: Session, runs: Sequence[Mapping[str, Any]], constants: Co
 def rows_of(rows: Sequence[Mapping[str, Any]], constants: Constants) -> list[dict[str, Any]]:
     """Return rows of ``energy_constants`` with fitted values instead of theirs; others stay as they are."""
     common = {name.removesuffix("_w"): value for name, value in constants.common.items()}
-    kept = [
+    unchanged = [
         dict(row) | ({"value": common[row["constant"]]} if row["constant"] in common else {})
         for row in rows
         if row["constant"] != "active"
@@ -86,6 +86,6 @@ def rows_of(rows: Sequence[Mapping[str, Any]], constants: Constants) -> list[dic
     source = {"basis": "fitted", "source": next(row["source"] for row in rows if row["constant"] == "memory")}
     active = constants.active | {"*": float(np.mean(list(constants.active.values())))}
     return [
-        *kept,
+        *unchanged,
         *({"architecture": name, "constant": "active", "value": value, **source} for name, value in active.items()),
     ]

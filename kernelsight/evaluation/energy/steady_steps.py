@@ -40,10 +40,10 @@ def steady_of(session: Session, runs: Sequence[Mapping[str, Any]]) -> Steady:
     recipes = session.table("recipes").to_pylist()
     planned = plan_runs(session, [flags_of(run, recipes)[0] for run in runs])
     pairs = [(dict(run), plan.deployments[0]) for run, plan in zip(runs, planned, strict=True) if plan.scenario]
-    found: list[np.ndarray] = []
+    works: list[np.ndarray] = []
     for first in range(0, len(pairs), TOGETHER):
-        found += _works(session, pairs[first : first + TOGETHER])
-    columns = np.array(found).reshape(-1, len(Work._fields)).T
+        works += _works(session, pairs[first : first + TOGETHER])
+    columns = np.array(works).reshape(-1, len(Work._fields)).T
     return Steady([run for run, _ in pairs], Work(*columns))
 
 

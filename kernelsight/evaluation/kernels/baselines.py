@@ -49,10 +49,10 @@ class Peaks(NamedTuple):
 def systems_folder() -> Path | None:
     """Return the installed package's folder of system files, found without importing it; None where it is absent."""
     try:
-        found = distribution(PACKAGE).locate_file("aiconfigurator_core/systems")
+        location = distribution(PACKAGE).locate_file("aiconfigurator_core/systems")
     except PackageNotFoundError:
         return None
-    folder = Path(str(found))
+    folder = Path(str(location))
     return folder if folder.is_dir() else None
 
 
@@ -159,25 +159,25 @@ def fit_affine(roofline: np.ndarray, measured: np.ndarray) -> tuple[float, float
     >>> round(a, 3), round(t0, 3)
     (2.0, 3.0)
     """
-    terms = np.stack([roofline / measured, 1.0 / measured], axis=1)
-    found = _least_absolute(terms)
-    if found.min() >= 0.0:
-        return float(found[0]), float(found[1])
+    parts = np.stack([roofline / measured, 1.0 / measured], axis=1)
+    solved = _least_absolute(parts)
+    if solved.min() >= 0.0:
+        return float(solved[0]), float(solved[1])
     # the best point lies on an edge: one term alone, whichever is closer
-    alone = [_least_absolute(terms[:, [column]])[0] for column in (0, 1)]
-    misses = [np.abs(alone[column] * terms[:, column] - 1.0).mean() for column in (0, 1)]
+    alone = [_least_absolute(parts[:, [column]])[0] for column in (0, 1)]
+    misses = [np.abs(alone[column] * parts[:, column] - 1.0).mean() for column in (0, 1)]
     return (float(alone[0]), 0.0) if misses[0] <= misses[1] else (0.0, float(alone[1]))
 
 
-def _least_absolute(terms: np.ndarray, rounds: int = 60) -> np.ndarray:
+def _least_absolute(parts: np.ndarray, rounds: int = 60) -> np.ndarray:
     """Return the x of least sum |terms x - 1|: squares weighted by 1 / |residual|, its floor lowered each round."""
-    weights = np.ones(len(terms))
-    found = np.zeros(terms.shape[1])
+    weights = np.ones(len(parts))
+    solved = np.zeros(parts.shape[1])
     for step in range(rounds):
-        weighted = terms * weights[:, None]
-        found = np.linalg.lstsq(weighted.T @ terms, weighted.sum(axis=0), rcond=None)[0]
-        weights = 1.0 / np.maximum(np.abs(terms @ found - 1.0), max(0.1 * 0.7**step, 1e-7))
-    return found
+        weighted = parts * weights[:, None]
+        solved = np.linalg.lstsq(weighted.T @ parts, weighted.sum(axis=0), rcond=None)[0]
+        weights = 1.0 / np.maximum(np.abs(parts @ solved - 1.0), max(0.1 * 0.7**step, 1e-7))
+    return solved
 
 
 def nearest_gpu_us(
@@ -198,10 +198,10 @@ def nearest_gpu_us(
     )
     same = known.group_by([*keys, "implementation"]).agg(pl.col("eta").median())
     any_kernel = same.group_by(keys).agg(pl.col("eta").min())
-    asked = pl.from_arrow(test.select([*keys, "implementation"]))
-    asked = asked.join(same, on=[*keys, "implementation"], how="left", nulls_equal=True, maintain_order="left")
-    asked = asked.join(any_kernel, on=keys, how="left", nulls_equal=True, maintain_order="left", suffix="_any")
-    eta = asked.select(pl.coalesce("eta", "eta_any")).to_series().to_numpy()
+    sites = pl.from_arrow(test.select([*keys, "implementation"]))
+    sites = sites.join(same, on=[*keys, "implementation"], how="left", nulls_equal=True, maintain_order="left")
+    sites = sites.join(any_kernel, on=keys, how="left", nulls_equal=True, maintain_order="left", suffix="_any")
+    eta = sites.select(pl.coalesce("eta", "eta_any")).to_series().to_numpy()
     return np.asarray(eta, dtype=float) * roofline
 
 

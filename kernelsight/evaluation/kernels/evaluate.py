@@ -87,28 +87,28 @@ def scored_rows(
             continue
         taught = to_learn(family, taught)
         unmeasured = test.num_rows and taught.num_rows and not split.budget
-        asked = as_unmeasured(family, sweeps, train, test) if unmeasured else None
-        predicted = _predictions(family, taught, test, asked, model, split.tier)
+        unnamed = as_unmeasured(family, sweeps, train, test) if unmeasured else None
+        predicted = _predictions(family, taught, test, unnamed, model, split.tier)
         yield family, labelled(family, train, taught, test, roofline, predicted, systems)
 
 
 def _predictions(
-    family: str, taught: pa.Table, test: pa.Table, asked: pa.Table | None, model: Model, tier: str
+    family: str, taught: pa.Table, test: pa.Table, unnamed: pa.Table | None, model: Model, tier: str
 ) -> dict[str, np.ndarray]:
-    """Return the columns NAMED and UNMEASURED: ``asked`` are the test rows without what the target says of them."""
-    found = {name: np.full(test.num_rows, np.nan) for name in (*NAMED, *UNMEASURED)}
+    """Return the columns NAMED and UNMEASURED: ``unnamed`` are the test rows without what the target says of them."""
+    columns = {name: np.full(test.num_rows, np.nan) for name in (*NAMED, *UNMEASURED)}
     if not taught.num_rows:
-        return found
+        return columns
     other = np.zeros(test.num_rows, dtype=bool)
-    for name in ("implementation", "math") if asked is not None else ():
-        other |= np.asarray(pc.not_equal(*(pc.fill_null(table[name], "") for table in (test, asked))))
-    rows = pa.concat_tables([test, asked.filter(pa.array(other))]) if asked is not None else test
+    for name in ("implementation", "math") if unnamed is not None else ():
+        other |= np.asarray(pc.not_equal(*(pc.fill_null(table[name], "") for table in (test, unnamed))))
+    rows = pa.concat_tables([test, unnamed.filter(pa.array(other))]) if unnamed is not None else test
     for number, values in enumerate(model({family: taught}, {family: rows}, tier)[family]):
-        named = found[NAMED[number]] = np.asarray(values, dtype=float)[: test.num_rows]
-        if asked is not None:
-            found[UNMEASURED[number]][~other] = named[~other]
-            found[UNMEASURED[number]][other] = np.asarray(values, dtype=float)[test.num_rows :]
-    return found
+        values_of_test = columns[NAMED[number]] = np.asarray(values, dtype=float)[: test.num_rows]
+        if unnamed is not None:
+            columns[UNMEASURED[number]][~other] = values_of_test[~other]
+            columns[UNMEASURED[number]][other] = np.asarray(values, dtype=float)[test.num_rows :]
+    return columns
 
 
 def labelled(
@@ -124,7 +124,7 @@ def labelled(
     roofline = baselines.roofline_us(family, test, systems)
     gpus = measured_by(train)
     seen, same_kernel = is_seen(family, taught, test)
-    covered = {dtype: is_covered(found) for dtype, found in gpus.items()}
+    covered = {dtype: is_covered(on_gpus) for dtype, on_gpus in gpus.items()}
     columns = {
         "family": pa.repeat(family, test.num_rows).dictionary_encode(),
         "covered": np.array([covered.get(dtype, False) for dtype in test["dtype"].to_pylist()], dtype=bool),
@@ -199,8 +199,8 @@ def rejected_rows(sweeps: Sequence[Path], gpus: Sequence[str], left_out: Mapping
 
 
 def _noted_rows(path: Path, noted: bytes) -> list[dict[str, Any]]:
-    def refuse(found: str) -> InvalidInput:
-        return no_sweep(path, f"has a note of rejected rows that {found}")
+    def refuse(problem: str) -> InvalidInput:
+        return no_sweep(path, f"has a note of rejected rows that {problem}")
 
     rows = parse_json(decoded(noted, refuse), refuse)
     fields = {"gpu", "reason", "n"}
@@ -237,12 +237,12 @@ def evaluate(
                 "kernel family", family, counts, f"The sweep holds no such row of {', '.join(split.test_gpus)}."
             )
     able = [family for family in counts if family in MEASURED and family in modelled]
-    asked = [family for family in able if not families or family in families]
+    wanted = [family for family in able if not families or family in families]
     more: dict[str, Any] = {}
     if score_rows is not None:
-        scored, more = score_rows(sweeps, split, asked, systems)
+        scored, more = score_rows(sweeps, split, wanted, systems)
     elif model is not None:
-        scored = dict(scored_rows(sweeps, split, model, asked, systems))
+        scored = dict(scored_rows(sweeps, split, model, wanted, systems))
     left_out = {}
     for family, n in counts.items():
         if families and family not in families:

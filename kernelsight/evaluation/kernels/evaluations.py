@@ -16,7 +16,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.kernels import predict
 from kernelsight.evaluation.kernels.baselines import systems_folder
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.points import Asked, rows_after_points
+from kernelsight.evaluation.kernels.points import PointBudget, rows_after_points
 from kernelsight.evaluation.kernels.scores import score_rows
 from kernelsight.evaluation.kernels.versions import new_versions, scored_versions, version_scores
 from kernelsight.fitting.splits import Split
@@ -32,7 +32,7 @@ TABLES = {
 }
 
 
-def row_of_split(split: Split, points: Asked | None, **others: Any) -> dict[str, Any]:
+def row_of_split(split: Split, points: PointBudget | None, **others: Any) -> dict[str, Any]:
     """Return a row of ``kernel_evaluations``; ``others``: its sweeps, families, and whether it is final."""
     return {
         "evaluation_id": split.name,
@@ -88,7 +88,7 @@ def _version_report(row: Mapping[str, Any]) -> dict[str, Any]:
 def _gpu_report(row: Mapping[str, Any]) -> dict[str, Any]:
     gpus = tuple(row["train_gpus"]), tuple(row["test_gpus"])
     split = Split(row["evaluation_id"], *gpus, row["tier"], row["budget"] or 0.0, bool(row["whole_layers"]))
-    points = Asked(row["points"], row["point_choice"] or "planned") if row["points"] else None
+    points = PointBudget(row["points"], row["point_choice"] or "planned") if row["points"] else None
     result, _ = evaluate(
         [Path(name) for name in row["sweeps"]],
         split,

@@ -35,7 +35,7 @@ Choose = Callable[..., np.ndarray]
 CHOICES: dict[str, Choose] = {"planned": planned, "random": random_points}
 
 
-class Asked(NamedTuple):
+class PointBudget(NamedTuple):
     """How many points of each kernel are measured, and how they are chosen: planned or random."""
 
     per_kernel: int
@@ -55,11 +55,11 @@ class Family(NamedTuple):
 
 
 def rows_after_points(
-    asked: Asked, sweeps: Sequence[Path], split: Split, families: Sequence[str], systems: Path | None
+    budget: PointBudget, sweeps: Sequence[Path], split: Split, families: Sequence[str], systems: Path | None
 ) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Return the scored rows of each family without the points, and what a report adds: points, unmeasured_sites."""
     fits = dict(fitted(sweeps, split.train_gpus, split.test_gpus, families))
-    return scored_after(asked, fits, split.test_gpus, rests_after(fits), systems)
+    return scored_after(budget, fits, split.test_gpus, rests_after(fits), systems)
 
 
 def fitted(
@@ -93,8 +93,8 @@ def against(
     trained = set(pc.unique(train["gpu"]).to_pylist())
     # a GPU that alone taught a family has no fit without it
     test = {gpu: rows for gpu, rows in test.items() if rows.num_rows and (gpu in held_out or gpu not in trained)}
-    own = {gpu: measured_calls(family, rows, gpu, constants, tables) for gpu, rows in test.items()}
-    return Family(train, test, own, held_out)
+    calls = {gpu: measured_calls(family, rows, gpu, constants, tables) for gpu, rows in test.items()}
+    return Family(train, test, calls, held_out)
 
 
 def rests_after(fits: Mapping[str, Family]) -> dict[int, dict[str, Rest]]:
@@ -107,7 +107,7 @@ def rests_after(fits: Mapping[str, Family]) -> dict[int, dict[str, Rest]]:
 
 
 def scored_after(
-    asked: Asked,
+    budget: PointBudget,
     fits: Mapping[str, Family],
     gpus: Sequence[str],
     rests: Mapping[int, Mapping[str, Rest]],
@@ -116,10 +116,10 @@ def scored_after(
     """Return the scored rows of GPUs of one generation after points, and what a report adds to them."""
     generation = generation_of(gpus[0])
     curves = points_intervals(rests, without=generation)
-    found = {gpu: predicted_after(gpu, fits, asked, curves) for gpu in gpus}
+    by_gpu = {gpu: predicted_after(gpu, fits, budget, curves) for gpu in gpus}
     scored, new_sites, points = {}, [], 0
     for name, one in fits.items():
-        parts = [found[gpu][name] for gpu in gpus if name in found[gpu]]
+        parts = [by_gpu[gpu][name] for gpu in gpus if name in by_gpu[gpu]]
         outside = [gpu for gpu in pc.unique(one.train["gpu"]).to_pylist() if generation_of(gpu) != generation]
         train = one.train.filter(pc.is_in(one.train["gpu"], pa.array(outside, pa.string())))
         if not parts or not train.num_rows:
@@ -136,18 +136,18 @@ def scored_after(
 
 
 def predicted_after(
-    gpu: str, fits: Mapping[str, Family], asked: Asked, curves: Mapping[str, Mapping[str, np.ndarray]]
+    gpu: str, fits: Mapping[str, Family], budget: PointBudget, curves: Mapping[str, Mapping[str, np.ndarray]]
 ) -> dict[str, tuple[pa.Table, dict[str, np.ndarray], np.ndarray]]:
     """Return of each family of a GPU its rows but for the points, their predictions, and whether their site is new."""
     families = {name: one for name, one in fits.items() if gpu in one.own}
     chosen = {
-        name: CHOICES[asked.how](one.own[gpu].places, is_serving(name, one.test[gpu]).astype(float), asked.per_kernel)
+        name: CHOICES[budget.how](one.own[gpu].places, is_serving(name, one.test[gpu]).astype(float), budget.per_kernel)
         for name, one in families.items()
-        if asked.per_kernel
+        if budget.per_kernel
     }
     points = [families[name].own[gpu].at(rows) for name, rows in chosen.items()]
     few = fit_points(joined_calls(points)) if points else {}
-    found = {}
+    by_family = {}
     for name, one in families.items():
         mine, measured = one.test[gpu], chosen.get(name, np.empty(0, dtype=int))
         rest = np.setdiff1d(np.arange(mine.num_rows), measured)
@@ -160,5 +160,5 @@ def predicted_after(
         _, sites = site_names(name, mine)
         values = {"predicted_us": latency, "p05_us": latency / factor, "p95_us": latency * factor}
         values |= dict.fromkeys(UNMEASURED, np.full(rest.size, np.nan))
-        found[name] = (mine.take(pa.array(rest)), values, ~np.isin(sites[rest], sites[measured]))
-    return found
+        by_family[name] = (mine.take(pa.array(rest)), values, ~np.isin(sites[rest], sites[measured]))
+    return by_family

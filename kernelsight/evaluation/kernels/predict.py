@@ -31,7 +31,7 @@ def fit_and_predict(
     apart; rows of one without training rows have no prediction.
     """
     gpus = facts("gpus")
-    found = {}
+    predictions = {}
     for family, rows in test.items():
         parts = [np.full(rows.num_rows, np.nan) for _ in range(3)]
         taught_by = by_vendor(train[family], gpus)
@@ -44,8 +44,8 @@ def fit_and_predict(
             answer = _fitted(family, form, taught, rows.filter(pa.array(mine)), tier)
             for part, values in zip(parts, answer, strict=True):
                 part[mine] = values
-        found[family] = (parts[0], parts[1], parts[2])
-    return found
+        predictions[family] = (parts[0], parts[1], parts[2])
+    return predictions
 
 
 def _fitted(
@@ -62,11 +62,11 @@ def _fitted(
     if rest.any():
         factor[rest] = _held_out_factor(family, form, taught, rows.filter(pa.array(rest)), latency[rest], tables)
     for gpu in sorted(known & set(pc.unique(rows["gpu"]).to_pylist())):
-        own = fit_measured(family, form, taught, gpu, constants, *tables)
+        gpu_fit = fit_measured(family, form, taught, gpu, constants, *tables)
         mine = np.asarray(pc.equal(rows["gpu"], gpu))
         of_gpu = rows.filter(pa.array(mine))
-        latency[mine] = correct(family, form, of_gpu, latency[mine], rows_of(family, gpu, own), *tables)
-        curves = fit_intervals(own.fit.unseen_error, own.latency_us, own.kernels)
+        latency[mine] = correct(family, form, of_gpu, latency[mine], rows_of(family, gpu, gpu_fit), *tables)
+        curves = fit_intervals(gpu_fit.fit.unseen_error, gpu_fit.latency_us, gpu_fit.kernels)
         factor[mine] = _factor(curves, kernels_of(of_gpu), latency[mine])
     return latency, latency / factor, latency * factor
 

@@ -33,7 +33,7 @@ def remeasurement_floors(sweeps: Sequence[Path], gpus: Sequence[str]) -> list[di
     Each: {"family", "what", "grid", "serving"}. The earlier version, or vLLM, stands as the measured one. A pair that
     the sweeps do not hold is left out.
     """
-    found = []
+    floors = []
     for family, what, pair in PAIRS:
         rows = _pairs(sweeps, gpus, family, pair)
         if rows.num_rows:
@@ -41,8 +41,8 @@ def remeasurement_floors(sweeps: Sequence[Path], gpus: Sequence[str]) -> list[di
                 shapes: score(part["first_us"].to_numpy(), part["second_us"].to_numpy())
                 for shapes, part in (("grid", rows), ("serving", rows.filter(pa.array(is_serving(family, rows)))))
             }
-            found.append({"family": family, "what": what, **scores})
-    return found
+            floors.append({"family": family, "what": what, **scores})
+    return floors
 
 
 def _pairs(sweeps: Sequence[Path], gpus: Sequence[str], family: str, pair: str) -> pa.Table:

@@ -25,16 +25,16 @@ def score_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     ):
         rows += _pair_rows(scope, pair) if pair["grid"]["n"] or scope in ("pooled", "unseen_implementation") else []
     for cell in result["families"]:
-        named = {"family": cell["family"], "dtype": cell["dtype"]}
+        cell_key = {"family": cell["family"], "dtype": cell["dtype"]}
         for scope, part in (("covered", cell), ("seen", cell["seen"]), ("unseen", cell["unseen"])):
             if part["grid"]["n"]:
-                rows += [named | row for row in _pair_rows(scope, part, part["baselines"])]
+                rows += [cell_key | row for row in _pair_rows(scope, part, part["baselines"])]
         for scope, part in (("nothing_of_target", cell), ("nothing_of_target_seen", cell["seen"])):
             if part["nothing_of_target"]["grid"]["n"]:
-                rows += [named | row for row in _pair_rows(scope, part["nothing_of_target"])]
+                rows += [cell_key | row for row in _pair_rows(scope, part["nothing_of_target"])]
     for cell in result["uncovered"]:
-        named = {"family": cell["family"], "dtype": cell["dtype"]}
-        rows += [named | row for row in _pair_rows("uncovered", cell, cell["baselines"])]
+        cell_key = {"family": cell["family"], "dtype": cell["dtype"]}
+        rows += [cell_key | row for row in _pair_rows("uncovered", cell, cell["baselines"])]
     return rows
 
 

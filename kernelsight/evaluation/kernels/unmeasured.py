@@ -33,20 +33,20 @@ def as_unmeasured(family: str, sweeps: Sequence[Path], train: pa.Table, test: pa
     counted = pack_table(choice_rows(sweeps, family, pc.unique(train["gpu"]).to_pylist(), implementations))
     by_width = FAMILIES[family].by_head_dim
     width = test["head_dim"] if by_width else pa.nulls(test.num_rows, pa.float64())
-    named = test.select(["engine", "gpu", "dtype", "implementation", "math"]).append_column(
+    kernels = test.select(["engine", "gpu", "dtype", "implementation", "math"]).append_column(
         "head_dim", pc.cast(pc.cast(width, pa.int64()), pa.string())
     )
-    kinds, of_row = combinations(named, named.column_names)
+    combined, of_row = combinations(kernels, kernels.column_names)
     calls = [
         {**kind, "head_dim": int(kind["head_dim"] or 0)} | ({} if family in STATED else {"implementation": None})
-        for kind in kinds
+        for kind in combined
     ]
     chosen = [name for name, _ in choose(family_facts(family, implementations, facts("gpus")), counted, family, calls)]
     ran = train.select(["dtype", "implementation", "math"]).group_by(["dtype", "implementation", "math"]).aggregate([])
     math_of = dict(sorted(((row["dtype"], row["implementation"]), row["math"]) for row in ran.to_pylist()))
-    maths = [math_of.get((kind["dtype"], name), kind["math"]) for kind, name in zip(kinds, chosen, strict=True)]
-    found = test
+    maths = [math_of.get((kind["dtype"], name), kind["math"]) for kind, name in zip(combined, chosen, strict=True)]
+    renamed = test
     for column, words in (("implementation", chosen), ("math", maths)):
         values = pa.array(np.array(words, dtype=object)[of_row].tolist(), pa.string())
-        found = found.set_column(found.column_names.index(column), column, values)
-    return found
+        renamed = renamed.set_column(renamed.column_names.index(column), column, values)
+    return renamed

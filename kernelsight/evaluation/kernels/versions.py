@@ -37,23 +37,23 @@ COLUMNS = ("scope", "family", "dtype", "gpus", "versions", "n", "mape", "median_
 COLUMNS += ("floor_n", "floor_mape", "floor_median_ape", "floor_bias")
 
 
-def new_versions(old: Sequence[Path], new: Sequence[Path], asked: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Return the (engine, version) of the new sweeps that the old ones do not hold, or those of them ``asked`` for.
+def new_versions(old: Sequence[Path], new: Sequence[Path], wanted: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Return the (engine, version) of the new sweeps that the old ones do not hold, or those of them ``wanted`` for.
 
-    ``asked``: engine:version each. UnknownName: one that is not among them; InvalidInput: there are none.
+    ``wanted``: engine:version each. UnknownName: one that is not among them; InvalidInput: there are none.
     """
     pairs = "select distinct engine, engine_version from read_parquet($files, union_by_name = true)"
     connection = duckdb.connect()
-    held, found = (
+    held, offered = (
         set(connection.sql(pairs, params={"files": [str(path) for path in files]}).fetchall()) for files in (old, new)
     )
-    names = {f"{engine}:{version}": (engine, version) for engine, version in sorted(found - held)}
+    names = {f"{engine}:{version}": (engine, version) for engine, version in sorted(offered - held)}
     if not names:
         raise InvalidInput("the sweeps hold no engine version that the training sweeps lack; give newer ones.")
-    for name in asked:
+    for name in wanted:
         if name not in names:
             raise unknown("new engine version", name, names, f"Known: {', '.join(names)}.")
-    return [names[name] for name in (asked or names)]
+    return [names[name] for name in (wanted or names)]
 
 
 def version_rows(
@@ -74,13 +74,13 @@ def version_rows(
     newest = pl.col("latency_us").filter(age == age.max()).median()
     medians = known.group_by(key).agg(newest.alias("earlier_us"))
     kernels = known.select(kernel).unique().with_columns(pl.lit(True).alias("known"))
-    asked = pl.from_arrow(rows.select(key))
-    asked = asked.join(medians, on=key, how="left", nulls_equal=True, maintain_order="left")
-    asked = asked.join(kernels, on=kernel, how="left", nulls_equal=True, maintain_order="left")
+    keys_of_rows = pl.from_arrow(rows.select(key))
+    keys_of_rows = keys_of_rows.join(medians, on=key, how="left", nulls_equal=True, maintain_order="left")
+    keys_of_rows = keys_of_rows.join(kernels, on=kernel, how="left", nulls_equal=True, maintain_order="left")
     scope = pl.when(pl.col("earlier_us").is_not_null()).then(pl.lit(SCOPES[0]))
     scope = scope.when(pl.col("known")).then(pl.lit(SCOPES[1])).otherwise(pl.lit(SCOPES[2]))
-    earlier_us = asked["earlier_us"].fill_null(float("nan")).to_numpy()
-    return rows, asked.select(scope).to_series().to_list(), earlier_us
+    earlier_us = keys_of_rows["earlier_us"].fill_null(float("nan")).to_numpy()
+    return rows, keys_of_rows.select(scope).to_series().to_list(), earlier_us
 
 
 def packed_latency(family: str, gpu: str, rows: pa.Table, pack: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -94,13 +94,13 @@ def packed_latency(family: str, gpu: str, rows: pa.Table, pack: pa.Table) -> tup
     parts = {part: _rows_of(pack, family, part, gpu) for part in ("correction", "nearby", "interval")}
     if has_correction(family) and parts["correction"]:
         latency = correct(family, form, rows, latency, parts["correction"] + parts["nearby"], *tables)
-    own = {row["dtype"]: np.array(row["array"]) for row in parts["interval"]}
+    of_gpu = {row["dtype"]: np.array(row["array"]) for row in parts["interval"]}
     others = {row["dtype"]: np.array(row["array"]) for row in _rows_of(pack, family, "interval", None)}
     fitted = set(pc.unique(rows_of_part(pack, family, "constant")["implementation"]).to_pylist())
     names, place = np.unique(np.asarray(kernels_of(rows), dtype=str), return_inverse=True)
     words = [name.split("|") for name in names.tolist()]
     groups = [group_of(dtype, implementation in fitted) for _, implementation, dtype in words]
-    halves = [measured_half_widths(own, others, name, group) for name, group in zip(names, groups, strict=True)]
+    halves = [measured_half_widths(of_gpu, others, name, group) for name, group in zip(names, groups, strict=True)]
     factor = spread(np, latency, np.array(halves)[place])
     return latency, latency / factor, latency * factor
 
@@ -157,21 +157,21 @@ def version_scores(scored: Sequence[pa.Table], *, serving: bool = True) -> list[
     """
     rows = pl.concat([pl.from_arrow(table) for table in scored])
     rows = rows.filter(pl.col("serving")) if serving else rows
-    found = [_scores(scope, None, None, part) for scope in SCOPES if (part := rows.filter(scope=scope)).height]
+    scores = [_scores(scope, None, None, part) for scope in SCOPES if (part := rows.filter(scope=scope)).height]
     for scope in SCOPES:
         parts = rows.filter(scope=scope).partition_by("family", "dtype", as_dict=True)
-        found += [_scores(scope, family, dtype, part) for (family, dtype), part in sorted(parts.items())]
-    return found
+        scores += [_scores(scope, family, dtype, part) for (family, dtype), part in sorted(parts.items())]
+    return scores
 
 
 def _scores(scope: str, family: str | None, dtype: str | None, rows: pl.DataFrame) -> dict[str, Any]:
     measured = rows["latency_us"].to_numpy()
-    found = score(measured, *(rows[name].to_numpy() for name in ("predicted_us", "p05_us", "p95_us")))
+    errors = score(measured, *(rows[name].to_numpy() for name in ("predicted_us", "p05_us", "p95_us")))
     floor = score(measured, rows["earlier_us"].to_numpy())
     versions = sorted(set(pl.concat_str("engine", "engine_version", separator=" ").pipe(rows.select).to_series()))
-    named = {"gpus": " ".join(sorted(rows["gpu"].unique())), "versions": ", ".join(versions)}
+    what = {"gpus": " ".join(sorted(rows["gpu"].unique())), "versions": ", ".join(versions)}
     floors = {f"floor_{name}": floor[name] for name in ("n", "mape", "median_ape", "bias")}
-    row: Mapping[str, Any] = {"scope": scope, "family": family, "dtype": dtype, **named, **found, **floors}
+    row: Mapping[str, Any] = {"scope": scope, "family": family, "dtype": dtype, **what, **errors, **floors}
     return {name: row[name] for name in COLUMNS}
 
 

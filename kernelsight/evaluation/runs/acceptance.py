@@ -52,8 +52,8 @@ def fit_acceptance(
     for rate in GRID:
         planned = plan_runs(session, [with_acceptance_rate(run["flags"], rate) for run in fitting])
         [rows] = serve_runs(session, planned, [host])
-        found = [row.get("tpot_mean_ms") or np.nan for row in rows]
-        misses.append(np.log(found) - np.log([run["tpot_ms"] for run in fitting]))
+        rates = [row.get("tpot_mean_ms") or np.nan for row in rows]
+        misses.append(np.log(rates) - np.log([run["tpot_ms"] for run in fitting]))
     fine = np.array([np.interp(FINE, GRID, miss) for miss in np.array(misses).T])
     proposers = [proposer_of(run) for run in fitting]
 
@@ -63,10 +63,10 @@ def fit_acceptance(
 
     served = ~np.isnan(fine).any(axis=1)
     wanted = dict.fromkeys(proposer_of(run) for run in runs if needs_acceptance_rate(run))
-    found = {}
+    rates = {}
     for wants in wanted if served.any() else ():
-        own = served & np.array([each == wants for each in proposers])
+        of_proposer = served & np.array([each == wants for each in proposers])
         of_engine = served & np.array([each[0] == wants[0] for each in proposers])
-        chosen = next(rows for rows in (own, of_engine, served) if rows.any())
-        found[wants] = round(nearest(fine[chosen]), 3)
-    return found
+        chosen = next(rows for rows in (of_proposer, of_engine, served) if rows.any())
+        rates[wants] = round(nearest(fine[chosen]), 3)
+    return rates

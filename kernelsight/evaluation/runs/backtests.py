@@ -29,24 +29,24 @@ SHOWN = ("run_id", "status", "fitting", "is_moe", "ttft_mean_ms", "tpot_mean_ms"
 
 def backtest_tables(backtests: pa.Table, measured_runs: pa.Table, fork: Callable[[], Session]) -> dict[str, pa.Table]:
     """Return the tables of TABLES of every backtest; InvalidInput: none of the runs can be simulated, and why."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for row in backtests.to_pylist():
-        own = {"backtest_id": row["backtest_id"]}
+        key = {"backtest_id": row["backtest_id"]}
         with fork() as session:
             answer, replayed = _answered(session, row, measured_runs)
-        found["backtest_reports"].append(own | {"report": object_text(answer)})
-        found["backtest_scores"] += [own | each for each in _score_rows(answer)]
-        found["replayed_runs"] += [own | _run_row(each) for each in replayed]
-    return {name: as_table(contracts()[name], rows) for name, rows in found.items()}
+        tables["backtest_reports"].append(key | {"report": object_text(answer)})
+        tables["backtest_scores"] += [key | each for each in _score_rows(answer)]
+        tables["replayed_runs"] += [key | _run_row(each) for each in replayed]
+    return {name: as_table(contracts()[name], rows) for name, rows in tables.items()}
 
 
 def _answered(
-    session: Session, asked: Mapping[str, Any], measured: pa.Table
+    session: Session, backtest: Mapping[str, Any], measured: pa.Table
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the report of one backtest, and its runs with the first level of host time."""
-    levels, tier = asked["constants"], asked["tier"]
-    excluded = [(each["reason"], each["n"]) for each in asked["excluded"] or ()]
-    runs = Runs(measured, measured.num_rows if asked["rows_read"] is None else asked["rows_read"], excluded)
+    levels, tier = backtest["constants"], backtest["tier"]
+    excluded = [(each["reason"], each["n"]) for each in backtest["excluded"] or ()]
+    runs = Runs(measured, measured.num_rows if backtest["rows_read"] is None else backtest["rows_read"], excluded)
     replayed, fitted = replay(session, measured.to_pylist(), tier, levels)
     rows = replayed[levels[0]]
     if all(row["status"] != "served" for row in rows):
@@ -57,12 +57,12 @@ def _answered(
     spread = session.table("serving_spread").to_pylist()
     answer["serving_spread"] = spread_rows(rows, spread)
     answer["levels"] = {level: level_scores(replayed[level], spread, basis) for level in levels}
-    if asked["leave_out"]:
+    if backtest["leave_out"]:
         left_out, constants = replay_left_out(session, measured.to_pylist(), tier)
         answer["campaigns_shipped"] = answer["campaigns"]
         answer["campaigns"] = campaign_scores(scored_of_campaigns(left_out))
         answer["left_out_constants"] = left_out_rows(constants)
-    if asked["against"]:
+    if backtest["against"]:
         theirs = predictions(rows)
         answer["peer"] = report_of_peer(replayed, theirs[LAUNCHED])
         answer["peer_nominal"] = report_of_peer(replayed, theirs[NOMINAL])
@@ -83,9 +83,9 @@ def scopes(answer: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], Map
 
 
 def _score_rows(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for scope, names, found in scopes(answer):
+    for scope, names, metric_scores in scopes(answer):
         for metric in METRICS:
-            yield {"scope": scope, **names, "metric": metric, **found[metric]}
+            yield {"scope": scope, **names, "metric": metric, **metric_scores[metric]}
 
 
 def _run_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,6 +100,6 @@ def flat_rows(rows: Sequence[Mapping[str, Any]], nested: Sequence[str]) -> list[
     for row in rows:
         errors = row.get("errors") or dict.fromkeys(METRICS)
         plain = {name: value for name, value in row.items() if name not in nested}
-        named = {f"{name}_error": errors[name] for name in METRICS}
-        flat.append({**plain, "recipes": " ".join(row["recipes"]), **named})
+        error_columns = {f"{name}_error": errors[name] for name in METRICS}
+        flat.append({**plain, "recipes": " ".join(row["recipes"]), **error_columns})
     return flat

@@ -80,8 +80,8 @@ class EngineHost(NamedTuple):
 
     def host(self, row: Mapping[str, Any]) -> dict[str, float]:
         """Return columns of a row of ``host_settings``."""
-        own = loop_of(row["engine"], row["from_version"])
-        return {column: value for (loop, column), value in self.values.items() if loop == own}
+        engine_loop = loop_of(row["engine"], row["from_version"])
+        return {column: value for (loop, column), value in self.values.items() if loop == engine_loop}
 
 
 PRIOR = {(constant.loop, constant.column): constant.prior for constant in CONSTANTS}
@@ -98,19 +98,23 @@ def log_errors(
     moves = {}
     loops = [loop_of(run["engine"], run["host_version"]) for run in runs]
     for loop in dict.fromkeys(loops):
-        own = [number for number, name in enumerate(loops) if name == loop]
+        numbers = [number for number, name in enumerate(loops) if name == loop]
         variants = [(each, value) for each in CONSTANTS if each.loop == loop for value in each.grid]
         variants = [(each, value) for each, value in variants if value != each.prior]
         at = [PRIOR, *(PRIOR | {(loop, each.column): value} for each, value in variants)]
-        mine = [planned[number] for number in own]
+        mine = [planned[number] for number in numbers]
         served = serve_runs(
-            session, mine, [[EngineHost(values)] * len(own) for values in at], [prose[i] for i in own], parts=False
+            session,
+            mine,
+            [[EngineHost(values)] * len(numbers) for values in at],
+            [prose[i] for i in numbers],
+            parts=False,
         )
-        found = [np.array([_errors(runs[i], row) for i, row in zip(own, rows, strict=True)]) for rows in served]
-        start[own] = found[0]
-        for (each, value), errors in zip(variants, found[1:], strict=True):
+        errors_at = [np.array([_errors(runs[i], row) for i, row in zip(numbers, rows, strict=True)]) for rows in served]
+        start[numbers] = errors_at[0]
+        for (each, value), errors in zip(variants, errors_at[1:], strict=True):
             added = np.zeros_like(start)
-            added[own] = np.nan_to_num(errors - found[0])
+            added[numbers] = np.nan_to_num(errors - errors_at[0])
             moves[loop, each.column, value] = added
     return start, moves
 
@@ -139,11 +143,11 @@ def fit_over_campaigns(
 
     def errors(at: Mapping[tuple[str, str], float]) -> np.ndarray:
         """Return the mean error of each campaign."""
-        found = start.copy()
+        moved = start.copy()
         for each in CONSTANTS:
             if (value := at[each.loop, each.column]) != each.prior:
-                found = found + moves.get((each.loop, each.column, value), 0.0)  # no run of the loop: nothing
-        clipped = np.minimum(np.abs(found), LARGEST_LOG_ERROR)
+                moved = moved + moves.get((each.loop, each.column, value), 0.0)  # no run of the loop: nothing
+        clipped = np.minimum(np.abs(moved), LARGEST_LOG_ERROR)
         means = [np.nanmean(clipped[rows]) for rows in members if np.isfinite(clipped[rows]).any()]
         return np.array(means or [0.0])
 

@@ -45,28 +45,28 @@ def spread_runs(runs: Sequence[Mapping[str, Any]], most: int) -> list[int]:
     for number, run in enumerate(runs):
         if not is_scored_separately(run):
             members.setdefault(run["campaign"], []).append(number)
-    found = []
+    chosen = []
     for numbers in members.values():
         ordered = sorted(numbers, key=lambda number: tuple(str(runs[number][name]) for name in ORDER))
         every = max(len(ordered) / most, 1.0)
-        found += [ordered[int((place + 0.5) * every)] for place in range(min(len(ordered), most))]
-    return sorted(found)
+        chosen += [ordered[int((place + 0.5) * every)] for place in range(min(len(ordered), most))]
+    return sorted(chosen)
 
 
-def compared(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def compared(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return by metric, of those that the run measured: measured, predicted, error, interval, whether that holds it.
 
-    ``found``: predictions of the run by column, named ``predicted``, and the factors of their intervals.
+    ``served``: predictions of the run by column, named ``predicted``, and the factors of their intervals.
     """
     answer = {}
     for name, metric in METRICS.items():
-        measured, predicted = run.get(metric.measured), found["predicted"].get(metric.predicted)
+        measured, predicted = run.get(metric.measured), served["predicted"].get(metric.predicted)
         if measured is None or predicted is None:
             continue
         if name == "throughput" and run.get("while_full"):
             # of a closed loop that stays full, without its first and its last requests
-            predicted = 1e3 * run["max_concurrency"] * run["osl"] / found["predicted"]["e2e_mean_ms"]
-        low, high = found["factors"].get(metric.interval, (1.0, 1.0))
+            predicted = 1e3 * run["max_concurrency"] * run["osl"] / served["predicted"]["e2e_mean_ms"]
+        low, high = served["factors"].get(metric.interval, (1.0, 1.0))
         answer[name] = {
             "measured": measured,
             "predicted": predicted,

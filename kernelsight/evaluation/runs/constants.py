@@ -18,9 +18,9 @@ def constants_of(
     level: str,
     runs: Sequence[Mapping[str, Any]],
     fitting: Sequence[Mapping[str, Any]],
-    found: Sequence[Response | None],
+    fitting_responses: Sequence[Response | None],
 ) -> dict[tuple, Constants]:
-    """Return the constants of each group of ``runs``, fitted on ``fitting`` runs with the responses ``found``.
+    """Return the constants of each group of ``runs``, fitted on ``fitting`` runs and their responses.
 
     transfer: fitted on all groups but the own. all: fitted on all groups; the catalogue ships these. group: the group's
     own constants, regularised towards those of all. none: no exposed host time.
@@ -28,15 +28,15 @@ def constants_of(
     groups = dict.fromkeys(group_of(run) for run in runs)
     if level == "none":
         return dict.fromkeys(groups, NONE)
-    pairs = [(run, response) for run, response in zip(fitting, found, strict=True) if response is not None]
+    pairs = [(run, response) for run, response in zip(fitting, fitting_responses, strict=True) if response is not None]
     everyone = fit(pairs)
     chosen = {}
     for group in groups:
-        own = [pair for pair in pairs if group_of(pair[0]) == group]
+        of_group = [pair for pair in pairs if group_of(pair[0]) == group]
         chosen[group] = everyone
-        if level == "group" and len(own) >= FEWEST_RUNS:
-            chosen[group] = fit_near(own, everyone)
-        elif level == "transfer" and own:
+        if level == "group" and len(of_group) >= FEWEST_RUNS:
+            chosen[group] = fit_near(of_group, everyone)
+        elif level == "transfer" and of_group:
             chosen[group] = fit([pair for pair in pairs if group_of(pair[0]) != group])
     return chosen
 

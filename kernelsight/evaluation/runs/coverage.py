@@ -26,7 +26,7 @@ def e2e_ms(run: Mapping[str, Any], ttft_ms: float, tpot_ms: float) -> float:
 
 def logs_of(rows: Iterable[Mapping[str, Any]], metric: str) -> np.ndarray:
     """Return log(measured / predicted), and how far below and above the interval reaches, shape [runs, 3]."""
-    found = []
+    logs = []
     for run in rows:
         times = run["ttft_ms"], run["tpot_ms"]
         ours = run["ttft_mean_ms"], run["tpot_mean_ms"]
@@ -36,8 +36,8 @@ def logs_of(rows: Iterable[Mapping[str, Any]], metric: str) -> np.ndarray:
             place = METRICS.index(metric)
             measured, predicted = times[place], ours[place]
         low, high = run["interval_factors"][metric]
-        found.append((math.log(measured / predicted), -math.log(low), math.log(high)))
-    return np.array(found).reshape(-1, 3)
+        logs.append((math.log(measured / predicted), -math.log(low), math.log(high)))
+    return np.array(logs).reshape(-1, 3)
 
 
 def coverage(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
@@ -47,11 +47,11 @@ def coverage(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float | N
     """
     rows, answer = list(rows), {}
     for metric in METRICS:
-        found = logs_of(rows, metric)
-        if not len(found):
+        logs = logs_of(rows, metric)
+        if not len(logs):
             answer[metric] = dict.fromkeys(("coverage_90", "width_90", "width_fixed"))
             continue
-        off, below, above = found.T
+        off, below, above = logs.T
         covered = float(np.mean((-off <= below) & (off <= above)))
         fixed = np.quantile(np.abs(off), covered, method="inverted_cdf")
         answer[metric] = {

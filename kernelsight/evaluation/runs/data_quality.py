@@ -25,7 +25,7 @@ def signs_of(runs: Sequence[Mapping[str, Any]]) -> list[str | None]:
         key = tuple(run[name] for name in CONFIGURATION)
         by_lengths.setdefault((*key, run["isl"], run["osl"]), []).append(run)
         by_prompts.setdefault((*key, run["isl"], run["max_concurrency"]), []).append(run)
-    found: list[str | None] = []
+    signs: list[str | None] = []
     for run in runs:
         key = tuple(run[name] for name in CONFIGURATION)
         load = run["max_concurrency"] or 0
@@ -40,11 +40,11 @@ def signs_of(runs: Sequence[Mapping[str, Any]]) -> list[str | None]:
             if 2 * other["osl"] <= run["osl"]
         ]
         if run["workers"] > 1:
-            found.append(MANY_WORKERS)
+            signs.append(MANY_WORKERS)
         elif heavier and min(heavier) * FALL < run["ttft_ms"]:
-            found.append(STALLS)
+            signs.append(STALLS)
         elif shorter and min(shorter) * GROWTH < run["ttft_ms"]:
-            found.append(FRONT_END)
+            signs.append(FRONT_END)
         else:
-            found.append(None)
-    return found
+            signs.append(None)
+    return signs

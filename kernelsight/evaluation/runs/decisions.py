@@ -116,18 +116,18 @@ def decision_scores(decisions: Sequence[Decision]) -> dict[str, Any]:
     groups: dict[str, list[int]] = {"all": list(range(len(decisions)))}
     for number, each in enumerate(decisions):
         groups.setdefault(each.campaign, []).append(number)
-    found = {}
+    by_campaign = {}
     for name, numbers in groups.items():
         mine = [decisions[number] for number in numbers]
         sure = [each for each in mine if each.probability >= 0.9]
-        found[name] = {
+        by_campaign[name] = {
             **_counts(mine),
             "brier": brier(mine, [each.probability for each in mine]),
             "brier_always": brier(mine, [1.0] * len(mine)),
             "brier_factor": brier(mine, [factor[number] for number in numbers]),
             "sure": _counts(sure),
         }
-    return found
+    return by_campaign
 
 
 def _counts(decisions: Sequence[Decision]) -> dict[str, Any]:

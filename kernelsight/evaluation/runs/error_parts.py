@@ -69,12 +69,16 @@ def attribute(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             owners.append(metric)
     x, y = np.array(features), np.clip(np.array(misses), -2.0, 1.0)
     prior = np.array([*[PRIOR_SHARE] * len(PARTS), PRIOR_REQUEST_MS, PRIOR_STEP_MS])
-    found = np.linalg.solve(x.T @ x / NOISE**2 + np.diag(prior**-2.0), x.T @ y / NOISE**2)
+    weights = np.linalg.solve(x.T @ x / NOISE**2 + np.diag(prior**-2.0), x.T @ y / NOISE**2)
     for metric in ("ttft", "tpot"):
         mine = np.array(owners) == metric
-        carried = (x[mine] * found).mean(axis=0)
+        carried = (x[mine] * weights).mean(axis=0)
         by_part = dict(zip(PARTS, carried[: len(PARTS)].tolist(), strict=True))
         by_part["host"] += float(carried[len(PARTS) :].sum())
-        left = y[mine] - x[mine] @ found
-        answer[metric] = {"miss": float(y[mine].mean()), **by_part, "unexplained": float(np.sqrt((left**2).mean()))}
+        unexplained = y[mine] - x[mine] @ weights
+        answer[metric] = {
+            "miss": float(y[mine].mean()),
+            **by_part,
+            "unexplained": float(np.sqrt((unexplained**2).mean())),
+        }
     return answer

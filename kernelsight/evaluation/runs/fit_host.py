@@ -67,8 +67,8 @@ def _errors(pairs: Sequence[Pair]) -> Callable[[Constants], float]:
     weights = _weights(pairs)
 
     def errors(at: Constants) -> float:
-        found = np.abs(np.log(np.maximum(means_of(responses, at), 1e-6)) - measured)
-        return float(weights @ np.minimum(found, LARGEST_LOG_ERROR).sum(axis=1))
+        misses = np.abs(np.log(np.maximum(means_of(responses, at), 1e-6)) - measured)
+        return float(weights @ np.minimum(misses, LARGEST_LOG_ERROR).sum(axis=1))
 
     return errors
 

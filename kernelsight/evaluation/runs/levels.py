@@ -55,16 +55,16 @@ def fit_levels(
             f"repeat a scored run, but none of the {len(runs)} runs qualifies; use --constants shipped."
         )
     prose = [is_prose(runs[number]) for number in chosen]
-    found = responses(session, [planned[number] for number in chosen], prose)
+    of_fitting = responses(session, [planned[number] for number in chosen], prose)
     fitting = [runs[number] for number in chosen]
-    return {level: {} if level == "shipped" else constants_of(level, runs, fitting, found) for level in levels}
+    return {level: {} if level == "shipped" else constants_of(level, runs, fitting, of_fitting) for level in levels}
 
 
 def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the fitted constants of each group of the runs."""
     known = {group_of(row) for row in rows}
     return [
-        {**dict(zip(GROUP, group, strict=True)), **found._asdict()}
-        for group, found in sorted(fitted.items(), key=lambda item: str(item[0]))
+        {**dict(zip(GROUP, group, strict=True)), **constants._asdict()}
+        for group, constants in sorted(fitted.items(), key=lambda item: str(item[0]))
         if group in known
     ]

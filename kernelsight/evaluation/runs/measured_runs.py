@@ -152,9 +152,9 @@ def _header(path: Path) -> list[str]:
         return next(csv.reader(file), [])
 
 
-def _refusal(path: Path, found: str) -> InvalidInput:
+def _refusal(path: Path, problem: str) -> InvalidInput:
     takes = "--runs takes aiconfigurator, or a .csv or .parquet file of measured_runs or of a known source, or a folder"
-    return InvalidInput(f"file {path} {found}; {takes}.")
+    return InvalidInput(f"file {path} {problem}; {takes}.")
 
 
 def _read_file(path: Path) -> Runs:
@@ -190,8 +190,8 @@ def _of_source(rows: list[dict[str, Any]], excluded: list[tuple[str, int]], path
 def _unsealed(table: pa.Table, read: int, excluded: list[tuple[str, int]]) -> Runs:
     sealed = pa.compute.is_in(table["gpu"], pa.array(SEALED))
     counted = pa.compute.sum(sealed).as_py() or 0
-    left = [(FILTERS[-1][0], counted)] if counted else []
-    return Runs(table.filter(pa.compute.invert(sealed)), read, [*excluded, *left])
+    final_only = [(FILTERS[-1][0], counted)] if counted else []
+    return Runs(table.filter(pa.compute.invert(sealed)), read, [*excluded, *final_only])
 
 
 def _kept(rows: pl.DataFrame, filters: tuple[tuple[str, pl.Expr], ...]) -> tuple[pl.DataFrame, list[tuple[str, int]]]:
@@ -254,13 +254,13 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
     )
 
 
-def _contract_columns(kept: pl.DataFrame) -> pl.DataFrame:
+def _contract_columns(runs: pl.DataFrame) -> pl.DataFrame:
     """Return rows of the source with the columns of ``measured_runs``."""
     disaggregated = pl.col("mode") != "agg"
     batch, concurrency = pl.col("batch_size"), _concurrency
     # with a batch size smaller than the concurrency, the concurrency is the total of several engines
     workers = pl.when(batch.is_between(1, concurrency - 1)).then(concurrency // batch).otherwise(1)
-    return kept.select(
+    return runs.select(
         run_id="id",
         campaign=pl.when(_source.str.contains(INFERENCEX)).then(pl.lit("inferencex")).otherwise(pl.lit("gap_analysis")),
         # the name of the same weights in later files of the source

@@ -30,16 +30,16 @@ def predictions(runs: Sequence[Mapping[str, Any]]) -> dict[str, Predictions]:
     if importlib.util.find_spec(PACKAGE) is None:
         raise extra_missing("--against aiconfigurator", "aiconfigurator-core", "silicon")
     closed = [run for run in runs if run["max_concurrency"] and not run.get("prefill_workers")]
-    asked = "\n".join(json.dumps(question) for run in closed for question in questions(run))
-    done = subprocess.run([sys.executable, "-m", WORKER], input=asked, capture_output=True, text=True, check=False)
+    lines = "\n".join(json.dumps(question) for run in closed for question in questions(run))
+    done = subprocess.run([sys.executable, "-m", WORKER], input=lines, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RunFailed(f"AIConfigurator failed ({last}); install aiconfigurator-core with its requirements.")
-    found: dict[str, Predictions] = {NOMINAL: {}, LAUNCHED: {}, STEP_TOKENS: {}}
+    by_question: dict[str, Predictions] = {NOMINAL: {}, LAUNCHED: {}, STEP_TOKENS: {}}
     for row in map(json.loads, done.stdout.splitlines()):
         if row.get("ttft_ms") and row.get("tpot_ms"):
-            found[row["asked"]][row["run_id"]] = (row["ttft_ms"], row["tpot_ms"])
-    return found
+            by_question[row["asked"]][row["run_id"]] = (row["ttft_ms"], row["tpot_ms"])
+    return by_question
 
 
 def questions(run: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -53,14 +53,14 @@ def answers() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
             batch_size=max(run["max_concurrency"] // run["workers"], 1), isl=run["isl"], osl=run["osl"]
         )
         served = model(NAMES.get(run["model"], run["model"]), run["engine"], run["tp"], run["ep"], *lanes)
-        found = get_backend(run["engine"]).run_agg(
+        summary = get_backend(run["engine"]).run_agg(
             served, database(run["gpu"], run["engine"], mode), load, ctx_tokens=run["step_tokens"]
         )
-        row = found.get_summary_df().iloc[0]
+        row = summary.get_summary_df().iloc[0]
         return float(row["ttft"]), float(row["tpot"])
 
     def answer(run: Mapping[str, Any]) -> dict[str, Any]:
-        named, reason = {"run_id": run["run_id"], "asked": run["asked"]}, ""
+        key, reason = {"run_id": run["run_id"], "asked": run["asked"]}, ""
         # formats by the run's labels, then attention in bf16, then by the model's config; KV cache as stated if it can
         stated = (run.get("gemm_label"), run.get("expert_label"))
         lanes = ((*stated, None), (*stated, "bfloat16"), (None, None, None))
@@ -68,10 +68,10 @@ def answers() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         for mode, lanes in ((mode, lanes) for mode in MODES for lanes in lanes_tried):
             try:
                 ttft, tpot = predict(run, mode, lanes)
-                return named | {"ttft_ms": ttft, "tpot_ms": tpot, "mode": mode}
+                return key | {"ttft_ms": ttft, "tpot_ms": tpot, "mode": mode}
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-        return named | {"reason": reason}
+        return key | {"reason": reason}
 
     return answer
 

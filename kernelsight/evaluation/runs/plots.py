@@ -58,8 +58,8 @@ def points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def group_points(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of the lower plot: median error in percent per group of runs, ours and the other tool's."""
     peer = answer.get("peer", {}).get("groups", [])
-    found = [("KernelSight", group, group) for group in answer["groups"]]
-    found += [("AIConfigurator", group, group["peer"]) for group in peer]
+    points = [("KernelSight", group, group) for group in answer["groups"]]
+    points += [("AIConfigurator", group, group["peer"]) for group in peer]
     return [
         {
             "group": " ".join(str(group[key] or "").split("/")[-1] for key in GROUP),
@@ -68,7 +68,7 @@ def group_points(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
             "metric": name,
             "median_ape": 100.0 * scores[metric]["median_ape"],
         }
-        for tool, group, scores in found
+        for tool, group, scores in points
         for metric, name in METRICS
         if group["n"] >= SHOWN_RUNS
     ]
@@ -99,8 +99,8 @@ def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: P
             y=alt.Y("error:Q", title=f"error of {name} (%)"),
             color=alt.Color("kind:N"),
         )
-        left = (scatter + diagonal).properties(width=SIZE, height=SIZE)
-        panels.append(left | load.properties(width=SIZE, height=SIZE))
+        scatter_plot = (scatter + diagonal).properties(width=SIZE, height=SIZE)
+        panels.append(scatter_plot | load.properties(width=SIZE, height=SIZE))
     groups = (
         alt.Chart(alt.Data(values=[plain(row) for row in group_points(answer)]))
         .mark_point(filled=True, size=40)

@@ -107,36 +107,36 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
     """
     concurrency = -(-run["max_concurrency"] // run["workers"]) if run["max_concurrency"] else None
     sizes = {**run, "isl": run["isl"] or 0, "osl": run["osl"] or 0, "concurrency": concurrency or 0}
-    found: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     names = []
     for recipe in recipes:
         if matches(recipe, run):
             names.append(recipe["recipe"])
-            found |= {name: value for name, value in recipe.items() if value is not None}
-    if "checkpoint" not in found:
-        found["checkpoint"] = run["model"]
-    prompts = run.get("num_prompts") or found.get("prompts_per_concurrency", 10) * (concurrency or 10)
+            stated |= {name: value for name, value in recipe.items() if value is not None}
+    if "checkpoint" not in stated:
+        stated["checkpoint"] = run["model"]
+    prompts = run.get("num_prompts") or stated.get("prompts_per_concurrency", 10) * (concurrency or 10)
     flags = {
-        "model": found["checkpoint"],
+        "model": stated["checkpoint"],
         "gpu": run["gpu"],
         "tensor_parallel_size": run["tp"],
         "pipeline_parallel_size": run["pp"],
         "data_parallel_size": run["dp"],
         "expert_parallel_size": run["ep"],
         "engine": run["engine"],
-        "engine_version": numbered(run["engine_version"]) or found.get("served_version"),
-        **{name: found[name] for name in STATED if name in found},
+        "engine_version": numbered(run["engine_version"]) or stated.get("served_version"),
+        **{name: stated[name] for name in STATED if name in stated},
         "max_concurrency": concurrency,
         "request_rate": None if concurrency else run["request_rate"],
         "num_prompts": prompts,
         "input_len": run["isl"],
         "output_len": run["osl"],
     }
-    if "distinct_prompts" in found:  # all but the last token belong to a shared prefix
-        flags |= {"num_prefixes": found["distinct_prompts"], "prefix_len": run["isl"] - 1, "input_len": 1}
+    if "distinct_prompts" in stated:  # all but the last token belong to a shared prefix
+        flags |= {"num_prefixes": stated["distinct_prompts"], "prefix_len": run["isl"] - 1, "input_len": 1}
     for name in ("max_num_batched_tokens", "max_num_seqs", "max_cudagraph_capture_size"):
-        if name in found:
-            flags[name] = tokens_of(found[name], sizes)
+        if name in stated:
+            flags[name] = tokens_of(stated[name], sizes)
     for name, flag in DISAGGREGATED.items():
         flags[flag] = run.get(name)
     if run.get("num_speculative_tokens"):

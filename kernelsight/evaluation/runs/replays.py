@@ -44,7 +44,7 @@ def replay(
     hosts = [[fitted[level].get(group_of(run)) for run in replayed] for level in levels]
     served = _served(session, replayed, planned, hosts)
     scored = {
-        level: [scored_row(run, found) for run, found in zip(replayed, rows, strict=True)]
+        level: [scored_row(run, served_run) for run, served_run in zip(replayed, rows, strict=True)]
         for level, rows in zip(levels, served, strict=True)
     }
     return scored, fitted
@@ -58,7 +58,7 @@ def planned_runs(
     experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
     stated = [flags_of(run, recipes) for run in runs]
     flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
-    planned = plan_runs(session, [with_acceptance_rate(named, None) for named in flags])
+    planned = plan_runs(session, [with_acceptance_rate(run_flags, None) for run_flags in flags])
     versions = settings_of(session, planned, "host_settings", "from_version")
     budgets = settings_of(session, planned, "deployment_settings", "max_num_batched_tokens")
     replayed = [
@@ -66,12 +66,12 @@ def planned_runs(
             **run,
             "host_version": version,
             "step_tokens": tokens,
-            "engine_version_used": named.get("engine_version") or f"newest ({version})",
-            **{"flags": named, "recipes": names, "fitting": is_fitting(run["run_id"])},
-            "is_moe": bool(experts.get(named["model"])),
+            "engine_version_used": run_flags.get("engine_version") or f"newest ({version})",
+            **{"flags": run_flags, "recipes": names, "fitting": is_fitting(run["run_id"])},
+            "is_moe": bool(experts.get(run_flags["model"])),
             "prompt_text": prompt_text_of(run, recipes),
         }
-        for run, named, (_, names), version, tokens in zip(runs, flags, stated, versions, budgets, strict=True)
+        for run, run_flags, (_, names), version, tokens in zip(runs, flags, stated, versions, budgets, strict=True)
     ]
     return replayed, planned
 
@@ -88,14 +88,14 @@ def replay_left_out(
     prose = [is_prose(run) for run in replayed]
     chosen = spread_runs(replayed, MOST_RUNS)
     fitting = [replayed[i] for i in chosen]
-    found = log_errors(session, fitting, [planned[i] for i in chosen], [prose[i] for i in chosen])
+    errors = log_errors(session, fitting, [planned[i] for i in chosen], [prose[i] for i in chosen])
     rows, constants = [], {}
     for campaign in sorted({run["campaign"] for run in replayed}):
-        constants[campaign] = fit_over_campaigns(fitting, *found, without=campaign)
-        own = [number for number, run in enumerate(replayed) if run["campaign"] == campaign]
-        hosts = [[EngineHost(constants[campaign])] * len(own)]
-        (served,) = serve_runs(session, [planned[i] for i in own], hosts, [prose[i] for i in own])
-        rows += [scored_row(replayed[i], row) for i, row in zip(own, served, strict=True)]
+        constants[campaign] = fit_over_campaigns(fitting, *errors, without=campaign)
+        numbers = [number for number, run in enumerate(replayed) if run["campaign"] == campaign]
+        hosts = [[EngineHost(constants[campaign])] * len(numbers)]
+        (served,) = serve_runs(session, [planned[i] for i in numbers], hosts, [prose[i] for i in numbers])
+        rows += [scored_row(replayed[i], row) for i, row in zip(numbers, served, strict=True)]
     return rows, constants
 
 
@@ -107,15 +107,17 @@ def _served(
 ) -> list[list[dict[str, Any]]]:
     """Return the predictions of every run by level; runs scored separately are served at the first level alone."""
     other = "scored separately, with the first level of --constants alone"
-    found: list[list[dict[str, Any]]] = [[{"status": other} for _ in runs] for _ in hosts]
+    rows_by_level: list[list[dict[str, Any]]] = [[{"status": other} for _ in runs] for _ in hosts]
     for apart, levels in ((False, len(hosts)), (True, 1)):
         rows = [number for number, run in enumerate(runs) if is_scored_separately(run) == apart]
         chosen = [[level[number] for number in rows] for level in hosts[:levels]]
         prose = [is_prose(runs[number]) for number in rows]
-        for level, served in zip(found, serve_runs(session, [planned[i] for i in rows], chosen, prose), strict=False):
+        for level, served in zip(
+            rows_by_level, serve_runs(session, [planned[i] for i in rows], chosen, prose), strict=False
+        ):
             for number, row in zip(rows, served, strict=True):
                 level[number] = row
-    return found
+    return rows_by_level
 
 
 def fill_acceptance_rates(
@@ -135,13 +137,13 @@ def fill_acceptance_rates(
             planned[number] = Planned([], None, fault)
 
 
-def scored_row(run: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def scored_row(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run with its predictions, and their errors if it was served."""
-    row = {**run, **{name: value for name, value in found.items() if name not in ("predicted", "factors")}}
-    if found["status"] == "served" and found.get("tpot_mean_ms") is not None:
-        row["compared"] = compared(run, found)
+    row = {**run, **{name: value for name, value in served.items() if name not in ("predicted", "factors")}}
+    if served["status"] == "served" and served.get("tpot_mean_ms") is not None:
+        row["compared"] = compared(run, served)
         if measured_both(run):
-            row["errors"] = with_errors(run, found["ttft_mean_ms"], found["tpot_mean_ms"])
-    elif found["status"] == "served":
+            row["errors"] = with_errors(run, served["ttft_mean_ms"], served["tpot_mean_ms"])
+    elif served["status"] == "served":
         row["status"] = "no request was served: longer than the model or the KV cache allows"
     return row

@@ -97,12 +97,12 @@ def _speculative_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if "draft_acceptance_rate" in row.get("flags", {})
     }
     inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
-    kinds = {
+    members_of = {
         "with_drafts": [row for row in inferred if row["speculative"]],
         "without_drafts": [row for row in inferred if not row["speculative"]],
     }
     return {"draft_acceptance_rate": rates} | {
-        kind: {**scores(members), "groups": grouped(members, GROUP, by_group)} for kind, members in kinds.items()
+        kind: {**scores(members), "groups": grouped(members, GROUP, by_group)} for kind, members in members_of.items()
     }
 
 
@@ -167,12 +167,12 @@ def level_scores(
     """
     rows = [row for row in rows if measured_both(row)]
     served = [row for row in scored_runs(rows) if row.get("errors")]
-    found = kinds_of(served)
+    by_kind = kinds_of(served)
     respread = [row for name in CLASSES for row in _with_spread_of_others(rows, served, name, held)]
     for kind, those in KINDS.items():
         for metric, covered in coverage(row for row in respread if row["is_moe"] in those).items():
-            found[kind][metric] = found[kind].get(metric, {}) | covered
-    return found | {"over_groups": over_groups(served), "by_flags": by_fitted_flags(served, basis)}
+            by_kind[kind][metric] = by_kind[kind].get(metric, {}) | covered
+    return by_kind | {"over_groups": over_groups(served), "by_flags": by_fitted_flags(served, basis)}
 
 
 def class_of(row: Mapping[str, Any]) -> tuple[str, float]:
@@ -215,9 +215,9 @@ def spread_rows(rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, A
     for model_class, above in CLASSES:
         members = fitting_runs(rows, (model_class, above))
         for metric in COVERED if members else ():
-            named = {"metric": metric, "model_class": model_class, "in_flight_above": above}
+            key = {"metric": metric, "model_class": model_class, "in_flight_above": above}
             spread = spread_lacking(members, metric, known[metric, model_class, above])
-            answer.append({**named, "log_sd": spread, "n": len(members)})
+            answer.append({**key, "log_sd": spread, "n": len(members)})
     return answer
 
 
@@ -234,9 +234,9 @@ def attributions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple, list] = {}
     for row in rows:
         groups.setdefault(by_group(row), []).append(row)
-    found = [{**dict(zip(GROUP, key, strict=True)), **attribute(members)} for key, members in groups.items()]
-    found = [row for row in found if "ttft" in row]
-    return sorted(found, key=lambda row: -row["n"] * (abs(row["ttft"]["miss"]) + abs(row["tpot"]["miss"])))
+    attributed = [{**dict(zip(GROUP, key, strict=True)), **attribute(members)} for key, members in groups.items()]
+    attributed = [row for row in attributed if "ttft" in row]
+    return sorted(attributed, key=lambda row: -row["n"] * (abs(row["ttft"]["miss"]) + abs(row["tpot"]["miss"])))
 
 
 def calibrated(
@@ -252,13 +252,15 @@ def calibrated(
         if row["fitting"] and row["run_id"] in peer and row["run_id"] not in known and not is_scored_separately(row):
             ttft_ms, tpot_ms = peer[row["run_id"]]
             ratios.setdefault(by_group(row), []).append((row["ttft_ms"] / ttft_ms, row["tpot_ms"] / tpot_ms))
-    factors = {group: tuple(median(column) for column in zip(*found, strict=True)) for group, found in ratios.items()}
-    found = {}
+    factors = {
+        group: tuple(median(column) for column in zip(*columns, strict=True)) for group, columns in ratios.items()
+    }
+    columns = {}
     for row in rows:
         if row["run_id"] in peer:
             ttft, tpot = factors.get(by_group(row), (1.0, 1.0))
-            found[row["run_id"]] = (peer[row["run_id"]][0] * ttft, peer[row["run_id"]][1] * tpot)
-    return found
+            columns[row["run_id"]] = (peer[row["run_id"]][0] * ttft, peer[row["run_id"]][1] * tpot)
+    return columns
 
 
 def compared_with(

@@ -61,12 +61,12 @@ def responses(session: Session, planned: Sequence[Planned], prose: Sequence[bool
 
     ``prose``: whether a run's prompts are prose.
     """
-    found: dict[str, Response] = {}
+    by_scenario: dict[str, Response] = {}
     for part in partitions(planned):
         with session.fork() as fork:
             fork.progress = None
-            found |= _responses(fork, part)
-    answers = [found.get(plan.scenario["scenario_id"]) if plan.scenario else None for plan in planned]
+            by_scenario |= _responses(fork, part)
+    answers = [by_scenario.get(plan.scenario["scenario_id"]) if plan.scenario else None for plan in planned]
     return [
         answer._replace(prompt_tokens=0.0) if answer is not None and plain else answer
         for answer, plain in zip(answers, prose, strict=True)
@@ -122,12 +122,12 @@ def means_of(runs: Response, at: Constants) -> np.ndarray:
     )
     launch_us = at.eager_launch_us + at.latent_launch_us * runs.latent
     shares = [_place(grid, value / at.pace) for grid, value in zip(GRID, (step_ms, request_ms, launch_us), strict=True)]
-    run, found = np.arange(values.shape[0]), 0.0
+    run, means = np.arange(values.shape[0]), 0.0
     for corner in itertools.product((0, 1), repeat=3):
         weight = np.prod([u if up else 1 - u for up, (_, u) in zip(corner, shares, strict=True)], axis=0)
         places = (i + up for up, (i, _) in zip(corner, shares, strict=True))
-        found = found + values[run, :, *places] * weight[:, None]
-    return at.pace * found
+        means = means + values[run, :, *places] * weight[:, None]
+    return at.pace * means
 
 
 def _place(grid: Sequence[float], value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -76,8 +76,8 @@ def settings_of(session: Session, planned: Sequence[Planned], table: str, column
         fork.progress = None
         fork.give("deployments", list(known.values()))
         settings = fork.table(table)
-    found = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", column)), strict=True))
-    return [found[plan.deployments[0]["deployment_id"]] if plan.deployments else None for plan in planned]
+    by_deployment = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", column)), strict=True))
+    return [by_deployment[plan.deployments[0]["deployment_id"]] if plan.deployments else None for plan in planned]
 
 
 def serve_runs(
@@ -104,19 +104,19 @@ def serve_runs(
         }
         for host in hosts
     ]
-    found: list[dict[str, dict[str, Any]]] = [{} for _ in hosts]
+    rows_of_hosts: list[dict[str, dict[str, Any]]] = [{} for _ in hosts]
     for part in partitions(planned):
         with session.fork() as fork:
             fork.progress = None
             give_plan(fork, part.deployments, part.scenarios)
             # what does not rest on host time is computed once for all forks
             fork.compute("step_costs", "load_requests", "kernel_latencies")
-            for rows, constants in zip(found, overheads, strict=True):
+            for rows, constants in zip(rows_of_hosts, overheads, strict=True):
                 with fork.fork() as one:
                     rows |= {row["scenario_id"]: row for row in _serve(one, constants, plain, parts)}
     return [
         [rows[plan.scenario["scenario_id"]] if plan.scenario else {"status": plan.fault} for plan in planned]
-        for rows in found
+        for rows in rows_of_hosts
     ]
 
 
@@ -147,8 +147,8 @@ def _serve(
     from kernelsight.evaluation.runs.host_constants import with_host
 
     def fitted(row: Mapping[str, Any]) -> Mapping[str, float] | None:
-        found = overheads.get(row["deployment_id"])
-        return None if found is None else found.host(row)
+        constants = overheads.get(row["deployment_id"])
+        return None if constants is None else constants.host(row)
 
     session.give("host_settings", with_host(session.table("host_settings"), fitted, prose), trusted=True)
     if parts:
@@ -163,17 +163,17 @@ def _serve(
         rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
     for row in session.table("scenario_intervals").to_pylist() if parts else ():
         factors = row["low"] / row["predicted"], row["high"] / row["predicted"]
-        for names, kept in ((INTERVALS, "interval_factors"), (INTERVALS | FURTHER_INTERVALS, "factors")):
+        for names, field_name in ((INTERVALS, "interval_factors"), (INTERVALS | FURTHER_INTERVALS, "factors")):
             if row["metric"] in names:
-                rows[row["scenario_id"]].setdefault(kept, {})[names[row["metric"]]] = factors
+                rows[row["scenario_id"]].setdefault(field_name, {})[names[row["metric"]]] = factors
     for row in rows.values():
         pace = overheads[row["deployment_id"]].pace if row["deployment_id"] in overheads else 1.0
         row |= {name: pace * row[name] for name in TIMES if row.get(name) is not None}
-        own = {
+        means = {
             name: value * (1.0 / pace if name == THROUGHPUT else pace)
             for name, value in row["predicted"].items()
             if value
         }
-        row["predicted"] = own | {name: row[name] for name in ("ttft_mean_ms", "tpot_mean_ms")}
+        row["predicted"] = means | {name: row[name] for name in ("ttft_mean_ms", "tpot_mean_ms")}
         row.setdefault("factors", {})
     return list(rows.values())

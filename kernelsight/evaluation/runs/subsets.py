@@ -61,12 +61,15 @@ def over_groups(served: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in served:
         groups.setdefault(by_group(row), []).append(row)
-    found = {}
+    by_kind = {}
     for kind, those in KINDS.items():
-        own = [scores(members) for members in groups.values() if members[0]["is_moe"] in those]
-        medians = {metric: median(one[metric]["median_ape"] for one in own) if own else None for metric in METRICS}
-        found[kind] = {"groups": len(own), **medians}
-    return found
+        group_scores = [scores(members) for members in groups.values() if members[0]["is_moe"] in those]
+        medians = {
+            metric: median(one[metric]["median_ape"] for one in group_scores) if group_scores else None
+            for metric in METRICS
+        }
+        by_kind[kind] = {"groups": len(group_scores), **medians}
+    return by_kind
 
 
 def by_fitted_flags(served: Sequence[Mapping[str, Any]], basis: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -76,7 +79,7 @@ def by_fitted_flags(served: Sequence[Mapping[str, Any]], basis: Mapping[str, str
     """
     touched = touched_by(served, basis)
     fitted = {name for name, n in touched.items() if basis[name] == "fitted" and n < len(served)}
-    own = {by_group(row) for row in served if fitted.intersection(row["recipes"])}
+    fitted_groups = {by_group(row) for row in served if fitted.intersection(row["recipes"])}
     return {
         name: {
             "groups": len({by_group(row) for row in members}),
@@ -84,7 +87,7 @@ def by_fitted_flags(served: Sequence[Mapping[str, Any]], basis: Mapping[str, str
             "over_groups": over_groups(members),
         }
         for name, members in (
-            ("fitted", [row for row in served if by_group(row) in own]),
-            ("not_fitted", [row for row in served if by_group(row) not in own]),
+            ("fitted", [row for row in served if by_group(row) in fitted_groups]),
+            ("not_fitted", [row for row in served if by_group(row) not in fitted_groups]),
         )
     }

@@ -99,19 +99,19 @@ def _replay(case: Case) -> Result:
         return Result(case, _padded(scores.regrets(best, logs), case.budget), None, {}, scores.score_p(best, logs), ())
     scenario = DEFAULTS | {"seed": case.seed, "budget_measurements": case.budget, "batch": case.batch}
     scenario |= {"policy": case.policy} | dict(case.changes)
-    found: list[int] = []
+    best_rows: list[int] = []
     stop, calibration = None, {}
     with one_blas_thread():
         for made in rounds(target, scenario, replay(truth, target.ids, case.seed)):
-            before = len(found)
+            before = len(best_rows)
             if stop is None and before >= STOP_FROM and made.better < STOP_BELOW:
-                stop = (before, float(scores.regrets(found[-1:], logs)[0]))
+                stop = (before, float(scores.regrets(best_rows[-1:], logs)[0]))
             if case.policy == "selective" and before in CALIBRATED_AT:
                 stated = unseen_scores(made, logs)
                 if stated is not None:
                     calibration[before] = stated
-            found += made.best.tolist()
-    best = np.array(found, dtype=np.int64)
+            best_rows += made.best.tolist()
+    best = np.array(best_rows, dtype=np.int64)
     regret = _padded(scores.regrets(best, logs), case.budget)
     return Result(case, regret, stop, calibration, scores.score_p(best, logs), target.notes)
 
@@ -123,14 +123,14 @@ def _padded(regret: np.ndarray, budget: int) -> np.ndarray:
 
 def unseen_scores(made: Round, logs: np.ndarray) -> Calibration | None:
     """Return the scores of a round's forecast over all working candidates that were not measured before it."""
-    found = made.forecast
-    if found is None or found.fit is None:
+    forecast = made.forecast
+    if forecast is None or forecast.fit is None:
         return None
     earlier = made.history.until(int((made.history.rounds < made.number).sum()))
     rows = np.setdiff1d(np.flatnonzero(~np.isnan(logs)), earlier.rows)
     if len(rows) > MOST_SCORED:
         rows = rows[np.linspace(0, len(rows) - 1, MOST_SCORED).astype(int)]
-    mean, variance, _ = gp.predict(made.step.inputs, found.fit, rows)
+    mean, variance, _ = gp.predict(made.step.inputs, forecast.fit, rows)
     sd, anchor = np.sqrt(variance) * widening(earlier, mean), float(np.nanmedian(logs))
     bins, hits = bin_probabilities(mean, sd, anchor), bins_of(logs[rows], anchor)
     confidence, right = bins.max(1), (bins.argmax(1) == hits).astype(float)
@@ -169,8 +169,8 @@ def _written(result: Result) -> dict[str, Any]:
 
 def _read(case: Case, row: Mapping[str, Any]) -> Result:
     calibration = {
-        int(count): Calibration(found, np.array(by_confidence), np.array(risk))
-        for count, (found, by_confidence, risk) in row["calibration"].items()
+        int(count): Calibration(calibration_scores, np.array(by_confidence), np.array(risk))
+        for count, (calibration_scores, by_confidence, risk) in row["calibration"].items()
     }
     stop = None if row["stop"] is None else (row["stop"][0], row["stop"][1])
     return Result(case, np.array(row["regret"]), stop, calibration, row["score"], tuple(row["notes"]))

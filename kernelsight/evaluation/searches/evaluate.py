@@ -53,8 +53,8 @@ def evaluate(
     cases = list(_cases(spaces, gpus, policies, seeds, budget, batch, splits))
     if journal is None:
         return report(list(replayed(spaces, cases)), policies)
-    own, product = Path(__file__).parent, Path(searching.__file__).parent
-    code = [path.read_text(encoding="utf-8") for path in (*sorted(own.glob("*.py")), *sorted(product.rglob("*.py")))]
+    folder, product = Path(__file__).parent, Path(searching.__file__).parent
+    code = [path.read_text(encoding="utf-8") for path in (*sorted(folder.glob("*.py")), *sorted(product.rglob("*.py")))]
     given = {"cases": [repr(case) for case in cases], "code": code}
     header = digest(given, {"candidates": tables.kernel_candidates, "measurements": tables.kernel_measurements})
     return report(kept_results(spaces, cases, journal, header, resume), policies)
@@ -97,12 +97,12 @@ def _cases(
 
 def without_nearest(arrays: SpaceArrays, gpu: str) -> tuple[str, ...] | None:
     """Return the other GPUs but the one whose measurements are most like these; None where fewer than two are left."""
-    own = arrays.gpus[gpu]
+    of_gpu = arrays.gpus[gpu]
     likeness = {}
     for name, other in arrays.gpus.items():
-        shared = (own.status == OK) & (other.status == OK)
+        shared = (of_gpu.status == OK) & (other.status == OK)
         if name != gpu and shared.sum() > 2:
-            logs = np.log(own.latency_us[shared]), np.log(other.latency_us[shared])
+            logs = np.log(of_gpu.latency_us[shared]), np.log(other.latency_us[shared])
             ranks = [np.argsort(np.argsort(each)) for each in logs]
             likeness[name] = float(np.corrcoef(*ranks)[0, 1])
     if len(likeness) < 2:
@@ -113,27 +113,32 @@ def without_nearest(arrays: SpaceArrays, gpu: str) -> tuple[str, ...] | None:
 
 def report(results: Sequence[Result], policies: Sequence[str]) -> dict[str, Any]:
     """Return the report: policies, spaces, calibration and stops, and the same without the nearest GPU."""
-    found = _of_split([each for each in results if each.case.split == "all"], policies)
+    whole_report = _of_split([each for each in results if each.case.split == "all"], policies)
     others = [each for each in results if each.case.split != "all"]
     if others:
-        found["without_nearest"] = _of_split(others, [name for name in policies if transfers(name)])
-    found["notes"] = sorted({f"{each.case.space}, {each.case.gpu}: {note}" for each in results for note in each.notes})
-    return found
+        whole_report["without_nearest"] = _of_split(others, [name for name in policies if transfers(name)])
+    whole_report["notes"] = sorted(
+        {f"{each.case.space}, {each.case.gpu}: {note}" for each in results for note in each.notes}
+    )
+    return whole_report
 
 
 def _of_split(results: Sequence[Result], policies: Sequence[str]) -> dict[str, Any]:
     spaces, rows = [], []
     for policy in policies:
-        own = [each for each in results if each.case.policy == policy]
+        of_policy = [each for each in results if each.case.policy == policy]
         by_space: dict[tuple[str, str], list[Result]] = {}
-        for each in own:
+        for each in of_policy:
             by_space.setdefault((each.case.space, each.case.gpu), []).append(each)
         mine = [
-            {"space": space, "gpu": gpu, "policy": policy} | _figures(found) for (space, gpu), found in by_space.items()
+            {"space": space, "gpu": gpu, "policy": policy} | _figures(members)
+            for (space, gpu), members in by_space.items()
         ]
         spaces += mine
         means = {name: _mean(row[name] for row in mine) for name in (*(f"regret_{n}" for n in AT), "score")}
-        rows.append({"policy": policy} | _figures(own) | means | {"regret_curve": _curve(list(by_space.values()))})
+        rows.append(
+            {"policy": policy} | _figures(of_policy) | means | {"regret_curve": _curve(list(by_space.values()))}
+        )
     calibration = {}
     for count in CALIBRATED_AT:
         stated = [each.calibration[count] for each in results if count in each.calibration]
@@ -148,16 +153,16 @@ def _of_split(results: Sequence[Result], policies: Sequence[str]) -> dict[str, A
 
 def _calibration(stated: Sequence[Calibration]) -> dict[str, Any]:
     """Return mean scores over replays, and the points of their reliability and risk-coverage curves."""
-    found: dict[str, Any] = {name: _mean(row.scores[name] for row in stated) for name in stated[0].scores}
+    means: dict[str, Any] = {name: _mean(row.scores[name] for row in stated) for name in stated[0].scores}
     points = np.mean([row.by_confidence for row in stated], axis=0)
-    found["reliability"] = [
+    means["reliability"] = [
         {"confidence": float(total / share), "right": float(hits / share), "share": float(share)}
         for total, hits, share in points
         if share > 0
     ]
     risk = np.mean([row.risk for row in stated], axis=0)
-    found["risk_coverage"] = [{"coverage": (n + 1) / 10, "risk": float(value)} for n, value in enumerate(risk)]
-    return found
+    means["risk_coverage"] = [{"coverage": (n + 1) / 10, "risk": float(value)} for n, value in enumerate(risk)]
+    return means
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -169,8 +174,8 @@ def _curve(by_space: Sequence[Sequence[Result]]) -> list[float]:
     """Return the regret after each measurement: mean over spaces of the median over seeds."""
     if not by_space:
         return []
-    longest = max(len(found[0].regret) for found in by_space)
-    medians = [np.median([each.regret for each in found], axis=0) for found in by_space]
+    longest = max(len(of_space[0].regret) for of_space in by_space)
+    medians = [np.median([each.regret for each in of_space], axis=0) for of_space in by_space]
     return np.mean([np.pad(each, (0, longest - len(each)), mode="edge") for each in medians], axis=0).tolist()
 
 

@@ -101,13 +101,13 @@ def measured_order(
     names = list(parameters[0])
     cache = _Journal()
     for row, values in enumerate(parameters):
-        found = {key: values[key] for key in names}
+        measurement = {key: values[key] for key in names}
         if truth.status[row] == OK:
-            found["time"] = float(noisy[row])
+            measurement["time"] = float(noisy[row])
         else:
             failed = CompilationFailedConfig if truth.status[row] == COMPILE_FAILED else RuntimeFailedConfig
-            found["time"] = found["__error__"] = failed()
-        cache[",".join(str(values[key]) for key in names)] = found
+            measurement["time"] = measurement["__error__"] = failed()
+        cache[",".join(str(values[key]) for key in names)] = measurement
     tuned = {key: sorted({values[key] for values in parameters}) for key in names}
     options = {"max_fevals": budget}
     settings = Options(
@@ -166,9 +166,9 @@ def believed(rows: np.ndarray, latency_us: np.ndarray) -> np.ndarray:
     >>> believed(np.array([4, 2, 7]), np.array([np.nan, 3.0, 5.0])).tolist()
     [-1, 2, 2]
     """
-    found, best, least = [], -1, np.inf
+    best_so_far, best, least = [], -1, np.inf
     for row, latency in zip(rows.tolist(), latency_us.tolist(), strict=True):
         if latency < least:
             best, least = row, latency
-        found.append(best)
-    return np.array(found, dtype=np.int64)
+        best_so_far.append(best)
+    return np.array(best_so_far, dtype=np.int64)

@@ -28,8 +28,8 @@ class Nvml:
             return
         if library.nvmlInit_v2():
             return
-        found = library.nvmlDeviceGetHandleByPciBusId_v2(pci_bus_id.encode(), ctypes.byref(self._gpu))
-        self._library = None if found else library
+        status = library.nvmlDeviceGetHandleByPciBusId_v2(pci_bus_id.encode(), ctypes.byref(self._gpu))
+        self._library = None if status else library
 
     def readings(self) -> Readings:
         """Return the current state."""
@@ -52,13 +52,13 @@ class Nvml:
 
     def highest_clock_hz(self) -> float | None:
         """Return the highest clock of the multiprocessors."""
-        found = self._number("nvmlDeviceGetMaxClockInfo", SM_CLOCK)
-        return None if found is None else found * MEGAHERTZ
+        megahertz = self._number("nvmlDeviceGetMaxClockInfo", SM_CLOCK)
+        return None if megahertz is None else megahertz * MEGAHERTZ
 
     def power_limit_w(self) -> float | None:
         """Return the current power limit."""
-        found = self._number("nvmlDeviceGetPowerManagementLimit")
-        return None if found is None else found / 1e3
+        milliwatts = self._number("nvmlDeviceGetPowerManagementLimit")
+        return None if milliwatts is None else milliwatts / 1e3
 
     def _number(self, name: str, *which: int) -> float | None:
         value = ctypes.c_uint()

@@ -97,14 +97,14 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
     text = {name: text_of(value) for name, value in summary.items()}
     if not summary["completed"]:
         return [f"None of {text['requests']} requests was served; table request_events has the reason of each."]
-    found = [
+    sentences = [
         f"{text['completed']} of {text['requests']} requests were served in {text['duration_s']} s: "
         f"{text['request_throughput']} requests/s, {text['output_throughput']} output tokens/s "
         f"({text['output_throughput_per_gpu']} per GPU)."
     ]
     verdict = verdict_of(session.table("resource_gains").to_pylist())["verdict"]
     if verdict:
-        found.append(f"{verdict[0].upper()}{verdict[1:]}.")
+        sentences.append(f"{verdict[0].upper()}{verdict[1:]}.")
     ends = {row["metric"]: row for row in session.table("scenario_intervals").to_pylist()}
     sure = [
         f"{name} p99 {interval(row['low'], row['high'])} ms"
@@ -112,32 +112,32 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
         if (row := ends.get(f"{name.lower()}_p99_ms"))
     ]
     if sure:
-        found.append(f"90 % intervals: {', '.join(sure)}; kernel latencies are {summary['tier']}.")
+        sentences.append(f"90 % intervals: {', '.join(sure)}; kernel latencies are {summary['tier']}.")
     if summary["goodput"] is not None:
-        found.append(f"{text['goodput']} requests/s keep the objectives.")
+        sentences.append(f"{text['goodput']} requests/s keep the objectives.")
     spent = {name: summary[f"{name}_s"] or 0.0 for name in ("gpu", "host_exposed", "idle")}
     whole = sum(spent.values()) or 1.0
     share = {name: percent(value / whole) for name, value in spent.items()}
     phases = {name: percent(summary[f"{name}_share"] or 0.0) for name in ("queue", "prefill", "decode")}
-    found.append(
+    sentences.append(
         f"The GPUs compute {share['gpu']} of the time, wait for the host {share['host_exposed']} and are idle "
         f"{share['idle']}; requests spend {phases['queue']} of their time before their first step, "
         f"{phases['prefill']} in prefill, {phases['decode']} in decode."
     )
     if summary["mean_power_w"] is not None and summary["energy_per_output_token_j"] is not None:
-        found.append(
+        sentences.append(
             f"The GPUs draw {text['mean_power_w']} W on average (90 % interval {text['mean_power_w_low']} to "
             f"{text['mean_power_w_high']}): {text['energy_per_output_token_j']} J per output token, "
             f"{text['energy_per_request_j']} J per request."
         )
-    found += _worst_moment(session.query(QUEUE_QUERY).to_pylist())
+    sentences += _worst_moment(session.query(QUEUE_QUERY).to_pylist())
     kernels = session.query(KERNELS_QUERY).to_pylist()
     listed = ", ".join(
         f"{row['name']} {percent(row['whole'] / 100)} ({percent(row['most'] / 100)} {row['bound']}-bound)"
         for row in kernels
     )
-    found.append(f"Most GPU time: {listed}.")
-    return found
+    sentences.append(f"Most GPU time: {listed}.")
+    return sentences
 
 
 def _worst_moment(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -161,8 +161,8 @@ def _run_tiles(summary: Mapping[str, Any]) -> Tiles:
     shown["KV cache, peak"] = percent(peak, 1, UNKNOWN)
     shown["preemptions"] = text_of(summary["preemptions"])
     if summary["goodput"] is not None:
-        kept = summary["goodput"] / summary["request_throughput"] if summary["request_throughput"] else 0.0
-        shown["within objectives"] = percent(kept, 1)
+        within = summary["goodput"] / summary["request_throughput"] if summary["request_throughput"] else 0.0
+        shown["within objectives"] = percent(within, 1)
     return Tiles(shown)
 
 
@@ -219,19 +219,19 @@ def _sweep_page(session: Session) -> str:
 
 
 def _sweep_sentences(served: Sequence[Mapping[str, Any]], count: int, columns: Sequence[str]) -> list[str]:
-    found = [f"{len(served):,} of {count:,} scenarios were served."]
+    sentences = [f"{len(served):,} of {count:,} scenarios were served."]
     if not served:
-        return found
+        return sentences
     if "meets_slo" in columns:
         meeting = [row for row in served if row["meets_slo"]]
-        found.append(f"{len(meeting):,} keep the objectives.")
+        sentences.append(f"{len(meeting):,} keep the objectives.")
         served = meeting or served
     best = max(served, key=lambda row: (row["output_throughput_per_gpu"], row["scenario_id"]))
     flags = [name for name in columns[2 : columns.index("status")] if best[name] is not None]
     stated = ", ".join(f"{name} {text_of(best[name])}" for name in flags)
-    found.append(
+    sentences.append(
         f"Most output tokens per GPU: scenario {best['scenario_id']} ({stated}) with "
         f"{text_of(best['output_throughput_per_gpu'])} tokens/s a GPU, TTFT p99 {text_of(best['ttft_p99_ms'])} ms, "
         f"TPOT p99 {text_of(best['tpot_p99_ms'])} ms."
     )
-    return found
+    return sentences

@@ -39,19 +39,19 @@ def search_page(session: Session, search: str | None = None) -> str:
 
 def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     """Return what the search shows, most important first."""
-    found = [
+    sentences = [
         f"The fastest candidate after {summary['measured']} measurements takes {text_of(summary['best_us'])} us: "
         f"{summary['best_candidate']}."
     ]
     if summary["regret"] is not None:
-        found.append(
+        sentences.append(
             f"It is {percent(summary['regret'], 1)} above the fastest that the file holds; the search was within 5 % "
             f"after {text_of(summary['n_to_5'])} and within 2 % after {text_of(summary['n_to_2'])} measurements."
         )
     last = session.query("select expected_better from search_rounds order by round desc limit 1").to_pylist()[0]
     if last["expected_better"] is not None:
         ended = "It stopped by itself" if summary["stopped"] else "It ended with its budget"
-        found.append(
+        sentences.append(
             f"{ended}; before its last round it expected {text_of(last['expected_better'])} further candidates to be "
             "faster than the best by 2 %."
         )
@@ -59,18 +59,18 @@ def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[s
     if deferred:
         listed = "; ".join(f"{row['candidates']:,} {row['why']}" for row in deferred)
         every = sum(row["candidates"] for row in deferred)
-        found.append(f"{every:,} candidates were forecast and not measured: {listed}.")
+        sentences.append(f"{every:,} candidates were forecast and not measured: {listed}.")
     judged = session.query(FORECAST_QUERY).to_pylist()
     if judged:
         inside = sum(row["inside"] for row in judged)
-        found.append(
+        sentences.append(
             f"{inside} of {len(judged)} measured candidates lay within the 90 % interval that was forecast for them."
         )
     if summary["failed"]:
-        found.append(f"{summary['failed']} measurements failed.")
+        sentences.append(f"{summary['failed']} measurements failed.")
     if summary["notes"]:
-        found.append(f"{summary['notes'][0].upper()}{summary['notes'][1:]}.")
-    return found
+        sentences.append(f"{summary['notes'][0].upper()}{summary['notes'][1:]}.")
+    return sentences
 
 
 def _tiles(summary: Mapping[str, Any]) -> Tiles:

@@ -88,10 +88,10 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str]) -> str:
         every = Card("Deployments", table=table(shown), wide=True)
         parts += [Tiles(_figures(chosen)), Grid([_costs(rows), *day, launch, every])]
     if answer["left_out"]:
-        left = [
+        left_out = [
             {"gpu": row["gpu"], "TP": row["tensor_parallel_size"], "why": row["reason"]} for row in answer["left_out"]
         ]
-        parts.append(Grid([Card("Left out", table=table(left), wide=True)]))
+        parts.append(Grid([Card("Left out", table=table(left_out), wide=True)]))
     return page(f"{title}: sizing", parts)
 
 
@@ -121,8 +121,8 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> Card:
         }
         for place, row in enumerate(rows[:SHOWN], start=1)
     ]
-    left = len(rows) - len(values)
-    note = f"{left} more deployments are in the table." if left else ""
+    hidden = len(rows) - len(values)
+    note = f"{hidden} more deployments are in the table." if hidden else ""
     spec = {"data": {"values": [plain(row) for row in values]}, **COSTS, "config": CONFIG, "width": "container"}
     spec["encoding"] = {**COSTS["encoding"], "x": {**COSTS["encoding"]["x"], "title": titles[name]}}
     return Card("What they cost", chart=Chart("figure-0", spec), below=note)

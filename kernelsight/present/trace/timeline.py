@@ -64,15 +64,15 @@ def write_timeline(
     span = Span.of(start_s, end_s)
     chosen = one_scenario(session, scenario)
     chosen.compute(*SERVED, *FACTS)
-    found = {name: chosen.table(name) for name in (*SERVED, *FACTS)}
-    steps, parts = _shown(found, span)
-    moving = in_flight(found["request_events"], span.start, span.end)
+    tables = {name: chosen.table(name) for name in (*SERVED, *FACTS)}
+    steps, parts = _shown(tables, span)
+    moving = in_flight(tables["request_events"], span.start, span.end)
     shown = {"steps": steps.num_rows, "kernel_slices": sum(part.us.size for part in parts), "requests": moving.num_rows}
     shown["events"] = _count_events(shown["kernel_slices"], steps, moving)
-    _check_size(shown, steps, found["request_events"], span, most_events)
-    rows = (found[name] for name in ("replica_totals", "deployment_settings", "memory_plan", "gpu_power"))
+    _check_size(shown, steps, tables["request_events"], span, most_events)
+    rows = (tables[name] for name in ("replica_totals", "deployment_settings", "memory_plan", "gpu_power"))
     replicas = replicas_of(*rows, steps)
-    last = min(span.end, max(found["replica_totals"]["last_ns"].to_pylist(), default=0))
+    last = min(span.end, max(tables["replica_totals"]["last_ns"].to_pylist(), default=0))
     parts_of_file = (names(replicas), slices(replicas, steps, parts), counters(replicas, steps))
     events = itertools.chain(*parts_of_file, requests(moving, span.start, last))
     with durable_file(Path(path)) as draft, draft.open("w", encoding="utf-8") as file:
@@ -82,19 +82,19 @@ def write_timeline(
     return shown
 
 
-def _shown(found: dict[str, pa.Table], span: Span) -> tuple[pa.Table, list[StepKernels]]:
+def _shown(tables: dict[str, pa.Table], span: Span) -> tuple[pa.Table, list[StepKernels]]:
     """Return the steps that start in the span, and their kernels, whose rows count these steps."""
-    steps = found["steps"]
+    steps = tables["steps"]
     start = steps["start_ns"].to_numpy()
     inside = (start >= span.start) & (start < span.end)
     number = np.cumsum(inside) - 1
-    knots = knot_kernels(found["kernel_latencies"], found["step_shapes"], found["knot_corrections"])
+    knots = knot_kernels(tables["kernel_latencies"], tables["step_shapes"], tables["knot_corrections"])
     parts = []
     for part in step_kernels(
-        *(steps, found["step_cost_uses"], found["replica_totals"], found["deployment_settings"], knots)
+        *(steps, tables["step_cost_uses"], tables["replica_totals"], tables["deployment_settings"], knots)
     ):
-        own = inside[part.rows]
-        parts.append(part._replace(rows=number[part.rows[own]], us=part.us[own], calls=part.calls[own]))
+        in_span = inside[part.rows]
+        parts.append(part._replace(rows=number[part.rows[in_span]], us=part.us[in_span], calls=part.calls[in_span]))
     return steps.filter(pa.array(inside)), parts
 
 

@@ -117,15 +117,15 @@ def requests(events: pa.Table, start_ns: float, end_ns: float) -> Iterator[str]:
         bounds = [float(np.clip(moment, start_ns, end_ns)) for _, moment in moments]
         bounds.append(float(np.clip(row["finish_ns"], start_ns, end_ns)))
         track = f'"id":"{row["request_id"]}","pid":{row["replica"] + 1},"tid":0'
-        own = _named(row["external_id"] or f"request {row['request_id']}", "request")
+        name_and_category = _named(row["external_id"] or f"request {row['request_id']}", "request")
         stated = ",".join(f'"{name}":{row[name]}' for name in REQUEST_ARGS)
-        yield f'{{{own},"ph":"b",{track},"ts":{_us(bounds[0])},"args":{{{stated}}}}}'
+        yield f'{{{name_and_category},"ph":"b",{track},"ts":{_us(bounds[0])},"args":{{{stated}}}}}'
         for (name, _), low, high in zip(moments, bounds[:-1], bounds[1:], strict=True):
             if high > low:
                 part = _named(name, "request")
                 yield f'{{{part},"ph":"b",{track},"ts":{_us(low)}}}'
                 yield f'{{{part},"ph":"e",{track},"ts":{_us(high)}}}'
-        yield f'{{{own},"ph":"e",{track},"ts":{_us(bounds[-1])}}}'
+        yield f'{{{name_and_category},"ph":"e",{track},"ts":{_us(bounds[-1])}}}'
 
 
 def in_flight(events: pa.Table, start_ns: float, end_ns: float) -> pa.Table:
@@ -153,7 +153,7 @@ def _kernels(steps: pa.Table, parts: Sequence[StepKernels]) -> tuple[list[Sequen
 def _threads(steps: pa.Table) -> np.ndarray:
     """Return a thread for each step, from 1, so that the steps of a thread do not overlap."""
     start, end, replica = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "replica"))
-    found = np.ones(start.size, np.int64)
+    threads = np.ones(start.size, np.int64)
     for number in np.unique(replica):
         rows = np.flatnonzero(replica == number)
         rows = rows[np.argsort(start[rows], kind="stable")]
@@ -163,8 +163,8 @@ def _threads(steps: pa.Table) -> np.ndarray:
         for row in rows.tolist():
             thread = next((i for i, moment in enumerate(free_at) if moment <= start[row]), len(free_at))
             free_at[thread : thread + 1] = [end[row]]
-            found[row] = thread + 1
-    return found
+            threads[row] = thread + 1
+    return threads
 
 
 def _us(nanoseconds: float) -> str:
@@ -176,8 +176,8 @@ def _named(name: str, category: str) -> str:
     return f'"name":{json.dumps(name)},"cat":{json.dumps(category)}'
 
 
-def _slice(named: str, track: str, start_ns: int, length_ns: int, args: str = "") -> str:
-    return f'{{{named},"ph":"X",{track},"ts":{_us(start_ns)},"dur":{_us(length_ns)}{args}}}'
+def _slice(name_and_category: str, track: str, start_ns: int, length_ns: int, args: str = "") -> str:
+    return f'{{{name_and_category},"ph":"X",{track},"ts":{_us(start_ns)},"dur":{_us(length_ns)}{args}}}'
 
 
 def _title(replica: int, thread: int, what: str, title: str) -> str:

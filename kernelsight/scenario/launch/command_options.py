@@ -121,8 +121,8 @@ def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_
             f"that flag, or take {name} out of the line."
         )
 
-    def refuse(found: str) -> InvalidInput:
-        without_content = _PROBLEM.sub(r"\1)", found)
+    def refuse(problem: str) -> InvalidInput:
+        without_content = _PROBLEM.sub(r"\1)", problem)
         return InvalidInput(f"{path} of {name} {without_content}; give one `name: value` a line.")
 
     fields = next(iter(parse_yaml(read_text(path, refuse), refuse, OPTIONS)), None)

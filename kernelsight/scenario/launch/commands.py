@@ -73,7 +73,7 @@ def launch_command(
     }
     stated["speculative_model"] = speculative_model and served_name(speculative_model)
     stated = {flag: value for flag, value in stated.items() if value is not None}
-    named = served_name(asked or deployment["model"], (model or {}).get("huggingface_id"))
+    served = served_name(asked or deployment["model"], (model or {}).get("huggingface_id"))
     of_replica = dict(stated)
     said, unsaid = _parallel(engine, stated, bool((model or {}).get("experts")))
     if stated.get("enable_chunked_prefill") is False and engine == "sglang":
@@ -99,7 +99,7 @@ def launch_command(
                 unsaid[flag] = value
         else:
             said[option[0]] = option[1]
-    return _written(engine, named, said, unsaid)
+    return _written(engine, served, said, unsaid)
 
 
 def _parallel(engine: str, stated: dict[str, Any], moe: bool) -> tuple[dict[str, str | None], dict[str, Any]]:
@@ -142,11 +142,11 @@ def _default(engine: str, flag: str, versioned: bool) -> Any:
 
     Of a version that is stated only what is the default in all versions is known here, else the newest rows hold.
     """
-    found = set()
+    defaults = set()
     for table in DEFAULTS:
         rows = [row for row in facts(table).to_pylist() if row["engine"] == engine and flag in row]
-        found |= {row[flag] for row in rows if versioned or row["from_version"] == rows[-1]["from_version"]}
-    return found.pop() if len(found) == 1 else {"enforce_eager": False}.get(flag)
+        defaults |= {row[flag] for row in rows if versioned or row["from_version"] == rows[-1]["from_version"]}
+    return defaults.pop() if len(defaults) == 1 else {"enforce_eager": False}.get(flag)
 
 
 def _option(engine: str, flag: str, value: Any) -> tuple[str, str | None] | None:

@@ -75,8 +75,8 @@ def tier_options(engine: str, tiers: str, ranks: int) -> dict[str, str | None] |
         return None
     size, factor = rows[0]["capacity_bytes"], rows[0]["capacity_factor"]
     if engine == "sglang" and (size or factor):
-        own = {"--hicache-ratio": f"{factor:g}"} if factor else {"--hicache-size": f"{size / 1e9 / ranks:.12g}"}
-        return {"--enable-hierarchical-cache": None, **own}
+        size_option = {"--hicache-ratio": f"{factor:g}"} if factor else {"--hicache-size": f"{size / 1e9 / ranks:.12g}"}
+        return {"--enable-hierarchical-cache": None, **size_option}
     if size is None or engine == "sglang":
         return None
     if engine == "trtllm":

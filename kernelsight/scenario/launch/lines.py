@@ -231,11 +231,11 @@ def _use_selector(reading: Reading, selector: str) -> None:
     from kernelsight.scenario.gpu_names import find_gpu
 
     setting = Setting("nodeSelector", selector, f"nodeSelector {selector}")
-    found = find_gpu(selector)
-    if found is None:
+    gpu_name = find_gpu(selector)
+    if gpu_name is None:
         reading.ignore(setting, "none", "names no known GPU")
     else:
-        reading.use(setting, "gpu", found.gpu, found.assumed)
+        reading.use(setting, "gpu", gpu_name.gpu, gpu_name.assumed)
 
 
 def _use_replicas(reading: Reading, command: Command, flag: str) -> None:
@@ -275,13 +275,13 @@ def _disaggregated(prefill: LaunchLine, decode: LaunchLine) -> LaunchLine:
         flags[name] = line.flags.get(name, 1)
     words = [word._replace(words=f"decode: {word.words}") for word in decode.words if not _states_role(word)]
     for word in prefill.words:
-        own = f"prefill_{word.flag}"
+        prefill_flag = f"prefill_{word.flag}"
         said = word._replace(words=f"prefill: {word.words}")
         if word.effect != "used" or word.flag in ("engine", "model", "prefill_replicas"):
             words += [] if _states_role(word) else [said]
-        elif own in FLAGS:
-            flags[own] = word.value
-            words.append(said._replace(flag=own))
+        elif prefill_flag in FLAGS:
+            flags[prefill_flag] = word.value
+            words.append(said._replace(flag=prefill_flag))
         elif decode.flags.get(word.flag) == word.value:
             words.append(said._replace(reason="as for the decode replicas"))
         else:
@@ -306,15 +306,15 @@ def with_launch_line(
     >>> with_launch_line({"launch": "vllm serve Qwen/Qwen3-8B -tp 2", "tensor_parallel_size": 1, "gpu": "l4"})
     {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 1, 'gpu': 'l4'}
     """
-    own = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
+    stated = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
     text, read_files = flags.get("launch"), checked("read_launch_files", flags.get("read_launch_files") or False)
     if text is None:
         if read_files:
             raise InvalidInput("read_launch_files needs launch, the line that names the files; give both, or neither.")
-        return own
+        return stated
     if not isinstance(text, str):
         raise InvalidInput(f"launch is of type {type(text).__name__}; give a launch line as text, or @FILE.")
     lines = {} if known is None else known
     if (text, read_files) not in lines:
         lines[text, read_files] = read_launch_line(text, read_files)
-    return lines[text, read_files].flags | {name: value for name, value in own.items() if value is not None}
+    return lines[text, read_files].flags | {name: value for name, value in stated.items() if value is not None}

@@ -81,20 +81,20 @@ def read_commands(text: str) -> list[Command]:
 def commands_in(text: str, origin: str) -> list[Command]:
     """Return the server commands in a text, which names no file; ``origin``: where it is from, for errors."""
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"{origin} {found}; {INSTEAD}.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"{origin} {problem}; {INSTEAD}.")
 
     if _MANIFEST.search(text):
-        found = [command for document in read_manifest(text, refuse) for command in _containers(document, {})]
+        commands = [command for document in read_manifest(text, refuse) for command in _containers(document, {})]
     else:
-        found = list(_of_shell(text, {}))
-    if not found:
+        commands = list(_of_shell(text, {}))
+    if not commands:
         raise InvalidInput(
             "the launch line starts no known server; give a line with `vllm serve`, `sglang "
             "serve`, `python -m sglang.launch_server` or `trtllm-serve`, a docker run line, or @FILE with one or with "
             "a Kubernetes manifest."
         )
-    return found
+    return commands
 
 
 def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
@@ -108,18 +108,18 @@ def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iter
             "innermost one."
         )
     known = dict(environment)
-    left = MOST_CHARACTERS
+    characters = MOST_CHARACTERS
     for words in split_commands(text):
-        words = expanded_words(words, known, left)
-        left -= sum(map(len, words))
+        words = expanded_words(words, known, characters)
+        characters -= sum(map(len, words))
         words = redacted_words(words)
         if words and words[0] in ("export", "set", "declare"):
             words = words[1:]
-        named, words = _leading_assignments(words)
+        assigned, words = _leading_assignments(words)
         if not words:
-            known |= named
+            known |= assigned
             continue
-        yield from _of_words(words, known | named, depth)
+        yield from _of_words(words, known | assigned, depth)
 
 
 def _leading_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -134,15 +134,15 @@ def expanded(word: str, environment: Mapping[str, str], most: int = MOST_CHARACT
     'none/8b/$OTHER'
     """
 
-    def value(found: re.Match) -> str:
-        name, default = found[1] or found[3] or found[4], found[2]
+    def value(match: re.Match) -> str:
+        name, default = match[1] or match[3] or match[4], match[2]
         if default and name not in environment and names_secret(name, variable=True):
             return REDACTED
-        return environment.get(name, found[0] if default is None else default)
+        return environment.get(name, match[0] if default is None else default)
 
-    def bounded(found: re.Match) -> str:
+    def bounded(match: re.Match) -> str:
         nonlocal most
-        filled = value(found)
+        filled = value(match)
         most -= len(filled)
         if most < 0:
             raise InvalidInput(f"the variables of the launch line make it longer than {MOST_CHARACTERS:,} characters.")
@@ -157,11 +157,11 @@ def expanded_words(words: Iterable[str], environment: Mapping[str, str], most: i
     >>> expanded_words(["$A$A", "c"], {"A": "ab"})
     ['abab', 'c']
     """
-    found = []
+    filled = []
     for word in words:
-        found.append(expanded(word, environment, most))
-        most -= len(found[-1])
-    return found
+        filled.append(expanded(word, environment, most))
+        most -= len(filled[-1])
+    return filled
 
 
 def _of_words(words: list[str], environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
@@ -177,12 +177,12 @@ def _of_words(words: list[str], environment: Mapping[str, str], depth: int = 0) 
                     yield command._replace(around=(*_wrapping(words[:place]), *command.around))
                 return
             break  # after a later shell there is no -c either
-    found = _program(words)
-    if found is None:
+    program = _program(words)
+    if program is None:
         return
-    engine, first, last = found
-    own, wrapping = _leading_assignments([word for word in words[:first] if word != "env"])
-    yield Command(engine, words[last:], {**environment, **own}, around=tuple(_wrapping(wrapping)))
+    engine, first, last = program
+    assigned, wrapping = _leading_assignments([word for word in words[:first] if word != "env"])
+    yield Command(engine, words[last:], {**environment, **assigned}, around=tuple(_wrapping(wrapping)))
 
 
 def _wrapping(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -206,7 +206,7 @@ def _program(words: Sequence[str]) -> tuple[str, int, int] | None:
 
 def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> Iterator[Command]:
     """Yield the server command of a docker run line; an image of vLLM starts `vllm serve` by itself."""
-    own, around, entrypoint = dict(environment), [], []
+    variables, around, entrypoint = dict(environment), [], []
     place = words.index("run") + 1
     while place < len(words) and words[place].startswith("-"):
         option, equals, value = words[place].partition("=")
@@ -214,14 +214,14 @@ def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> 
             place, value = place + 1, words[place + 1]
         if option in ("-e", "--env"):
             name, _, setting = value.partition("=")
-            own[name] = setting
+            variables[name] = setting
         elif option == "--entrypoint":
             entrypoint = [value]
         else:
             around.append((f"{option} {value}".strip(), "option of the container: no step takes longer"))
         place += 1
     if place < len(words):
-        yield from _of_container(words[place], [*entrypoint, *words[place + 1 :]], own, around, depth)
+        yield from _of_container(words[place], [*entrypoint, *words[place + 1 :]], variables, around, depth)
 
 
 def _of_container(
@@ -231,10 +231,10 @@ def _of_container(
     engine = next((engine for part, engine in IMAGES.items() if part in image.lower()), None)
     version = _VERSION.match(tag)
     shipped = version[1] if version and engine else None
-    found = list(_of_words(words, environment, depth)) if words else []
-    if not found and engine and (not words or words[0].startswith("-") or engine == "vllm"):
-        found = [Command(engine, words, dict(environment))]
-    for command in found:
+    commands = list(_of_words(words, environment, depth)) if words else []
+    if not commands and engine and (not words or words[0].startswith("-") or engine == "vllm"):
+        commands = [Command(engine, words, dict(environment))]
+    for command in commands:
         known = shipped if command.engine == engine else None
         yield command._replace(version=known, around=(*around, *command.around))
 
@@ -280,14 +280,14 @@ def _as_words(value: Any) -> list[str]:
 
 def _environment(value: Any) -> dict[str, str]:
     """Return environment variables from Kubernetes's list of name and value, or Compose's mapping or list of a=b."""
-    named = {}
+    variables = {}
     if isinstance(value, Mapping):
-        named = {str(name): str(setting) for name, setting in value.items()}
+        variables = {str(name): str(setting) for name, setting in value.items()}
         value = None
     for item in value or []:
         if isinstance(item, Mapping) and item.get("value") is not None:
-            named[str(item.get("name"))] = str(item["value"])
+            variables[str(item.get("name"))] = str(item["value"])
         elif isinstance(item, str):
             name, _, setting = item.partition("=")
-            named[name] = setting
-    return {name: redacted_variable(name, setting) for name, setting in named.items()}
+            variables[name] = setting
+    return {name: redacted_variable(name, setting) for name, setting in variables.items()}

@@ -1,4 +1,4 @@
-"""From a language model's answer to eight probabilities, and from these to quantiles of the latency."""
+"""Probabilities of the eight bins from a language model's answer, and quantiles of the latency from these."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def read_answer(body: Mapping[str, Any]) -> Answer:
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     message = choice.get("message")
     message = message if isinstance(message, dict) else {}
-    found = _tool_fields(message) or _text_fields(message.get("content"))
-    if found is None:
+    fields = _tool_fields(message) or _text_fields(message.get("content"))
+    if fields is None:
         return Answer(None, None, "truncated" if choice.get("finish_reason") == "length" else "no_answer")
-    if any(name not in found for name in BINS):
+    if any(name not in fields for name in BINS):
         return Answer(None, None, "missing_field")
-    values = [found[name] for name in BINS]
+    values = [fields[name] for name in BINS]
     if not all(_is_probability(value) for value in values) or sum(values) <= 0.0:
         return Answer(None, None, "invalid_probability")
     raw = float(sum(values))
@@ -67,7 +67,7 @@ def _text_fields(text: Any) -> dict[str, Any] | None:
     """Return the last JSON object in a text that has a field of the answer."""
     if not isinstance(text, str):
         return None
-    decoder, found, at = json.JSONDecoder(), None, text.find("{")
+    decoder, fields, at = json.JSONDecoder(), None, text.find("{")
     while at >= 0:
         try:
             value, length = decoder.raw_decode(text[at:])
@@ -75,9 +75,9 @@ def _text_fields(text: Any) -> dict[str, Any] | None:
             length = 1
         else:
             if isinstance(value, dict) and any(name in value for name in BINS):
-                found = value
+                fields = value
         at = text.find("{", at + length)
-    return found
+    return fields
 
 
 def log_quantile(probabilities: np.ndarray, share: float) -> float:
@@ -96,9 +96,9 @@ def share_below(probabilities: np.ndarray, log_speed_up: float) -> float:
 
 def _rising(shares: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Leave out empty bins, over which the inverse is not unique: their edges that end a bin with probability stay."""
-    kept = np.append(True, np.diff(shares) > 0.0)
+    rises = np.append(True, np.diff(shares) > 0.0)
     starts = np.append(np.diff(shares) > 0.0, False)
-    keep = kept | starts
+    keep = rises | starts
     return shares[keep] + np.arange(int(keep.sum())) * 1e-15, edges[keep]
 
 

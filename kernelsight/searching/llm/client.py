@@ -108,10 +108,10 @@ def _once(server: Server, request: Mapping[str, Any]) -> tuple[dict[str, Any] | 
     except (http.client.HTTPException, OSError):
         return None, "broken_answer", None, None
     try:
-        found = json.loads(raw)
+        body = json.loads(raw)
     except (ValueError, RecursionError):
         return None, "broken_answer", None, None
-    return (found, "", 200, None) if isinstance(found, dict) else (None, "broken_answer", None, None)
+    return (body, "", 200, None) if isinstance(body, dict) else (None, "broken_answer", None, None)
 
 
 def _pause(stated: str | None) -> float | None:

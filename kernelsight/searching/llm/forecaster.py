@@ -48,10 +48,12 @@ class Settings(NamedTuple):
     again: bool = True
 
 
-def llm_forecaster(settings: Settings, gpu: Mapping[str, Any], kept: dict[tuple[str, int], dict]) -> Forecaster:
+def llm_forecaster(
+    settings: Settings, gpu: Mapping[str, Any], known_answers: dict[tuple[str, int], dict]
+) -> Forecaster:
     """Return a forecaster: rows of ``kernel_candidates`` and ``kernel_measurements`` and a scenario to forecasts.
 
-    ``gpu``: the row of ``gpus``, or its name alone; ``kept``: answers by hash and sample, extended by what is asked.
+    ``gpu``: the row of ``gpus``, or its name alone; ``known_answers``: by hash and sample; new answers are added.
     """
 
     def forecast(candidates: pa.Table, measurements: pa.Table, scenario: Mapping[str, Any]) -> pa.Table:
@@ -61,12 +63,12 @@ def llm_forecaster(settings: Settings, gpu: Mapping[str, Any], kept: dict[tuple[
         anchor = anchor_of(times, scenario)
         known = [{**rows[name], "latency_us": time, "on": place} for name, time in times.items()]
         first = {**rows[anchor], "latency_us": times[anchor], "on": place}
-        asked = {
+        questions = {
             name: messages(gpu, first, row, nearest(row, known, settings.neighbours, (name, anchor)))
             for name, row in rows.items()
         }
-        answer_all(settings, asked, kept)
-        answers = {name: answers_to(settings, chat, kept) for name, chat in asked.items()}
+        answer_all(settings, questions, known_answers)
+        answers = {name: answers_to(settings, chat, known_answers) for name, chat in questions.items()}
         return forecast_rows(answers, times, anchor, scenario)
 
     return forecast
@@ -74,11 +76,11 @@ def llm_forecaster(settings: Settings, gpu: Mapping[str, Any], kept: dict[tuple[
 
 def measured_times(measurements: pa.Table, gpu: str, candidates: Mapping[str, Any]) -> dict[str, float]:
     """Return the median latency in us of each candidate that was measured on the GPU and worked, in their order."""
-    found: dict[str, list[float]] = {}
+    times_us: dict[str, list[float]] = {}
     for row in measurements.select(["gpu", "candidate_id", "status", "latency_us"]).to_pylist():
         if row["gpu"] == gpu and row["status"] == "ok" and row["candidate_id"] in candidates:
-            found.setdefault(row["candidate_id"], []).append(row["latency_us"])
-    return {name: float(np.median(found[name])) for name in candidates if name in found}
+            times_us.setdefault(row["candidate_id"], []).append(row["latency_us"])
+    return {name: float(np.median(times_us[name])) for name in candidates if name in times_us}
 
 
 def anchor_of(times: Mapping[str, float], scenario: Mapping[str, Any]) -> str:
@@ -107,24 +109,30 @@ def _place(scenario: Mapping[str, Any]) -> str:
 
 def nearest(row: Mapping[str, Any], known: Sequence[Mapping], count: int, without: Sequence[str]) -> list[Mapping]:
     """Return the measured candidates whose parameters differ least from a candidate's."""
-    own = json.loads(row["parameters"])
+    its_parameters = json.loads(row["parameters"])
 
     def differences(other: Mapping[str, Any]) -> tuple[int, str]:
         theirs = json.loads(other["parameters"])
-        return sum(own.get(name) != theirs.get(name) for name in {*own, *theirs}), other["candidate_id"]
+        return sum(its_parameters.get(name) != theirs.get(name) for name in {*its_parameters, *theirs}), other[
+            "candidate_id"
+        ]
 
     return sorted((one for one in known if one["candidate_id"] not in without), key=differences)[:count]
 
 
-def answer_all(settings: Settings, asked: Mapping[str, Sequence], kept: dict[tuple[str, int], dict]) -> None:
+def answer_all(
+    settings: Settings, questions: Mapping[str, Sequence], known_answers: dict[tuple[str, int], dict]
+) -> None:
     """Ask what is not kept yet, several questions at once, and keep the answers."""
     server = settings.server
     missing: dict[tuple[str, int], tuple[str, Sequence]] = {}
-    for name, chat in asked.items():
+    for name, chat in questions.items():
         for sample in range(1, settings.samples + 1):
             key = (prompt_hash(server.model, chat), sample)
-            passing = key in kept and kept[key]["failure"] and kept[key]["failure"] not in LASTING
-            if key not in kept or (passing and settings.again):
+            passing = (
+                key in known_answers and known_answers[key]["failure"] and known_answers[key]["failure"] not in LASTING
+            )
+            if key not in known_answers or (passing and settings.again):
                 missing.setdefault(key, (name, chat))
     with ThreadPoolExecutor(max(1, settings.parallel)) as pool:
         jobs = {pool.submit(_answer, server, chat, key[1]): key for key, (_, chat) in missing.items()}
@@ -132,7 +140,7 @@ def answer_all(settings: Settings, asked: Mapping[str, Sequence], kept: dict[tup
             for job in as_completed(jobs):
                 key = jobs[job]
                 stated = {"prompt_hash": key[0], "sample": key[1], "model": server.model}
-                kept[key] = {**stated, "candidate_id": missing[key][0], **job.result()}
+                known_answers[key] = {**stated, "candidate_id": missing[key][0], **job.result()}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -160,27 +168,29 @@ def _read(reply: Reply) -> dict[str, Any]:
     tokens = {name: value if isinstance(value, int) else None for name, value in tokens.items()}
     if reply.body is None:
         return {"probabilities": None, "raw_probability_sum": None, "failure": reply.failure, **tokens}
-    found = read_answer(body)
-    probabilities = None if found.probabilities is None else found.probabilities.tolist()
-    return {"probabilities": probabilities, "raw_probability_sum": found.raw_sum, "failure": found.failure, **tokens}
+    answer = read_answer(body)
+    probabilities = None if answer.probabilities is None else answer.probabilities.tolist()
+    return {"probabilities": probabilities, "raw_probability_sum": answer.raw_sum, "failure": answer.failure, **tokens}
 
 
 def answers_to(
-    settings: Settings, chat: Sequence[Mapping[str, str]], kept: Mapping[tuple[str, int], dict]
+    settings: Settings, chat: Sequence[Mapping[str, str]], known_answers: Mapping[tuple[str, int], dict]
 ) -> list[dict]:
     """Return the answers to a question, one a sample."""
     key = prompt_hash(settings.server.model, chat)
-    return [kept[key, sample] for sample in range(1, settings.samples + 1)]
+    return [known_answers[key, sample] for sample in range(1, settings.samples + 1)]
 
 
-def answer_table(kept: Mapping[tuple[str, int], dict]) -> pa.Table:
+def answer_table(known_answers: Mapping[tuple[str, int], dict]) -> pa.Table:
     """Return answers as rows of ``llm_answers``, ordered by their key."""
-    return pa.Table.from_pylist([kept[key] for key in sorted(kept)], contracts()["llm_answers"].schema)
+    return pa.Table.from_pylist(
+        [known_answers[key] for key in sorted(known_answers)], contracts()["llm_answers"].schema
+    )
 
 
-def failures(kept: Mapping[tuple[str, int], dict]) -> list[dict[str, Any]]:
+def failures(known_answers: Mapping[tuple[str, int], dict]) -> list[dict[str, Any]]:
     """Return how many answers could not be read, by reason."""
-    counts = Counter(row["failure"] for row in kept.values() if row["failure"])
+    counts = Counter(row["failure"] for row in known_answers.values() if row["failure"])
     return [{"reason": reason, "answers": count} for reason, count in sorted(counts.items())]
 
 

@@ -120,8 +120,8 @@ def _python_without_comments(source: str) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            kept = [one for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
-            node.body = kept or ([ast.Pass()] if body else [])  # type: ignore[attr-defined]
+            code = [one for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+            node.body = code or ([ast.Pass()] if body else [])  # type: ignore[attr-defined]
     return ast.unparse(tree)
 
 

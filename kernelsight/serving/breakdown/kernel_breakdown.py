@@ -78,18 +78,18 @@ def breakdown_of(
 
 def _factors(latencies: pa.Table, there: np.ndarray, corrections: pa.Table, corrected: np.ndarray) -> np.ndarray:
     """Return the factor on the time of each kernel at its knot; 1 without a correction."""
-    found = np.ones(there.size)
+    factors_of = np.ones(there.size)
     if not corrected.size:
-        return found
+        return factors_of
     order = np.argsort(corrected)
     place = order[np.minimum(np.searchsorted(corrected, there, sorter=order), order.size - 1)]
     held = corrected[place] == there
-    own = np.zeros(there.size, np.int64)
+    family_number = np.zeros(there.size, np.int64)
     for number, families in enumerate(FACTORS.values()):
-        own[pc.is_in(latencies["family"], pa.array(families, pa.string())).to_numpy()] = number
+        family_number[pc.is_in(latencies["family"], pa.array(families, pa.string())).to_numpy()] = number
     factors = np.array([corrections[name].to_numpy() for name in FACTORS])
-    found[held] = factors[own, place][held]
-    return found
+    factors_of[held] = factors[family_number, place][held]
+    return factors_of
 
 
 def _knots(
@@ -100,13 +100,15 @@ def _knots(
     settings: pa.Table,
     gpu_power: pa.Table,
 ) -> Knots:
-    own = beside(settings.select(["deployment_id", "gpu", "tp"]), "deployment_id", latencies["deployment_id"])
-    power = beside(gpu_power.select(["gpu", "idle_w", "active_w"]), "gpu", own["gpu"])
+    settings_of_each = beside(
+        settings.select(["deployment_id", "gpu", "tp"]), "deployment_id", latencies["deployment_id"]
+    )
+    power = beside(gpu_power.select(["gpu", "idle_w", "active_w"]), "gpu", settings_of_each["gpu"])
     active_w = power["idle_w"].to_numpy() + power["active_w"].to_numpy()
     latency_us = latencies["latency_us"].to_numpy()
     energy_j = np.asarray(latencies["energy_j"].to_numpy(), float)
     # a correction changes the time, and with it what an active GPU draws anyway
-    energy = own["tp"].to_numpy() * (energy_j * MILLIONTHS + (correction - 1) * latency_us * active_w)
+    energy = settings_of_each["tp"].to_numpy() * (energy_j * MILLIONTHS + (correction - 1) * latency_us * active_w)
     order = np.argsort(key, kind="stable")
     columns = (key, kernel, latencies["count"].to_numpy(), latency_us, correction, energy)
     return Knots(*(values[order] for values in columns))
@@ -123,9 +125,9 @@ def _launched(used: np.ndarray, keys: np.ndarray) -> Iterator[tuple[np.ndarray, 
         if done == launches:
             return
         stop = max(int(np.searchsorted(ends, done + BLOCK, side="right")), start + 1)
-        own = count[start:stop]
-        use = np.repeat(np.arange(start, stop), own)
-        yield use, first[use] + np.arange(use.size) - np.repeat(np.cumsum(own) - own, own)
+        counts = count[start:stop]
+        use = np.repeat(np.arange(start, stop), counts)
+        yield use, first[use] + np.arange(use.size) - np.repeat(np.cumsum(counts) - counts, counts)
         start = stop
 
 

@@ -50,12 +50,12 @@ class KnotKernels(NamedTuple):
     def at(self, part: str, x: np.ndarray) -> np.ndarray:
         """Return GPU time in us at first coordinates of a part that has no second one, shape [moments, kernels]."""
         points = np.flatnonzero(self.part == PARTS.index(part))
-        found = np.zeros((x.size, len(self.kernels)))
+        gpu_us = np.zeros((x.size, len(self.kernels)))
         if points.size:
             points = points[np.argsort(self.x[points])]
             for column in np.flatnonzero(self.us[points].any(axis=0)):
-                found[:, column] = np.where(x > 0, np.interp(x, self.x[points], self.us[points, column]), 0.0)
-        return found
+                gpu_us[:, column] = np.where(x > 0, np.interp(x, self.x[points], self.us[points, column]), 0.0)
+        return gpu_us
 
 
 def place(name: str, family: str) -> tuple[float, str]:
@@ -74,15 +74,15 @@ def knot_kernels(
     kernel_latencies: pa.Table, step_shapes: pa.Table, knot_corrections: pa.Table
 ) -> dict[str, KnotKernels]:
     """Return the kernels at the interpolation points of each deployment, factors of corrections included."""
-    found = {}
+    by_deployment = {}
     for deployment in pc.unique(step_shapes["deployment_id"]).to_pylist():
         shapes, latencies, corrections = (
             table.filter(pc.equal(table["deployment_id"], deployment))
             for table in (step_shapes, kernel_latencies, knot_corrections)
         )
         if latencies.num_rows:
-            found[deployment] = _of_deployment(shapes, latencies, corrections)
-    return found
+            by_deployment[deployment] = _of_deployment(shapes, latencies, corrections)
+    return by_deployment
 
 
 def _of_deployment(shapes: pa.Table, latencies: pa.Table, corrections: pa.Table) -> KnotKernels:

@@ -36,9 +36,9 @@ def one_scenario(session: Session, scenario: str | None = None) -> Session:
     for table in LOADS[1:]:
         fork.give(table, _rows_of(session, table, "load_id", load), trusted=True)
     used = fork.table("scenarios").to_pylist()[0]
-    own = [used[name] for name in ("deployment_id", "prefill_deployment_id") if used[name] is not None]
+    deployment_ids = [used[name] for name in ("deployment_id", "prefill_deployment_id") if used[name] is not None]
     faults = fork.table("deployment_faults")
-    for row in faults.filter(pc.is_in(faults["deployment_id"], pa.array(own))).to_pylist():
+    for row in faults.filter(pc.is_in(faults["deployment_id"], pa.array(deployment_ids))).to_pylist():
         raise InvalidInput(f"scenario {scenario} was not served: {row['sentence']}.")
     return fork
 

@@ -27,11 +27,11 @@ def kernels_over_time(
     for part in step_kernels(steps, step_cost_uses, replica_totals, deployment_settings, knots):
         if part.scenario_id not in edges:
             edges[part.scenario_id] = widest_windows(serving_windows, part.scenario_id)
-        own = edges[part.scenario_id]
-        us, calls = _in_windows(part, start[part.rows], end[part.rows], own)
+        window_edges = edges[part.scenario_id]
+        us, calls = _in_windows(part, start[part.rows], end[part.rows], window_edges)
         for column, (family, name) in enumerate(part.kernels):
             key = (part.scenario_id, part.phase, family, name)
-            there = sums.setdefault(key, [np.zeros(own.size - 1), np.zeros(own.size - 1)])
+            there = sums.setdefault(key, [np.zeros(window_edges.size - 1), np.zeros(window_edges.size - 1)])
             there[0] += us[:, column]
             there[1] += calls[:, column]
     return _as_table(sums, edges)

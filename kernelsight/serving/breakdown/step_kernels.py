@@ -84,11 +84,13 @@ def step_kernels(
         counted: set[str] = set()
         for deployment, replicas in pools.items():
             pair = (deployment, settings[deployment]["draft_deployment_id"])
-            own = [name for name in pair if name in knots and name not in counted]
-            counted |= set(own)
-            found = rows[np.isin(engine, replicas)]
-            pool = Pool(own, [knots[name] for name in own], settings[deployment]["graph_max_tokens"])
-            yield from _of_pool(scenario, steps.take(pa.array(found)), found, uses, pool)
+            names_of_pool = [name for name in pair if name in knots and name not in counted]
+            counted |= set(names_of_pool)
+            step_rows = rows[np.isin(engine, replicas)]
+            pool = Pool(
+                names_of_pool, [knots[name] for name in names_of_pool], settings[deployment]["graph_max_tokens"]
+            )
+            yield from _of_pool(scenario, steps.take(pa.array(step_rows)), step_rows, uses, pool)
 
 
 def _of_pool(scenario: str, steps: pa.Table, rows: np.ndarray, uses: pa.Table, pool: Pool) -> Iterator[StepKernels]:
@@ -103,12 +105,12 @@ def _of_pool(scenario: str, steps: pa.Table, rows: np.ndarray, uses: pa.Table, p
             continue
         weights = estimate[chosen]
         totals, calls, kernels = [], [], []
-        for own, name in zip(pool.knots, pool.names, strict=True):
+        for knots_of_deployment, name in zip(pool.knots, pool.names, strict=True):
             mine = uses.filter(pc.and_(pc.equal(uses["deployment_id"], name), pc.equal(uses["phase"], word)))
-            spent = own.spent(mine["step_shape_id"].to_numpy(), mine["weight"].to_numpy())
+            spent = knots_of_deployment.spent(mine["step_shape_id"].to_numpy(), mine["weight"].to_numpy())
             totals.append(spent[0])
             calls.append(spent[1])
-            kernels += own.kernels
+            kernels += knots_of_deployment.kernels
         if len(pool.knots) > 1:  # the draft model runs in every step
             weights = np.hstack([weights, np.ones((chosen.size, len(pool.knots[1].kernels)))])
         us = spread(weights, gpu_us[chosen], np.concatenate(totals))
@@ -123,8 +125,10 @@ def _by_name(
     into = np.zeros((len(kernels), len(names)))
     into[np.arange(len(kernels)), [names.index(kernel[1:]) for kernel in kernels]] = 1.0
     launches = np.broadcast_to(calls @ into / rows.size, (rows.size, len(names)))
-    kept = np.flatnonzero((calls @ into) != 0.0)
-    return StepKernels(scenario, phase, rows, [names[i] for i in kept], (us @ into)[:, kept], launches[:, kept])
+    launched = np.flatnonzero((calls @ into) != 0.0)
+    return StepKernels(
+        scenario, phase, rows, [names[i] for i in launched], (us @ into)[:, launched], launches[:, launched]
+    )
 
 
 def _estimate(steps: pa.Table, phase: np.ndarray, gpu_us: np.ndarray, pool: Pool) -> np.ndarray:
@@ -163,15 +167,15 @@ def spread(weights: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.nda
     if not wanted.size:
         return even
     # a little of each kernel in each step, so that every pair of sums can be reached
-    found = np.maximum(weights[:, ordinary], 0.0)
-    found = found * (wanted / np.maximum(found.sum(axis=0), 1e-300)) + 1e-6 * even[:, ordinary]
-    left = by_rows * columns.sum() - even[:, ~ordinary].sum(axis=1)
+    near = np.maximum(weights[:, ordinary], 0.0)
+    near = near * (wanted / np.maximum(near.sum(axis=0), 1e-300)) + 1e-6 * even[:, ordinary]
+    remaining = by_rows * columns.sum() - even[:, ~ordinary].sum(axis=1)
     for _ in range(ROUNDS):
-        sums = found.sum(axis=1)
-        found *= np.divide(left, sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
-        factors = wanted / np.maximum(found.sum(axis=0), 1e-300)
-        found *= factors
+        sums = near.sum(axis=1)
+        near *= np.divide(remaining, sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
+        factors = wanted / np.maximum(near.sum(axis=0), 1e-300)
+        near *= factors
         if np.abs(factors - 1.0).max() < TOLERANCE:
             break
-    even[:, ordinary] = found
+    even[:, ordinary] = near
     return even

@@ -80,8 +80,8 @@ class _Reading:
         try:
             stated = json.loads(data)
         except (ValueError, RecursionError) as problem:
-            found = f"it is no JSON object ({str(problem).splitlines()[0]})"
-            raise errors.trace_unusable(path, found, ADVICE) from None
+            problem_text = f"it is no JSON object ({str(problem).splitlines()[0]})"
+            raise errors.trace_unusable(path, problem_text, ADVICE) from None
         if not isinstance(stated, dict) or not isinstance(stated.get("requests"), list):
             raise errors.trace_unusable(path, "it has no list of requests", ADVICE)
         one = _Conversation(self, path, stated)
@@ -90,11 +90,11 @@ class _Reading:
 
     def _numbered(self, hashes: list[np.ndarray], shared: Mapping[int, tuple]) -> list[np.ndarray]:
         """Return the hashes of one conversation as numbers of all; ``shared``: what some are beyond it."""
-        own, places = np.unique(np.concatenate([*hashes, np.zeros(0, np.int64)]), return_inverse=True)
-        numbers = np.arange(self.blocks, self.blocks + own.size)
-        self.blocks += own.size
+        distinct, places = np.unique(np.concatenate([*hashes, np.zeros(0, np.int64)]), return_inverse=True)
+        numbers = np.arange(self.blocks, self.blocks + distinct.size)
+        self.blocks += distinct.size
         for one, key in shared.items():
-            place = int(np.searchsorted(own, one))
+            place = int(np.searchsorted(distinct, one))
             numbers[place] = self.shared.setdefault(key, int(numbers[place]))
         return np.split(numbers[places], np.cumsum([ids.size for ids in hashes]))[:-1]
 
@@ -106,13 +106,13 @@ class _Conversation:
         self.reading, self.path = reading, path
         self.name = str(stated.get("id", path.name))
         if self.name in reading.known:
-            found = f"the conversation {shown(self.name)} is in {reading.known[self.name].name} as well"
-            raise errors.trace_unusable(path, found, "Remove one of the files.")
+            problem = f"the conversation {shown(self.name)} is in {reading.known[self.name].name} as well"
+            raise errors.trace_unusable(path, problem, "Remove one of the files.")
         reading.known[self.name] = path
         self.block = int(self._number(stated, "block_size", "the conversation", least=1))
         if reading.block_tokens not in (None, self.block):
-            found = f"its blocks have {self.block} tokens, those of the others {reading.block_tokens}"
-            raise errors.trace_unusable(path, found, "Give conversations of one block size.")
+            problem = f"its blocks have {self.block} tokens, those of the others {reading.block_tokens}"
+            raise errors.trace_unusable(path, problem, "Give conversations of one block size.")
         reading.block_tokens = self.block
         self.hashes: list[np.ndarray] = []
         self.shared: dict[int, tuple] = {}  # what hashes stand for beyond this conversation
@@ -121,8 +121,8 @@ class _Conversation:
         value = row.get(field, default)
         good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST_SIZE
         if not good:
-            found = f"{field} is {shown(value)}" if field in row else f"{field} is missing"
-            rule = f"{found}, but must be a number, at least {least}"
+            what = f"{field} is {shown(value)}" if field in row else f"{field} is missing"
+            rule = f"{what}, but must be a number, at least {least}"
             raise errors.trace_place_unusable(self.path, where, rule, ADVICE)
         return float(value)
 
@@ -173,20 +173,22 @@ class _Conversation:
         stated = row["think_time"]
         bad = isinstance(stated, bool) or not isinstance(stated, int | float)
         if bad or first_bad_pause(np.array([stated], float)) is not None:
-            found, advice = pause_fault(stated)
-            raise errors.trace_place_unusable(self.path, where, found.replace("think_s", "think_time"), advice)
+            problem, advice = pause_fault(stated)
+            raise errors.trace_place_unusable(self.path, where, problem.replace("think_s", "think_time"), advice)
         return float(stated)
 
     def _hashes(self, row: Mapping[str, Any], where: str) -> np.ndarray:
         stated, prompt = row.get("hash_ids"), self._number(row, "in", where, least=1)
         ids = _whole_numbers(stated)
         if ids is None:
-            found = f"hash_ids is {shown(stated)}, not a list of whole numbers"
-            raise errors.trace_place_unusable(self.path, where, found, ADVICE)
+            problem = f"hash_ids is {shown(stated)}, not a list of whole numbers"
+            raise errors.trace_place_unusable(self.path, where, problem, ADVICE)
         whole = int(prompt) // self.block
         if len(ids) not in (whole, -(-int(prompt) // self.block)):
-            found = f"hash_ids has {len(ids)} entries, but {int(prompt)} tokens in blocks of {self.block} have {whole}"
-            raise errors.trace_place_unusable(self.path, where, found, ADVICE)
+            problem = (
+                f"hash_ids has {len(ids)} entries, but {int(prompt)} tokens in blocks of {self.block} have {whole}"
+            )
+            raise errors.trace_place_unusable(self.path, where, problem, ADVICE)
         return ids
 
     def _share(self, ids: np.ndarray, tools: int, system: int) -> None:

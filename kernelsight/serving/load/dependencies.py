@@ -78,15 +78,15 @@ def _walked(dependencies: Dependencies, arrival_s: np.ndarray) -> tuple[np.ndarr
     order = np.argsort(dependencies.after, kind="stable")
     request, after, think_s = (values[order] for values in dependencies)
     begins = np.searchsorted(after, np.arange(n + 1))
-    left = np.bincount(request, minlength=n)
-    depth, moments = np.full(n, -1), np.where(left > 0, 0.0, arrival_s)
-    ready, number = np.flatnonzero(left == 0), 0
+    open_waits = np.bincount(request, minlength=n)
+    depth, moments = np.full(n, -1), np.where(open_waits > 0, 0.0, arrival_s)
+    ready, number = np.flatnonzero(open_waits == 0), 0
     while ready.size:
         depth[ready] = number
         counts = begins[ready + 1] - begins[ready]
         pairs = np.repeat(begins[ready] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         np.maximum.at(moments, request[pairs], moments[after[pairs]] + think_s[pairs])
-        np.subtract.at(left, request[pairs], 1)
+        np.subtract.at(open_waits, request[pairs], 1)
         reached = np.unique(request[pairs])
-        ready, number = reached[left[reached] == 0], number + 1
+        ready, number = reached[open_waits[reached] == 0], number + 1
     return depth, moments

@@ -17,22 +17,24 @@ def reach_of(scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Ta
     load_of = dict(zip(*(scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id")), strict=True))
     loads = _load_reaches(load_requests)
     by_id = {row["deployment_id"]: row for row in deployments.to_pylist()}
-    found: dict[str, Reach] = {}
+    reaches: dict[str, Reach] = {}
     names = ("scenario_id", "max_concurrency", "deployment_id", "prefill_deployment_id")
     columns = (_column(scenarios, name) for name in names)
     for scenario, concurrency, *serving in zip(*columns, strict=True):
         load = loads.get(load_of[scenario])
         if load is None:
             continue
-        own = Reach(min(load.requests, concurrency or load.requests), load.tokens)
+        reach_of_load = Reach(min(load.requests, concurrency or load.requests), load.tokens)
         for deployment in and_drafts(filter(None, serving), by_id):
-            known = found.get(deployment, own)
-            found[deployment] = Reach(max(known.requests, own.requests), max(known.tokens, own.tokens))
+            known = reaches.get(deployment, reach_of_load)
+            reaches[deployment] = Reach(
+                max(known.requests, reach_of_load.requests), max(known.tokens, reach_of_load.tokens)
+            )
     return pa.table(
         {
-            "deployment_id": pa.array(found, pa.string()),
-            "requests": pa.array([reach.requests for reach in found.values()], pa.int64()),
-            "tokens": pa.array([reach.tokens for reach in found.values()], pa.int64()),
+            "deployment_id": pa.array(reaches, pa.string()),
+            "requests": pa.array([reach.requests for reach in reaches.values()], pa.int64()),
+            "tokens": pa.array([reach.tokens for reach in reaches.values()], pa.int64()),
         }
     )
 

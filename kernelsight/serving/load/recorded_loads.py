@@ -51,8 +51,8 @@ def read_load(path: str | os.PathLike[str], *, shared_prefix: bool = False) -> R
     if is_conversation(data):
         return _of_conversations(read_conversations(iter([(path, data)]), shared_prefix=shared_prefix))
     if shared_prefix:
-        found = "shared_prefix is set, but it states no tokens of tools and system prompts"
-        raise errors.trace_unusable(path, found, "Leave shared_prefix unset: the hashes say what prompts share.")
+        problem = "shared_prefix is set, but it states no tokens of tools and system prompts"
+        raise errors.trace_unusable(path, problem, "Leave shared_prefix unset: the hashes say what prompts share.")
     raw = read_container_of(path, data)
     dependencies = _dependencies(raw)
     waits = np.zeros(raw.columns.num_rows, bool)
@@ -82,30 +82,30 @@ def _contents_of(folder: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the conversations of a folder, by name; InvalidInput: there is none, or a JSON file is something else."""
     paths = files_of(folder)
     if not paths:
-        found = f"the folder has no file that ends with {', '.join(CONVERSATION_ENDINGS)}"
-        raise errors.trace_unusable(folder, found, "Give a folder of recorded conversations, or the path of a trace.")
+        problem = f"the folder has no file that ends with {', '.join(CONVERSATION_ENDINGS)}"
+        raise errors.trace_unusable(folder, problem, "Give a folder of recorded conversations, or the path of a trace.")
     for path in paths:
         data = content_of(path)
         if not is_conversation(data):
-            found = "it is no recorded conversation: it lacks block_size and requests"
-            raise errors.trace_unusable(path, found, "Give a folder of conversations alone, or the path of a trace.")
+            problem = "it is no recorded conversation: it lacks block_size and requests"
+            raise errors.trace_unusable(path, problem, "Give a folder of conversations alone, or the path of a trace.")
         yield path, data
 
 
-def _of_conversations(found: Conversations) -> RecordedLoad:
-    n = len(found.names)
-    offsets = np.concatenate([[0], np.cumsum([ids.size for ids in found.hash_ids])])
-    ids = np.concatenate([*found.hash_ids, np.zeros(0, np.int64)])
+def _of_conversations(conversations: Conversations) -> RecordedLoad:
+    n = len(conversations.names)
+    offsets = np.concatenate([[0], np.cumsum([ids.size for ids in conversations.hash_ids])])
+    ids = np.concatenate([*conversations.hash_ids, np.zeros(0, np.int64)])
     columns = {
-        "external_id": pa.array(found.names, pa.string()),
+        "external_id": pa.array(conversations.names, pa.string()),
         "arrival_s": pa.array(np.zeros(n)),
-        "prompt_tokens": pa.array(found.prompt_tokens),
-        "output_tokens": pa.array(found.output_tokens),
+        "prompt_tokens": pa.array(conversations.prompt_tokens),
+        "output_tokens": pa.array(conversations.output_tokens),
         "hash_ids": pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids)),
-        "hash_block_tokens": pa.array(np.full(n, found.block_tokens)),
+        "hash_block_tokens": pa.array(np.full(n, conversations.block_tokens)),
         "priority": pa.nulls(n, pa.int64()),
     }
-    return RecordedLoad(pa.table(columns, schema=TRACE_SCHEMA), found.dependencies, timed=False)
+    return RecordedLoad(pa.table(columns, schema=TRACE_SCHEMA), conversations.dependencies, timed=False)
 
 
 def _dependencies(raw: RawTrace) -> Dependencies:
@@ -116,13 +116,13 @@ def _dependencies(raw: RawTrace) -> Dependencies:
     bad = stated & ~((pauses >= 0) & (pauses <= waiting.LONGEST_S))
     if bad.any():
         row = int(bad.argmax())
-        found, advice = waiting.pause_fault(raw.columns[raw.format.pause][row].as_py())
-        raise raw.fault(row, found.replace("think_s", str(raw.format.pause)), advice)
-    found = Dependencies.of([(row, after, float(pauses[row]) if stated[row] else 0.0) for row, after in pairs])
-    circles = np.flatnonzero(waiting.generations(found, raw.columns.num_rows) < 0)
+        dependencies, advice = waiting.pause_fault(raw.columns[raw.format.pause][row].as_py())
+        raise raw.fault(row, dependencies.replace("think_s", str(raw.format.pause)), advice)
+    dependencies = Dependencies.of([(row, after, float(pauses[row]) if stated[row] else 0.0) for row, after in pairs])
+    circles = np.flatnonzero(waiting.generations(dependencies, raw.columns.num_rows) < 0)
     if circles.size:
         raise raw.fault(int(circles[0]), "it waits for itself, by way of the requests before it")
-    return found
+    return dependencies
 
 
 def _named_pairs(raw: RawTrace) -> list[tuple[int, int]]:
@@ -141,8 +141,8 @@ def _named_pairs(raw: RawTrace) -> list[tuple[int, int]]:
     for row in waits.tolist():
         name = after[row].as_py()
         if name not in rows:
-            found = f"{raw.format.after} is {shown(name)}, but no request has this {raw.format.request_id}"
-            raise raw.fault(row, found, CORRECT_LINE)
+            problem = f"{raw.format.after} is {shown(name)}, but no request has this {raw.format.request_id}"
+            raise raw.fault(row, problem, CORRECT_LINE)
         pairs.append((row, rows[name]))
     return pairs
 
@@ -153,8 +153,8 @@ def _session_pairs(raw: RawTrace) -> list[tuple[int, int]]:
     if sessions.null_count == len(sessions):
         return []
     if raw.column(raw.format.after).null_count < len(sessions):
-        found = f"it has {raw.format.after} and {raw.format.session}"
-        raise errors.trace_unusable(raw.path, found, "Keep one of them: the turns of a session are in file order.")
+        problem = f"it has {raw.format.after} and {raw.format.session}"
+        raise errors.trace_unusable(raw.path, problem, "Keep one of them: the turns of a session are in file order.")
     codes = pc.dictionary_encode(sessions).combine_chunks().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     order = np.argsort(codes, kind="stable")
     same = (np.diff(codes[order]) == 0) & (codes[order][1:] >= 0)

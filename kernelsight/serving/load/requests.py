@@ -128,8 +128,8 @@ def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
     requests, dependencies = recorded.requests, recorded.dependencies
     rated = stated(row, ("request_rate", *RAMP_UP))
     if recorded.timed and rated:
-        found = f"trace and {', '.join(rated)} are both set, but a trace has its own arrivals and lengths"
-        raise errors.load_unclear(row["load_id"], found, "Remove one or the other.")
+        problem = f"trace and {', '.join(rated)} are both set, but a trace has its own arrivals and lengths"
+        raise errors.load_unclear(row["load_id"], problem, "Remove one or the other.")
     if not dependencies.request.size and recorded.timed:
         return requests.slice(0, row["num_prompts"]), dependencies
     dependencies = dependencies.limited(row["think_time_limit_s"])
@@ -141,10 +141,10 @@ def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
         arrival_s[firsts] = _arrivals(generator, firsts.size, row)
     moments = earliest(dependencies, arrival_s)
     n = min(row["num_prompts"] or arrival_s.size, arrival_s.size)
-    kept = (dependencies.request < n) & (dependencies.after < n)
+    within = (dependencies.request < n) & (dependencies.after < n)
     order = np.argsort(moments[:n], kind="stable")
     place = np.argsort(order)
-    request, after, think_s = (values[kept] for values in dependencies)
+    request, after, think_s = (values[within] for values in dependencies)
     moments = moments[order] - moments[order[0]]
     requests = requests.take(pa.array(order))
     requests = requests.set_column(requests.schema.get_field_index("arrival_s"), "arrival_s", pa.array(moments))
@@ -155,11 +155,15 @@ def _dependency_rows(load_ids: pa.ChunkedArray, waits: list[Dependencies], warmu
     """Return ``load_dependencies``: each load's requests that wait, in their order; warm-ups go before all others."""
     names = load_ids.cast(pa.string()).to_pylist()
     pieces = [DEPENDENCIES_SCHEMA.empty_table()]
-    for name, found, ahead in zip(names, waits, warmups.tolist(), strict=True):
-        if found.request.size:
-            order = np.lexsort((found.after, found.request))
-            columns = [np.full(order.size, name), found.request[order] + ahead, found.after[order] + ahead]
-            pieces.append(pa.table([*map(pa.array, columns), found.think_s[order]], schema=DEPENDENCIES_SCHEMA))
+    for name, waits_of_load, ahead in zip(names, waits, warmups.tolist(), strict=True):
+        if waits_of_load.request.size:
+            order = np.lexsort((waits_of_load.after, waits_of_load.request))
+            columns = [
+                np.full(order.size, name),
+                waits_of_load.request[order] + ahead,
+                waits_of_load.after[order] + ahead,
+            ]
+            pieces.append(pa.table([*map(pa.array, columns), waits_of_load.think_s[order]], schema=DEPENDENCIES_SCHEMA))
     return pa.concat_tables(pieces)
 
 
@@ -167,12 +171,12 @@ def requests_of(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
     """Return the ``requests`` table: the requests of each scenario's load, scenarios in their order."""
     spans = spans_of(load_requests["load_id"])
     names, loads = (scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id"))
-    own = [spans.get(load, (0, 0)) for load in loads]
-    rows = np.concatenate([np.arange(*span) for span in own] or [np.zeros(0, np.int64)])
+    load_spans = [spans.get(load, (0, 0)) for load in loads]
+    rows = np.concatenate([np.arange(*span) for span in load_spans] or [np.zeros(0, np.int64)])
     taken = load_requests
     if not np.array_equal(rows, np.arange(load_requests.num_rows)):  # copying takes longer than serving
         taken = load_requests.take(pa.array(rows))
-    owners = np.repeat(np.arange(len(own)), [stop - start for start, stop in own]).astype(np.int32)
+    owners = np.repeat(np.arange(len(load_spans)), [stop - start for start, stop in load_spans]).astype(np.int32)
     ids = pa.DictionaryArray.from_arrays(owners, pa.array(names, pa.string())).cast(pa.string())
     return taken.drop_columns(["load_id"]).add_column(0, "scenario_id", ids)
 
@@ -181,10 +185,10 @@ def dependencies_of(scenario_loads: pa.Table, load_dependencies: pa.Table) -> pa
     """Return the ``request_dependencies`` table: those of each scenario's load, scenarios in their order."""
     spans = spans_of(load_dependencies["load_id"])
     names, loads = (scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id"))
-    own = [(name, *spans[load]) for name, load in zip(names, loads, strict=True) if load in spans]
-    rows = np.concatenate([np.arange(start, stop) for _, start, stop in own] or [np.zeros(0, np.int64)])
-    owners = np.repeat(np.arange(len(own)), [stop - start for _, start, stop in own])
-    ids = pa.array([name for name, *_ in own], pa.string()).take(pa.array(owners))
+    load_spans = [(name, *spans[load]) for name, load in zip(names, loads, strict=True) if load in spans]
+    rows = np.concatenate([np.arange(start, stop) for _, start, stop in load_spans] or [np.zeros(0, np.int64)])
+    owners = np.repeat(np.arange(len(load_spans)), [stop - start for _, start, stop in load_spans])
+    ids = pa.array([name for name, *_ in load_spans], pa.string()).take(pa.array(owners))
     return load_dependencies.take(pa.array(rows)).drop_columns(["load_id"]).add_column(0, "scenario_id", ids)
 
 
@@ -195,14 +199,14 @@ def loads_of_requests(requests: pa.Table, dependencies: pa.Table | None) -> dict
     request that waits for one that its scenario lacks, or for itself by way of others.
     """
     names = pc.unique(requests["scenario_id"])
-    named = requests.drop_columns(["scenario_id"]).add_column(0, "load_id", requests["scenario_id"])
+    load_requests = requests.drop_columns(["scenario_id"]).add_column(0, "load_id", requests["scenario_id"])
     waits = DEPENDENCIES_SCHEMA.empty_table()
     if dependencies is not None:
         waits = dependencies.rename_columns({"scenario_id": "load_id"}).select(DEPENDENCIES_SCHEMA.names)
         waits = waits.sort_by([(name, "ascending") for name in DEPENDENCIES_SCHEMA.names[:3]])
-        check_dependencies(named, waits)
+        check_dependencies(load_requests, waits)
     loads = pa.table({"scenario_id": names, "load_id": names})
-    return {"scenario_loads": loads, "load_requests": named, "load_dependencies": waits}
+    return {"scenario_loads": loads, "load_requests": load_requests, "load_dependencies": waits}
 
 
 def check_dependencies(load_requests: pa.Table, load_dependencies: pa.Table) -> None:
@@ -211,18 +215,18 @@ def check_dependencies(load_requests: pa.Table, load_dependencies: pa.Table) -> 
     ids, columns = load_requests["request_id"].to_numpy(), load_dependencies.drop_columns(["load_id"])
     for load, (start, stop) in spans_of(load_dependencies["load_id"]).items():
         begin, end = spans.get(load, (0, 0))
-        own = Dependencies(*(values.to_numpy()[start:stop] for values in columns.columns))
-        for name, numbers in (("request_id", own.request), ("after", own.after)):
+        waits_of_load = Dependencies(*(values.to_numpy()[start:stop] for values in columns.columns))
+        for name, numbers in (("request_id", waits_of_load.request), ("after", waits_of_load.after)):
             unknown = np.flatnonzero(~np.isin(numbers, ids[begin:end]))
             if unknown.size:
-                found = f"{name} {numbers[unknown[0]]} is no request of this scenario"
-                raise errors.dependency_unusable(load, int(own.request[unknown[0]]), found)
+                problem = f"{name} {numbers[unknown[0]]} is no request of this scenario"
+                raise errors.dependency_unusable(load, int(waits_of_load.request[unknown[0]]), problem)
         order = np.argsort(ids[begin:end])
-        places = (order[np.searchsorted(ids[begin:end], values, sorter=order)] for values in own[:2])
-        circles = np.flatnonzero(generations(Dependencies(*places, own.think_s), end - begin) < 0)
+        places = (order[np.searchsorted(ids[begin:end], values, sorter=order)] for values in waits_of_load[:2])
+        circles = np.flatnonzero(generations(Dependencies(*places, waits_of_load.think_s), end - begin) < 0)
         if circles.size:
-            found = "it waits for itself, by way of the requests before it"
-            raise errors.dependency_unusable(load, int(ids[begin:end][circles[0]]), found)
+            problem = "it waits for itself, by way of the requests before it"
+            raise errors.dependency_unusable(load, int(ids[begin:end][circles[0]]), problem)
 
 
 def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:

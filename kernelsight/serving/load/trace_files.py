@@ -47,8 +47,8 @@ def read_container_of(path: Path, data: bytes) -> RawTrace:
 def content_of(path: Path) -> bytes:
     """Return the decompressed bytes of a file without byte order mark; its first bytes identify the compression."""
 
-    def refuse(found: str) -> errors.InvalidInput:
-        return errors.trace_unusable(path, f"the file {found}", "Give the path to a readable trace file.")
+    def refuse(problem: str) -> errors.InvalidInput:
+        return errors.trace_unusable(path, f"the file {problem}", "Give the path to a readable trace file.")
 
     data = read_bytes(path, refuse, WHOLE_BYTES, piped=True)
     try:
@@ -66,8 +66,8 @@ def content_of(path: Path) -> bytes:
     return data
 
 
-def _too_dense(path: Path, found: str) -> errors.InvalidInput:
-    return errors.trace_unusable(path, f"the file {found}", "Where it is sound, unpack it first.")
+def _too_dense(path: Path, problem: str) -> errors.InvalidInput:
+    return errors.trace_unusable(path, f"the file {problem}", "Where it is sound, unpack it first.")
 
 
 def _read_parquet(path: Path, data: bytes) -> RawTrace:
@@ -79,8 +79,8 @@ def _read_parquet(path: Path, data: bytes) -> RawTrace:
         columns = file.read(columns=[f for f in trace_format.fields() if f in file.schema_arrow.names])
         columns.validate(full=True)  # the reader accepts text that is not UTF-8
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-        found = f"it is not a complete Parquet file ({_first_line(problem)})"
-        raise errors.trace_unusable(path, found, DAMAGED) from None
+        what = f"it is not a complete Parquet file ({_first_line(problem)})"
+        raise errors.trace_unusable(path, what, DAMAGED) from None
     return RawTrace(path, trace_format, columns, lambda row: f"row {row + 1}")
 
 
@@ -190,12 +190,12 @@ def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict]]:
         try:
             value = json.loads(line, object_pairs_hook=distinct)
         except (ValueError, RecursionError) as problem:
-            found = f"not a JSON object ({_first_line(problem)})"
-            raise errors.trace_place_unusable(path, f"line {number}", found, CORRECT_LINE) from None
+            what = f"not a JSON object ({_first_line(problem)})"
+            raise errors.trace_place_unusable(path, f"line {number}", what, CORRECT_LINE) from None
         if not isinstance(value, dict):
-            found = f"a JSON {type(value).__name__} instead of an object"
+            what = f"a JSON {type(value).__name__} instead of an object"
             advice = "Write one object per line and request."
-            raise errors.trace_place_unusable(path, f"line {number}", found, advice)
+            raise errors.trace_place_unusable(path, f"line {number}", what, advice)
         yield number, value
 
 
@@ -217,8 +217,8 @@ def _read_json_line_by_line(path: Path, data: bytes, trace_format: TraceFormat) 
             whole = type(value) in (int, float)
             value = float(min(max(value, -HUGE), HUGE)) if whole and value == value else value
         if not whole:
-            found = f"{field} is {shown(value)} instead of {kind}"
-            raise errors.trace_place_unusable(path, f"line {numbers[-1]}", found, CORRECT_LINE)
+            problem = f"{field} is {shown(value)} instead of {kind}"
+            raise errors.trace_place_unusable(path, f"line {numbers[-1]}", problem, CORRECT_LINE)
         return value
 
     for number, record in _json_objects(path, data):

@@ -90,22 +90,22 @@ class RawTrace(NamedTuple):
             return self.columns[field]
         return pa.chunked_array([pa.nulls(self.columns.num_rows)])
 
-    def fault(self, row: int, found: str, advice: str = CORRECT_LINE) -> errors.InvalidInput:
+    def fault(self, row: int, problem: str, advice: str = CORRECT_LINE) -> errors.InvalidInput:
         """Build the error for one row, counted from 0 without header and blank lines."""
-        return errors.trace_place_unusable(self.path, self.place(row), found, advice)
+        return errors.trace_place_unusable(self.path, self.place(row), problem, advice)
 
 
-def recognise(path: Path, found: list[str]) -> TraceFormat:
+def recognise(path: Path, fields: list[str]) -> TraceFormat:
     """Return the format whose required fields are present; InvalidInput names those missing in the closest one."""
-    repeated = sorted({f for f in found if found.count(f) > 1})
+    repeated = sorted({f for f in fields if fields.count(f) > 1})
     if repeated:
         advice = "Keep one of each."
         raise errors.trace_unusable(path, f"duplicate columns {', '.join(repeated)}", advice)
-    nearest = max(FORMATS, key=lambda f: len(set(f.required()) & set(found)))
-    missing = [field for field in nearest.required() if field not in found]
+    nearest = max(FORMATS, key=lambda f: len(set(f.required()) & set(fields)))
+    missing = [field for field in nearest.required() if field not in fields]
     if len(missing) == len(nearest.required()):
         known = "; ".join(f"{f.name} ({', '.join(f.required())})" for f in FORMATS)
-        names = ", ".join(shown(f) for f in found[:12]) + (", …" if len(found) > 12 else "")
+        names = ", ".join(shown(f) for f in fields[:12]) + (", …" if len(fields) > 12 else "")
         raise errors.trace_unusable(path, f"unknown format with the fields {names}", f"Known formats: {known}.")
     if missing:
         advice = f"Add {'it' if len(missing) == 1 else 'them'}, or use another known format."

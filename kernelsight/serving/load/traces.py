@@ -61,8 +61,8 @@ def note_first(faults: list[Fault], bad: np.ndarray, raw: RawTrace, field: str, 
         (value,) = python_values(raw.columns[field].slice(row, 1))
         if isinstance(value, float) and abs(value) <= LARGEST_SIZE and value.is_integer():
             value = int(value)  # JSON's 0 was read as 0.0
-        found = f"{field} is missing" if value is None else f"{field} is {shown(value)}"
-        faults.append((row, f"{found}, but {rule}", advice))
+        what = f"{field} is missing" if value is None else f"{field} is {shown(value)}"
+        faults.append((row, f"{what}, but {rule}", advice))
 
 
 def _is_text(column: pa.ChunkedArray) -> bool:
@@ -110,10 +110,10 @@ def _arrivals(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> np.ndarr
     note_first(faults, bad, raw, field, rule, CORRECT_LINE)
     if bad.any() or waits.all():
         return np.zeros(waits.size)
-    own = np.flatnonzero(~waits)
-    values = np.where(waits, values[own[0]], values) - values[own[0]]
+    independent = np.flatnonzero(~waits)
+    values = np.where(waits, values[independent[0]], values) - values[independent[0]]
     earlier, late = np.zeros(waits.size, bool), values > LONGEST_S
-    earlier[own] = np.diff(values[own], prepend=0.0) < 0
+    earlier[independent] = np.diff(values[independent], prepend=0.0) < 0
     note_first(faults, earlier, raw, field, "the previous request arrived later", f"Sort the trace by {field}.")
     note_first(faults, late, raw, field, "must be within 30 years of the first request", CORRECT_LINE)
     return values
@@ -148,8 +148,8 @@ def text_of(raw: RawTrace, field: str | None) -> pa.ChunkedArray:
     try:
         return column.cast(pa.string())
     except pa.ArrowException:
-        found = f"{field} has values of type {column.type}"
-        raise errors.trace_unusable(raw.path, found, "Write it as text or whole numbers.") from None
+        problem = f"{field} has values of type {column.type}"
+        raise errors.trace_unusable(raw.path, problem, "Write it as text or whole numbers.") from None
 
 
 def _priorities(raw: RawTrace, faults: list[Fault]) -> pa.Array:
@@ -181,15 +181,15 @@ def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tu
         block = _sizes(raw, block_field, faults, optional=True) if has_block.any() else np.ones(len(ids), np.int64)
     alone = has_ids & ~has_block
     if alone.any():
-        found = f"{field} is set without {block_field}, the number of tokens per hash"
-        faults.append((int(alone.argmax()), found, f"Add {block_field}, or remove {field}."))
+        lengths = f"{field} is set without {block_field}, the number of tokens per hash"
+        faults.append((int(alone.argmax()), lengths, f"Add {block_field}, or remove {field}."))
     expected = -(-prompt_tokens // block)
-    found = ids.value_lengths().fill_null(0).to_numpy()
-    wrong = has_ids & has_block & (found != expected) & (found != prompt_tokens // block)
+    lengths = ids.value_lengths().fill_null(0).to_numpy()
+    wrong = has_ids & has_block & (lengths != expected) & (lengths != prompt_tokens // block)
     if wrong.any():
         row = int(wrong.argmax())
         rule = f"{prompt_tokens[row]} prompt tokens in blocks of {block[row]} need {expected[row]}"
-        faults.append((row, f"{field} has {found[row]} entries, but {rule}", CORRECT_LINE))
+        faults.append((row, f"{field} has {lengths[row]} entries, but {rule}", CORRECT_LINE))
     return ids, pa.array(block, mask=~has_block)
 
 
@@ -209,8 +209,8 @@ def _hash_lists(raw: RawTrace, faults: list[Fault]) -> pa.ListArray:
         try:
             lists = column.cast(pa.list_(pa.int64())).combine_chunks()
         except pa.ArrowException:
-            found = f"{field} has values of type {column.type}"
-            raise errors.trace_unusable(raw.path, found, "Write lists of 64-bit whole numbers.") from None
+            problem = f"{field} has values of type {column.type}"
+            raise errors.trace_unusable(raw.path, problem, "Write lists of 64-bit whole numbers.") from None
         values = lists.flatten()
     if values.null_count:
         bad = np.zeros(len(lists), dtype=bool)

@@ -16,28 +16,28 @@ def means_of_windows(windows: pa.Table, memory_plan: pa.Table) -> pa.Table:
     """Return ``cache_over_time`` of ``serving_windows`` that take any time, in order."""
     windows = windows.filter(pc.greater(windows["end_ns"], windows["start_ns"]))
     windows = in_order(windows, *ORDER)
-    own = {name: windows[name].to_numpy() for name in windows.column_names if windows[name].type != pa.string()}
-    span_us = (own["end_ns"] - own["start_ns"]) / 1e3
+    values_of = {name: windows[name].to_numpy() for name in windows.column_names if windows[name].type != pa.string()}
+    span_us = (values_of["end_ns"] - values_of["start_ns"]) / 1e3
     plans = beside(memory_plan, "deployment_id", windows["deployment_id"].combine_chunks())
     capacity = plans["capacity_units"].to_numpy()
-    used, looked_up = own["kv_block_us"] / span_us, own["looked_up_tokens"]
+    used, looked_up = values_of["kv_block_us"] / span_us, values_of["looked_up_tokens"]
     # both sums come from the same moments: a difference below nought is rounding
-    waiting_us = np.maximum(own["in_flight_us"] - own["running_us"], 0.0)
-    hits = np.divide(own["cached_tokens"], looked_up, out=np.zeros(span_us.size), where=looked_up > 0)
+    waiting_us = np.maximum(values_of["in_flight_us"] - values_of["running_us"], 0.0)
+    hits = np.divide(values_of["cached_tokens"], looked_up, out=np.zeros(span_us.size), where=looked_up > 0)
     return pa.table(
         {
             **{name: windows[name] for name in ORDER},
-            "start_s": own["start_ns"] / 1e9,
-            "end_s": own["end_ns"] / 1e9,
+            "start_s": values_of["start_ns"] / 1e9,
+            "end_s": values_of["end_ns"] / 1e9,
             "kv_blocks_used_mean": used,
             "kv_blocks_used_max": windows["kv_blocks_used_max"],
             "kv_blocks_free_mean": capacity - used,
-            "kv_blocks_free_min": capacity - own["kv_blocks_used_max"],
+            "kv_blocks_free_min": capacity - values_of["kv_blocks_used_max"],
             "kv_share_mean": used / capacity,
-            "running_mean": own["running_us"] / span_us,
+            "running_mean": values_of["running_us"] / span_us,
             "running_max": windows["running_max"],
             "waiting_mean": waiting_us / span_us,
-            "busy_share": np.minimum(own["busy_us"] / span_us, 1.0),
+            "busy_share": np.minimum(values_of["busy_us"] / span_us, 1.0),
             **{name: windows[name] for name in COUNTS},
             "hit_rate": pa.array(hits, mask=looked_up == 0),
             "preemptions": windows["preemptions"],

@@ -30,11 +30,11 @@ def capacities(world: World, statistics: pa.Table) -> pa.Table:
     rows, known = [], {}
     served = {row["scenario_id"]: row for row in _selected(statistics)}
     for scenario in world.scenarios:
-        own = served.get(scenario["scenario_id"])
-        if own is None or not own["completed"]:
+        totals = served.get(scenario["scenario_id"])
+        if totals is None or not totals["completed"]:
             continue
         start, stop = world.spans[scenario["scenario_id"]]
-        cached = own["cached_tokens"] / own["asked_tokens"] if own["asked_tokens"] else 0.0
+        cached = totals["cached_tokens"] / totals["asked_tokens"] if totals["asked_tokens"] else 0.0
         prompts, outputs = (world.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
         lengths = lengths_of(prompts, outputs, cached)
         keys = tuple(deployments_of(scenario))
@@ -45,7 +45,7 @@ def capacities(world: World, statistics: pa.Table) -> pa.Table:
         if key not in known:
             known[key] = _ends(world, scenario, keys, lengths, reach)
         low, middle, high = known[key]
-        asked = _asked(world, scenario, start, stop) or own["completed"] / max(own["duration_s"], 1e-9)
+        asked_rate = _asked(world, scenario, start, stop) or totals["completed"] / max(totals["duration_s"], 1e-9)
         rows.append(
             {
                 "scenario_id": scenario["scenario_id"],
@@ -53,8 +53,8 @@ def capacities(world: World, statistics: pa.Table) -> pa.Table:
                 "capacity_low": low,
                 "capacity_high": high,
                 "capacity_limit": middle.limit,
-                "asked_rate": asked,
-                "load": asked / middle.rate,
+                "asked_rate": asked_rate,
+                "load": asked_rate / middle.rate,
             }
         )
     return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in COLUMNS.items()})
@@ -83,15 +83,15 @@ def _ends(
 ) -> tuple[float, Station, float]:
     """Return the capacity with slow kernels and host, in the middle, and with fast ones."""
     pools = replicated(dict(scenario), *(pool_of(world, key) for key in keys))
-    found = []
+    stations = []
     for place, (key, pool) in enumerate(zip(reversed(keys), pools, strict=True)):
-        own = lengths
+        loaded = lengths
         if len(pools) > 1:  # one pool computes prompts, the other decodes what it has received
-            own = lengths._replace(decodes=0.0, longest=0) if place == 0 else lengths._replace(prompt=0.0)
-        one = station_of(pool, own, reach)
+            loaded = lengths._replace(decodes=0.0, longest=0) if place == 0 else lengths._replace(prompt=0.0)
+        one = station_of(pool, loaded, reach)
         # kernels and host err independently of each other
         kernels = one.kernels * math.log(world.costs[key].spread)
         half = math.hypot(kernels, (1.0 - one.kernels) * Z_90 * world.hosts[key]["step_log_sd"])
-        found.append((one._replace(rate=one.rate * pool.engines), math.exp(half)))
-    slowest, factor = min(found)
+        stations.append((one._replace(rate=one.rate * pool.engines), math.exp(half)))
+    slowest, factor = min(stations)
     return slowest.rate / factor, slowest, slowest.rate * factor

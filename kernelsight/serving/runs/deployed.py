@@ -44,12 +44,12 @@ def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
     InvalidInput: flags that do not go together, a deployment that cannot run, or one in two pools.
     """
     with session.fork() as fork:
-        named = normalise(flags)
-        assumed = gpu_assumptions(fork, named)
-        named = resolve_names(fork, named)
-        if prefill_flags(named) is not None:
+        by_name = normalise(flags)
+        assumed = gpu_assumptions(fork, by_name)
+        by_name = resolve_names(fork, by_name)
+        if prefill_flags(by_name) is not None:
             raise InvalidInput("P/D disaggregation is no single engine; remove prefill_replicas, or use simulate.")
-        rows = deployment_rows(named)
+        rows = deployment_rows(by_name)
         key = rows[0]["deployment_id"]
         fork.give("deployments", rows)
         refuse_faults(fork)
@@ -69,9 +69,9 @@ def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
             for end in ("p05", "p95")
         )
         assumed += [row["sentence"] for row in fork.table("assumptions").to_pylist()]
-        pool, own = pool_of(world, key), deployments[key]
-        power = by_key(fork.table("gpu_power"), "gpu")[own["gpu"]]
-        return Deployed(pool, own, world.plans[key], world.hosts[key], tuple(ends), power, assumed)
+        pool, deployment = pool_of(world, key), deployments[key]
+        power = by_key(fork.table("gpu_power"), "gpu")[deployment["gpu"]]
+        return Deployed(pool, deployment, world.plans[key], world.hosts[key], tuple(ends), power, assumed)
 
 
 def _at_end(costs: pa.Table, column: str) -> pa.Table:

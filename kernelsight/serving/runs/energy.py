@@ -56,7 +56,7 @@ def energy_of(
         name: _largest(power[name].to_numpy(), number, len(names)) for name in ("power_log_half", "energy_log_half")
     }
     moved_j = np.array([transfers_j.get(name, 0.0) for name in names.to_pylist()])
-    found = {
+    columns = {
         "scenario_id": names,
         "gpus": drawn.gpus.astype(np.int64),
         "span_s": span_ns / NS,
@@ -69,8 +69,8 @@ def energy_of(
     sites = scenarios.take(pa.array(positions(names, scenarios["scenario_id"])))
     known = request_statistics.take(pc.index_in(names, request_statistics["scenario_id"].combine_chunks()))
     mean_w = _over(drawn.active_j + drawn.idle_j + moved_j, span_ns / NS)
-    found |= _figures(mean_w, drawn, halves, _floats(sites), _floats(known))
-    return pa.table({name: _nullable(values) for name, values in found.items()})
+    columns |= _figures(mean_w, drawn, halves, _floats(sites), _floats(known))
+    return pa.table({name: _nullable(values) for name, values in columns.items()})
 
 
 def energy_of_transfers(
@@ -90,15 +90,15 @@ def energy_of_transfers(
     power = {row["gpu"]: row for row in gpu_power.to_pylist()}
     rates = {row["gpu"]: row for row in gpus.to_pylist()}
     settings = {(row["deployment_id"], row["position"]): row for row in kv_tier_settings.to_pylist()}
-    found: dict[str, float] = {}
+    joules_of: dict[str, float] = {}
     for row in kv_tier_totals.to_pylist():
         gpu, tier = gpu_of[row["deployment_id"]], settings[row["deployment_id"], row["position"]]
         byte_j = power[gpu]["memory_w"] / rates[gpu]["memory_bandwidth_bytes_per_s"]
         byte_j += power[gpu]["link_w"] / rates[gpu]["link_bytes_per_s"]
         written = row["written_blocks"] if row["position"] == 0 or tier["write_policy"] == "through" else 0
         joules = (row["read_blocks"] + written) * tier["block_bytes"] * byte_j
-        found[row["scenario_id"]] = found.get(row["scenario_id"], 0.0) + joules
-    return found
+        joules_of[row["scenario_id"]] = joules_of.get(row["scenario_id"], 0.0) + joules
+    return joules_of
 
 
 def _drawn(totals: pa.Table, settings: pa.Table, power: pa.Table, number: np.ndarray, span_ns: np.ndarray) -> Drawn:
@@ -135,16 +135,16 @@ def _figures(
     servers_w = np.nan_to_num(site["host_power_w"]) * drawn.gpus
     carbon_g = np.where(np.isnan(site["pue"]), 1.0, site["pue"]) * site["carbon_intensity_g_per_kwh"] * MILLION / KWH_J
     joules = (mean_w + servers_w) * served["duration_s"]
-    found: dict[str, np.ndarray] = {}
+    figures: dict[str, np.ndarray] = {}
     for end, sign in ENDS.items():
         wide = np.exp(sign * halves["energy_log_half"])
         watts = np.minimum(mean_w * np.exp(sign * halves["power_log_half"]), drawn.limit_w)
         token_j = _over(joules, served["output_tokens"]) * wide
-        found[f"mean_power_w{end}"] = np.where(np.isnan(mean_w), np.nan, watts) + servers_w
-        found[f"energy_per_output_token_j{end}"] = token_j
-        found[f"energy_per_request_j{end}"] = _over(joules, served["completed"]) * wide
-        found[f"carbon_per_million_tokens_g{end}"] = token_j * carbon_g
-    return found
+        figures[f"mean_power_w{end}"] = np.where(np.isnan(mean_w), np.nan, watts) + servers_w
+        figures[f"energy_per_output_token_j{end}"] = token_j
+        figures[f"energy_per_request_j{end}"] = _over(joules, served["completed"]) * wide
+        figures[f"carbon_per_million_tokens_g{end}"] = token_j * carbon_g
+    return figures
 
 
 def _floats(table: pa.Table) -> dict[str, np.ndarray]:
@@ -157,9 +157,9 @@ def _floats(table: pa.Table) -> dict[str, np.ndarray]:
 
 
 def _largest(values: np.ndarray, number: np.ndarray, size: int) -> np.ndarray:
-    found = np.zeros(size)
-    np.maximum.at(found, number, values)
-    return found
+    largest = np.zeros(size)
+    np.maximum.at(largest, number, values)
+    return largest
 
 
 def _over(one: np.ndarray, other: np.ndarray) -> np.ndarray:

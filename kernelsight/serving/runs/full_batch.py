@@ -239,11 +239,11 @@ class FullEngine(NamedTuple):
     def _longest(self, steps: list[tuple[float, Time]]) -> list[tuple[float, Time]]:
         """Return (share, time) of what a step waits for: all ranks, or the batch before it in a pipeline."""
         together = self.pool.ranks if self.pool.ranks > 1 else min(len(self.pool.layers), 2)
-        found, below = [], 0.0
+        waits, below = [], 0.0
         for share, time in sorted(steps, key=lambda each: each[1].total_us):
-            found.append(((below + share) ** together - below**together, time))
+            waits.append(((below + share) ** together - below**together, time))
             below += share
-        return found
+        return waits
 
     def _prefill_first(self) -> Time:
         """Steps that decode alone, and before them steps for the prompts that wait."""
@@ -343,11 +343,11 @@ def prompt_steps(begin: float, prompt: float, room: float) -> list[tuple[float, 
     full = (begin * prompt - sum(share * tokens for tokens, share in parts.items())) / room
     if full > 1e-9:
         parts[room] = parts.get(room, 0.0) + full
-        left = full  # these were the emptiest steps
+        remaining = full  # these were the emptiest steps
         for tokens in sorted(parts):
-            taken = min(left, parts[tokens])
+            taken = min(remaining, parts[tokens])
             parts[tokens] -= taken
-            left -= taken
+            remaining -= taken
     return [(share, tokens) for tokens, share in sorted(parts.items()) if share > 1e-12]
 
 
@@ -363,8 +363,8 @@ def counts_of(mean: float) -> list[tuple[float, float]]:
     shares = np.exp(logs)
     shares /= shares.sum()
     groups = np.array_split(numbers, min(MOST_COUNTS, numbers.size))
-    found = [(float(shares[group].sum()), float((shares[group] * group).sum())) for group in groups]
-    return [(share, total / share) for share, total in found if share > 1e-12]
+    sums = [(float(shares[group].sum()), float((shares[group] * group).sum())) for group in groups]
+    return [(share, total / share) for share, total in sums if share > 1e-12]
 
 
 def _between(xs: np.ndarray, ys: np.ndarray, grid: np.ndarray, x: float, y: float) -> float:

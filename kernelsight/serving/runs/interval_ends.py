@@ -62,11 +62,11 @@ def statistics_at_ends(
     """
     world, tables = first.world, (step_costs, step_shapes)
     statistics = statistics_table(first.middle.counted)
-    found = [_at_end(statistics, "middle")]
+    parts = [_at_end(statistics, "middle")]
 
     def served(rows: list[dict[str, Any]], end: str, moves: Moves, hosts: dict[str, dict[str, Any]]) -> None:
         there = world._replace(scenarios=rows, costs=moved_costs(world, rows, tables, end, moves), hosts=hosts)
-        found.append(_at_end(statistics_table(summarise(there, serve_replicas, threads).counted), end))
+        parts.append(_at_end(statistics_table(summarise(there, serve_replicas, threads).counted), end))
 
     direction = _directions(world, by_deployment(step_costs), first.middle.totals())
     for number in sorted(set(direction.values())):
@@ -80,7 +80,7 @@ def statistics_at_ends(
     if near:
         hosts = {key: _times(row, SLOWER) for key, row in world.hosts.items()}
         served(near, SLOWER_STEPS, (SLOWER, lambda _: np.array(SLOWER)), hosts)
-    return pa.concat_tables(found).combine_chunks()
+    return pa.concat_tables(parts).combine_chunks()
 
 
 def moved_costs(
@@ -93,7 +93,7 @@ def moved_costs(
     """
     recent: Recent[CostTables] = remembered(tables, "moved costs", lambda: Recent(MOST_MOVED))
     costs, shapes = map(by_deployment, tables[:2])
-    found = {}
+    costs_of = {}
     for key in dict.fromkeys(key for row in scenarios for key in deployments_served(world, row)):
         if key not in costs:
             continue
@@ -103,8 +103,8 @@ def moved_costs(
         if moved is None:
             moved = cost_tables(scaled(costs[key], factors(costs[key])), shapes[key], deployment)
             recent.put(place, moved)
-        found[key] = moved
-    return found
+        costs_of[key] = moved
+    return costs_of
 
 
 def _near_capacity(world: World, statistics: pa.Table) -> list[dict[str, Any]]:
@@ -138,8 +138,8 @@ def _directions(world: World, costs: Mapping[str, pa.Table], totals: pa.Table) -
     for row in totals.select(["scenario_id", "deployment_id", "gpu_ns", "host_ns"]).to_pylist():
         key = row["deployment_id"]
         host = math.expm1(Z_90 * world.hosts[key]["step_log_sd"])
-        own = np.array([row["gpu_ns"] * widths.get(key, 0.0), row["host_ns"] * host])
-        moves[row["scenario_id"]] = moves.get(row["scenario_id"], 0.0) + own
+        move = np.array([row["gpu_ns"] * widths.get(key, 0.0), row["host_ns"] * host])
+        moves[row["scenario_id"]] = moves.get(row["scenario_id"], 0.0) + move
     return {
         name: round(math.atan2(host, kernels) / (math.pi / 2) * DIRECTIONS) for name, (kernels, host) in moves.items()
     }

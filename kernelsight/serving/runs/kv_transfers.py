@@ -35,12 +35,12 @@ def transfer_rows(
 
 def _sent_by(settings: Mapping[str, Any], layouts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the bytes of a GPU of one side; layers of a draft model are added to those of one stage."""
-    own, draft = layouts[settings["deployment_id"]], layouts.get(settings["draft_deployment_id"])
+    layout, draft = layouts[settings["deployment_id"]], layouts.get(settings["draft_deployment_id"])
     bytes_of = {
-        name: own[name] / settings["pp"] + (draft[name] if draft else 0)
+        name: layout[name] / settings["pp"] + (draft[name] if draft else 0)
         for name in ("full_token_bytes", "window_token_bytes", "sequence_bytes")
     }
-    return bytes_of | {"window_tokens": max(own["window_tokens"], draft["window_tokens"] if draft else 0)}
+    return bytes_of | {"window_tokens": max(layout["window_tokens"], draft["window_tokens"] if draft else 0)}
 
 
 def _transfer(sides: list[dict[str, float]], port: Mapping[str, Any]) -> dict[str, Any]:

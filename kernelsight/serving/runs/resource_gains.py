@@ -34,15 +34,15 @@ def gains_of_resources(
         relieved = relieve()
         after = _figures(summarise(relieved, serve_replicas, threads)) if relieved.scenarios else {}
         for name, (throughput, *times_ms) in after.items():
-            own = before[name]
+            figures_before = before[name]
             rows.append(
                 {
                     "scenario_id": name,
                     "resource": resource,
-                    "throughput_gain": throughput / own[0] - 1.0,
+                    "throughput_gain": throughput / figures_before[0] - 1.0,
                     **{
                         f"{metric}_gain": 1.0 - after_ms / before_ms if before_ms else None
-                        for metric, after_ms, before_ms in zip(METRICS, times_ms, own[1:], strict=True)
+                        for metric, after_ms, before_ms in zip(METRICS, times_ms, figures_before[1:], strict=True)
                     },
                 }
             )
@@ -85,7 +85,7 @@ def _reliefs(
 
     def sooner() -> World:
         columns = {"arrival_s": world.columns["arrival_s"] / RELIEF}
-        waits = {name: own._replace(pause_us=own.pause_us / RELIEF) for name, own in world.waits.items()}
+        waits = {name: wait._replace(pause_us=wait.pause_us / RELIEF) for name, wait in world.waits.items()}
         # in a closed loop the end of a request is the arrival of the next: only what the client adds can come sooner
         rows = [row for row in world.scenarios if row["max_concurrency"] is None or any(row[name] for name in SENT)]
         return world._replace(scenarios=rows, waits=waits, columns=world.columns | columns)

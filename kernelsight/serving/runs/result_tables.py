@@ -50,21 +50,21 @@ def replicas_of(scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, s
 
     ``pools``: the deployment and the engines of each; the first engine of a pool has the uses of the pool.
     """
-    found = []
+    replicas = []
     owners = [(pool, name, place == 0) for pool, (name, size) in enumerate(pools) for place in range(size)]
     for number, (totals, steps) in enumerate(zip(served.totals, served.steps, strict=True)):
-        own = np.flatnonzero(served.out.replica == number)
-        out = served.out.of(own)
+        requests = np.flatnonzero(served.out.replica == number)
+        out = served.out.of(requests)
         pool, deployment, is_first = owners[number]
         uses = served.uses[pool] if served.uses and is_first else None
         drafted = served.draft_uses[pool] if served.draft_uses and is_first else None
         histogram = served.histogram if number == 0 else np.zeros_like(served.histogram)
         windows = served.windows[number] if served.windows else None
-        parts = served.parts and RequestParts(*(values[..., own] for values in served.parts))
+        parts = served.parts and RequestParts(*(values[..., requests] for values in served.parts))
         tiers = served.tiers and served.tiers[number]
         one = Served(out, uses, histogram, totals, steps, windows, drafted, parts, tiers)
-        found.append(Replica(scenario, deployment, number, rows[own], one))
-    return found
+        replicas.append(Replica(scenario, deployment, number, rows[requests], one))
+    return replicas
 
 
 def event_rows(replicas: list[Replica], requests: pa.Table, spans: dict[str, tuple[int, int]]) -> pa.Table:
@@ -132,7 +132,7 @@ def part_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
 
     def phases(parts: Iterable[np.ndarray]) -> np.ndarray:
         # one column of all parts at a time: rows of a million requests are not held twice
-        return _joined((own[:, done].ravel() for own, (_, _, done) in zip(parts, served, strict=True)), np.int64)
+        return _joined((values[:, done].ravel() for values, (_, _, done) in zip(parts, served, strict=True)), np.int64)
 
     table = {
         "scenario_id": _named((one.scenario for one in replicas), sizes),

@@ -71,8 +71,8 @@ def _figures(statistics: pa.Table) -> np.ndarray:
     duration_s = _nonzero(_columns(statistics, ("duration_s",))[0])
     rates = {name: _columns(statistics, (counted,))[0] / duration_s for name, counted in RATES.items()}
     times = dict(zip(TIMES, _columns(statistics, TIMES), strict=True))
-    found = np.array([(times | rates)[name] for name in METRICS])
-    return np.where(found > 0.0, found, np.nan)
+    figures = np.array([(times | rates)[name] for name in METRICS])
+    return np.where(figures > 0.0, figures, np.nan)
 
 
 def _moves(figures: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -99,17 +99,17 @@ def _halves(
     stated = _columns(scenarios, ("max_concurrency",))[0]
     there = np.where(np.isnan(stated), completed * e2e_ms / 1e3 / _nonzero(duration_s), stated)
     in_flight = np.where(np.isnan(there), 1.0, there)
-    named = beside(settings, "deployment_id", scenarios["deployment_id"].combine_chunks())["model"]
-    experts = beside(models, "model", named.combine_chunks())["experts"]
+    model_names = beside(settings, "deployment_id", scenarios["deployment_id"].combine_chunks())["model"]
+    experts = beside(models, "model", model_names.combine_chunks())["experts"]
     is_moe = pc.fill_null(pc.greater(experts, 0), False).to_numpy()
-    found = np.full((len(METRICS), in_flight.size), np.nan)
+    halves = np.full((len(METRICS), in_flight.size), np.nan)
     for row in in_order(spread, "in_flight_above").to_pylist():
         rows = (is_moe == (row["model_class"] == "moe")) & (in_flight > row["in_flight_above"])
         of_rates = RATES if row["metric"] == "e2e" else ()
         for number, metric in enumerate(METRICS):
             if metric in of_rates or metric.startswith(row["metric"]):
-                found[number, rows] = Z_90 * row["log_sd"]
-    return found
+                halves[number, rows] = Z_90 * row["log_sd"]
+    return halves
 
 
 def _root(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -57,11 +57,11 @@ def sensitivities_of_scenarios(
     """Return ``scenario_sensitivities`` of each scenario's first requests; ``elasticities``: of their step costs."""
     short = first_requests(world, MOST_REQUESTS)
     keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))
-    costs, shapes, found = (
+    costs, shapes, tables = (
         split_by_deployment(table.filter(pc.is_in(table["deployment_id"], pa.array(keys, pa.string()))))
         for table in (step_costs, step_shapes, elasticities)
     )
-    moves = {key: _elasticities(table) for key, table in found.items()}
+    moves = {key: _elasticities(table) for key, table in tables.items()}
     ordered = {row["scenario_id"] for row in world.scenarios if keeps_order(short, row)}
     rows: list[tuple] = []
     first, others = (
@@ -87,8 +87,8 @@ def keeps_order(world: World, scenario: Mapping[str, Any]) -> bool:
     engines = settings["dp"] * settings["pp"] * (scenario["replicas"] or 1)
     if not plain or engines > 1 or settings["num_speculative_tokens"] or scenario["scenario_id"] not in world.spans:
         return False
-    own = slice(*world.spans[scenario["scenario_id"]])
-    arrivals = world.columns["arrival_s"][own]
+    in_load = slice(*world.spans[scenario["scenario_id"]])
+    arrivals = world.columns["arrival_s"][in_load]
     if scenario["deployment_id"] in world.tiers:
         return False
     at_once = bool((arrivals == arrivals[:1]).all()) and scenario["scenario_id"] not in world.waits
@@ -169,7 +169,7 @@ def _moved(
 
 def _metrics(world: World, threads: int | None) -> dict[str, dict[str, float | None]]:
     """Return the figures of each scenario by their names in ``scenario_summary``."""
-    found = {}
+    figures_of = {}
     for row in statistics_table(summarise(world, serve_replicas, threads).counted).to_pylist():
         if row["completed"] and row["duration_s"]:
             figures = {
@@ -177,8 +177,8 @@ def _metrics(world: World, threads: int | None) -> dict[str, dict[str, float | N
             }
             figures["request_throughput"] = row["completed"] / row["duration_s"]
             figures["output_throughput"] = row["output_tokens"] / row["duration_s"]
-            found[row["scenario_id"]] = figures
-    return found
+            figures_of[row["scenario_id"]] = figures
+    return figures_of
 
 
 def _first_order(
@@ -197,8 +197,8 @@ def _first_order(
             others.add(one.scenario)
             continue
         for fact, shift in zip(moves[deployment].facts, shifts, strict=True):
-            found = _of_latencies(moments, shift) | _of_throughput(one.served.steps, shift, moments)
-            rows += [(one.scenario, fact, metric, value, "first order") for metric, value in found.items()]
+            elasticities = _of_latencies(moments, shift) | _of_throughput(one.served.steps, shift, moments)
+            rows += [(one.scenario, fact, metric, value, "first order") for metric, value in elasticities.items()]
     return rows, others
 
 
@@ -212,11 +212,11 @@ class Moments(NamedTuple):
 
 def _moments(one: Replica, world: World) -> Moments:
     out = one.served.out
-    kept = (out.status == FINISHED) & ~world.columns["warmup"][one.rows]
-    rows = one.rows[kept]
+    finished = (out.status == FINISHED) & ~world.columns["warmup"][one.rows]
+    rows = one.rows[finished]
     request_us, token_us = front_end_of(world.hosts[one.deployment], world.deployments[one.deployment])
-    seen_us = out.sent_us[kept] + request_us + token_us * world.columns["prompt_tokens"][rows]
-    times_us = np.stack([out.sent_us, out.first_token_us, out.finish_us])[:, kept]
+    seen_us = out.sent_us[finished] + request_us + token_us * world.columns["prompt_tokens"][rows]
+    times_us = np.stack([out.sent_us, out.first_token_us, out.finish_us])[:, finished]
     return Moments(times_us, world.columns["output_tokens"][rows] - 1, seen_us)
 
 
@@ -224,13 +224,13 @@ def _of_phases(uses: pa.Table, costs: pa.Table, moves: Elasticities) -> np.ndarr
     """Return the elasticity of the GPU time of each phase's steps, shape (facts, PHASES)."""
     gpu_us = np.zeros(moves.values["elasticity"].shape[1])
     gpu_us[costs["step_shape_id"].to_numpy()] = costs["gpu_us"].to_numpy()
-    found = np.zeros((len(moves.facts), len(PHASES)))
+    by_phase = np.zeros((len(moves.facts), len(PHASES)))
     for number, phase in enumerate(PHASES):
-        own = uses.filter(pc.equal(uses["phase"], phase))
-        ids = own["step_shape_id"].to_numpy()
-        spent = own["weight"].to_numpy() * gpu_us[ids]
-        found[:, number] = moves.values["elasticity"][:, ids] @ spent / max(spent.sum(), 1e-9)
-    return found
+        of_phase = uses.filter(pc.equal(uses["phase"], phase))
+        ids = of_phase["step_shape_id"].to_numpy()
+        spent = of_phase["weight"].to_numpy() * gpu_us[ids]
+        by_phase[:, number] = moves.values["elasticity"][:, ids] @ spent / max(spent.sum(), 1e-9)
+    return by_phase
 
 
 def _shifts(steps: np.ndarray, elasticity: np.ndarray, times_us: np.ndarray) -> np.ndarray:
@@ -266,14 +266,14 @@ def _of_latencies(moments: Moments, shift: np.ndarray) -> dict[str, float]:
         "e2e": (last - sent, last_by - sent_by),
         "tpot": tuple(((b - a) / moments.gaps)[several] for a, b in ((first, last), (first_by, last_by))),
     }
-    found = {}
+    elasticities = {}
     for name, (values, by) in samples.items():
         if values.size and values.mean() > 0.0:
-            found[f"{name}_mean_ms"] = float(by.mean() / values.mean())
+            elasticities[f"{name}_mean_ms"] = float(by.mean() / values.mean())
             ends = (np.quantile(values + side * STEP * by, list(QUANTILES.values())) for side in (1.0, -1.0))
             slopes = np.subtract(*ends) / (2.0 * STEP * np.quantile(values, list(QUANTILES.values())))
-            found |= {f"{name}_{word}_ms": float(slope) for word, slope in zip(QUANTILES, slopes, strict=True)}
-    return found
+            elasticities |= {f"{name}_{word}_ms": float(slope) for word, slope in zip(QUANTILES, slopes, strict=True)}
+    return elasticities
 
 
 def _of_throughput(steps: np.ndarray, shift: np.ndarray, moments: Moments) -> dict[str, float]:

@@ -98,18 +98,18 @@ def _replicas(names: pa.Array, totals: pa.Table, memory_plan: pa.Table) -> Colum
     if not pc.all(there).as_py():
         totals, group = totals.filter(there), group.filter(there)
     number = group.to_numpy().astype(np.int64)
-    nobody = np.bincount(number, minlength=len(names)) == 0
-    found: Columns = {}
+    none_served = np.bincount(number, minlength=len(names)) == 0
+    columns: Columns = {}
     for name in (
         *("steps", "preemptions", "gpu_ns", "host_ns", "idle_ns", "itl_sum_ns"),
         *("draft_tokens", "accepted_draft_tokens"),
     ):
-        found[name] = pa.array(whole_sums(totals[name].to_numpy(), number, len(names)), mask=nobody)
+        columns[name] = pa.array(whole_sums(totals[name].to_numpy(), number, len(names)), mask=none_served)
     units = beside(memory_plan, "deployment_id", totals["deployment_id"])["capacity_units"]
     capacity = pc.fill_null(_nonzero(_float(units)), np.nan).to_numpy()
     fullest = np.full(len(names), -1.0)
     np.fmax.at(fullest, number, totals["peak_kv_units"].to_numpy() / capacity)
-    return found | {"peak_kv_share": pa.array(fullest, mask=fullest < 0.0)}
+    return columns | {"peak_kv_share": pa.array(fullest, mask=fullest < 0.0)}
 
 
 def _statuses(scenarios: pa.Table, deployed: Deployed) -> pa.Array | pa.ChunkedArray:
@@ -122,21 +122,25 @@ def _statuses(scenarios: pa.Table, deployed: Deployed) -> pa.Array | pa.ChunkedA
     drafts = dict(
         zip(*(deployed.settings[name].to_pylist() for name in ("deployment_id", "draft_deployment_id")), strict=True)
     )
-    found = []
-    for own in zip(*(scenarios[name].to_pylist() for name in ("deployment_id", "prefill_deployment_id")), strict=True):
-        known = [name for name in own if name in drafts]
+    sentences = []
+    for deployment_ids in zip(
+        *(scenarios[name].to_pylist() for name in ("deployment_id", "prefill_deployment_id")), strict=True
+    ):
+        known = [name for name in deployment_ids if name in drafts]
         broken = sorted(set().union(*(faults.get(name, ()) for key in known for name in (key, drafts[key]))))
-        found.append("; ".join(sentence for _, sentence in broken) or "served")
-    return pa.array(found, pa.string())
+        sentences.append("; ".join(sentence for _, sentence in broken) or "served")
+    return pa.array(sentences, pa.string())
 
 
 def _gpus(scenarios: pa.Table, settings: pa.Table) -> pa.Array:
     """Return the GPUs of all replicas; with disaggregated serving of those that compute prompts too."""
 
     def engines(deployments: pa.ChunkedArray, *replicas: str) -> pa.Array:
-        own = beside(settings, "deployment_id", deployments.combine_chunks())
+        settings_of_each = beside(settings, "deployment_id", deployments.combine_chunks())
         count = pc.coalesce(*(scenarios[name] for name in replicas), 1)
-        gpus = pc.multiply(pc.multiply(own["tp"], own["pp"]), pc.multiply(own["dp"], count))
+        gpus = pc.multiply(
+            pc.multiply(settings_of_each["tp"], settings_of_each["pp"]), pc.multiply(settings_of_each["dp"], count)
+        )
         return pc.fill_null(gpus, 0)
 
     decode = engines(scenarios["deployment_id"], "decode_replicas", "replicas")
@@ -149,11 +153,11 @@ def _gaps(names: pa.Array, served: Results, sum_ns: pa.Array) -> Columns:
     group = pc.index_in(histogram["scenario_id"], names)
     histogram, group = histogram.filter(pc.is_valid(group)), pc.drop_null(group)
     count = whole_sums(histogram["gaps"].to_numpy(), group.to_numpy().astype(np.int64), len(names))
-    found = {"itl_mean_ms": pc.divide(pc.divide(sum_ns, pa.array(count, mask=count == 0)), 1e6)}
+    columns = {"itl_mean_ms": pc.divide(pc.divide(sum_ns, pa.array(count, mask=count == 0)), 1e6)}
     for percent in PERCENTILES:
-        own = percentiles.filter(pc.equal(percentiles["percentile"], percent))
-        found[f"itl_p{percent}_ms"] = beside(own, "scenario_id", names)["itl_ms"]
-    return found
+        at_percent = percentiles.filter(pc.equal(percentiles["percentile"], percent))
+        columns[f"itl_p{percent}_ms"] = beside(at_percent, "scenario_id", names)["itl_ms"]
+    return columns
 
 
 def _parts(statistics: pa.Table) -> Columns:
@@ -192,9 +196,9 @@ def _rates(statistics: pa.Table, gpus: pa.Array) -> Columns:
 
 def _hit_rates(statistics: pa.Table) -> Columns:
     """Return the share of the prompt tokens that prefix caches held, of those that were looked up."""
-    asked, cached = _float(_nonzero(statistics["asked_tokens"])), statistics["cached_tokens"]
+    looked_up, cached = _float(_nonzero(statistics["asked_tokens"])), statistics["cached_tokens"]
     on_device = pc.subtract(cached, statistics["tier_tokens"])
     return {
-        "prefix_cache_hit_rate": pc.divide(_float(cached), asked),
-        "device_hit_rate": pc.divide(_float(on_device), asked),
+        "prefix_cache_hit_rate": pc.divide(_float(cached), looked_up),
+        "device_hit_rate": pc.divide(_float(on_device), looked_up),
     }

@@ -21,13 +21,13 @@ def sessions_of_requests(requests: pa.Table, request_dependencies: pa.Table) -> 
     numbers = requests["request_id"].to_numpy()
     pairs = [request_dependencies[name].to_numpy() for name in ("request_id", "after", "think_s")]
     for scenario, (start, stop) in spans_of(request_dependencies["scenario_id"]).items():
-        own = numbers[slice(*spans[scenario])]
-        order = np.argsort(own)
-        request, after = (order[np.searchsorted(own, one[start:stop], sorter=order)] for one in pairs[:2])
+        ids_of_scenario = numbers[slice(*spans[scenario])]
+        order = np.argsort(ids_of_scenario)
+        request, after = (order[np.searchsorted(ids_of_scenario, one[start:stop], sorter=order)] for one in pairs[:2])
         waits = Waits(request, after, pairs[2][start:stop])
-        names += [scenario] * own.size
-        ids.append(own)
-        sessions.append(own[first_of_session(waits, own.size)])
-        turns.append(generations(Dependencies(*waits), own.size))
+        names += [scenario] * ids_of_scenario.size
+        ids.append(ids_of_scenario)
+        sessions.append(ids_of_scenario[first_of_session(waits, ids_of_scenario.size)])
+        turns.append(generations(Dependencies(*waits), ids_of_scenario.size))
     columns = (np.concatenate([*values, np.zeros(0, np.int64)]) for values in (ids, sessions, turns))
     return pa.table([pa.array(names, pa.string()), *columns], names=["scenario_id", "request_id", "session", "turn"])

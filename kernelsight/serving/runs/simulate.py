@@ -92,7 +92,7 @@ def serve_replicas(
         if rows.size == 0:
             return []
         *_, front = keys = deployments_of(scenario)
-        costed = [key for own in keys for key in and_drafts([own], deployments)]
+        costed = [key for pool_key in keys for key in and_drafts([pool_key], deployments)]
         load = load_of(world, rows, scenario, deployments[front], world.plans[front])
         scratch = None if count_uses else scratch_of(scratches, sum(costs[key].packed.values.size for key in costed))
         start_us = columns["arrival_s"][world.spans[scenario["scenario_id"]][0]] * 1e6

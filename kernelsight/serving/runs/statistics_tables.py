@@ -43,37 +43,37 @@ def joined(parts: Sequence[Counted]) -> Counted:
 def statistics_table(counted: Counted) -> pa.Table:
     """Return the ``request_statistics`` of scenarios; of one whose requests are warm-ups alone there is no row."""
     counts = counted.counts
-    completed, nobody = counts[:, of.COMPLETED], counts[:, of.COMPLETED] == 0
+    completed, none_completed = counts[:, of.COMPLETED], counts[:, of.COMPLETED] == 0
     several = counts[:, of.SEVERAL]
     first_ns, last_ns = counts[:, of.FIRST_SENT_NS], counts[:, of.LAST_FINISH_NS]
     times_ns = counted.sums[:, :, 0] * 2.0**of.HALF_BITS + counted.sums[:, :, 1]
-    found = {
+    columns = {
         "requests": counts[:, of.REQUESTS],
         "asked_tokens": counts[:, of.ASKED_TOKENS],
         "cached_tokens": counts[:, of.CACHED_TOKENS],
         "tier_tokens": counts[:, of.TIER_TOKENS],
         "duration_s": (np.where(last_ns < 0, first_ns, last_ns) - first_ns) / 1e9,
         "completed": completed,
-        "prompt_tokens": pa.array(counts[:, of.PROMPT_TOKENS], mask=nobody),
-        "output_tokens": pa.array(counts[:, of.OUTPUT_TOKENS], mask=nobody),
+        "prompt_tokens": pa.array(counts[:, of.PROMPT_TOKENS], mask=none_completed),
+        "output_tokens": pa.array(counts[:, of.OUTPUT_TOKENS], mask=none_completed),
     }
     for sample, name in enumerate(of.SAMPLES):
         size = several if name == "tpot" else completed
         if name != "queue":
-            found[f"{name}_mean_ms"] = pa.array(times_ns[:, sample] / np.maximum(size, 1) / 1e6, mask=size == 0)
+            columns[f"{name}_mean_ms"] = pa.array(times_ns[:, sample] / np.maximum(size, 1) / 1e6, mask=size == 0)
         for number, word in enumerate(QUANTILES):
-            found[f"{name}_{word}_ms"] = pa.array(counted.quantiles[:, sample, number], mask=size == 0)
+            columns[f"{name}_{word}_ms"] = pa.array(counted.quantiles[:, sample, number], mask=size == 0)
     for name, time in (
         *(("front_end_ns", of.FRONT_END), ("queue_ns", of.QUEUE), ("prefill_ns", of.PREFILL)),
         *(("decode_ns", of.DECODE), ("preempted_ns", of.PREEMPTED)),
     ):
-        found[name] = pa.array(times_ns[:, time], mask=nobody)
-    found |= {name: counts[:, count] for name, count in REJECTED.items()}
+        columns[name] = pa.array(times_ns[:, time], mask=none_completed)
+    columns |= {name: counts[:, count] for name, count in REJECTED.items()}
     transferred = counts[:, of.TRANSFERRED]
     transfer_ms = times_ns[:, of.KV_TRANSFER] / np.maximum(transferred, 1) / 1e6
-    found["kv_transfer_mean_ms"] = pa.array(transfer_ms, mask=transferred == 0)
-    found["good"] = pa.array(counts[:, of.GOOD], mask=nobody | np.isinf(counted.most_ms).all(axis=1))
-    table = pa.table({"scenario_id": pa.array(counted.scenarios, pa.string()), **found})
+    columns["kv_transfer_mean_ms"] = pa.array(transfer_ms, mask=transferred == 0)
+    columns["good"] = pa.array(counts[:, of.GOOD], mask=none_completed | np.isinf(counted.most_ms).all(axis=1))
+    table = pa.table({"scenario_id": pa.array(counted.scenarios, pa.string()), **columns})
     return table.filter(pa.array(counts[:, of.REQUESTS] > 0))
 
 
@@ -82,24 +82,24 @@ def quantiles_of(counts: np.ndarray, samples: np.ndarray) -> np.ndarray:
 
     ``samples``: as ``count_requests`` fills them for scenarios of these ``counts``, those of TPOT last; in place.
     """
-    found = np.zeros((*samples.shape[:2], len(QUANTILES)))
+    quantiles = np.zeros((*samples.shape[:2], len(QUANTILES)))
     several = of.SAMPLES.index("tpot")
     for part, sizes in (
         (slice(None, several), counts[:, of.COMPLETED]),
         (slice(several, None), counts[:, of.SEVERAL]),
     ):
         for size in set(sizes[sizes > 0].tolist()):
-            alike = sizes == size
-            rows = samples[:, part, :size] if alike.all() else samples[alike, part, :size]
+            of_size = sizes == size
+            rows = samples[:, part, :size] if of_size.all() else samples[of_size, part, :size]
             rows.sort(axis=-1)
             for number, quantile in enumerate(QUANTILES.values()):
                 rank = (size - 1) * quantile
                 low, high = rows[..., math.floor(rank)], rows[..., math.ceil(rank)]
-                found[alike, part, number] = low + (high - low) * (rank - math.floor(rank))
-    return found
+                quantiles[of_size, part, number] = low + (high - low) * (rank - math.floor(rank))
+    return quantiles
 
 
-def gap_percentiles(histogram: pa.Table, asked: Sequence[float] = (50, 90, 99)) -> pa.Table:
+def gap_percentiles(histogram: pa.Table, percentiles: Sequence[float] = (50, 90, 99)) -> pa.Table:
     """Return the ``itl_percentiles`` of an ``itl_histogram`` whose scenarios and bins stand in order."""
     runs = pc.run_end_encode(histogram["scenario_id"].combine_chunks())
     ends = runs.run_ends.to_numpy()
@@ -109,7 +109,7 @@ def gap_percentiles(histogram: pa.Table, asked: Sequence[float] = (50, 90, 99)) 
     before = np.concatenate([[0], last])[: last.size]
     total = last - before
     centre_ms = bin_centres()[histogram["bin"].to_numpy()]
-    percents = np.array(asked)
+    percents = np.array(percentiles)
     rank = (total[:, np.newaxis] - 1) * percents / 100.0
     # ranks count from 0: the gap of rank r lies in the first bin whose gaps reach beyond r
     low, high = (

@@ -116,10 +116,10 @@ def _serve_together(
         if not hasattr(workspaces, "own"):
             workspaces.own = Workspace.of(most, running, size)
         loads = _loads_of(world, columns, call)
-        found = serve_loads(columns, loads, pools[call[0]["deployment_id"]], workspaces.own)
+        served = serve_loads(columns, loads, pools[call[0]["deployment_id"]], workspaces.own)
         names = [row["scenario_id"] for row in call]
-        counted = Counted(names, found.counts, found.sums, quantiles_of(found.counts, found.samples), loads.most_ms)
-        return counted, [found.engines[name] for name in TOTALS], found.filled, found.bins, found.gaps
+        counted = Counted(names, served.counts, served.sums, quantiles_of(served.counts, served.samples), loads.most_ms)
+        return counted, [served.engines[name] for name in TOTALS], served.filled, served.bins, served.gaps
 
     counted, totals, filled, bins, gaps = zip(*over_threads(serve, calls, threads), strict=True)
     together = joined(counted)
@@ -195,8 +195,8 @@ def _outcome_of(replicas: list[Replica], start: int, stop: int) -> Outcome:
     """Return the outcome of requests ``start`` to ``stop``, each served by one of the replicas."""
     if replicas[0].rows.size == stop - start:  # all of them, in order
         return replicas[0].served.out
-    found = Outcome(np.empty((len(WHOLE), stop - start), np.int64), np.empty((len(REAL), stop - start)))
+    outcome = Outcome(np.empty((len(WHOLE), stop - start), np.int64), np.empty((len(REAL), stop - start)))
     for one in replicas:
-        for values, own in zip(found, one.served.out, strict=True):
-            values[:, one.rows - start] = own
-    return found
+        for values, values_of_engine in zip(outcome, one.served.out, strict=True):
+            values[:, one.rows - start] = values_of_engine
+    return outcome

@@ -47,19 +47,19 @@ def tier_rows(
     rows = []
     for setting in settings.to_pylist():
         key = setting["deployment_id"]
-        own = given.get(key) or parse_tiers(stated[key].get("kv_tier") or "none")
-        if not own or key not in plans:
+        stated_tiers = given.get(key) or parse_tiers(stated[key].get("kv_tier") or "none")
+        if not stated_tiers or key not in plans:
             continue
         policy = by_engine[setting["engine"]]
         policy = policy | {"write_policy": stated[key].get("kv_write_policy") or policy["write_policy"]}
         parts = (policy, usual, plans[key], layouts[key], gpus[setting["gpu"]], port)
-        rows += _of_deployment(setting, sorted(own, key=lambda row: TIERS.index(row["tier"])), *parts)
+        rows += _of_deployment(setting, sorted(stated_tiers, key=lambda row: TIERS.index(row["tier"])), *parts)
     return rows
 
 
 def _of_deployment(
     setting: Mapping[str, Any],
-    own: Sequence[Mapping[str, Any]],
+    stated_tiers: Sequence[Mapping[str, Any]],
     policy: Mapping[str, Any],
     usual: Mapping[str, Mapping[str, Any]],
     plan: Mapping[str, Any],
@@ -70,10 +70,10 @@ def _of_deployment(
     # of layers that cache every token: each GPU of a stage moves its own part over its own link
     a_gpu = layout["full_token_bytes"] / setting["pp"] * plan["block_size"]
     block_bytes = layout["full_token_bytes"] * plan["block_size"] * setting["tp"]
-    host = next((row for row in own if row["tier"] == "host"), None)
+    host = next((row for row in stated_tiers if row["tier"] == "host"), None)
     links = [(host or {}).get(f"{way}_bytes_per_s") or gpu["pcie_bytes_per_s"] for way in ("read", "write")]
     rows = []
-    for position, row in enumerate(own):
+    for position, row in enumerate(stated_tiers):
         name, device = row["tier"], usual[row["tier"]]
         rates = []
         for way in ("read", "write"):
@@ -148,7 +148,7 @@ def tiers_of(rows: Sequence[Mapping[str, Any]]) -> Tiers:
     if not rows:
         return Tiers()
     first = rows[0]
-    own = tuple(
+    tiers = tuple(
         Tier(
             NO_LIMIT if row["blocks"] is None else row["blocks"],
             row["read_us"],
@@ -159,7 +159,7 @@ def tiers_of(rows: Sequence[Mapping[str, Any]]) -> Tiers:
         for row in rows
     )
     policy = WRITE_POLICIES.index(first["write_policy"])
-    return Tiers(own, policy, first["load_ahead"], first["prefetch"], first["link_read_us"], first["link_write_us"])
+    return Tiers(tiers, policy, first["load_ahead"], first["prefetch"], first["link_read_us"], first["link_write_us"])
 
 
 def moved_rows(replicas: list[Replica]) -> pa.Table:

@@ -116,14 +116,14 @@ def waits_of(
     load_requests: pa.Table, load_dependencies: pa.Table, spans: Mapping[str, tuple[int, int]]
 ) -> dict[str, Waits]:
     """Return which requests of each load wait for which, by their places in it; loads without any are left out."""
-    found, ids = {}, load_requests["request_id"].to_numpy() if load_dependencies.num_rows else None
+    waits, ids = {}, load_requests["request_id"].to_numpy() if load_dependencies.num_rows else None
     request, after, think_s = (load_dependencies[name].to_numpy() for name in ("request_id", "after", "think_s"))
     for load, (start, stop) in spans_of(load_dependencies["load_id"]).items():
-        own = ids[slice(*spans[load])]
-        order = np.argsort(own)
-        places = (order[np.searchsorted(own, values[start:stop], sorter=order)] for values in (request, after))
-        found[load] = Waits(*places, think_s[start:stop] * 1e6)
-    return found
+        ids_of_load = ids[slice(*spans[load])]
+        order = np.argsort(ids_of_load)
+        places = (order[np.searchsorted(ids_of_load, values[start:stop], sorter=order)] for values in (request, after))
+        waits[load] = Waits(*places, think_s[start:stop] * 1e6)
+    return waits
 
 
 def first_requests(world: World, most: int) -> World:
@@ -158,8 +158,8 @@ def laid_out(
         shapes_of, costs_of = by_deployment(step_shapes), by_deployment(step_costs)
         return {key: cost_tables(costs_of[key], shapes_of[key], deployments[key]) for key in costs_of}
 
-    found = remembered((step_costs, step_shapes, settings), "laid out", lay_out)
-    return {key: found[key] for key in keys}
+    costs = remembered((step_costs, step_shapes, settings), "laid out", lay_out)
+    return {key: costs[key] for key in keys}
 
 
 def pool_of(world: World, key: str) -> replica.Pool:
@@ -185,10 +185,10 @@ def by_key(table: pa.Table, key: str) -> dict[Any, dict[str, Any]]:
 
 def tiers_by_deployment(kv_tier_settings: pa.Table) -> dict[str, list[dict[str, Any]]]:
     """Return the KV tiers of each deployment that has any, the nearest first."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    tiers: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(kv_tier_settings.to_pylist(), key=lambda row: row["position"]):
-        found.setdefault(row["deployment_id"], []).append(row)
-    return found
+        tiers.setdefault(row["deployment_id"], []).append(row)
+    return tiers
 
 
 def load_columns(requests: pa.Table) -> dict[str, np.ndarray]:
@@ -206,16 +206,16 @@ def load_of(
     world: World, rows: np.ndarray, scenario: dict[str, Any], deployment: dict[str, Any], plan: dict[str, Any]
 ) -> Load:
     """Return the load that ``rows`` of the requests are, at equal distances: all of them where some wait for others."""
-    own = slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if rows.size > 1 else 1)  # a slice is no copy
+    every = slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if rows.size > 1 else 1)  # a slice is no copy
     columns = world.columns
     concurrency = scenario["max_concurrency"]
     return Load(
-        columns["arrival_s"][own] * 1e6,
-        columns["prompt_tokens"][own].astype(np.int64),
-        columns["output_tokens"][own].astype(np.int64),
+        columns["arrival_s"][every] * 1e6,
+        columns["prompt_tokens"][every].astype(np.int64),
+        columns["output_tokens"][every].astype(np.int64),
         *shared_prefixes(world.requests, rows, deployment, plan),
-        priority=columns["priority"][own],
-        warmups=int(columns["warmup"][own].sum()),
+        priority=columns["priority"][every],
+        warmups=int(columns["warmup"][every].sum()),
         max_concurrency=records.NO_LIMIT if concurrency is None else concurrency,
         waits=world.waits.get(scenario["scenario_id"]),
     )
@@ -231,8 +231,8 @@ def routing_of(scenario: dict[str, Any], deployment: dict[str, Any], scorers: Ma
     router = records.ROUTERS.index(scenario["router"] or usual)
     weights = Weights()
     if router == records.SCORED:
-        own = parse_weights(scenario["router_weights"]) if scenario["router_weights"] else scorers
-        weights = Weights(**{"tier": scorers.get("tier", 0.0), **own})
+        scorer_weights = parse_weights(scenario["router_weights"]) if scenario["router_weights"] else scorers
+        weights = Weights(**{"tier": scorers.get("tier", 0.0), **scorer_weights})
     return Routing(router, **{name: value for name, value in stated.items() if value is not None}, weights=weights)
 
 
@@ -333,9 +333,9 @@ def laid_over(
     """
     # a prompt whose last, partly filled hash block has no hash ends with the KV block before the one that it fills
     hashed = np.minimum(prompts, counts * size)
-    found = np.where(hashed == prompts, -(-prompts // block), hashed // block)
-    owner = np.repeat(np.arange(found.size), found)
-    place = np.arange(found.sum()) - np.repeat(np.cumsum(found) - found, found)
+    blocks_each = np.where(hashed == prompts, -(-prompts // block), hashed // block)
+    owner = np.repeat(np.arange(blocks_each.size), blocks_each)
+    place = np.arange(blocks_each.sum()) - np.repeat(np.cumsum(blocks_each) - blocks_each, blocks_each)
     last = (np.minimum((place + 1) * block, hashed[owner]) - 1) // size
     hashes = numbers[(np.cumsum(counts) - counts)[owner] + last]
-    return numbered(hashes * (place.max(initial=0) + 1) + place), found
+    return numbered(hashes * (place.max(initial=0) + 1) + place), blocks_each

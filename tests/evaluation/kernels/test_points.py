@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.points import Asked, fitted, rows_after_points, scored_after
+from kernelsight.evaluation.kernels.points import PointBudget, fitted, rows_after_points, scored_after
 from kernelsight.fitting.splits import Split
 from tests.fitting.measured import gemm, write
 
@@ -51,9 +51,9 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> dict[float, dict]:
 
 
 def test_points_are_measured_and_the_others_scored(fits: dict[float, dict]) -> None:
-    scored, more = scored_after(Asked(3), fits[0.0], ["gb200"], RESTS)
+    scored, more = scored_after(PointBudget(3), fits[0.0], ["gb200"], RESTS)
     assert more["points"] == 3 and scored["gemm"].num_rows == len(SHAPES) - 3
-    before, _ = scored_after(Asked(0), fits[0.0], ["gb200"], RESTS)
+    before, _ = scored_after(PointBudget(0), fits[0.0], ["gb200"], RESTS)
     errors = [
         np.abs(np.log(rows["predicted_us"].to_numpy() / rows["latency_us"].to_numpy())).mean()
         for rows in (before["gemm"], scored["gemm"])
@@ -68,7 +68,7 @@ def test_latencies_of_the_target_change_no_plan_and_reach_other_points_by_those_
 ) -> None:
     chosen = []
     for found in fits.values():
-        rest = shapes_of(scored_after(Asked(4), found, ["gb200"], RESTS)[0]["gemm"])
+        rest = shapes_of(scored_after(PointBudget(4), found, ["gb200"], RESTS)[0]["gemm"])
         chosen.append(set(SHAPES) - rest)
     assert len(chosen[0]) == 4 and chosen[0] == chosen[1]
     # all latencies are others, but for those of the points
@@ -78,17 +78,17 @@ def test_latencies_of_the_target_change_no_plan_and_reach_other_points_by_those_
     is_point = np.array([(row["m"], row["n"], row["k"]) in chosen[0] for row in table])
     error = np.where(is_point, own.log_error, scrambled.own["gb200"].log_error)
     mixed = {"gemm": true._replace(own={"gb200": own._replace(log_error=error)})}
-    answers = [scored_after(Asked(4), one, ["gb200"], RESTS)[0]["gemm"] for one in (fits[0.0], mixed)]
+    answers = [scored_after(PointBudget(4), one, ["gb200"], RESTS)[0]["gemm"] for one in (fits[0.0], mixed)]
     assert answers[0]["predicted_us"].equals(answers[1]["predicted_us"])
 
 
 def test_random_points_are_as_many(fits: dict[float, dict]) -> None:
-    assert scored_after(Asked(5, "random"), fits[0.0], ["gb200"], RESTS)[1]["points"] == 5
+    assert scored_after(PointBudget(5, "random"), fits[0.0], ["gb200"], RESTS)[1]["points"] == 5
 
 
 def test_the_report_has_the_points(tmp_path: Path) -> None:
     sweep = write(tmp_path / "sweep.parquet", rows_of())
-    found, _ = evaluate([sweep], SPLIT, None, score_rows=partial(rows_after_points, Asked(2)))
+    found, _ = evaluate([sweep], SPLIT, None, score_rows=partial(rows_after_points, PointBudget(2)))
     assert found["points"] == 2 and found["overall"]["grid"]["n"] == len(SHAPES) - 2
     assert found["split"]["tier"] == "points-measured"
     assert set(found["unmeasured_sites"]) == {"grid", "serving"}

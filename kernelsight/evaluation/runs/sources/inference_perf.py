@@ -28,14 +28,14 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
     if accelerator is None or accelerator[1] not in GPUS:
         raise InvalidInput(f"{folder / MANIFEST} names no GPU that is known; known: {', '.join(GPUS)}.")
     stated = dict(line.flags)
-    named = {name: stated.pop(name, None) for name in ("model", "engine", "engine_version", "gpu")}
+    server = {name: stated.pop(name, None) for name in ("model", "engine", "engine_version", "gpu")}
     workers = {
-        name: int(found[1]) if (found := re.search(rf"{name}:\s*(\d+)", client)) else 1
+        name: int(match[1]) if (match := re.search(rf"{name}:\s*(\d+)", client)) else 1
         for name in ("num_workers", "worker_max_concurrency", "output_len")
     }
     rows = []
     for number, path in enumerate(sorted(folder.glob(STAGES))):
-        rows.append(_run(json.loads(_text(path)), number, named, stated, workers, GPUS[accelerator[1]]))
+        rows.append(_run(json.loads(_text(path)), number, server, stated, workers, GPUS[accelerator[1]]))
     return rows, []
 
 
@@ -47,7 +47,7 @@ def _text(path: Path) -> str:
 def _run(
     report: dict[str, Any],
     number: int,
-    named: dict[str, Any],
+    server: dict[str, Any],
     stated: dict[str, Any],
     workers: dict[str, int],
     gpu: str,
@@ -62,14 +62,14 @@ def _run(
     return {
         "run_id": f"{CAMPAIGN}/{number}",
         "campaign": CAMPAIGN,
-        "model": named["model"],
+        "model": server["model"],
         "gpu": gpu,
         "tp": stated.get("tensor_parallel_size") or 1,
         "pp": 1,
         "dp": 1,
         "ep": 1,
-        "engine": named["engine"],
-        "engine_version": named["engine_version"],
+        "engine": server["engine"],
+        "engine_version": server["engine_version"],
         "isl": round(done["prompt_len"]["mean"]),
         "osl": osl,
         "num_prompts": done["count"],

@@ -40,8 +40,8 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
     excluded = [(ENCODED, len(rows) - len(text))]
     reasons = sick(text)
     excluded += [(reason, reasons.count(reason)) for reason in (SLOWER, FALLING)]
-    kept = [_run(row) for row, reason in zip(text, reasons, strict=True) if reason is None]
-    return kept, [(reason, count) for reason, count in excluded if count]
+    runs = [_run(row) for row, reason in zip(text, reasons, strict=True) if reason is None]
+    return runs, [(reason, count) for reason, count in excluded if count]
 
 
 def sick(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.logs.appended import Place, appended, rows_of
+from kernelsight.logs.appended_lines import Place, appended, rows_of
 
 HEADER = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n"
 

@@ -1,4 +1,4 @@
-"""Answers of a language model, kept by prompt and sample: each is on the disk before the next is waited for."""
+"""Answers of a language model by prompt and sample, cached on disk: each is durable before the next is asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIND = "cache of answers"
 Key = tuple[str, int]
 
 
-class KeptAnswers(dict[Key, dict[str, Any]]):
+class AnswerCache(dict[Key, dict[str, Any]]):
     """Rows of ``llm_answers`` by hash and sample; a new one is written to the journal, where there is one."""
 
     journal: Journal | None = None
@@ -30,25 +30,25 @@ class KeptAnswers(dict[Key, dict[str, Any]]):
 
 
 @contextmanager
-def kept_answers(file: Path | None, read: Callable[[Path], pa.Table]) -> Iterator[KeptAnswers]:
+def answer_cache(file: Path | None, read: Callable[[Path], pa.Table]) -> Iterator[AnswerCache]:
     """Yield the answers of a Parquet file, and of the journal of a killed run beside it; add new ones to the file.
 
     ``read`` returns the rows of the file. Without a file nothing is kept. InvalidInput: another process writes it.
     """
-    kept = KeptAnswers()
+    answers = AnswerCache()
     if file is None:
-        yield kept
+        yield answers
         return
     with locked(file):
         path = journal_path(file)
         rows = read(file).to_pylist() if file.exists() else []
         earlier = read_journal(path, KIND).records if path.exists() else []
-        kept.update({(row["prompt_hash"], row["sample"]): row for row in [*rows, *earlier]})
-        kept.journal = Journal(path, KIND, file.name, earlier)
+        answers.update({(row["prompt_hash"], row["sample"]): row for row in [*rows, *earlier]})
+        answers.journal = Journal(path, KIND, file.name, earlier)
         try:
-            yield kept
+            yield answers
         finally:
-            kept.journal.close()
+            answers.journal.close()
             with durable_file(file) as draft:
-                pq.write_table(answer_table(kept), draft)
+                pq.write_table(answer_table(answers), draft)
             path.unlink()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kernelsight.sweeps import work
-from kernelsight.sweeps.work import SearchEnded, TimeIsOver, Work
+from kernelsight.sweeps import work_budget
+from kernelsight.sweeps.work_budget import SearchEnded, TimeIsOver, Work
 
 
 def test_time_ends_a_search_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(work.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(work_budget.time, "monotonic", lambda: now[0])
     counted = Work(seconds=5.0)
     counted.take(10)
     now[0] = 105.0

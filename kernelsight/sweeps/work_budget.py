@@ -1,4 +1,4 @@
-"""Counted work of a search: what it may simulate, and what ends it early."""
+"""The work that a search may simulate, counted, and the time limit that ends it early."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Work:
     (None, 2000)
     >>> work.take(2_000)
     Traceback (most recent call last):
-    kernelsight.sweeps.work.SearchEnded: its allowance of simulated requests is spent
+    kernelsight.sweeps.work_budget.SearchEnded: its allowance of simulated requests is spent
     """
 
     def __init__(self, most: int | None = None, seconds: float | None = None) -> None:

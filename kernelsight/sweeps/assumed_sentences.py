@@ -17,10 +17,10 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
     Where it can be said which share of the steps' time rests on one, the share stands before it, and the largest first.
     """
     shares = _shares(session, row)
-    found = {item["sentence"]: shares.get(item["subject"], 0.0) for item in session.table("assumptions").to_pylist()}
+    share_of = {item["sentence"]: shares.get(item["subject"], 0.0) for item in session.table("assumptions").to_pylist()}
     stated = [
         f"{percent(share, 1)} of the time: {sentence}" if share else sentence
-        for sentence, share in sorted(found.items(), key=lambda item: -item[1])
+        for sentence, share in sorted(share_of.items(), key=lambda item: -item[1])
     ]
     transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]
     transfers += [item["assumed"] for item in session.table("kv_tier_settings").to_pylist()]
@@ -45,14 +45,14 @@ def _routing(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> 
     scenario = session.table("scenarios").to_pylist()[0]
     front = scenario["prefill_deployment_id"] or scenario["deployment_id"]
     engines = settings_of[front]["dp"] * (scenario["prefill_replicas"] or scenario["replicas"] or 1)
-    found = [f"the {scenario['replicas']} replicas step independently"] if scenario["replicas"] else []
+    sentences = [f"the {scenario['replicas']} replicas step independently"] if scenario["replicas"] else []
     if engines > 1 and scenario["router"] == "scored":
         return [
-            *found,
+            *sentences,
             "the router sees cache, KV use and queue of each replica at once; llm-d scrapes them at intervals",
         ]
     if scenario["router"] != "prefix_aware" or engines == 1:
-        return found
+        return sentences
     plan = next(row for row in session.table("memory_plan").to_pylist() if row["deployment_id"] == front)
     requests = session.table("requests")
     if requests["hash_ids"].null_count == requests.num_rows:
@@ -62,8 +62,8 @@ def _routing(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> 
     elif plan["full_units"] == 0 or plan["sequence_units"] > 0:
         why = f"prefixes of {settings_of[front]['model']} cannot be shared"
     else:
-        return found
-    return [*found, f"{why}: the prefix-aware router sends each request to the least loaded replica"]
+        return sentences
+    return [*sentences, f"{why}: the prefix-aware router sends each request to the least loaded replica"]
 
 
 def _priorities(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:

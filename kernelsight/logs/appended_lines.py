@@ -44,11 +44,11 @@ def appended(path: Path, place: Place, most: int = MOST_BYTES) -> Iterator[Appen
     InvalidInput: a line is longer than ``most``.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return
     event = ""
-    if place.offset and found.st_ino != place.inode:
+    if place.offset and status.st_ino != place.inode:
         event = "rotated"
         old = _moved(path, place)
         if old is not None:
@@ -56,10 +56,10 @@ def appended(path: Path, place: Place, most: int = MOST_BYTES) -> Iterator[Appen
                 yield part
                 place = part.place
         place = Place()
-    elif place.offset and (found.st_size < place.offset or _digest(path, place.offset) != place.head):
+    elif place.offset and (status.st_size < place.offset or _digest(path, place.offset) != place.head):
         event, place = "truncated", Place()
     none = True
-    for part in _rest(path, place._replace(inode=found.st_ino), most):
+    for part in _rest(path, place._replace(inode=status.st_ino), most):
         yield part._replace(event=event if none else "")
         none = False
     if none and event:

@@ -1,4 +1,4 @@
-"""What a reader finds in one run of one file, and the reasons for which it leaves rows out."""
+"""One run as it was read from a file, and the rules by which rows are left out."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Faults:
 
 
 @dataclass
-class Found:
+class LogRun:
     """One run of one file: frames in the columns of their contracts without log_id, times absolute in seconds."""
 
     file: LogFile
@@ -119,7 +119,7 @@ class LogFormat(NamedTuple):
     role: str  # requests, steps, metrics or kernels
     written_by: str
     recognises: Callable[[LogFile], bool]
-    read: Callable[[Sequence[LogFile]], list[Found]]
+    read: Callable[[Sequence[LogFile]], list[LogRun]]
 
 
 _KIND_OF_ERROR = re.compile(r"\b([A-Za-z_.]*(?:Error|Exception|Timeout|Disconnected|Refused))\b")

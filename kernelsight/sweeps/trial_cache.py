@@ -1,4 +1,4 @@
-"""What trials at each rate said, kept on disk between processes: a search that is asked again goes on where it ended.
+"""Results of trials at each rate, cached on disk between processes: a repeated search goes on where it ended.
 
 Of a trial nothing but its verdict is kept; its requests are served again where somebody asks for them.
 """
@@ -29,11 +29,11 @@ class Judged(NamedTuple):
     lost: bool
 
 
-class KeptTrials:
+class TrialCache:
     """Verdicts on the trials of a session's scenarios, by scenario, rate, requests and seeds.
 
     >>> from kernelsight.scenario.objectives import objective_of
-    >>> slo, kept = [objective_of("ttft_p95_ms", 500.0)], KeptTrials(None)
+    >>> slo, kept = [objective_of("ttft_p95_ms", 500.0)], TrialCache(None)
     >>> kept.put("s", slo, 2.0, 1000, 2, 10.0, Judged(Verdict(0.5, 0.4, 0.3, 0.6, False, 20.0, slo[0]), 90.0, False))
     >>> kept.get("s", slo, 2.0, 1000, 2, 10.0).stay_ms, kept.get("s", slo, 3.0, 1000, 2, 10.0)
     (90.0, None)
@@ -45,10 +45,10 @@ class KeptTrials:
 
     def get(self, scenario_id: str, objectives: Sequence[Objective], *tried: float) -> Judged | None:
         """Return what was said; ``tried``: rate, requests, seeds, and the run in which the rate has to hold."""
-        found = self._known.get(_name(scenario_id, objectives, tried))
-        if found is None:
+        judged = self._known.get(_name(scenario_id, objectives, tried))
+        if judged is None:
             return None
-        *figures, tightest, stay_ms, lost = found
+        *figures, tightest, stay_ms, lost = judged
         return Judged(Verdict(*figures, objectives[tightest]), stay_ms, lost)
 
     def put(self, scenario_id: str, objectives: Sequence[Objective], *tried: Any) -> None:
@@ -65,16 +65,16 @@ class KeptTrials:
 
 
 def _name(scenario_id: str, objectives: Sequence[Objective], tried: Sequence[float]) -> str:
-    named = " ".join(f"{each.column}:{each.most_ms!r}" for each in objectives)
-    return " ".join([scenario_id, named, *(repr(float(each)) for each in tried)])
+    slo = " ".join(f"{each.column}:{each.most_ms!r}" for each in objectives)
+    return " ".join([scenario_id, slo, *(repr(float(each)) for each in tried)])
 
 
-def kept_trials(session: Session) -> KeptTrials:
+def trial_cache(session: Session) -> TrialCache:
     """Return the verdicts that are kept on the scenarios of a session, by the hash of all that they rest on."""
     keys = [session.key_of(name) for name in RESTS_ON]
     if None in keys:
-        return KeptTrials(None)
+        return TrialCache(None)
     digest = hashlib.sha256(" ".join(["trials", *keys]).encode())  # type: ignore[list-item]
     for name in ("scenarios", "kv_transfers"):
         digest.update(content_digest(session.table(name)))
-    return KeptTrials(digest.hexdigest())
+    return TrialCache(digest.hexdigest())
