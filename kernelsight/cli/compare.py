@@ -33,6 +33,8 @@ METRICS = ("ttft", "tpot", "e2e")
 # what marks the answer of another kind of comparison, and its table
 BY_KEY = {"stages": "stage_vs_prediction", "changes": "log_changes"}
 MOST_SHOWN = 8
+# what changed, where the name of the column with spaces would not do
+WORDS = {"power_w": "power (W)", "energy_per_output_token_j": "energy per output token (J)"}
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -267,7 +269,7 @@ def _changes(answer: dict[str, Any]) -> list[str]:
     page += _percentiles(answer["percentiles"], "ms, now / before")
     shown = [
         {
-            "what changed": row["what"].replace("_", " "),
+            "what changed": WORDS.get(row["what"], row["what"].replace("_", " ")),
             "before": _shown(row["before"], row["before_word"]),
             "now": _shown(row["after"], row["after_word"]),
             "factor": number(row["factor"], missing="-"),
