@@ -1,4 +1,4 @@
-"""What a user's query most likely meant: the table that has a column, and the tables that there are."""
+"""Hints for a user's failed query: the table that has a column, and the tables that there are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the top-level folders sql/ and schemas/ lie: in the checkout, else inside the installed package."""
+"""Paths of the top-level folders sql/ and schemas/: in the checkout, else inside the installed package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be measured per kernel family: sizes of a shape, kernels, number formats, and cache states."""
+"""Measurable kernels per family: sizes of a shape, kernels, number formats, and cache states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels to measure on a GPU: those whose measurement lowers the expected error of served models most."""
+"""Plans of measurements on a GPU: the kernels whose measurement lowers the expected error of served models most."""
 
 from __future__ import annotations
 

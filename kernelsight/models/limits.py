@@ -1,4 +1,4 @@
-"""What a config.json may state and no model has: sums that would not fit 64 bits, scalings of RoPE, windows, heads."""
+"""Checks of sizes in a config.json that no model has: sums beyond 64 bits, scalings of RoPE, windows, heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How near a scenario is to its capacity, in a sentence: what steps that are 5 % slower would do to its tail."""
+"""The sentence on a scenario near its capacity: how steps that are 5 % slower would change its tail."""
 
 from __future__ import annotations
 

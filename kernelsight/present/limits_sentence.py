@@ -1,4 +1,4 @@
-"""What limits a scenario, in one sentence: the resources whose relief gains most."""
+"""The sentence on what limits a scenario: the resources whose relief gains most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``/metrics`` answers: the names, labels and buckets of vLLM, on the simulated clock.
+"""Metrics of ``/metrics``: the names, labels and buckets of vLLM, on the simulated clock.
 
 Source: ``vllm/v1/metrics/loggers.py`` of vllm-project/vllm @ 005a810, and the names that later versions added
 (``inter_token_latency_seconds``, ``request_time_per_output_token_seconds``, ``kv_cache_usage_perc``).

@@ -1,4 +1,4 @@
-"""From a deployment to a server that listens."""
+"""Starts a server for a deployment: engines, socket, and what ends it."""
 
 from __future__ import annotations
 

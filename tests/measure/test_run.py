@@ -58,7 +58,7 @@ def test_rows_keep_the_contract_and_tell_cold_from_warm(tmp_path: Path) -> None:
         assert row["driver"] == "570.0" and row["versions"] == "cuda=12.8" and row["temperature_c"] == 60.0
         assert row["relative_error"] < 0.02 and row["samples"] >= 20 and row["not_fitted"] is None
     assert len(lines) == 16 and lines[0].startswith("1/16 gemm cublas bf16 cold k=4096 m=1 n=4096: ")
-    assert lines[-1].endswith("; 0.0 min left")
+    assert lines[-1].endswith("; 0 min left")
     own = sweep_schema()
     assert own.names == contracts()["sweep_points"].schema.names
     assert own.types == contracts()["sweep_points"].schema.types

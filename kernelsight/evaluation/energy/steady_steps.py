@@ -1,4 +1,4 @@
-"""What measured closed loops compute while they are full, by time of a step: work of kernels as shares of full rates.
+"""Mean steps of measured closed loops while they are full: time, and work of kernels as shares of full rates.
 
 A full server of U users decodes one token of each in a step, at the mean context of running requests, and computes
 U / (output tokens) prompts in it. Weights are read once, whether a step has prompts or not. Rates are the measured

@@ -1,4 +1,4 @@
-"""What any kernel model has to beat: plain roofline, with waves, an affine fit of it, and another GPU's measurements.
+"""Baselines of kernel models: plain roofline, with waves, an affine fit of it, and another GPU's measurements.
 
 All in microseconds, NaN where a baseline has no answer. Rates come from the ``systems/*.yaml`` of the package
 aiconfigurator-core, or from the project's own table of GPUs where it is not installed.

@@ -1,4 +1,4 @@
-"""How far two measurements of one kernel lie apart: the error that no model of these sweeps can go below."""
+"""Remeasurement floors: differences between two measurements of one kernel, below which no model's error can go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TTFT and TPOT of measured runs do as host time grows: each run simulated on a grid of it.
+"""Responses of TTFT and TPOT of measured runs to host time: each run simulated on a grid of it.
 
 Between the points of the grid TTFT and TPOT are interpolated, so that any choice of constants costs no simulation more.
 """

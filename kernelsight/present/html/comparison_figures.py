@@ -1,4 +1,4 @@
-"""What the report of a saved comparison draws: misses by part, by request, by bucket and over time."""
+"""Figures of the report of a saved comparison: misses by part, by request, by bucket and over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report of a run draws: each figure is a SQL query and a Vega-Lite specification over its rows."""
+"""Figures of the report of a run: each is a SQL query and a Vega-Lite specification over its rows."""
 
 from __future__ import annotations
 

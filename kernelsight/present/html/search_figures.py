@@ -1,4 +1,4 @@
-"""What the report of a kernel search draws: each figure is a SQL query over the saved run and a specification."""
+"""Figures of the report of a kernel search: each is a SQL query over the saved run and a specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report of a sweep draws: the Pareto front of each load, and the table of scenarios."""
+"""Figures of the report of a sweep: the Pareto front of each load, and the table of scenarios."""
 
 from __future__ import annotations
 

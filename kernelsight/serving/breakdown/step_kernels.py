@@ -1,4 +1,4 @@
-"""Which kernels each engine step spent its GPU time in.
+"""Kernels of each engine step, with the GPU time and launches of each.
 
 The loop notes the time of a step, and how often each interpolation point was paid over the whole run. Both are kept:
 a step's kernels add up to its GPU time, and a kernel's steps to its total. Between the two, linear kernels follow from

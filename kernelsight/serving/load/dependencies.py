@@ -1,4 +1,4 @@
-"""Which requests wait for which: checked, and placed in time as far as that is known before they are served."""
+"""Dependencies between requests: checked, and placed in time as far as that is known before they are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are: uniform, lognormal, or drawn from a recorded load; tokens, at least 1."""
+"""Lengths of prompts and outputs: uniform, lognormal, or drawn from a recorded load; tokens, at least 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the loads of each deployment reach: step costs beyond that are never read."""
+"""Bounds of the loads of each deployment: step costs beyond these are never read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far off a scenario's figures may be: it is served again with fast and with slow kernels and host.
+"""Statistics at both ends of the 90 % intervals: a scenario is served again with fast and with slow kernels and host.
 
 Kernels err together, and so do the constants of the host, each in their own direction. Of all pairs of errors that are
 equally likely, one moves the time of a step the most: the further one of both parts weighs, the more it takes of the

@@ -1,4 +1,4 @@
-"""What it takes to send the KV cache of a prompt from a prefill replica to a decode replica."""
+"""Times to send the KV cache of a prompt from a prefill replica to a decode replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a deployment's tables to the engines that the loop drives: step costs laid out."""
+"""Pools of engines as the loop drives them, from a deployment's tables: step costs laid out."""
 
 from __future__ import annotations
 

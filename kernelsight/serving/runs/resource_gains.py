@@ -1,4 +1,4 @@
-"""What limits a scenario: it is served again with a fifth more of each resource in turn; the gain is what counts."""
+"""Gains of a scenario from a fifth more of each resource in turn: it is served again with each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop gave back, as tables: whole nanoseconds, so that SQL adds times up exactly."""
+"""Tables of the loop's results, in whole nanoseconds, so that SQL adds times up exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a scenario's latencies and throughput go with the facts of its GPUs, from the elasticities of its step costs.
+"""Derivatives of a scenario's latencies and throughput by the facts of its GPUs, from those of its step costs.
 
 In a closed loop, or where all requests are sent at once, what the steps hold does not depend on how long they take: a
 small change of step costs makes every wait longer or shorter by the share of it that goes with the fact, and one

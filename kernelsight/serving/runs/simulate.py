@@ -1,4 +1,4 @@
-"""From tables to the loop and back: one compiled call a scenario, spread over threads.
+"""Simulates scenarios, tables in and tables out: one compiled call a scenario, spread over threads.
 
 Replicas that share nothing (requests in turn, by the clock alone) are a call each.
 """

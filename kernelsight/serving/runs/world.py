@@ -1,4 +1,4 @@
-"""What scenarios are simulated from: the input tables, read once for all of them."""
+"""Inputs of a simulation of scenarios: the input tables, read once for all of them."""
 
 from __future__ import annotations
 
