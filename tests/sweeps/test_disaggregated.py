@@ -162,7 +162,7 @@ def test_the_command_tells_both_sides(capsys: pytest.CaptureFixture[str]) -> Non
     assert main([*words.split(), *apart.split(), "--format", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["gpus"], answer["prefill_settings"]["tp"], answer["settings"]["tp"]) == (5, 2, 1)
-    assert any("infiniband_hdr port per GPU at 21.2 GB/s" in sentence for sentence in answer["assumed"])
+    assert any("infiniband_hdr port per GPU at 21.25 GB/s" in sentence for sentence in answer["assumed"])
     assert 0 < answer["kv_transfer_mean_ms"] < answer["e2e_ms"]["mean"]
     assert main([*words.split(), *apart.split()]) == 0
     assert "prefill on 2 x l4 tp 2 pp 1 dp 1 ep 1" in capsys.readouterr().out
