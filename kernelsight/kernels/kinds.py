@@ -93,6 +93,13 @@ def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
     return BY_MATH.get((found, kind.get("math") or ""), found)
 
 
+def answering_dtype(facts: Facts, implementation: str, kind: Mapping[str, str | None]) -> str:
+    """Return the cell whose constants a kernel takes: none, so those of all its cells, where ``answers_<cell>`` is 0."""
+    dtype = kind["dtype"] or ""
+    answers = facts.structure.get((implementation, f"answers_{dtype}"), 1.0)
+    return dtype if answers else kind.get("format") or dtype
+
+
 def constants_of(
     family: str,
     kinds: list[dict[str, Any]],
@@ -185,6 +192,7 @@ def _constants_of(
     evidence = []
     for row, (kind, (implementation, seen)) in enumerate(zip(kinds, chosen, strict=True)):
         _refuse_tier_without_fit(kind, fits, coefficients)
+        kind["dtype"] = answering_dtype(facts, implementation, kind)
         hypothetical = bool(stands_for.get(kind["gpu"]))
         own = _note_answer(family, kind, implementation, facts, coefficients, fits, hypothetical)
         path = {

@@ -16,10 +16,7 @@ work as (
   where step_tokens.expert_tokens > 0
 ),
 routed as (
-  select *, busiest_rank_experts(
-    unevenly_reached_experts(all_tokens, experts, top_k, moe_ep, popularity), experts / moe_ep, moe_ep
-  ) as active_experts
-  from work
+  select *, unevenly_reached_experts(all_tokens, experts, top_k, moe_ep, popularity) as active_experts from work
 )
 select
   deployment_id,

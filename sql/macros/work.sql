@@ -60,11 +60,6 @@ create macro evenly_reached_experts(tokens, local_experts, top_k, moe_ep) as
 create macro unevenly_reached_experts(tokens, experts, top_k, moe_ep, popularity) as
   experts / moe_ep * (1 - (1 - top_k::double / experts)
     * pow(1 - popularity * ln(1 - least(top_k::double / experts, 0.999999)) * (tokens - 1), -1 / popularity));
--- Of the ranks the busiest sets the time: what each reaches scatters as experts that are reached or not do, and the largest of n
--- such numbers lies about 0.564 log2(n)^0.83 standard deviations above their mean (order statistics of the normal distribution).
-create macro busiest_rank_experts(active, local_experts, moe_ep) as
-  least(local_experts, active
-    + 0.564 * pow(log2(moe_ep), 0.83) * sqrt(greatest(active * (1 - active / local_experts), 0)));
 create macro moe_flops(tokens, top_k, moe_ep, expert_rows, hidden) as 2.0 * tokens * top_k / moe_ep * expert_rows * hidden;
 -- tokens in and out of a rank: those of its experts, but each once
 create macro moe_token_bytes(tokens, top_k, moe_ep, hidden) as 4.0 * tokens * least(1.0, top_k / moe_ep) * hidden;
