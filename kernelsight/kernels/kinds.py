@@ -94,7 +94,7 @@ def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
 
 
 def answering_dtype(facts: Facts, implementation: str, kind: Mapping[str, str | None]) -> str:
-    """Return the cell whose constants a kernel takes: none, so those of all its cells, where ``answers_<cell>`` is 0."""
+    """Return the cell whose constants a kernel takes; where ``answers_<cell>`` is 0, the format: no cell, so all."""
     dtype = kind["dtype"] or ""
     answers = facts.structure.get((implementation, f"answers_{dtype}"), 1.0)
     return dtype if answers else kind.get("format") or dtype
@@ -192,7 +192,8 @@ def _constants_of(
     evidence = []
     for row, (kind, (implementation, seen)) in enumerate(zip(kinds, chosen, strict=True)):
         _refuse_tier_without_fit(kind, fits, coefficients)
-        kind["dtype"] = answering_dtype(facts, implementation, kind)
+        answering = answering_dtype(facts, implementation, kind)
+        kind["unlike"], kind["dtype"] = answering != kind["dtype"], answering
         hypothetical = bool(stands_for.get(kind["gpu"]))
         own = _note_answer(family, kind, implementation, facts, coefficients, fits, hypothetical)
         path = {
@@ -418,5 +419,7 @@ def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured
         return f"fit of {kind['twin']}, whose twin {kind['gpu']} is: {implementation}"
     if kind["answers"] == "hypothetical":
         return f"fit of {kind['fit']}, hypothetical: {implementation}"
+    if kind["unlike"]:
+        return f"sweeps of other layers: {implementation}"
     where = "" if seen else ", not seen on this generation"
     return f"sweeps of other GPUs: {implementation}{where}"

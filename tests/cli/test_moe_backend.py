@@ -18,9 +18,17 @@ def test_the_named_kernel_answers(command) -> None:
     times = {}
     for backend in ("triton_kernels_moe", "marlin_moe"):
         row = experts(command(*STEP, "--moe-backend", backend))
-        assert row["evidence"] == f"sweep of h200_sxm: {backend}"
+        assert backend in row["evidence"]
         times[backend] = row["latency_us"]
     assert len(set(times.values())) == 2
+
+
+def test_a_kernel_measured_on_one_layer_that_is_unlike_others_takes_the_constants_of_all_its_sweeps(command) -> None:
+    """Marlin in MXFP4: 896 experts, 16 a token, where gpt-oss has 128 and 4."""
+    row = experts(command(*STEP, "--moe-backend", "marlin_moe"))
+    assert row["evidence"] == "sweeps of other layers: marlin_moe"
+    row = experts(command(*STEP, "--moe-backend", "triton_kernels_moe"))
+    assert row["evidence"] == "sweep of h200_sxm: triton_kernels_moe"
 
 
 def test_experts_in_mxfp4_run_what_was_measured_in_mxfp4(command) -> None:

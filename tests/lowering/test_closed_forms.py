@@ -318,6 +318,19 @@ def test_active_experts_are_those_that_drawn_routings_reach(ask, model, experts,
     assert row["active_experts"] == pytest.approx(np.mean(reached), rel=0.05)
 
 
+@pytest.mark.parametrize("tokens", [1, 16, 256])
+def test_ranks_together_reach_the_experts_that_one_gpu_reaches(ask, tokens):
+    """A call is that of a rank of mean load: the latency alone looks at the busiest, once (``moe.random_load``)."""
+    ranks = {"deployment_id": "ranks", "model": "qwen3-235b-a22b-fp8", "tp": 8, "ep": 8}
+    rank, whole = sorted(
+        ask("moe_calls", "qwen3-235b-a22b-fp8", ranks, decodes=tokens, context=10), key=lambda row: row["local_experts"]
+    )
+    assert 8 * rank["active_experts"] == pytest.approx(whole["active_experts"])
+    # of eight experts a token one is on each rank: every token moves once to each
+    token_bytes = 4 * tokens * 4096
+    assert 8 * (rank["bytes"] - token_bytes) == pytest.approx(whole["bytes"] - token_bytes)
+
+
 def test_layers_without_positions_rotate_nothing(ask):
     """Llama 4 and Command A: RoPE where a window or chunk is, none where a query sees everything."""
     rows = ask("rope_calls", "llama-4-scout-17b-16e", prompts=1, new=64)

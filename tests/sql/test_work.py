@@ -59,11 +59,6 @@ WORKED = {
     # the first token reaches 2 of 16, so 1 of 8; without a second one popularity does not matter
     "unevenly_reached_experts(1, 16, 2, 2, 0.3)": 1,
     "unevenly_reached_experts(2, 16, 2, 2, 1.0)": 8 * (1 - 7 / 8 / (1 + log(8 / 7))),
-    # one of four, on each of two ranks: the reached of the busiest lie 0.564 standard deviations above the mean
-    "busiest_rank_experts(1, 4, 2)": 1 + 0.564 * (3 / 4) ** 0.5,
-    "busiest_rank_experts(4, 4, 8)": 4,
-    "busiest_rank_experts(1.5, 4, 1)": 1.5,
-    "busiest_rank_experts(1, 1.2, 16)": 1.2,
     "moe_flops(6, 2, 2, 96, 64)": 2 * 6 * 2 / 2 * 96 * 64,
     "moe_token_bytes(6, 2, 2, 64)": 2 * 2 * 6 * 64,
     # of four ranks each gets half of the tokens
