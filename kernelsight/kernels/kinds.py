@@ -413,13 +413,13 @@ def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured
         return "analytic terms with assumed constants"
     if kind["answers"] == "points-measured":
         return f"{kind['points']} points of {kind['fit']}, beside sweeps of other GPUs: {implementation}"
+    if kind["unlike"]:
+        return f"sweeps of other layers: {implementation}"
     if kind["answers"] == "target-measured":
         return f"sweep of {kind['gpu']}: {implementation}"
     if kind["twin"]:
         return f"fit of {kind['twin']}, whose twin {kind['gpu']} is: {implementation}"
     if kind["answers"] == "hypothetical":
         return f"fit of {kind['fit']}, hypothetical: {implementation}"
-    if kind["unlike"]:
-        return f"sweeps of other layers: {implementation}"
     where = "" if seen else ", not seen on this generation"
     return f"sweeps of other GPUs: {implementation}{where}"

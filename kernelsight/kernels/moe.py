@@ -23,7 +23,8 @@ L2_BYTES_PER_CLOCK = 64.0
 # bytes per clock and multiprocessor that a kernel which only moves data gets through (estimate)
 COPIED_BYTES_PER_CLOCK = 20.0
 # squared coefficient of variation of how popular experts are, as the load of expert-parallel ranks follows from it
-# (estimate: trained routers are balanced by a loss or a bias, but prompts of one kind prefer some experts)
+# (estimate: trained routers are balanced by a loss or a bias, but prompts of one kind prefer some experts); the
+# experts that a batch reaches follow from the same figure: popularity_variance of sql/macros/work.sql
 POPULARITY_VARIANCE = 0.3
 # routings that a collector replays one after the other: weights that two of them share may still lie in L2
 ROUTINGS_IN_A_SWEEP = 5.0

@@ -120,7 +120,7 @@ def gpt_oss(fields: ConfigFields) -> Shape:
 
 def minimax_m2(fields: ConfigFields) -> Shape:
     """Read MiniMax-M2: partial RoPE, and one norm over all query heads and one over all key heads."""
-    columns = trunk(fields) | {"balanced_router": True}
+    columns = trunk(fields)
     columns |= attention_heads(fields, columns["hidden"])
     columns |= routed_experts(fields, "num_local_experts", "intermediate_size")
     for kind in fields.items("attn_type_list", default=[]):
@@ -146,7 +146,7 @@ def qwen3_moe(fields: ConfigFields) -> Shape:
 
 def glm4_moe(fields: ConfigFields) -> Shape:
     """Read GLM-4.5 and 4.6; Glm4MoeConfig: RoPE covers half of each head, no query-key norm."""
-    columns = trunk(fields) | {"balanced_router": True}
+    columns = trunk(fields)
     columns |= attention_heads(fields, columns["hidden"])
     columns |= partial_rotary(fields, columns["head_dim"], default=0.5)
     columns["qk_norm"] = "head" if fields.flag("use_qk_norm", default=False) else "none"
@@ -158,7 +158,7 @@ def glm4_moe(fields: ConfigFields) -> Shape:
 
 
 def deepseek(fields: ConfigFields) -> Shape:
-    """Read multi-head latent attention with mixtures of experts: DeepSeek-V2."""
+    """Read multi-head latent attention with mixtures of experts: DeepSeek-V2, V3 and R1, Kimi-K2."""
     columns = trunk(fields)
     heads = fields.size("num_attention_heads")
     nope, rope = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
@@ -181,15 +181,9 @@ def deepseek(fields: ConfigFields) -> Shape:
     return Shape(columns, ["mla"] * columns["layer_count"], ffn)
 
 
-def deepseek_v3(fields: ConfigFields) -> Shape:
-    """Read DeepSeek-V2's successors with a bias-balanced router: DeepSeek-V3, R1, Kimi-K2."""
-    shape = deepseek(fields)
-    return shape._replace(columns=shape.columns | {"balanced_router": True})
-
-
 def deepseek_sparse(fields: ConfigFields) -> Shape:
     """Read latent attention with an indexer on every layer: DeepSeek-V3.2, GLM-5."""
-    shape = deepseek_v3(fields)
+    shape = deepseek(fields)
     shared = [kind for kind in fields.items("indexer_types", default=[]) if kind != "full"]
     if shared:
         raise errors.config_unsupported(fields.label, "indexer type", shared[0], ["full"])
@@ -203,7 +197,7 @@ def deepseek_sparse(fields: ConfigFields) -> Shape:
 
 def kimi_k25(fields: ConfigFields) -> Shape:
     """Read Kimi-K2.5: Kimi-K2 with a vision tower."""
-    return deepseek_v3(fields)._replace(notes=(VISION_NOTE,))
+    return deepseek(fields)._replace(notes=(VISION_NOTE,))
 
 
 def _hybrid(fields: ConfigFields) -> tuple[dict[str, Any], list[str]]:
@@ -259,7 +253,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigFields], Shape]] = {
     "Cohere2ForCausalLM": dense.cohere2,
     "CohereForCausalLM": dense.cohere,
     "DeepseekV2ForCausalLM": deepseek,
-    "DeepseekV3ForCausalLM": deepseek_v3,
+    "DeepseekV3ForCausalLM": deepseek,
     "DeepseekV32ForCausalLM": deepseek_sparse,
     "Ernie4_5ForCausalLM": dense.ernie,
     "Ernie4_5_ForCausalLM": dense.ernie,
@@ -269,7 +263,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigFields], Shape]] = {
     "Gemma3ForConditionalGeneration": gemma3,
     "Glm4ForCausalLM": dense.glm4,
     "Glm4MoeForCausalLM": glm4_moe,
-    "Glm4MoeLiteForCausalLM": deepseek_v3,
+    "Glm4MoeLiteForCausalLM": deepseek,
     "Glm4vMoeForConditionalGeneration": with_vision(glm4_moe),
     "GlmForCausalLM": dense.glm,
     "GlmMoeDsaForCausalLM": deepseek_sparse,

@@ -30,7 +30,6 @@ ABSENT = {
     "rope_layers": "all",
     "attention_output_gate": False,
     "attention_sinks": False,
-    "balanced_router": False,
     "sliding_window": None,
     "experts": None,
     "top_k": None,

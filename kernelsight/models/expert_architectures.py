@@ -85,8 +85,8 @@ def granite_moe(fields: ConfigFields) -> Shape:
 
 
 def ernie_moe(fields: ConfigFields) -> Shape:
-    """Read ERNIE 4.5 mixtures: a bias balances the experts, shared experts have the width of routed ones."""
-    columns = trunk(fields, tie_word_embeddings=True) | {"balanced_router": True}
+    """Read ERNIE 4.5 mixtures: shared experts have the width of routed ones."""
+    columns = trunk(fields, tie_word_embeddings=True)
     columns |= attention_heads(fields, columns["hidden"])
     columns |= _experts(fields, fields.size("moe_num_experts"), fields.size("moe_k"), "moe_k")
     columns["expert_intermediate"] = fields.size("moe_intermediate_size")

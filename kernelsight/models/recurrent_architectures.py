@@ -51,7 +51,7 @@ def nemotron_h(fields: ConfigFields) -> Shape:
     columns |= attention_heads(_with_head_dim(fields), columns["hidden"], head_dim=128) | {"rotary_dim": 0}
     columns |= _mamba(fields, "mamba_num_heads", "n_groups", "ssm_state_size", "mamba_head_dim", "conv_kernel")
     if "moe" in ffn:
-        columns |= routed_experts(fields, "n_routed_experts", "moe_intermediate_size") | {"balanced_router": True}
+        columns |= routed_experts(fields, "n_routed_experts", "moe_intermediate_size")
         shared = fields.size("n_shared_experts", default=1, least=0)
         columns["shared_intermediate"] = shared * fields.size("moe_shared_expert_intermediate_size", default=0, least=0)
     if "dense" in ffn:

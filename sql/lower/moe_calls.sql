@@ -1,11 +1,8 @@
 -- Routed experts of a MoE layer on one GPU: routing, the grouped products and their activation
 with layers as (
-  -- variance / mean^2 of expert popularity, with and without a balancing bias (estimates)
-  select sharded_layers.*, settings.dtype, weights.math, weights.weight_bits, weights.format, weights.n as expert_rows,
-         case when models.balanced_router then 0.3 else 1.0 end as popularity
+  select sharded_layers.*, settings.dtype, weights.math, weights.weight_bits, weights.format, weights.n as expert_rows
   from sharded_layers
   join deployment_settings as settings using (deployment_id)
-  join models on models.model = settings.model
   join layer_weights as weights on weights.deployment_id = settings.deployment_id and weights.layer_kind = sharded_layers.layer_kind and weights.name = 'experts'
   where sharded_layers.ffn = 'moe'
 ),
@@ -16,7 +13,7 @@ work as (
   where step_tokens.expert_tokens > 0
 ),
 routed as (
-  select *, unevenly_reached_experts(all_tokens, experts, top_k, moe_ep, popularity) as active_experts from work
+  select *, unevenly_reached_experts(all_tokens, experts, top_k, moe_ep, popularity_variance()) as active_experts from work
 )
 select
   deployment_id,

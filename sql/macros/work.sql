@@ -56,7 +56,9 @@ create macro delta_rule_bytes(rows, sequences, heads, kv_heads, key_dim, value_d
 create macro evenly_reached_experts(tokens, local_experts, top_k, moe_ep) as
   local_experts * (1 - pow(1 - least(top_k / (local_experts * moe_ep), 1), tokens));
 -- Served tokens prefer some experts, on purpose another count: the first token reaches top_k of them; popularity, the variance
--- over the square of the mean of how often experts are chosen, is drawn from a gamma distribution.
+-- over the square of the mean of how often experts are chosen, is drawn from a gamma distribution. That of served models is an
+-- estimate, the same for the load of expert-parallel ranks (POPULARITY_VARIANCE of kernels/moe.py): routers are trained to balance.
+create macro popularity_variance() as 0.3;
 create macro unevenly_reached_experts(tokens, experts, top_k, moe_ep, popularity) as
   experts / moe_ep * (1 - (1 - top_k::double / experts)
     * pow(1 - popularity * ln(1 - least(top_k::double / experts, 0.999999)) * (tokens - 1), -1 / popularity));

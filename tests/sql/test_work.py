@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.moe import POPULARITY_VARIANCE
 from kernelsight.kernels.work import work_cursor
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,7 @@ WORKED = {
     "evenly_reached_experts(2, 8, 2, 2)": 8 * (1 - 49 / 64),
     "evenly_reached_experts(1, 4, 4, 1)": 4,
     # the first token reaches 2 of 16, so 1 of 8; without a second one popularity does not matter
+    "popularity_variance()": POPULARITY_VARIANCE,
     "unevenly_reached_experts(1, 16, 2, 2, 0.3)": 1,
     "unevenly_reached_experts(2, 16, 2, 2, 1.0)": 8 * (1 - 7 / 8 / (1 + log(8 / 7))),
     "moe_flops(6, 2, 2, 96, 64)": 2 * 6 * 2 / 2 * 96 * 64,
