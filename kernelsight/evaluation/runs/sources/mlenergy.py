@@ -26,6 +26,9 @@ GPUS = {"H100": "h100_sxm", "B200": "b200_sxm"}
 # tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices;
 # the others are assumed
 PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 500, "sourcegraph-fim": 1500}
+# --max-output-tokens of the client (configs/vllm/<task>/benchmark.yaml): a fifth of the code completions end there, so
+# that requests which began together end together
+OUTPUT_LIMITS = {"gpqa": 32768, "lm-arena-chat": 4096, "sourcegraph-fim": 1024}
 # in every serve configuration that was read; the client asks for temperature 0.8 and top_p 0.95 (benchmark.py)
 SERVED = {"async_scheduling": True, "max_num_batched_tokens": 8192, "sampling": "top_p"}
 # the newest release when the pinned options of these configurations were known
@@ -124,6 +127,7 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
     if row["output_tokens_sd"]:
         spread = row["output_tokens_sd"] / row["output_tokens_mean"]
         flags |= {"length_distribution": "lognormal", "output_len_cv": spread}
+        flags["output_len_limit"] = OUTPUT_LIMITS[row["task"]]
     served = dict(_STATED.get((row["task"], row["model"], row["gpu"]), {}))
     return {
         "run_id": f"{CAMPAIGN}/{row['task']}/{row['model']}/{row['gpu']}/{row['gpus']}/{experts}/{row['max_num_seqs']}",
