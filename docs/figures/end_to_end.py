@@ -325,7 +325,7 @@ def host_constants() -> str:
     rows = [
         [
             "the GPU idles between two kernels, inside CUDA graphs too",
-            f"{gaps['h100_sxm']} µs on Hopper, {gaps['b200_sxm']} µs on Blackwell: published (`gpus.kernel_gap_us`), not fitted; {trtllm['launch_gap_us']} µs from TensorRT-LLM {trtllm['from_version']} on, whose dependent launches are on by default: fitted on B200, for its own groups too",
+            f"{gaps['h100_sxm']} µs on Hopper, {gaps['b200_sxm']} µs on Blackwell: published (`gpus.kernel_gap_us`), not fitted; {vllm['launch_gap_us']} µs on vLLM everywhere, seen on B200; {trtllm['launch_gap_us']} µs from TensorRT-LLM {trtllm['from_version']} on, whose dependent launches are on by default: fitted on B200, for its own groups too",
         ],
         [
             f"each running request, in every step, on SGLang and TensorRT-LLM; of *n* requests *n* / (1 + *n* / {half}) are seen",

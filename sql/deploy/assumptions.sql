@@ -50,6 +50,16 @@ from deployment_settings as settings
 join host_settings as overheads using (deployment_id)
 where overheads.engine_version is null and settings.tier <> 'roofline'
 union all
+select settings.deployment_id, 'expert tiles',
+       format('{} {} has no tuned tiles for {} experts of width {} on {}, and takes small ones in steps of more tokens than experts (table engine_expert_tiles)',
+              settings.engine, deployments.engine_version, any_value(layers.experts // layers.moe_ep), any_value(layers.intermediate), settings.gpu)
+from deployment_settings as settings
+join deployments using (deployment_id)
+join sharded_layers as layers using (deployment_id)
+join layer_weights as weights on weights.deployment_id = settings.deployment_id and weights.layer_kind = layers.layer_kind and weights.name = 'experts'
+where layers.small_expert_tiles and weights.format in ('bf16', 'fp16') and settings.tier <> 'roofline'
+group by settings.deployment_id, settings.engine, deployments.engine_version, settings.gpu
+union all
 select settings.deployment_id, 'gpu', format('{} of {} are estimates, not from a vendor document', replace(gpus.estimated, ',', ', '), settings.gpu)
 from deployment_settings as settings join gpus on gpus.gpu = settings.gpu
 where gpus.estimated is not null

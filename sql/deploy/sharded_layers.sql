@@ -1,4 +1,18 @@
 -- The layers of each deployment on one GPU: heads, widths and experts after tensor and expert parallelism
+with tiles as (
+  -- of the rows that hold for a version: a tuned file for experts of this size on this GPU before what holds for all
+  select settings.deployment_id, layers.layer_kind, known.small_tiles
+  from deployment_settings as settings
+  join deployments using (deployment_id)
+  join model_layers as layers on layers.model = settings.model and layers.ffn = 'moe'
+  join engine_expert_tiles as known
+    on known.engine = settings.engine and known.gpu in ('*', settings.gpu)
+   and known.experts in (0, layers.experts // settings.moe_ep) and known.intermediate in (0, layers.intermediate // settings.moe_tp)
+  where holding_version(known.from_version, deployments.engine_version) is not null
+  qualify row_number() over (
+    partition by settings.deployment_id, layers.layer_kind
+    order by known.experts > 0 desc, holding_version(known.from_version, deployments.engine_version) desc) = 1
+)
 select
   settings.deployment_id,
   settings.gpu,
@@ -23,10 +37,14 @@ select
   settings.moe_ep,
   models.hidden,
   fusions.engine is not null as norms_in_all_reduce,
-  beside.most_tokens as shared_beside_tokens
+  beside.most_tokens as shared_beside_tokens,
+  -- read where products run by instructions of many warps: on GPUs before, sweeps are of the small tiles themselves
+  coalesce(tiles.small_tiles and try_cast(gpus.compute_capability as double) between 9 and 11, false) as small_expert_tiles
 from deployment_settings as settings
 join model_layers as layers on layers.model = settings.model
 join models on models.model = settings.model
+join gpus on gpus.gpu = settings.gpu
+left join tiles on tiles.deployment_id = settings.deployment_id and tiles.layer_kind = layers.layer_kind
 left join engine_fusions as fusions
   on fusions.engine = settings.engine and fusions.operation = 'residual_norm' and fusions.condition = 'tensor_parallel' and not fusions.launched
  and settings.tp > 1 and settings.dp = 1 and fusions.architecture in ('*', models.architecture) and models.hidden >= coalesce(fusions.least_hidden, 0)

@@ -40,6 +40,7 @@ def calls(tokens: np.ndarray, layer: tuple[int, ...], element_bytes: float = 2.0
         "flops": 2.0 * tokens * top_k / ranks * 3.0 * hidden * width,
         "bytes": active * 3.0 * hidden * width * element_bytes + 4.0 * tokens * np.minimum(1.0, top_k / ranks) * hidden,
         "working_set_bytes": np.full(tokens.shape, COLD),
+        "small_tiles": np.zeros(tokens.shape),
     }
     return {**call, **{name: np.full(tokens.shape, value) for name, value in more.items()}}
 
@@ -160,6 +161,16 @@ def test_a_large_batch_runs_all_its_products_at_the_tensor_rate() -> None:
     assert least_us == pytest.approx(186_700.0, rel=0.01)
     nothing_else = {"compute_efficiency": 1.0, "l2_bytes_per_clock": 1e9, "tile_overhead_us": 0.0, "moved_factor": 0.0}
     assert latency(call, gpu, **nothing_else)[0] / least_us == pytest.approx(1.0, rel=0.01)
+
+
+def test_small_tiles_take_longer_than_those_of_a_tuned_file() -> None:
+    # published for a GPU's share of Scout's experts in 64 tokens: 207 us with other tiles, 291 with these
+    call = calls(np.array([64.0]), (5120, 8192, 1, 2, 8))
+    tuned, small = (latency(call | {"small_tiles": np.array([flag])}, hardware("h100_sxm"))[0] for flag in (0.0, 1.0))
+    assert 1.25 < small / tuned < 1.6
+    # a second product of 160 blocks steps no faster than one block does alone
+    steps_us = moe.small_tiles_us(np, moe.view(np, call), 2.0, 4.0, 132.0, 1830.0)
+    assert steps_us == pytest.approx((5120 / 32 * 206 * 1024 / 132 + 8192 / 32 * 630) / 1830, rel=0.3)
 
 
 def test_weights_that_stay_in_l2_are_read_faster() -> None:

@@ -33,7 +33,8 @@ full_windows as (
   where running >= {FULL} * max_concurrency
   group by power.scenario_id
 )
-select scenario_id, coalesce(full_windows.power_w, mean_power_w) as power_w, e2e_mean_ms
+select scenario_id, coalesce(full_windows.power_w, mean_power_w) as power_w, e2e_mean_ms,
+       output_throughput / request_throughput as output_tokens
 from scenario_summary
 left join full_windows using (scenario_id)
 where status = 'served'
@@ -70,8 +71,9 @@ def simulated(session: Session, runs: Sequence[Mapping[str, Any]], constants: Co
     rows = [rows_by_scenario.get(plan.scenario["scenario_id"], {}) if plan.scenario else {} for plan in planned]
     power = np.array([row.get("power_w", np.nan) for row in rows], float)
     e2e_s = np.array([row.get("e2e_mean_ms", np.nan) for row in rows], float) / 1e3
+    tokens = np.array([row.get("output_tokens", np.nan) for row in rows], float)
     # a closed loop that stays full gives each user its tokens in the time of a request
-    tokens_per_s = np.array([run["max_concurrency"] * run["osl"] for run in runs]) / e2e_s
+    tokens_per_s = np.array([run["max_concurrency"] for run in runs]) * tokens / e2e_s
     return Simulated(power, power / tokens_per_s)
 
 

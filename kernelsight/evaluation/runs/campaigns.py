@@ -64,8 +64,9 @@ def compared(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, dic
         if measured is None or predicted is None:
             continue
         if name == "throughput" and run.get("while_full"):
-            # of a closed loop that stays full, without its first and its last requests
-            predicted = 1e3 * run["max_concurrency"] * run["osl"] / served["predicted"]["e2e_mean_ms"]
+            # of a closed loop that stays full, without its first and its last requests; outputs as long as drawn
+            tokens = predicted / served["predicted"]["request_throughput"]
+            predicted = 1e3 * run["max_concurrency"] * tokens / served["predicted"]["e2e_mean_ms"]
         low, high = served["factors"].get(metric.interval, (1.0, 1.0))
         answer[name] = {
             "measured": measured,

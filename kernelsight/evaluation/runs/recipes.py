@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.evaluation.runs.limited_outputs import with_limited_outputs
 
 # columns of a recipe that are flags
 STATED = (
@@ -145,6 +146,8 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         del flags["expert_parallel_size"]
     if run.get("stated_flags"):
         flags |= json.loads(run["stated_flags"])
+    if most := flags.pop("output_len_limit", None):  # of the client, not of the engine
+        flags = with_limited_outputs(flags, most)
     if "trace" in flags:  # which has the requests
         flags = {name: value for name, value in flags.items() if name not in OF_SYNTHETIC_LOADS}
     return {name: value for name, value in flags.items() if value is not None}, names

@@ -24,7 +24,9 @@ INTERVALS = {"ttft_mean_ms": "ttft", "tpot_mean_ms": "tpot", "e2e_mean_ms": "e2e
 # what campaigns measured beside means of TTFT and TPOT, by the columns of scenario_summary
 THROUGHPUT = "output_throughput"
 FURTHER_INTERVALS = {"e2e_p99_ms": "e2e_p99", THROUGHPUT: THROUGHPUT}
-PREDICTED = ("itl_mean_ms", "itl_p50_ms", "e2e_mean_ms", "e2e_p99_ms", THROUGHPUT)
+PREDICTED = ("itl_mean_ms", "itl_p50_ms", "e2e_mean_ms", "e2e_p99_ms", "request_throughput", THROUGHPUT)
+# what falls where steps take longer
+RATES = (THROUGHPUT, "request_throughput")
 SUMMARY = (
     *(
         "ttft_mean_ms",
@@ -170,9 +172,7 @@ def _serve(
         pace = overheads[row["deployment_id"]].pace if row["deployment_id"] in overheads else 1.0
         row |= {name: pace * row[name] for name in TIMES if row.get(name) is not None}
         means = {
-            name: value * (1.0 / pace if name == THROUGHPUT else pace)
-            for name, value in row["predicted"].items()
-            if value
+            name: value * (1.0 / pace if name in RATES else pace) for name, value in row["predicted"].items() if value
         }
         row["predicted"] = means | {name: row[name] for name in ("ttft_mean_ms", "tpot_mean_ms")}
         row.setdefault("factors", {})

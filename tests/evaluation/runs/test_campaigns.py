@@ -24,8 +24,8 @@ def test_a_run_is_compared_in_what_it_measured() -> None:
 
 
 def test_throughput_of_a_loop_that_stays_full_is_that_of_its_users() -> None:
-    run = {"output_throughput": 400.0, "max_concurrency": 8, "osl": 100}
-    predicted = {"output_throughput": 300.0, "e2e_mean_ms": 1600.0}
+    run = {"output_throughput": 400.0, "max_concurrency": 8, "osl": 90}
+    predicted = {"output_throughput": 300.0, "request_throughput": 3.0, "e2e_mean_ms": 1600.0}
     for full, expected in ((True, 500.0), (None, 300.0)):
         found = compared(run | {"while_full": full}, {"predicted": predicted, "factors": {}})
         assert found["throughput"]["predicted"] == expected

@@ -8,11 +8,15 @@ a token and the last at which all seats are taken; percentiles of ITL run over e
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+
+from kernelsight.catalog.tables import facts
 
 CAMPAIGN = "mlenergy"
 COLUMNS = frozenset(
@@ -22,14 +26,21 @@ GPUS = {"H100": "h100_sxm", "B200": "b200_sxm"}
 # tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices;
 # the others are assumed
 PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 500, "sourcegraph-fim": 1500}
+# --max-output-tokens of the client (configs/vllm/<task>/benchmark.yaml): a fifth of the code completions end there, so
+# that requests which began together end together
+OUTPUT_LIMITS = {"gpqa": 32768, "lm-arena-chat": 4096, "sourcegraph-fim": 1024}
 # in every serve configuration that was read; the client asks for temperature 0.8 and top_p 0.95 (benchmark.py)
 SERVED = {"async_scheduling": True, "max_num_batched_tokens": 8192, "sampling": "top_p"}
 # the newest release when the pinned options of these configurations were known
 ENGINE_VERSION = "0.11.1"
 ENCODED = "images or video: no encoder is modelled"
 SLOWER = "more than 1.5 times the ITL of the same deployment with as many users or more: another job on the machine"
+OUTRUN = "more than 1.5 times the ITL of the same task on GPUs with less bandwidth in all: another job on the machine"
+BUNDLED = "nine in ten gaps shorter than the mean that its throughput states: tokens came in bundles"
 FALLING = "less than 0.9 of the throughput of the same deployment with fewer users: another job on the machine"
-SICK_ITL, SICK_THROUGHPUT = 1.5, 0.9
+SICK_ITL, SICK_THROUGHPUT, BUNDLED_SHARE = 1.5, 0.9, 0.75
+# tasks differ in their contexts: those that are less than so many times as long are taken to be as long
+ALIKE = 1.5
 DEPLOYMENT = ("gpu", "gpus", "expert_parallel", "data_parallel")
 
 
@@ -39,40 +50,74 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
     text = [row for row in rows if row["task"] in PROMPT_TOKENS]
     excluded = [(ENCODED, len(rows) - len(text))]
     reasons = sick(text)
-    excluded += [(reason, reasons.count(reason)) for reason in (SLOWER, FALLING)]
+    excluded += [(reason, reasons.count(reason)) for reason in (BUNDLED, SLOWER, OUTRUN, FALLING)]
     runs = [_run(row) for row, reason in zip(text, reasons, strict=True) if reason is None]
     return runs, [(reason, count) for reason, count in excluded if count]
 
 
 def sick(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """Return why each row is set aside, or None: judged by rows of the same deployment alone.
+    """Return why each row is set aside, or None: judged by rows of the same model alone.
 
-    A decode step with as many requests or more takes no less time, whatever the task; a server with more users
-    serves no fewer tokens a second.
+    A decode step with as many requests or more, of contexts as long, takes no less time, neither in the same
+    deployment nor on GPUs with less bandwidth in all: where that contradicts two rows of a task, none of the task is
+    kept. A server with more users serves no fewer tokens a second.
     """
-    members: dict[tuple, list[Mapping[str, Any]]] = {}
+    members: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        members.setdefault(_deployment(row), []).append(row)
-    return [_sign(row, members[_deployment(row)]) for row in rows]
+        members.setdefault(_family(row), []).append(row)
+    found = [_sign(row, members[_family(row)]) for row in rows]
+    series = [(row["task"], _deployment(row)) for row in rows]
+    outrun = Counter(key for key, reason in zip(series, found, strict=True) if reason == OUTRUN)
+    return [reason or (OUTRUN if outrun[key] > 1 else None) for key, reason in zip(series, found, strict=True)]
 
 
-def _sign(row: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str | None:
-    users = row["max_num_seqs"]
-    heavier = [other["itl_p50_ms"] for other in same if other["max_num_seqs"] >= users]
-    lighter = [
-        other["output_tokens_per_s"] for other in same if other["task"] == row["task"] and other["max_num_seqs"] < users
-    ]
+def _sign(row: Mapping[str, Any], family: Sequence[Mapping[str, Any]]) -> str | None:
+    if _is_bundled(row):
+        return BUNDLED
+    users, task = row["max_num_seqs"], row["task"]
+    same = [other for other in family if _deployment(other) == _deployment(row)]
+    busier = [other for other in family if other["max_num_seqs"] >= users and not _is_bundled(other)]
+    heavier = [each["itl_p50_ms"] for each in busier if each in same and _context(each) * ALIKE >= _context(row)]
+    slower = [each["itl_p50_ms"] for each in busier if each["task"] == task and _bandwidth(each) < _bandwidth(row)]
+    lighter = [each["output_tokens_per_s"] for each in same if each["task"] == task and each["max_num_seqs"] < users]
     if min(heavier) * SICK_ITL < row["itl_p50_ms"]:
         return SLOWER
-    if lighter and max(lighter) * SICK_THROUGHPUT > row["output_tokens_per_s"]:
+    if min(slower, default=row["itl_p50_ms"]) * SICK_ITL < row["itl_p50_ms"]:
+        return OUTRUN
+    if max(lighter, default=0.0) * SICK_THROUGHPUT > row["output_tokens_per_s"]:
         return FALLING
     return None
 
 
-def _deployment(row: Mapping[str, Any]) -> tuple:
+def _is_bundled(row: Mapping[str, Any]) -> bool:
+    """Whether a row's gaps are no steps: of tokens in one chunk the client counts all but the first as gaps of 0."""
+    gap_ms = 1e3 * row["mean_running"] / row["output_tokens_per_s"]
+    return row["itl_p90_ms"] < gap_ms and row["itl_p50_ms"] < BUNDLED_SHARE * gap_ms
+
+
+def _context(row: Mapping[str, Any]) -> float:
+    """Return the tokens of a request in the middle of its answer."""
+    return PROMPT_TOKENS[row["task"]] + row["output_tokens_mean"] / 2.0
+
+
+def _bandwidth(row: Mapping[str, Any]) -> float:
+    """Return the memory bandwidth of a row's GPUs together, bytes/s."""
+    return row["gpus"] * _bandwidths()[GPUS[row["gpu"]]]
+
+
+@cache
+def _bandwidths() -> dict[str, float]:
+    columns = (facts("gpus")[name].to_pylist() for name in ("gpu", "memory_bandwidth_bytes_per_s"))
+    return dict(zip(*columns, strict=True))
+
+
+def _family(row: Mapping[str, Any]) -> str:
     # instruction-tuned and reasoning checkpoints have one shape
-    family = row["model"].replace("-Instruct", "").replace("-Thinking", "")
-    return family, *(row[name] for name in DEPLOYMENT)
+    return row["model"].replace("-Instruct", "").replace("-Thinking", "")
+
+
+def _deployment(row: Mapping[str, Any]) -> tuple:
+    return _family(row), *(row[name] for name in DEPLOYMENT)
 
 
 def _run(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +127,7 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
     if row["output_tokens_sd"]:
         spread = row["output_tokens_sd"] / row["output_tokens_mean"]
         flags |= {"length_distribution": "lognormal", "output_len_cv": spread}
+        flags["output_len_limit"] = OUTPUT_LIMITS[row["task"]]
     served = dict(_STATED.get((row["task"], row["model"], row["gpu"]), {}))
     return {
         "run_id": f"{CAMPAIGN}/{row['task']}/{row['model']}/{row['gpu']}/{row['gpus']}/{experts}/{row['max_num_seqs']}",

@@ -14,7 +14,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.recipes import flags_of
 from kernelsight.evaluation.runs.sources.http_stages import requests_of
-from kernelsight.evaluation.runs.sources.mlenergy import FALLING, SLOWER, sick
+from kernelsight.evaluation.runs.sources.mlenergy import BUNDLED, FALLING, OUTRUN, SLOWER, sick
 
 STAGE = {"shared_prompt_tokens": 100, "question_tokens": 47, "answer_tokens": 20}
 STAGES = [STAGE | {"requests_per_s": 2.0, "seconds": 100}, STAGE | {"requests_per_s": 5.0, "seconds": 50}]
@@ -24,7 +24,8 @@ OLDER = "run_id,harness,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,wor
 
 def loop(users: int, itl_ms: float, **more: object) -> dict:
     """Return a row of a closed loop."""
-    return {**LOOP, "max_num_seqs": users, "itl_p50_ms": itl_ms, "output_tokens_per_s": 1e3 * users / itl_ms, **more}
+    gaps = {"itl_p50_ms": itl_ms, "itl_p90_ms": 1.1 * itl_ms, "output_tokens_per_s": 1e3 * users / itl_ms}
+    return {**LOOP, "max_num_seqs": users, "mean_running": users, "output_tokens_mean": 600.0, **gaps, **more}
 
 
 def write_http(folder: Path) -> Path:
@@ -80,10 +81,25 @@ def test_sick_rows_are_those_that_neighbours_contradict() -> None:
     rows = [loop(8, 10.0), loop(64, 15.0), loop(256, 30.0)]
     assert sick(rows) == [None, None, None]
     # another task of the same deployment serves more users in less than two thirds of the time
-    assert sick([*rows, loop(8, 46.0, task="chat")]) == [None, None, None, SLOWER]
-    # another deployment says nothing
-    assert sick([*rows, loop(8, 46.0, gpus=2)]) == [None] * 4
-    assert sick([*rows, loop(512, 31.0, output_tokens_per_s=7000.0)])[3] == FALLING
+    assert sick([*rows, loop(8, 46.0, task="lm-arena-chat")]) == [None, None, None, SLOWER]
+    # but for one whose contexts are longer, or another model
+    assert sick([*rows, loop(8, 46.0, task="lm-arena-chat", output_tokens_mean=6000.0)]) == [None] * 4
+    assert sick([*rows, loop(8, 46.0, model="n", gpus=2)]) == [None] * 4
+    assert sick([*rows, loop(512, 31.0, output_tokens_per_s=7000.0, itl_p90_ms=80.0)])[3] == FALLING
+
+
+def test_a_faster_deployment_is_contradicted_by_a_slower_one() -> None:
+    hopper, users = [loop(8, 10.0), loop(64, 15.0)], {"gpu": "B200"}
+    assert sick([*hopper, loop(8, 11.0, **users), loop(64, 24.0, **users)]) == [None, None, None, OUTRUN]
+    # of a task of which two rows are contradicted none is kept, and a slower deployment may be slower
+    assert sick([*hopper, *(loop(number, 24.0, **users) for number in (8, 64, 128))])[2:] == [OUTRUN] * 3
+    assert sick([loop(8, 46.0), loop(8, 10.0, **users)]) == [None, None]
+
+
+def test_gaps_of_tokens_in_bundles_are_no_steps() -> None:
+    steps, bundled = loop(256, 30.0), loop(512, 20.0, itl_p90_ms=39.0, output_tokens_per_s=12_800.0)
+    assert sick([steps, bundled]) == [None, BUNDLED]
+    assert sick([steps, bundled | {"itl_p90_ms": 41.0}]) == [None, None]
 
 
 def test_what_is_here_of_other_campaigns_is_read() -> None:
@@ -93,8 +109,8 @@ def test_what_is_here_of_other_campaigns_is_read() -> None:
     runs = read_runs(str(servers / "servers"), str(servers / "inference-perf-example"))
     rows = runs.table.to_pylist()
     counted = Counter(row["campaign"] for row in rows)
-    assert counted == {"trtllm_tables": 349, "mlenergy": 302, "vllm_0_15_1": 19, "inference_perf": 7}
-    assert runs.read == 704 + 236 and sum(count for _, count in runs.excluded) == 263
+    assert counted == {"trtllm_tables": 349, "mlenergy": 304, "vllm_0_15_1": 19, "inference_perf": 7}
+    assert runs.read == 704 + 236 and sum(count for _, count in runs.excluded) == 261
     saturated = [row for row in rows if row["campaign"] == "inference_perf" and row["output_throughput"]]
     assert [row["run_id"][-1] for row in saturated] == ["4", "5", "6"]
     assert all(json.loads(row["stated_flags"])["max_num_seqs"] == 192 for row in saturated)
