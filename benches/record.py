@@ -47,6 +47,7 @@ SIMULATION = ("pack", "catalogue", "kernels", "deployments", "serving")
 KERNELS = ("catalogue", "kernels", "fitting")
 RESTS_ON: dict[str, tuple[str, ...]] = {
     "campaigns": (*SIMULATION, "backtest"),
+    "capacity": (*SIMULATION, "sweep"),
     "decisions": (*SIMULATION, "backtest", "sizing"),
     "end_to_end": (*SIMULATION, "backtest"),
     "end_to_end_across": (*SIMULATION, "backtest"),
@@ -77,6 +78,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "server_many": ("serving", "server"),
     "server_steps": ("serving",),
     "sensitivities": (*SIMULATION, "sweep"),
+    "teacher": (*SIMULATION, "backtest", "compare"),
     "speed_serving": ("serving",),
     "speed_million": ("serving", "sweep"),
     "speed_million_log": ("serving", "compare"),

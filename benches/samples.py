@@ -34,6 +34,7 @@ SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
         *(loads.speed_serving, loads.speed_million, loads.speed_sweep, loads.speed_waits, loads.speed_kernels),
         *(
             loads.rates,
+            loads.capacity,
             loads.limits,
             loads.sizes,
             loads.sizes_limits,
@@ -42,7 +43,14 @@ SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
             loads.server_kept,
             loads.server_steps,
         ),
-        *(logs.compare_plain, logs.compare_noise, logs.compare_steps, logs.compare_foreign, logs.corrections),
+        *(
+            logs.compare_plain,
+            logs.compare_noise,
+            logs.compare_steps,
+            logs.compare_foreign,
+            logs.corrections,
+            logs.teacher,
+        ),
         logs.speed_million_log,
     )
 }

@@ -1,10 +1,11 @@
 """What one or two measured runs of a deployment are worth for its other loads: ``python benches/teacher.py``.
 
-    python benches/teacher.py [--deployments N] [--others N] [-o FILE.json]
+    python benches/teacher.py [--deployments N] [--others N] [-o FILE.json] [--record]
 
 Takes deployments of aiconfigurator's runs (equal model, GPU, sizes, engine, version and format) in the order of
-a digest. The first one or two runs of each are given to ``compare`` as rows of ``measured_runs``, and the other loads
-are simulated with the corrections that it writes. Shares and bounds of these were chosen on one campaign for the other.
+a digest. The first run of each, then with it the next one of the same launch flags, are given to ``compare`` as rows of
+``measured_runs``, and the other loads are simulated with the corrections that it writes. What these rest on
+(standard deviations, noise) was chosen on runs of one campaign for the other. About two CPU-seconds a deployment.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+from record import record
 
 import kernelsight as ks
 from kernelsight.evaluation.runs.measured_runs import read_runs
@@ -37,12 +39,21 @@ OF_LOAD = {flag.name for flag in (*LOAD, *LENGTHS)}
 
 def deployments(runs: Sequence[Mapping[str, Any]], most: int) -> list[list[Mapping[str, Any]]]:
     """Return the runs of each of so many deployments with three loads or more, each in the order of a digest."""
-    members: dict[tuple, list[Mapping[str, Any]]] = {}
-    for run in runs:
-        members.setdefault(tuple(run[name] for name in NAMES), []).append(run)
-    enough = [own for own in members.values() if len({load_of(run) for run in own}) > max(TEACHERS)]
-    ordered = [sorted(own, key=lambda run: digest(run["run_id"])) for own in enough]
-    return sorted(ordered, key=lambda own: digest(str([own[0][name] for name in NAMES])))[:most]
+    members: dict[tuple, dict[tuple, Mapping[str, Any]]] = {}
+    for run in sorted(runs, key=lambda run: digest(run["run_id"])):
+        members.setdefault(tuple(run[name] for name in NAMES), {}).setdefault(load_of(run), run)
+    enough = [list(own.values()) for own in members.values() if len(own) > max(TEACHERS)]
+    return sorted(enough, key=lambda own: digest(str([own[0][name] for name in NAMES])))[:most]
+
+
+def taught_by(own: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the teachers among the runs of a deployment: the first, and others that were launched as it was."""
+    return [run for run in own if launch_of(run) == launch_of(own[0])][: max(TEACHERS)]
+
+
+def launch_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of a run that are not its load."""
+    return {name: value for name, value in run["flags"].items() if name not in OF_LOAD}
 
 
 def digest(text: str) -> str:
@@ -79,8 +90,14 @@ def corrections(session: ks.Session, teachers: Sequence[Mapping[str, Any]], fold
         for run in teachers
     ]
     pa_csv.write_csv(pa.Table.from_pylist(rows), path)
-    own = {name: value for name, value in teachers[0]["flags"].items() if name not in OF_LOAD}
-    return session.compare(deployment=own, log=path).table("stage_corrections")
+    spread = {"range_ratio": teachers[0]["flags"].get("range_ratio", 1.0)}
+    return session.compare(deployment=launch_of(teachers[0]), log=path, stated=spread).table("stage_corrections")
+
+
+def scores_of(parts: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Return errors of TTFT and TPOT of some loads, from log(predicted / measured)."""
+    off = np.abs(np.expm1(np.concatenate(parts)))
+    return {"n": len(off), "median": np.nanmedian(off, axis=0).tolist(), "mean": np.nanmean(off, axis=0).tolist()}
 
 
 def main() -> None:
@@ -88,31 +105,37 @@ def main() -> None:
     parser.add_argument("--deployments", type=int, default=12, metavar="N", help="how many (default: 12)")
     parser.add_argument("--others", type=int, default=6, metavar="N", help="scored loads of each (default: 6)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
+    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     asked = parser.parse_args()
-    errors: dict[tuple[str, int], list[np.ndarray]] = {}
+    errors: dict[tuple[str, str, int], list[np.ndarray]] = {}
     with ks.connect() as session, tempfile.TemporaryDirectory() as folder:
         runs = [run for run in read_runs("aiconfigurator").table.to_pylist() if not is_scored_separately(run)]
         replayed, planned = planned_runs(session, runs)
         known = [run for run, plan in zip(replayed, planned, strict=True) if plan.scenario]
         for own in deployments(known, asked.deployments):
-            kind, taught = "moe" if own[0]["is_moe"] else "dense", {load_of(run) for run in own[: max(TEACHERS)]}
-            others = [run for run in own if load_of(run) not in taught][: asked.others]
-            if not others:
+            kind, teachers = "moe" if own[0]["is_moe"] else "dense", taught_by(own)
+            others = [run for run in own if run not in teachers][: asked.others]
+            if len(teachers) < max(TEACHERS) or not others:
                 continue
-            errors.setdefault((kind, 0), []).append(predicted(session, others, None))
+            found = [predicted(session, others, None)]
             for count in TEACHERS:
-                found = corrections(session, own[:count], Path(folder))
-                errors.setdefault((kind, count), []).append(predicted(session, others, found))
-            said = [f"{100 * np.nanmedian(np.abs(np.expm1(errors[kind, n][-1])), axis=0).round(3)}" for n in (0, 1, 2)]
+                found.append(predicted(session, others, corrections(session, teachers[:count], Path(folder))))
+            for count, part in zip((0, *TEACHERS), found, strict=True):
+                for campaign in ("all", own[0]["campaign"]):
+                    errors.setdefault((campaign, kind, count), []).append(part)
+            said = [f"{100 * np.nanmedian(np.abs(np.expm1(part)), axis=0).round(3)}" for part in found]
             print(*(own[0][name] for name in NAMES), len(others), *said, flush=True)
-    figures = {}
-    for (kind, count), parts in errors.items():
-        off = np.abs(np.expm1(np.concatenate(parts)))
-        scores = {"n": len(off), "median": np.nanmedian(off, axis=0).tolist(), "mean": np.nanmean(off, axis=0).tolist()}
-        figures.setdefault(kind, {})[str(count)] = scores
-        print(f"{kind}, {count} runs: TTFT and TPOT median {scores['median']}, mean {scores['mean']}")
+    figures: dict[str, Any] = {}
+    for (campaign, kind, count), parts in errors.items():
+        scores = scores_of(parts) | {"deployments": len(parts)}
+        figures.setdefault(campaign, {}).setdefault(kind, {})[str(count)] = scores
+        if campaign == "all":
+            print(f"{kind}, {count} runs: TTFT and TPOT median {scores['median']}, mean {scores['mean']}")
     if asked.output:
         Path(asked.output).write_text(json.dumps(figures, indent=1))
+    if asked.record:
+        command = f"python benches/teacher.py --deployments {asked.deployments} --others {asked.others}"
+        record("teacher", figures, command)
 
 
 if __name__ == "__main__":

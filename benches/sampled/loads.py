@@ -76,6 +76,18 @@ def rates() -> dict[str, float]:
     return {name: answer[name] for name in ("max_request_rate", "rate_low", "rate_high")}
 
 
+def capacity() -> dict[str, float]:
+    """Return the capacities of the recorded deployments that are furthest off."""
+    import capacity as bench
+    from record import read
+
+    with ks.connect() as session:
+        rows = [
+            bench.capacity_at(session, row["flags"], row["rate"]) for row in read("capacity")["figures"]["farthest"][:2]
+        ]
+    return {f"capacity {number}": row["capacity"] for number, row in enumerate(rows)}
+
+
 def limits() -> dict[str, float]:
     """Return what each resource gains in the bench's first world."""
     import bottlenecks as bench

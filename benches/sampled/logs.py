@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 
 import kernelsight as ks
 
@@ -56,6 +61,16 @@ def corrections() -> dict[str, float]:
     with ks.connect() as session:
         _, fit, _ = bench.world(session, np.random.default_rng([12, 3]), bench.KINDS[0], REQUESTS, 0.03, 0.7)
     return {f"{metric} {name}": fit[name][metric]["median_ape"] for metric in bench.METRICS for name in bench.SCORED}
+
+
+def teacher() -> dict[str, float]:
+    """Return the corrections that one made-up run gives."""
+    run = {"run_id": "a", "isl": 600, "osl": 40, "num_prompts": 64, "max_concurrency": 8}
+    with tempfile.TemporaryDirectory() as folder, ks.connect() as session:
+        path = Path(folder) / "run.csv"
+        pa_csv.write_csv(pa.Table.from_pylist([run | {"ttft_ms": 60.0, "tpot_ms": 3.0}]), path)
+        found = session.compare(model="qwen3-0.6b", gpu="l4", log=path).table("stage_corrections").to_pylist()
+    return {row["part"]: row["exposed_us"] or row["factor"] for row in found}
 
 
 def speed_million_log() -> dict[str, float]:

@@ -57,7 +57,7 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
     """Return ``stage_vs_prediction`` and ``stage_tiers``: every stage simulated as its client drove it.
 
     Of the load as it was described ``max_concurrency`` (what the client has in flight at most), ``input_len``,
-    ``output_len`` (where the client counts tokens anew) and ``seed`` are used.
+    ``output_len`` (where the client counts tokens anew), ``range_ratio`` and ``seed`` are used.
     """
     rows, tiers = [], []
     for row in comparisons.to_pylist():

@@ -1,14 +1,16 @@
-"""Corrections from the statistics of one run or a few: bounded factors on kernels, for a deployment's other loads.
+"""Corrections from the statistics of one run or a few: factors on kernels and host times, for other loads.
 
-What one run shows of its deployment holds for its other loads in part: TTFT and TPOT of the run are brought part of
-the way to what was measured, and never further than a bound. Factors are found by simulating the run again.
+Of a run only TTFT and TPOT are known, so what is wrong is shared out by what could be: every part has a standard
+deviation before the run is seen, and the likeliest factors are taken that explain the run with its own noise. A run
+that no small factors explain (another regime, such as a full cache) counts little: its noise has heavy tails, and near
+capacity more of it. How far a part moves TTFT and TPOT is found by simulating the run again, once for each part.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +22,34 @@ from kernelsight.dataflow.session import Session
 from kernelsight.scenario.corrections import fingerprint
 
 METRICS = ("ttft_ms", "tpot_ms")
-# share of the logarithm of an error that is taken, and the most: chosen on InferenceX for gap analysis, and vice versa
-TAKEN = {"ttft_ms": 0.5, "tpot_ms": 0.75}
-MOST = {"ttft_ms": math.log(1.2), "tpot_ms": math.log(1.4)}
-# kernels whose factor TTFT decides, and those of TPOT; what both phases run counts as TPOT says, which has more steps
-PREFILL = ("prefill_gemm", "prefill_attention")
-DECODE = ("decode_gemm", "decode_attention", "moe", "communication")
-ROUNDS = 3
-# kernels never become slower or faster than this
-LARGEST_LOG_FACTOR = 0.7
+# standard deviations of logarithms before a run is seen, and of what repeats of a run and its neighbours in load
+# scatter; chosen on InferenceX for gap analysis, and vice versa (docs/lab/end_to_end.md)
+KERNELS_SD = {
+    **{"prefill_gemm": 0.2, "prefill_attention": 0.2, "prefill_moe": 0.3},
+    **{"decode_gemm": 0.1, "decode_attention": 0.3, "moe": 0.2, "communication": 0.2},
+}
+# microseconds a step, and a request
+HOST_SD = {"host": 500.0, "front_end": 10_000.0}
+PARTS = (*KERNELS_SD, *HOST_SD)
+SD = np.array([*KERNELS_SD.values(), *HOST_SD.values()])
+NOISE = {"ttft_ms": 0.08, "tpot_ms": 0.03}
+# of the standard deviation that the interval of a prediction stands for: what it adds to the noise
+OF_INTERVAL, WIDTH_90 = 0.25, 3.29
+# of a Student distribution over the metrics of a run: what is far off says less
+DEGREES = 3.0
+ITERATIONS = 30
+# no part moves further than this many of its standard deviations
+MOST_SD = 2.0
+# of a standard deviation: how far a part is moved to see what it does
+STEP = 0.5
+
+
+class Observed(NamedTuple):
+    """What the runs say, an observation each row: the run, log(measured / predicted), and its standard deviation."""
+
+    run: np.ndarray
+    miss: np.ndarray
+    noise: np.ndarray
 
 
 def correction_table(
@@ -47,59 +68,88 @@ def correction_table(
     return as_table(contracts()["stage_corrections"], rows)
 
 
-def wanted_of(errors: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return by metric how far the logarithm of the prediction should move: a bounded part of the mean error.
+def likeliest(seen: Observed, slopes: np.ndarray) -> np.ndarray:
+    """Return the likeliest value of each part: logarithms of factors, and microseconds.
 
-    >>> {name: round(value, 3) for name, value in wanted_of([{"metric": "tpot_ms", "error": -0.2}]).items()}
-    {'tpot_ms': 0.167}
+    ``slopes``: what each part does to the logarithm of each observation, by its unit.
+
+    >>> slopes = np.zeros((1, len(PARTS)))
+    >>> slopes[0, PARTS.index("decode_gemm")] = 1.0
+    >>> found = likeliest(Observed(np.array([0]), np.array([0.02]), np.array([0.03])), slopes)
+    >>> round(float(found[PARTS.index("decode_gemm")]), 3)
+    0.019
     """
-    moves = {}
-    for metric in METRICS:
-        misses = [-math.log1p(each["error"]) for each in errors if each["metric"] == metric]
-        if misses:
-            moves[metric] = float(np.clip(TAKEN[metric] * np.mean(misses), -MOST[metric], MOST[metric]))
-    return moves
+    scaled, weight = np.zeros(len(PARTS)), np.ones(seen.miss.size)
+    metrics = np.bincount(seen.run)
+    for _ in range(ITERATIONS):
+        precise = (slopes * SD) * (weight / seen.noise**2)[:, None]
+        scaled = np.linalg.solve(precise.T @ (slopes * SD) + np.eye(len(PARTS)), precise.T @ seen.miss)
+        off = ((seen.miss - (slopes * SD) @ scaled) / seen.noise) ** 2
+        weight = ((DEGREES + metrics) / (DEGREES + np.bincount(seen.run, off)))[seen.run]
+    return np.clip(scaled, -MOST_SD, MOST_SD) * SD
+
+
+def observed(comparison: Stages, errors: Sequence[Mapping[str, Any]]) -> tuple[Observed, np.ndarray]:
+    """Return what the stages say, and which of their means each observation is, as indices (stage, metric)."""
+    by_stage = {(row["log_id"], row["part"], row["metric"]): row for row in errors}
+    observations, places = [], []
+    for number, stage in enumerate(comparison.stages):
+        for column, metric in enumerate(METRICS):
+            row = by_stage.get((stage.log_id, stage.part, metric))
+            if row:
+                width = math.log(row["high"] / row["low"]) if row["low"] else 0.0
+                observations.append(
+                    (-math.log1p(row["error"]), math.hypot(NOISE[metric], OF_INTERVAL * width / WIDTH_90))
+                )
+                places.append((number, column))
+    which = np.array(places, int).reshape(-1, 2)
+    values = np.array(observations, float).reshape(-1, 2)
+    return Observed(np.unique(which[:, 0], return_inverse=True)[1], values[:, 0], values[:, 1]), which
 
 
 def _corrections(comparison: Stages, errors: Sequence[Mapping[str, Any]], session: Session) -> list[dict[str, Any]]:
-    wanted = wanted_of(errors)
-    if not wanted:
+    seen, which = observed(comparison, errors)
+    if not seen.miss.size:
         return []
     with session.fork() as fork:
         give_stages(fork, comparison)
         known = fingerprint(fork.table("deployment_settings").to_pylist()[0])
-        first, factors = _means(fork), dict.fromkeys(METRICS, 0.0)
-        for _ in range(ROUNDS):
-            with fork.fork() as one:
-                one.give("log_corrections", _rows(comparison, factors, known))
-                reached = _means(one)
-            for metric, aim in wanted.items():
-                moved = float(np.mean(np.log(reached[metric] / first[metric])))
-                step = factors[metric] + aim - moved
-                factors[metric] = min(max(step, -LARGEST_LOG_FACTOR), LARGEST_LOG_FACTOR)
-    return [{"comparison_id": comparison.comparison_id, **row} for row in _rows(comparison, factors, known)]
+        values = likeliest(seen, _slopes(fork, comparison, known)[which[:, 0], which[:, 1]])
+    return [{"comparison_id": comparison.comparison_id, **row} for row in _rows(comparison, values, known)]
 
 
-def _means(session: Session) -> dict[str, np.ndarray]:
-    """Return the mean TTFT and TPOT of each stage."""
+def _slopes(session: Session, comparison: Stages, known: str) -> np.ndarray:
+    """Return what a unit of each part does to the logarithms of the means of each stage: [stages, metrics, parts]."""
+    first = _means(session)
+    slopes = []
+    for values in np.diag(STEP * SD):
+        with session.fork() as fork:
+            fork.give("log_corrections", _rows(comparison, values, known))
+            slopes.append(np.log(_means(fork) / first) / values.sum())
+    return np.stack(slopes, axis=-1)
+
+
+def _means(session: Session) -> np.ndarray:
+    """Return the mean TTFT and TPOT of each stage, shape [stages, 2]; NaN where there is none."""
     summary = sorted(session.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
-    return {metric: np.array([row[metric.replace("_ms", "_mean_ms")] for row in summary]) for metric in METRICS}
+    names = [metric.replace("_ms", "_mean_ms") for metric in METRICS]
+    return np.array([[row[name] for name in names] for row in summary], float)
 
 
-def _rows(comparison: Stages, factors: Mapping[str, float], known: str) -> list[dict[str, Any]]:
-    """Return the rows of a correction by these logarithms of factors."""
+def _rows(comparison: Stages, values: np.ndarray, known: str) -> list[dict[str, Any]]:
+    """Return the rows of a correction by PARTS, of those that are moved at all."""
     stage_names = ", ".join(stage.part for stage in comparison.stages[:3]) + (
         ", …" if len(comparison.stages) > 3 else ""
     )
     return [
         {
             "part": part,
-            "factor": math.exp(factors[metric]),
-            "exposed_us": 0.0,
+            "factor": 1.0 if part in HOST_SD else math.exp(value),
+            "exposed_us": float(value) if part in HOST_SD else 0.0,
             "n": sum(stage.requests for stage in comparison.stages),
             "fitted_on": f"statistics of {stage_names}",
             "fingerprint": known,
         }
-        for metric, parts in zip(METRICS, (PREFILL, DECODE), strict=True)
-        for part in parts
+        for part, value in zip(PARTS, values, strict=True)
+        if value
     ]

@@ -135,18 +135,33 @@ def drawn_lengths(stated: Mapping[str, float], n: int, draw: np.random.Generator
     return np.maximum(np.rint(values), 1).astype(np.int64)
 
 
+def lengths_as_stated(known: Mapping[str, float], nominal: int | None, ratio: float | None) -> Mapping[str, float]:
+    """Return statistics of lengths; ``nominal``: stated instead of them; ``ratio``: they go from it x nominal to that.
+
+    >>> lengths_as_stated({"mean": 90.0}, None, 0.8)
+    {'min': 80.0, 'max': 100.0}
+    >>> lengths_as_stated({"mean": 90.0}, 64, None)
+    {'mean': 64.0}
+    """
+    if ratio is None or (nominal is None and "mean" not in known) or (nominal is None and len(known) > 1):
+        return known if nominal is None else {"mean": float(nominal)}
+    longest = round(known["mean"] * 2.0 / (1.0 + ratio), 6) if nominal is None else float(nominal)
+    return {"min": round(longest * ratio, 6), "max": longest}
+
+
 def load_of_stage(stage: Stage, seed: int, stated: Mapping[str, Any], client: Mapping[str, float]) -> dict[str, Any]:
     """Return the columns of ``load_requests`` of a stage, but for ``load_id``: gaps are exponential in an open loop.
 
     Where the client did not keep to its rate all requests wait in it: they are sent as others finish. ``stated``:
-    ``input_len`` and ``output_len`` where they are known better than the client counts them; ``client``: see
-    ``client_of``. Prompts that are used again are the same blocks.
+    ``input_len`` and ``output_len`` where they are known better than the client counts them, ``range_ratio`` where the
+    client draws lengths of which only the mean is known; ``client``: see ``client_of``. Prompts that are used again are
+    the same blocks.
     """
     draw = np.random.default_rng(seed)
     n = stage.requests
     stated = {"output_len": client["output_tokens"]} | dict(stated) if "output_tokens" in client else stated
     lengths = {
-        name: drawn_lengths({"mean": float(stated[flag])} if flag in stated else statistics, n, draw)
+        name: drawn_lengths(lengths_as_stated(statistics, stated.get(flag), stated.get("range_ratio")), n, draw)
         for name, flag, statistics in zip(
             LENGTHS, ("input_len", "output_len"), (stage.prompt_tokens, stage.output_tokens), strict=True
         )

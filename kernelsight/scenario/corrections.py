@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 # what a correction rests on; other limits change which steps there are, not what they take
 IDENTITY = (
     *("model", "gpu", "tp", "pp", "dp", "ep", "engine", "dtype", "attention_format", "ffn_format", "expert_format"),
-    *("kv_cache_dtype", "moe_backend", "graph_max_tokens", "async_scheduling"),
+    *("kv_cache_dtype", "moe_backend", "async_scheduling"),
 )
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
     """Return 16 hexadecimal digits for a row of ``deployment_settings``: deployments for which a correction holds."""
-    text = "\n".join(f"{name} {settings[name]}" for name in IDENTITY)
+    captured = "graphs" if settings["graph_max_tokens"] else "eager"
+    text = "\n".join([*(f"{name} {settings[name]}" for name in IDENTITY), captured])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -10,7 +10,10 @@ select
       when step_shapes.part = 'logits' or step_shapes.x <= 256 then 'decode_gemm'
       else 'prefill_gemm'
     end), 1) as factor,
-  coalesce(max(corrections.factor) filter (where corrections.part = 'moe'), 1) as moe_factor,
+  coalesce(max(corrections.factor) filter (where corrections.part = 'moe'), 1)
+  * coalesce(max(corrections.factor) filter (
+    where corrections.part = 'prefill_moe' and step_shapes.part = 'tokens' and step_shapes.x > 256
+  ), 1) as moe_factor,
   coalesce(max(corrections.factor) filter (where corrections.part = 'communication'), 1) as communication_factor
 from step_shapes
 join corrections using (deployment_id)
