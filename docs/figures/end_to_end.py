@@ -26,6 +26,7 @@ ASKED = {
     "peer_nominal": "AIConfigurator 0.12, nominal lengths, 16-bit cache",
 }
 RAW = {"peer": "as it comes", "calibrated": "one factor on TTFT and one on TPOT a group, from the same fitting runs"}
+GOALS_TAUGHT = {"dense": "8; 3.3", "moe": "11; 4.5"}
 HEAD = ["dense TTFT", "dense TPOT", "MoE TTFT", "MoE TPOT"]
 INTERVALS = ("ttft", "tpot", "e2e")
 # median errors of TTFT, TPOT and output throughput that arXiv 2606.28565 states, per cent
@@ -310,6 +311,24 @@ def audit() -> str:
     )
 
 
+def teacher() -> str:
+    """What one or two measured runs of a deployment are worth for its other loads, beside the goals."""
+    found = result("teacher")
+    taught = {"0": "nothing taught", "1": "one run", "2": "two runs"}
+    campaigns = {"all": "both campaigns", "inferencex": "InferenceX", "gap_analysis": "gap analysis"}
+    rows = []
+    for campaign, name in campaigns.items():
+        for kind, words in KINDS.items():
+            own = found[campaign][kind]
+            cells = (
+                "; ".join(" / ".join(percent(own[number][how][place], 1, "") for how in ("median", "mean")) for place in (0, 1))
+                for number in taught
+            )
+            goal = GOALS_TAUGHT[kind] if campaign == "all" else ""
+            rows.append([f"{words}, {name}", f"{own['0']['deployments']}, {own['0']['n']}", *cells, goal])
+    return table(["TTFT; TPOT, median / mean in %", "deployments, loads", *taught.values(), "goal (median)"], rows)
+
+
 def host_constants() -> str:
     """The fitted constants of host time, from the rows of `host_overheads` that hold for the newest versions."""
     with (record.ROOT / "kernelsight" / "catalog" / "host_overheads.csv").open(encoding="utf-8") as file:
@@ -334,6 +353,10 @@ def host_constants() -> str:
         [
             "each running request, in every step, on vLLM, whose sampler is counted as kernels; each step",
             f"{vllm['per_request_us']} and {vllm['step_base_us']} µs of the host, hidden where steps are scheduled ahead: by a published measurement and two campaigns",
+        ],
+        [
+            "the same on SGLang and on TensorRT-LLM's PyTorch back end, beside what is seen",
+            f"{sglang['per_request_us']} and {sglang['step_base_us']} µs, {trtllm['per_request_us']} and {trtllm['step_base_us']} µs, hidden: by their sources and published measurements of parts, not fitted",
         ],
         [
             "each kernel that no CUDA graph holds: in every step with prompts on TensorRT-LLM and on SGLang before 0.5.10, above the captured sizes on vLLM",

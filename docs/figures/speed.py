@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from figures.blocks import result
-from figures.text import NONE, count, day, percent, table
+from figures.text import ENGINES, NONE, count, day, percent, table
 
 
 def million(value: float) -> str:
@@ -94,10 +94,16 @@ def sweeps() -> str:
 def decisions() -> str:
     """Whether rates, sizes and limits that were found hold."""
     rates, sizes, limits, named = (result(name) for name in ("rates", "sizes", "sizes_limits", "limits"))
+    capacity = result("capacity")
+    engines = ", ".join(
+        f"{percent(own['near'], 0)} of {own['cases']} on {ENGINES[name]}" for name, own in capacity["engines"].items()
+    )
     rows = [
         [f"found rates, served again with ten times the prompts and other seeds: all objectives kept, {rates['cases']} deployments, {rates['cases'] * rates['checks']} runs",
          f"{percent(rates['kept'])}; at the lower end of the range {percent(rates['kept_low'])}"],
         ["CPU seconds to find the rate of a deployment, mean / largest", f"{rates['cpu_s']['mean']} / {rates['cpu_s']['largest']}"],
+        ["the capacity that `simulate` reads off step costs, against the highest steady rate that a search finds: within 5 %",
+         f"{percent(capacity['near'], 0)} of {capacity['cases']} deployments ({engines}); median {percent(capacity['median'])}, worst {percent(capacity['worst'])} off"],
         ["`size` against a search of every GPU, parallel size and size of a step: the same answer, or within 2 % of the lowest cost",
          f"{percent(sizes['same'], 0)} of {sizes['cases']} questions; mean CPU seconds {sizes['size_cpu_s']} and {sizes['all_cpu_s']}"],
         ["the limit that `size` names is the resource of which a fifth more raises the rate most",

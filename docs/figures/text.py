@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 NONE = "–"
+ENGINES = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
 
 
 def percent(value: float | None, digits: int = 1, sign: str = " %") -> str:
@@ -69,7 +70,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def group_name(group: Mapping[str, Any]) -> str:
     """Return a group of runs in words: model, precision, engine, GPU."""
-    engine = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}[group["engine"]]
+    engine = ENGINES[group["engine"]]
     gpu = group["gpu"].removesuffix("_sxm").upper()
     return " ".join(filter(None, (group["model"].split("/")[-1], group["quantization"]))) + f", {engine} {gpu}"
 
