@@ -321,7 +321,10 @@ def teacher() -> str:
         for kind, words in KINDS.items():
             own = found[campaign][kind]
             cells = (
-                "; ".join(" / ".join(percent(own[number][how][place], 1, "") for how in ("median", "mean")) for place in (0, 1))
+                "; ".join(
+                    " / ".join(percent(own[number][how][place], 1, "") for how in ("median", "mean"))
+                    for place in (0, 1)
+                )
                 for number in taught
             )
             goal = GOALS_TAUGHT[kind] if campaign == "all" else ""

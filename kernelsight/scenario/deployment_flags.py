@@ -90,6 +90,12 @@ DEPLOYMENT = (
         "N",
         most=LARGEST_PARALLEL_SIZE,
     ),
+    _of_deployment(
+        "cpu",
+        help="CPU of the server, from the table cpus: times of the host go with the speed of one thread (default: the "
+        "one that the GPU is sold with, else x86)",
+        metavar="CPU",
+    ),
     _of_deployment("tier", help="kernel latency model to use", choices=TIERS),
     _of_deployment(
         "power_limit_w",

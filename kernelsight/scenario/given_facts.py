@@ -24,6 +24,7 @@ UNSTATED = (
     "ecc_in_band",
     "link_fabric",
     "measured_as",
+    "cpu",
     "kernel_gap_us",
     "idle_w",
     "fp32_matrix_flops_per_s",

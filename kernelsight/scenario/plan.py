@@ -33,6 +33,12 @@ AUTO_DTYPES = {
     "fp8_e5m2": "fp8",
     "auto": None,
 }
+# flags that name a row of a table: flag, table, column
+OF_TABLES = (
+    ("kv_transfer_fabric", "fabrics", "fabric"),
+    ("quantization", "quantizations", "quantization"),
+    ("cpu", "cpus", "cpu"),
+)
 
 
 def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,19 +184,11 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
         flags["speculative_model"] = give_mtp(session, flags["model"])
     for name in [flag for flag in ("gpu", "prefill_gpu") if flag in flags]:
         flags[name] = resolve_gpu(session, str(flags[name]))
-    if "kv_transfer_fabric" in flags:
-        known = set(session.table("fabrics")["fabric"].to_pylist())
-        if flags["kv_transfer_fabric"] not in known:
-            raise unknown("fabric", flags["kv_transfer_fabric"], known, "The table fabrics lists them.")
-    if "quantization" in flags:
-        known = set(session.table("quantizations")["quantization"].to_pylist())
-        if flags["quantization"] not in known:
-            raise unknown(
-                "quantization",
-                flags["quantization"],
-                known,
-                "Table quantizations lists them.",
-            )
+    for name, table, column in OF_TABLES:
+        if name in flags:
+            known = set(session.table(table)[column].to_pylist())
+            if flags[name] not in known:
+                raise unknown(column, flags[name], known, f"The table {table} lists them.")
     if "moe_backend" in flags:
         kernels = session.table("kernel_implementations").to_pylist()
         known = {row["implementation"] for row in kernels if row["family"] == "moe"}

@@ -1,5 +1,6 @@
 -- Host overhead of each deployment: its engine's row of the latest version up to its own; the newest row if it has no version;
--- with what its class of model adds: launches of latent attention (MLA), and requests of mixtures of experts
+-- with what its class of model adds: launches of latent attention (MLA), and requests of mixtures of experts. What Python
+-- and PyTorch do takes as long as the CPU needs; gaps between kernels are the GPU's, and what a log adds was measured.
 with held as (
   select
     deployments.deployment_id,
@@ -7,9 +8,14 @@ with held as (
     deployments.gpu,
     deployments.engine_version,
     coalesce(deployments.api_server_count, 1) as front_ends,
+    coalesce(deployments.cpu, gpus.cpu, 'x86') as cpu,
+    case when coalesce(host_overheads.compiled, false) then 1.0 else coalesce(cpus.speed, 1.0) end as cpu_speed,
     host_overheads.*,
     holding_version(host_overheads.from_version, deployments.engine_version) as holding
-  from deployments join host_overheads using (engine)
+  from deployments
+  join host_overheads using (engine)
+  join gpus using (gpu)
+  left join cpus on cpus.cpu = coalesce(deployments.cpu, gpus.cpu, 'x86')
 ),
 added as (
   select
@@ -24,26 +30,28 @@ select
   engine,
   engine_version,
   from_version,
-  step_exposed_us + coalesce(added.step_us, 0) as step_exposed_us,
-  step_base_us,
-  per_request_us,
-  per_token_us,
-  per_captured_launch_us,
+  step_exposed_us / cpu_speed + coalesce(added.step_us, 0) as step_exposed_us,
+  step_base_us / cpu_speed as step_base_us,
+  per_request_us / cpu_speed as per_request_us,
+  per_token_us / cpu_speed as per_token_us,
+  per_captured_launch_us / cpu_speed as per_captured_launch_us,
   models.kv_lora_rank is not null as latent_attention,
   models.experts is not null as experts,
-  per_eager_launch_us + case when latent_attention then coalesce(latent_launch_us, 0) else 0 end as per_eager_launch_us,
+  (per_eager_launch_us + case when latent_attention then coalesce(latent_launch_us, 0) else 0 end) / cpu_speed as per_eager_launch_us,
   -- attention, its KV write, and the graph of the rest
   3 * models.layer_count as piecewise_launches,
   coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
   greatest(
-    held.request_us + case when models.experts is not null then coalesce(experts_request_us, 0) else 0 end
+    held.request_us / cpu_speed + case when models.experts is not null then coalesce(experts_request_us, 0) else 0 end
       + coalesce(added.request_us, 0),
     0
   ) as request_us,
-  coalesce(per_prompt_token_us, 0) as per_prompt_token_us,
-  coalesce(per_output_token_us, 0) as per_output_token_us,
+  coalesce(per_prompt_token_us, 0) / cpu_speed as per_prompt_token_us,
+  coalesce(per_output_token_us, 0) / cpu_speed as per_output_token_us,
   front_ends,
-  coalesce(exposed_per_request_us, 0) as exposed_per_request_us,
+  held.cpu,
+  cpu_speed,
+  coalesce(exposed_per_request_us, 0) / cpu_speed as exposed_per_request_us,
   exposed_requests_half,
   coalesce(step_log_sd, 0) as step_log_sd,
   overlapped,
