@@ -335,7 +335,9 @@ def teacher() -> str:
 def host_constants() -> str:
     """The fitted constants of host time, from the rows of `host_overheads` that hold for the newest versions."""
     with (record.ROOT / "kernelsight" / "catalog" / "host_overheads.csv").open(encoding="utf-8") as file:
-        newest = {row["engine"]: row for row in csv.DictReader(file)}
+        overheads = list(csv.DictReader(file))
+    newest = {row["engine"]: row for row in overheads}
+    dependent = next(row for row in overheads if row["engine"] == "trtllm" and row["launch_gap_us"])
     vllm, sglang, trtllm = (newest[name] for name in ("vllm", "sglang", "trtllm"))
     with (record.ROOT / "kernelsight" / "catalog" / "gpus.csv").open(encoding="utf-8") as file:
         gaps = {row["gpu"]: row["kernel_gap_us"] for row in csv.DictReader(file)}
@@ -347,7 +349,7 @@ def host_constants() -> str:
     rows = [
         [
             "the GPU idles between two kernels, inside CUDA graphs too",
-            f"{gaps['h100_sxm']} µs on Hopper, {gaps['b200_sxm']} µs on Blackwell: published (`gpus.kernel_gap_us`), not fitted; {vllm['launch_gap_us']} µs on vLLM everywhere, seen on B200; {trtllm['launch_gap_us']} µs from TensorRT-LLM {trtllm['from_version']} on, whose dependent launches are on by default: fitted on B200, for its own groups too",
+            f"{gaps['h100_sxm']} µs on Hopper, {gaps['b200_sxm']} µs on Blackwell: published (`gpus.kernel_gap_us`), not fitted; {vllm['launch_gap_us']} µs on vLLM everywhere, seen on B200; {dependent['launch_gap_us']} µs from TensorRT-LLM {dependent['from_version']} on, whose dependent launches are on by default: fitted on B200, for its own groups too",
         ],
         [
             f"each running request, in every step, on SGLang and TensorRT-LLM; of *n* requests *n* / (1 + *n* / {half}) are seen",
@@ -358,7 +360,7 @@ def host_constants() -> str:
             f"{vllm['per_request_us']} and {vllm['step_base_us']} µs of the host, hidden where steps are scheduled ahead: by a published measurement and two campaigns",
         ],
         [
-            "the same on SGLang and on TensorRT-LLM's PyTorch back end, beside what is seen",
+            "the same on SGLang and on TensorRT-LLM's newest PyTorch back end, beside what is seen",
             f"{sglang['per_request_us']} and {sglang['step_base_us']} µs, {trtllm['per_request_us']} and {trtllm['step_base_us']} µs, hidden: by their sources and published measurements of parts, not fitted",
         ],
         [
