@@ -72,7 +72,9 @@ def made(table: str, given: dict[str, list[Row]]) -> list[Row]:
         node = session.graph.node(table)
         inputs = node.inputs + tuple(name for name in node.fetches if name in given)
         assert set(given) <= set(inputs), f"{table} does not read {set(given) - set(inputs)}"
-        for name in [*given, *(name for name in inputs if name not in given)]:
+        # which families a deployment launches is looked up before a query of one is planned
+        launches = ("sharded_layers", "layer_weights") if table.endswith("_calls") else ()
+        for name in dict.fromkeys([*given, *inputs, *launches]):
             session.give(name, filled(session, name, given.get(name, [])))
         return session.table(table).to_pylist()
 
