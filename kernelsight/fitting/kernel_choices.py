@@ -18,9 +18,8 @@ def choice_rows(
 ) -> list[dict]:
     """Count which implementation each engine ran for which number formats (attention: and head width) on which GPU.
 
-    A kernel that no engine serves with (in ``kernel_implementations``, ``served`` is 0 or ``served_from`` above the
-    GPU's compute capability; in the sweeps, ``not_fitted`` has a reason) counts nothing: it answers where it is asked
-    for by name.
+    A kernel that no engine serves with (in ``kernel_implementations``, ``served`` is 0; in the sweeps, ``not_fitted``
+    has a reason) counts nothing: it answers where it is asked for by name.
     """
     stated = family_facts(family, implementations, facts("gpus"))
     files = ", ".join(f"'{path}'" for path in sweeps)
@@ -38,7 +37,7 @@ def choice_rows(
     return [
         {
             **(counts := dict(zip(names, row, strict=True))),
-            "value": counts["value"] if _serves(stated, counts["implementation"], counts["gpu"]) else 0.0,
+            "value": counts["value"] if _serves(stated, counts["implementation"]) else 0.0,
             "family": family,
             "part": "choice",
             "level": "gpu",
@@ -50,7 +49,6 @@ def choice_rows(
     ]
 
 
-def _serves(stated: Facts, implementation: str, gpu: str) -> bool:
-    """Tell whether an engine serves with a kernel on a GPU."""
-    least = stated.structure.get((implementation, "served_from"), 0.0)
-    return stated.structure.get((implementation, "served"), 1.0) > 0.0 and stated.capability.get(gpu, 0.0) >= least
+def _serves(stated: Facts, implementation: str) -> bool:
+    """Tell whether an engine serves with a kernel."""
+    return stated.structure.get((implementation, "served"), 1.0) > 0.0

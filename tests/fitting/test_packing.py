@@ -56,11 +56,15 @@ def test_the_pack_that_ships_serves_int4_experts_by_the_layer_of_vllm() -> None:
 
 
 def test_experts_that_were_measured_untuned_on_hopper_are_no_engines_choice_there() -> None:
-    known = family_facts("moe", IMPLEMENTATIONS, GPUS)
+    known, shipped = family_facts("moe", IMPLEMENTATIONS, GPUS), default_pack()
     calls = [{"engine": "vllm", "gpu": gpu, "dtype": "fp8"} for gpu in ("h100_sxm", "h200_sxm")]
+    # tuned, as a server runs them, they were measured on Blackwell alone
     asked = {**calls[0], "implementation": "flashinfer_cutlass_moe"}
-    found = [name for name, _ in choose(known, default_pack(), "moe", [*calls, asked])]
-    assert found == ["fused_moe_triton", "fused_moe_triton", "flashinfer_cutlass_moe"]
+    found = choose(known, shipped, "moe", [*calls, asked])
+    assert [name for name, _ in found] == ["fused_moe_triton", "fused_moe_triton", "flashinfer_cutlass_moe"]
+    assert found[-1][1] is False
+    kernels = network_at(shipped, "moe", "h100_sxm")[1]
+    assert "vllm|flashinfer_cutlass_moe_untuned|fp8" in kernels and "vllm|flashinfer_cutlass_moe|fp8" not in kernels
 
 
 def test_thinned_rows_are_spread_over_each_kernel_and_keep_their_order() -> None:

@@ -204,6 +204,6 @@ def test_facts_name_structure_that_the_expression_reads() -> None:
     rows = facts("kernel_implementations")
     named = set(rows.filter(pc.equal(rows["family"], "moe"))["coefficient"].to_pylist()) - {None}
     # read where an engine's kernels are counted, not by the expression
-    named -= {"served", "served_from", "served_to", "answers_w4a16_mxfp4"}
+    named -= {"served", "served_to", "answers_w4a16_mxfp4"}
     assert named == {"least_tile", "most_tile", "warp_level"}
     assert named <= {one.name for one in moe.COEFFICIENTS if one.owner == "fixed"}

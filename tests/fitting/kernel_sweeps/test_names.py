@@ -36,6 +36,22 @@ def test_a_router_goes_by_the_generation(capability: str, implementation: str) -
     assert named("prefill_attention", capability, "trtllm", "torch_flow", "bf16/bf16")[0] == implementation
 
 
+@pytest.mark.parametrize(
+    ("family", "engine", "source", "capability", "implementation"),
+    [
+        ("prefill_attention", "sglang", "flashinfer", "8.9", "flashinfer"),
+        ("prefill_attention", "sglang", "flashinfer", "10.0", "flashinfer_cutlass_fmha"),
+        ("prefill_attention", "sglang", "flashinfer", "12.0", "flashinfer"),
+        ("moe", "sglang", "sglang_flashinfer_cutlass_moe", "9.0", "flashinfer_cutlass_moe_untuned"),
+        ("moe", "sglang", "sglang_flashinfer_cutlass_moe", "12.0", "flashinfer_cutlass_moe"),
+    ],
+)
+def test_one_name_of_a_sweep_is_another_kernel_on_another_generation(
+    family: str, engine: str, source: str, capability: str, implementation: str
+) -> None:
+    assert named(family, capability, engine, source, "bf16")[0] == implementation
+
+
 def test_math_is_what_ran_not_what_the_label_says() -> None:
     assert named("decode_attention", "9.0", "vllm", "vllm_flash_attn_fa3", "bf16/fp8")[:2] == (
         "flash_attention_3",
