@@ -19,7 +19,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from kernelsight.serving.engine.machine_code import ANY_PROCESSOR, CARRIED, ENDING, PLACES  # noqa: E402
+from kernelsight.serving.engine.machine_code import (  # noqa: E402
+    ANY_PROCESSOR,
+    CARRIED,
+    ENDING,
+    PLACES,
+    PROCESSOR_VARIABLES,
+)
 
 LOAD = {"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 1.0, "num_prompts": 2, "input_len": 8, "output_len": 2}
 # one question of each kind: what it calls is compiled for the types of its arguments
@@ -38,7 +44,7 @@ with ks.connect() as session:
 
 def carry() -> list[Path]:
     """Compile all entry points, and return the files that wheels carry from now on; those of other sources go."""
-    processor = dict(zip(("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"), ANY_PROCESSOR, strict=True))
+    processor = dict(zip(PROCESSOR_VARIABLES, ANY_PROCESSOR, strict=True))
     for folder in CARRIED.parent.glob("numba-*"):
         if folder != CARRIED:
             shutil.rmtree(folder)

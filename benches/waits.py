@@ -92,8 +92,8 @@ row = dict(model="qwen3-14b", gpu="h100_sxm", request_rate=20.0, num_prompts=1_0
 plan = plan_rows(session, [row])
 give_plan(session, list(plan.deployments.values()), plan.planned)
 names = {"settings": "deployment_settings", "faults": "deployment_faults"}
-tables = ("scenarios", "scenario_loads", "load_requests", "step_costs", "step_shapes", "settings", "faults")
-tables += ("memory_plan", "host_settings", "kv_transfers", "models")
+tables = ("scenarios", "scenario_loads", "load_requests", "load_dependencies", "step_costs", "step_shapes", "settings")
+tables += ("faults", "memory_plan", "host_settings", "kv_transfers", "kv_tier_settings", "models", "router_scorers")
 world = read_world(**{name: session.table(names.get(name, name)) for name in tables})
 """
 WORK = {

@@ -16,8 +16,10 @@ LOAD = {"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 1.0, "num_prompts": 
 
 def start_compiling() -> subprocess.Popen | None:
     """Start to compile beside the tests, unless the cache is there; the process holds the cache's lock to its end."""
+    from kernelsight.serving.engine.machine_code import ENDING
+
     folder = kept_in()
-    if folder is None or ((folder / "whole").exists() and any(folder.glob("*.nbc"))):
+    if folder is None or ((folder / "whole").exists() and any(folder.glob(f"*{ENDING}"))):
         return None
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -60,7 +60,7 @@ RUN = (
         (("simulate", "--help"), ""),
         (("tables",), "duckdb numpy pyarrow"),
         (STEP, "numpy pyarrow"),
-        (RUN, "numba numpy pyarrow"),
+        (RUN, "numpy pyarrow"),
     ],
 )
 def test_heavy_modules(words: tuple[str, ...], imported: str, tmp_path: Path) -> None:

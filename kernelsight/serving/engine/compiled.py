@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
+from kernelsight.serving.engine.entries import Entry
+from kernelsight.serving.engine.rules import Rule, WrittenOut
 
-from kernelsight.serving.engine.linking import EntryDispatcher, Rule
-
-# no counts of references: rules make no array, and counting took half of the loop's time
-OPTIONS = {"nopython": True, "nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
+# no counts of references: rules make no array, and counting took half of the loop's time; Python calls no rule
+OPTIONS = {"nopython": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+OPTIONS |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": False}
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,7 +19,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     A rule makes no array: numba refuses to compile one that does.
     """
     # stated, since numba compiles a rule with the options of the first one that calls it where they are not
-    return Rule(function, {**OPTIONS, "no_cpython_wrapper": True, "forceinline": False})
+    return Rule(function, OPTIONS)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,12 +28,12 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     A call hands over seven words an array, which took half of the time that was left. Rules for rare cases stay calls,
     so that what runs often stands close together.
     """
-    return Rule(function, {**OPTIONS, "no_cpython_wrapper": True, "forceinline": True})
+    return Rule(function, {**OPTIONS, "forceinline": True})
 
 
 def written_out(function: Callable[..., Any]) -> Callable[..., Any]:
     """Write a function's body into the rules that call it: numba's calls cannot return tuples that hold records."""
-    return numba.njit(inline="always")(function)
+    return WrittenOut(function)
 
 
 def entry(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,9 +41,9 @@ def entry(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Rules and other entry points may call it too: it is a rule there.
     """
-    return EntryDispatcher(compiled(function), OPTIONS)
+    return Entry(function, OPTIONS)
 
 
 def loop_entry(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile an entry point that holds the whole scheduler, and log that this takes a while."""
-    return EntryDispatcher(compiled(function), OPTIONS, notice="compiling the scheduler, once after an installation")
+    return Entry(function, OPTIONS, notice="compiling the scheduler, once after an installation")

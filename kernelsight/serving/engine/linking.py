@@ -3,7 +3,7 @@
 By default numba optimises every function together with all that it calls and generates machine code for it, although
 Python calls none of the rules: a rule far down was optimised ten times over, which was three quarters of the time of a
 first compilation. Here a rule is only lowered to LLVM IR. The entry point links the IR of all rules and keeps them
-internal to its module, so that LLVM may inline a rule that has one caller.
+internal to its module, so that LLVM may inline a rule that has one caller; its object file needs nothing of numba.
 
 Written against numba's code generation in the versions of ``TESTED``; with any other one the rules are compiled by
 numba's own pipeline: the same results, a longer first compilation.
@@ -12,21 +12,29 @@ numba's own pipeline: the same results, a longer first compilation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, update_wrapper
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import binding as llvm
 from numba import _dynfunc, types
 from numba.core.codegen import CodeLibrary, JITCodeLibrary
-from numba.core.compiler import Compiler, CompilerBase, DefaultPassBuilder
+from numba.core.compiler import Compiler, CompilerBase, CompileResult, DefaultPassBuilder
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.registry import CPUDispatcher
 from numba.core.typed_passes import NativeLowering
+from numba.np.numpy_support import from_dtype
 
-from kernelsight.serving.engine.machine_code import EntryCache, announce_compiling
+from kernelsight.serving.engine.entries import is_array
+from kernelsight.serving.engine.machine_code import SYMBOL, Code
+from kernelsight.serving.engine.rules import Rule
 
 TESTED = ((0, 61), (0, 68))
+SCALARS = {"?": types.boolean, "q": types.int64, "d": types.float64}
+# words of a function's arguments, as LLVM names them; its answer and its fault come first
+WORDS = {"i64": "q", "double": "d", "i8": "?", "i1": "?"}
+WITH_STAR = 0x04  # of a code object's flags: its last argument takes all that are left
 
 
 class RuleLibrary(JITCodeLibrary):
@@ -47,23 +55,39 @@ class RuleLibrary(JITCodeLibrary):
         self._finalized = True
 
 
-class EntryLibrary(RuleLibrary):
-    """The machine code of an entry point with all its rules."""
+class EntryLibrary(JITCodeLibrary):
+    """A rule that Python calls, with all rules that it calls: an object file, which nothing of numba holds."""
 
-    own: frozenset[str] = frozenset()
+    def __init__(self, rule: CompileResult) -> None:
+        library = rule.library
+        super().__init__(library.codegen, f"entry {rule.fndesc.qualname}")
+        self._entry = rule.fndesc.llvm_func_name
+        self._final_module = library._final_module.clone()
+        # callers before callees: LLVM drops what nothing refers to yet
+        self._linking_libraries = list(reversed(getattr(library, "needed", {})))
+        self.is_lasting = not any(one.has_dynamic_globals for one in (library, *self._linking_libraries))
 
-    def finalize(self) -> None:
-        """Link callers before callees (LLVM drops what nothing refers to yet), then optimise and compile."""
-        self.own = frozenset(one.name for one in self._final_module.functions if not one.is_declaration)
-        self._linking_libraries = list(reversed(self.needed))
-        JITCodeLibrary.finalize(self)
+    def object_code(self) -> Code:
+        """Link, optimise and compile; what it answers is not stated yet."""
+        self.finalize()
+        function = self._final_module.get_function(SYMBOL)
+        kinds = [str(one.type) for one in function.arguments]
+        words = [WORDS.get(kind, "q" if kind.endswith(("*", "ptr")) else "other") for kind in kinds]
+        return Code("".join(words[2:]), "", self._codegen._tm.emit_object(self._final_module))
 
     def _optimize_final_module(self) -> None:
         for function in self._final_module.functions:
-            if not function.is_declaration and function.name not in self.own:
-                function.linkage = "internal"
+            if not function.is_declaration:
+                function.linkage = "external" if function.name == self._entry else "internal"
+        for value in self._final_module.global_variables:
+            if not value.is_declaration:
+                value.linkage = "internal"
+        self._final_module.get_function(self._entry).name = SYMBOL
         self._drop_unused_words()
         super()._optimize_final_module()
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
 
     def _drop_unused_words(self) -> None:
         """Let calls hand over only the words of a tuple that are used: LLVM inlines by the number of arguments."""
@@ -106,18 +130,6 @@ class RuleCompiler(CompilerBase):
         return [passes]
 
 
-class EntryCompiler(CompilerBase):
-    """Compiles an entry point, which Python calls."""
-
-    def define_pipelines(self) -> list[PassManager]:
-        """Return numba's passes, with a library that links all rules."""
-        self.state.library = EntryLibrary(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
-        self.state.library.enable_object_caching()
-        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        passes.finalize()
-        return [passes]
-
-
 class RuleDispatcher(CPUDispatcher):
     """A rule: entry points and other rules may call it, Python may not."""
 
@@ -132,61 +144,33 @@ class RuleDispatcher(CPUDispatcher):
         self.overloads[tuple(cres.signature.args)] = cres
 
 
-class Rule:
-    """A rule that numba knows once an entry point that needs it is compiled: to make all of them known takes longer
-    than to read what was compiled.
-    """
-
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
-        update_wrapper(self, function)
-        self.py_func, self._options = function, options
-
-    @cached_property
-    def dispatcher(self) -> RuleDispatcher:
-        """The rule as numba knows it."""
-        return RuleDispatcher(self.py_func, targetoptions=self._options, pipeline_class=_compilers()[0])
-
-    @property
-    def _numba_type_(self) -> types.Type:
-        """What numba takes the rule for, where other code names it."""
-        return self.dispatcher._numba_type_
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Rule, (self.py_func, self._options)
-
-    def __call__(self, *args: Any, **kws: Any) -> Any:
-        raise TypeError(f"{self.__name__} is a rule of the scheduler; call it through entry({self.__name__}.py_func)")
+@global_compiler_lock
+def compile_entry(rule: Rule, kinds: tuple) -> tuple[Code, bool]:
+    """Return the machine code of a rule for arguments of these kinds, and whether it holds in other processes too."""
+    code = rule.py_func.__code__
+    args = tuple(_type_of(kind) for kind in kinds)
+    if code.co_flags & WITH_STAR:
+        args = (*args[: code.co_argcount], types.BaseTuple.from_types(args[code.co_argcount :]))
+    rule.dispatcher.compile(args)
+    found = rule.dispatcher.overloads[args]
+    library = EntryLibrary(found)
+    return library.object_code()._replace(answer=str(found.fndesc.restype)), library.is_lasting
 
 
-class EntryDispatcher(CPUDispatcher):
-    """An entry point: Python calls its machine code, rules and other entry points call it as a rule.
-
-    ``notice``: logged when it is compiled rather than found in the cache.
-    """
-
-    def __init__(self, rule: Rule, options: dict[str, Any], notice: str = "") -> None:
-        class Announced(_compilers()[1]):
-            def compile_extra(self, func: Any) -> Any:
-                if notice:
-                    announce_compiling(notice)
-                return super().compile_extra(func)
-
-        super().__init__(rule.py_func, targetoptions=options, pipeline_class=Announced)
-        self._rule = rule
-        self._cache = EntryCache(self.py_func, lean=_is_tested())
-
-    def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Return how rules and other entry points call it: as a rule."""
-        return self._rule.dispatcher.get_call_template(args, kws)
-
-    def get_overload(self, sig: Any) -> Any:
-        """Return what was compiled of the rule for a signature."""
-        return self._rule.dispatcher.get_overload(sig)
+def _type_of(kind: Any) -> types.Type:
+    """Return numba's type of a kind of arguments (``entries``)."""
+    if is_array(kind):
+        dtype, ndim, flags = kind
+        layout, readonly = "C" if flags & 1 else "A", not flags & ~1
+        return types.Array(from_dtype(dtype), ndim, layout, readonly=readonly)
+    if isinstance(kind, tuple):
+        return types.BaseTuple.from_types([_type_of(each) for each in kind])
+    return from_dtype(kind) if isinstance(kind, np.dtype) else SCALARS[kind]
 
 
-def _compilers() -> tuple[type[CompilerBase], type[CompilerBase]]:
-    """Return the compilers of rules and of entry points: numba's own where its version is none of ``TESTED``."""
-    return (RuleCompiler, EntryCompiler) if _is_tested() else (Compiler, Compiler)
+def rule_dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> RuleDispatcher:
+    """Return a rule as numba knows it; compiled by numba's own pipeline where its version is none of ``TESTED``."""
+    return RuleDispatcher(function, targetoptions=options, pipeline_class=RuleCompiler if _is_tested() else Compiler)
 
 
 def _is_tested() -> bool:

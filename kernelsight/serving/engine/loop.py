@@ -259,7 +259,7 @@ def serve_until_full(*arrays: np.ndarray) -> None:
     Where the client has an ``until_us``, also until all that happens by then is done, except that no step begins at
     that moment: requests may still be sent then. Decode runs are cut there, which changes no result.
 
-    ``arrays``: those of a ``Scenario``, in their order: numba looks up types of arrays fast, of named tuples slowly.
+    ``arrays``: those of a ``Scenario``, in their order.
     """
     scenario = Scenario(*arrays)
     client, engines, requests, limits = scenario.clients[0], scenario.engines, scenario.requests, scenario.limits

@@ -1,9 +1,8 @@
-"""Machine code of entry points, kept on disk: one file for each entry point and the types of its arguments.
+"""Machine code of entry points, kept on disk: one file for each entry point and the kinds of its arguments.
 
-numba's own files would not see edits in *other* files, so a rule that changes in one module would stay old in a loop
-that was compiled before. Here the folder is named by the hash of all modules of this folder: any edit starts a new
-one. It lies beside the code where that is ours alone to write, else in the user's cache folder (never in a shared
-place: what lies there is run). A file that is damaged is removed, and its entry point compiled again.
+The folder is named by the hash of all modules of this folder: any edit starts a new one, since rules of several modules
+are in one machine code. It lies beside the code where that is ours alone to write, else in the user's cache folder
+(never in a shared place: what lies there is run). A file that is damaged is removed, its entry point compiled again.
 
 An installation may carry machine code for any processor of a kind (``.ci/carried_code.py`` makes it): it counts where
 it was compiled from these very sources by this version of numba, for this version of Python and kind of processor.
@@ -13,27 +12,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
+import importlib.util
+import json
 import logging
-import pickle
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numba
-from numba.core.caching import NullCache
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
+from typing import Any, NamedTuple, TypeVar
 
 from kernelsight.dataflow.private_folder import Damaged, PrivateFolder, checked, user_cache
 
 log = logging.getLogger(__name__)
 Read = TypeVar("Read")
-ENDING = ".nbc"
-# numba's words for code that uses no more than every processor of its kind has
+ENDING = ".obj"
+# the name of the function in every object file
+SYMBOL = "kernelsight_entry"
+# numba's words for code that uses no more than every processor of its kind has, and the variables that state it
 ANY_PROCESSOR = ("generic", "")
+PROCESSOR_VARIABLES = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
 LARGEST_FOLDER = 256 * 2**20
 DAMAGED = "compiled code of the scheduler was damaged; compiling it again"
 NOT_KEPT = "compiling the scheduler, again in each process: no folder is fit to keep it (`kernelsight cache` shows why)"
@@ -41,52 +39,75 @@ NOT_KEPT = "compiling the scheduler, again in each process: no folder is fit to 
 _noticed: set[str] = set()
 
 
-class EntryCache(NullCache):
-    """What numba compiled for one entry point, found again by the entry point, its types and the machine.
+class Code(NamedTuple):
+    """An object file with one function: the words that it takes, what it answers (as numba names it), its bytes."""
 
-    ``lean``: it is read without the rules of typing and lowering. Machine code needs none of them, and to import and
-    register them takes longer than to read it.
-    """
+    words: str
+    answer: str
+    content: bytes
 
-    def __init__(self, function: Any, lean: bool) -> None:
-        self._function, self._lean = function, lean
-        # now, as it was read: it may change before it is compiled
-        self._source = _file_digest(inspect.getfile(function))
+    def kept(self) -> bytes:
+        """Return the bytes of a file."""
+        return json.dumps([self.words, self.answer]).encode() + b"\n" + self.content
 
-    def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
-        """Return what was compiled for a signature, or None."""
-        if not self._lean:
-            target_context.refresh()
+    @classmethod
+    def of(cls, content: bytes) -> Code:
+        """Return what a file holds; ValueError: it holds something else."""
+        stated, _, rest = content.partition(b"\n")
+        words, answer = json.loads(stated)
+        return cls(words, answer, rest)
 
-        def rebuild(content: bytes) -> CompileResult:
-            return CompileResult._rebuild(target_context, *pickle.loads(content))
 
-        machine = target_context.codegen().magic_tuple()
-        try:
-            folder = code_folder()
-            found = folder and folder.read(self._key(sig, machine), rebuild)
-        except Damaged:
-            _notice(DAMAGED)
-            return None
-        return found or read_carried(self._key(sig, (machine[0], *ANY_PROCESSOR)), rebuild)
+class EntryKey:
+    """What decides about the machine code of an entry point, beside the sources that name the folder."""
 
-    def save_overload(self, sig: Any, data: CompileResult) -> None:
-        """Keep what was compiled for a signature, unless it holds addresses of this process."""
-        folder = code_folder()
-        if folder is not None and not data.library.has_dynamic_globals:
-            folder.write(self._key(sig, data.codegen.magic_tuple()), dumps(data._reduce()))
+    def __init__(self, function: Callable[..., Any], path: str) -> None:
+        self._function, self._source = function, _file_digest(path)
 
-    def _key(self, sig: Any, machine: tuple[str, ...]) -> str:
-        """Return the hash of what decides about machine code, beside the sources that name the folder.
-
-        ``machine``: the triple, and the processor with its features.
-        """
+    def of(self, kinds: tuple) -> Callable[[tuple[str, ...]], str]:
+        """Return the hash for a machine (its triple, processor and features) of arguments of these kinds."""
         function, code = self._function, self._function.__code__
-        cells = dumps(tuple(cell.cell_contents for cell in function.__closure__ or ()))
         place = (function.__module__, self._source, function.__qualname__)
-        machine = (sys.implementation.cache_tag, *machine)
-        made_from = (place, code.co_code, list(code.co_positions()), str(sig), machine)
-        return hashlib.sha256(repr(made_from).encode() + cells).hexdigest()
+        made_from = repr((place, code.co_code, list(code.co_positions()), kinds, sys.implementation.cache_tag)).encode()
+        made_from += _enclosed(function)
+        return lambda machine: hashlib.sha256(repr(machine).encode() + made_from).hexdigest()
+
+
+def _enclosed(function: Callable[..., Any]) -> bytes:
+    """Return the values that a function encloses: those of a module's own functions enclose none."""
+    if not function.__closure__:
+        return b""
+    from numba.core.serialize import dumps
+
+    return dumps(tuple(cell.cell_contents for cell in function.__closure__))
+
+
+@cache
+def machine() -> tuple[str, str, str]:
+    """Return the triple of this machine, its processor, and the features of that, as code is compiled for it."""
+    from llvmlite import binding as llvm
+
+    name, features = (os.environ.get(variable) for variable in PROCESSOR_VARIABLES)
+    features = llvm.get_host_cpu_features().flatten() if features is None else features
+    return llvm.get_process_triple(), name or llvm.get_host_cpu_name(), features
+
+
+def read_code(key: Callable[[tuple[str, ...]], str], decode: Callable[[bytes], Read]) -> Read | None:
+    """Return what is kept under a key, else what this installation carries, decoded; None where neither is there."""
+    own = machine()
+    folder = code_folder()
+    try:
+        found = folder and folder.read(key(own), decode)
+    except Damaged:
+        _notice(DAMAGED)
+        return None
+    return found or read_carried(key((own[0], *ANY_PROCESSOR)), decode)
+
+
+def keep_code(key: Callable[[tuple[str, ...]], str], code: Code) -> None:
+    """Keep machine code of this machine, where a folder is fit for it."""
+    if (folder := code_folder()) is not None:
+        folder.write(key(machine()), code.kept())
 
 
 def announce_compiling(notice: str) -> None:
@@ -110,11 +131,22 @@ def _file_digest(path: str) -> bytes:
 
 
 def sources_digest(folder: Path) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of a folder's Python files, names and contents."""
-    digest = hashlib.sha256(numba.__version__.encode())
+    """Return 16 hexadecimal digits of the SHA-256 of numba's version and a folder's Python files, with names."""
+    digest = hashlib.sha256(numba_version())
     for path in sorted(folder.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def numba_version() -> bytes:
+    """Return numba's statement of its version, without importing it."""
+    found = importlib.util.find_spec("numba")
+    with contextlib.suppress(OSError):
+        if found and found.origin:
+            return Path(found.origin).with_name("_version.py").read_bytes()
+    from importlib.metadata import version
+
+    return version("numba").encode()
 
 
 def code_places(sources: Path) -> list[Path]:

@@ -152,7 +152,6 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
         histogram=workspace.histogram,
         sums=fresh_sums(0, False),
     )
-    # plain tuples: numba looks up the types of named ones slowly
-    serve_each(tuple(columns), tuple(loads), tuple(scenario), tuple(workspace), tuple(results))
+    serve_each(columns, loads, scenario, workspace, results)
     used = int(results.filled.sum())
     return results._replace(bins=results.bins[:used].copy(), gaps=results.gaps[:used].copy())

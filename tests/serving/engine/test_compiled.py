@@ -8,6 +8,7 @@ import numba
 import numpy as np
 import pytest
 
+from kernelsight.errors import RunFailed
 from kernelsight.serving.engine import compiled, linking, machine_code
 
 
@@ -68,7 +69,66 @@ def test_an_entry_point_is_a_rule_to_others() -> None:
         return increment(increment(number))
 
     assert (increment(3), twice(3)) == (4, 5)
-    assert len(increment.signatures) == 1
+
+
+RECORD = np.dtype([("x", "i4"), ("y", "f8")], align=True)
+
+
+@compiled.written_out
+def first_of(values: np.ndarray) -> tuple:
+    return values[0], values[values.size - 1]
+
+
+@compiled.entry
+def add_all(values: np.ndarray, own: np.void, pair: tuple, factor: float, twice: bool, *rest: np.ndarray) -> float:
+    """One argument of each kind; what an array holds is read and written."""
+    first, last = first_of(values)
+    total = first + 10.0 * last + own["y"] + factor * pair[1][0]
+    for i in range(rest[0].shape[0]):
+        for j in range(rest[0].shape[1]):
+            total += rest[0][i, j] * (2.0 if twice else 1.0)
+    rest[1]["x"][1] = pair[0].size
+    return total
+
+
+def test_every_kind_of_argument() -> None:
+    records, many = np.zeros(2, RECORD), np.arange(12.0).reshape(3, 4)
+    records["y"] = 5.0
+    pair = (np.zeros(7, np.bool_), np.array([3]))
+    for square, twice in ((many, True), (many[:, ::2], np.True_), (many.T, False), (many[::-1], 0 > 1)):
+        found = add_all(np.array([1.0, 2.0]), records[0], pair, np.float64(2.0), twice, square, records)
+        assert found == 1.0 + 20.0 + 5.0 + 6.0 + square.sum() * (2.0 if twice else 1.0)
+        assert records["x"].tolist() == [0, 7]
+    values = np.array([1.0, 2.0])
+    values.flags.writeable = False
+    assert add_all(values, records[0], pair, 2, True, many, records) == 32.0 + 2.0 * many.sum()
+
+
+def test_answers_and_what_no_entry_point_takes() -> None:
+    @compiled.entry
+    def is_small(number: float) -> bool:
+        return number < 3.0
+
+    @compiled.entry
+    def forget(values: np.ndarray) -> None:
+        values[:] = 0.0
+
+    values = np.ones(3)
+    assert is_small(2.0) is True and is_small(4.0) is False and forget(values) is None and not values.any()
+    with pytest.raises(TypeError, match="takes arrays, records, numbers and tuples of them, not str"):
+        is_small("two")
+
+
+def test_a_fault_in_machine_code_is_an_error() -> None:
+    @compiled.entry
+    def refuse(number: int) -> int:
+        if number > 2:
+            raise ValueError("too many")
+        return number
+
+    assert refuse(2) == 2
+    with pytest.raises(RunFailed, match="ended with status"):
+        refuse(3)
 
 
 def test_other_versions_of_numba_compile_rules_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from numba.core import registry
-from numba.core.cpu import CPUContext
 
 from kernelsight.serving.engine import compiled, linking, machine_code
 
@@ -36,25 +34,29 @@ def increased(number: int) -> int:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of machine code of its own; what was logged once is logged again."""
+    """A folder of machine code of its own; what was logged once is logged again, what is compiled is noted."""
     monkeypatch.setattr(machine_code, "PLACES", [tmp_path / "numba"])
+    compile_entry = linking.compile_entry
+    monkeypatch.setattr(linking, "compile_entry", lambda *asked: COMPILED.append(asked) or compile_entry(*asked))
     monkeypatch.setattr(machine_code, "_noticed", set())
     machine_code.code_folder.cache_clear()
     yield tmp_path / "numba"
     machine_code.code_folder.cache_clear()
 
 
+COMPILED: list[tuple] = []
+
+
 def called(function: Callable[[int], int], number: int) -> tuple[int, bool]:
     """Return what a new entry point answers, and whether its machine code was found on the disk."""
-    entry = compiled.loop_entry(function)
-    answer = entry(number)
-    return answer, bool(entry.stats.cache_hits)
+    before = len(COMPILED)
+    return compiled.loop_entry(function)(number), len(COMPILED) == before
 
 
 def test_machine_code_is_found_again(place: Path) -> None:
     assert [called(quadrupled, 3) for _ in range(2)] == [(12, False), (12, True)]
     [path] = place.iterdir()
-    assert path.suffix == ".nbc" and path.stat().st_mode & 0o777 == 0o600
+    assert path.suffix == ".obj" and path.stat().st_mode & 0o777 == 0o600
 
 
 def test_another_function_or_type_is_another_file(place: Path) -> None:
@@ -139,8 +141,7 @@ def test_the_damaged_file_alone_goes(place: Path) -> None:
 @pytest.fixture
 def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that an installation carries, for the processor at hand."""
-    target = registry.cpu_target.target_context.codegen()
-    monkeypatch.setattr(machine_code, "ANY_PROCESSOR", target.magic_tuple()[1:])
+    monkeypatch.setattr(machine_code, "ANY_PROCESSOR", machine_code.machine()[1:])
     monkeypatch.setattr(machine_code, "CARRIED", tmp_path / "carried")
     (tmp_path / "carried").mkdir()
     return tmp_path / "carried"
@@ -165,15 +166,25 @@ def test_what_is_carried_is_of_these_sources_and_of_any_processor() -> None:
     assert machine_code.ANY_PROCESSOR == ("generic", "")
 
 
-@pytest.mark.parametrize(("tested", "refreshed"), [(linking.TESTED, False), (((0, 1), (0, 2)), True)])
-def test_rules_of_typing_are_read_for_versions_of_numba_that_were_not_tested(
-    place: Path, monkeypatch: pytest.MonkeyPatch, tested: tuple, refreshed: bool
-) -> None:
-    monkeypatch.setattr(linking, "TESTED", tested)
-    assert called(increased, 3) == (4, False)
-    calls: list[object] = []
-    monkeypatch.setattr(CPUContext, "refresh", lambda context: calls.append(context))
-    assert called(increased, 3) == (4, True) and bool(calls) == refreshed
+def test_machine_code_that_takes_other_words_is_compiled_again(place: Path) -> None:
+    """What was compiled for another number of words would read what is not there."""
+    called(increased, 3)
+    [path] = place.iterdir()
+    code = machine_code.Code.of(path.read_bytes()[32:])
+    assert (code.words, code.answer) == ("q", "int64")
+    for other in (code._replace(words="qq"), code._replace(answer="complex128")):
+        replace_with_its_digest(place, other.kept())
+        assert [called(increased, 3) for _ in range(2)] == [(4, False), (4, True)]
+
+
+def test_the_key_names_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = machine_code.EntryKey(increased, __file__).of(("q",))
+    assert key(machine_code.machine()) != key((machine_code.machine()[0], *machine_code.ANY_PROCESSOR))
+    machine_code.machine.cache_clear()
+    for variable, value in zip(machine_code.PROCESSOR_VARIABLES, machine_code.ANY_PROCESSOR, strict=True):
+        monkeypatch.setenv(variable, value)
+    assert machine_code.machine()[1:] == machine_code.ANY_PROCESSOR
+    machine_code.machine.cache_clear()
 
 
 def test_compiling_is_logged_once(place: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -237,7 +248,7 @@ from kernelsight.serving.engine.admission import first_chunk
 from kernelsight.serving.engine.compiled import loop_entry
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 sys.stdin.read(1)  # all begin together
-print(loop_entry(first_chunk.py_func)(10, 7, np.zeros(1, declared.LIMITS)[0]))
+print(loop_entry(first_chunk.py_func)(10, 7, np.zeros(1, declared.LIMITS)[0]), "numba" in sys.modules)
 """
 
 
@@ -263,22 +274,22 @@ def asked(package: Path, processes: int) -> list[tuple[str, str]]:
 def test_processes_with_an_empty_folder_and_with_a_damaged_one(package: Path) -> None:
     compiling = "compiling the scheduler, once after an installation\n"
     first = asked(package, 2)
-    assert {answer for answer, _ in first} == {"7\n"} and {said for _, said in first} <= {compiling, ""}
+    assert {answer.split()[0] for answer, _ in first} == {"7"} and {said for _, said in first} <= {compiling, ""}
     [place] = (package / "kernelsight" / "serving" / "engine" / "__pycache__").glob("numba-*")
     [path] = place.iterdir()  # no draft
-    assert asked(package, 1) == [("7\n", "")]
+    assert asked(package, 1) == [("7 False\n", "")]  # without numba
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert asked(package, 1) == [("7\n", f"{machine_code.DAMAGED}\n")]
-    assert asked(package, 1) == [("7\n", "")]
+    assert asked(package, 1) == [("7 True\n", f"{machine_code.DAMAGED}\n")]
+    assert asked(package, 1) == [("7 False\n", "")]
 
 
 def test_an_edited_rule_is_compiled_anew(package: Path) -> None:
-    assert asked(package, 1)[0][0] == "7\n"
+    assert asked(package, 1)[0][0] == "7 True\n"
     rule = package / "kernelsight" / "serving" / "engine" / "admission.py"
     before = rule.read_text()
     assert before.count("    return min(needed, budget)\n") == 1
     rule.write_text(before.replace("    return min(needed, budget)\n", "    return min(needed, budget) + 1\n"))
-    assert asked(package, 1)[0][0] == "8\n"
+    assert asked(package, 1)[0][0] == "8 True\n"
 
 
 def test_all_compiled_functions_lie_in_the_folder_whose_digest_names_the_cache() -> None:

@@ -1,0 +1,57 @@
+"""Rules of the scheduler: functions that numba knows once an entry point that needs them is compiled.
+
+What was compiled before is read without numba, whose import alone takes as long as all else of a short simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, update_wrapper
+from typing import Any
+
+
+class Rule:
+    """A function that entry points and other rules call; Python cannot."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        update_wrapper(self, function)
+        self.py_func, self._options = function, options
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        """The rule as numba knows it."""
+        from kernelsight.serving.engine.linking import rule_dispatcher
+
+        return rule_dispatcher(self.py_func, self._options)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What numba takes the rule for, where other code names it."""
+        return self.dispatcher._numba_type_
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.py_func, self._options)
+
+    def __call__(self, *args: Any, **kws: Any) -> Any:
+        raise TypeError(f"{self.__name__} is a rule of the scheduler; call it through entry({self.__name__}.py_func)")
+
+
+class WrittenOut:
+    """A function whose body numba writes into the rules that call it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
+        # by which numba's inlining knows it
+        self.py_func, self.targetoptions = function, {"inline": "always"}
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        """The function as numba knows it."""
+        import numba
+
+        return numba.njit(**self.targetoptions)(self.py_func)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What numba takes the function for, where other code names it."""
+        return self.dispatcher._numba_type_
