@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
+from kernelsight.kernels.chosen import choose, engine_of_vendor, engine_that_ran, measured_dtype
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import (
@@ -30,14 +31,10 @@ from kernelsight.kernels.points import PointsOf, points_of
 from kernelsight.kernels.resolve import (
     UNKNOWN,
     Facts,
-    choose,
     constants_at,
-    engine_of_vendor,
-    engine_that_ran,
     family_facts,
     fitted_vendors,
     lineage_of,
-    measured_dtype,
     parts_there,
     relinked,
     rows_of_part,

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput
-from kernelsight.kernels.forms import Coefficient, Node, names_at
+from kernelsight.kernels.forms import PATH, Coefficient, Node, names_at
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.contract import Contract
@@ -39,13 +39,17 @@ def assumed_rows(family: str, coefficients: Iterable[Coefficient]) -> list[dict]
     ]
 
 
-def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[Node]:
+def nodes_of(rows: pa.Table) -> list[Node]:
     """Return the nodes that constant rows hold."""
-    nodes = []
-    for row in rows:
-        path = tuple(row[name] for name in names_at(row["level"]))
-        nodes.append(Node(row["level"], path, row["coefficient"], log(row["value"]), row["log_sd"] or 0.0))
-    return nodes
+    words = {name: rows[name].to_pylist() for name in PATH}
+    # a level at a time: its nodes have the words of the same columns
+    levels = rows["level"].to_pylist()
+    paths = {level: list(zip(*(words[name] for name in names_at(level)), strict=True)) for level in set(levels)}
+    figures = zip(levels, *(rows[name].to_pylist() for name in ("coefficient", "value", "log_sd")), strict=True)
+    return [
+        Node(level, paths[level][row] if names_at(level) else (), coefficient, log(value), log_sd or 0.0)
+        for row, (level, coefficient, value, log_sd) in enumerate(figures)
+    ]
 
 
 def default_pack() -> pa.Table:

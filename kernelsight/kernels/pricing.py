@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,8 @@ from kernelsight.kernels.launches import PRICED_BY
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
+# calls that are priced together: some 200 bytes each
+MOST_ROWS = 500_000
 # columns of gpus, by their endings, that a resource's relief raises
 RATES = {
     "compute": ("_flops_per_s",),
@@ -43,26 +46,58 @@ def priced(
     launches = np.bincount(knot, count, ends[-1])
     calls, call = _distinct(calls, wanted, facts[0], groups.firsts, group)
     found = []
-    for gpu in sorted(set().union(*groups.gpus)):
-        there = np.array([gpu in gpus for gpus in groups.gpus])
-        rows = slice(None) if there.all() else np.flatnonzero(there[group])
-        asked, place = _used(call[rows], calls.num_rows)
-        if not place.size:
+    for gpus in _together(sorted(set().union(*groups.gpus)), calls.num_rows):
+        places, spans = _asked(gpus, groups, group, call, calls.num_rows)
+        if not spans:
             continue
-        mine = calls if asked.size == calls.num_rows else calls.take(pa.array(asked))
-        mine = mine.append_column("gpu", _words([gpu], np.zeros(asked.size)))
+        gpu = np.repeat(np.arange(len(spans)), [each.size for each in places])
+        mine = calls.take(pa.array(np.concatenate(places)))
+        mine = mine.append_column("gpu", _words([span.gpu for span in spans], gpu))
         answered, joules = powered(family, mine, answers(family, mine, *facts[:-1]), facts)
         latency, p05, p95 = interval(family, answered, facts[3])
         nothing = np.zeros_like(latency)
         rates = _shrinks(family, mine, facts, latency) if shares else (nothing, nothing, nothing)
         times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)), in_nanojoules(joules))
-        total = times.at_knots(place, count[rows], knot[rows], ends[-1])
-        spent = times.picoseconds[place] * count[rows]
-        for number in np.flatnonzero(there).tolist():
-            own = slice(ends[number] - groups.knots[number], ends[number])
-            rests = _rests(answered, place, spent * (group[rows] == number))
-            found.append(Priced((number, gpu), total.of(own), launches[own], rests))
+        for span in spans:
+            own, place = span.rows, span.place
+            total = times.at_knots(place, count[own], knot[own], ends[-1])
+            spent = times.picoseconds[place] * count[own]
+            for number in span.groups:
+                knots = slice(ends[number] - groups.knots[number], ends[number])
+                rests = _rests(answered, place, spent * (group[own] == number))
+                found.append(Priced((number, span.gpu), total.of(knots), launches[knots], rests))
     return found
+
+
+class _Span(NamedTuple):
+    """A GPU: the groups that it is priced for, their rows, and the place of each among the calls that are priced."""
+
+    gpu: str
+    groups: list[int]
+    rows: slice | np.ndarray
+    place: np.ndarray
+
+
+def _asked(
+    gpus: Sequence[str], groups: Groups, group: np.ndarray, call: np.ndarray, calls: int
+) -> tuple[list[np.ndarray], list[_Span]]:
+    """Return the calls of each GPU that has some, and what is made of their times; ``call``: of each row."""
+    places, spans, before = [], [], 0
+    for gpu in gpus:
+        there = np.array([gpu in each for each in groups.gpus])
+        rows = slice(None) if there.all() else np.flatnonzero(there[group])
+        used, place = _used(call[rows], calls)
+        if place.size:
+            places.append(used)
+            spans.append(_Span(gpu, np.flatnonzero(there).tolist(), rows, place + before))
+            before += used.size
+    return places, spans
+
+
+def _together(gpus: list[str], rows: int) -> list[list[str]]:
+    """Return GPUs that are priced together: no more of them than keep the rows in a few hundred megabytes."""
+    most = max(1, MOST_ROWS // max(rows, 1))
+    return [gpus[start : start + most] for start in range(0, len(gpus), most)]
 
 
 def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +18,6 @@ from kernelsight.kernels.hardware import GDDR
 from kernelsight.kernels.pack import nodes_of
 
 UNKNOWN = "unknown"
-# what `calibrate measure` writes as the engine of kernels that no serving engine built, those of servers first
-OWN_ENGINES = ("flashinfer_python", "nvidia_cudnn_frontend", "torch", "cublaslt", "kernelsight")
 GENERATIONS = {"8.9": "ada", "8": "ampere", "9": "hopper", "10": "sm_100", "12": "sm_120"}
 GENERATIONS |= {"gfx908": "cdna1", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
 # rows of a pack without a vendor are fitted to its GPUs; they answer, in general, for vendors without a fit too
@@ -211,8 +208,8 @@ def _nodes(
     """Nodes of no GPU (None), or those of a GPU: the means of the logarithms of the GPUs ``of`` that have them."""
     fit = remembered((rows,), ("fit", family, without, vendor), partial(_fit, rows, family, without, vendor))
     if gpu is None:
-        return nodes_of(fit.filter(pc.is_null(fit["gpu"])).to_pylist())
-    found = nodes_of(fit.filter(pc.is_in(fit["gpu"], pa.array(of, pa.string()))).to_pylist())
+        return nodes_of(fit.filter(pc.is_null(fit["gpu"])))
+    found = nodes_of(fit.filter(pc.is_in(fit["gpu"], pa.array(of, pa.string()))))
     if of == (gpu,):
         return found
     alike: dict[tuple, list[Node]] = {}
@@ -235,31 +232,6 @@ def _equal(column: pa.ChunkedArray, value: str | None) -> pa.ChunkedArray:
     return pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False)
 
 
-def engine_that_ran(rows: pa.Table, family: str, engine: str, gpu: str) -> str:
-    """Return the engine whose kernels answer for ``engine`` on a GPU: itself, or what our own measurements ran there.
-
-    Microbenchmarks of the GPU itself say more of it than the engine's own build does of other GPUs.
-    """
-    here = remembered((rows,), ("engines", family, gpu), lambda: _engines_on(rows, family, gpu))
-    own = [name for name in OWN_ENGINES if name in here]
-    return own[0] if own and engine not in here else engine
-
-
-def _engines_on(rows: pa.Table, family: str, gpu: str) -> set[str]:
-    return {row["engine"] for row in _choices(rows, family) if row["gpu"] == gpu}
-
-
-def engine_of_vendor(facts: Facts, rows: pa.Table, family: str, engine: str, gpu: str) -> str:
-    """Return ``engine``, or where it ran on no GPU of this GPU's vendor, the engine with the most rows there."""
-    vendor, counts = facts.vendor.get(gpu), {}
-    if vendor is None:
-        return engine
-    for row in _choices(rows, family):
-        if facts.vendor.get(row["gpu"]) == vendor:
-            counts[row["engine"]] = counts.get(row["engine"], 0.0) + row["value"]
-    return engine if engine in counts else max(sorted(counts), key=counts.__getitem__, default=engine)
-
-
 def fitted_vendors(rows: pa.Table, family: str) -> set[str | None]:
     """Return the vendors that a family's constants were fitted to, None for the first one."""
     return remembered(
@@ -267,74 +239,6 @@ def fitted_vendors(rows: pa.Table, family: str) -> set[str | None]:
         ("vendors", family),
         lambda: set(pc.unique(rows_of_part(rows, family, "constant")["vendor"]).to_pylist()),
     )
-
-
-def _choices(rows: pa.Table, family: str) -> list[dict]:
-    names = ["engine", "gpu", "dtype", "implementation", "position", "value"]
-    return remembered(
-        (rows,), ("choices", family), lambda: rows_of_part(rows, family, "choice").select(names).to_pylist()
-    )
-
-
-def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
-    """Return of each call (implementation, whether a sweep of its GPU's generation ran it).
-
-    ``calls``: engine, gpu, dtype and, where it matters, head_dim; implementation where one is asked for, which then
-    counts before all else, if any sweep ran it. What counts first: that a GPU no newer ran it, the engine, then the
-    GPU, its generation or the nearest one, then the number formats, then the head width; of what is left, the
-    commonest kernel. Kernels of other vendors never answer: where its own has none, it is UNKNOWN.
-    """
-    counted = _choices(rows, family)
-    found = []
-    for call in calls:
-        vendor = facts.vendor.get(call["gpu"])
-        own = [row for row in counted if facts.vendor.get(row["gpu"]) == vendor]
-        found.append(_choose(facts, own, call))
-    return found
-
-
-def measured_dtype(rows: pa.Table, family: str, dtype: str) -> str:
-    """Return a cell's name with BF16 for FP16, or FP16 where sweeps hold only that: their kernels are the same."""
-    known = remembered((rows,), ("dtypes", family), lambda: {row["dtype"] for row in _choices(rows, family)})
-    names = [dtype.replace("fp16", "bf16"), dtype.replace("bf16", "fp16")]
-    return next((name for name in names if name in known), names[0])
-
-
-def _choose(facts: Facts, counted: list[dict], call: Mapping[str, Any]) -> tuple[str, bool]:
-    # what the catalogue states of a kernel holds without a sweep
-    named = call.get("implementation")
-    if facts.structure.get((named, "stated")):
-        return named, False
-    if not counted:
-        return UNKNOWN, False
-    mine = facts.generation.get(call["gpu"])
-    capability = facts.capability.get(call["gpu"], 0.0)
-    # a kernel without a count answers where it is asked for by name alone
-    left = _prefer(counted, lambda row: row["implementation"] == named, lambda row: row["value"] > 0)
-    # kernels of instructions that one generation has alone do not run on the next
-    runs = _prefer(left, lambda row: facts.structure.get((row["implementation"], "served_to"), math.inf) >= capability)
-    # others run on what comes after the GPU that they were built for, seldom before: then another engine's stand in
-    older = [row for row in runs if facts.capability.get(row["gpu"], 0.0) <= capability]
-    left = _prefer(older or runs, lambda row: row["engine"] == call["engine"])
-    least = min(abs(facts.capability.get(row["gpu"], 0.0) - capability) for row in left)
-    left = _prefer(
-        left,
-        lambda row: row["gpu"] == call["gpu"],
-        lambda row: mine is not None and facts.generation.get(row["gpu"]) == mine,
-        lambda row: abs(facts.capability.get(row["gpu"], 0.0) - capability) == least,
-    )
-    seen = any(mine is not None and facts.generation.get(row["gpu"]) == mine for row in left)
-    left = _prefer(left, lambda row: row["dtype"] == call["dtype"])
-    left = _prefer(left, lambda row: row["position"] == (call.get("head_dim") or 0))
-    counts: dict[str, float] = {}
-    for row in left:
-        counts[row["implementation"]] = counts.get(row["implementation"], 0.0) + row["value"]
-    return max(sorted(counts), key=counts.__getitem__), seen
-
-
-def _prefer(rows: list[dict], *tests: Callable[[dict], bool]) -> list[dict]:
-    """The rows that pass the first test that any passes; all where none does."""
-    return next((found for test in tests if (found := [row for row in rows if test(row)])), rows)
 
 
 def _number(text: str | None) -> float:

@@ -33,7 +33,7 @@ def rows_of(nodes: list[Node], without: str | None = None) -> pa.Table:
 
 def test_nodes_come_back_from_their_rows() -> None:
     assert {node.level for node in NODES} == set(LEVELS)
-    found = nodes_of(rows_of(NODES).to_pylist())
+    found = nodes_of(rows_of(NODES))
     assert [node[:3] for node in found] == [node[:3] for node in NODES]
     # values are kept to seven digits, deviations to four
     assert [node.log_value for node in found] == pytest.approx([node.log_value for node in NODES], abs=1e-7)

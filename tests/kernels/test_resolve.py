@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 import pytest
 
 from kernelsight.catalog.tables import contracts, facts
+from kernelsight.kernels.chosen import choose
 from kernelsight.kernels.forms import Coefficient
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import (
     UNKNOWN,
-    choose,
     constants_at,
     family_facts,
     lineage_of,

@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.kernel_choices import choice_rows
+from kernelsight.kernels.chosen import choose
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import choose, family_facts
+from kernelsight.kernels.resolve import family_facts
 
 # families in which a name also says what is computed (a part of an indexer or of an exchange, a kind of recurrence):
 # the model says that, so a name that another GPU's sweep holds is kept
