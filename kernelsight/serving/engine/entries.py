@@ -1,8 +1,7 @@
 """Entry points of the scheduler: functions that Python calls as machine code, through ctypes and without numba.
 
-Machine code that was kept is loaded by llvmlite alone; numba is imported where it has to be compiled. A call hands over
-what numba's calling convention states: of an array no owner, its size, item size, address, shape and strides; of a
-record its address; of a tuple its items. The function's answer and its fault are written through two pointers.
+Machine code that was kept is loaded by llvmlite alone; numba is imported where it has to be compiled. A function's
+answer and its fault are written through two pointers.
 """
 
 from __future__ import annotations
@@ -13,19 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from kernelsight.errors import RunFailed
+from kernelsight.serving.engine.arguments import WORDS, take, words_of
 from kernelsight.serving.engine.machine_code import SYMBOL, Code, EntryKey, announce_compiling, keep_code, read_code
 from kernelsight.serving.engine.rules import Rule
 
 Kinds = tuple[Any, ...]
-# bits of an array's flags that machine code differs by: contiguous in C's order, and writable
-FLAGS = 0x401
 # status of a call that ended well, with an answer and without
 ENDED, ENDED_WITHOUT = 0, -2
-WORDS = {"q": ctypes.c_int64, "d": ctypes.c_double, "?": ctypes.c_int8}
-SCALARS = (("?", (bool, np.bool_), int), ("q", (int, np.integer), int), ("d", (float, np.floating), float))
 # what a function answers, as numba names it
 ANSWERS = {"none": None, "int64": ctypes.c_int64, "float64": ctypes.c_double, "bool": ctypes.c_bool}
 # LLVM compiles and loads for one thread at a time
@@ -47,11 +41,11 @@ class Entry(Rule):
 
     def __call__(self, *args: Any) -> Any:
         words: list[Any] = []
-        kinds = tuple([_take(value, words) for value in args])
+        kinds = tuple([take(value, words) for value in args])
         call = self._ready.get(kinds)
         if call is None:
             with _preparing:
-                call = self._ready[kinds] = self._ready.get(kinds) or self._prepared(kinds, "".join(_codes(kinds)))
+                call = self._ready[kinds] = self._ready.get(kinds) or self._prepared(kinds, words_of(kinds))
         return call(words)
 
     def _prepared(self, kinds: Kinds, words: str) -> Callable[[list[Any]], Any]:
@@ -69,37 +63,6 @@ class Entry(Rule):
         if is_lasting:
             keep_code(key, code)
         return call
-
-
-def _take(value: Any, words: list[Any]) -> Any:
-    """Return of which kind an argument is, and append what is handed over of it."""
-    if type(value) is np.ndarray:
-        words += (0, 0, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
-        return value.dtype, value.ndim, value.flags.num & FLAGS
-    if isinstance(value, tuple):
-        return tuple([_take(each, words) for each in value])
-    if isinstance(value, np.void):
-        words.append(value.__array_interface__["data"][0])
-        return value.dtype
-    for kind, types, number in SCALARS:
-        if isinstance(value, types):
-            words.append(number(value))
-            return kind
-    raise TypeError(f"an entry point takes arrays, records, numbers and tuples of them, not {type(value).__name__}")
-
-
-def is_array(kind: Any) -> bool:
-    """Return whether a kind is that of an array: data type, dimensions, flags."""
-    return isinstance(kind, tuple) and len(kind) == 3 and isinstance(kind[0], np.dtype) and isinstance(kind[1], int)
-
-
-def _codes(kind: Any) -> list[str]:
-    """Return the words that an argument of a kind takes, by WORDS."""
-    if is_array(kind):
-        return ["q" * (5 + 2 * kind[1])]
-    if isinstance(kind, tuple):
-        return [code for each in kind for code in _codes(each)]
-    return [kind if isinstance(kind, str) else "q"]
 
 
 def _loaded(code: Code, words: str) -> Callable[[list[Any]], Any]:

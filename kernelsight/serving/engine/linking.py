@@ -26,9 +26,8 @@ from numba.core.registry import CPUDispatcher
 from numba.core.typed_passes import NativeLowering
 from numba.np.numpy_support import from_dtype
 
-from kernelsight.serving.engine.entries import is_array
+from kernelsight.serving.engine.arguments import is_array
 from kernelsight.serving.engine.machine_code import SYMBOL, Code
-from kernelsight.serving.engine.rules import Rule
 
 TESTED = ((0, 61), (0, 68))
 SCALARS = {"?": types.boolean, "q": types.int64, "d": types.float64}
@@ -145,7 +144,7 @@ class RuleDispatcher(CPUDispatcher):
 
 
 @global_compiler_lock
-def compile_entry(rule: Rule, kinds: tuple) -> tuple[Code, bool]:
+def compile_entry(rule: Any, kinds: tuple) -> tuple[Code, bool]:
     """Return the machine code of a rule for arguments of these kinds, and whether it holds in other processes too."""
     code = rule.py_func.__code__
     args = tuple(_type_of(kind) for kind in kinds)
