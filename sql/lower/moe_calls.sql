@@ -34,7 +34,7 @@ select
   format,
   math,
   active_experts,
-  small_expert_tiles and format in ('bf16', 'fp16') and all_tokens > experts // moe_ep as small_tiles,
+  (small_expert_tiles and format in ('bf16', 'fp16') and all_tokens > experts // moe_ep)::bigint as small_tiles,
   moe_flops(all_tokens, top_k, moe_ep, expert_rows, hidden) as flops,
   moe_bytes(active_experts, expert_rows, hidden, weight_bits, all_tokens, top_k, moe_ep) as bytes
 from routed
