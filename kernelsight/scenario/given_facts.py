@@ -115,14 +115,16 @@ def give_host_overheads(session: Session, path: Path) -> None:
     """Replace the catalogue's host_overheads of some engines by the rows of a CSV or JSON file.
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
-    measured, and as exact unless it states its step_log_sd. What a figure implies is 0 where it is not stated: beside
-    request_us what tokens and experts add, beside per_eager_launch_us what latent attention adds; and beside
-    exposed_per_request_us all requests cost the same. InvalidInput: the file cannot be read, or a value does not fit.
+    measured, on the CPU that serves, and as exact unless it states its step_log_sd. What a figure implies is 0 where it
+    is not stated: beside request_us what tokens and experts add, beside per_eager_launch_us what latent attention adds;
+    and beside exposed_per_request_us all requests cost the same. InvalidInput: the file cannot be read, or a value does
+    not fit.
     """
     columns = session.graph.known("host_overheads").columns
     there = session.table("host_overheads").to_pylist()
     newest = {row["engine"]: row for row in there}
-    figures = [column.name for column in columns if column.type in ("float64", "bool") and column.name != SPREAD]
+    numbers = [column.name for column in columns if column.type in ("float64", "bool")]
+    figures = set(numbers) - {SPREAD, "compiled"}
     texts = {column.name for column in columns if column.type == "string"}
     rows = []
     for number, stated in enumerate(read_rows(path, texts, "--host-overheads", "row of host overheads"), start=1):
@@ -141,7 +143,10 @@ def give_host_overheads(session: Session, path: Path) -> None:
         if "exposed_per_request_us" in stated:
             stated = {"exposed_requests_half": None} | stated
         defaults = {"from_version": "0", "source": f"given in {path.name}", "assumed": None, SPREAD: None}
-        if not set(figures) <= stated.keys():
+        if figures <= stated.keys():
+            # as they were measured, on whatever CPU
+            defaults["compiled"] = True
+        else:
             defaults |= {name: newest[engine][name] for name in ("assumed", SPREAD)}
         rows.append({**newest[engine], **defaults, **stated})
     other_engines = [row for row in there if row["engine"] not in {row["engine"] for row in rows}]

@@ -102,3 +102,13 @@ def test_a_file_that_is_not_there(refusal, tmp_path):
     path = tmp_path / "none.csv"
     sentence = f"file {path} does not exist; --host-overheads takes a CSV or JSON file of rows of host overheads."
     assert refusal(*STEP, "--host-overheads", path) == sentence
+
+
+def test_figures_that_were_all_measured_hold_on_any_cpu(command, rows):
+    """A server's CPU is in what was measured on it; a figure that is left out is scaled like the catalogue's."""
+    words = ("predict", "--model", "qwen3-0.6b", "--gpu", "gb200", "--context-len", 100, "--format", "json")
+    whole = rows({"engine": "vllm"} | FIGURES)
+    assert host(command(*words, "--host-overheads", whole)) == (100.0, "")
+    part = rows({"engine": "vllm", **{name: FIGURES[name] for name in FIGURES if name != "per_token_us"}}, ".json")
+    exposed, said = host(command(*words, "--host-overheads", part))
+    assert exposed > 150.0 and "estimated" in said

@@ -196,7 +196,10 @@ def test_the_defaults_are_one_sequence_that_decodes(command):
         (("--gpu-memory-utilization", "nan"), "gpu_memory_utilization is nan; give a number above 0 and at most 1."),
         (("--gpu-memory-utilization", 1.5), "gpu_memory_utilization is 1.5; give a number above 0 and at most 1."),
         (("--max-num-seqs", -3), "max_num_seqs is -3; give a whole number of at least 1."),
-        (("--quantization", "fp88"), "unknown quantization 'fp88'. Did you mean fp8? Table quantizations lists them."),
+        (
+            ("--quantization", "fp88"),
+            "unknown quantization 'fp88'. Did you mean fp8? The table quantizations lists them.",
+        ),
         (("--model", ""), "model is empty; give a value, or leave it unset."),
         (("--gpu", "v100_sxm"), "v100_sxm has no bf16 tensor cores; use --dtype fp16."),
     ],

@@ -202,7 +202,8 @@ def test_the_row_of_a_device_can_be_given_by_gpus(tmp_path: Path, capsys: pytest
     printed = json.loads(capsys.readouterr().out)
     assert found == 0 and printed == [{"bw": 4.9e12, "measured_as": "h200_sxm", "tdp_w": 700.0}]
     assert any(
-        line.startswith("sm_clock_hz: this GPU 1,755,000,000, the catalogue") for line in differences(row, catalogue_rows())
+        line.startswith("sm_clock_hz: this GPU 1,755,000,000, the catalogue")
+        for line in differences(row, catalogue_rows())
     )
 
 
