@@ -36,7 +36,7 @@ def test_csv_has_a_header_and_a_line_for_each_row(command):
 
 
 def test_unknown_tables_get_the_nearest(refusal):
-    near = "gpus, gpu_power, gpu_aliases or gpu_engines"
+    near = "gpus, gpu_power, cpus or gpu_aliases"
     assert refusal("tables", "gpu") == f"unknown table 'gpu'. Did you mean {near}? `kernelsight tables` lists them."
     assert refusal("explain", "kernel_latencie").startswith(
         "unknown table 'kernel_latencie'. Did you mean kernel_latencies"
