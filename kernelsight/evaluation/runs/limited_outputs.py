@@ -27,7 +27,7 @@ def limited_lengths(mean: float, sd: float, most: int) -> np.ndarray:
     A mean or a spread that no such lengths have gives those that come nearest.
 
     >>> lengths = limited_lengths(250.0, 385.0, 1024)
-    >>> round(lengths.mean() / 10), round(lengths.std() / 10), round(np.mean(lengths == 1024), 1)
+    >>> round(lengths.mean() / 10), round(lengths.std() / 10), round(float(np.mean(lengths == 1024)), 1)
     (25, 38, 0.2)
     """
     quantiles = _quantiles()
@@ -70,7 +70,7 @@ def with_limited_outputs(flags: Mapping[str, Any], most: int) -> dict[str, Any]:
 @cache
 def _written(prompt: int, mean: int, spread: float, most: int) -> str:
     outputs = limited_lengths(mean, spread * mean, most)
-    path = Path(_folder().name) / f"{prompt}-{mean}-{spread:.6g}-{most}.parquet"
+    path = Path(_folder().name) / f"{prompt}-{mean}-{spread}-{most}.parquet"
     columns = {"arrival_s": np.arange(float(SHARES)), "prompt_tokens": np.full(SHARES, prompt)}
     pq.write_table(pa.table(columns | {"output_tokens": outputs}), path)
     return str(path)
