@@ -71,6 +71,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return 0 if named or len(os.sched_getaffinity(0)) == 1 else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Refuse files of tests that cannot be imported: their doctests would be skipped, and with them all their tests."""
+    report = yield
+    if report.skipped and collector.path.name.startswith("test_") and "unable to import module" in str(report.longrepr):
+        report.outcome = "failed"
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in filter(is_fast, items):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernelsight.cli.main import main
+from kernelsight.kernels.chosen import engine_that_ran
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import engine_that_ran
 from kernelsight.measure.run import measure_suite
 from kernelsight.measure.suite import Point, suite_of
 from tests.measure.simulated import L2_BYTES, Simulated
