@@ -72,7 +72,7 @@ from deployment_settings as settings join gpus on gpus.gpu = settings.gpu join g
 where power.basis <> 'fitted'
 union all
 select deployment_id, 'power limit',
-       format('power limit of {:.0f} W: how far clocks fall and arithmetic slows down is estimated (energy_constants, clock_exponent), not measured; kernel_sensitivities leave it out', power_limit_w)
+       format('power limit of {:.0f} W: how far clocks fall and arithmetic slows down is estimated (energy_constants, clock_exponent), not measured', power_limit_w)
 from deployment_settings where power_limit_w is not null
 union all
 select settings.deployment_id, 'hypothetical gpu',
