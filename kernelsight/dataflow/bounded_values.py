@@ -123,7 +123,10 @@ def parse_yaml(text: str, refuse: Refuse, limits: Limits = MANIFEST) -> list[Any
         return list(yaml.load_all(text, Loader=loader))
     except yaml.MarkedYAMLError as problem:
         mark, what = problem.problem_mark or problem.context_mark, problem.problem or problem.context
-        raise refuse(_not_yaml(mark.line + 1 if mark else 1, what)) from None
+        line = mark.line + 1 if mark else 1
+        if what and "nesting depth" in what:  # libyaml reads ahead, and has a limit of its own, 1,000 levels
+            raise refuse(f"{_too_deep(limits)} (line {line})") from None
+        raise refuse(_not_yaml(line, what)) from None
     except yaml.reader.ReaderError as problem:
         line = text.encode()[: problem.position].count(b"\n") + 1
         raise refuse(_not_yaml(line, problem.reason)) from None
