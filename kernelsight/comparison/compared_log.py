@@ -60,15 +60,15 @@ class ComparedLog(NamedTuple):
     def fitted_on(self) -> np.ndarray:
         """The requests of the first part of the time, on which causes and corrections are fitted."""
         sent = self.measured.sent_s
-        last = sent.min() + (1.0 - self.question.hold_out) * np.ptp(sent)
-        return self.measured.ok & (sent <= last)
+        last_s = sent.min() + (1.0 - self.question.hold_out) * np.ptp(sent)
+        return self.measured.ok & (sent <= last_s)
 
     @property
     def sample_rows(self) -> np.ndarray:
         """Consecutive requests in the middle of what is fitted on, few enough to be replayed many times."""
-        last = int(self.fitted_on.nonzero()[0].max(initial=0)) + 1
-        first = max((last - MOST_EXPLAINED) // 2, 0)
-        return np.arange(first, min(first + MOST_EXPLAINED, last))
+        stop = int(self.fitted_on.nonzero()[0].max(initial=0)) + 1
+        start = max((stop - MOST_EXPLAINED) // 2, 0)
+        return np.arange(start, min(start + MOST_EXPLAINED, stop))
 
 
 def compared_table(comparisons: pa.Table, requests: pa.Table, read: Reader) -> pa.Table:
@@ -106,7 +106,7 @@ def compared_logs(
         measured = measured_of(requests)
         check_replicas(requests, settings[name])
         load = load_of_log(requests, settings[name]["block_size"])
-        tables = {each: of_logs(table, question) for each, table in (beside or {}).items()}
+        tables = {table_name: of_logs(table, question) for table_name, table in (beside or {}).items()}
         logs.append(ComparedLog(name, question, tables, requests, measured, settings[name], load))
     return logs
 

@@ -24,7 +24,7 @@ class Drift(NamedTuple):
     since: float | None = None
 
 
-def followed(drift: Drift, log_factor: float, at: float) -> tuple[Drift, str | None]:
+def followed(drift: Drift, log_factor: float, start_s: float) -> tuple[Drift, str | None]:
     """Return the drift after one more window that began at ``at``, and what happened: begins, ends, or None.
 
     >>> drift, said = Drift(), []
@@ -39,17 +39,17 @@ def followed(drift: Drift, log_factor: float, at: float) -> tuple[Drift, str | N
         level = drift.level + (log_factor - drift.level) / windows
         spread = max(drift.spread, abs(log_factor - level))
         return drift._replace(level=level, spread=spread, windows=windows), None
-    away = abs(log_factor - drift.level) > max(LEAST, DEVIATIONS * max(drift.spread, LEAST_SPREAD))
+    deviates = abs(log_factor - drift.level) > max(LEAST, DEVIATIONS * max(drift.spread, LEAST_SPREAD))
     drifted = drift.since is not None
-    if away == drifted:
+    if deviates == drifted:
         if not drifted:
             spread = (1.0 - WEIGHT) * drift.spread + WEIGHT * abs(log_factor - drift.level)
             level = (1.0 - WEIGHT) * drift.level + WEIGHT * log_factor
             drift = drift._replace(level=level, spread=spread, windows=drift.windows + 1)
         return drift._replace(in_a_row=0, first_away=None), None
     count = drift.in_a_row + 1
-    first = at if drift.first_away is None else drift.first_away
+    first_away = start_s if drift.first_away is None else drift.first_away
     if count < IN_A_ROW:
-        return drift._replace(in_a_row=count, first_away=first), None
-    since = None if drifted else first
+        return drift._replace(in_a_row=count, first_away=first_away), None
+    since = None if drifted else first_away
     return drift._replace(in_a_row=0, first_away=None, since=since), "ends" if drifted else "begins"

@@ -105,7 +105,7 @@ def _numbers(requests: pa.Table, name: str) -> np.ndarray:
     return column.cast(pa.float64()).fill_null(np.nan).to_numpy()
 
 
-def _filled(times: np.ndarray, *others: np.ndarray) -> np.ndarray:
+def _filled(times: np.ndarray, *addends: np.ndarray) -> np.ndarray:
     """Return times, and the sum of others where they are NaN; the same array where none is."""
     missing = np.isnan(times)
-    return np.where(missing, sum(others), times) if missing.any() else times
+    return np.where(missing, sum(addends), times) if missing.any() else times

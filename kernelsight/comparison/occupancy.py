@@ -26,10 +26,10 @@ def levels(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def decoding(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
     """Return the spans in which requests decoded, by the log's own times, seconds."""
-    first = measured.sent_s + measured.ttft_ms / 1e3
-    last = measured.sent_s + measured.e2e_ms / 1e3
-    known = np.isfinite(first) & np.isfinite(last) & (last > first)
-    return first[known], last[known]
+    first_s = measured.sent_s + measured.ttft_ms / 1e3
+    last_s = measured.sent_s + measured.e2e_ms / 1e3
+    decodes = np.isfinite(first_s) & np.isfinite(last_s) & (last_s > first_s)
+    return first_s[decodes], last_s[decodes]
 
 
 def most_running(begin: np.ndarray, end: np.ndarray) -> int:
@@ -52,7 +52,7 @@ def seats_seen(measured: Measured, expected_ms: np.ndarray) -> int | None:
         return None
     most = most_running(begin, end)
     number, seconds = levels(begin, end)
-    held = float(seconds[number >= most - 1].sum() / max(seconds[number > 0].sum(), 1e-9))
+    share_at_most = float(seconds[number >= most - 1].sum() / max(seconds[number > 0].sum(), 1e-9))
     times = [ttft_ms[np.isfinite(ttft_ms)] for ttft_ms in (measured.ttft_ms[measured.ok], expected_ms)]
     if not all(ttft_ms.size for ttft_ms in times):
         return None
@@ -60,4 +60,4 @@ def seats_seen(measured: Measured, expected_ms: np.ndarray) -> int | None:
     late = np.quantile(times[0], 0.9) - np.quantile(times[1], 0.9)
     waits = (real > LEAST_TIMES * ours or late > 10 * LEAST_WAIT_MS) and late > LEAST_WAIT_MS
     # the loop of a client that sends when an answer is there is a level too, without a queue behind it
-    return most if waits and held >= LEAST_SHARE and float(number.max()) <= most + 1 else None
+    return most if waits and share_at_most >= LEAST_SHARE and float(number.max()) <= most + 1 else None

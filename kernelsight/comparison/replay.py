@@ -31,10 +31,10 @@ class Variant(NamedTuple):
 
     def corrections(self) -> list[dict[str, Any]]:
         """Return the rows of ``corrections`` but for the deployment; none where nothing is corrected."""
-        kernels = [{"part": part, "factor": factor, "exposed_us": 0.0} for part, factor in self.factors.items()]
+        kernels = [{"part": name, "factor": factor, "exposed_us": 0.0} for name, factor in self.factors.items()]
         host = {"host": self.step_us, "front_end": self.request_us}
         return [row for row in kernels if row["factor"] != 1.0] + [
-            {"part": part, "factor": 1.0, "exposed_us": value} for part, value in host.items() if value
+            {"part": name, "factor": 1.0, "exposed_us": value} for name, value in host.items() if value
         ]
 
 
@@ -79,13 +79,13 @@ class Replayed(NamedTuple):
     def only(self, names: Collection[str]) -> Replayed:
         """Return the same with these of KEPT alone, of both phases together: what a million requests do not need takes
         no memory."""
-        none = np.zeros((1, 0), np.int64)
-        parts = [
-            values.sum(axis=0, keepdims=True) if name in names else none
+        no_parts = np.zeros((1, 0), np.int64)
+        parts_ns = [
+            values.sum(axis=0, keepdims=True) if name in names else no_parts
             for name, values in zip(KEPT, self.parts_ns, strict=False)
         ]
-        steps = self.steps.sum(axis=0, keepdims=True) if "host" in names else none
-        return self._replace(parts_ns=parts, steps=steps)
+        steps = self.steps.sum(axis=0, keepdims=True) if "host" in names else no_parts
+        return self._replace(parts_ns=parts_ns, steps=steps)
 
     def part(self, name: str) -> np.ndarray:
         """Return a part of both phases together, nanoseconds, shape [requests]."""
@@ -153,9 +153,9 @@ def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:
         blocks = requests["prompt_tokens"].to_numpy() // block_tokens
         shared = np.minimum(cached.fill_null(0).to_numpy() // block_tokens, blocks)
         offsets = np.concatenate([[0], np.cumsum(blocks)])
-        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+        block_index = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
         distinct = np.arange(offsets[-1]) + blocks.max(initial=0)
-        numbers = np.where(place < np.repeat(shared, blocks), place, distinct)
+        numbers = np.where(block_index < np.repeat(shared, blocks), block_index, distinct)
         table["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(numbers)).cast(
             pa.list_(pa.int64())
         )

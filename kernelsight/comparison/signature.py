@@ -63,8 +63,10 @@ def _line(tokens: np.ndarray, values: np.ndarray, rows: np.ndarray) -> tuple[flo
     if edges.size < 3:
         return _median(values), 0.0
     group = np.clip(np.searchsorted(edges, tokens, side="right") - 1, 0, edges.size - 2)
-    there = [number for number in range(edges.size - 1) if np.count_nonzero(group == number) >= LEAST_IN_GROUP]
-    points = np.array([[np.median(tokens[group == number]), np.median(values[group == number])] for number in there])
+    full_groups = [number for number in range(edges.size - 1) if np.count_nonzero(group == number) >= LEAST_IN_GROUP]
+    points = np.array(
+        [[np.median(tokens[group == number]), np.median(values[group == number])] for number in full_groups]
+    )
     if len(points) < 3:
         return _median(values), 0.0
     slope, at_none = np.polyfit(points[:, 0], points[:, 1], 1)

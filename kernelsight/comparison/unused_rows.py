@@ -23,8 +23,8 @@ def counted(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     by_rule: dict[tuple[str, str], dict[str, Any]] = {}
     for row in faults:
-        first = {"reason": row["rule"], "n": 0, "rows": row["rows"], "explanation": row["explanation"]}
-        by_rule.setdefault((row["rule"], row["rows"]), first)["n"] += row["n"]
+        empty_count = {"reason": row["rule"], "n": 0, "rows": row["rows"], "explanation": row["explanation"]}
+        by_rule.setdefault((row["rule"], row["rows"]), empty_count)["n"] += row["n"]
     return list(by_rule.values())
 
 
@@ -42,12 +42,12 @@ def unused(dropped: Sequence[Mapping[str, Any]]) -> str:
     """
     groups = (("not used", (*LOST, REJECTED)), ("doubtful", DOUBTFUL))
     return "".join(
-        f"; {what}: {', '.join(_said(row) for row in rows)}"
-        for what, reasons in groups
+        f"; {heading}: {', '.join(_said(row) for row in rows)}"
+        for heading, reasons in groups
         if (rows := sorted((row for row in dropped if row["reason"] in reasons), key=lambda row: -row["n"]))
     )
 
 
 def _said(row: Mapping[str, Any]) -> str:
-    what, colon, why = row["explanation"].partition(": ")
-    return f"{row['n']:,} × {what}{f' ({why})' if colon else ''}"
+    rows_lost, colon, why = row["explanation"].partition(": ")
+    return f"{row['n']:,} × {rows_lost}{f' ({why})' if colon else ''}"
