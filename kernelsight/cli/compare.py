@@ -168,7 +168,7 @@ def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
     with open_session(arguments) as session:
         how = {"log_format": arguments.log_format, "columns": _columns(arguments.columns)}
         watch = Watch(source, with_launch_line(flags), session, session.compare, targets, **how)
-        with watch.alone():
+        with watch.locked_state():
             while True:
                 for window in watch.poll():
                     lines = [as_line_of_json(window)] if arguments.format == "json" else window_lines(window)

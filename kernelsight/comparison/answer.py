@@ -21,7 +21,7 @@ from kernelsight.comparison.errors import (
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS
 from kernelsight.comparison.power import other_gpus, power_answer
 from kernelsight.comparison.replayed_log import base_of
-from kernelsight.comparison.unused_rows import counted, rejected
+from kernelsight.comparison.unused_rows import fault_counts, rejected
 from kernelsight.comparison.verdict import not_judged, not_separated, verdict_of
 from kernelsight.dataflow.rows import as_table
 
@@ -42,7 +42,7 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
     if measured.drawn:
         ours = {name: as_distribution(values, real[name]) for name, values in ours.items()}
     intervals = interval_factors(rows("log_intervals"))
-    dropped = counted(log.tables["log_faults"].to_pylist())
+    dropped = fault_counts(log.tables["log_faults"].to_pylist())
     refused = measured.ok & ~base.served
     if refused.any():
         longest = (measured.prompt_tokens + measured.output_tokens)[refused].max()
@@ -134,7 +134,7 @@ def _fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _evidence(rows: Sequence[Mapping[str, Any]], has_windows: bool, not_compared: Sequence[str]) -> dict[str, Any]:
-    """Return what factors rest on beside the requests, and what could not be used, ``others`` among it."""
+    """Return what factors rest on beside the requests, and what could not be used, ``not_compared`` included."""
     counts: dict[str, Any] = {row["evidence"]: row["n"] for row in rows if row["n"] is not None}
     unused = [row["sentence"] for row in rows if row["sentence"]] + ([WINDOWS] if has_windows else [])
     unused += not_compared

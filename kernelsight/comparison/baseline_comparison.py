@@ -14,7 +14,7 @@ from kernelsight.comparison.answer import NO_CAUSE, as_cause
 from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.log_pairs import TABLES
 from kernelsight.comparison.question import Question
-from kernelsight.comparison.unused_rows import counted, unused
+from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.comparison.verdict import AGREES, cause_sentence, verdict_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
@@ -26,7 +26,7 @@ NAME = "changed"
 EARLIER = "before/"
 
 
-def together(after: Mapping[str, pa.Table], before: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+def merged_logs(after: Mapping[str, pa.Table], before: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
     """Return the tables of two logs as one set, the earlier log's names beginning with EARLIER."""
 
     def renamed(table: pa.Table) -> pa.Table:
@@ -55,7 +55,7 @@ class BaselineComparison:
         self, session: Session, after: Mapping[str, pa.Table], before: Mapping[str, pa.Table], question: Question
     ) -> None:
         self._session = session
-        logs = together(after, before)
+        logs = merged_logs(after, before)
         ids = [logs["production_logs"]["log_id"].to_pylist()[rows] for rows in _parts(after)]
         session.give("comparisons", [question._replace(log_ids=tuple(ids[0]), baseline=tuple(ids[1])).as_row(NAME)])
         for name, table in logs.items():
@@ -76,7 +76,7 @@ class BaselineComparison:
         answer: dict[str, Any] = {
             "requests": counts["after"],
             "baseline": {"requests": counts["before"]},
-            "dropped": counted(row for row in faults if not row["log_id"].startswith(EARLIER)),
+            "dropped": fault_counts(row for row in faults if not row["log_id"].startswith(EARLIER)),
             "files": self._session.table("production_files").to_pylist(),
             **{f"{name}_ms": _errors(by_metric.get((f"{name}_ms", "mean")), counts) for name in METRICS},
             "changes": self._rows("log_changes"),
@@ -188,4 +188,4 @@ def _verdict(answer: Mapping[str, Any]) -> str:
             clauses.append("at the same load the engine is as fast as before")
         else:
             clauses.append("no cause holds")
-    return f"{'; '.join(clauses)}{unused(answer['dropped'])}."
+    return f"{'; '.join(clauses)}{unused_clause(answer['dropped'])}."

@@ -89,7 +89,7 @@ def explain(
     return best, ranked
 
 
-def is_believed(explained: float, chance: bool, loss: float) -> bool:
+def is_believed(explained: float, chance: bool, left: float) -> bool:
     """Whether causes explain nearly everything and leave little, or most of it and no more than chance.
 
     ``explained``: share of the loss; ``left``: the loss with them, a mean square of relative residuals.
@@ -97,7 +97,7 @@ def is_believed(explained: float, chance: bool, loss: float) -> bool:
     >>> is_believed(0.9, False, 0.01), is_believed(0.9, False, 0.04), is_believed(0.7, True, 0.01)
     (True, False, True)
     """
-    return explained >= MOST_OF_IT if chance else explained >= NEARLY_ALL and loss <= MOST_LEFT
+    return explained >= MOST_OF_IT if chance else explained >= NEARLY_ALL and left <= MOST_LEFT
 
 
 def by_plausibility(states: Sequence[State], prior: np.ndarray) -> list[State]:

@@ -19,7 +19,7 @@ from kernelsight.comparison.measured_requests import (
 )
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import load_of_log
-from kernelsight.comparison.sample import in_turn
+from kernelsight.comparison.sample import in_order_of_sending
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def compared_table(comparisons: pa.Table, requests: pa.Table, read: Reader) -> p
     tables = []
     for row in comparisons.to_pylist():
         question = question_of(row)
-        rows = in_turn(of_logs(requests, question), of_logs(logs, question))
+        rows = in_order_of_sending(of_logs(requests, question), of_logs(logs, question))
         if not rows.num_rows:
             raise InvalidInput("the log holds no requests with a prompt length; log_faults says why rows were dropped.")
         tables.append(rows.append_column("comparison_id", pa.repeat(row["comparison_id"], rows.num_rows)))

@@ -24,14 +24,14 @@ class Drift(NamedTuple):
     since: float | None = None
 
 
-def followed(drift: Drift, log_factor: float, start_s: float) -> tuple[Drift, str | None]:
-    """Return the drift after one more window that began at ``at``, and what happened: begins, ends, or None.
+def with_window(drift: Drift, log_factor: float, start_s: float) -> tuple[Drift, str | None]:
+    """Return the drift after one more window that began at ``start_s``, and its event: begins, ends, or None.
 
-    >>> drift, said = Drift(), []
-    >>> for at, factor in enumerate([1.0, 1.01, 0.99, 1.3, 1.3, 1.3, 1.0, 1.0]):
-    ...     drift, event = followed(drift, math.log(factor), float(at))
-    ...     said.append(event)
-    >>> said
+    >>> drift, events = Drift(), []
+    >>> for start_s, factor in enumerate([1.0, 1.01, 0.99, 1.3, 1.3, 1.3, 1.0, 1.0]):
+    ...     drift, event = with_window(drift, math.log(factor), float(start_s))
+    ...     events.append(event)
+    >>> events
     [None, None, None, None, 'begins', None, None, 'ends']
     """
     if drift.windows < LEARNED:

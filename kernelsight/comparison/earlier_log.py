@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.occupancy import active_seconds
 from kernelsight.comparison.replay import KEPT, Replayed
 from kernelsight.comparison.signature import Signature
 
@@ -84,8 +85,8 @@ def _first_token(measured: Measured) -> np.ndarray:
     prompts = _computed(measured)
     first_s, last_s = _moments(measured)
     arrived = measured.ok & np.isfinite(first_s)
-    running = _there(first_s[arrived], last_s[arrived], measured.sent_s)
-    in_front = _there(measured.sent_s[arrived], first_s[arrived], measured.sent_s, prompts[arrived])
+    running = _active_weight(first_s[arrived], last_s[arrived], measured.sent_s)
+    in_front = _active_weight(measured.sent_s[arrived], first_s[arrived], measured.sent_s, prompts[arrived])
     in_front = np.maximum(in_front - np.where(arrived, prompts, 0.0), 0.0)
     return np.column_stack([np.ones(prompts.size), prompts, in_front, running])
 
@@ -95,7 +96,7 @@ def _decode(measured: Measured) -> np.ndarray:
     first_s, last_s = _moments(measured)
     finished = measured.ok & np.isfinite(first_s) & np.isfinite(last_s)
     tokens = np.maximum(measured.output_tokens - 1.0, 0.0)
-    running = _mean_there(first_s[finished], last_s[finished], first_s, last_s)
+    running = _mean_active(first_s[finished], last_s[finished], first_s, last_s)
     order = np.argsort(first_s[finished], kind="stable")
     upto = np.concatenate([[0.0], np.cumsum(_computed(measured)[finished][order])])
     moments = first_s[finished][order]
@@ -112,8 +113,10 @@ def _moments(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
     return first_s, first_s + np.nan_to_num(measured.decode_ms) / 1e3
 
 
-def _there(begin: np.ndarray, end: np.ndarray, at_s: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
-    """Return the weight of the spans that hold each moment."""
+def _active_weight(
+    begin: np.ndarray, end: np.ndarray, at_s: np.ndarray, weight: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the sum of the weights of the spans that are active at each moment."""
 
     def upto(moments: np.ndarray) -> np.ndarray:
         order = np.argsort(moments, kind="stable")
@@ -123,18 +126,11 @@ def _there(begin: np.ndarray, end: np.ndarray, at_s: np.ndarray, weight: np.ndar
     return upto(begin) - upto(end)
 
 
-def _mean_there(begin: np.ndarray, end: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """Return how many of some spans there are on average between two moments."""
-
-    def before(moments: np.ndarray, at_s: np.ndarray) -> np.ndarray:
-        """Return the seconds that all moments lie before each of some others."""
-        ordered = np.sort(moments)
-        count = np.searchsorted(ordered, at_s)
-        return at_s * count - np.concatenate([[0.0], np.cumsum(ordered)])[count]
-
+def _mean_active(begin: np.ndarray, end: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Return the mean number of spans that are active between two moments."""
     nonempty = np.isfinite(start) & np.isfinite(stop) & (stop > start)
     means = np.full(start.size, np.nan)
     start_s, stop_s = start[nonempty], stop[nonempty]
-    seconds = (before(begin, stop_s) - before(end, stop_s)) - (before(begin, start_s) - before(end, start_s))
+    seconds = active_seconds(begin, end, stop_s) - active_seconds(begin, end, start_s)
     means[nonempty] = seconds / (stop_s - start_s)
     return np.where(np.isfinite(start) & ~nonempty, 0.0, means)

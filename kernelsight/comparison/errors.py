@@ -99,6 +99,6 @@ def cached_of(measured: Measured, replayed: Replayed) -> dict[str, int]:
 
 def concurrency_of(measured: Measured) -> np.ndarray:
     """Return how many requests were in flight when each was sent, by the log's own times."""
-    ends_s = np.sort(measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3)
+    ends_s = np.sort(measured.last_s)
     sent_before = np.argsort(np.argsort(measured.sent_s, kind="stable"), kind="stable")
     return sent_before - np.searchsorted(ends_s, measured.sent_s)

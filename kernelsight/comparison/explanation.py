@@ -24,9 +24,9 @@ from kernelsight.comparison.factors import (
 from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR
 from kernelsight.comparison.kernel_spread import kernel_spread
 from kernelsight.comparison.likelihood import StepLikelihoods
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.observed_limits import is_limited
-from kernelsight.comparison.observed_steps import Seen, seen_of, typical_context
+from kernelsight.comparison.observed_steps import ObservedSteps, observed_steps_of, typical_context
 from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of, explained_table, joined
 from kernelsight.comparison.residuals import NOTHING, group_residuals, similar
@@ -51,7 +51,7 @@ class Explanation(NamedTuple):
 
     ``state``: the causes, replayed on the whole log; ``ranked``: the loss of each setting alone, best first;
     ``loss``: that of the deployment as stated; ``fitted``: all factors at once; ``values``: the PARAMETERS that
-    corrections are made of; ``scores``: by kind of correction and metric; ``seen``: engine steps that were used.
+    corrections are made of; ``scores``: by kind of correction and metric; ``steps``: engine steps that were used.
     """
 
     state: State
@@ -60,7 +60,7 @@ class Explanation(NamedTuple):
     fitted: Estimate | None
     values: np.ndarray
     scores: Mapping[str, Mapping[str, Mapping[str, float | None]]]
-    seen: Seen | None
+    steps: ObservedSteps | None
 
     @property
     def explained(self) -> float:
@@ -117,30 +117,30 @@ def explanation_tables(
 def explained(log: ComparedLog, base: Replayed, session: Session, is_explained: bool = False) -> Explanation:
     """Return what explains a log; nothing where there is too little to fit, or nothing is to be corrected.
 
-    ``known``: the log itself shows what happened, so that nothing is fitted.
+    ``is_explained``: the log itself shows what happened, so that nothing is fitted.
     """
     question, nothing = log.question, np.zeros(len(PARAMETERS))
     if not log.enough or is_explained or question.fit == "none":
         unexplained = State(question.flags, nothing, (), base, NOTHING)
         return Explanation(unexplained, [], 0.0, None, nothing, {}, None)
     rows = log.sample_rows
-    replays = LogWorlds(session, log.load)
+    replays = LogReplayer(session, log.load)
     sample = Sample(replays, log.measured, rows)
     chosen, prior = log.fitted_on[rows], _prior(log, session)
-    observed_steps = _seen(log)
+    observed_steps = _observed_steps(log)
     steps = StepLikelihoods(session, observed_steps, prior) if observed_steps.shapes else None
     settings = alternatives(log.settings, question.flags) if question.suspects == "all" else []
     as_stated = sample.serve([Variant(question.flags)])[0]
-    likelihoods_of = steps.of if steps else None
+    likelihoods_of = steps.of_deployments if steps else None
     state, ranked = explain(
         sample.serve, question.flags, as_stated, sample.measured, chosen, prior, settings, likelihoods_of
     )
     state = _on_whole_log(state, base, replays)
-    likelihoods = steps.of([state.flags]) if steps else ()
+    likelihoods = steps.of_deployments([state.flags]) if steps else ()
     fitted = estimate(
         sample.serve, [state.flags], sample.measured, chosen, prior, iterations=4, likelihoods=likelihoods
     )[0]  # fmt: skip
-    values = _better(sample, chosen, state, fitted)
+    values = _better_values(sample, chosen, state, fitted)
     residuals = relative_residuals(sample.measured, as_stated)
     loss = group_residuals(residuals[:, chosen], similar(sample.measured, chosen)).loss
     scores = _scores(log, base, state, values, replays)
@@ -156,14 +156,14 @@ def _prior(log: ComparedLog, session: Session) -> np.ndarray:
     return prior
 
 
-def _seen(log: ComparedLog) -> Seen:
+def _observed_steps(log: ComparedLog) -> ObservedSteps:
     """Return engine steps and kernels of the part of the time that is fitted on."""
     fitted_share = 1.0 - log.question.hold_out
     until_s = fitted_share * float(np.ptp(log.measured.sent_s))
-    return seen_of(log.tables, log.settings, until_s, fitted_share, typical_context(log.measured))
+    return observed_steps_of(log.tables, log.settings, until_s, fitted_share, typical_context(log.measured))
 
 
-def _on_whole_log(state: State, base: Replayed, replays: LogWorlds) -> State:
+def _on_whole_log(state: State, base: Replayed, replays: LogReplayer) -> State:
     """Return the explanation with the replay of the whole log, of whose parts those of its causes are kept."""
     if not state.causes:
         return state._replace(replayed=base)
@@ -172,7 +172,7 @@ def _on_whole_log(state: State, base: Replayed, replays: LogWorlds) -> State:
     return state._replace(replayed=replayed.only(part_names))
 
 
-def _better(sample: Sample, chosen: np.ndarray, state: State, fitted: Estimate) -> np.ndarray:
+def _better_values(sample: Sample, chosen: np.ndarray, state: State, fitted: Estimate) -> np.ndarray:
     """Return values of PARAMETERS: those of the causes alone unless all factors at once fit the first part better."""
     by_causes = sample.serve([variant_of(state.flags, state.values)])[0]
     real = measured_by_metric(sample.measured)
@@ -186,7 +186,7 @@ def _better(sample: Sample, chosen: np.ndarray, state: State, fitted: Estimate) 
 
 
 def _scores(
-    log: ComparedLog, base: Replayed, state: State, values: np.ndarray, replays: LogWorlds
+    log: ComparedLog, base: Replayed, state: State, values: np.ndarray, replays: LogReplayer
 ) -> dict[str, dict[str, dict[str, float | None]]]:
     """Return how corrections do on later time: uncorrected, one factor a metric, and corrected."""
     output, chosen = log.measured.output_tokens, log.fitted_on
@@ -229,7 +229,7 @@ def _rows(log: ComparedLog, explanation: Explanation, session: Session) -> dict[
         "setting_suspects": _suspects(log, explanation, session),
         "fitted_corrections": _corrections(log, explanation),
         "correction_scores": scores,
-        "log_evidence": _evidence(explanation.seen),
+        "log_evidence": _evidence(explanation.steps),
     }
 
 
@@ -271,7 +271,7 @@ def _corrections(log: ComparedLog, explanation: Explanation) -> list[dict[str, A
     return [{**row, **shared} for row in variant_of(explanation.state.flags, explanation.values).corrections()]
 
 
-def _evidence(observed_steps: Seen | None) -> list[dict[str, Any]]:
+def _evidence(observed_steps: ObservedSteps | None) -> list[dict[str, Any]]:
     if observed_steps is None:
         return []
     rows: list[dict[str, Any]] = [

@@ -153,7 +153,7 @@ def estimate(
 ) -> list[Estimate]:
     """Return the estimate for each of some deployments, all replays of an iteration in one call.
 
-    ``chosen``: the requests that are fitted to; ``first``: replays without corrections, where they are at hand;
+    ``chosen``: the requests that are fitted to; ``uncorrected``: replays without corrections, if already made;
     ``likelihoods``: what steps and kernels say, by deployment: where they are most likely the search begins.
     """
     likelihood_of = list(likelihoods) or [None] * len(flags)
@@ -161,19 +161,16 @@ def estimate(
     replays = (
         list(uncorrected)
         if uncorrected
-        else serve([variant_of(deployment_flags, value) for deployment_flags, value in zip(flags, values, strict=True)])
+        else serve([variant_of(named, value) for named, value in zip(flags, values, strict=True)])
     )
     best: list[Estimate | None] = [None] * len(flags)
     for turn in range(iterations + 1):
         moved = []
         for index, (value, replayed) in enumerate(zip(values, replays, strict=True)):
             loss = relative_loss(measured, replayed)
-            deployment_flags = (
-                None if (likelihood := likelihood_of[index]) is None else (likelihood.precision, likelihood.pull(value))
-            )
-            step, covariance = newton_step(
-                value, observe(measured, replayed, chosen), replayed, prior, deployment_flags
-            )
+            likelihood = likelihood_of[index]
+            beside = None if likelihood is None else (likelihood.precision, likelihood.pull(value))
+            step, covariance = newton_step(value, observe(measured, replayed, chosen), replayed, prior, beside)
             fitted = Estimate(value, covariance, np.sqrt(np.diag(prior)), replayed, loss)
             if best[index] is None or np.nanmean(loss[chosen]) < np.nanmean(best[index].loss[chosen]):
                 best[index] = fitted
@@ -181,9 +178,7 @@ def estimate(
         if turn == iterations:
             break
         values = moved
-        replays = serve(
-            [variant_of(deployment_flags, value) for deployment_flags, value in zip(flags, values, strict=True)]
-        )
+        replays = serve([variant_of(named, value) for named, value in zip(flags, values, strict=True)])
     return best
 
 
@@ -201,10 +196,8 @@ def newton_step(
     precision = np.linalg.inv(prior)
     if not observations.rows.size and beside is None:
         return -value, prior
-    spread = (
-        1.4826 * np.median(np.abs(observations.residual_ms / observations.scale_ms)) if observations.rows.size else 1.0
-    )
     scaled = observations.residual_ms / observations.scale_ms
+    spread = 1.4826 * np.median(np.abs(scaled)) if scaled.size else 1.0
     sigma = max(1.0, min(spread, 30.0))
     bend = np.minimum(1.0, HUBER * sigma / np.maximum(np.abs(scaled), 1e-12))
     weight = observations.weight * bend / (observations.scale_ms * sigma) ** 2

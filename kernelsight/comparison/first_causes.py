@@ -26,7 +26,7 @@ from kernelsight.comparison.errors import (
 )
 from kernelsight.comparison.factors import STEP_MS
 from kernelsight.comparison.incidents import Incident, incidents_of
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.observed_limits import budget_limit, caches_nothing, seats_limit
 from kernelsight.comparison.replay import Replayed, Variant
@@ -101,17 +101,7 @@ def causes_of(
     """
     if not log.enough:
         return []
-    causes_so_far = [
-        Cause(
-            incident.kind,
-            incident.name,
-            incident.value,
-            incident.from_s,
-            incident.to_s,
-            share_of_time(incident.lost_s, log.measured),
-        )
-        for incident in incidents
-    ]
+    causes_so_far = [cause_of_incident(incident, log.measured) for incident in incidents]
     seats = seats_limit(log, base) if not causes_so_far else None
     if seats is not None:
         return [Cause("setting", "max_num_seqs", float(seats))]
@@ -126,7 +116,7 @@ def causes_of(
     causes = _accepted(fitted, log)
     if not causes:
         quiet = quiet_requests(log.measured, incidents)
-        whole_log_cause = _whole_log(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
+        whole_log_cause = _log_wide_cause(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
         causes = [whole_log_cause] if whole_log_cause else []
     whole_miss = bool(fitted) and all(row["left"] <= MISSES_NOTHING for row in fitted)
     if all(cause.kind in UNCERTAIN for cause in causes) and not whole_miss and _is_as_claimed(log, base, intervals):
@@ -172,6 +162,12 @@ def _number_or_word(text: str) -> float | str:
         return text
 
 
+def cause_of_incident(incident: Incident, measured: Measured) -> Cause:
+    """Return an incident as a cause, with the share of all requests' time that it took."""
+    share = share_of_time(incident.lost_s, measured)
+    return Cause(incident.kind, incident.name, incident.value, incident.from_s, incident.to_s, share)
+
+
 def share_of_time(lost_s: float, measured: Measured) -> float:
     """Return which share of all requests' time was lost."""
     spent = float(np.nansum(np.where(measured.ok, measured.e2e_ms, 0.0))) / 1e3
@@ -180,7 +176,7 @@ def share_of_time(lost_s: float, measured: Measured) -> float:
 
 def quiet_requests(measured: Measured, incidents: Sequence[Incident]) -> np.ndarray:
     """Return the requests that no incident touches: those that say what the whole log is like."""
-    sent, end = measured.sent_s, measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3
+    sent, end = measured.sent_s, measured.last_s
     quiet = measured.ok.copy()
     for incident in incidents:
         if incident.name != "pause":  # a median does not see them
@@ -207,7 +203,7 @@ def _load_cause(log: ComparedLog) -> Cause:
     return Cause("load", name, factors.get(name))
 
 
-def _whole_log(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Session) -> Cause | None:
+def _log_wide_cause(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Session) -> Cause | None:
     """Return the cause that explains what quiet requests have in common, and later ones too; None: agreement."""
     early, late = quiet & log.fitted_on, quiet & ~log.fitted_on
     observed = signature(log.measured, base, early)
@@ -220,7 +216,7 @@ def _whole_log(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Ses
     best = best_fitting(candidates, observed)
     if best is None:
         return _eager_by_size(observed, eager, replayed, log)
-    if late.sum() >= LEAST_QUIET and not _holds(best, observed, log, base, late, dict(replayed)):
+    if late.sum() >= LEAST_QUIET and not _holds_later(best, observed, log, base, late, dict(replayed)):
         return None
     if best.cause.name == "host":
         return _eager_by_size(observed, eager, replayed, log) or best.cause
@@ -277,7 +273,7 @@ def _replayed(
     changes = _changes(log)
     variants = [Variant({**log.question.flags, **change}) for change in changes]
     try:
-        served = LogWorlds(session, log.load).serve(variants, replayed_rows, with_parts=False)
+        served = LogReplayer(session, log.load).serve(variants, replayed_rows, with_parts=False)
     except KernelSightError:
         return []
     measured = type(log.measured)(
@@ -305,7 +301,7 @@ def _changes(log: ComparedLog) -> list[dict[str, Any]]:
     return neighbours + [{"max_num_batched_tokens": size} for size in BUDGETS if size != budget]
 
 
-def _holds(
+def _holds_later(
     best: Explained, observed: Signature, log: ComparedLog, base: Replayed, late: np.ndarray,
     late_signatures: Mapping[Explained, Signature],
 ) -> bool:  # fmt: skip

@@ -12,7 +12,7 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.speed import Speed, speed_of
 
-# no token for so long, where requests were there and the replay has tokens, is an outage
+# an outage: no token for this long though requests were in flight and the replay has tokens
 OUTAGE_S = 5.0
 # moments at which everything may stop, and the shortest stop that differs from noise, seconds
 STOP_WIDTH_S, LEAST_STOP_S, SPAN_S = 0.25, 0.12, 120.0
@@ -75,9 +75,9 @@ def incidents_of(measured: Measured, base: Replayed, gaps: pa.ChunkedArray | Non
 
 
 def _outages(measured: Measured, base: Replayed) -> list[Incident]:
-    """Return intervals in which no request got a token though some were there, and in which the replay has tokens."""
+    """Return intervals in which no request got a token though some were in flight, and the replay has tokens."""
     done = measured.ok & np.isfinite(measured.e2e_ms)
-    first_s = (measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3)[done]
+    first_s = measured.first_s[done]
     last_s = (measured.sent_s + measured.e2e_ms / 1e3)[done]
     moments = np.unique(np.concatenate([first_s, last_s]))
     ours = np.sort(base.finish_ns[base.served]) / 1e9
@@ -94,7 +94,7 @@ def _outages(measured: Measured, base: Replayed) -> list[Incident]:
 
 def _pauses(measured: Measured, base: Replayed) -> list[Incident]:
     """Return the stops of everything: requests that were decoding at one moment are late by as much."""
-    begin = measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3
+    begin = measured.first_s
     real, ours = measured.decode_ms / 1e3, (base.finish_ns - base.first_ns) / 1e9
     rows = np.flatnonzero(measured.ok & base.served & np.isfinite(real) & (real > 0.0) & (ours > 0.0))
     if rows.size < 30:
@@ -237,8 +237,7 @@ def _fastest_step(
     measured: Measured, gaps: pa.ChunkedArray, where: np.ndarray | None, span: tuple[float, float] | None
 ) -> float:
     """Return the 5th percentile of the gaps between tokens, of some requests or within a span of time; 0 for none."""
-    first_s = measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3
-    last_s = measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3
+    first_s, last_s = measured.first_s, measured.last_s
     rows = np.flatnonzero(measured.ok & ((first_s < span[1]) & (last_s > span[0]) if span else where))
     values = []
     for row in rows[:: max(rows.size // MOST_LOOKED_AT, 1)]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from kernelsight.comparison.factors import PARAMETERS
-from kernelsight.comparison.observed_steps import Seen
+from kernelsight.comparison.observed_steps import ObservedSteps
 from kernelsight.comparison.replay import KERNELS, NO_LOAD
 from kernelsight.comparison.sample import part_of
 from kernelsight.dataflow.session import Session
@@ -78,27 +78,27 @@ class Predicted(NamedTuple):
 
 
 class StepLikelihoods:
-    """The likelihoods of some step shapes for deployments as they are asked for, each found once."""
+    """Likelihoods of the observed steps by deployment, computed on demand and cached."""
 
-    def __init__(self, session: Session, observations: Seen, prior: np.ndarray) -> None:
-        self._session, self._seen, self._prior = session, observations, prior
-        self._found: dict[str, Evidence | None] = {}
+    def __init__(self, session: Session, observations: ObservedSteps, prior: np.ndarray) -> None:
+        self._session, self._observations, self._prior = session, observations, prior
+        self._cache: dict[str, Evidence | None] = {}
         self._sd: float | None = None
 
-    def of(self, flags: Sequence[Mapping[str, Any]]) -> list[Evidence | None]:
+    def of_deployments(self, flags: Sequence[Mapping[str, Any]]) -> list[Evidence | None]:
         """Return the evidence for each of some deployments; None for one that cannot be planned.
 
-        The first deployment that is ever asked for sets the noise: how well others explain the log is measured in it.
+        The first deployment sets the noise, in which all later ones are measured.
         """
         names = [repr(sorted(named_flags.items(), key=lambda item: item[0])) for named_flags in flags]
-        missing = {name: named_flags for name, named_flags in zip(names, flags, strict=True) if name not in self._found}
+        missing = {name: named_flags for name, named_flags in zip(names, flags, strict=True) if name not in self._cache}
         if missing:
             for name, times in zip(missing, self._predict(list(missing.values())), strict=True):
-                result = None if times is None else likelihood(self._seen, times, self._prior, self._sd)
+                result = None if times is None else likelihood(self._observations, times, self._prior, self._sd)
                 if result is not None and self._sd is None:
                     self._sd = result.sd
-                self._found[name] = result
-        return [self._found[name] for name in names]
+                self._cache[name] = result
+        return [self._cache[name] for name in names]
 
     def _predict(self, flags: Sequence[Mapping[str, Any]]) -> list[Predicted | None]:
         with self._session.fork() as fork:
@@ -109,7 +109,10 @@ class StepLikelihoods:
                 return [None] * len(flags)
             give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
             rows = {name: _by_deployment(fork, name) for name in ("kv_layout", "deployment_settings", "host_settings")}
-            engine_steps, profiled_steps = self._seen.shapes[: self._seen.steps], self._seen.shapes[self._seen.steps :]
+            engine_steps, profiled_steps = (
+                self._observations.shapes[: self._observations.steps],
+                self._observations.shapes[self._observations.steps :],
+            )
             times, totals = _priced(fork, engine_steps, deployment_ids, rows)
             # a profile times each kernel, on whatever stream it runs
             fusions = fork.table("engine_fusions")
@@ -117,10 +120,10 @@ class StepLikelihoods:
             times, totals = (
                 a + b for a, b in zip((times, totals), _priced(fork, profiled_steps, deployment_ids, rows), strict=True)
             )
-        count = len(self._seen.shapes)
+        count = len(self._observations.shapes)
         predicted = {name: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((3, count))) for name in deployment_ids}
         for row in times:
-            shape = self._seen.shapes[row["step_shape_id"]]
+            shape = self._observations.shapes[row["step_shape_id"]]
             kernel = part_of(
                 row["family"], "decode" if row["of_logits"] or shape["tokens"] <= FEW_TOKENS else "prefill"
             )
@@ -130,7 +133,7 @@ class StepLikelihoods:
             name, shape_id = row["deployment_id"], row["step_shape_id"]
             if name in predicted:
                 host = host_of(rows["host_settings"][name], rows["deployment_settings"][name], row["launches"])
-                shape = self._seen.shapes[shape_id]
+                shape = self._observations.shapes[shape_id]
                 requests = shape["decode_requests"] + shape["prefill_requests"]
                 hidden, exposed, _ = host_times(requests, shape["tokens"], shape["prefill_requests"], host)
                 predicted[name].hidden[shape_id], predicted[name].exposed[shape_id] = hidden, exposed
@@ -166,7 +169,7 @@ def _shape(row: Mapping[str, Any], name: str, window: int | None, settings: Mapp
     return {"deployment_id": name, **row, "tokens": tokens, "decode_window_context": inside}
 
 
-def likelihood(observations: Seen, times: Predicted, prior: np.ndarray, sd: float | None = None) -> Evidence:
+def likelihood(observations: ObservedSteps, times: Predicted, prior: np.ndarray, sd: float | None = None) -> Evidence:
     """Return the likelihood of PARAMETERS: least squares of logarithms of times, with tails that count less.
 
     ``sd``: standard deviation of these logarithms; None: that of what is left, at least LEAST_SD. The prior is wide

@@ -15,10 +15,10 @@ from kernelsight.comparison.first_causes import (
     LEAST_QUIET,
     Cause,
     best_fitting,
+    cause_of_incident,
     closed_forms,
     lasts,
     quiet_requests,
-    share_of_time,
 )
 from kernelsight.comparison.incidents import incidents_of
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS, Measured
@@ -214,17 +214,7 @@ def _engine_causes(pair: LogPair, base: Replayed) -> list[Cause]:
     """Return why the later log differs from what the earlier one predicts for it: time first, then occupancy."""
     after = pair.after
     incidents = incidents_of(after, base, pair.gaps)
-    causes = [
-        Cause(
-            incident.kind,
-            incident.name,
-            incident.value,
-            incident.from_s,
-            incident.to_s,
-            share_of_time(incident.lost_s, after),
-        )
-        for incident in incidents
-    ]
+    causes = [cause_of_incident(incident, after) for incident in incidents]
     seats = seats_seen(after, pair.before.ttft_ms[pair.before.ok]) if not causes else None
     if seats is not None and seats < most_running(*decoding(pair.before)):
         return [Cause("setting", "max_num_seqs", float(seats))]

@@ -13,12 +13,12 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.compared_log import of_logs
 from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted_of
 from kernelsight.comparison.log_changes import Changes, LogPair, changes_between
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import Measured, measured_of
 from kernelsight.comparison.power import mean_power, measured_power
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import Replayed, Variant, load_of_log
-from kernelsight.comparison.sample import in_turn
+from kernelsight.comparison.sample import in_order_of_sending
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
@@ -37,7 +37,7 @@ def requests_of(question: Question, requests: pa.Table, logs: pa.Table) -> tuple
     pair = []
     for name, ids in (("earlier", question.baseline or ()), ("later", question.log_ids)):
         one_log = question._replace(log_ids=ids)
-        log_requests = in_turn(of_logs(requests, one_log), of_logs(logs, one_log))
+        log_requests = in_order_of_sending(of_logs(requests, one_log), of_logs(logs, one_log))
         if not log_requests.num_rows:
             raise InvalidInput(
                 f"the {name} log holds no requests with a prompt length; give logs of requests to --log and --baseline."
@@ -78,7 +78,7 @@ def _replays(question: Question, requests: Sequence[pa.Table], session: Session)
     def replay() -> tuple[Replayed, Replayed]:
         variant = [Variant(question.flags)]
         earlier, later = (
-            LogWorlds(session, load_of_log(log_requests)).serve(variant, with_parts=False)[0]
+            LogReplayer(session, load_of_log(log_requests)).serve(variant, with_parts=False)[0]
             for log_requests in requests
         )
         return earlier, later

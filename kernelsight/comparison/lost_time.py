@@ -44,7 +44,7 @@ class LostTime(NamedTuple):
 
 def lost_time(measured: Measured, base: Replayed) -> LostTime | None:
     """Return the lost time of a log; None where fewer than 30 requests have times that say so."""
-    begin = measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3
+    begin = measured.first_s
     real, ours = measured.decode_ms / 1e3, (base.finish_ns - base.first_ns) / 1e9
     if np.isnan(measured.ttft_ms).all():  # E2E alone
         real, ours = measured.e2e_ms / 1e3, base.e2e_ms / 1e3

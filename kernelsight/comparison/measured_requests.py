@@ -37,6 +37,16 @@ class Measured(NamedTuple):
     drawn: bool = False
 
     @property
+    def first_s(self) -> np.ndarray:
+        """Moment of the first token; of sending where TTFT was not measured."""
+        return self.sent_s + np.nan_to_num(self.ttft_ms) / 1e3
+
+    @property
+    def last_s(self) -> np.ndarray:
+        """Moment of the last token; of sending where E2E was not measured."""
+        return self.sent_s + np.nan_to_num(self.e2e_ms) / 1e3
+
+    @property
     def tpot_ms(self) -> np.ndarray:
         """Time per output token after the first; NaN where there is none."""
         intervals = self.output_tokens - 1.0

@@ -20,8 +20,8 @@ LEAST_STEPS = 20
 SMALL_KERNELS = "norm"
 
 
-class Seen(NamedTuple):
-    """Measured times of steps: which step shape, which parts it holds, and its natural logarithm in microseconds.
+class ObservedSteps(NamedTuple):
+    """Measured steps and kernels: step shape, parts that it holds, natural logarithm of its time in microseconds.
 
     ``shapes``: rows of ``step_shapes`` but for the deployment; ``parts``: shape [observations, KERNELS];
     ``with_host``: whether host time is in it; ``steps``, ``kernels``: how many observations of each.
@@ -38,13 +38,13 @@ class Seen(NamedTuple):
     unused: list[str]
 
 
-def seen_of(
+def observed_steps_of(
     logs: Mapping[str, pa.Table], settings: Mapping[str, Any], until_s: float, fitted_share: float, context: int
-) -> Seen:
+) -> ObservedSteps:
     """Return what the steps and kernels of a log measured until a time of its requests.
 
-    ``until_s``: seconds from the start of the requests; where clocks cannot be compared the first ``share`` of the
-    steps counts. ``context``: tokens that a sequence holds on average, where the log does not say.
+    ``until_s``: seconds from the start of the requests; where clocks cannot be compared the first ``fitted_share`` of
+    the steps counts. ``context``: tokens that a sequence holds on average, where the log does not say.
     """
     shapes: list[dict[str, Any]] = []
     rows: list[tuple[int, str | None, bool, bool, float]] = []
@@ -59,10 +59,10 @@ def seen_of(
         shapes.append(shape | {"step_shape_id": len(shapes)})
         rows += [(len(shapes) - 1, kernel, False, True, us) for kernel, us in times.items()]
     if not rows:
-        return Seen([], *(np.zeros(0) for _ in range(5)), 0, 0, unused)
+        return ObservedSteps([], *(np.zeros(0) for _ in range(5)), 0, 0, unused)
     kernels_included = np.array([[family is None or name == family for name in KERNELS] for _, family, *_ in rows])
     shape_number, with_host, context_known, us = (np.array([row[column] for row in rows]) for column in (0, 2, 3, 4))
-    return Seen(
+    return ObservedSteps(
         shapes,
         shape_number,
         kernels_included,

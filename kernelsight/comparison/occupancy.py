@@ -13,7 +13,7 @@ LEAST_TIMES, LEAST_WAIT_MS = 2.0, 50.0
 
 
 def levels(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many spans there are at once, and seconds of each such level.
+    """Return how many spans are active at once, and the seconds of each such level.
 
     >>> levels(np.array([0.0, 1.0]), np.array([2.0, 4.0]))
     (array([1, 2, 1, 0]), array([1., 1., 2., 0.]))
@@ -22,6 +22,21 @@ def levels(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     order = np.argsort(moments, kind="stable")
     change = np.concatenate([np.ones(begin.size, int), -np.ones(end.size, int)])[order]
     return np.cumsum(change), np.diff(moments[order], append=moments[order][-1:])
+
+
+def active_seconds(begin: np.ndarray, end: np.ndarray, at_s: np.ndarray) -> np.ndarray:
+    """Return the seconds of all spans until each moment: sums of max(moment - begin, 0) less those of the ends.
+
+    >>> active_seconds(np.array([0.0, 1.0]), np.array([2.0, 4.0]), np.array([1.0, 3.0])).tolist()
+    [1.0, 4.0]
+    """
+
+    def since(moments: np.ndarray) -> np.ndarray:
+        ordered = np.sort(moments)
+        count = np.searchsorted(ordered, at_s)
+        return at_s * count - np.concatenate([[0.0], np.cumsum(ordered)])[count]
+
+    return since(begin) - since(end)
 
 
 def decoding(measured: Measured) -> tuple[np.ndarray, np.ndarray]:

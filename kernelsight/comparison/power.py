@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.compared_log import ComparedLog
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import Variant, given
+from kernelsight.comparison.replay import Variant, give_log
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 
@@ -134,7 +134,7 @@ def _later_s(requests: pa.Table, at_s: np.ndarray, logs: pa.Table) -> dict[str, 
 
 def _beside_replay(log: ComparedLog, series: Sequence[Series], session: Session) -> list[dict[str, Any]]:
     with session.fork() as fork:
-        if not given(fork, log.load, [Variant(log.question.flags)]):
+        if not give_log(fork, log.load, [Variant(log.question.flags)]):
             return []
         windows = fork.table("power_over_time").to_pylist()
         energy = fork.table("scenario_energy").to_pylist()

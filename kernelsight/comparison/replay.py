@@ -92,7 +92,7 @@ class Replayed(NamedTuple):
         return self.parts_ns[KEPT.index(name)].sum(axis=0)
 
 
-def given(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
+def give_log(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
     """Give a session the log on every variant that can be planned; return the number of each scenario's variant."""
     plan = plan_rows(fork, [{**NO_LOAD, **variant.flags} for variant in variants], on_fault="collect", origin="")
     deployments, scenarios, corrections, places = {}, [], [], {}
@@ -123,7 +123,7 @@ def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict
     Keys: ttft, tpot, e2e; none where no request is served. From ``scenario_intervals``.
     """
     with session.fork() as fork:
-        given(fork, load, [variant])
+        give_log(fork, load, [variant])
         rows = {row["metric"]: row for row in fork.table("scenario_intervals").to_pylist()}
     means = {name: rows.get(f"{name}_mean_ms") for name in ("ttft", "tpot", "e2e")}
     return {name: (row["low"] / row["predicted"], row["high"] / row["predicted"]) for name, row in means.items() if row}

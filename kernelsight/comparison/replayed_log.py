@@ -11,9 +11,9 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
 from kernelsight.comparison.errors import concurrency_of, measured_by_metric, predicted_of
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.question import question_of
-from kernelsight.comparison.replay import KEPT, KERNELS, NO_LOAD, Replayed, Variant, given, interval_factors
+from kernelsight.comparison.replay import KEPT, KERNELS, NO_LOAD, Replayed, Variant, give_log, interval_factors
 from kernelsight.comparison.settings import stated_settings
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
@@ -36,7 +36,7 @@ def replay_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa
     """Return ``log_replays`` and ``replayed_parts``."""
     requests, part_rows = [], []
     for log in logs:
-        (base,) = LogWorlds(session, log.load).serve([Variant(log.question.flags)])
+        (base,) = LogReplayer(session, log.load).serve([Variant(log.question.flags)])
         usable = log.measured.ok & base.served & np.isfinite(log.measured.e2e_ms)
         means = {name: float(base.part(name)[usable].mean() / 1e6) if usable.any() else 0.0 for name in KEPT}
         part_rows += [
@@ -133,7 +133,7 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
             }
             intervals.append({**key, "metric": metric, **factors})
         with session.fork() as fork:
-            given(fork, log.load, [variant])
+            give_log(fork, log.load, [variant])
             tiers.append({**key, **fork.table("deployment_tiers").to_pylist()[0]})
     rows = {"log_intervals": intervals, "log_tiers": tiers}
     return {name: as_table(contracts()[name], values) for name, values in rows.items()}
@@ -147,7 +147,7 @@ def chance_of_requests(log: ComparedLog, session: Session) -> dict[str, float]:
     """
     rows = log.sample_rows if log.sample_rows.size else np.arange(log.load.num_rows)
     variants = [Variant(log.question.flags, dict.fromkeys(KERNELS, factor)) for factor in (1.0, *NEIGHBOURS)]
-    base, *neighbours = LogWorlds(session, log.load).serve(variants, rows, with_parts=False)
+    base, *neighbours = LogReplayer(session, log.load).serve(variants, rows, with_parts=False)
     output = log.measured.output_tokens[rows]
     middle, spread = predicted_of(base, output), {}
     for metric, ours in middle.items():

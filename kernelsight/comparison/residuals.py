@@ -110,7 +110,7 @@ def similar(measured: Measured, chosen: np.ndarray) -> np.ndarray:
     Which requests share a step is chance; the mean over such a group is free of it, so that what remains has a cause.
     """
     sent = measured.sent_s[chosen]
-    ends_s = np.sort(sent + np.nan_to_num(measured.e2e_ms[chosen]) / 1e3)
+    ends_s = np.sort(measured.last_s[chosen])
     running = np.arange(sent.size)[np.argsort(np.argsort(sent))] - np.searchsorted(ends_s, sent)
     number = np.zeros(sent.size, np.int64)
     for values in (measured.prompt_tokens[chosen], measured.output_tokens[chosen], running):

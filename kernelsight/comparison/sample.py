@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.dataflow.session import Session
@@ -21,21 +21,21 @@ PAUSE_S = 60.0
 class Sample(NamedTuple):
     """Some consecutive requests of a log, and how variants serve them."""
 
-    worlds: LogWorlds
-    whole: Measured
+    replayer: LogReplayer
+    log_measured: Measured
     rows: np.ndarray
 
     @property
     def measured(self) -> Measured:
         """What was measured of these requests."""
-        return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.whole))
+        return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.log_measured))
 
     def serve(self, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
         """Serve these requests on every variant."""
-        return self.worlds.serve(variants, self.rows, with_parts=with_parts)
+        return self.replayer.serve(variants, self.rows, with_parts=with_parts)
 
 
-def in_turn(requests: pa.Table, logs: pa.Table) -> pa.Table:
+def in_order_of_sending(requests: pa.Table, logs: pa.Table) -> pa.Table:
     """Return the requests of all logs in order of sending.
 
     Logs with unix times that overlap were sent at the same time, and stay so; others follow one another. ``logs``: the
@@ -51,7 +51,7 @@ def in_turn(requests: pa.Table, logs: pa.Table) -> pa.Table:
     for group in _at_the_same_time(requests, names, starts):
         group_start = starts.get(group[0]) or 0.0
         moved = [
-            _later(requests.filter(pc.equal(requests["log_id"], name)), offset, starts, group_start) for name in group
+            _shifted(requests.filter(pc.equal(requests["log_id"], name)), offset, starts, group_start) for name in group
         ]
         merged = pa.concat_tables(moved)
         merged = merged.take(pc.sort_indices(pa.table({"sent": _sent(merged)}), [("sent", "ascending")]))
@@ -83,7 +83,7 @@ def _last_sent(requests: pa.Table) -> list[dict[str, Any]]:
     return sent.group_by("log_id", use_threads=False).aggregate([("sent", "max")]).to_pylist()
 
 
-def _later(requests: pa.Table, offset: float, starts: Mapping[str, float | None], group_start: float) -> pa.Table:
+def _shifted(requests: pa.Table, offset: float, starts: Mapping[str, float | None], group_start: float) -> pa.Table:
     """Return the requests of one log on the time line of its group, which begins at ``offset``."""
     later = offset + (starts.get(requests["log_id"][0].as_py()) or group_start) - group_start
     for column in ("arrival_s", "sent_s"):

@@ -1,4 +1,4 @@
-"""How a log's times differ from a replay's, as figures that causes leave their mark on, and how far these are off.
+"""Signature of a miss: how TTFT and TPOT of a log differ from a replay's, in three figures by which causes differ.
 
 Each cause has a signature: a slow tokenizer makes TTFT longer with every prompt token and leaves TPOT as it is, a small
 step budget makes TTFT longer and TPOT shorter, host time adds as much to every step, a slower GPU scales both.

@@ -13,6 +13,7 @@ import numpy as np
 
 from kernelsight.comparison.lost_time import MOST_REQUESTS, LostTime
 from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.occupancy import active_seconds
 from kernelsight.comparison.replay import Replayed
 
 # a window with less time of requests in it, in windows, says nothing
@@ -35,14 +36,13 @@ def speed_of(measured: Measured, base: Replayed, lost: LostTime) -> Speed:
     """Return the speed of an engine along a log."""
     count = lost.share.size
     edges = lost.start_s + lost.width_s * np.arange(count + 1)
-    first_s = measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3
-    real = running_in(first_s, measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3, edges)
+    real = running_in(measured.first_s, measured.last_s, edges)
     done = base.served
     ours = running_in(base.first_ns[done] / 1e9, base.finish_ns[done] / 1e9, edges)
     prompts = measured.prompt_tokens - np.nan_to_num(base.cached_tokens)
     read, ours_read = (
         np.histogram(at_s, edges, weights=weights)[0] / lost.width_s
-        for at_s, weights in ((first_s, prompts), (base.first_ns[done] / 1e9, prompts[done]))
+        for at_s, weights in ((measured.first_s, prompts), (base.first_ns[done] / 1e9, prompts[done]))
     )
     predicted = _time_per_token(measured, base, edges)
     usable = (ours > LEAST_COVERED) & (predicted > 0.0)
@@ -61,23 +61,15 @@ def speed_of(measured: Measured, base: Replayed, lost: LostTime) -> Speed:
 
 
 def running_in(begin: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return how many of some spans are there on average in each window."""
+    """Return the mean number of spans that are active in each window."""
     nonempty = np.isfinite(begin) & np.isfinite(end) & (end > begin)
-    begin, end, width = begin[nonempty], end[nonempty], edges[1] - edges[0]
-
-    def before(moments: np.ndarray) -> np.ndarray:
-        """Return the seconds that all spans' ends lie before each edge."""
-        ordered = np.sort(moments)
-        count = np.searchsorted(ordered, edges)
-        return edges * count - np.concatenate([[0.0], np.cumsum(ordered)])[count]
-
-    return np.diff(before(begin) - before(end)) / width
+    width = edges[1] - edges[0]
+    return np.diff(active_seconds(begin[nonempty], end[nonempty], edges)) / width
 
 
 def _time_per_token(measured: Measured, base: Replayed, edges: np.ndarray) -> np.ndarray:
     """Return the mean predicted time per token of the requests that decoded in each window, where they did, seconds."""
-    first_s = measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3
-    last_s = measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3
+    first_s, last_s = measured.first_s, measured.last_s
     rows = np.flatnonzero(base.served & measured.ok & (measured.output_tokens > 1) & (last_s > first_s))
     rows = rows[:: max(-(-rows.size // MOST_REQUESTS), 1)]
     tpot = (base.finish_ns - base.first_ns)[rows] / 1e9 / (measured.output_tokens[rows] - 1.0)

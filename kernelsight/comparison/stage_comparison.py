@@ -17,7 +17,7 @@ from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import NO_LOAD, conformed
 from kernelsight.comparison.stage_logs import Stage, client_of, findings, load_of_stage, stages_of
-from kernelsight.comparison.unused_rows import counted, unused
+from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.comparison.verdict import verdict_table
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
@@ -170,7 +170,7 @@ class StageComparison:
         off = errors["e2e_ms"]["measured"] - errors["e2e_ms"]["predicted"] if errors["e2e_ms"]["n"] else 0.0
         return {
             "requests": sum(stage.requests for stage in self.stages),
-            "dropped": counted(faults),
+            "dropped": fault_counts(faults),
             "files": self._logs["production_files"].to_pylist(),
             **errors,
             "cause": dict(NO_CAUSE),
@@ -209,7 +209,7 @@ class StageComparison:
 
     def _verdict(self) -> str:
         """Return one sentence: how far the open stages are off in E2E, and full ones in the rate that is served."""
-        lost = unused(counted(self._logs["log_faults"].to_pylist()))
+        lost = unused_clause(fault_counts(self._logs["log_faults"].to_pylist()))
         means = [row for row in self.rows if row["statistic"] == "mean"]
         has_e2e = any(row["metric"] == "e2e_ms" and row["open_loop"] for row in means)
         # a report without E2E, such as vLLM's, has the other two

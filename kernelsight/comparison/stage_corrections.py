@@ -89,7 +89,7 @@ def likeliest(observations: Observed, slopes: np.ndarray) -> np.ndarray:
     return np.clip(scaled, -MOST_SD, MOST_SD) * SD
 
 
-def observed(comparison: Stages, errors: Sequence[Mapping[str, Any]]) -> tuple[Observed, np.ndarray]:
+def observed_misses(comparison: Stages, errors: Sequence[Mapping[str, Any]]) -> tuple[Observed, np.ndarray]:
     """Return what the stages say, and which of their means each observation is, as indices (stage, metric)."""
     by_stage = {(row["log_id"], row["part"], row["metric"]): row for row in errors}
     observations, positions = [], []
@@ -108,7 +108,7 @@ def observed(comparison: Stages, errors: Sequence[Mapping[str, Any]]) -> tuple[O
 
 
 def _corrections(comparison: Stages, errors: Sequence[Mapping[str, Any]], session: Session) -> list[dict[str, Any]]:
-    observations, indices = observed(comparison, errors)
+    observations, indices = observed_misses(comparison, errors)
     if not observations.miss.size:
         return []
     with session.fork() as fork:

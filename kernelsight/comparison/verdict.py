@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.comparison.errors import METRICS, are_as_claimed
-from kernelsight.comparison.unused_rows import unused
+from kernelsight.comparison.unused_rows import unused_clause
 from kernelsight.escape import html_table
 from kernelsight.number_format import deviation, number, percent, rounded
 
@@ -39,7 +39,8 @@ def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> st
 
     ``unlooked_for``: why no cause was looked for.
     """
-    sentence = f"{_found(answer, unlooked_for)[:-1]}{_power(answer.get('power_w'))}{unused(answer['dropped'])}."
+    sentence = _miss_sentence(answer, unlooked_for)[:-1] + _power_clause(answer.get("power_w"))
+    sentence += f"{unused_clause(answer['dropped'])}."
     if answer["tier"] == "unmeasured-vendor":
         return (
             f"{sentence[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
@@ -56,7 +57,7 @@ def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> st
     return sentence
 
 
-def _power(power: Mapping[str, Any] | None) -> str:
+def _power_clause(power: Mapping[str, Any] | None) -> str:
     """Return measured and predicted power, for the end of a verdict; "" where they cannot be compared."""
     if not power or power["error"] is None:
         return ""
@@ -64,7 +65,7 @@ def _power(power: Mapping[str, Any] | None) -> str:
     return f"; its GPUs drew {number(measured)} W, predicted {number(predicted)} W ({deviation(error)})"
 
 
-def _found(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
+def _miss_sentence(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
     name = next((name for name in ("E2E", "TPOT", "TTFT") if answer[f"{name.lower()}_ms"]["n"]), None)
     if name is None:
         return "no request of the log was served in the replay, so that nothing is compared."
@@ -78,7 +79,10 @@ def _found(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
     )  # fmt: skip
     unit = _other_unit(e2e["measured"] / e2e["predicted"])
     if unit:
-        return f"{sentence}; its times look like {unit} that were read as ms: --columns names a unit, as in ttft_ms=first[s]."
+        return (
+            f"{sentence}; its times look like {unit} that were read as ms: --columns names a unit, as in "
+            "ttft_ms=first[s]."
+        )
     if impossible:
         row = impossible[0]
         return f"{sentence}; the log contradicts {row['setting']} {row['stated']}: {row['value']}."
@@ -100,7 +104,7 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
     """
     kind, name, value = cause["kind"], cause["name"], cause["value"]
     if kind in ("incident", "change"):
-        return _event(cause)
+        return _event_sentence(cause)
     if kind == "setting":
         return f"the log looks like {name} {value} instead of {stated}"
     if kind == "load":
@@ -120,7 +124,7 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
     return f"explained by {WORDS[name]} at {number(value, 3)} times the predicted time"
 
 
-def _event(cause: Mapping[str, Any]) -> str:
+def _event_sentence(cause: Mapping[str, Any]) -> str:
     name, value, begin, end = (cause[key] for key in ("name", "value", "from_s", "to_s"))
     when = f"from {rounded(begin)} s on" if cause["kind"] == "change" else f"from {rounded(begin)} to {rounded(end)} s"
     if name == "pause":

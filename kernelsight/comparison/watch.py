@@ -18,9 +18,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kernelsight.comparison.drift import Drift, followed
+from kernelsight.comparison.drift import Drift, with_window
 from kernelsight.comparison.verdict import cause_sentence
-from kernelsight.comparison.watched_requests import COLUMNS, Kept, after, is_due, requests_table, window_of, with_new
+from kernelsight.comparison.watched_requests import (
+    COLUMNS,
+    Kept,
+    is_due,
+    requests_table,
+    window_of,
+    with_requests,
+    without_compared,
+)
 from kernelsight.comparison.watched_server import counters_between, scraped, window_between
 from kernelsight.dataflow.bounded_files import read_text
 from kernelsight.dataflow.bounded_http import get_text
@@ -113,7 +121,7 @@ class Watch:
         self.state = state_of(self.targets.state, self.source)
 
     @contextlib.contextmanager
-    def alone(self) -> Any:
+    def locked_state(self) -> Any:
         """Keep other processes from the state while a watch runs."""
         with locked(self.targets.state) if self.targets.state else contextlib.nullcontext():
             yield self
@@ -134,7 +142,7 @@ class Watch:
             if appended_part.lines:
                 try:
                     requests = rows_of(appended_part, path, self.log_format, self.columns)
-                    self.state.kept = with_new(self.state.kept, requests)
+                    self.state.kept = with_requests(self.state.kept, requests)
                 except InvalidInput as refused:
                     self.state.totals["refused"] += appended_part.lines.count(b"\n")
                     notes.append(f"lines were not used: {refused}")
@@ -147,20 +155,20 @@ class Watch:
         """Return the window of the requests that can be compared now; a window without requests holds what was said."""
         due = is_due(self.state.kept)
         if due <= self.state.kept.compared:
-            return self._only(notes)
+            return self._window_of_notes(notes)
         try:
             metrics, counts = window_of(self.state.kept, due, self.flags, self.session)
         except InvalidInput as refused:
-            return self._only([*notes, str(refused)])
+            return self._window_of_notes([*notes, str(refused)])
         finally:
-            self.state.kept = after(self.state.kept, due)
+            self.state.kept = without_compared(self.state.kept, due)
         return [self._window(metrics, counts, notes)]
 
-    def _only(self, notes: list[str]) -> list[Window]:
+    def _window_of_notes(self, notes: list[str]) -> list[Window]:
         """Return a window without requests that holds what was said; none where nothing was."""
-        return [self._made({}, {}, notes)] if notes else []
+        return [self._new_window({}, {}, notes)] if notes else []
 
-    def _made(self, metrics: dict[str, dict[str, float]], counts: dict[str, float], notes: list[str]) -> Window:
+    def _new_window(self, metrics: dict[str, dict[str, float]], counts: dict[str, float], notes: list[str]) -> Window:
         usual = {name: drift.level for name, drift in self.state.drifts.items()}
         state = self.state
         return Window(state.windows, metrics, counts, notes, usual, state.drifting_since, dict(state.totals))
@@ -170,14 +178,16 @@ class Watch:
         try:
             text = scraped(get_text(self.source, TIMEOUT_S, MOST_BYTES))
         except RunFailed as failed:
-            return self._only([str(failed)])
+            return self._window_of_notes([str(failed)])
         before, since = self.state.scrape, self.state.scraped_at
         self.state.scrape, self.state.scraped_at = text, now_s
         if not before:
             return []
         counters = counters_between(before, text)
         if counters is None:
-            return self._only([f"{redacted_text(self.source)}: counters fell or are missing: was it started again?"])
+            return self._window_of_notes(
+                [f"{redacted_text(self.source)}: counters fell or are missing: was it started again?"]
+            )
         metrics = window_between(counters, now_s - since, self.flags, self.session)
         if not metrics:
             return []
@@ -189,7 +199,7 @@ class Watch:
         began = self._follow(metrics, counts["start_s"])
         for name in ("requests", "failed"):
             self.state.totals[name] += counts[name]
-        window = self._made(metrics, counts, notes + began)
+        window = self._new_window(metrics, counts, notes + began)
         self.state.windows += 1
         if self.targets.history is not None:
             self.targets.history.mkdir(parents=True, exist_ok=True)
@@ -204,7 +214,7 @@ class Watch:
         """Return what is to be said of the drift: once when it begins, with what it looks like, and once at its end."""
         drifting_before, events = self.state.drifting_since, []
         for name, figures in metrics.items():
-            self.state.drifts[name], event = followed(
+            self.state.drifts[name], event = with_window(
                 self.state.drifts.get(name, Drift()), figures["log_factor"], start_s
             )
             events.append(event)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted_of
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import measured_of
 from kernelsight.comparison.replay import Variant, load_of_log
 from kernelsight.dataflow.rows import as_table
@@ -37,7 +37,7 @@ class Kept(NamedTuple):
     compared: int = 0
 
 
-def with_new(kept: Kept, requests: pl.DataFrame) -> Kept:
+def with_requests(kept: Kept, requests: pl.DataFrame) -> Kept:
     """Return the kept rows with new requests, which a log writes in the order in which they end.
 
     One that was sent before others that were compared is compared with the next window.
@@ -53,16 +53,16 @@ def is_due(kept: Kept) -> int:
     A log holds requests that have ended. What was sent less than the longest time before the last end may be missing,
     and with it a part of the load.
     """
-    ends_s = [row[0] + _seconds(row) for row in kept.rows]
+    ends_s = [row[0] + _duration_s(row) for row in kept.rows]
     if not ends_s:
         return 0
-    longest = min(max(_seconds(row) for row in kept.rows), LONGEST_S)
+    longest = min(max(_duration_s(row) for row in kept.rows), LONGEST_S)
     due = sum(row[0] <= max(ends_s) - longest for row in kept.rows[kept.compared :])
     # more than can be kept are compared early
     return kept.compared + max(due, len(kept.rows) - kept.compared - MOST_KEPT // 2)
 
 
-def after(kept: Kept, due: int) -> Kept:
+def without_compared(kept: Kept, due: int) -> Kept:
     """Return what is kept once the first ``due`` rows were compared: the last of them load those that follow."""
     first_kept = max(min(due, len(kept.rows) - MOST_KEPT // 2), 0)
     return Kept(kept.rows[first_kept:], due - first_kept)
@@ -80,7 +80,7 @@ def window_of(
     table = requests_table(rows)
     measured, new = measured_of(table), {id(row) for row in kept.rows[kept.compared : due]}
     fresh = np.array([id(row) in new for row in rows])
-    (served,) = LogWorlds(session, load_of_log(table)).serve([Variant(flags)], with_parts=False)
+    (served,) = LogReplayer(session, load_of_log(table)).serve([Variant(flags)], with_parts=False)
     real, ours = measured_by_metric(measured), predicted_of(served, measured.output_tokens)
     figures = {}
     for metric in METRICS:
@@ -112,7 +112,7 @@ def _figures(real: np.ndarray, ours: np.ndarray) -> dict[str, float]:
     return figures
 
 
-def _seconds(row: Row) -> float:
+def _duration_s(row: Row) -> float:
     """Return how long a request took, as far as the log says."""
     e2e_ms, ttft_ms = row[COLUMNS.index("e2e_ms")], row[COLUMNS.index("ttft_ms")]
     return ((ttft_ms if e2e_ms is None else e2e_ms) or 0.0) / 1e3

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kernelsight.comparison.errors import METRICS, predicted_of
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import LOAD, Variant, conformed
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
@@ -65,7 +65,7 @@ def window_between(
     output = max(round(counters["output_tokens"] / ended), 1)
     columns = {"load_id": [LOAD] * count, "request_id": np.arange(count), "arrival_s": sent - sent[0]}
     load = conformed({**columns, "prompt_tokens": [prompt] * count, "output_tokens": [output] * count})
-    (served,) = LogWorlds(session, load).serve([Variant(flags)], with_parts=False)
+    (served,) = LogReplayer(session, load).serve([Variant(flags)], with_parts=False)
     expected = predicted_of(served, np.full(count, float(output)))
     figures = {}
     for metric in METRICS:

@@ -1,7 +1,7 @@
-"""Inputs of the simulation for replays of a log: read once per deployment, served again with any corrections.
+"""Replays a log on deployments: simulation inputs are read once per deployment, and served with any corrections.
 
 A replay with other factors has the same knots, memory and settings; only step costs and host time differ. They are
-changed here as ``step_costs`` and ``host_settings`` change them for rows of ``corrections``, without asking the graph:
+changed here as ``step_costs`` and ``host_settings`` change them for rows of ``corrections``, without running the graph:
 costs are linear in every factor, so that what a kind of kernels adds to them is laid out for the loop once.
 """
 
@@ -43,13 +43,13 @@ class _Deployment(NamedTuple):
     added: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-class LogWorlds:
-    """Serves the requests of one log on deployments; each is planned and its step costs are read once."""
+class LogReplayer:
+    """Replays the requests of one log on deployments; each is planned and its step costs are read once."""
 
     def __init__(self, session: Session, load: pa.Table) -> None:
         self._session, self._load = session, load
-        self._known: dict[str, _Deployment | None] = {}
-        self._world: World | None = None
+        self._deployments: dict[str, _Deployment | None] = {}
+        self._inputs: World | None = None
 
     def serve(
         self, variants: Sequence[Variant], rows: np.ndarray | None = None, *, with_parts: bool = True
@@ -65,23 +65,23 @@ class LogWorlds:
             {
                 name: named_variant.flags
                 for name, named_variant in zip(names, variants, strict=True)
-                if name not in self._known
+                if name not in self._deployments
             }
         )
         n = self._load.num_rows if rows is None else rows.size
         planned = [
-            (f"v{number}", self._known[name], named_variant)
+            (f"v{number}", self._deployments[name], named_variant)
             for number, (name, named_variant) in enumerate(zip(names, variants, strict=True))
         ]
         served = [
             (name, deployment, named_variant) for name, deployment, named_variant in planned if deployment is not None
         ]
-        if not served or self._world is None or not n:
-            return [_nothing(n, with_parts) for _ in variants]
-        inputs = self._of_rows(rows)
+        if not served or self._inputs is None or not n:
+            return [_unserved(n, with_parts) for _ in variants]
+        inputs = self._inputs_of_rows(rows)
         span = inputs.spans[LOAD]
         for name, deployment, variant in served:
-            inputs = self._with(inputs, name, deployment, variant, span)
+            inputs = self._with_variant(inputs, name, deployment, variant, span)
         threads = 1 if n * len(served) <= SHORT else None
         replicas: dict[str, list[Replica]] = {name: [] for name, *_ in planned}
         for replica in serve_replicas(inputs, count_uses=False, split=with_parts, threads=threads):
@@ -89,7 +89,7 @@ class LogWorlds:
         return [_replayed(n, replicas[name], span[0], with_parts) for name, *_ in planned]
 
     def _read(self, missing: Mapping[str, Mapping[str, Any]]) -> None:
-        """Plan deployments and read what they are served from; one that cannot run is known as None."""
+        """Plan deployments and read their simulation inputs; None for one that cannot run."""
         if not missing:
             return
         with self._session.fork() as fork:
@@ -106,19 +106,19 @@ class LogWorlds:
             row = able.get(scenario["scenario_id"]) if scenario else None
             deployment_id = row and row["deployment_id"]
             if deployment_id is None:
-                self._known[name] = None
+                self._deployments[name] = None
                 continue
             times = {timed: np.rint(costs[deployment_id][column].to_numpy() * 1e6) for timed, column in COLUMN.items()}
-            self._known[name] = _Deployment(
+            self._deployments[name] = _Deployment(
                 row, costs[deployment_id], shapes[deployment_id], times, knot_parts[deployment_id], {}
             )
-        self._world = inputs if self._world is None else _together(self._world, inputs)
+        self._inputs = inputs if self._inputs is None else _merged(self._inputs, inputs)
 
-    def _of_rows(self, rows: np.ndarray | None) -> World:
+    def _inputs_of_rows(self, rows: np.ndarray | None) -> World:
         """Return the world with some of the requests; those that follow one another are a slice of the log's."""
         shared_tables = ("deployments", "plans", "hosts", "links", "tiers", "costs")
-        inputs = self._world._replace(
-            scenarios=[], **{name: dict(getattr(self._world, name)) for name in shared_tables}
+        inputs = self._inputs._replace(
+            scenarios=[], **{name: dict(getattr(self._inputs, name)) for name in shared_tables}
         )
         if rows is None:
             return inputs._replace(spans={LOAD: (0, self._load.num_rows)})
@@ -127,7 +127,7 @@ class LogWorlds:
         load = self._load.take(pa.array(rows))
         return inputs._replace(requests=load, columns=load_columns(load), spans={LOAD: (0, rows.size)})
 
-    def _with(
+    def _with_variant(
         self, inputs: World, name: str, deployment: _Deployment, variant: Variant, span: tuple[int, int]
     ) -> World:
         """Return the world with one more scenario: a variant, whose deployment has its own costs."""
@@ -147,7 +147,7 @@ class LogWorlds:
 
     def _costs_of(self, planned_id: str, deployment: _Deployment, variant: Variant) -> CostTables:
         """Return the step costs of a deployment times the factors of a variant, laid out for the loop."""
-        laid_out = self._world.costs[planned_id]
+        laid_out = self._inputs.costs[planned_id]
         factors = {kernel: factor for kernel, factor in variant.factors.items() if factor != 1.0}
         if not factors:
             return laid_out
@@ -171,8 +171,8 @@ class LogWorlds:
         costs = deployment.costs
         for name, column in COLUMN.items():
             costs = costs.set_column(costs.column_names.index(column), column, pa.array(longer[name] / 1e6))
-        laid_out = cost_tables(costs, deployment.shapes, self._world.deployments[planned_id])
-        added = laid_out.packed.values - self._world.costs[planned_id].packed.values
+        laid_out = cost_tables(costs, deployment.shapes, self._inputs.deployments[planned_id])
+        added = laid_out.packed.values - self._inputs.costs[planned_id].packed.values
         indices = np.flatnonzero(added)
         return indices, added[indices]
 
@@ -208,7 +208,7 @@ def _corrected_host(host: Mapping[str, Any], variant: Variant) -> dict[str, Any]
     return {**host, "step_exposed_us": step, "request_us": max(request, 0.0)}
 
 
-def _together(earlier: World, later: World) -> World:
+def _merged(earlier: World, later: World) -> World:
     names = ("deployments", "plans", "hosts", "links", "tiers", "layers", "costs")
     return earlier._replace(**{name: getattr(earlier, name) | getattr(later, name) for name in names})
 
@@ -218,8 +218,8 @@ def _name(flags: Mapping[str, Any]) -> str:
 
 
 def _replayed(n: int, replicas: Sequence[Replica], start: int, with_parts: bool) -> Replayed:
-    """Return what became of n requests, from the engines that served them."""
-    replayed = _nothing(n, with_parts)
+    """Return the replay of n requests from the results of the replicas that served them."""
+    replayed = _unserved(n, with_parts)
     moments = (replayed.sent_ns, replayed.scheduled_ns, replayed.first_ns, replayed.finish_ns)
     for replica in replicas:
         rows, outputs = replica.rows - start, replica.served.out
@@ -234,7 +234,7 @@ def _replayed(n: int, replicas: Sequence[Replica], start: int, with_parts: bool)
     return replayed
 
 
-def _nothing(n: int, with_parts: bool) -> Replayed:
+def _unserved(n: int, with_parts: bool) -> Replayed:
     """Return a replay in which no request was served."""
     phases, size = 2, n if with_parts else 0
     parts_ns = [np.zeros((phases, size), np.int64) for _ in (KEPT if with_parts else ())]
