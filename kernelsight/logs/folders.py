@@ -1,4 +1,4 @@
-"""A folder as one log: its files by what they are for, those of no known format named with what is in them."""
+"""A folder as one log: its files by role, and those of no known format with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROLES = ("requests", "steps", "metrics", "kernels", "launch")
 
 
 class Given(NamedTuple):
-    """A file with its format, what it is read for, and the folder that it was found in."""
+    """A file with its format, its role, and the folder that it was found in."""
 
     file: LogFile
     format: LogFormat
@@ -33,7 +33,7 @@ class Given(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """The files of a folder, in order of their names, and those that are not read, with why."""
+    """The files of a folder, in order of their names, and those that are not read, each with the reason."""
 
     path: Path
     files: Sequence[Given]
@@ -86,7 +86,9 @@ def _format(file: LogFile, name: str) -> LogFormat | None:
     """Return the one format of a file; InvalidInput: it has the fields of several, and none of them is named."""
     fitting = formats_of(file) or ([launch.FORMAT] if launch.FORMAT.recognises(file) else [])
     if len(fitting) > 1:
-        return next((each for each in fitting if each.name == name), None) or recognise(file, fitting[0].role)
+        return next((log_format for log_format in fitting if log_format.name == name), None) or recognise(
+            file, fitting[0].role
+        )
     return fitting[0] if fitting else None
 
 
@@ -98,11 +100,11 @@ def _refuse_others(folder: Path, files: Sequence[Given], not_read: Mapping[str, 
         )
         raise unusable(folder, f"is a folder without a file of a known format: {shown}", LOOKED_FOR)
     requests: dict[str, list[str]] = {}
-    for one in files:
-        if one.role == "requests":
-            requests.setdefault(one.format.name, []).append(one.file.path.name)
+    for given in files:
+        if given.role == "requests":
+            requests.setdefault(given.format.name, []).append(given.file.path.name)
     if not requests:
-        listed = [f"{one.file.path.name} is {one.format.written_by}" for one in files]
+        listed = [f"{given.file.path.name} is {given.format.written_by}" for given in files]
         raise unusable(folder, f"is a folder without requests: {'; '.join(listed[:MOST_NAMED])}", LOOKED_FOR)
     if len(requests) > 1:
         listed = [f"{name}: {', '.join(names[:MOST_NAMED])}" for name, names in requests.items()]

@@ -49,13 +49,13 @@ def proposed(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
     >>> proposed(["ts", "in_tok", "First Token (s)", "latency_ms", "user"])
     {'arrival_s': 'ts', 'prompt_tokens': 'in_tok', 'ttft_ms': 'First Token (s)[s]', 'e2e_ms': 'latency_ms'}
     """
-    parts = {name: _without_unit(name) for name in names}
-    known, proposals = set(taken), {}
+    name_and_unit = {name: _without_unit(name) for name in names}
+    taken_names, proposals = set(taken), {}
     for ours, words in NAMES.items():
-        fitting = [(words.index(word), name) for name, (word, _) in parts.items() if word in words]
-        if ours not in known and fitting:
+        fitting = [(words.index(word), name) for name, (word, _) in name_and_unit.items() if word in words]
+        if ours not in taken_names and fitting:
             name = min(fitting)[1]
-            proposals[ours] = f"{name}{_unit_of(ours, parts.pop(name)[1])}"
+            proposals[ours] = f"{name}{_unit_of(ours, name_and_unit.pop(name)[1])}"
     return proposals
 
 
@@ -65,10 +65,10 @@ def proposal(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
     >>> proposal(["ts", "in_tok", "out_tok", "latency"])
     '--columns arrival_s=ts prompt_tokens=in_tok output_tokens=out_tok e2e_ms=latency'
     """
-    known = set(taken)
-    proposals = proposed(names, known)
-    there = known | proposals.keys()
-    if not proposals or not there.issuperset(REQUIRED) or not there & set(LATENCIES):
+    taken_names = set(taken)
+    proposals = proposed(names, taken_names)
+    columns = taken_names | proposals.keys()
+    if not proposals or not columns.issuperset(REQUIRED) or not columns & set(LATENCIES):
         return None
     words = (f"{ours}={theirs}" for ours, theirs in proposals.items())
     return "--columns " + " ".join(f"'{word}'" if re.search(r"[^\w.=\[\]-]|\[", word) else word for word in words)

@@ -30,14 +30,14 @@ TABLES = (
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-def is_table(given: Any) -> bool:
+def is_table(requests: Any) -> bool:
     """Whether requests are a table in memory or a list of dicts, and not paths.
 
     >>> is_table([{"arrival_s": 0.0}]), is_table("day.csv"), is_table(["day.csv"])
     (True, False, False)
     """
-    return hasattr(given, "__arrow_c_stream__") or (
-        isinstance(given, list) and bool(given) and isinstance(given[0], dict)
+    return hasattr(requests, "__arrow_c_stream__") or (
+        isinstance(requests, list) and bool(requests) and isinstance(requests[0], dict)
     )
 
 
@@ -68,8 +68,8 @@ def read_logs(
     >>> [(row["rule"], row["n"]) for row in tables["log_faults"].to_pylist()]
     [('ttft_clock_unknown', 2), ('no_output', 1)]
     """
-    given, rows = _given(paths, format, columns)
-    return _all_tables([], given + _others(steps, metrics, kernels), rows, columns)
+    files_given, rows = _given(paths, format, columns)
+    return _all_tables([], files_given + _others(steps, metrics, kernels), rows, columns)
 
 
 def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
@@ -77,10 +77,10 @@ def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[st
 
     InvalidInput: what ``read_logs`` refuses.
     """
-    one = _one(path, "requests", format, columns)
-    runs = [finish_requests(run) for run in _read(one.format, [one.file], columns) if run.requests is not None]
+    given = _one(path, "requests", format, columns)
+    runs = [finish_requests(run) for run in _read(given.format, [given.file], columns) if run.requests is not None]
     for requests in runs:
-        _conform("production_requests", requests.with_columns(pl.lit("").alias("log_id")), one.file.path)
+        _conform("production_requests", requests.with_columns(pl.lit("").alias("log_id")), given.file.path)
     return pl.concat(runs).drop(FILE_ROW)
 
 
@@ -111,21 +111,23 @@ def read_table(
 
 
 def _all_tables(
-    runs: list[LogRun], given: list[Given], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
+    runs: list[LogRun], files_given: list[Given], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
 ) -> dict[str, pa.Table]:
-    """Return the tables of what was found, and of the files that were given, those of one format read together."""
-    if not runs and not given:
+    """Return the tables of runs, and of given files, those of one format read together."""
+    if not runs and not files_given:
         raise InvalidInput("no log was given; give at least one file.")
-    given.sort(key=lambda one: ROLES.index(one.role))
+    files_given.sort(key=lambda given_file: ROLES.index(given_file.role))
     by_format: dict[tuple[str, LogFormat], list[LogFile]] = {}
-    for one in given:
-        by_format.setdefault((one.role, one.format), []).append(one.file)
-    made = _tables(
+    for given_file in files_given:
+        by_format.setdefault((given_file.role, given_file.format), []).append(given_file.file)
+    tables = _tables(
         runs + [run for (_, log_format), files in by_format.items() for run in _read(log_format, files, columns)]
     )
-    rows = [one.row() for one in given] + unread
-    made["production_files"] = _row("production_files", list({row["path"]: row for row in rows}.values()), "its files")
-    return made
+    rows = [given_file.row() for given_file in files_given] + unread
+    tables["production_files"] = _row(
+        "production_files", list({row["path"]: row for row in rows}.values()), "its files"
+    )
+    return tables
 
 
 def _others(steps: Paths, metrics: Paths, kernels: Paths) -> list[Given]:
@@ -135,17 +137,17 @@ def _others(steps: Paths, metrics: Paths, kernels: Paths) -> list[Given]:
 
 def _given(paths: Paths, name: str, columns: Mapping[str, str] | None) -> tuple[list[Given], list[dict[str, Any]]]:
     """Return the files of ``paths``, those of folders among them, and rows of ``production_files`` of unread ones."""
-    given, rows = [], []
+    files_given, rows = [], []
     for path in _listed(paths):
         if not Path(path).is_dir():
-            given.append(_one(path, "requests", name, columns))
+            files_given.append(_one(path, "requests", name, columns))
         elif columns:
             raise unusable(path, "is a folder, and --columns names those of one table", "Give the table's file.")
         else:
             folder = open_folder(path, name)
-            given += folder.files
+            files_given += folder.files
             rows += folder.rows()
-    return given, rows
+    return files_given, rows
 
 
 def _listed(paths: Paths) -> list[str | os.PathLike[str]]:
@@ -185,11 +187,11 @@ def _tables(runs: Sequence[LogRun]) -> dict[str, pa.Table]:
         run.faults.add("no_common_clock", run.requests.height)
     frames: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
     for log_id, run in zip(_log_ids(runs), runs, strict=True):
-        for table, part in _tables_of(log_id, run).items():
-            if part.num_rows:
-                frames[table].append(part)
+        for table, log_rows in _tables_of(log_id, run).items():
+            if log_rows.num_rows:
+                frames[table].append(log_rows)
     empty = {table: contracts()[table].schema.empty_table() for table in TABLES}
-    return {table: pa.concat_tables(parts) if parts else empty[table] for table, parts in frames.items()}
+    return {table: pa.concat_tables(log_tables) if log_tables else empty[table] for table, log_tables in frames.items()}
 
 
 def _log_ids(runs: Sequence[LogRun]) -> list[str]:
@@ -197,10 +199,10 @@ def _log_ids(runs: Sequence[LogRun]) -> list[str]:
     names = [run.file.name for run in runs]
     if len({(run.file.name, run.file.path) for run in runs}) > len(set(names)):
         names = [f"{run.file.path.resolve().parent.name}/{run.file.name}" for run in runs]
-    seen: dict[str, int] = {}
-    for place, name in enumerate(names):
-        seen[name] = seen.get(name, 0) + 1
-        names[place] = f"{name}#{seen[name]}" if names.count(name) > 1 or seen[name] > 1 else name
+    occurrences: dict[str, int] = {}
+    for index, name in enumerate(names):
+        occurrences[name] = occurrences.get(name, 0) + 1
+        names[index] = f"{name}#{occurrences[name]}" if names.count(name) > 1 or occurrences[name] > 1 else name
     return names
 
 
@@ -216,7 +218,7 @@ def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
     if requests is not None and start is None:
         run.clock = "none"
     path = run.file.path
-    made = {"production_logs": _row("production_logs", [_log_row(log_id, run, requests, start)], path)}
+    tables = {"production_logs": _row("production_logs", [_log_row(log_id, run, requests, start)], path)}
     shifted = (
         ("production_requests", requests, ("arrival_s", "sent_s")),
         ("production_steps", run.steps, ("at_s",)),
@@ -227,16 +229,16 @@ def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
         if frame is not None:
             moved = [(pl.col(name) - (start or 0.0)).clip(0.0) for name in times]
             of_log = frame.with_columns([*moved, pl.lit(log_id).alias("log_id")])
-            made[table] = _conform(table, of_log, path)
+            tables[table] = _conform(table, of_log, path)
     settings = [
         {"log_id": log_id, "setting": name, "found": value, "found_in": where}
         for name, (value, where) in run.settings.items()
     ]
-    made["production_settings"] = _row("production_settings", settings, path)
+    tables["production_settings"] = _row("production_settings", settings, path)
     summaries = [{"log_id": log_id} | row for row in run.summaries]
-    made["production_summaries"] = _row("production_summaries", summaries, path)
-    made["log_faults"] = _row("log_faults", run.faults.rows(log_id), path)
-    return made
+    tables["production_summaries"] = _row("production_summaries", summaries, path)
+    tables["log_faults"] = _row("log_faults", run.faults.rows(log_id), path)
+    return tables
 
 
 def _log_row(log_id: str, run: LogRun, requests: pl.DataFrame | None, start: float | None) -> dict[str, Any]:
@@ -252,8 +254,8 @@ def _log_row(log_id: str, run: LogRun, requests: pl.DataFrame | None, start: flo
 
 
 def _row(table: str, rows: list[dict[str, Any]], path: Path | str) -> pa.Table:
-    made = as_table(contracts()[table], rows) if rows else contracts()[table].schema.empty_table()
-    return conform(made, contracts()[table], origin=str(path))
+    table_rows = as_table(contracts()[table], rows) if rows else contracts()[table].schema.empty_table()
+    return conform(table_rows, contracts()[table], origin=str(path))
 
 
 def _conform(table: str, frame: pl.DataFrame, path: Path) -> pa.Table:
@@ -263,8 +265,8 @@ def _conform(table: str, frame: pl.DataFrame, path: Path) -> pa.Table:
     if huge:
         raise unusable(path, f"has a number beyond 64 bits for {', '.join(huge)}", DAMAGED)
     numbers = frame[FILE_ROW] if FILE_ROW in frame.columns else None
-    made = conform(frame.select(names).to_arrow(), contracts()[table], origin=str(path), rows=numbers)
-    return _with_shared_nulls(made)
+    checked = conform(frame.select(names).to_arrow(), contracts()[table], origin=str(path), rows=numbers)
+    return _with_shared_nulls(checked)
 
 
 def _with_shared_nulls(table: pa.Table) -> pa.Table:

@@ -97,19 +97,19 @@ def recognise(file: LogFile, role: str) -> LogFormat:
     if len(meant) > 1:
         names = " and of ".join(log_format.name for log_format in meant)
         raise InvalidInput(f"log {file.path} has the fields of {names}; name its format with --log-format.")
-    known = "; ".join(f"{f.name}: {f.written_by}" for f in FORMATS if f.role == role)
+    formats = "; ".join(f"{f.name}: {f.written_by}" for f in FORMATS if f.role == role)
     if fitting:
-        other = fitting[0]
+        meant_format = fitting[0]
         raise InvalidInput(
-            f"log {file.path} is {other.written_by}; give it with {FLAGS[other.role]} instead of {FLAGS[role]}. "
-            f"Files for {FLAGS[role]}: {known}."
+            f"log {file.path} is {meant_format.written_by}; give it with {FLAGS[meant_format.role]} instead of "
+            f"{FLAGS[role]}. Files for {FLAGS[role]}: {formats}."
         )
     if role == "requests" and (line := proposal(sorted(plain.columns_of(file)))):
         raise InvalidInput(
             f"log {file.path} is of no known format, and looks like a table of requests: {what_is_there(file)}. "
             f"Try {line}"
         )
-    raise InvalidInput(f"log {file.path} is of no known format: {what_is_there(file)}. Known formats: {known}.")
+    raise InvalidInput(f"log {file.path} is of no known format: {what_is_there(file)}. Known formats: {formats}.")
 
 
 def what_is_there(file: LogFile) -> str:
