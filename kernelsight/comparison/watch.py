@@ -36,7 +36,7 @@ from kernelsight.dataflow.durable import durable_file, locked
 from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.logs.appended_lines import Place, appended, rows_of
+from kernelsight.logs.appended_lines import Position, appended, rows_of
 from kernelsight.number_format import number
 from kernelsight.present.watched import Window, as_prometheus, history_rows, moment
 
@@ -50,7 +50,7 @@ class State:
     """What a watch knows: how far it has read, the rows that it keeps, what is usual, and what it has written."""
 
     source: str
-    place: Place = field(default_factory=Place)
+    place: Position = field(default_factory=Position)
     kept: Kept = field(default_factory=lambda: Kept([]))
     scrape: str = ""
     scraped_at: float = 0.0
@@ -92,7 +92,7 @@ def state_of(path: Path | None, source: str) -> State:
         if fields.pop("version") != VERSION:
             raise refuse("was written by another version")
         state = State(**fields)
-        state.place, state.kept = Place(*state.place), Kept(*state.kept)
+        state.place, state.kept = Position(*state.place), Kept(*state.kept)
         state.drifts = {name: Drift(*drift) for name, drift in state.drifts.items()}
         if any(len(row) != len(COLUMNS) for row in state.kept.rows):
             raise refuse("is no state of a watch")

@@ -19,7 +19,7 @@ from kernelsight.logs.read import read_requests
 MOST_BYTES, HEAD_BYTES = 1 << 24, 256
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """How far a log was read: ``head`` is the digest of its first bytes, ``header`` the first line of a CSV."""
 
     inode: int = 0
@@ -32,11 +32,11 @@ class Appended(NamedTuple):
     """Complete lines, the position after them, and the event before: "", rotated, or truncated."""
 
     lines: bytes
-    place: Place
+    place: Position
     event: str = ""
 
 
-def appended(path: Path, position: Place, most: int = MOST_BYTES) -> Iterator[Appended]:
+def appended(path: Path, position: Position, most: int = MOST_BYTES) -> Iterator[Appended]:
     """Yield what was appended to a log after a position, at most ``most`` bytes at a time; nothing while it is missing.
 
     A file of another inode was rotated: the rest of the old one is read if it is beside the new one. One that is
@@ -50,20 +50,20 @@ def appended(path: Path, position: Place, most: int = MOST_BYTES) -> Iterator[Ap
     event = ""
     if position.offset and status.st_ino != position.inode:
         event = "rotated"
-        old = _moved(path, position)
+        old = _rotated_file(path, position)
         if old is not None:
-            for appended_part in _rest(old, position, most, is_last=True):
+            for appended_part in _lines_after(old, position, most, is_last=True):
                 yield appended_part
                 position = appended_part.place
-        position = Place()
+        position = Position()
     elif position.offset and (status.st_size < position.offset or _digest(path, position.offset) != position.head):
-        event, position = "truncated", Place()
+        event, position = "truncated", Position()
     is_first = True
-    for appended_part in _rest(path, position._replace(inode=status.st_ino), most):
+    for appended_part in _lines_after(path, position._replace(inode=status.st_ino), most):
         yield appended_part._replace(event=event if is_first else "")
         is_first = False
     if is_first and event:
-        yield Appended(b"", Place(), event)
+        yield Appended(b"", Position(), event)
 
 
 def rows_of(appended_part: Appended, path: Path, log_format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
@@ -77,7 +77,7 @@ def rows_of(appended_part: Appended, path: Path, log_format: str, columns: Mappi
             raise InvalidInput(str(refused).replace(str(file), str(path))) from None
 
 
-def _rest(path: Path, position: Place, most: int, is_last: bool = False) -> Iterator[Appended]:
+def _lines_after(path: Path, position: Position, most: int, is_last: bool = False) -> Iterator[Appended]:
     """Yield the complete lines after a position; ``is_last``: nothing follows, so that a last line needs no end."""
     with path.open("rb") as file:
         file.seek(position.offset)
@@ -99,7 +99,7 @@ def _rest(path: Path, position: Place, most: int, is_last: bool = False) -> Iter
             yield Appended(lines, position)
 
 
-def _moved(path: Path, position: Place) -> Path | None:
+def _rotated_file(path: Path, position: Position) -> Path | None:
     """Return the rotated file that was read before: beside the log, with its inode and its first bytes."""
     with os.scandir(path.parent) as entries:
         for entry in entries:

@@ -11,14 +11,14 @@ from kernelsight.errors import InvalidInput
 from kernelsight.logs import launch
 from kernelsight.logs.files import LogFile, open_log, unusable
 from kernelsight.logs.log_run import LogFormat
-from kernelsight.logs.registry import formats_of, recognise, what_is_there, with_known_fields
+from kernelsight.logs.registry import fields_shown, formats_of, recognise, with_known_fields
 
 LOOKED_FOR = "Give a folder with the results of a benchmark client or the requests of a server."
 MOST_NAMED = 4
 ROLES = ("requests", "steps", "metrics", "kernels", "launch")
 
 
-class Given(NamedTuple):
+class GivenFile(NamedTuple):
     """A file with its format, its role, and the folder that it was found in."""
 
     file: LogFile
@@ -36,7 +36,7 @@ class Folder(NamedTuple):
     """The files of a folder, in order of their names, and those that are not read, each with the reason."""
 
     path: Path
-    files: Sequence[Given]
+    files: Sequence[GivenFile]
     not_read: Mapping[str, str]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def open_folder(path: str | os.PathLike[str], name: str = "auto") -> Folder:
         raise unusable(folder, f"cannot be listed ({problem.strerror})", "Give a folder that can be read.") from None
     if not entries:
         raise unusable(folder, "is an empty folder", LOOKED_FOR)
-    files: list[Given] = []
+    files: list[GivenFile] = []
     not_read: dict[str, str] = {}
     for entry in entries:
         if entry.is_dir():
@@ -73,11 +73,11 @@ def open_folder(path: str | os.PathLike[str], name: str = "auto") -> Folder:
             continue
         log_format = _format(file, name)
         if log_format is None:
-            not_read[str(entry)] = f"no known format: {what_is_there(file)}"
+            not_read[str(entry)] = f"no known format: {fields_shown(file)}"
         elif name != "auto" and log_format.role == "requests" and log_format.name != name:
             not_read[str(entry)] = f"{log_format.name}, and not {name}"
         else:
-            files.append(Given(file, log_format, log_format.role, folder))
+            files.append(GivenFile(file, log_format, log_format.role, folder))
     _refuse_others(folder, files, not_read)
     return Folder(folder, files, not_read)
 
@@ -92,7 +92,7 @@ def _format(file: LogFile, name: str) -> LogFormat | None:
     return fitting[0] if fitting else None
 
 
-def _refuse_others(folder: Path, files: Sequence[Given], not_read: Mapping[str, str]) -> None:
+def _refuse_others(folder: Path, files: Sequence[GivenFile], not_read: Mapping[str, str]) -> None:
     if not files:
         listed = [f"{Path(path).name} ({reason})" for path, reason in not_read.items()]
         shown = ", ".join(listed[:MOST_NAMED]) + (

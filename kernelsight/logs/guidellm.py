@@ -94,6 +94,7 @@ def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | No
     info, server = object_in(entry, "info"), object_in(entry, "response_metrics")
     times = object_in(info, "timings")
     scheduler_info = object_in(entry, "scheduler_info")  # of 0.2 and 0.3, whose entries hold their own times
+    targeted = _first_of(times.get("targeted_start"), scheduler_info.get("targeted_start_time"))
     sent = _first_of(times.get("request_start"), *(entry.get(name) for name in ("request_start_time", "start_time")))
     first_s = _first_of(times.get("first_token_iteration"), entry.get("first_token_time"))
     last_s = _first_of(times.get("last_token_iteration"), entry.get("last_token_time"))
@@ -107,10 +108,7 @@ def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | No
         "external_id": entry.get("request_id"),
         "session_id": info.get("conversation_id"),
         "turn": info.get("turn_index"),
-        "arrival_s": (
-            _first_of(times.get("targeted_start"), scheduler_info.get("targeted_start_time")) if due else None
-        )
-        or sent,
+        "arrival_s": (targeted if due else None) or sent,
         "sent_s": sent,
         "prompt_tokens": entry.get("prompt_tokens"),
         "output_tokens": tokens,

@@ -50,12 +50,12 @@ def read_litellm(files: Sequence[LogFile]) -> list[LogRun]:
         run = LogRun(file, NAME, clock="unix")
         condition = '"startTime" is not null and "endTime" is not null'
         frame = json_rows(file, _FIELDS, _COLUMNS, condition, run.faults).drop("line")
-        run.requests = _clean(frame, run)
+        run.requests = _requests_of_clients(frame, run)
         runs.append(run)
     return runs
 
 
-def _clean(frame: pl.DataFrame, run: LogRun) -> pl.DataFrame:
+def _requests_of_clients(frame: pl.DataFrame, run: LogRun) -> pl.DataFrame:
     is_other_call = pl.col("call_type").fill_null("").str.contains(_OTHER_CALLS)
     for rule, rows in (("other_call", is_other_call), ("gateway_cache_hit", pl.col("from_cache"))):
         bad = frame.filter(rows)

@@ -38,7 +38,7 @@ def read_otlp(files: Sequence[LogFile]) -> list[LogRun]:
     if not servers and not clients:
         raise unusable(files[0].path, "has no span with gen_ai.usage attributes", "Give spans of an engine.")
     run = LogRun(files[0], NAME, clock="unix")
-    run.requests = _joined(servers, clients, run)
+    run.requests = _requests(servers, clients, run)
     return [run]
 
 
@@ -118,7 +118,7 @@ _TYPES = {
 }
 
 
-def _joined(servers: list[dict[str, Any]], clients: list[dict[str, Any]], run: LogRun) -> pl.DataFrame:
+def _requests(servers: list[dict[str, Any]], clients: list[dict[str, Any]], run: LogRun) -> pl.DataFrame:
     server = pl.DataFrame(servers, schema=_TYPES, strict=False).with_columns(
         pl.coalesce("e2e_ms", "span_ms").alias("e2e_ms"), pl.lit("server_arrival").alias("ttft_clock")
     )

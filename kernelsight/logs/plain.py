@@ -13,7 +13,7 @@ from kernelsight.dataflow.engine import SETTINGS, first_line, quote
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
-from kernelsight.logs.proposed_columns import proposal
+from kernelsight.logs.proposed_columns import columns_flag
 
 NAME = "table"
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -182,7 +182,7 @@ def _sources(label: str, present: set[str], columns: Columns, ours: Sequence[str
     missing = ([] if set(TIMES) & set(sources) else ["arrival_s"]) + missing
     if missing or not set(LATENCIES) & set(sources):
         missing += [] if set(LATENCIES) & set(sources) else [f"one of {', '.join(LATENCIES)}"]
-        line = proposal(sorted(present), [*sources, *(["arrival_s"] if "sent_s" in sources else [])])
+        line = columns_flag(sorted(present), [*sources, *(["arrival_s"] if "sent_s" in sources else [])])
         raise unusable(
             label,
             f"has no column {', '.join(missing)}; it has {', '.join(sorted(present)[:12])}",

@@ -41,12 +41,12 @@ UNITS = {
 _UNIT = re.compile(rf"(.+?)[_\-. \[(]+({'|'.join(UNITS)})[\])]?$", re.IGNORECASE)
 
 
-def proposed(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+def proposed_columns(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
     """Return columns of ours and what ``--columns`` calls them, such as ``ttft_ms``: ``first_token[s]``.
 
     ``taken``: columns of ours that are already known.
 
-    >>> proposed(["ts", "in_tok", "First Token (s)", "latency_ms", "user"])
+    >>> proposed_columns(["ts", "in_tok", "First Token (s)", "latency_ms", "user"])
     {'arrival_s': 'ts', 'prompt_tokens': 'in_tok', 'ttft_ms': 'First Token (s)[s]', 'e2e_ms': 'latency_ms'}
     """
     name_and_unit = {name: _without_unit(name) for name in names}
@@ -59,14 +59,14 @@ def proposed(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
     return proposals
 
 
-def proposal(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
+def columns_flag(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
     """Return the ``--columns`` line that a table's headers suggest; None where a column that is needed is not there.
 
-    >>> proposal(["ts", "in_tok", "out_tok", "latency"])
+    >>> columns_flag(["ts", "in_tok", "out_tok", "latency"])
     '--columns arrival_s=ts prompt_tokens=in_tok output_tokens=out_tok e2e_ms=latency'
     """
     taken_names = set(taken)
-    proposals = proposed(names, taken_names)
+    proposals = proposed_columns(names, taken_names)
     columns = taken_names | proposals.keys()
     if not proposals or not columns.issuperset(REQUIRED) or not columns & set(LATENCIES):
         return None

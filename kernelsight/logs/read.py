@@ -17,10 +17,10 @@ from kernelsight.dataflow.engine import SETTINGS, first_line
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable
-from kernelsight.logs.folders import ROLES, Given, open_folder
+from kernelsight.logs.folders import ROLES, GivenFile, open_folder
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
 from kernelsight.logs.plain import read_plain, read_rows
-from kernelsight.logs.registry import PLAIN, named, recognise, with_known_fields
+from kernelsight.logs.registry import PLAIN, format_named, recognise, with_known_fields
 from kernelsight.logs.requests import finish_requests, first_time
 
 TABLES = (
@@ -68,8 +68,8 @@ def read_logs(
     >>> [(row["rule"], row["n"]) for row in tables["log_faults"].to_pylist()]
     [('ttft_clock_unknown', 2), ('no_output', 1)]
     """
-    files_given, rows = _given(paths, format, columns)
-    return _all_tables([], files_given + _others(steps, metrics, kernels), rows, columns)
+    files_given, rows = _files_given(paths, format, columns)
+    return _all_tables([], files_given + _files_by_role(steps, metrics, kernels), rows, columns)
 
 
 def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
@@ -77,10 +77,10 @@ def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[st
 
     InvalidInput: what ``read_logs`` refuses.
     """
-    given = _one(path, "requests", format, columns)
+    given = _open_file(path, "requests", format, columns)
     runs = [finish_requests(run) for run in _read(given.format, [given.file], columns) if run.requests is not None]
     for requests in runs:
-        _conform("production_requests", requests.with_columns(pl.lit("").alias("log_id")), given.file.path)
+        _checked_frame("production_requests", requests.with_columns(pl.lit("").alias("log_id")), given.file.path)
     return pl.concat(runs).drop(FILE_ROW)
 
 
@@ -107,11 +107,11 @@ def read_table(
         raise InvalidInput(f"requests cannot be read as a log ({first_line(problem)}).") from None
     finally:
         connection.close()
-    return _all_tables([run], _others(steps, metrics, kernels), [], None)
+    return _all_tables([run], _files_by_role(steps, metrics, kernels), [], None)
 
 
 def _all_tables(
-    runs: list[LogRun], files_given: list[Given], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
+    runs: list[LogRun], files_given: list[GivenFile], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
 ) -> dict[str, pa.Table]:
     """Return the tables of runs, and of given files, those of one format read together."""
     if not runs and not files_given:
@@ -124,23 +124,25 @@ def _all_tables(
         runs + [run for (_, log_format), files in by_format.items() for run in _read(log_format, files, columns)]
     )
     rows = [given_file.row() for given_file in files_given] + unread
-    tables["production_files"] = _row(
+    tables["production_files"] = _checked_rows(
         "production_files", list({row["path"]: row for row in rows}.values()), "its files"
     )
     return tables
 
 
-def _others(steps: Paths, metrics: Paths, kernels: Paths) -> list[Given]:
+def _files_by_role(steps: Paths, metrics: Paths, kernels: Paths) -> list[GivenFile]:
     by_role = {"steps": steps, "metrics": metrics, "kernels": kernels}
-    return [_one(path, role) for role, paths in by_role.items() for path in _listed(paths)]
+    return [_open_file(path, role) for role, paths in by_role.items() for path in _listed(paths)]
 
 
-def _given(paths: Paths, name: str, columns: Mapping[str, str] | None) -> tuple[list[Given], list[dict[str, Any]]]:
+def _files_given(
+    paths: Paths, name: str, columns: Mapping[str, str] | None
+) -> tuple[list[GivenFile], list[dict[str, Any]]]:
     """Return the files of ``paths``, those of folders among them, and rows of ``production_files`` of unread ones."""
     files_given, rows = [], []
     for path in _listed(paths):
         if not Path(path).is_dir():
-            files_given.append(_one(path, "requests", name, columns))
+            files_given.append(_open_file(path, "requests", name, columns))
         elif columns:
             raise unusable(path, "is a folder, and --columns names those of one table", "Give the table's file.")
         else:
@@ -154,15 +156,15 @@ def _listed(paths: Paths) -> list[str | os.PathLike[str]]:
     return [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
 
 
-def _one(
+def _open_file(
     path: str | os.PathLike[str], role: str, name: str = "auto", columns: Mapping[str, str] | None = None
-) -> Given:
+) -> GivenFile:
     """Return a file and its format; ``columns`` make it a plain table."""
     file = open_log(path)
     if columns and name in ("auto", PLAIN):
-        return Given(file, named(PLAIN), role)
+        return GivenFile(file, format_named(PLAIN), role)
     file = with_known_fields(file)
-    return Given(file, recognise(file, role) if name == "auto" else named(name), role)
+    return GivenFile(file, recognise(file, role) if name == "auto" else format_named(name), role)
 
 
 def _read(log_format: LogFormat, files: Sequence[LogFile], columns: Mapping[str, str] | None) -> list[LogRun]:
@@ -218,7 +220,7 @@ def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
     if requests is not None and start is None:
         run.clock = "none"
     path = run.file.path
-    tables = {"production_logs": _row("production_logs", [_log_row(log_id, run, requests, start)], path)}
+    tables = {"production_logs": _checked_rows("production_logs", [_log_row(log_id, run, requests, start)], path)}
     shifted = (
         ("production_requests", requests, ("arrival_s", "sent_s")),
         ("production_steps", run.steps, ("at_s",)),
@@ -229,15 +231,15 @@ def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
         if frame is not None:
             moved = [(pl.col(name) - (start or 0.0)).clip(0.0) for name in times]
             of_log = frame.with_columns([*moved, pl.lit(log_id).alias("log_id")])
-            tables[table] = _conform(table, of_log, path)
+            tables[table] = _checked_frame(table, of_log, path)
     settings = [
         {"log_id": log_id, "setting": name, "found": value, "found_in": where}
         for name, (value, where) in run.settings.items()
     ]
-    tables["production_settings"] = _row("production_settings", settings, path)
+    tables["production_settings"] = _checked_rows("production_settings", settings, path)
     summaries = [{"log_id": log_id} | row for row in run.summaries]
-    tables["production_summaries"] = _row("production_summaries", summaries, path)
-    tables["log_faults"] = _row("log_faults", run.faults.rows(log_id), path)
+    tables["production_summaries"] = _checked_rows("production_summaries", summaries, path)
+    tables["log_faults"] = _checked_rows("log_faults", run.faults.rows(log_id), path)
     return tables
 
 
@@ -253,12 +255,12 @@ def _log_row(log_id: str, run: LogRun, requests: pl.DataFrame | None, start: flo
     return row | {name: value for name, value in run.stated.items() if value is not None}
 
 
-def _row(table: str, rows: list[dict[str, Any]], path: Path | str) -> pa.Table:
+def _checked_rows(table: str, rows: list[dict[str, Any]], path: Path | str) -> pa.Table:
     table_rows = as_table(contracts()[table], rows) if rows else contracts()[table].schema.empty_table()
     return conform(table_rows, contracts()[table], origin=str(path))
 
 
-def _conform(table: str, frame: pl.DataFrame, path: Path) -> pa.Table:
+def _checked_frame(table: str, frame: pl.DataFrame, path: Path) -> pa.Table:
     """Return the rows of a table, all of its contract checked; a refusal names the file, its row and the column."""
     names = [name for name in contracts()[table].column_names if name in frame.columns]
     huge = [name for name in names if frame[name].dtype == pl.Int128]
