@@ -120,11 +120,11 @@ def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:
 
 def _run_calls(arguments: Any) -> None:
 
-    stated = {
+    step_flags = {
         **deployment_flags(arguments),
         **{name: getattr(arguments, name) for name in ("phase", "batch_size", "input_len", "context_len")},
     }
-    strange = [name for name, value in stated.items() if value is not None and name not in ("gpu", "tier")]
+    strange = [name for name, value in step_flags.items() if value is not None and name not in ("gpu", "tier")]
     if strange:
         raise InvalidInput(
             f"--calls reads its own kernels; remove --{', --'.join(name.replace('_', '-') for name in strange)}."
