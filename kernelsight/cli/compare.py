@@ -120,7 +120,7 @@ def run(arguments: Any) -> None:
             steps=arguments.steps,
             metrics=arguments.metrics,
             kernels=arguments.kernels,
-            stated=_stated(arguments.stated),
+            stated=_described_load(arguments.stated),
             fit=arguments.fit,
             hold_out=arguments.hold_out,
             suspects=arguments.suspects,
@@ -184,7 +184,7 @@ def _columns(words: list[str] | None) -> dict[str, str] | None:
     return dict(word.split("=", 1) for word in words) if words else None
 
 
-def _stated(text: str | None) -> dict[str, Any] | None:
+def _described_load(text: str | None) -> dict[str, Any] | None:
     """Return the flags of a load from one string of words."""
     if text is None:
         return None

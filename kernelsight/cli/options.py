@@ -86,7 +86,7 @@ class _Joined(argparse.Action):
         setattr(namespace, self.dest, value if earlier is None else f"{earlier}+{value}")
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """Read a whole number, also as 16k (16,000) or 16K (16,384), as vLLM does."""
     number = read_number(text)
     if not isinstance(number, int):
@@ -105,7 +105,7 @@ def add_flags(group: argparse._ActionsContainer, flags: tuple[Flag, ...]) -> Non
         else:
             how["metavar"] = flag.metavar
             if flag.kind == "whole":
-                how["type"] = whole
+                how["type"] = whole_number
             elif flag.choices:
                 how["choices"] = flag.choices
             elif flag.kind == "tiers":

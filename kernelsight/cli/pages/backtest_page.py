@@ -149,7 +149,7 @@ def _parts(answer: Mapping[str, Any]) -> list[str]:
         return []
     return [
         "error by part, as a share of the measured value (+: predicted too short), largest first:",
-        *_whole(_attribution_rows(answer["attribution"])),
+        *_table(_attribution_rows(answer["attribution"])),
     ]
 
 
@@ -157,7 +157,7 @@ def _peer(answer: Mapping[str, Any]) -> list[str]:
     if "peer" not in answer:
         return []
     title = f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"
-    return [title, *_whole(_peer_rows(answer["peer"]))]
+    return [title, *_table(_peer_rows(answer["peer"]))]
 
 
 def _line(scope: str, scores: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table_lines(rows, ["", *SHOWN], terminal_width())
 
 
-def _whole(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table_lines(rows, list(rows[0]), terminal_width())
 
 

@@ -11,15 +11,15 @@ CLASSES = {"attention_format": "attention", "ffn_format": "feed-forward", "exper
 WEIGHT_ONLY = ("int4_wo", "int8_wo")
 
 
-def formats_said(settings: Mapping[str, Any]) -> str:
+def formats_line(settings: Mapping[str, Any]) -> str:
     """Return the formats of weights, activations and KV cache of a row of ``deployment_settings``.
 
     >>> same = dict.fromkeys(CLASSES, "fp8")
-    >>> formats_said(same | {"dtype": "bf16", "kv_cache_dtype": "fp8"})
+    >>> formats_line(same | {"dtype": "bf16", "kv_cache_dtype": "fp8"})
     'weights fp8, activations fp8, KV fp8, the rest bf16'
-    >>> formats_said(same | {"expert_format": "nvfp4", "ffn_format": "bf16", "dtype": "bf16", "kv_cache_dtype": "bf16"})
+    >>> formats_line(same | {"expert_format": "nvfp4", "ffn_format": "bf16", "dtype": "bf16", "kv_cache_dtype": "bf16"})
     'weights fp8 (attention), bf16 (feed-forward), nvfp4 (experts), activations fp8, nvfp4, KV bf16, the rest bf16'
-    >>> formats_said(dict.fromkeys(CLASSES, "bf16") | {"dtype": "bf16", "kv_cache_dtype": "bf16"})
+    >>> formats_line(dict.fromkeys(CLASSES, "bf16") | {"dtype": "bf16", "kv_cache_dtype": "bf16"})
     'weights bf16, activations bf16, KV bf16'
     """
     by_format: dict[str, list[str]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.cli.pages.advice_lines import advice_lines
-from kernelsight.cli.pages.formats_line import formats_said, rests_on
+from kernelsight.cli.pages.formats_line import formats_line, rests_on
 from kernelsight.number_format import gib, interval, number, percent
 from kernelsight.present.output import table_lines, terminal_width
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
@@ -34,7 +34,7 @@ def simulation_page(answer: dict[str, Any]) -> list[str]:
 def _headline(settings: dict[str, Any]) -> str:
     return (
         f"{settings['model']} on {settings['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} "
-        f"ep {settings['ep']}, {settings['engine']}, {formats_said(settings)}; "
+        f"ep {settings['ep']}, {settings['engine']}, {formats_line(settings)}; "
         f"max_num_seqs {settings['max_num_seqs']}, max_num_batched_tokens {settings['max_num_batched_tokens']}, "
         f"{settings['prefill_policy']}, chunked prefill {_on(settings['enable_chunked_prefill'])}, "
         f"asynchronous scheduling {_on(settings['async_scheduling'])}"

@@ -125,12 +125,12 @@ def _cheapest_lines(
     for load, deployment in best[:MOST_LOADS]:
         (load_values,) = _with_defaults([load], list(load))
         where = ", ".join(f"{name} {value}" for name, value in load_values.items())
-        sentence = _cheapest_said(deployment, [name for name in flags if name not in load], rate)
+        sentence = _cheapest_sentence(deployment, [name for name in flags if name not in load], rate)
         lines.append(f"{where}: {sentence}" if where else sentence)
     return lines + ([f"... and {len(best) - MOST_LOADS:,} more loads"] if len(best) > MOST_LOADS else [])
 
 
-def _cheapest_said(row: dict[str, Any] | None, flags: list[str], rate: float | None) -> str:
+def _cheapest_sentence(row: dict[str, Any] | None, flags: list[str], rate: float | None) -> str:
     """Return the cheapest deployment in a sentence."""
     if row is None:
         return "no deployment meets the objectives"

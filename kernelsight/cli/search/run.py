@@ -189,7 +189,11 @@ def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
     names = arguments.sources
     return {
         **{"space": space, "gpu": arguments.gpu, "seed": arguments.seed, "policy": arguments.policy},
-        **{"budget_measurements": _whole(arguments.budget), "batch": arguments.batch, "anchor": arguments.anchor},
+        **{
+            "budget_measurements": _whole_if_exact(arguments.budget),
+            "batch": arguments.batch,
+            "anchor": arguments.anchor,
+        },
         **{"budget_s": None if arguments.minutes is None else arguments.minutes * 60.0},
         **{
             "forecaster": arguments.forecaster,
@@ -201,7 +205,7 @@ def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
     }
 
 
-def _whole(number: float) -> float:
+def _whole_if_exact(number: float) -> float:
     return int(number) if number == number and abs(number) < 1e15 and number == int(number) else number
 
 
