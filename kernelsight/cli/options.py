@@ -94,9 +94,9 @@ def whole_number(text: str) -> int:
     return number
 
 
-def add_flags(group: argparse._ActionsContainer, flags: tuple[Flag, ...]) -> None:
+def add_flags(group: argparse._ActionsContainer, added: tuple[Flag, ...]) -> None:
     """Add flags to a parser; an unset flag is None."""
-    for flag in flags:
+    for flag in added:
         how: dict[str, Any] = {"dest": flag.name, "help": flag.help}
         if flag.kind == "switch":
             how |= {"action": argparse.BooleanOptionalAction, "default": None}

@@ -171,9 +171,9 @@ def run(arguments: Any) -> None:
     if not arguments.slo:
         raise InvalidInput("size needs --slo, the objectives to keep, such as --slo ttft_p95:1000 tpot_p99:40.")
     slo = parse_slo(arguments.slo)
-    flags = deployment_flags(arguments)
-    flags |= {name: value for name in LOAD_FLAGS if (value := getattr(arguments, name, None)) is not None}
-    line = launch_line(arguments, flags)
+    given_flags = deployment_flags(arguments)
+    given_flags |= {name: value for name in LOAD_FLAGS if (value := getattr(arguments, name, None)) is not None}
+    line = launch_line(arguments, given_flags)
     if line and "replicas" in line.flags:
         note("launch line: its number of replicas is not used, since the answer says how many instances are needed")
     names, files = _gpus(arguments.gpus)
@@ -201,7 +201,7 @@ def run(arguments: Any) -> None:
             disk_rate=arguments.disk_rate,
             electricity_price=arguments.electricity_price,
             report=_show,
-            **flags,
+            **given_flags,
         )
         if target:
             _write(sizing, target)

@@ -293,8 +293,8 @@ def conditioned(
 def predict(inputs: Inputs, fit: Fit, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean and variance of candidates' log latencies, and their whitened covariance with the measurements."""
     mean, white = np.empty(len(rows)), np.empty((len(fit.rows), len(rows)))
-    for start in range(0, len(rows), BLOCK):
-        block = slice(start, start + BLOCK)
+    for begin in range(0, len(rows), BLOCK):
+        block = slice(begin, begin + BLOCK)
         across = covariance(inputs, rows[block], fit.rows, fit.settings)
         mean[block] = across @ fit.weights
         white[:, block] = fit.whiten @ across.T

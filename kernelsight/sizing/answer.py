@@ -83,12 +83,12 @@ class Sizing:
         search: Any = None,
         correction: Any = None,
         report: Callable[[str], None] | None = None,
-        **asked: Any,
+        **arguments: Any,
     ) -> Sizing:
         """Return the answer to what a person asks, in a fork; the arguments are those of ``Session.size``."""
         names = gpus.split(",") if isinstance(gpus, str) else gpus
         values = {"gpus": names, "slo": stated_slo(slo), "search": values_of(search), "correction": correction}
-        question = question_from(session, flags, **values, **asked)
+        question = question_from(session, flags, **values, **arguments)
         fork = session.fork()
         fork.report = report
         if correction is not None:
@@ -154,15 +154,15 @@ class Sizing:
         hours = self._session.table("size_hours").to_pylist()
         if not hours:
             return None
-        said = self._said
+        answer_row = self._said
         return {
-            "unit": said["unit"],
+            "unit": answer_row["unit"],
             "hours": [_without(hour, ("question_id",)) for hour in hours],
-            "startup_s": said["startup_s"],
-            "startup": said["startup"],
+            "startup_s": answer_row["startup_s"],
+            "startup": answer_row["startup"],
             "mean_instances": self.rows[0]["mean_instances"],
-            "cost_per_day": said["cost_per_day"],
-            "cost_per_day_at_the_peak": said["cost_per_day_at_the_peak"],
+            "cost_per_day": answer_row["cost_per_day"],
+            "cost_per_day_at_the_peak": answer_row["cost_per_day_at_the_peak"],
         }
 
     @property
@@ -216,8 +216,8 @@ def _printed(row: Mapping[str, Any], statistics: Mapping[str, Any], unit: str) -
 
 def _named(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags of a row as columns."""
-    first = {name: row[name] for name in ("gpu", "tensor_parallel_size")}
-    return first | json.loads(row["flags"])
+    columns = {name: row[name] for name in ("gpu", "tensor_parallel_size")}
+    return columns | json.loads(row["flags"])
 
 
 def _without(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

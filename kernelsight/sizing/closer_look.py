@@ -1,4 +1,4 @@
-"""A closer look at what may be chosen: limits that a neighbour setting removes, and kernels that decide how surely."""
+"""A closer look at the best deployments: limits that a neighbour setting removes, kernels with the largest doubt."""
 
 from __future__ import annotations
 

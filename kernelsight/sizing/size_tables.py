@@ -40,7 +40,7 @@ def size_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
         with fork() as session:
             answer = _answered(session, question_of(row), report)
         for name, rows in answer.items():
-            tables[name] += [{"question_id": row["question_id"], **each} for each in rows]
+            tables[name] += [{"question_id": row["question_id"], **row_made} for row_made in rows]
     return {name: as_table(contracts()[name], rows) for name, rows in tables.items()}
 
 
@@ -52,8 +52,8 @@ def _answered(session: Session, question: Question, report: Callable[[str], None
     try:
         search.run(rows, question.tune)
         if question.correction is not None:
-            given = None if question.correction == "table" else Path(question.correction)
-            refuse_unused_corrections(search.forks[0], given)
+            correction_file = None if question.correction == "table" else Path(question.correction)
+            refuse_unused_corrections(search.forks[0], correction_file)
         options = options_of(search, question.objectives, demand)
         closer = [closer_look(search, option) for option in options[:2]]
         return _rows(search, options, closer, question, demand, str(rows[0]["model"]))
@@ -115,13 +115,13 @@ def _rows(
     }
     return {
         "size_answers": [answer],
-        "sized_deployments": [{"place": place, **row} for place, row in enumerate(sized, start=1)],
+        "sized_deployments": [{"place": rank, **row} for rank, row in enumerate(sized, start=1)],
         "size_statistics": [
-            {"place": place, **row}
-            for place, option in enumerate(options, start=1)
+            {"place": rank, **row}
+            for rank, option in enumerate(options, start=1)
             for row in statistic_rows(option, objectives)
         ],
-        "unsized_deployments": [{"place": place, **row} for place, row in enumerate([*left_out, *not_tried], start=1)],
+        "unsized_deployments": [{"place": rank, **row} for rank, row in enumerate([*left_out, *not_tried], start=1)],
         "size_hours": hour_rows(options[0], demand) if day else [],
     }
 
@@ -143,7 +143,7 @@ def _sentences(
         answer += f" {closer[0].cliff}." if closer[0].cliff else ""
     else:
         answer = "No rate was found yet." if search.not_tried else nearest_of(search, objectives)
-    notes = [f"{says}." for says in search.unsupported]
+    notes = [f"{sentence}." for sentence in search.unsupported]
     if search.ended:
         count = len(search.not_tried)
         notes.append(f"The search ended early: {search.ended}; {count} deployment{'s' * (count != 1)} not tried.")

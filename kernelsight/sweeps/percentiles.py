@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def percentiles_asked(session: Session, slo: Mapping[str, float] | None) -> tuple[str, ...]:
     """Return the columns of objectives that ``scenario_summary`` lacks, in order; UnknownName: no latency statistic."""
-    known = session.graph.known("scenario_summary").column_names
-    return tuple(sorted({objective_of(name, 1.0).column for name in slo or () if name not in known}))
+    columns = session.graph.known("scenario_summary").column_names
+    return tuple(sorted({objective_of(name, 1.0).column for name in slo or () if name not in columns}))
 
 
 def with_percentiles(session: Session, columns: Iterable[str]) -> pa.Table:
@@ -28,15 +28,15 @@ def with_percentiles(session: Session, columns: Iterable[str]) -> pa.Table:
     """
     import pyarrow as pa
 
-    wanted = [objective_of(name, 1.0) for name in columns]
-    if not wanted:
+    objectives = [objective_of(name, 1.0) for name in columns]
+    if not objectives:
         return session.table("scenario_summary")
-    of_gaps = {objective for objective in wanted if objective.metric == "itl"}
-    tables = [*(["request_metrics"] if set(wanted) - of_gaps else []), *(["itl_histogram"] if of_gaps else [])]
+    of_gaps = {objective for objective in objectives if objective.metric == "itl"}
+    tables = [*(["request_metrics"] if set(objectives) - of_gaps else []), *(["itl_histogram"] if of_gaps else [])]
     session.compute("scenario_summary", *tables)
     summary = session.table("scenario_summary")
     names = summary["scenario_id"].to_pylist()
-    for objective in wanted:
+    for objective in objectives:
         percentiles = _of_gaps(session, objective) if objective in of_gaps else _of_requests(session, objective)
         summary = summary.append_column(
             objective.column, pa.array([percentiles.get(name) for name in names], pa.float64())

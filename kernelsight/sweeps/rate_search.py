@@ -36,7 +36,7 @@ LENIENT = 1.15
 HOPELESS = 1e-3
 MOST_CONFIRMED = 8
 MOST_RUNS = 4
-# a found rate is served once more for so many times as long
+# length factor of the confirmation run of a found rate
 CONFIRMING = 4
 # mean stays of a look at a closed loop: the first of them, in which everybody begins at once, is warm-up
 FIRST_STAYS = 8
@@ -58,7 +58,7 @@ FULL = Effort()
 
 
 class Trying:
-    """One rate that was tried: the requests of each seed, how many seeds, and what was read off the trials.
+    """One rate that was tried: the requests of each seed, how many seeds, and the verdict on its trials.
 
     ``trials``: served again where a search that was kept had judged them.
     """
@@ -178,7 +178,9 @@ class RateSearch:
         if holds is None:
             drifts = broken is not None and broken.verdict.pressure <= 1.0
             return HighestRate(None, None, None, not drifts, 0, broken, broken, self.capacity)
-        low, high = (self._end(holds, effort, way) if effort.ends else _near_end(holds, broken, way) for way in (-1, 1))
+        low, high = (
+            self._end(holds, effort, side) if effort.ends else _near_end(holds, broken, side) for side in (-1, 1)
+        )
         steady = holds.verdict.stays >= 0.95 * COUNTED
         return HighestRate(holds.rate, low, high, steady, holds.requests, holds, broken, self.capacity)
 
@@ -208,9 +210,9 @@ class RateSearch:
         A rate that is far from its objectives has been looked at only; without ``look`` it is tried like any other.
         """
         key = rate, effort
-        known = self._tried.get(key)
-        if known and (look or known.seeds > FIRST_SEEDS):
-            return known
+        earlier = self._tried.get(key)
+        if earlier and (look or earlier.seeds > FIRST_SEEDS):
+            return earlier
         requests = self._least_requests(effort)
         tried = self._serve(rate, min(requests, LONGEST_LOOK), FIRST_SEEDS)
         if not look or tried.verdict.level <= FAR:
@@ -239,9 +241,9 @@ class RateSearch:
 
     def _least_requests(self, effort: Effort) -> int:
         """Return the requests of one seed that give tails enough to count."""
-        share = min((objective.share for objective in self._objectives if objective.share), default=1.0)
-        needed = max(self._least, effort.tail / share / effort.seeds)
-        return _rounded(needed * STAYS / COUNTED)
+        tail_share = min((objective.share for objective in self._objectives if objective.share), default=1.0)
+        least = max(self._least, effort.tail / tail_share / effort.seeds)
+        return _rounded(least * STAYS / COUNTED)
 
     def _needed(self, tried: Trying, effort: Effort) -> int:
         """Return the requests of one seed that fill the horizon at a rate."""
@@ -265,8 +267,8 @@ class RateSearch:
         serve = partial(self._trials.serve_again, self._id, requests, **load)
         # how many runs of one seed the run makes in which the rate has to hold
         longer = self._longer / (requests * COUNTED / STAYS)
-        at = self._id, self._objectives, rate, requests, seeds, longer
-        judged = self._kept.get(*at)
+        key = self._id, self._objectives, rate, requests, seeds, longer
+        judged = self._kept.get(*key)
         if seeds > done:
             self._trials.count(self._id, requests, seeds - done)
         trials = None
@@ -275,23 +277,23 @@ class RateSearch:
             stay_ms = self._stay_ms(trials)
             verdict = judge(trials, self._objectives, stay_ms, longer)
             judged = Judged(verdict, stay_ms, any(trial.lost for trial in trials))
-            self._kept.put(*at, judged)
+            self._kept.put(*key, judged)
         self._last = Trying(rate, requests, seeds, judged, serve, trials)
         return self._last
 
-    def _end(self, holds: Trying, effort: Effort, way: int) -> float:
-        """Return the lowest (``way`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
+    def _end(self, holds: Trying, effort: Effort, side: int) -> float:
+        """Return the lowest (``side`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
         rate, step = holds.rate, 1.05
-        below = (holds.rate, _bound(holds, way))
-        if way < 0 and below[1] <= 1.0:
+        below = (holds.rate, _bound(holds, side))
+        if side < 0 and below[1] <= 1.0:
             return holds.rate
         for _ in range(effort.ends):
-            if self._moved(rate, step**way) == rate:
+            if self._moved(rate, step**side) == rate:
                 break
-            rate = self._moved(rate, step**way)
+            rate = self._moved(rate, step**side)
             tried = self._try(rate, effort, look=False)
-            reached = (rate, _bound(tried, way))
-            if (reached[1] <= 1.0) == (way < 0):
+            reached = (rate, _bound(tried, side))
+            if (reached[1] <= 1.0) == (side < 0):
                 return _crossing(*sorted((below, reached)))
             below, step = reached, step * 1.05
         return rate
@@ -328,33 +330,33 @@ def _rounded(requests: float) -> int:
     return min(round(LEAST_REQUESTS * STAYS / COUNTED * GRAIN ** max(steps, 0)), MOST_REQUESTS)
 
 
-def _bound(tried: Trying, way: int) -> float:
-    """Return the pressure in the worst run of one seed (``way`` -1), or in the best; a drift breaks it in any."""
-    bound = tried.verdict.worst if way < 0 else tried.verdict.best
+def _bound(tried: Trying, side: int) -> float:
+    """Return the pressure in the worst run of one seed (``side`` -1), or in the best; a drift breaks it in any."""
+    bound = tried.verdict.worst if side < 0 else tried.verdict.best
     return math.inf if tried.verdict.drifts else bound
 
 
-def _near_end(holds: Trying, broken: Trying | None, way: int) -> float:
+def _near_end(holds: Trying, broken: Trying | None, side: int) -> float:
     """Return an end of the range of ``_end`` from two tried rates, on logarithms; at most half off."""
-    near, far = ((one.rate, _bound(one, way)) for one in (holds, broken or holds))
+    near, far = ((tried.rate, _bound(tried, side)) for tried in (holds, broken or holds))
     rises = math.isfinite(far[1]) and far[0] > near[0] and far[1] > near[1] > 0.0
     # of a rate that breaks them only as it drifts nothing is known: latencies rise at least as the rate does
     slope = math.log(far[1] / near[1]) / math.log(far[0] / near[0]) if rises else 1.0
     rate = holds.rate * max(near[1], 1e-9) ** (-1.0 / max(slope, 1.0))
-    return min(max(rate, holds.rate / 2.0), holds.rate) if way < 0 else max(min(rate, 2.0 * holds.rate), holds.rate)
+    return min(max(rate, holds.rate / 2.0), holds.rate) if side < 0 else max(min(rate, 2.0 * holds.rate), holds.rate)
 
 
 def _between(holds: Trying, broken: Trying) -> float:
     """Return the rate between two at which the pressure should be one: on logarithms, and not too near either."""
-    share, (below, above) = 0.5, (holds.verdict.pressure, broken.verdict.pressure)
+    fraction, (below, above) = 0.5, (holds.verdict.pressure, broken.verdict.pressure)
     if 1.0 / FAR < below < 1.0 < above < FAR:  # further off, latencies rise as over a cliff
         low, high = -math.log(below), math.log(above)
-        share = min(max(low / (low + high), 0.2), 0.8)
-    return holds.rate * (broken.rate / holds.rate) ** share
+        fraction = min(max(low / (low + high), 0.2), 0.8)
+    return holds.rate * (broken.rate / holds.rate) ** fraction
 
 
 def _crossing(below: tuple[float, float], above: tuple[float, float]) -> float:
     """Return the rate between two points (rate, ratio) at which the ratio is one, on logarithms."""
     low, high = math.log(max(below[1], 1e-9)), math.log(min(above[1], 1e9))
-    share = -low / (high - low) if high > low else 0.5
-    return below[0] * (above[0] / below[0]) ** share
+    fraction = -low / (high - low) if high > low else 0.5
+    return below[0] * (above[0] / below[0]) ** fraction

@@ -75,9 +75,9 @@ def student(share: float, freedom: int) -> float:
     (1.89, 1.646)
     """
     z, n = NormalDist().inv_cdf(share), max(freedom, 1)
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / n + second / n**2 + third / n**3
+    term_1, term_2 = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    term_3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + term_1 / n + term_2 / n**2 + term_3 / n**3
 
 
 def counted(values: np.ndarray) -> np.ndarray:
@@ -94,10 +94,10 @@ def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: flo
     if any(trial.lost for trial in trials):
         return Verdict(*[math.inf] * 4, False, 0.0, objectives[0])
     ratios = [(*_ratios(trials, objective, longer), objective) for objective in objectives]
-    ends = (float(max(ratio[place] for ratio in ratios)) for place in range(4))
+    worst_ratios = (float(max(ratio[column] for ratio in ratios)) for column in range(4))
     spans_ms = [trial.duration_s * 1e3 * COUNTED / STAYS for trial in trials]
     return Verdict(
-        *ends, _drifts(trials, objectives), min(spans_ms) / max(stay_ms, 1e-9),
+        *worst_ratios, _drifts(trials, objectives), min(spans_ms) / max(stay_ms, 1e-9),
         max(ratios, key=lambda ratio: ratio[0])[-1],
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def noise_of(runs: Sequence[np.ndarray]) -> Noise:
     >>> noise_of([np.array([1.0, 2.0, 1.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0])]).mean
     1.5
     """
-    batches = np.array([[part.mean() for part in np.array_split(run, min(BATCHES, run.size))] for run in runs])
+    batches = np.array([[batch.mean() for batch in np.array_split(run, min(BATCHES, run.size))] for run in runs])
     seeds = batches.mean(axis=1)
     mean = float(np.mean([run.mean() for run in runs]))
     of_batches = batches.var(ddof=1) / batches.size if batches.size > 1 else 0.0

@@ -205,8 +205,8 @@ def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
     }
 
 
-def _whole_if_exact(number: float) -> float:
-    return int(number) if number == number and abs(number) < 1e15 and number == int(number) else number
+def _whole_if_exact(value: float) -> float:
+    return int(value) if value == value and abs(value) < 1e15 and value == int(value) else value
 
 
 def _measurer(arguments: argparse.Namespace) -> Any:
