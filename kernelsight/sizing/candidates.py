@@ -128,7 +128,7 @@ def _parallel_sizes(fixed: Mapping[str, Any], most_gpus: int, experts: bool) -> 
     return choices
 
 
-def planned(
+def planned_candidates(
     session: Session,
     rows: Sequence[Mapping[str, Any]],
     load: Mapping[str, Any],

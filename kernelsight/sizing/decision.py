@@ -42,7 +42,7 @@ class Demand(NamedTuple):
     electricity_price: float | None = None
 
     @property
-    def wanted(self) -> float:
+    def sustained_rate(self) -> float:
         """The rate that instances are to sustain, requests/s."""
         return ANY_RATE if self.total_gpus is not None else self.rate / (1.0 - self.margin)
 
@@ -88,7 +88,9 @@ class Option(NamedTuple):
         return not self.holds, cost, sureness, settings, self.load, self.sized.candidate.scenario_id
 
 
-def checked(rate: float | None, confidence: float, margin: float, peak: float, total_gpus: int | None = None) -> Demand:
+def demand_of(
+    rate: float | None, confidence: float, margin: float, peak: float, total_gpus: int | None = None
+) -> Demand:
     """Return what is asked for; InvalidInput: figures outside of what they can be. ``rate`` None: of ``total_gpus``."""
     if total_gpus is not None and (isinstance(total_gpus, bool) or not isinstance(total_gpus, int) or total_gpus < 1):
         raise InvalidInput(f"total_gpus is {total_gpus!r}; give a whole number of GPUs, at least 1.")

@@ -18,7 +18,7 @@ from kernelsight.scenario.stated_flags import object_text, read_flags
 from kernelsight.scenario.units import bytes_per_s_of, count_of, rate_of, seconds_of
 from kernelsight.sizing.candidates import MOST_GPUS, VARIED
 from kernelsight.sizing.daily import DAY_S, day_of, stated_day
-from kernelsight.sizing.decision import Demand, checked, with_day
+from kernelsight.sizing.decision import Demand, demand_of, with_day
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,10 +69,10 @@ class Question(NamedTuple):
         if self.hours is None:
             if self.startup_s is not None or self.disk_bytes_per_s is not None:
                 raise InvalidInput("starts of instances are counted over a day; give --daily-peak, or remove them.")
-            demand = checked(amount, self.confidence, self.margin, self.peak, self.total_gpus)
+            demand = demand_of(amount, self.confidence, self.margin, self.peak, self.total_gpus)
         else:
             day = stated_day(self.hours, self.hours_from)
-            demand = checked(day.peak, self.confidence, self.margin, self.peak)
+            demand = demand_of(day.peak, self.confidence, self.margin, self.peak)
             demand = with_day(demand, day, self.startup_s, self.disk_bytes_per_s)
         price = self.electricity_price
         if price is not None and not 0.0 <= price < math.inf:

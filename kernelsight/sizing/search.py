@@ -10,7 +10,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.refusals import decisive
 from kernelsight.scenario.scenarios import Plan
-from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned
+from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned_candidates
 from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, nothing_fits
 from kernelsight.sizing.tuning import changed_rows, looks_the_same
 from kernelsight.sweeps.advice import wider_graphs
@@ -152,7 +152,7 @@ class SizeSearch:
         """Plan rows, and return those that can run with what bounds their rates."""
         fork = self._session.fork()
         self.forks.append(fork)
-        plan, candidates = planned(fork, rows, self._load, self._prices, self._total_gpus)
+        plan, candidates = planned_candidates(fork, rows, self._load, self._prices, self._total_gpus)
         self.plans.append(plan)
         if not candidates:
             raise InvalidInput(next(fault for fault in plan.faults if fault))

@@ -46,16 +46,16 @@ def advice_rows(
         changes = [*alternatives(deployed, flags), *_replicas(deployed, planned[name]), *wider_graphs(deployed)]
         tries += [(name, change, {**flags, **change}) for _, change in changes]
     rows = []
-    for (name, change, _), after in zip(tries, _served([flags for *_, flags in tries], fork), strict=True):
+    for (name, change, _), after in zip(tries, _summaries([flags for *_, flags in tries], fork), strict=True):
         if after is not None and (gains := _gains(before[name], after)):
             deployed = settings_of[before[name]["deployment_id"]]
-            rows.append(_row(before[name], after, change, _stated(change, deployed, planned[name])) | gains)
+            rows.append(_row(before[name], after, change, _value_before(change, deployed, planned[name])) | gains)
     order = {name: number for number, name in enumerate(questions["scenario_id"].to_pylist())}
     rows.sort(key=lambda row: (order[row["scenario_id"]], -max(row["e2e_gain"], row["throughput_gain"])))
     return as_table(contracts()["setting_advice"], rows)
 
 
-def _served(rows: Sequence[Mapping[str, Any]], fork: Callable[[], Session]) -> list[dict[str, Any] | None]:
+def _summaries(rows: Sequence[Mapping[str, Any]], fork: Callable[[], Session]) -> list[dict[str, Any] | None]:
     """Return the summary of each row of flags; None: it cannot be planned."""
     with fork() as session:
         plan = plan_rows(session, rows, on_fault="collect", origin="")
@@ -92,7 +92,7 @@ def _row(
     }
 
 
-def _stated(change: Mapping[str, Any], settings: Mapping[str, Any], planned: Mapping[str, Any]) -> Any:
+def _value_before(change: Mapping[str, Any], settings: Mapping[str, Any], planned: Mapping[str, Any]) -> Any:
     """Return the value of a setting before its change."""
     (setting,) = change
     if setting == "max_cudagraph_capture_size":

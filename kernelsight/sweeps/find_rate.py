@@ -16,7 +16,7 @@ from kernelsight.scenario.stated_flags import object_text
 from kernelsight.sweeps.rate_ends import RATES, Rated, intervals_at, rates_at_ends
 from kernelsight.sweeps.rate_questions import RateGrid, question_of
 from kernelsight.sweeps.rate_search import Effort, HighestRate, RateSearch
-from kernelsight.sweeps.steady import LEAST_REQUESTS, counted
+from kernelsight.sweeps.steady import LEAST_REQUESTS, counted_values
 from kernelsight.sweeps.trial_cache import trial_cache
 from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile, give_reach
 from kernelsight.sweeps.work_budget import Work
@@ -50,7 +50,7 @@ def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
             report(f"rates of {before + count:,} of {len(questions_read):,} rows")
 
         with fork() as session:
-            found = _answered(session, [flags for _, flags in members], grid_of[name], say)
+            found = _searched_rates(session, [flags for _, flags in members], grid_of[name], say)
         for (question_id, _), (row, figures) in zip(members, found, strict=True):
             rows[question_id] = {"question_id": question_id, **row}
             statistics[question_id] = [{"question_id": question_id, **figure} for figure in figures]
@@ -64,7 +64,7 @@ def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
     }
 
 
-def _answered(
+def _searched_rates(
     session: Session, rows: Sequence[Mapping[str, Any]], grid: RateGrid, say: Callable[[int], None]
 ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Search the rate of each row; return its row of ``found_rates``, and those of ``rate_statistics``."""
@@ -78,7 +78,7 @@ def _answered(
     trials = open_trials(session, plan)
     earlier_trials = trial_cache(session)
     if grid.correction is not None:
-        refuse_unused_corrections(session, grid.given)
+        refuse_unused_corrections(session, grid.corrections_file)
     rates: list[HighestRate | None] = []
     for scenario in plan.scenarios:
         able = scenario["scenario_id"] in trials.able
@@ -114,7 +114,7 @@ def _rows_at(
     measured = {column.name for column in session.graph.known("scenario_summary").columns if column.nullable}
     measured -= {"tier", "not_measured"}
     objectives = objectives_of(grid.slo)
-    end_rates = _ends(session, found_plan, started_rows, rates, objectives)
+    end_rates = _rates_at_ends(session, found_plan, started_rows, rates, objectives)
     answer_rows = []
     for index, (scenario, found) in enumerate(zip(plan.scenarios, rates, strict=True)):
         row, rated = summary[scenario["scenario_id"]], bool(found and found.rate)
@@ -141,7 +141,7 @@ def _rows_at(
     return answer_rows
 
 
-def _ends(
+def _rates_at_ends(
     session: Session,
     plan: Plan,
     started_rows: Sequence[Mapping[str, Any]],
@@ -208,7 +208,7 @@ def statistic(trials: Sequence[Trial], objective: Objective) -> float | None:
         if not gaps.any():
             return None
         return gap_mean(gaps) if objective.percent is None else gap_percentile(gaps, objective.percent)
-    values = np.concatenate([counted(trial.latencies[objective.metric]) for trial in trials])
+    values = np.concatenate([counted_values(trial.latencies[objective.metric]) for trial in trials])
     values = values[~np.isnan(values)]
     if not values.size:
         return None

@@ -249,7 +249,7 @@ class Store:
         """Write a finished partition, which is there only when it is whole and on the disk."""
         import pyarrow.parquet as pq
 
-        self._write(self._place(number), lambda draft: pq.write_table(table, draft))
+        self._write(self._path_of(number), lambda draft: pq.write_table(table, draft))
 
     def read(self, numbers: Iterable[int]) -> pa.Table:
         """Return the rows of partitions."""
@@ -257,7 +257,7 @@ class Store:
         import pyarrow.parquet as pq
 
         try:
-            return pa.concat_tables([pq.read_table(self._place(number)) for number in numbers])
+            return pa.concat_tables([pq.read_table(self._path_of(number)) for number in numbers])
         except pa.ArrowException as error:
             reason = str(error).splitlines()[0]
             raise InvalidInput(f"a partition in {self.folder} cannot be read ({reason}); remove the folder.") from None
@@ -268,7 +268,7 @@ class Store:
             path.unlink(missing_ok=True)
         self.folder.rmdir()
 
-    def _place(self, number: int) -> Path:
+    def _path_of(self, number: int) -> Path:
         return self.folder / f"{number:06d}.parquet"
 
     def _write(self, path: Path, write: Callable[[Path], object]) -> None:

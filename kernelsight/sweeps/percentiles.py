@@ -37,14 +37,16 @@ def with_percentiles(session: Session, columns: Iterable[str]) -> pa.Table:
     summary = session.table("scenario_summary")
     names = summary["scenario_id"].to_pylist()
     for objective in objectives:
-        percentiles = _of_gaps(session, objective) if objective in of_gaps else _of_requests(session, objective)
+        percentiles = (
+            _gap_percentiles(session, objective) if objective in of_gaps else _request_percentiles(session, objective)
+        )
         summary = summary.append_column(
             objective.column, pa.array([percentiles.get(name) for name in names], pa.float64())
         )
     return summary
 
 
-def _of_requests(session: Session, objective: Objective) -> dict[str, float]:
+def _request_percentiles(session: Session, objective: Objective) -> dict[str, float]:
     """Return the percentile of each scenario's requests."""
     from kernelsight.serving.load.requests import spans_of
 
@@ -59,7 +61,7 @@ def _of_requests(session: Session, objective: Objective) -> dict[str, float]:
     return percentiles
 
 
-def _of_gaps(session: Session, objective: Objective) -> dict[str, float]:
+def _gap_percentiles(session: Session, objective: Objective) -> dict[str, float]:
     """Return the percentile of each scenario's gaps between tokens."""
     from kernelsight.serving.runs.statistics_tables import gap_percentiles
 

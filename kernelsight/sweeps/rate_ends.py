@@ -30,7 +30,7 @@ class Rated(NamedTuple):
     flags: Mapping[str, Any]
     highest: HighestRate
 
-    def at(self, share: float) -> dict[str, Any]:
+    def flags_at(self, share: float) -> dict[str, Any]:
         """Return the flags of the row at a share of its rate: of users where they are a closed loop."""
         requests, level = min(max(self.highest.requests, LEAST_REQUESTS), MOST_REQUESTS), self.highest.rate * share
         if "max_concurrency" not in self.flags:
@@ -46,7 +46,7 @@ def serve_at(session: Session, plan: Plan, rated_shares: Sequence[tuple[Rated, f
 
     ``plan``: of the deployments that the session holds.
     """
-    rows = [rated.at(share) for rated, share in rated_shares]
+    rows = [rated.flags_at(share) for rated, share in rated_shares]
     planned = plan_rows(session, rows, on_fault="collect")
     give_plan(session, list(plan.deployments.values()), planned.planned)
     return [scenario["scenario_id"] for scenario in planned.scenarios]

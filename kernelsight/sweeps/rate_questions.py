@@ -32,7 +32,7 @@ class RateGrid(NamedTuple):
     correction: str | None = None
 
     @property
-    def given(self) -> Path | None:
+    def corrections_file(self) -> Path | None:
         """The file of the corrections, None where they were given as a table."""
         return None if self.correction in (None, "table") else Path(str(self.correction))
 

@@ -130,7 +130,7 @@ def _serve(
     unfinished = [number for number in range(len(partitions)) if number not in done]
     waiting = [partitions[number] for number in unfinished]
     tables = {}
-    for position, table in _reported(_run(session, waiting, execution), waiting, execution.report):
+    for position, table in _with_progress(_run(session, waiting, execution), waiting, execution.report):
         if store:
             store.keep(unfinished[position], table)
         else:
@@ -148,7 +148,7 @@ def _run(session: Session, waiting: list[Partition], execution: Execution) -> It
     return run_here(waiting, session)
 
 
-def _reported(
+def _with_progress(
     served: Iterable[tuple[int, pa.Table]], waiting: list[Partition], report: Callable[[Progress], None] | None
 ) -> Iterator[tuple[int, pa.Table]]:
     """Pass results on, and report how many scenarios are served."""

@@ -143,7 +143,7 @@ class Trials:
         columns = [name for name in LOAD_COLUMNS if name != "max_concurrency"]
         key = tuple(tuple((row | unit)[name] for name in columns) for row in rows)
         if key not in self._kept:
-            drawn = _drawn([{**row, **unit} for row in rows])
+            drawn = _drawn_loads([{**row, **unit} for row in rows])
             while len(self._kept) >= KEPT_LOADS:
                 self._kept.pop(next(iter(self._kept)))
             spans = spans_of(drawn.load_requests["load_id"])
@@ -201,7 +201,7 @@ def _weight(scenario: Mapping[str, Any], deployments: Mapping[str, Mapping[str, 
     return 1.0 + (scenario["output_len"] or 0) / TOKENS_A_REQUEST if walks else 1.0
 
 
-def _drawn(rows: Sequence[Mapping[str, Any]]) -> Loads:
+def _drawn_loads(rows: Sequence[Mapping[str, Any]]) -> Loads:
     """Draw the loads of rows of ``scenarios``, each under the name of its scenario."""
     names = [name for name in rows[0] if name not in ("scenario_id", "deployment_id")]
     columns = {name: pa.array([row[name] for row in rows]) for name in names}
