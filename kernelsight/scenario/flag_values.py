@@ -68,9 +68,9 @@ def _checked(name: str, value: Any) -> Any:
             raise InvalidInput(f"{name} is {value!r}; give a whole number {bound}.")
         return int(value)
     if flag.kind in RANGES:
-        inside, what = RANGES[flag.kind]
+        inside, range_text = RANGES[flag.kind]
         if not _is_number(value) or not inside(value, flag):
-            raise InvalidInput(f"{name} is {value!r}; give {what(flag)}.")
+            raise InvalidInput(f"{name} is {value!r}; give {range_text(flag)}.")
         return float(value)
     if flag.kind == "tiers":
         from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text

@@ -106,8 +106,8 @@ def _trace_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
 
 def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     shape = distribution(row)
-    needed = ("num_prompts",) if shape == "empirical" else ("num_prompts", "input_len", "output_len")
-    missing = [name for name in needed if row.get(name) is None]
+    required = ("num_prompts",) if shape == "empirical" else ("num_prompts", "input_len", "output_len")
+    missing = [name for name in required if row.get(name) is None]
     if missing:
         fault = f"the synthetic workload is missing {', '.join(missing)}"
         yield fault, "Set the rest, or give a trace."

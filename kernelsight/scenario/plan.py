@@ -115,17 +115,20 @@ def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
     Experts that are spread over all GPUs of the engines that decode are spread over all of these. InvalidInput: a flag
     of disaggregated serving without ``prefill_replicas``, or static batches.
     """
-    stated = [name for name in (*PREFILL_FLAGS, *POOL_FLAGS) if name in flags]
+    pool_flags_set = [name for name in (*PREFILL_FLAGS, *POOL_FLAGS) if name in flags]
     if "prefill_replicas" not in flags:
-        if stated:
-            raise InvalidInput(f"{stated[0]} needs P/D disaggregation, but prefill_replicas is unset; set it.")
+        if pool_flags_set:
+            raise InvalidInput(f"{pool_flags_set[0]} needs P/D disaggregation, but prefill_replicas is unset; set it.")
         return None
     if "replicas" in flags:
         raise InvalidInput("replicas cannot be used with prefill_replicas; set prefill_replicas and decode_replicas.")
     if flags.get("scheduling") == "static":
         raise InvalidInput("static scheduling cannot be used with prefill_replicas; remove one of them.")
     of_prefill = dict(flags) | {flag: flags[name] for name, flag in PREFILL_FLAGS.items() if name in flags}
-    sizes = [one.get("tensor_parallel_size", 1) * one.get("data_parallel_size", 1) for one in (flags, of_prefill)]
+    sizes = [
+        pool_flags.get("tensor_parallel_size", 1) * pool_flags.get("data_parallel_size", 1)
+        for pool_flags in (flags, of_prefill)
+    ]
     if of_prefill.get("expert_parallel_size", 1) == sizes[0] > 1 and "prefill_expert_parallel_size" not in flags:
         of_prefill["expert_parallel_size"] = sizes[1]
     return of_prefill
@@ -186,14 +189,16 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
         flags[name] = resolve_gpu(session, str(flags[name]))
     for name, table, column in OF_TABLES:
         if name in flags:
-            known = set(session.table(table)[column].to_pylist())
-            if flags[name] not in known:
-                raise unknown(column, flags[name], known, f"The table {table} lists them.")
+            names_known = set(session.table(table)[column].to_pylist())
+            if flags[name] not in names_known:
+                raise unknown(column, flags[name], names_known, f"The table {table} lists them.")
     if "moe_backend" in flags:
         kernels = session.table("kernel_implementations").to_pylist()
-        known = {row["implementation"] for row in kernels if row["family"] == "moe"}
-        if flags["moe_backend"] not in known:
-            raise unknown("moe_backend", flags["moe_backend"], known, "The table kernel_implementations lists them.")
+        names_known = {row["implementation"] for row in kernels if row["family"] == "moe"}
+        if flags["moe_backend"] not in names_known:
+            raise unknown(
+                "moe_backend", flags["moe_backend"], names_known, "The table kernel_implementations lists them."
+            )
     return flags
 
 
@@ -230,9 +235,9 @@ def resolve_gpu(session: Session, name: str) -> str:
 
     gpus = session.table("gpus")["gpu"].to_pylist()
     spelled = name.lower().replace("-", "_")
-    for known in (name, spelled):
-        if known in gpus:
-            return known
+    for spelling in (name, spelled):
+        if spelling in gpus:
+            return spelling
     gpu_name = find_gpu(name)
     if gpu_name is None or gpu_name.gpu not in gpus:
         raise unknown("GPU", name, gpus, "Define other GPUs with --gpus FILE.")
@@ -274,9 +279,9 @@ def give_reach(session: Session, name: str, positions: int, longest: int | None)
     row, layers = model_rows(session, name)
     if positions == row["max_positions"] or (longest or math.inf) <= positions < row["max_positions"]:
         return name
-    other, layers = reach_rows(positions, row, layers)
-    give_model(session, other, layers)
-    return other["model"]
+    reaching_row, layers = reach_rows(positions, row, layers)
+    give_model(session, reaching_row, layers)
+    return reaching_row["model"]
 
 
 def model_rows(session: Session, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

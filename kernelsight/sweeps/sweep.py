@@ -174,7 +174,7 @@ def _facts(session: Session, plan: Plan) -> dict[str, Any]:
                 *((str(file), digest_of(file.read_bytes().hex())) for path in sorted(paths) for file in files_of(path)),
             ]
         ),
-        **run_facts(session, without=PLANNED),
+        **run_facts(session, left_out=PLANNED),
     }
 
 

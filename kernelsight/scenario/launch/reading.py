@@ -1,4 +1,4 @@
-"""A launch line while it is read: the flags so far, and what became of each word."""
+"""The state of reading a launch line: the flags so far, and the effect of each word."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Word(NamedTuple):
 
 
 class Reading:
-    """The flags read so far, and what became of each word; rules work on it after all words are read."""
+    """The flags read so far, and the effect of each word; rules work on it after all words are read."""
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
@@ -56,5 +56,5 @@ def _typed(flag: str, value: Any, setting: Setting) -> Any:
     try:
         return checked(flag, value)
     except InvalidInput as error:
-        what = f"the value is none of {flag}; correct the file." if setting.of_file else error
-        raise InvalidInput(f"{setting.words} of the launch line: {what}") from None
+        problem = f"the value is none of {flag}; correct the file." if setting.of_file else error
+        raise InvalidInput(f"{setting.words} of the launch line: {problem}") from None
