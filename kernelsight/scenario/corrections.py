@@ -53,7 +53,9 @@ def give_corrections(session: Session, corrections: Any) -> str:
         else python_rows(as_arrow(corrections, "correction"))
     )
     if not rows or not {"part", "factor", "exposed_us", "fingerprint"} <= rows[0].keys():
-        raise InvalidInput(f"{_named(corrections)} holds no corrections; write one with `kernelsight compare -o FILE`.")
+        raise InvalidInput(
+            f"{_source_of(corrections)} holds no corrections; write one with `kernelsight compare -o FILE`."
+        )
     session.give("log_corrections", rows)
     name = Path(corrections).name if isinstance(corrections, str | Path) else "a given table"
     first_row = session.table("log_corrections").slice(0, 1).to_pylist()[0]
@@ -68,7 +70,7 @@ def _rows_of_file(path: str | Path) -> list[dict[str, Any]]:
     return python_rows(read_parquet(path, refuse))
 
 
-def _named(corrections: Any) -> str:
+def _source_of(corrections: Any) -> str:
     return f"--correction {corrections}" if isinstance(corrections, str | Path) else "the table of corrections"
 
 
@@ -76,6 +78,6 @@ def refuse_unused_corrections(session: Session, corrections: Any) -> None:
     """Raise InvalidInput where corrections were given and none of the planned deployments is the one they are for."""
     if not session.table("corrections").num_rows:
         raise InvalidInput(
-            f"{_named(corrections)} was fitted for another deployment: model, GPU, engine, parallel sizes or formats "
-            "differ; fit one for this deployment, or leave it out."
+            f"{_source_of(corrections)} was fitted for another deployment: model, GPU, engine, parallel sizes or "
+            "formats differ; fit one for this deployment, or leave it out."
         )

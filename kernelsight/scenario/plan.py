@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.errors import InvalidInput, UnknownName, unknown
 from kernelsight.scenario.deployment_flags import SPECULATION
 from kernelsight.scenario.flag import LONGEST_LOAD_S
-from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS, FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
 from kernelsight.scenario.load_rules import with_finite_rate
 from kernelsight.scenario.speculation import MTP_SUFFIX, mtp_rows, with_method
@@ -52,7 +52,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     for name in by_name:
         if name not in FLAGS:
             raise unknown("flag", name, {*FLAGS, *ALIASES}, "`kernelsight simulate --help` lists them.")
-    by_name = {name: checked(name, value) for name, value in by_name.items()}
+    by_name = {name: typed_value(name, value) for name, value in by_name.items()}
     for name in ("dtype", "kv_cache_dtype"):
         if name in by_name:
             by_name[name] = AUTO_DTYPES.get(by_name[name], by_name[name])
@@ -163,7 +163,7 @@ def deployments_of(scenario: Mapping[str, Any]) -> list[str]:
     return [scenario["deployment_id"], *([prefill] if prefill else [])]
 
 
-def and_drafts(keys: Iterable[str], deployments: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def with_drafts(keys: Iterable[str], deployments: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return deployments and their draft deployments."""
     keys = list(keys)
     drafts = [draft for key in keys if key in deployments and (draft := deployments[key].get("draft_deployment_id"))]

@@ -16,12 +16,12 @@ from kernelsight.scenario.plan import (
     DEPLOYMENT_DEFAULTS,
     LOAD_DEFAULTS,
     SAME_AS_LEFT_OUT,
-    and_drafts,
     deployment_rows,
     deployments_of,
     normalise,
     resolve_names,
     scenario_row,
+    with_drafts,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 
     def deployments_of(self, scenarios: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows of ``deployments`` that scenarios need, draft models included."""
-        keys = and_drafts((key for row in scenarios for key in deployments_of(row)), self.deployments)
+        keys = with_drafts((key for row in scenarios for key in deployments_of(row)), self.deployments)
         return [self.deployments[key] for key in keys]
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER
 from kernelsight.scenario.load_rules import distribution
-from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.scenario.plan import deployments_of, with_drafts
 from kernelsight.serving.engine import client_metrics
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.records import FINISHED, ITL_BINS
@@ -43,7 +43,7 @@ def give_reach(session: Session, scenarios: Iterable[Mapping[str, Any]]) -> None
             longest[deployment] = None if tokens is None or longest_so_far is None else max(longest_so_far, tokens)
     rows = {row["deployment_id"]: row for row in session.table("deployments").to_pylist()}
     for deployment, tokens in list(longest.items()):
-        for draft in and_drafts([deployment], rows)[1:]:
+        for draft in with_drafts([deployment], rows)[1:]:
             longest[draft] = tokens
     names, no_requests = list(longest), pa.nulls(len(longest), pa.int64())
     tokens = pa.array(longest.values(), pa.int64())

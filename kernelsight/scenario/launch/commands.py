@@ -124,7 +124,7 @@ def _parallel(engine: str, flags: dict[str, Any], moe: bool) -> tuple[dict[str, 
         unsaid |= {} if ep == tp * dp else {PARALLEL[3]: ep}
     else:
         sizes[PARALLEL[3]] = ep
-    written = {_first(engine, flag).option: str(size) for flag, size in sizes.items() if size > 1}
+    written = {_first_option(engine, flag).option: str(size) for flag, size in sizes.items() if size > 1}
     return written | option_words, unsaid
 
 
@@ -133,7 +133,7 @@ def _of_flag(engine: str, flag: str) -> tuple[Option, ...]:
     return tuple(dict.fromkeys(row for row in options(engine).values() if row.flag == flag))
 
 
-def _first(engine: str, flag: str) -> Option:
+def _first_option(engine: str, flag: str) -> Option:
     return _of_flag(engine, flag)[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kernelsight.dataflow.redaction import REDACTED
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.launch.command_options import Setting, read_options
 from kernelsight.scenario.launch.engine_options import UNKNOWN, Option, find_option, find_variable, options
@@ -206,7 +206,9 @@ def _apply(reading: Reading, setting: Setting) -> None:
             value = "false"
         if not understood:
             value_shown = "its value" if setting.of_file else setting.value
-            reading.ignore(setting, "not_modelled", f"{value_shown} is not predicted; understood are {_known(option)}")
+            reading.ignore(
+                setting, "not_modelled", f"{value_shown} is not predicted; understood are {_values_understood(option)}"
+            )
         elif setting.value == REDACTED and option.rule == "kv_connector":  # JSON that cannot be read is redacted whole
             reading.ignore(setting, "not_modelled", "its value is redacted")
         elif setting.value == REDACTED:
@@ -222,7 +224,7 @@ def _apply(reading: Reading, setting: Setting) -> None:
             reading.use(setting, option.flag, value, option.reason)
 
 
-def _known(option: Option) -> str:
+def _values_understood(option: Option) -> str:
     first_spelling = {
         ours: theirs for theirs, _, ours in reversed([pair.partition("=") for pair in option.value.split()])
     }
@@ -310,7 +312,7 @@ def with_launch_line(
     {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 1, 'gpu': 'l4'}
     """
     flags_beside = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
-    text, read_files = flags.get("launch"), checked("read_launch_files", flags.get("read_launch_files") or False)
+    text, read_files = flags.get("launch"), typed_value("read_launch_files", flags.get("read_launch_files") or False)
     if text is None:
         if read_files:
             raise InvalidInput("read_launch_files needs launch, the line that names the files; give both, or neither.")

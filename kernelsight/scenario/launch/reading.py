@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.launch.command_options import Setting
 from kernelsight.scenario.launch.engine_options import Option
@@ -54,7 +54,7 @@ def _typed(flag: str, value: Any, setting: Setting) -> Any:
     if FLAGS[flag].kind in ("yes", "switch") and isinstance(value, str):
         value = value == "true"
     try:
-        return checked(flag, value)
+        return typed_value(flag, value)
     except InvalidInput as error:
         problem = f"the value is none of {flag}; correct the file." if setting.of_file else error
         raise InvalidInput(f"{setting.words} of the launch line: {problem}") from None

@@ -39,20 +39,20 @@ def _is_quantised(is_known: Callable[[str], bool], model: str) -> bool:
 
 def _blocks(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     tokens = reading.flags.get("block_size", BLOCK_TOKENS[reading.engine])
-    reading.use(setting, option.flag, _whole(setting, value) * tokens, option.reason)
+    reading.use(setting, option.flag, _whole_number(setting, value) * tokens, option.reason)
 
 
 def _per_stage(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     """TensorRT-LLM: the requests of a micro-batch; every pipeline stage holds as many."""
     stages = reading.flags.get("pipeline_parallel_size", 1)
     reason = f"requests of a micro-batch, times {stages} pipeline stages" if stages > 1 else option.reason
-    reading.use(setting, option.flag, _whole(setting, value) * stages, reason)
+    reading.use(setting, option.flag, _whole_number(setting, value) * stages, reason)
 
 
 def _largest(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     numbers = value.strip("[]").replace(",", " ").split()
     if numbers:
-        reading.use(setting, option.flag, max(_whole(setting, number) for number in numbers), option.reason)
+        reading.use(setting, option.flag, max(_whole_number(setting, number) for number in numbers), option.reason)
     else:
         reading.ignore(setting, "none", "an empty list: the engine chooses")
 
@@ -81,7 +81,7 @@ def _attention_dp(reading: Reading, option: Option, setting: Setting, value: str
     elif value == "true":
         replicas = flags.get(sizes[1], 1)
     else:
-        replicas = _whole(setting, value)
+        replicas = _whole_number(setting, value)
     if tp % replicas:
         raise InvalidInput(
             f"{setting.words} of the launch line: {replicas} attention replicas do not divide the tensor-parallel size "
@@ -183,7 +183,7 @@ def _draft_tokens(reading: Reading, option: Option, setting: Setting, value: str
     ):
         reading.ignore(setting, "none", "the number of draft steps says it")
     else:
-        reading.use(setting, option.flag, max(_whole(setting, value) - 1, 1), option.reason)
+        reading.use(setting, option.flag, max(_whole_number(setting, value) - 1, 1), option.reason)
 
 
 def _draft_tree(reading: Reading, option: Option, setting: Setting, value: str) -> None:
@@ -193,7 +193,7 @@ def _draft_tree(reading: Reading, option: Option, setting: Setting, value: str) 
         reading.ignore(setting, "not_modelled", "trees of drafts are not predicted: steps have no draft tokens")
 
 
-def _whole(setting: Setting, text: str) -> int:
+def _whole_number(setting: Setting, text: str) -> int:
     try:
         return int(text)
     except ValueError:
