@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 
 from kernelsight.catalog.tables import facts
-from kernelsight.choices.candidates import Choice, laid_out, measured_rows, shared_sites, site_columns
+from kernelsight.choices.candidates import Choice, measured_rows, shared_sites, site_columns, with_expectations
 from kernelsight.choices.choices import SIGMAS, Contrasts, contrasts
 from kernelsight.choices.plan import budget_of, plan
 from kernelsight.dataflow.blas import one_blas_thread
@@ -64,7 +64,7 @@ def case_of(
         sites = sites[np.unique(np.linspace(0, sites.height - 1, most).round().astype(int))]
         rows = rows.join(sites, on=sites.columns, how="semi", nulls_equal=True, maintain_order="left")
     others = measured_rows(sweeps, family, sources)
-    choice = laid_out(family, gpu, rows.with_columns(latency_us=pl.lit(None, pl.Float64)), others)
+    choice = with_expectations(family, gpu, rows.with_columns(latency_us=pl.lit(None, pl.Float64)), others)
     key = [*site_columns(family), "engine", "implementation"]
     truth = _beside(choice.rows, rows, key)
     near = others.filter(pl.col("gpu") == nearest_of(gpu, sources))

@@ -23,8 +23,8 @@ import pyarrow as pa
 from record import record
 
 import kernelsight as ks
-from kernelsight.comparison.log_worlds import LogWorlds
-from kernelsight.comparison.replay import Variant, given
+from kernelsight.comparison.log_replayer import LogReplayer
+from kernelsight.comparison.replay import Variant, give_log
 
 DEPLOYMENTS = (
     ({"model": "llama-3.1-8b", "gpu": "h100_sxm"}, 12.0),
@@ -92,7 +92,7 @@ def draw_load(dice: np.random.Generator, rate: float, n: int, longer: float, sha
 def steps_of(session: ks.Session, load: pa.Table, truth: Variant) -> dict[str, np.ndarray]:
     """Return the engine steps of a world by column: sizes, context and microseconds of each."""
     with session.fork() as fork:
-        given(fork, load, [truth])
+        give_log(fork, load, [truth])
         fork.compute("request_events", "steps")
         steps, events = fork.table("steps"), fork.table("request_events")
     start, end = (steps[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -155,7 +155,7 @@ def world(
         other["max_num_batched_tokens"] = 2048
         flags = {**flags, "max_num_batched_tokens": 8192}
     variant = Variant({**flags, **other}, factors, planted.get("host", 0.0) * 1e3)
-    truth = LogWorlds(session, load).serve([variant])[0]
+    truth = LogReplayer(session, load).serve([variant])[0]
     delay = planted.get("client", 0.0)
     # drawn apart, so that a world is the same without noise
     blur = np.exp(noise * np.random.default_rng(dice.bit_generator.seed_seq.spawn(1)[0]).standard_normal((2, n)))

@@ -18,7 +18,7 @@ from compare import DEPLOYMENTS, draw_load
 from record import record
 
 import kernelsight as ks
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import KERNELS, Variant
 
 KINDS = ("factors", "engine", "factors", "growing load")
@@ -39,7 +39,7 @@ def world(session: ks.Session, dice: np.random.Generator, kind: str, n: int, noi
     truth = Variant(flags, factors, step_us, request_us)
     if kind == "engine":
         truth = Variant({**flags, "engine": OTHER[flags.get("engine", "vllm")]}, {}, 0.0, request_us)
-    (served,) = LogWorlds(session, load).serve([truth])
+    (served,) = LogReplayer(session, load).serve([truth])
     blur = np.exp(noise * dice.standard_normal((2, n)))
     ttft_ms = served.ttft_ms * blur[0]
     log = {name: load[name] for name in ("arrival_s", "prompt_tokens", "output_tokens")}

@@ -101,9 +101,9 @@ def extra_missing(what: str, package: str, extra: str, otherwise: str = "") -> I
     >>> str(extra_missing("report", "vl-convert", "report"))
     "report needs vl-convert, which is not installed; run pip install -e '.[report]' in the checkout."
     """
-    other = f", or {otherwise}" if otherwise else ""
+    alternative = f", or {otherwise}" if otherwise else ""
     return InvalidInput(
-        f"{what} needs {package}, which is not installed; run pip install -e '.[{extra}]' in the checkout{other}."
+        f"{what} needs {package}, which is not installed; run pip install -e '.[{extra}]' in the checkout{alternative}."
     )
 
 
@@ -197,8 +197,8 @@ def breaks_contract(table: str, faults: Iterable[str], origin: str = "") -> Cont
     >>> str(breaks_contract("gpus", ["missing column gpu"], "sql/gpus.sql"))
     "table 'gpus' (from sql/gpus.sql) violates its contract: missing column gpu."
     """
-    made = f" (from {origin})" if origin else ""
-    return ContractBroken(f"table {table!r}{made} violates its contract: {'; '.join(faults)}.")
+    source = f" (from {origin})" if origin else ""
+    return ContractBroken(f"table {table!r}{source} violates its contract: {'; '.join(faults)}.")
 
 
 def missing_table(table: str, needed_by: str, hint: str = "") -> MissingTable:
@@ -207,8 +207,8 @@ def missing_table(table: str, needed_by: str, hint: str = "") -> MissingTable:
     >>> str(missing_table("scenarios", "requests"))
     "missing input table 'scenarios' (needed by 'requests')."
     """
-    needed = f" (needed by {needed_by!r})" if needed_by != table else ""
-    return MissingTable(f"missing input table {table!r}{needed}{f'; {hint}' if hint else ''}.")
+    needed_text = f" (needed by {needed_by!r})" if needed_by != table else ""
+    return MissingTable(f"missing input table {table!r}{needed_text}{f'; {hint}' if hint else ''}.")
 
 
 def dangling_reference(column: str, value: object, reference: str, known: Iterable[str], more: int = 0) -> UnknownName:
@@ -218,6 +218,6 @@ def dangling_reference(column: str, value: object, reference: str, known: Iterab
     "deployments.gpu is 'h100', which is not in gpus.gpu. Did you mean h100_sxm?"
     """
     close = nearest(str(value), known)
-    others = f" ({more} more values are not either)" if more else ""
+    more_text = f" ({more} more values are not either)" if more else ""
     tail = f" Did you mean {' or '.join(close)}?" if close else ""
-    return UnknownName(f"{column} is {value!r}, which is not in {reference}{others}.{tail}")
+    return UnknownName(f"{column} is {value!r}, which is not in {reference}{more_text}.{tail}")

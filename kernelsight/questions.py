@@ -29,7 +29,7 @@ def _as(method: Callable[..., Any]) -> Callable[[Asked], Asked]:
 
     def decorated(function: Asked) -> Asked:
         plain = inspect.signature(method)
-        parameters = [each for each in plain.parameters.values() if each.name != "self"]
+        parameters = [parameter for parameter in plain.parameters.values() if parameter.name != "self"]
         function.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
         function.__doc__ = f"{function.__doc__}\n\n{inspect.getdoc(method)}"
         return function
@@ -85,15 +85,15 @@ def find_rates(grid: Any, slo: Mapping[str, float], **options: Any) -> pa.Table:
 
 
 @_as(Session.size)
-def size(**asked: Any) -> Sizing:
+def size(**arguments: Any) -> Sizing:
     """Find the cheapest deployment for a rate within objectives, in a session of its own."""
-    return connect().size(**asked)
+    return connect().size(**arguments)
 
 
 @_as(Session.compare)
-def compare(**asked: Any) -> Comparison | StageComparison:
+def compare(**arguments: Any) -> Comparison | StageComparison:
     """Compare a production log with its replay, in a session of its own."""
-    return connect().compare(**asked)
+    return connect().compare(**arguments)
 
 
 @_as(Session.search)

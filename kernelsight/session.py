@@ -66,10 +66,9 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
 
 
 class Session(dataflow.Session):
-    """Given tables, embedded facts and computed tables, and the questions that are asked of them.
+    """Given tables, embedded facts and computed tables, and the questions that they answer.
 
-    Nothing that is asked changes the tables: each question works in a fork. A session belongs to the thread that
-    opened it.
+    No question changes the tables: each works in a fork. A session belongs to the thread that opened it.
     """
 
     def give(self, name: str, data: Any, *, trusted: bool = False) -> None:
@@ -85,8 +84,8 @@ class Session(dataflow.Session):
         if name in ("requests", "request_dependencies") and "requests" in self.given():
             from kernelsight.serving.load.requests import loads_of_requests
 
-            there = "request_dependencies" in self.given()
-            waits = self.table("request_dependencies") if there else None
+            has_dependencies = "request_dependencies" in self.given()
+            waits = self.table("request_dependencies") if has_dependencies else None
             for table, rows in loads_of_requests(self.table("requests"), waits).items():
                 super().give(table, rows, trusted=True)
 

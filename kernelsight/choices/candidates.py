@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import facts
 from kernelsight.choices.contrasts import LEFT_TO_SIBLINGS, Candidates
-from kernelsight.choices.siblings import remainders, siblings
+from kernelsight.choices.siblings import sibling_differences, siblings
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.measured import features_of
 from kernelsight.fitting.placing import positions
@@ -27,7 +27,7 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import family_facts, lineage_of
 
-# sites of each GPU and number format that others learn from: more teach little about GPUs that are not among them
+# training sites per GPU and number format: more add little about other GPUs
 SITES_PER_GPU = 60
 # what decides whether an implementation exists at a shape, where a family has it
 EXISTS_BY = ("head_dim", "window")
@@ -79,24 +79,25 @@ def shared_sites(family: str, rows: pl.DataFrame) -> pl.DataFrame:
 def spread_sites(family: str, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of evenly spaced sites of each GPU and number format."""
     sites = rows.select("gpu", *site_columns(family)).unique(maintain_order=True)
-    place = pl.int_range(pl.len()).over("gpu", "dtype")
+    site_index = pl.int_range(pl.len()).over("gpu", "dtype")
     count = pl.len().over("gpu", "dtype")
     # the k-th of n sites is kept where k x SITES_PER_GPU / n passes a whole number
-    passes = (place * SITES_PER_GPU) // count != ((place - 1) * SITES_PER_GPU) // count
+    passes = (site_index * SITES_PER_GPU) // count != ((site_index - 1) * SITES_PER_GPU) // count
     spread = sites.filter((count <= SITES_PER_GPU) | passes)
     return rows.join(spread, on=spread.columns, how="semi", nulls_equal=True, maintain_order="left")
 
 
-def existing(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) -> pl.DataFrame:
+def existing_candidates(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) -> pl.DataFrame:
     """Return each shape with each candidate that ``like`` has at its number formats, head size and kind of window.
 
     ``shapes``: call columns of sites; ``like``: measured rows, of the GPU itself or of one whose kernels it runs.
     """
-    by = [name for name in EXISTS_BY if name in shapes.columns]
+    exists_by = [name for name in EXISTS_BY if name in shapes.columns]
     kind_columns = [
-        (pl.col(name) > 0).alias(f"_{name}") if name == "window" else pl.col(name).alias(f"_{name}") for name in by
+        (pl.col(name) > 0).alias(f"_{name}") if name == "window" else pl.col(name).alias(f"_{name}")
+        for name in exists_by
     ]
-    keys = ["dtype", *(f"_{name}" for name in by)]
+    keys = ["dtype", *(f"_{name}" for name in exists_by)]
     kernels = like.with_columns(kind_columns).select(*keys, "engine", "implementation", "math", "format")
     kernels = kernels.sort(kernels.columns).unique([*keys, "engine", "implementation"], maintain_order=True)
     sites = shapes.drop([name for name in (*IDENTITY, "math", "format", "latency_us") if name in shapes.columns])
@@ -104,16 +105,16 @@ def existing(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) ->
     candidates = candidates.join(
         kernels.sort(keys + ["engine", "implementation"]), on=keys, how="inner", maintain_order="left"
     )
-    known = like.filter(pl.col("gpu") == gpu)
-    known = known.select(*site_columns(family), "engine", "implementation", "latency_us")
+    measured = like.filter(pl.col("gpu") == gpu)
+    measured = measured.select(*site_columns(family), "engine", "implementation", "latency_us")
     on = [*site_columns(family), "engine", "implementation"]
     candidates = candidates.with_columns(gpu=pl.lit(gpu)).join(
-        known, on=on, how="left", nulls_equal=True, maintain_order="left"
+        measured, on=on, how="left", nulls_equal=True, maintain_order="left"
     )
-    return candidates.drop([f"_{name}" for name in by])
+    return candidates.drop([f"_{name}" for name in exists_by])
 
 
-def laid_out(
+def with_expectations(
     family: str, gpu: str, candidates: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table | None = None
 ) -> Choice:
     """Return the candidates with what the kernel model expects of each, fitted to the other GPUs.
@@ -131,27 +132,36 @@ def laid_out(
     of_row = np.array([generations.get(name) or name for name in learned["gpu"].to_list()], dtype=object)
     of_other = np.array([generations.get(name) or name for name in others["gpu"].to_list()], dtype=object)
     for name in np.unique(of_row) if learned.height else ():
-        rest = of_other != name
-        taught = others.filter(pl.Series(rest if rest.any() else ~rest))
-        here = pl.Series(of_row == name)
-        latency[of_row == name] = _model(family, taught, learned.filter(here), tables)
+        elsewhere = of_other != name
+        training = others.filter(pl.Series(elsewhere if elsewhere.any() else ~elsewhere))
+        of_generation = pl.Series(of_row == name)
+        latency[of_row == name] = _model(family, training, learned.filter(of_generation), tables)
     expected = _model(family, others, candidates, tables)
-    every = pl.concat([learned.select(columns), candidates.select(columns)])
+    all_rows = pl.concat([learned.select(columns), candidates.select(columns)])
     names = sorted(others["gpu"].unique().to_list())
     sibling_of = siblings(gpu, names, tables[1], generations)
-    beyond = remainders(every, np.concatenate([latency, expected]), others, site_columns(family), sibling_of)
-    rows = _candidates(family, every, np.concatenate([latency, expected]), beyond, tables)
-    first = learned.height
+    sibling_logs = sibling_differences(
+        all_rows, np.concatenate([latency, expected]), others, site_columns(family), sibling_of
+    )
+    rows = _candidates(family, all_rows, np.concatenate([latency, expected]), sibling_logs, tables)
+    asked_start = learned.height
     errors = np.log(learned["latency_us"].to_numpy() / latency)
     sources = tuple(sorted(learned["gpu"].unique().to_list()))
     return Choice(
-        family, gpu, sources, candidates, expected, rows.at(slice(first, None)), rows.at(slice(0, first)), errors
+        family,
+        gpu,
+        sources,
+        candidates,
+        expected,
+        rows.at(slice(asked_start, None)),
+        rows.at(slice(0, asked_start)),
+        errors,
     )
 
 
-def _model(family: str, taught: pl.DataFrame, rows: pl.DataFrame, tables: tuple[pa.Table, ...]) -> np.ndarray:
+def _model(family: str, training: pl.DataFrame, rows: pl.DataFrame, tables: tuple[pa.Table, ...]) -> np.ndarray:
     form = FAMILIES[family].form
-    constants = pack_table(fit_family(family, form, taught.to_arrow(), *tables, "choice"))
+    constants = pack_table(fit_family(family, form, training.to_arrow(), *tables, "choice"))
     table = _arrow(rows.with_columns(pl.col("latency_us").fill_null(1.0)))
     return predict_family(family, form, table, constants, *tables, measured=False)
 
@@ -164,36 +174,36 @@ def _arrow(rows: pl.DataFrame) -> pa.Table:
 
 
 def _candidates(
-    family: str, rows: pl.DataFrame, model_us: np.ndarray, beyond: np.ndarray, tables: tuple[pa.Table, ...]
+    family: str, rows: pl.DataFrame, model_us: np.ndarray, sibling_logs: np.ndarray, tables: tuple[pa.Table, ...]
 ) -> Candidates:
-    """Return the candidates; ``beyond``: how a GPU of the same generation differs from the model, in the log."""
+    """Return the candidates; ``sibling_logs``: how a GPU of the same generation differs from the model, in the log."""
     site = rows.select(pl.struct("gpu", *site_columns(family)).rle_id()).to_series().to_numpy().astype(np.int64)
     log_model = np.log(model_us)
     level = np.bincount(site, log_model) / np.bincount(site)
     table = _arrow(rows.with_columns(pl.col("latency_us").fill_null(1.0)))
-    seen = features_of(family, FAMILIES[family].form, table, *tables)
+    features = features_of(family, FAMILIES[family].form, table, *tables)
     fastest = np.full(level.size, np.inf)
     np.minimum.at(fastest, site, log_model)
-    known = family_facts(family, *tables[:2])
-    lineages = [lineage_of(known, name) for name in rows["implementation"].to_list()]
+    known_facts = family_facts(family, *tables[:2])
+    lineages = [lineage_of(known_facts, name) for name in rows["implementation"].to_list()]
     latency = rows["latency_us"].to_numpy().astype(float)
-    more = np.column_stack([fastest[site] / np.log(2.0), hidden_octaves(rows)])
+    extra = np.column_stack([fastest[site] / np.log(2.0), hidden_octaves(rows)])
     sizes = np.log2(np.maximum(rows.select(shape_columns(family)).to_numpy().astype(float), 0.5))
-    shape = np.hstack([sizes, more])
+    shape = np.hstack([sizes, extra])
     return Candidates(
         positions(shape[:, shape.std(axis=0) > 0]),
-        positions(np.hstack([seen, more])),
+        positions(np.hstack([features, extra])),
         *(_codes(words) for words in (rows["engine"], rows["implementation"], lineages, rows["dtype"], rows["gpu"])),
         site,
         log_model - level[site],
         np.log(latency) - level[site],
-        log_model - level[site] + beyond,
-        np.where(beyond == 0.0, 1.0, LEFT_TO_SIBLINGS),
+        log_model - level[site] + sibling_logs,
+        np.where(sibling_logs == 0.0, 1.0, LEFT_TO_SIBLINGS),
     )
 
 
 def hidden_octaves(rows: pl.DataFrame) -> np.ndarray:
-    """Return how many octaves longer the keys are than a sliding window: what kernels without one read in vain.
+    """Return by how many octaves the keys exceed a sliding window, which kernels without one read in full.
 
     >>> hidden_octaves(pl.DataFrame({"context": [4095.0, 4095.0, 4095.0], "window": [0.0, 1024.0, 8192.0]})).tolist()
     [0.0, 2.0, 0.0]

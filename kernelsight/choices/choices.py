@@ -52,18 +52,18 @@ def contrasts(choice: Choice) -> tuple[Contrasts, Sizes]:
     return contrasts_at(others.beside(measured), candidates, sizes), sizes
 
 
-def contrasts_at(known: Candidates, candidates: Candidates, sizes: Sizes) -> Contrasts:
+def contrasts_at(evidence: Candidates, candidates: Candidates, sizes: Sizes) -> Contrasts:
     """Return the contrasts of the asked candidates, given measured ones and sizes of the effects."""
     contrasts_found = Contrasts(*(np.empty(candidates.site.size) for _ in Contrasts._fields))
     normal = np.random.default_rng(0).standard_normal(
         (DRAWS, int(np.bincount(candidates.site - candidates.site.min()).max()))
     )
-    for block in posteriors(known, candidates, sizes):
-        here = candidates.log_us[block.rows]
-        done = np.isfinite(here).all(axis=1)
-        mean = np.where(done[:, None], here, block.mean)
+    for block in posteriors(evidence, candidates, sizes):
+        measured = candidates.log_us[block.rows]
+        is_measured = np.isfinite(measured).all(axis=1)
+        mean = np.where(is_measured[:, None], measured, block.mean)
         width = mean.shape[1]
-        covariance = np.where(done[:, None, None], REPEATED**2 * np.eye(width), block.covariance)
+        covariance = np.where(is_measured[:, None, None], REPEATED**2 * np.eye(width), block.covariance)
         for column, values in zip(contrasts_found, _of_block(mean, covariance, normal[:, :width]), strict=True):
             column[block.rows] = values
     return contrasts_found
@@ -72,15 +72,15 @@ def contrasts_at(known: Candidates, candidates: Candidates, sizes: Sizes) -> Con
 def _of_block(mean: np.ndarray, covariance: np.ndarray, normal: np.ndarray) -> Contrasts:
     """Return the contrasts of (sites, q) candidates."""
     sites, width = mean.shape
-    each, pick = np.arange(sites), mean.argmin(axis=1)
+    site_rows, pick = np.arange(sites), mean.argmin(axis=1)
     variances = np.einsum("sii->si", covariance)
-    variance = variances + variances[each, pick][:, None] - 2.0 * covariance[each, pick, :]
+    variance = variances + variances[site_rows, pick][:, None] - 2.0 * covariance[site_rows, pick, :]
     lower = np.linalg.cholesky(covariance + ROUNDING * np.eye(width))
     draws = mean[:, None, :] + np.einsum("sij,kj->ski", lower, normal)
     lead = np.minimum(draws - draws.min(axis=2, keepdims=True), MOST_LOG_REGRET)
     return Contrasts(
         mean,
-        mean - mean[each, pick][:, None],
+        mean - mean[site_rows, pick][:, None],
         np.sqrt(np.maximum(variance, 0.0)),
         (lead <= 0.0).mean(axis=1),
         np.expm1(lead).mean(axis=1),
@@ -131,7 +131,7 @@ def choice_candidates(choice: Choice, posterior: Contrasts, tolerance: float) ->
 
 
 def _whole_sites(candidates: Candidates) -> np.ndarray:
-    """Tell of each candidate whether all of its site were measured."""
+    """Return for each candidate whether all of its site were measured."""
     missing = np.bincount(candidates.site - candidates.site.min(), ~np.isfinite(candidates.log_us)) > 0
     return ~missing[candidates.site - candidates.site.min()]
 
@@ -154,5 +154,5 @@ def _tier(choice: Choice) -> str:
 
 def _evidence(choice: Choice) -> str:
     shapes = np.unique(choice.asked.site[np.isfinite(choice.asked.log_us)]).size
-    here = f"{shapes:,} shapes measured on {choice.gpu}" if shapes else f"no measurement of {choice.gpu}"
-    return f"{here}; contrasts of other GPUs: {', '.join(choice.sources) or 'none'}"
+    shapes_measured = f"{shapes:,} shapes measured on {choice.gpu}" if shapes else f"no measurement of {choice.gpu}"
+    return f"{shapes_measured}; contrasts of other GPUs: {', '.join(choice.sources) or 'none'}"

@@ -81,9 +81,9 @@ class Candidates(NamedTuple):
         """These candidates with own effects that vary as shared ones do."""
         return self._replace(seen=self.shape * (SHARED_SCALE / OWN_SCALE))
 
-    def beside(self, other: Candidates) -> Candidates:
+    def beside(self, others: Candidates) -> Candidates:
         """These candidates, then the others."""
-        return Candidates(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+        return Candidates(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
 
 
 class Sizes(NamedTuple):
@@ -107,9 +107,9 @@ def starting_sizes(rows: Candidates) -> Sizes:
     return Sizes(dict(SIZES), np.full(rows.shape.shape[1], SHARED_SCALE), np.full(rows.seen.shape[1], OWN_SCALE))
 
 
-def covariance(one: Candidates, other: Candidates, sizes: Sizes) -> np.ndarray:
+def covariance(left: Candidates, right: Candidates, sizes: Sizes) -> np.ndarray:
     """Return (rows of one, rows of other): the prior covariance of their contrasts, without levels and noise."""
-    return _covariance(_Pairs.of(one, other), sizes)
+    return _covariance(_Pairs.of(left, right), sizes)
 
 
 class _Pairs(NamedTuple):
@@ -127,12 +127,12 @@ class _Pairs(NamedTuple):
     site: np.ndarray
 
     @classmethod
-    def of(cls, one: Candidates, other: Candidates) -> _Pairs:
-        (labels, places, rows), (theirs, other_places, other_rows) = _numbered(one), _numbered(other)
-        equal = labels[:, None, :] == theirs[None, :, :]
+    def of(cls, left: Candidates, right: Candidates) -> _Pairs:
+        (labels, places, rows), (other_labels, other_places, other_rows) = _numbered(left), _numbered(right)
+        equal = labels[:, None, :] == other_labels[None, :, :]
         engine, kernel, lineage, number_format, gpu = np.moveaxis(equal, -1, 0)
         same_kernel = gpu & engine & kernel
-        parts = {
+        equal_labels = {
             "engine": engine,
             "kernel": kernel,
             "lineage": lineage,
@@ -140,12 +140,12 @@ class _Pairs(NamedTuple):
             "own_format": same_kernel & number_format,
         }
         return cls(
-            {name: part.astype(float) for name, part in parts.items()},
+            {name: is_equal.astype(float) for name, is_equal in equal_labels.items()},
             (places, other_places),
             (rows, other_rows),
-            one.likely[:, None] * other.likely,
-            one.free[:, None] * other.free,
-            one.site[:, None] == other.site,
+            left.likely[:, None] * right.likely,
+            left.free[:, None] * right.free,
+            left.site[:, None] == right.site,
         )
 
 
@@ -153,8 +153,8 @@ def _numbered(rows: Candidates) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarra
     """Return the labels, (shape, seen) of the sites, and of each row the number of its label and of its site."""
     words = (rows.engine, rows.kernel, rows.lineage, rows.number_format, rows.gpu)
     labels, label = np.unique(np.stack(words, axis=1), axis=0, return_inverse=True)
-    _, first, site = np.unique(rows.site, return_index=True, return_inverse=True)
-    return labels, (rows.shape[first], rows.seen[first]), (label.ravel(), site.ravel())
+    _, first_rows, site = np.unique(rows.site, return_index=True, return_inverse=True)
+    return labels, (rows.shape[first_rows], rows.seen[first_rows]), (label.ravel(), site.ravel())
 
 
 def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
@@ -166,8 +166,8 @@ def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
     of_kernels = effects["own_varies"] * pairs.same["own"] + effects["own_format_varies"] * pairs.same["own_format"]
     (shape, seen), (other_shape, other_seen) = pairs.places
 
-    def rows_of(table: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        return table.take(one, axis=0).take(other, axis=1)
+    def rows_of(table: np.ndarray, row_labels: np.ndarray, column_labels: np.ndarray) -> np.ndarray:
+        return table.take(row_labels, axis=0).take(column_labels, axis=1)
 
     total = rows_of(
         matern(squared_distances(shape * sizes.shared_scales, other_shape * sizes.shared_scales)), site, other_site
@@ -188,19 +188,21 @@ def _with_noise(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
     return total
 
 
-def tuned(rows: Candidates, given: Candidates | None = None) -> Sizes:
-    """Return the sizes with the largest posterior for measured rows, where ``given`` measured ones are known already.
+def tuned(rows: Candidates, others: Candidates | None = None) -> Sizes:
+    """Return the sizes with the largest posterior for measured rows, given ``others`` that were measured before.
 
     Each size in turn is raised and lowered while that helps, twice. Deterministic.
     """
     rows = thinned(rows, TUNING_ROWS)
-    given = None if given is None else thinned(given, TUNING_ROWS)
-    sets = [rows] if given is None else [given.beside(rows), given]
-    parts = [_Pairs.of(one, one) for one in sets]
+    others = None if others is None else thinned(others, TUNING_ROWS)
+    candidate_sets = [rows] if others is None else [others.beside(rows), others]
+    pairs = [_Pairs.of(candidates, candidates) for candidates in candidate_sets]
 
     def loss(sizes: Sizes) -> float:
-        known = [_log_likelihood(part, one, sizes) for part, one in zip(parts, sets, strict=True)]
-        return -(known[0] - sum(known[1:])) + _penalty(sizes)
+        log_likelihoods = [
+            _log_likelihood(pair, candidates, sizes) for pair, candidates in zip(pairs, candidate_sets, strict=True)
+        ]
+        return -(log_likelihoods[0] - sum(log_likelihoods[1:])) + _penalty(sizes)
 
     sizes = starting_sizes(rows)
     best = loss(sizes)
@@ -242,10 +244,10 @@ def _log_likelihood(pairs: _Pairs, rows: Candidates, sizes: Sizes) -> float:
 def thinned(rows: Candidates, most: int) -> Candidates:
     """Return the rows of evenly spaced sites: about ``most`` rows at most."""
     sites = np.unique(rows.site)
-    share = most / max(rows.site.size, 1)
-    if share >= 1.0:
+    kept_share = most / max(rows.site.size, 1)
+    if kept_share >= 1.0:
         return rows
-    chosen = sites[np.unique(np.linspace(0, sites.size - 1, max(2, int(share * sites.size))).round().astype(int))]
+    chosen = sites[np.unique(np.linspace(0, sites.size - 1, max(2, int(kept_share * sites.size))).round().astype(int))]
     return rows.at(np.isin(rows.site, chosen))
 
 
@@ -262,8 +264,8 @@ def posteriors(measured: Candidates, candidates: Candidates, sizes: Sizes) -> It
         to_measured = covariance(rows, measured, sizes)
         mean = (to_measured @ weights + LIKELY_SHARE * rows.likely).reshape(block.shape)
         white = (to_measured @ inverse.T).reshape(*block.shape, -1)
-        known = white @ white.transpose(0, 2, 1)
-        yield Posterior(block, mean, _own_covariance(rows, block.shape, sizes) - known)
+        explained = white @ white.transpose(0, 2, 1)
+        yield Posterior(block, mean, _own_covariance(rows, block.shape, sizes) - explained)
 
 
 def _own_covariance(rows: Candidates, shape: tuple[int, ...], sizes: Sizes) -> np.ndarray:
@@ -276,8 +278,13 @@ def _own_covariance(rows: Candidates, shape: tuple[int, ...], sizes: Sizes) -> n
 
     engine, kernel = same("engine"), same("kernel")
     total = np.zeros((*shape, shape[1]))
-    for name, part in (("engine", engine), ("kernel", kernel), ("lineage", same("lineage")), ("own", engine & kernel)):
-        total += part * (effects[name] + effects[f"{name}_varies"])
+    for name, is_equal in (
+        ("engine", engine),
+        ("kernel", kernel),
+        ("lineage", same("lineage")),
+        ("own", engine & kernel),
+    ):
+        total += is_equal * (effects[name] + effects[f"{name}_varies"])
     total += (engine & kernel) * effects["own_format_varies"]
     free, likely = rows.free.reshape(shape), rows.likely.reshape(shape)
     total *= free[:, :, None] * free[:, None, :]
@@ -296,5 +303,5 @@ def site_blocks(site: np.ndarray) -> Iterator[np.ndarray]:
     for width in np.unique(counts):
         rows = starts[counts == width][:, None] + np.arange(width)
         step = max(1, BLOCK_ROWS // int(width))
-        for first in range(0, len(rows), step):
-            yield rows[first : first + step]
+        for start in range(0, len(rows), step):
+            yield rows[start : start + step]

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from kernelsight.catalog.tables import contracts, facts
 from kernelsight.choices.candidates import (
     Choice,
-    existing,
-    laid_out,
+    existing_candidates,
     measured_rows,
     shared_sites,
     site_columns,
+    with_expectations,
 )
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.fitting.cells import source_names
@@ -49,16 +49,16 @@ def choice_of(
     """
     if family not in MEASURED:
         raise unknown("kernel family", family, MEASURED, f"Families that sweeps hold: {', '.join(MEASURED)}.")
-    known = gpus["gpu"].to_pylist()
-    if gpu not in known:
-        raise unknown("GPU", gpu, known, "Give a row for it with --gpus.")
+    gpu_names = gpus["gpu"].to_pylist()
+    if gpu not in gpu_names:
+        raise unknown("GPU", gpu, gpu_names, "Give a row for it with --gpus.")
     check_sweeps(sweeps)
     others = _others(sweeps, family, gpu, sources)
     _same_vendor(gpu, others, gpus, family)
     measured = measured_rows(sweeps, family, [gpu])
     like = candidates_like(family, gpu, measured, others, gpus)
     shapes = pl.concat([measured, others], how="diagonal") if calls is None else shapes_of_calls(family, calls)
-    candidates = shared_sites(family, existing(family, shapes, like, gpu))
+    candidates = shared_sites(family, existing_candidates(family, shapes, like, gpu))
     if not candidates.height:
         raise InvalidInput(
             f"no shape of {family} has two implementations to choose from on {gpu}; give sweeps of several engines, or "
@@ -70,17 +70,17 @@ def choice_of(
             f"{lacking:,} shapes of the calls are left out: the sweeps hold no two implementations in their number "
             "formats, head size and kind of window"
         )
-    return laid_out(family, gpu, candidates, others, gpus)
+    return with_expectations(family, gpu, candidates, others, gpus)
 
 
 def _others(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str] | None) -> pl.DataFrame:
-    there = sorted(measured_gpus(sweeps) - {gpu})
+    gpus_measured = sorted(measured_gpus(sweeps) - {gpu})
     for name in sources or ():
         if name == gpu:
             raise InvalidInput(f"--sources names {gpu}, the GPU to choose for; name other GPUs of the sweeps.")
-        if name not in there:
-            raise unknown("GPU", name, there, f"The sweeps hold {', '.join(there)}.")
-    rows = measured_rows(sweeps, family, sources or there) if there else None
+        if name not in gpus_measured:
+            raise unknown("GPU", name, gpus_measured, f"The sweeps hold {', '.join(gpus_measured)}.")
+    rows = measured_rows(sweeps, family, sources or gpus_measured) if gpus_measured else None
     if rows is None or not rows.height:
         raise InvalidInput(
             f"the sweeps hold no {family} kernel of a GPU other than {gpu} to learn from; "
@@ -127,34 +127,38 @@ def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.Da
     By the table ``kernel_sources`` where a name there stands for another kernel on this GPU; else, where the shipped
     kernel model counted the kernel on other generations only, what it counted of the same engine on this one.
     """
-    known = family_facts(family, facts("kernel_implementations"), gpus)
+    known_facts = family_facts(family, facts("kernel_implementations"), gpus)
     capability = dict(zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True))[gpu]
     sources = facts("kernel_sources").to_pylist()
     sources = [row for row in sources if row["family"] == family]
-    ours = {
+    sources_here = {
         (row["engine"], row["kernel_source"], row["dtype"]): row
         for row in sources
         if row["compute_capability"] == capability
     }
     pack = default_pack()
     counted = rows_of_part(pack, family, "choice").to_pylist()
-    mine = known.generation.get(gpu)
+    generation = known_facts.generation.get(gpu)
     anywhere = {(row["engine"], row["implementation"]) for row in counted}
-    here = {(row["engine"], row["implementation"]) for row in counted if known.generation.get(row["gpu"]) == mine}
-    parts = []
-    for (engine, name, dtype, like), part in rows.group_by(IDENTITY_OF_KERNELS, maintain_order=True):
+    on_generation = {
+        (row["engine"], row["implementation"])
+        for row in counted
+        if known_facts.generation.get(row["gpu"]) == generation
+    }
+    renamed = []
+    for (engine, name, dtype, like), kernel_rows in rows.group_by(IDENTITY_OF_KERNELS, maintain_order=True):
         names = sorted(source_names(family, engine, name, like))
-        keys = [(engine, one, text) for one in names for text in (dtype, "*")]
-        row = next((ours[key] for key in keys if key in ours), None)
-        if row is None and (engine, name) in anywhere - here:
-            chosen, seen = choose(known, pack, family, [{"engine": engine, "gpu": gpu, "dtype": dtype}])[0]
-            if seen and (engine, chosen) in here:
+        keys = [(engine, source, text) for source in names for text in (dtype, "*")]
+        row = next((sources_here[key] for key in keys if key in sources_here), None)
+        if row is None and (engine, name) in anywhere - on_generation:
+            chosen, was_counted = choose(known_facts, pack, family, [{"engine": engine, "gpu": gpu, "dtype": dtype}])[0]
+            if was_counted and (engine, chosen) in on_generation:
                 row = {"implementation": chosen, "math": _math(sources, engine, chosen, dtype)}
         if row is not None:
             math = pl.lit(row["math"]) if row["math"] else pl.col("math")
-            part = part.with_columns(implementation=pl.lit(row["implementation"]), math=math)
-        parts.append(part)
-    return pl.concat(parts)
+            kernel_rows = kernel_rows.with_columns(implementation=pl.lit(row["implementation"]), math=math)
+        renamed.append(kernel_rows)
+    return pl.concat(renamed)
 
 
 def _math(sources: Sequence[dict], engine: str, implementation: str, dtype: str) -> str | None:

@@ -26,40 +26,40 @@ KINDS, OF_KIND = ("dtype", "distribution", "head_dim", "window"), 2
 MEASURED_AS = dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention_4"), "flash_attention_vllm")
 
 
-def budget_of(choice: Choice, share: float) -> int:
+def budget_of(choice: Choice, budget: float) -> int:
     """Return the number of shapes that a share of them allows, at least two; InvalidInput for a share out of (0, 1].
 
     Shapes measured already count.
     """
-    if not 0.0 < share <= 1.0:
-        raise InvalidInput(f"--budget is {share:g}; give the share of shapes to measure, above 0 and at most 1.")
-    return max(2, math.ceil(share * np.unique(choice.asked.site).size - 1e-9))
+    if not 0.0 < budget <= 1.0:
+        raise InvalidInput(f"--budget is {budget:g}; give the share of shapes to measure, above 0 and at most 1.")
+    return max(2, math.ceil(budget * np.unique(choice.asked.site).size - 1e-9))
 
 
-def plan(choice: Choice, shapes: int, found: tuple[Contrasts, Sizes] | None = None) -> np.ndarray:
+def plan(choice: Choice, shapes: int, found_contrasts: tuple[Contrasts, Sizes] | None = None) -> np.ndarray:
     """Return the sites to measure next, in order, so that ``shapes`` are measured in all.
 
     A part of the shapes by chance (in ascending SHA-256 of their names, two of every kind first), the others where the
-    expected regret is largest, each lowering what is expected near it. ``found``: the contrasts, where they are known.
+    expected regret is largest, each lowering the regret near it. ``found_contrasts``: where they are already computed.
     """
-    sites, first = np.unique(choice.asked.site, return_index=True)
+    sites, first_rows = np.unique(choice.asked.site, return_index=True)
     missing = np.bincount(choice.asked.site - sites[0], ~np.isfinite(choice.asked.log_us))[sites - sites[0]] > 0
-    wanted = max(0, shapes - int((~missing).sum()))
-    by_chance = min(wanted, max(0, math.ceil(BY_CHANCE * shapes) - int((~missing).sum())))
+    missing_count = max(0, shapes - int((~missing).sum()))
+    by_chance = min(missing_count, max(0, math.ceil(BY_CHANCE * shapes) - int((~missing).sum())))
     if missing.all():
-        by_chance = wanted
-    chosen = _by_chance(choice, first, missing)[:by_chance]
-    if wanted > by_chance:
-        known, sizes = found or contrasts(choice)
+        by_chance = missing_count
+    chosen = _by_chance(choice, first_rows, missing)[:by_chance]
+    if missing_count > by_chance:
+        posterior, sizes = found_contrasts or contrasts(choice)
         missing[chosen] = False
-        weight = np.where(missing, _site_regrets(choice, known)[first], -1.0)
-        place = choice.asked.seen[first] * sizes.own_scales
-        chosen = np.append(chosen, _greedy(weight, place, chosen, wanted - by_chance))
+        weight = np.where(missing, _site_regrets(choice, posterior)[first_rows], -1.0)
+        positions = choice.asked.seen[first_rows] * sizes.own_scales
+        chosen = np.append(chosen, _greedy(weight, positions, chosen, missing_count - by_chance))
     return sites[chosen]
 
 
-def _by_chance(choice: Choice, first: np.ndarray, missing: np.ndarray) -> np.ndarray:
-    rows = choice.rows[first[missing]]
+def _by_chance(choice: Choice, first_rows: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    rows = choice.rows[first_rows[missing]]
     names = zip(rows["dtype"], rows["distribution"], shape_texts(choice.family, rows), strict=True)
     digests = [hashlib.sha256(f"{choice.family}|{'|'.join(map(str, name))}".encode()).hexdigest() for name in names]
     kind_of_row = rows.select(
@@ -79,22 +79,22 @@ def _site_regrets(choice: Choice, posterior: Contrasts) -> np.ndarray:
     return pick[site]
 
 
-def _greedy(weight: np.ndarray, place: np.ndarray, taken: np.ndarray, count: int) -> np.ndarray:
+def _greedy(weight: np.ndarray, positions: np.ndarray, measured: np.ndarray, count: int) -> np.ndarray:
     weight, chosen = weight.copy(), []
-    for site in taken:
-        weight = _lowered(weight, place, site)
+    for site in measured:
+        weight = _lowered(weight, positions, site)
     for _ in range(count):
         best = int(np.argmax(weight))
         if weight[best] < 0.0:
             break
         chosen.append(best)
-        weight = _lowered(weight, place, best)
+        weight = _lowered(weight, positions, best)
         weight[best] = -1.0
     return np.array(chosen, dtype=np.int64)
 
 
-def _lowered(weight: np.ndarray, place: np.ndarray, site: int) -> np.ndarray:
-    near = matern(squared_distances(place, place[site : site + 1]))[:, 0]
+def _lowered(weight: np.ndarray, positions: np.ndarray, site: int) -> np.ndarray:
+    near = matern(squared_distances(positions, positions[site : site + 1]))[:, 0]
     return np.where(weight < 0.0, weight, weight * (1.0 - near**2))
 
 
@@ -103,7 +103,7 @@ def planned_rows(choice: Choice, sites: Sequence[int]) -> pl.DataFrame:
 
     Columns: place, dtype, distribution, shape (JSON), engine, implementation, measured_as.
     """
-    order = {site: place for place, site in enumerate(sites)}
+    order = {site: rank for rank, site in enumerate(sites)}
     places = np.array([order.get(site, -1) for site in choice.asked.site.tolist()])
     chosen = np.flatnonzero(places >= 0)
     chosen = chosen[np.argsort(places[chosen], kind="stable")]
@@ -129,11 +129,11 @@ def measured_as(family: str, dtype: str, implementation: str) -> str | None:
     >>> measured_as("decode_attention", "bf16/fp8", "flash_attention_3"), measured_as("moe", "bf16", "cutlass_moe")
     ('flash_attention_vllm', None)
     """
-    known = FAMILIES.get(family)
-    if known is None or dtype not in known.dtypes:
+    family_entry = FAMILIES.get(family)
+    if family_entry is None or dtype not in family_entry.dtypes:
         return None
     name = MEASURED_AS.get(implementation, implementation)
-    return name if name in known.implementations else None
+    return name if name in family_entry.implementations else None
 
 
 def suite_of_plan(choice: Choice, rows: pl.DataFrame, name: str) -> dict[str, Any]:
@@ -145,13 +145,13 @@ def suite_of_plan(choice: Choice, rows: pl.DataFrame, name: str) -> dict[str, An
             f"`calibrate measure` cannot run any {choice.family} kernel of this plan ({kernels}); "
             "give -o FILE.parquet to write the list of shapes for a collector of your own."
         )
-    known = FAMILIES[choice.family]
-    fields = (*known.sizes, *known.defaults)
+    family_entry = FAMILIES[choice.family]
+    fields = (*family_entry.sizes, *family_entry.defaults)
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     for row in able.iter_rows(named=True):
         shape = pl.Series([row["shape"]]).str.json_decode(pl.Struct(dict.fromkeys(fields, pl.Int64)))[0]
         key = (row["measured_as"], row["dtype"])
-        start = {"family": choice.family, "implementation": key[0], "dtype": key[1], "cache": known.caches[0]}
+        start = {"family": choice.family, "implementation": key[0], "dtype": key[1], "cache": family_entry.caches[0]}
         entry = entries.setdefault(key, {**start, "points": []})
         point = {field: shape[field] for field in fields if shape[field] is not None}
         if point not in entry["points"]:

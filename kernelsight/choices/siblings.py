@@ -24,14 +24,20 @@ def siblings(
 
     def nearest(name: str) -> str | None:
         kind = generations.get(name)
-        same_generation = [other for other in others if other != name and kind and generations.get(other) == kind]
-        return min(same_generation, key=lambda other: (abs(math.log(rate[other] / rate[name])), other), default=None)
+        same_generation = [
+            candidate for candidate in others if candidate != name and kind and generations.get(candidate) == kind
+        ]
+        return min(
+            same_generation,
+            key=lambda candidate: (abs(math.log(rate[candidate] / rate[name])), candidate),
+            default=None,
+        )
 
     of_gpu = nearest(gpu)
     return {name: nearest(name) if of_gpu else None for name in others} | {gpu: of_gpu}
 
 
-def remainders(
+def sibling_differences(
     rows: pl.DataFrame,
     model_us: np.ndarray,
     measured: pl.DataFrame,
@@ -48,19 +54,19 @@ def remainders(
     looked = rows.select("gpu", *key, "implementation").with_columns(
         gpu=pl.col("gpu").replace_strict(dict(sibling_of), return_dtype=pl.String)
     )
-    known = measured.select("gpu", *key, "implementation", "latency_us")
-    same = _beside(looked, known, ["gpu", *key, "implementation"])
-    engine = _beside(looked, known, ["gpu", *key])
-    differences = np.log(np.where(np.isnan(same), engine, same)) - np.log(model_us)
-    place = rows.select(pl.struct("gpu", *site).rle_id()).to_series().to_numpy()
-    there = ~np.isnan(differences)
-    count = np.bincount(place, there)
-    mean = np.bincount(place, np.where(there, differences, 0.0)) / np.maximum(count, 1)
-    return np.where(there & (count[place] > 1), differences - mean[place], 0.0)
+    measured_kernels = measured.select("gpu", *key, "implementation", "latency_us")
+    same_kernel = _with_latency(looked, measured_kernels, ["gpu", *key, "implementation"])
+    same_engine = _with_latency(looked, measured_kernels, ["gpu", *key])
+    differences = np.log(np.where(np.isnan(same_kernel), same_engine, same_kernel)) - np.log(model_us)
+    site_of_row = rows.select(pl.struct("gpu", *site).rle_id()).to_series().to_numpy()
+    is_known = ~np.isnan(differences)
+    count = np.bincount(site_of_row, is_known)
+    mean = np.bincount(site_of_row, np.where(is_known, differences, 0.0)) / np.maximum(count, 1)
+    return np.where(is_known & (count[site_of_row] > 1), differences - mean[site_of_row], 0.0)
 
 
-def _beside(rows: pl.DataFrame, known: pl.DataFrame, key: list[str]) -> np.ndarray:
-    """Return the least known latency with the same values of ``key`` as each row; nan: none."""
-    least = known.group_by(key).agg(pl.col("latency_us").min())
+def _with_latency(rows: pl.DataFrame, measured_kernels: pl.DataFrame, key: list[str]) -> np.ndarray:
+    """Return the least measured latency with the same values of ``key`` as each row; nan: none."""
+    least = measured_kernels.group_by(key).agg(pl.col("latency_us").min())
     latency = rows.select(key).join(least, on=key, how="left", nulls_equal=True, maintain_order="left")["latency_us"]
     return latency.cast(pl.Float64).fill_null(math.nan).to_numpy()

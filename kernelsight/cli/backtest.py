@@ -127,10 +127,10 @@ def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for scope, names, metric_scores in scopes(answer):
         spread = {
-            f"{metric}_{what}": value
+            f"{metric}_{score_name}": value
             for metric in METRICS
-            for what, value in metric_scores[metric].items()
-            if what != "n"
+            for score_name, value in metric_scores[metric].items()
+            if score_name != "n"
         }
         rows.append({"scope": scope, **names, "n": metric_scores["ttft"]["n"], **spread})
     return rows

@@ -90,15 +90,15 @@ def _compiled(clear: bool) -> Iterator[dict[str, Any]]:
     """Yield the folders up to the first one that is fit, then those of other versions that hold files."""
     from kernelsight.serving.engine import machine_code
 
-    seen = []
+    paths_shown = []
     for path in machine_code.PLACES:
-        seen.append(path)
+        paths_shown.append(path)
         row = _row(CODE, path, machine_code.opened, clear)
         yield row
         if row["not_used"] is None:
             break
     for path in machine_code.folders_there():
-        if path not in seen:
+        if path not in paths_shown:
             row = _row(f"{CODE}, other version", path, machine_code.opened, clear)
             if row["files"] or row["removed_files"]:
                 yield row

@@ -120,7 +120,7 @@ def run(arguments: Any) -> None:
             steps=arguments.steps,
             metrics=arguments.metrics,
             kernels=arguments.kernels,
-            stated=_stated(arguments.stated),
+            stated=_described_load(arguments.stated),
             fit=arguments.fit,
             hold_out=arguments.hold_out,
             suspects=arguments.suspects,
@@ -168,7 +168,7 @@ def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
     with open_session(arguments) as session:
         how = {"log_format": arguments.log_format, "columns": _columns(arguments.columns)}
         watch = Watch(source, with_launch_line(flags), session, session.compare, targets, **how)
-        with watch.alone():
+        with watch.locked_state():
             while True:
                 for window in watch.poll():
                     lines = [as_line_of_json(window)] if arguments.format == "json" else window_lines(window)
@@ -184,7 +184,7 @@ def _columns(words: list[str] | None) -> dict[str, str] | None:
     return dict(word.split("=", 1) for word in words) if words else None
 
 
-def _stated(text: str | None) -> dict[str, Any] | None:
+def _described_load(text: str | None) -> dict[str, Any] | None:
     """Return the flags of a load from one string of words."""
     if text is None:
         return None
@@ -196,12 +196,12 @@ def _stated(text: str | None) -> dict[str, Any] | None:
     reader = argparse.ArgumentParser(prog="--stated", add_help=False, exit_on_error=False)
     add_flags(reader, (*LOAD, *LENGTHS))
     try:
-        stated, strange = reader.parse_known_args(redacted_words(shlex.split(text)))
+        load_arguments, strange = reader.parse_known_args(redacted_words(shlex.split(text)))
     except (argparse.ArgumentError, ValueError) as error:
         raise InvalidInput(f"--stated cannot be read: {error}.") from None
     if strange:
         raise InvalidInput(f"--stated has {strange[0]!r}, which is no flag of a load; `simulate --help` lists them.")
-    return {name: value for name in LOAD_FLAGS if (value := getattr(stated, name, None)) is not None}
+    return {name: value for name in LOAD_FLAGS if (value := getattr(load_arguments, name, None)) is not None}
 
 
 def _page(answer: dict[str, Any]) -> list[str]:
@@ -233,12 +233,12 @@ def _page(answer: dict[str, Any]) -> list[str]:
         return [*page, *_stages(answer)]
     page += _power(answer["power_w"])
     page += _percentiles(answer["percentiles"])
-    parts = [row for row in answer["parts"] if abs(row["miss_ms"]) >= 0.005][:MOST_SHOWN]
-    if parts:
-        part_rows = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in parts]
+    miss_rows = [row for row in answer["parts"] if abs(row["miss_ms"]) >= 0.005][:MOST_SHOWN]
+    if miss_rows:
+        part_rows = [{"part of the E2E miss": row["part"], "ms a request": row["miss_ms"]} for row in miss_rows]
         page += ["", *table_lines(part_rows, list(part_rows[0]), terminal_width())]
-    if said := answer["not_separated"] + _evidence(answer["evidence"]):
-        page += ["", *said]
+    if sentences := answer["not_separated"] + _evidence(answer["evidence"]):
+        page += ["", *sentences]
     if answer["suspects"]:
         columns = ["setting", "stated", "value", "gain", "evidence"]
         page += ["", *table_lines(answer["suspects"][:MOST_SHOWN], columns, terminal_width())]
@@ -299,19 +299,19 @@ def _percentiles(percentiles: dict[str, Any], title: str = "ms, measured / predi
 
 def _evidence(evidence: dict[str, Any]) -> list[str]:
     """Return what factors rest on beside the requests, and what could not be used."""
-    counts = [f"{evidence[name]:,} {what}" for name, what in (("steps", "engine steps"), ("kernels", "kernel times"))
+    counts = [f"{evidence[name]:,} {noun}" for name, noun in (("steps", "engine steps"), ("kernels", "kernel times"))
               if evidence.get(name)]  # fmt: skip
-    said = [f"causes and factors rest on {' and '.join(counts)} of the log too"] if counts else []
-    return said + evidence.get("not_used", [])
+    sentences = [f"causes and factors rest on {' and '.join(counts)} of the log too"] if counts else []
+    return sentences + evidence.get("not_used", [])
 
 
 def _files(rows: list[dict[str, Any]]) -> list[str]:
-    """Return what each file of a folder was taken as, and how many were not read, and why."""
+    """Return the role and format of each file of a folder, and the files that were not read, with the reason."""
     in_folders = [row for row in rows if row["folder"]]
     read = [row for row in in_folders if row["role"]]
-    others = [f"{Path(row['path']).name} ({row['not_read']})" for row in in_folders if not row["role"]]
+    unread = [f"{Path(row['path']).name} ({row['not_read']})" for row in in_folders if not row["role"]]
     page = [f"  {row['role']}: {Path(row['path']).name} ({row['format']})" for row in read]
-    return page + ([f"  not read: {len(others):,} x {', '.join(others)}"] if others else [])
+    return page + ([f"  not read: {len(unread):,} x {', '.join(unread)}"] if unread else [])
 
 
 def _stages(answer: dict[str, Any]) -> list[str]:
@@ -325,5 +325,5 @@ def _stages(answer: dict[str, Any]) -> list[str]:
             stage_row[name] = f"{number(row['measured'])} / {number(row['predicted'])}  {deviation(row['error'])}"
     columns = list(dict.fromkeys(name for stage_row in rows.values() for name in stage_row))
     table = table_lines(list(rows.values()), columns, terminal_width())
-    said = "-o FILE.parquet writes corrections for the deployment's other loads, bounded, from these means"
-    return ["", "means of each stage, measured / predicted, and the error:", *table, "", *answer["findings"], said]
+    hint = "-o FILE.parquet writes corrections for the deployment's other loads, bounded, from these means"
+    return ["", "means of each stage, measured / predicted, and the error:", *table, "", *answer["findings"], hint]

@@ -120,14 +120,14 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         group, _, short = name.rpartition(" ")
         how = {"help": text, "description": text[0].upper() + text[1:] + "."}
         if module is None:
-            parts = verbs[group].add_parser(short, **how)
-            verbs[name] = parts.add_subparsers(dest="part", metavar="PART", required=True, parser_class=_Parser)
+            subverbs = verbs[group].add_parser(short, **how)
+            verbs[name] = subverbs.add_subparsers(dest="part", metavar="PART", required=True, parser_class=_Parser)
             continue
         verb = verbs[group].add_parser(short, **how, allow_abbrev=False)
         verb.set_defaults(module=module, flags=verb)
-        said = verb.add_mutually_exclusive_group()
-        said.add_argument("-q", "--quiet", action="store_true", help="print results and errors alone")
-        said.add_argument("-v", "--verbose", action="store_true", help="report each computed table on stderr")
+        verbosity = verb.add_mutually_exclusive_group()
+        verbosity.add_argument("-q", "--quiet", action="store_true", help="print results and errors alone")
+        verbosity.add_argument("-v", "--verbose", action="store_true", help="report each computed table on stderr")
         if command is None or command[: len(name.split())] == name.split():
             importlib.import_module(module).declare(verb)
     return top
@@ -176,8 +176,10 @@ def _run(words: list[str]) -> int:
         return 0
     except OSError as error:
         _silence_stdout()
-        what = f"{error.filename} could not be read or written" if error.filename else "the output could not be written"
-        print(f"kernelsight: {visible(what)}: {error.strerror}.", file=sys.stderr)
+        problem = (
+            f"{error.filename} could not be read or written" if error.filename else "the output could not be written"
+        )
+        print(f"kernelsight: {visible(problem)}: {error.strerror}.", file=sys.stderr)
         return 1
     except MemoryError:
         print("kernelsight: out of memory; request fewer rows at once.", file=sys.stderr)
@@ -230,12 +232,12 @@ def _leave_pandas_out() -> None:
 def _unknown_words(arguments: argparse.Namespace, strange: list[str]) -> KernelSightError:
     """Build the error for the first argument that the verb does not accept, with the nearest flags."""
     flag = next((word for word in strange if word.startswith("-")), strange[0]).partition("=")[0]
-    known = [name for action in arguments.flags._actions for name in action.option_strings]
+    options = [name for action in arguments.flags._actions for name in action.option_strings]
     kind = "flag" if flag.startswith("-") else "argument"
-    engine_option = _engine_option(flag) if "--launch" in known else None
+    engine_option = _engine_option(flag) if "--launch" in options else None
     if engine_option:
         return InvalidInput(engine_option)
-    return unknown(kind, flag, known if kind == "flag" else (), f"`{arguments.flags.prog} --help` lists them.")
+    return unknown(kind, flag, options if kind == "flag" else (), f"`{arguments.flags.prog} --help` lists them.")
 
 
 def _engine_option(flag: str) -> str | None:
@@ -248,12 +250,13 @@ def _engine_option(flag: str) -> str | None:
     if option is None:
         return None
     if option.flag:
-        here = FLAGS[option.flag].options[-1]
+        own_option = FLAGS[option.flag].options[-1]
         return (
-            f"{flag} is an option of {option.engine}, called {here} here; use that, or give the whole line to --launch."
+            f"{flag} is an option of {option.engine}, called {own_option} here; use that, or give the whole line to "
+            "--launch."
         )
-    what = "does not change times" if option.effect == "none" else "is not predicted"
-    return f"{flag} is an option of {option.engine} that {what}; leave it out, or give the whole line to --launch."
+    effect = "does not change times" if option.effect == "none" else "is not predicted"
+    return f"{flag} is an option of {option.engine} that {effect}; leave it out, or give the whole line to --launch."
 
 
 def _open_streams() -> None:

@@ -50,17 +50,17 @@ def deployment_flags(arguments: Any) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
 
 
-def launch_line(arguments: Any, stated: Mapping[str, Any]) -> LaunchLine | None:
-    """Return the launch line of parsed arguments, and say after the answer what became of its words; None without one.
+def launch_line(arguments: Any, flags_beside: Mapping[str, Any]) -> LaunchLine | None:
+    """Return the launch line of parsed arguments, and note after the answer how its words were read; None without one.
 
-    ``stated``: flags beside it.
+    ``flags_beside``: flags that override it.
     """
     if getattr(arguments, "launch", None) is None:
         return None
     from kernelsight.present.output import is_verbose, note_afterwards
     from kernelsight.scenario.launch.lines import read_launch_line
 
-    line = read_launch_line(arguments.launch, bool(arguments.read_launch_files)).overridden_by(stated)
+    line = read_launch_line(arguments.launch, bool(arguments.read_launch_files)).overridden_by(flags_beside)
     note_afterwards(line.notes() if is_verbose() else line.short_notes())
     return line
 
@@ -82,11 +82,11 @@ class _Joined(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, _: Any = None
     ) -> None:
-        known = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, value if known is None else f"{known}+{value}")
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, value if earlier is None else f"{earlier}+{value}")
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """Read a whole number, also as 16k (16,000) or 16K (16,384), as vLLM does."""
     number = read_number(text)
     if not isinstance(number, int):
@@ -94,9 +94,9 @@ def whole(text: str) -> int:
     return number
 
 
-def add_flags(group: argparse._ActionsContainer, stated: tuple[Flag, ...]) -> None:
+def add_flags(group: argparse._ActionsContainer, added: tuple[Flag, ...]) -> None:
     """Add flags to a parser; an unset flag is None."""
-    for flag in stated:
+    for flag in added:
         how: dict[str, Any] = {"dest": flag.name, "help": flag.help}
         if flag.kind == "switch":
             how |= {"action": argparse.BooleanOptionalAction, "default": None}
@@ -105,7 +105,7 @@ def add_flags(group: argparse._ActionsContainer, stated: tuple[Flag, ...]) -> No
         else:
             how["metavar"] = flag.metavar
             if flag.kind == "whole":
-                how["type"] = whole
+                how["type"] = whole_number
             elif flag.choices:
                 how["choices"] = flag.choices
             elif flag.kind == "tiers":
@@ -176,13 +176,13 @@ def add_correction(verb: argparse._ActionsContainer) -> None:
 def add_sweeps(verb: argparse.ArgumentParser, train_help: str, few_help: str | None = None) -> None:
     """Add --sweep, --train-gpus and --families; ``few_help``: and --few, in place of --sweep."""
     files = verb.add_mutually_exclusive_group(required=True) if few_help else verb
-    needed = {} if few_help else {"required": True}
+    requirement = {} if few_help else {"required": True}
     files.add_argument(
         "--sweep",
         nargs="+",
         metavar="S",
         help="Parquet files written by `calibrate import` or `calibrate measure`",
-        **needed,
+        **requirement,
     )
     if few_help:
         files.add_argument("--few", nargs="+", metavar="S", help=few_help)
@@ -202,7 +202,7 @@ def add_device(verb: argparse.ArgumentParser) -> None:
 
 
 def show_table(table: pa.Table, arguments: argparse.Namespace, written: bool = False) -> None:
-    """Print a table in the format asked for, and write it to -o unless that is ``written`` already."""
+    """Print a table in the format of --format, and write it to -o unless that is ``written`` already."""
     from kernelsight.dataflow.rows import python_rows
     from kernelsight.present.output import check_ending, print_rows, write_table
 

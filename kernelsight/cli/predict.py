@@ -6,8 +6,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session, whole
-from kernelsight.cli.pages.formats_line import formats_said, rests_on
+from kernelsight.cli.options import (
+    add_deployment,
+    add_output,
+    deployment_flags,
+    launch_line,
+    open_session,
+    whole_number,
+)
+from kernelsight.cli.pages.formats_line import formats_line, rests_on
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.forward.forward_step import predict_calls, predict_step
@@ -55,9 +62,14 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="B",
         help="number of sequences (mixed: decodes next to one prefill chunk; default: 1)",
     )
-    step.add_argument("--input-len", "--isl", type=whole, metavar="L", help="new tokens per prompt, or of the chunk")
     step.add_argument(
-        "--context-len", type=whole, metavar="C", help="tokens already in the KV cache per sequence (decode needs it)"
+        "--input-len", "--isl", type=whole_number, metavar="L", help="new tokens per prompt, or of the chunk"
+    )
+    step.add_argument(
+        "--context-len",
+        type=whole_number,
+        metavar="C",
+        help="tokens already in the KV cache per sequence (decode needs it)",
     )
     step.add_argument(
         "--calls",
@@ -120,11 +132,11 @@ def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:
 
 def _run_calls(arguments: Any) -> None:
 
-    stated = {
+    step_flags = {
         **deployment_flags(arguments),
         **{name: getattr(arguments, name) for name in ("phase", "batch_size", "input_len", "context_len")},
     }
-    strange = [name for name, value in stated.items() if value is not None and name not in ("gpu", "tier")]
+    strange = [name for name, value in step_flags.items() if value is not None and name not in ("gpu", "tier")]
     if strange:
         raise InvalidInput(
             f"--calls reads its own kernels; remove --{', --'.join(name.replace('_', '-') for name in strange)}."
@@ -163,7 +175,7 @@ def _as_page(step: dict[str, Any]) -> list[str]:
     lines = [
         f"{step['model']} on {step['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} ep "
         f"{settings['ep']}, {settings['engine']}, "
-        f"{formats_said(settings)}: "
+        f"{formats_line(settings)}: "
         f"{step['phase']} step of {_counted(step['tokens'], 'token')} in {_counted(step['sequences'], 'sequence')}",
         f"total {number(step['total_us'])} us (90 % interval {interval(step['p05_us'], step['p95_us'])}): "
         f"GPU {number(step['gpu_us'])} us, exposed host {number(step['host_us'])} us",

@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from kernelsight.cli.options import add_deployment, deployment_flags, launch_line, open_session, whole
+from kernelsight.cli.options import add_deployment, deployment_flags, launch_line, open_session, whole_number
 from kernelsight.errors import InvalidInput
 from kernelsight.present.output import note, say_notes
 
@@ -23,7 +23,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of drawn answer lengths (default: 0)")
     group.add_argument(
-        "--output-len", type=whole, default=256, metavar="N",
+        "--output-len", type=whole_number, default=256, metavar="N",
         help="tokens after which an answer ends if its request has no max_tokens (default: 256)",
     )  # fmt: skip
     group.add_argument(
@@ -38,7 +38,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
         help="tokenizer.json or its folder (default: beside --model, or an estimate of 4 bytes per token)",
     )  # fmt: skip
     group.add_argument(
-        "--max-waiting-requests", type=whole, default=2048, metavar="N",
+        "--max-waiting-requests", type=whole_number, default=2048, metavar="N",
         help="requests beyond max_num_seqs that may wait; further ones get status 429 (default: 2048)",
     )  # fmt: skip
 

@@ -44,8 +44,10 @@ def load_flags(arguments: Any) -> dict[str, Any]:
                 "no workload is given; use --trace FILE, or --request-rate R or --max-concurrency C with "
                 "--num-prompts, --input-len and --output-len."
             )
-        needed = ("num_prompts", "input_len", "output_len") if distribution(flags) != "empirical" else ("num_prompts",)
-        missing = [name for name in needed if name not in flags]
+        required = (
+            ("num_prompts", "input_len", "output_len") if distribution(flags) != "empirical" else ("num_prompts",)
+        )
+        missing = [name for name in required if name not in flags]
         if missing:
             raise InvalidInput(
                 f"a synthetic workload needs --{', --'.join(name.replace('_', '-') for name in missing)}; set "

@@ -171,9 +171,9 @@ def run(arguments: Any) -> None:
     if not arguments.slo:
         raise InvalidInput("size needs --slo, the objectives to keep, such as --slo ttft_p95:1000 tpot_p99:40.")
     slo = parse_slo(arguments.slo)
-    stated = deployment_flags(arguments)
-    stated |= {name: value for name in LOAD_FLAGS if (value := getattr(arguments, name, None)) is not None}
-    line = launch_line(arguments, stated)
+    given_flags = deployment_flags(arguments)
+    given_flags |= {name: value for name in LOAD_FLAGS if (value := getattr(arguments, name, None)) is not None}
+    line = launch_line(arguments, given_flags)
     if line and "replicas" in line.flags:
         note("launch line: its number of replicas is not used, since the answer says how many instances are needed")
     names, files = _gpus(arguments.gpus)
@@ -201,7 +201,7 @@ def run(arguments: Any) -> None:
             disk_rate=arguments.disk_rate,
             electricity_price=arguments.electricity_price,
             report=_show,
-            **stated,
+            **given_flags,
         )
         if target:
             _write(sizing, target)
@@ -210,24 +210,24 @@ def run(arguments: Any) -> None:
 
 def _gpus(text: str) -> tuple[list[str], list[Path]]:
     """Return the names and the files of --gpus."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    files = [Path(part) for part in parts if part.lower().endswith(FILES)]
-    return [part for part in parts if not part.lower().endswith(FILES)], files
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    files = [Path(word) for word in words if word.lower().endswith(FILES)]
+    return [word for word in words if not word.lower().endswith(FILES)], files
 
 
 def _own_gpus(session: Session, files: list[Path]) -> list[str]:
     """Add the GPUs of files to the session, and return their names."""
     from kernelsight.scenario.given_facts import extend_gpus
 
-    known = set(session.table("gpus")["gpu"].to_pylist())
+    names_before = set(session.table("gpus")["gpu"].to_pylist())
     names = []
     for path in files:
         replaced = extend_gpus(session, path)
         for name in replaced:
             note(f"{path.name}: its row {name} replaces the catalogue GPU of that name")
-        now = session.table("gpus")["gpu"].to_pylist()
-        names += [*replaced, *(name for name in now if name not in known)]
-        known = set(now)
+        names_after = session.table("gpus")["gpu"].to_pylist()
+        names += [*replaced, *(name for name in names_after if name not in names_before)]
+        names_before = set(names_after)
     return names
 
 
@@ -241,13 +241,13 @@ def _search(words: list[str]) -> dict[str, list[Any]]:
     for word in words:
         name, equals, values = word.partition("=")
         name = name.lstrip("-").replace("-", "_")
-        parts = [part for part in values.split(",") if part]
-        if not equals or not parts:
+        value_words = [value for value in values.split(",") if value]
+        if not equals or not value_words:
             raise InvalidInput(f"--search {word!r} is not FLAG=V1,V2; give values, such as max_num_seqs=64,128.")
         if name in searched:
             raise InvalidInput(f"--search has {name} twice; give all its values at once.")
         plain = {"none": None, "true": True, "false": False}
-        searched[name] = [plain[part] if part in plain else read_number(part) for part in parts]
+        searched[name] = [plain[value] if value in plain else read_number(value) for value in value_words]
     return searched
 
 

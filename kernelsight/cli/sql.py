@@ -59,11 +59,11 @@ def run(arguments: argparse.Namespace) -> None:
         show_table(rows, arguments, written=True)
 
 
-def _sweep_points(stated: Sequence[str]) -> pa.Table:
+def _sweep_points(paths: Sequence[str]) -> pa.Table:
     from kernelsight.fitting.sweep_files import sweep_points
 
-    rows = sweep_points([Path(name) for name in stated])
-    if not stated:
+    rows = sweep_points([Path(name) for name in paths])
+    if not paths:
         note("sweep_points: of the installed package; --sweep reads what `kernelsight calibrate import` wrote")
     return rows
 

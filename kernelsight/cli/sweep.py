@@ -83,7 +83,7 @@ def run(arguments: Any) -> None:
     """Run the verb for parsed arguments."""
     target = check_ending(arguments.output)
     _check_words(arguments, target)
-    if arguments.resume and target and target.exists() and not _parts(target).exists():
+    if arguments.resume and target and target.exists() and not _partitions_folder(target).exists():
         note(f"{target} is finished: nothing is left to resume")
         return
     slo = parse_slo(arguments.slo or [])
@@ -142,7 +142,7 @@ def _execution(arguments: Any, target: Path | None) -> Execution:
     from kernelsight.session import connect
 
     return Execution(
-        folder=_parts(target) if target else None,
+        folder=_partitions_folder(target) if target else None,
         resume=arguments.resume,
         workers=arguments.workers,
         executor=arguments.executor,
@@ -153,7 +153,7 @@ def _execution(arguments: Any, target: Path | None) -> Execution:
     )
 
 
-def _parts(target: Path) -> Path:
+def _partitions_folder(target: Path) -> Path:
     """Return the folder of finished partitions beside the file that is written."""
     return target.with_name(f"{target.name}.parts")
 

@@ -21,7 +21,7 @@ from kernelsight.comparison.errors import (
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS
 from kernelsight.comparison.power import other_gpus, power_answer
 from kernelsight.comparison.replayed_log import base_of
-from kernelsight.comparison.unused_rows import counted, rejected
+from kernelsight.comparison.unused_rows import fault_counts, rejected
 from kernelsight.comparison.verdict import not_judged, not_separated, verdict_of
 from kernelsight.dataflow.rows import as_table
 
@@ -42,19 +42,19 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
     if measured.drawn:
         ours = {name: as_distribution(values, real[name]) for name, values in ours.items()}
     intervals = interval_factors(rows("log_intervals"))
-    dropped = counted(log.tables["log_faults"].to_pylist())
+    dropped = fault_counts(log.tables["log_faults"].to_pylist())
     refused = measured.ok & ~base.served
     if refused.any():
         longest = (measured.prompt_tokens + measured.output_tokens)[refused].max()
         dropped.append(rejected(int(refused.sum()), int(longest), log.settings["max_model_len"]))
-    parts = rows("miss_by_part")
+    miss_parts = rows("miss_by_part")
     answer: dict[str, Any] = {
         "requests": int(measured.ok.sum()),
         "dropped": dropped,
         "files": log.tables["production_files"].to_pylist(),
         **{f"{name}_ms": errors_of(real[name], ours[name], intervals.get(name)) for name in METRICS},
         "cached_tokens": cached_of(measured, base),
-        "parts": parts,
+        "parts": miss_parts,
         "suspects": rows("setting_suspects"),
         "fit": _fit(rows("correction_scores")),
         "drift": [row for row in rows("drift_over_time") if row["change"]],
@@ -71,7 +71,7 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
     answer["evidence"] = _evidence(rows("log_evidence"), of_servers, other_gpus(answer["power_w"]))
     answer["not_separated"] = [
         *not_judged(answer),
-        *not_separated(parts, e2e["predicted"], answer["evidence"]),
+        *not_separated(miss_parts, e2e["predicted"], answer["evidence"]),
     ]
     return answer | {"verdict": verdict_of(answer, _unlooked_for(log))}
 
@@ -94,8 +94,8 @@ def findings_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table]) 
         answer = answer_of(log, tables.__getitem__)
         sentences = (answer["verdict"], *answer["not_separated"], *answer["evidence"].get("not_used", ()))
         rows += [
-            {"comparison_id": log.comparison_id, "place": place, "sentence": f"{sentence[0].upper()}{sentence[1:]}"}
-            for place, sentence in enumerate(sentences)
+            {"comparison_id": log.comparison_id, "place": index, "sentence": f"{sentence[0].upper()}{sentence[1:]}"}
+            for index, sentence in enumerate(sentences)
         ]
     return as_table(contracts()["comparison_findings"], rows)
 
@@ -103,8 +103,8 @@ def findings_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table]) 
 def as_cause(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of ``causes`` with its value, a number or a word."""
     value = row["value"] if row["word"] is None else row["word"]
-    whole = row["kind"] == "setting" and isinstance(value, float) and value.is_integer()
-    return {name: row[name] for name in NO_CAUSE} | {"value": int(value) if whole else value}
+    is_whole_number = row["kind"] == "setting" and isinstance(value, float) and value.is_integer()
+    return {name: row[name] for name in NO_CAUSE} | {"value": int(value) if is_whole_number else value}
 
 
 def _percentiles(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -121,8 +121,8 @@ def _occupancy(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Return the most requests that decoded at once."""
     if not rows:
         return {}
-    sides = {"measured": "running_max", "predicted": "predicted_running_max"}
-    return {"running_max": {side: max(row[name] for row in rows) for side, name in sides.items()}}
+    columns = {"measured": "running_max", "predicted": "predicted_running_max"}
+    return {"running_max": {origin: max(row[name] for row in rows) for origin, name in columns.items()}}
 
 
 def _fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def _fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return scores
 
 
-def _evidence(rows: Sequence[Mapping[str, Any]], has_windows: bool, others: Sequence[str]) -> dict[str, Any]:
-    """Return what factors rest on beside the requests, and what could not be used, ``others`` among it."""
+def _evidence(rows: Sequence[Mapping[str, Any]], has_windows: bool, not_compared: Sequence[str]) -> dict[str, Any]:
+    """Return what factors rest on beside the requests, and what could not be used, ``not_compared`` included."""
     counts: dict[str, Any] = {row["evidence"]: row["n"] for row in rows if row["n"] is not None}
     unused = [row["sentence"] for row in rows if row["sentence"]] + ([WINDOWS] if has_windows else [])
-    unused += others
+    unused += not_compared
     return counts | ({"not_used": unused} if rows or unused else {})

@@ -14,7 +14,7 @@ from kernelsight.comparison.answer import NO_CAUSE, as_cause
 from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.log_pairs import TABLES
 from kernelsight.comparison.question import Question
-from kernelsight.comparison.unused_rows import counted, unused
+from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.comparison.verdict import AGREES, cause_sentence, verdict_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
@@ -26,15 +26,15 @@ NAME = "changed"
 EARLIER = "before/"
 
 
-def together(after: Mapping[str, pa.Table], before: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+def merged_logs(after: Mapping[str, pa.Table], before: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
     """Return the tables of two logs as one set, the earlier log's names beginning with EARLIER."""
 
     def renamed(table: pa.Table) -> pa.Table:
         if "log_id" not in table.column_names:
             return table
-        at = table.column_names.index("log_id")
+        column_index = table.column_names.index("log_id")
         names = [f"{EARLIER}{name}" for name in table["log_id"].to_pylist()]
-        return table.set_column(at, table.schema.field(at), pa.array(names, pa.string()))
+        return table.set_column(column_index, table.schema.field(column_index), pa.array(names, pa.string()))
 
     return {name: pa.concat_tables([table, renamed(before[name])]) for name, table in after.items()}
 
@@ -55,8 +55,8 @@ class BaselineComparison:
         self, session: Session, after: Mapping[str, pa.Table], before: Mapping[str, pa.Table], question: Question
     ) -> None:
         self._session = session
-        logs = together(after, before)
-        ids = [logs["production_logs"]["log_id"].to_pylist()[part] for part in _parts(after)]
+        logs = merged_logs(after, before)
+        ids = [logs["production_logs"]["log_id"].to_pylist()[rows] for rows in _parts(after)]
         session.give("comparisons", [question._replace(log_ids=tuple(ids[0]), baseline=tuple(ids[1])).as_row(NAME)])
         for name, table in logs.items():
             session.give(name, table, trusted=True)
@@ -76,7 +76,7 @@ class BaselineComparison:
         answer: dict[str, Any] = {
             "requests": counts["after"],
             "baseline": {"requests": counts["before"]},
-            "dropped": counted(row for row in faults if not row["log_id"].startswith(EARLIER)),
+            "dropped": fault_counts(row for row in faults if not row["log_id"].startswith(EARLIER)),
             "files": self._session.table("production_files").to_pylist(),
             **{f"{name}_ms": _errors(by_metric.get((f"{name}_ms", "mean")), counts) for name in METRICS},
             "changes": self._rows("log_changes"),
@@ -120,8 +120,8 @@ class BaselineComparison:
         return verdict_table(self.summary, rows, ("what", "before", "after", "factor"))
 
 
-def _parts(after: Mapping[str, pa.Table]) -> tuple[slice, slice]:
-    count = after["production_logs"].num_rows
+def _parts(later_tables: Mapping[str, pa.Table]) -> tuple[slice, slice]:
+    count = later_tables["production_logs"].num_rows
     return slice(0, count), slice(count, None)
 
 
@@ -131,11 +131,11 @@ def _pair(row: Mapping[str, Any]) -> dict[str, float | None]:
 
 def _errors(mean: Mapping[str, Any] | None, counts: Mapping[str, int]) -> dict[str, Any]:
     """Return the means of both logs; single requests have no counterpart in another log."""
-    none = dict.fromkeys(("median_ape", "p90_ape", "coverage_90"))
+    no_errors = dict.fromkeys(("median_ape", "p90_ape", "coverage_90"))
     if mean is None or mean["before"] is None or mean["after"] is None:
-        return {"n": 0, "measured": None, "predicted": None, "bias": None, **none}
+        return {"n": 0, "measured": None, "predicted": None, "bias": None, **no_errors}
     bias = mean["before"] / mean["after"] - 1.0 if mean["after"] else None
-    return {"n": counts["after"], **_pair(mean), "bias": bias, **none}
+    return {"n": counts["after"], **_pair(mean), "bias": bias, **no_errors}
 
 
 def _percentiles(latencies: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -150,13 +150,13 @@ def _parts_of_miss(e2e: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return how much of the difference of mean E2E the load makes, and how much is left."""
     if e2e is None or e2e["before"] is None or e2e["after"] is None or e2e["expected"] is None:
         return []
-    load, rest = e2e["expected"] - e2e["before"], e2e["after"] - e2e["expected"]
-    total = abs(load) + abs(rest)
-    parts = [
+    load, unexplained = e2e["expected"] - e2e["before"], e2e["after"] - e2e["expected"]
+    total = abs(load) + abs(unexplained)
+    rows = [
         {"part": name, "miss_ms": miss, "share": abs(miss) / total if total else None, "posterior_ratio": None}
-        for name, miss in (("workload", load), ("unexplained", rest))
+        for name, miss in (("workload", load), ("unexplained", unexplained))
     ]
-    return sorted(parts, key=lambda row: -abs(row["miss_ms"]))
+    return sorted(rows, key=lambda row: -abs(row["miss_ms"]))
 
 
 def _verdict(answer: Mapping[str, Any]) -> str:
@@ -167,25 +167,25 @@ def _verdict(answer: Mapping[str, Any]) -> str:
     latency = answer[f"{name.lower()}_ms"]
     off = latency["measured"] / latency["predicted"] - 1.0 if latency["predicted"] else 0.0
     times = f"({number(latency['measured'])} ms, before {number(latency['predicted'])} ms)"
-    same = abs(off) < AGREES and not answer["causes"]
-    said = [
+    agrees = abs(off) < AGREES and not answer["causes"]
+    clauses = [
         f"both logs agree: mean {name} {times}"
-        if same
+        if agrees
         else f"mean {name} is {percent(abs(off), 1)} {'longer' if off > 0 else 'shorter'} than before {times}"
     ]
     load = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "workload"), None)
-    if load is not None and name == "E2E" and not same and abs(load) >= AGREES * latency["predicted"]:
-        said.append(f"the load makes {'+' if load >= 0 else '-'}{number(abs(load), 3)} ms of it")
-    said += [cause_sentence(cause, "what it was before", "before") for cause in answer["causes"]]
+    if load is not None and name == "E2E" and not agrees and abs(load) >= AGREES * latency["predicted"]:
+        clauses.append(f"the load makes {'+' if load >= 0 else '-'}{number(abs(load), 3)} ms of it")
+    clauses += [cause_sentence(cause, "what it was before", "before") for cause in answer["causes"]]
     drawn = next((row for row in answer["changes"] if row["what"] == "power_w" and row["certain"]), None)
     if drawn is not None:
-        said.append(f"its GPUs drew {number(drawn['after'], 3)} W, before {number(drawn['before'], 3)} W")
-    if not answer["causes"] and not same:
-        rest = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "unexplained"), None)
-        if rest is None:
-            said.append("too few requests with times of sending for a cause")
-        elif abs(rest) < AGREES * latency["measured"]:
-            said.append("at the same load the engine is as fast as before")
+        clauses.append(f"its GPUs drew {number(drawn['after'], 3)} W, before {number(drawn['before'], 3)} W")
+    if not answer["causes"] and not agrees:
+        unexplained = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "unexplained"), None)
+        if unexplained is None:
+            clauses.append("too few requests with times of sending for a cause")
+        elif abs(unexplained) < AGREES * latency["measured"]:
+            clauses.append("at the same load the engine is as fast as before")
         else:
-            said.append("no cause holds")
-    return f"{'; '.join(said)}{unused(answer['dropped'])}."
+            clauses.append("no cause holds")
+    return f"{'; '.join(clauses)}{unused_clause(answer['dropped'])}."

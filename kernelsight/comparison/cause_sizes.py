@@ -69,14 +69,16 @@ class State(NamedTuple):
         """The directions that the sizes of its causes may take, shape [PARAMETERS, causes that have a size]."""
         sizes = [GROUPS[name] for name in self.causes if name in GROUPS]
         return (
-            np.array([[float(part in parts) for part in PARAMETERS] for parts in sizes]).reshape(-1, len(PARAMETERS)).T
+            np.array([[float(parameter in group) for parameter in PARAMETERS] for group in sizes])
+            .reshape(-1, len(PARAMETERS))
+            .T
         )
 
     def is_material(self) -> bool:
         """Whether the size of every cause is more than noise."""
         sizes = dict(zip(PARAMETERS, np.abs(self.values), strict=True))
         least = {"host": LEAST_STEP_MS, "front_end": LEAST_REQUEST_MS}
-        names = [part for cause in self.causes if cause in GROUPS for part in GROUPS[cause]]
+        names = [parameter for cause in self.causes if cause in GROUPS for parameter in GROUPS[cause]]
         return all(sizes[name] >= least.get(name, LEAST_FACTOR) for name in names)
 
 
@@ -111,21 +113,23 @@ def with_sizes(log: Log, states: Sequence[State], noise: GroupResiduals) -> list
     fitted, stuck = _by_parts(log, states, noise)
     ranked = _best(fitted, noise)
     # steps from parts do not see queues grow, nor through chance
-    close = [place for place in ranked[:MOST_REFINED] if stuck[place] or not fitted[place].residuals.is_chance]
-    moved = [fitted[place] for place in close]
+    close = [index for index in ranked[:MOST_REFINED] if stuck[index] or not fitted[index].residuals.is_chance]
+    moved = [fitted[index] for index in close]
     for _ in range(SECANT_STEPS):
         moved = _by_secants(log, moved)
-    for place, state in zip(close, moved, strict=True):
-        if misfit(state.residuals, noise) < misfit(fitted[place].residuals, noise):
-            fitted[place] = state
-    return _averaged(log, [fitted[place] for place in _best(fitted, noise) if fitted[place].is_material()])
+    for index, state in zip(close, moved, strict=True):
+        if misfit(state.residuals, noise) < misfit(fitted[index].residuals, noise):
+            fitted[index] = state
+    return _averaged(log, [fitted[index] for index in _best(fitted, noise) if fitted[index].is_material()])
 
 
 def _averaged(log: Log, states: Sequence[State]) -> list[State]:
-    beside = [log.states(states, [state.values * share for state in states], with_parts=False) for share in NEIGHBOURS]
+    beside = [
+        log.states(states, [state.values * factor for state in states], with_parts=False) for factor in NEIGHBOURS
+    ]
     return [
-        state._replace(residuals=averaged([state.residuals, *(one.residuals for one in sides)]))
-        for state, *sides in zip(states, *beside, strict=True)
+        state._replace(residuals=averaged([state.residuals, *(replayed.residuals for replayed in neighbours)]))
+        for state, *neighbours in zip(states, *beside, strict=True)
     ]
 
 
@@ -138,37 +142,37 @@ def _by_parts(log: Log, states: Sequence[State], noise: GroupResiduals) -> tuple
     for turn in range(NEWTON_STEPS):
         if turn and len(fitted) > MOST_FOLLOWED:
             order = _best(fitted, noise)[: max(len(fitted) // 2, MOST_FOLLOWED)]
-            fitted, lengths, steps = ([items[place] for place in order] for items in (fitted, lengths, steps))
+            fitted, lengths, steps = ([items[index] for index in order] for items in (fitted, lengths, steps))
         steps = [
             _step_by_parts(log, state) if length == 1.0 else step
             for state, length, step in zip(fitted, lengths, steps, strict=True)
         ]
         moved = [state.values + length * step for state, length, step in zip(fitted, lengths, steps, strict=True)]
-        for place, state in enumerate(log.states(fitted, moved)):
-            better = misfit(state.residuals, noise) < misfit(fitted[place].residuals, noise)
-            fitted[place] = state if better else fitted[place]
-            lengths[place] = 1.0 if better else lengths[place] * SHORTER
+        for index, state in enumerate(log.states(fitted, moved)):
+            better = misfit(state.residuals, noise) < misfit(fitted[index].residuals, noise)
+            fitted[index] = state if better else fitted[index]
+            lengths[index] = 1.0 if better else lengths[index] * SHORTER
     return fitted, [length < 1.0 for length in lengths]
 
 
 def _best(states: Sequence[State], noise: GroupResiduals) -> list[int]:
     """Return the places of explanations, those that leave least first; of those of the same causes the best alone."""
     best: dict[frozenset[str], int] = {}
-    for place in sorted(range(len(states)), key=lambda place: misfit(states[place].residuals, noise)):
-        best.setdefault(frozenset(states[place].causes), place)
+    for index in sorted(range(len(states)), key=lambda index: misfit(states[index].residuals, noise)):
+        best.setdefault(frozenset(states[index].causes), index)
     return list(best.values())
 
 
 def _step_by_parts(log: Log, state: State) -> np.ndarray:
     """Return the Newton step of PARAMETERS that may only change along the state's basis."""
     basis = state.basis
-    seen = observe(log.measured, state.replayed, log.chosen)
-    seen = seen._replace(derivative=seen.derivative @ basis)
-    inside = np.linalg.lstsq(basis, state.values, rcond=None)[0]
-    beside = None
+    observations = observe(log.measured, state.replayed, log.chosen)
+    observations = observations._replace(derivative=observations.derivative @ basis)
+    coordinates = np.linalg.lstsq(basis, state.values, rcond=None)[0]
+    likelihood = None
     if state.likelihood is not None:
-        beside = basis.T @ state.likelihood.precision @ basis, basis.T @ state.likelihood.pull(state.values)
-    step, _ = newton_step(inside, seen, state.replayed, _wide(log.prior, basis), beside)
+        likelihood = basis.T @ state.likelihood.precision @ basis, basis.T @ state.likelihood.pull(state.values)
+    step, _ = newton_step(coordinates, observations, state.replayed, _wide(log.prior, basis), likelihood)
     return limited(basis @ step)
 
 
@@ -181,19 +185,20 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
     """Take one Gauss-Newton step on the residuals by group; slopes are those between replays on either side."""
     widths = [_widths(log, state) for state in states]
     points = [
-        (state, state.values + side * width * direction)
+        (state, state.values + residuals * width * direction)
         for state, state_widths in zip(states, widths, strict=True)
         for direction, width in zip(state.basis.T, state_widths, strict=True)
-        for side in (-1.0, 1.0)
+        for residuals in (-1.0, 1.0)
     ]
-    sides_of = log.states([state for state, _ in points], [values for _, values in points], with_parts=False)
-    tried = iter([one.residuals for one in sides_of])
+    replayed_sides = log.states([state for state, _ in points], [values for _, values in points], with_parts=False)
+    tried = iter([replayed.residuals for replayed in replayed_sides])
     moved = []
     for state, state_widths in zip(states, widths, strict=True):
-        sides = [(next(tried), next(tried)) for _ in state_widths]
-        center = averaged([state.residuals, *(side for pair in sides for side in pair)])
+        residual_pairs = [(next(tried), next(tried)) for _ in state_widths]
+        center = averaged([state.residuals, *(residuals for pair in residual_pairs for residuals in pair)])
         slopes = [
-            (high.mean - low.mean) / (2.0 * width) for (low, high), width in zip(sides, state_widths, strict=True)
+            (high.mean - low.mean) / (2.0 * width)
+            for (low, high), width in zip(residual_pairs, state_widths, strict=True)
         ]
         moved.append(state.values + _step_by_groups(log, state, center, slopes))
     return log.states(states, moved)
@@ -201,14 +206,14 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
 
 def _step_by_groups(log: Log, state: State, center: GroupResiduals, slopes: Sequence[np.ndarray]) -> np.ndarray:
     """Return the step of PARAMETERS; ``center``: residuals about the state, ``slopes``: of their means by each size."""
-    basis, there = state.basis, center.count > 0
-    slope = np.array([phase_slopes[there] for phase_slopes in slopes]).T
-    weight = 1.0 / variance_of(center)[there]
+    basis, nonempty = state.basis, center.count > 0
+    slope = np.array([phase_slopes[nonempty] for phase_slopes in slopes]).T
+    weight = 1.0 / variance_of(center)[nonempty]
     weight /= max(misfit(center, center) / center.groups, 1.0)
     precision = np.linalg.inv(_wide(log.prior, basis))
-    inside = np.linalg.lstsq(basis, state.values, rcond=None)[0]
+    coordinates = np.linalg.lstsq(basis, state.values, rcond=None)[0]
     hessian = (slope.T * weight) @ slope + precision
-    gradient = -(slope.T * weight) @ center.mean[there] - precision @ inside
+    gradient = -(slope.T * weight) @ center.mean[nonempty] - precision @ coordinates
     if state.likelihood is not None:
         hessian = hessian + basis.T @ state.likelihood.precision @ basis
         gradient = gradient + basis.T @ state.likelihood.pull(state.values)
@@ -217,8 +222,8 @@ def _step_by_groups(log: Log, state: State, center: GroupResiduals, slopes: Sequ
 
 def _widths(log: Log, state: State) -> list[float]:
     """Return how far a replay on either side of each size is from it: far enough to tell from chance."""
-    seen = observe(log.measured, state.replayed, log.chosen)
-    slope = LEAST_SHARE * (seen.derivative @ state.basis) / seen.scale_ms[:, None]
+    observations = observe(log.measured, state.replayed, log.chosen)
+    slope = LEAST_SHARE * (observations.derivative @ state.basis) / observations.scale_ms[:, None]
     noise = max(float(np.sqrt(np.mean(np.square(state.residuals.spread)))), ALLOWED)
     clear = CLEAR * noise / np.maximum(np.sqrt((slope**2).sum(axis=0)), 1e-12)
     names = [GROUPS[name][0] for name in state.causes if name in GROUPS]

@@ -72,18 +72,20 @@ def explain(
                 ((state.causes[-1], state.residuals.loss) for state in tried), key=lambda ranking: ranking[1]
             )
         # the size of a setting is its value: an explanation of settings alone has no size to fit
-        sized = [state for state in tried if state.basis.size] + [each for one in level for each in _one_more(one)]
+        sized = [state for state in tried if state.basis.size] + [
+            extended for beginning in level for extended in _one_more(beginning)
+        ]
         states = [state for state in tried if not state.basis.size] + with_sizes(log, sized, best.residuals)
         if not states:
             break
-        first, *others = by_plausibility(states, prior)
-        if not explains(first.residuals, best.residuals):
+        most_plausible, *less_plausible = by_plausibility(states, prior)
+        if not explains(most_plausible.residuals, best.residuals):
             break
-        best = first
+        best = most_plausible
         if settled:
             break
         # where one cause explains everything no other explanation is followed
-        level = [best] if best.residuals.is_chance else [best, *others[: BEGINNINGS - 1]]
+        level = [best] if best.residuals.is_chance else [best, *less_plausible[: BEGINNINGS - 1]]
     return best, ranked
 
 
@@ -118,8 +120,8 @@ def by_plausibility(states: Sequence[State], prior: np.ndarray) -> list[State]:
     scale = max(min(errors) / least.groups, 1.0)
     scores = [error / scale + unlikely(state) for error, state in zip(errors, states, strict=True)]
     by_causes: dict[frozenset[str], State] = {}
-    for place in np.argsort(scores, kind="stable"):
-        by_causes.setdefault(frozenset(states[place].causes), states[place])
+    for index in np.argsort(scores, kind="stable"):
+        by_causes.setdefault(frozenset(states[index].causes), states[index])
     return list(by_causes.values())
 
 
@@ -151,31 +153,31 @@ def _settings_tried(
     pair is one more deployment.
     """
     pairs = [
-        (one, name, {**one.flags, **other})
-        for one in level
-        for name, other in settings
-        if name.split("=")[0] not in _names(one.causes) and (name in helpful or set(one.causes) <= set(GROUPS))
+        (state, name, {**state.flags, **setting})
+        for state in level
+        for name, setting in settings
+        if name.split("=")[0] not in _names(state.causes) and (name in helpful or set(state.causes) <= set(GROUPS))
     ]
     flags = [changed for *_, changed in pairs]
-    replays = log.serve([variant_of(changed, one.values) for one, _, changed in pairs]) if pairs else []
+    replays = log.serve([variant_of(changed, state.values) for state, _, changed in pairs]) if pairs else []
     likelihoods = likelihoods_of(flags) if flags else []
     return [
-        State(changed, one.values, (*one.causes, name), replayed, log.residuals_of(replayed), likelihood)
-        for (one, name, changed), replayed, likelihood in zip(pairs, replays, likelihoods, strict=True)
-        if replayed.served.any() and not np.array_equal(replayed.finish_ns, one.replayed.finish_ns)
+        State(changed, state.values, (*state.causes, name), replayed, log.residuals_of(replayed), likelihood)
+        for (state, name, changed), replayed, likelihood in zip(pairs, replays, likelihoods, strict=True)
+        if replayed.served.any() and not np.array_equal(replayed.finish_ns, state.replayed.finish_ns)
     ]
 
 
-def _one_more(one: State) -> list[State]:
+def _one_more(state: State) -> list[State]:
     """Return the explanation with each further cause that has a size, zero so far, where its parts take time."""
-    taken = {part for cause in one.causes if cause in GROUPS for part in GROUPS[cause]}
+    parameters_used = {parameter for cause in state.causes if cause in GROUPS for parameter in GROUPS[cause]}
     return [
-        one._replace(causes=(*one.causes, name))
-        for name, parts in GROUPS.items()
-        if taken.isdisjoint(parts) and _is_there(parts, one.replayed)
+        state._replace(causes=(*state.causes, name))
+        for name, group in GROUPS.items()
+        if parameters_used.isdisjoint(group) and _is_there(group, state.replayed)
     ]
 
 
-def _is_there(parts: Sequence[str], replayed: Replayed) -> bool:
+def _is_there(parameters: Sequence[str], replayed: Replayed) -> bool:
     """Whether the deployment spends time in these parts."""
-    return all(part in ("host", "front_end") or replayed.part(part).any() for part in parts)
+    return all(parameter in ("host", "front_end") or replayed.part(parameter).any() for parameter in parameters)

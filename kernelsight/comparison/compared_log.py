@@ -19,7 +19,7 @@ from kernelsight.comparison.measured_requests import (
 )
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import load_of_log
-from kernelsight.comparison.sample import in_turn
+from kernelsight.comparison.sample import in_order_of_sending
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -60,15 +60,15 @@ class ComparedLog(NamedTuple):
     def fitted_on(self) -> np.ndarray:
         """The requests of the first part of the time, on which causes and corrections are fitted."""
         sent = self.measured.sent_s
-        last = sent.min() + (1.0 - self.question.hold_out) * np.ptp(sent)
-        return self.measured.ok & (sent <= last)
+        last_s = sent.min() + (1.0 - self.question.hold_out) * np.ptp(sent)
+        return self.measured.ok & (sent <= last_s)
 
     @property
     def sample_rows(self) -> np.ndarray:
         """Consecutive requests in the middle of what is fitted on, few enough to be replayed many times."""
-        last = int(self.fitted_on.nonzero()[0].max(initial=0)) + 1
-        first = max((last - MOST_EXPLAINED) // 2, 0)
-        return np.arange(first, min(first + MOST_EXPLAINED, last))
+        stop = int(self.fitted_on.nonzero()[0].max(initial=0)) + 1
+        start = max((stop - MOST_EXPLAINED) // 2, 0)
+        return np.arange(start, min(start + MOST_EXPLAINED, stop))
 
 
 def compared_table(comparisons: pa.Table, requests: pa.Table, read: Reader) -> pa.Table:
@@ -80,7 +80,7 @@ def compared_table(comparisons: pa.Table, requests: pa.Table, read: Reader) -> p
     tables = []
     for row in comparisons.to_pylist():
         question = question_of(row)
-        rows = in_turn(of_logs(requests, question), of_logs(logs, question))
+        rows = in_order_of_sending(of_logs(requests, question), of_logs(logs, question))
         if not rows.num_rows:
             raise InvalidInput("the log holds no requests with a prompt length; log_faults says why rows were dropped.")
         tables.append(rows.append_column("comparison_id", pa.repeat(row["comparison_id"], rows.num_rows)))
@@ -106,7 +106,7 @@ def compared_logs(
         measured = measured_of(requests)
         check_replicas(requests, settings[name])
         load = load_of_log(requests, settings[name]["block_size"])
-        tables = {each: of_logs(table, question) for each, table in (beside or {}).items()}
+        tables = {table_name: of_logs(table, question) for table_name, table in (beside or {}).items()}
         logs.append(ComparedLog(name, question, tables, requests, measured, settings[name], load))
     return logs
 

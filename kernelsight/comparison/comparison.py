@@ -44,10 +44,10 @@ class Comparison:
         session.give("comparisons", [question.as_row(NAME)])
         for name, table in tables.items():
             session.give(name, table, trusted=True)
-        stated = with_stated(tables["production_settings"], self.settings, question.flags)
-        session.give("production_settings", stated, trusted=True)
-        made = [session.table(name) for name in ("comparisons", "log_settings", "compared_requests")]
-        (self.log,) = compared_logs(*made, {name: session.table(name) for name in BESIDE})
+        production_settings = with_stated(tables["production_settings"], self.settings, question.flags)
+        session.give("production_settings", production_settings, trusted=True)
+        inputs = [session.table(name) for name in ("comparisons", "log_settings", "compared_requests")]
+        (self.log,) = compared_logs(*inputs, {name: session.table(name) for name in BESIDE})
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -24,14 +24,14 @@ class Drift(NamedTuple):
     since: float | None = None
 
 
-def followed(drift: Drift, log_factor: float, at: float) -> tuple[Drift, str | None]:
-    """Return the drift after one more window that began at ``at``, and what happened: begins, ends, or None.
+def with_window(drift: Drift, log_factor: float, start_s: float) -> tuple[Drift, str | None]:
+    """Return the drift after one more window that began at ``start_s``, and its event: begins, ends, or None.
 
-    >>> drift, said = Drift(), []
-    >>> for at, factor in enumerate([1.0, 1.01, 0.99, 1.3, 1.3, 1.3, 1.0, 1.0]):
-    ...     drift, event = followed(drift, math.log(factor), float(at))
-    ...     said.append(event)
-    >>> said
+    >>> drift, events = Drift(), []
+    >>> for start_s, factor in enumerate([1.0, 1.01, 0.99, 1.3, 1.3, 1.3, 1.0, 1.0]):
+    ...     drift, event = with_window(drift, math.log(factor), float(start_s))
+    ...     events.append(event)
+    >>> events
     [None, None, None, None, 'begins', None, None, 'ends']
     """
     if drift.windows < LEARNED:
@@ -39,17 +39,17 @@ def followed(drift: Drift, log_factor: float, at: float) -> tuple[Drift, str | N
         level = drift.level + (log_factor - drift.level) / windows
         spread = max(drift.spread, abs(log_factor - level))
         return drift._replace(level=level, spread=spread, windows=windows), None
-    away = abs(log_factor - drift.level) > max(LEAST, DEVIATIONS * max(drift.spread, LEAST_SPREAD))
+    deviates = abs(log_factor - drift.level) > max(LEAST, DEVIATIONS * max(drift.spread, LEAST_SPREAD))
     drifted = drift.since is not None
-    if away == drifted:
+    if deviates == drifted:
         if not drifted:
             spread = (1.0 - WEIGHT) * drift.spread + WEIGHT * abs(log_factor - drift.level)
             level = (1.0 - WEIGHT) * drift.level + WEIGHT * log_factor
             drift = drift._replace(level=level, spread=spread, windows=drift.windows + 1)
         return drift._replace(in_a_row=0, first_away=None), None
     count = drift.in_a_row + 1
-    first = at if drift.first_away is None else drift.first_away
+    first_away = start_s if drift.first_away is None else drift.first_away
     if count < IN_A_ROW:
-        return drift._replace(in_a_row=count, first_away=first), None
-    since = None if drifted else first
+        return drift._replace(in_a_row=count, first_away=first_away), None
+    since = None if drifted else first_away
     return drift._replace(in_a_row=0, first_away=None, since=since), "ends" if drifted else "begins"

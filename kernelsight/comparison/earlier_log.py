@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.occupancy import active_seconds
 from kernelsight.comparison.replay import KEPT, Replayed
 from kernelsight.comparison.signature import Signature
 
@@ -21,36 +22,40 @@ HUBER, ROUNDS = 2.0, 6
 
 def predicted_by(before: Measured, after: Measured) -> Replayed | None:
     """Return what the earlier log predicts for the later one; None where it has too few requests with both times."""
-    first, decode = _first_token(before), _decode(before)
-    ttft = _weights(first, before.ttft_ms, before.ok)
-    rest = _weights(decode, before.decode_ms, before.ok & (before.output_tokens > 1))
-    if ttft is None or rest is None:
+    ttft_features, decode_features = _first_token(before), _decode(before)
+    ttft_weights = _weights(ttft_features, before.ttft_ms, before.ok)
+    decode_weights = _weights(decode_features, before.decode_ms, before.ok & (before.output_tokens > 1))
+    if ttft_weights is None or decode_weights is None:
         return None
     cached = np.isfinite(before.cached_tokens) & before.ok
-    share = before.cached_tokens[cached].sum() / max(before.prompt_tokens[cached].sum(), 1) if cached.any() else 0.0
-    return _served(after, _first_token(after) @ ttft, _decode(after) @ rest, share * after.prompt_tokens)
+    cached_share = (
+        before.cached_tokens[cached].sum() / max(before.prompt_tokens[cached].sum(), 1) if cached.any() else 0.0
+    )
+    return _served(
+        after, _first_token(after) @ ttft_weights, _decode(after) @ decode_weights, cached_share * after.prompt_tokens
+    )
 
 
 def calibrated(after: Measured, replayed: Replayed, earlier: Signature) -> Replayed:
     """Return a replay of the later log with what the earlier one was measured to differ from its own replay."""
     request, slope, tpot = (value if np.isfinite(value) else 0.0 for value in earlier[:3])
-    first = replayed.ttft_ms + request + slope / 1e3 * after.prompt_tokens
+    ttft_ms = replayed.ttft_ms + request + slope / 1e3 * after.prompt_tokens
     decode = (replayed.finish_ns - replayed.first_ns) / 1e6 * (1.0 + tpot / max(earlier.predicted[2], 1e-9))
-    return _served(after, first, decode, replayed.cached_tokens, replayed.served)
+    return _served(after, ttft_ms, decode, replayed.cached_tokens, replayed.served)
 
 
 def _served(
     after: Measured, first_ms: np.ndarray, decode_ms: np.ndarray, cached: np.ndarray, served: np.ndarray | None = None
 ) -> Replayed:
     """Return times as a replay without parts; a request that was not measured is not predicted."""
-    known = np.isfinite(first_ms) & np.isfinite(decode_ms)
-    known = known if served is None else known & served
+    predicted = np.isfinite(first_ms) & np.isfinite(decode_ms)
+    predicted = predicted if served is None else predicted & served
     begin = np.rint(after.sent_s * 1e9).astype(np.int64)
-    moments = (begin + np.rint(1e6 * np.maximum(np.where(known, times, 0.0), 1e-3)).astype(np.int64)
+    moments = (begin + np.rint(1e6 * np.maximum(np.where(predicted, times, 0.0), 1e-3)).astype(np.int64)
                for times in (first_ms, np.maximum(first_ms, 1e-3) + np.maximum(decode_ms, 0.0)))  # fmt: skip
-    first, finish = (np.where(known, moment, -1) for moment in moments)
-    none = np.zeros((1, 0), np.int64)
-    return Replayed(np.rint(cached).astype(np.int64), begin, begin, first, finish, [none] * len(KEPT), none)
+    first, finish = (np.where(predicted, moment, -1) for moment in moments)
+    no_parts = np.zeros((1, 0), np.int64)
+    return Replayed(np.rint(cached).astype(np.int64), begin, begin, first, finish, [no_parts] * len(KEPT), no_parts)
 
 
 def _weights(features: np.ndarray, times_ms: np.ndarray, chosen: np.ndarray) -> np.ndarray | None:
@@ -78,24 +83,24 @@ def _weights(features: np.ndarray, times_ms: np.ndarray, chosen: np.ndarray) -> 
 def _first_token(measured: Measured) -> np.ndarray:
     """Return what TTFT depends on, shape [requests, 4]: 1, own prompt, prompt tokens in front, requests that decode."""
     prompts = _computed(measured)
-    first, last = _moments(measured)
-    there = measured.ok & np.isfinite(first)
-    running = _there(first[there], last[there], measured.sent_s)
-    in_front = _there(measured.sent_s[there], first[there], measured.sent_s, prompts[there])
-    in_front = np.maximum(in_front - np.where(there, prompts, 0.0), 0.0)
+    first_s, last_s = _moments(measured)
+    arrived = measured.ok & np.isfinite(first_s)
+    running = _active_weight(first_s[arrived], last_s[arrived], measured.sent_s)
+    in_front = _active_weight(measured.sent_s[arrived], first_s[arrived], measured.sent_s, prompts[arrived])
+    in_front = np.maximum(in_front - np.where(arrived, prompts, 0.0), 0.0)
     return np.column_stack([np.ones(prompts.size), prompts, in_front, running])
 
 
 def _decode(measured: Measured) -> np.ndarray:
     """Return what decode time depends on, shape [requests, 3]: tokens, tokens times others that run, prompts read."""
-    first, last = _moments(measured)
-    there = measured.ok & np.isfinite(first) & np.isfinite(last)
+    first_s, last_s = _moments(measured)
+    finished = measured.ok & np.isfinite(first_s) & np.isfinite(last_s)
     tokens = np.maximum(measured.output_tokens - 1.0, 0.0)
-    running = _mean_there(first[there], last[there], first, last)
-    order = np.argsort(first[there], kind="stable")
-    upto = np.concatenate([[0.0], np.cumsum(_computed(measured)[there][order])])
-    moments = first[there][order]
-    read = upto[np.searchsorted(moments, last)] - upto[np.searchsorted(moments, first, side="right")]
+    running = _mean_active(first_s[finished], last_s[finished], first_s, last_s)
+    order = np.argsort(first_s[finished], kind="stable")
+    upto = np.concatenate([[0.0], np.cumsum(_computed(measured)[finished][order])])
+    moments = first_s[finished][order]
+    read = upto[np.searchsorted(moments, last_s)] - upto[np.searchsorted(moments, first_s, side="right")]
     return np.column_stack([tokens, tokens * running, np.maximum(read, 0.0)])
 
 
@@ -104,33 +109,28 @@ def _computed(measured: Measured) -> np.ndarray:
 
 
 def _moments(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
-    first = measured.sent_s + measured.ttft_ms / 1e3
-    return first, first + np.nan_to_num(measured.decode_ms) / 1e3
+    first_s = measured.sent_s + measured.ttft_ms / 1e3
+    return first_s, first_s + np.nan_to_num(measured.decode_ms) / 1e3
 
 
-def _there(begin: np.ndarray, end: np.ndarray, at: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
-    """Return the weight of the spans that hold each moment."""
+def _active_weight(
+    begin: np.ndarray, end: np.ndarray, at_s: np.ndarray, weight: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the sum of the weights of the spans that are active at each moment."""
 
     def upto(moments: np.ndarray) -> np.ndarray:
         order = np.argsort(moments, kind="stable")
         sums = np.concatenate([[0.0], np.cumsum(np.ones(order.size) if weight is None else weight[order])])
-        return sums[np.searchsorted(moments[order], at, side="right")]
+        return sums[np.searchsorted(moments[order], at_s, side="right")]
 
     return upto(begin) - upto(end)
 
 
-def _mean_there(begin: np.ndarray, end: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """Return how many of some spans there are on average between two moments."""
-
-    def before(moments: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """Return the seconds that all moments lie before each of some others."""
-        ordered = np.sort(moments)
-        place = np.searchsorted(ordered, at)
-        return at * place - np.concatenate([[0.0], np.cumsum(ordered)])[place]
-
-    known = np.isfinite(start) & np.isfinite(stop) & (stop > start)
+def _mean_active(begin: np.ndarray, end: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Return the mean number of spans that are active between two moments."""
+    nonempty = np.isfinite(start) & np.isfinite(stop) & (stop > start)
     means = np.full(start.size, np.nan)
-    first, last = start[known], stop[known]
-    seconds = (before(begin, last) - before(end, last)) - (before(begin, first) - before(end, first))
-    means[known] = seconds / (last - first)
-    return np.where(np.isfinite(start) & ~known, 0.0, means)
+    start_s, stop_s = start[nonempty], stop[nonempty]
+    seconds = active_seconds(begin, end, stop_s) - active_seconds(begin, end, start_s)
+    means[nonempty] = seconds / (stop_s - start_s)
+    return np.where(np.isfinite(start) & ~nonempty, 0.0, means)

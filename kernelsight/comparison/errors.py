@@ -33,21 +33,21 @@ def errors_of(real: np.ndarray, ours: np.ndarray, interval: tuple[float, float] 
 
     ``coverage_90``: the share of requests measured within the prediction times the factors of ``interval``.
     """
-    both = np.isfinite(real) & np.isfinite(ours) & (real > 0.0)
-    if not both.any():
+    in_both = np.isfinite(real) & np.isfinite(ours) & (real > 0.0)
+    if not in_both.any():
         return {"n": 0, **dict.fromkeys(("measured", "predicted", "median_ape", "p90_ape", "bias", "coverage_90"))}
     covered = None
     if interval:
-        ratio = real[both] / np.maximum(ours[both], 1e-9)
+        ratio = real[in_both] / np.maximum(ours[in_both], 1e-9)
         covered = float(np.mean((ratio >= interval[0]) & (ratio <= interval[1])))
-    ape = np.abs(ours[both] / real[both] - 1.0)
+    ape = np.abs(ours[in_both] / real[in_both] - 1.0)
     return {
-        "n": int(both.sum()),
-        "measured": float(real[both].mean()),
-        "predicted": float(ours[both].mean()),
+        "n": int(in_both.sum()),
+        "measured": float(real[in_both].mean()),
+        "predicted": float(ours[in_both].mean()),
         "median_ape": float(np.median(ape)),
         "p90_ape": float(np.quantile(ape, 0.9)),
-        "bias": float(ours[both].mean() / real[both].mean() - 1.0),
+        "bias": float(ours[in_both].mean() / real[in_both].mean() - 1.0),
         "coverage_90": covered,
     }
 
@@ -67,8 +67,8 @@ def are_as_claimed(errors: Iterable[Mapping[str, Any]]) -> bool:
     >>> are_as_claimed([{"n": 9, "coverage_90": 1.0}, {"n": 9, "coverage_90": 0.6}])
     False
     """
-    shares = [one["coverage_90"] for one in errors if one["n"]]
-    return bool(shares) and all(share is not None and share >= AS_CLAIMED for share in shares)
+    coverages = [metric_errors["coverage_90"] for metric_errors in errors if metric_errors["n"]]
+    return bool(coverages) and all(coverage is not None and coverage >= AS_CLAIMED for coverage in coverages)
 
 
 def as_distribution(values: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -77,9 +77,9 @@ def as_distribution(values: np.ndarray, like: np.ndarray) -> np.ndarray:
     >>> as_distribution(np.array([3.0, 1.0, 2.0]), np.array([10.0, 20.0, 30.0])).tolist()
     [1.0, 2.0, 3.0]
     """
-    both = np.flatnonzero(np.isfinite(values) & np.isfinite(like))
+    in_both = np.flatnonzero(np.isfinite(values) & np.isfinite(like))
     reordered = np.full(values.size, np.nan)
-    reordered[both[np.argsort(like[both], kind="stable")]] = np.sort(values[both])
+    reordered[in_both[np.argsort(like[in_both], kind="stable")]] = np.sort(values[in_both])
     return reordered
 
 
@@ -88,14 +88,17 @@ def cached_of(measured: Measured, replayed: Replayed) -> dict[str, int]:
 
     They have no noise of clocks: where they differ, the prompts or the cache are not what they are taken for.
     """
-    both = measured.ok & replayed.served & np.isfinite(measured.cached_tokens)
-    if not both.any():
+    in_both = measured.ok & replayed.served & np.isfinite(measured.cached_tokens)
+    if not in_both.any():
         return {}
-    return {"measured": int(measured.cached_tokens[both].sum()), "predicted": int(replayed.cached_tokens[both].sum())}
+    return {
+        "measured": int(measured.cached_tokens[in_both].sum()),
+        "predicted": int(replayed.cached_tokens[in_both].sum()),
+    }
 
 
 def concurrency_of(measured: Measured) -> np.ndarray:
     """Return how many requests were in flight when each was sent, by the log's own times."""
-    ends = np.sort(measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3)
-    place = np.argsort(np.argsort(measured.sent_s, kind="stable"), kind="stable")
-    return place - np.searchsorted(ends, measured.sent_s)
+    ends_s = np.sort(measured.last_s)
+    sent_before = np.argsort(np.argsort(measured.sent_s, kind="stable"), kind="stable")
+    return sent_before - np.searchsorted(ends_s, measured.sent_s)

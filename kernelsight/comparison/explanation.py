@@ -24,9 +24,9 @@ from kernelsight.comparison.factors import (
 from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR
 from kernelsight.comparison.kernel_spread import kernel_spread
 from kernelsight.comparison.likelihood import StepLikelihoods
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.observed_limits import is_limited
-from kernelsight.comparison.observed_steps import Seen, seen_of, typical_context
+from kernelsight.comparison.observed_steps import ObservedSteps, observed_steps_of, typical_context
 from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of, explained_table, joined
 from kernelsight.comparison.residuals import NOTHING, group_residuals, similar
@@ -51,7 +51,7 @@ class Explanation(NamedTuple):
 
     ``state``: the causes, replayed on the whole log; ``ranked``: the loss of each setting alone, best first;
     ``loss``: that of the deployment as stated; ``fitted``: all factors at once; ``values``: the PARAMETERS that
-    corrections are made of; ``scores``: by kind of correction and metric; ``seen``: engine steps that were used.
+    corrections are made of; ``scores``: by kind of correction and metric; ``steps``: engine steps that were used.
     """
 
     state: State
@@ -60,7 +60,7 @@ class Explanation(NamedTuple):
     fitted: Estimate | None
     values: np.ndarray
     scores: Mapping[str, Mapping[str, Mapping[str, float | None]]]
-    seen: Seen | None
+    steps: ObservedSteps | None
 
     @property
     def explained(self) -> float:
@@ -88,7 +88,7 @@ class Explanation(NamedTuple):
             return False
 
         def total(name: str) -> float:
-            return sum(value for one in self.scores[name].values() if (value := one["median_ape"]) is not None)
+            return sum(value for score in self.scores[name].values() if (value := score["median_ape"]) is not None)
 
         return total("corrected") < min(total("one_factor"), total("uncorrected"))
 
@@ -110,39 +110,41 @@ def explanation_tables(
             rows[name] += [{"comparison_id": log.comparison_id, **value} for value in values]
         if explanation.state.causes:
             replays.append(explained_table(log, explanation.state.replayed))
-    made = {name: as_table(contracts()[name], values) for name, values in rows.items() if name != TABLES[0]}
-    return made | {"explained_replays": joined("explained_replays", replays)}
+    tables = {name: as_table(contracts()[name], values) for name, values in rows.items() if name != TABLES[0]}
+    return tables | {"explained_replays": joined("explained_replays", replays)}
 
 
-def explained(log: ComparedLog, base: Replayed, session: Session, known: bool = False) -> Explanation:
+def explained(log: ComparedLog, base: Replayed, session: Session, is_explained: bool = False) -> Explanation:
     """Return what explains a log; nothing where there is too little to fit, or nothing is to be corrected.
 
-    ``known``: the log itself shows what happened, so that nothing is fitted.
+    ``is_explained``: the log itself shows what happened, so that nothing is fitted.
     """
     question, nothing = log.question, np.zeros(len(PARAMETERS))
-    if not log.enough or known or question.fit == "none":
-        none = State(question.flags, nothing, (), base, NOTHING)
-        return Explanation(none, [], 0.0, None, nothing, {}, None)
+    if not log.enough or is_explained or question.fit == "none":
+        unexplained = State(question.flags, nothing, (), base, NOTHING)
+        return Explanation(unexplained, [], 0.0, None, nothing, {}, None)
     rows = log.sample_rows
-    worlds = LogWorlds(session, log.load)
-    part = Sample(worlds, log.measured, rows)
+    replays = LogReplayer(session, log.load)
+    sample = Sample(replays, log.measured, rows)
     chosen, prior = log.fitted_on[rows], _prior(log, session)
-    seen = _seen(log)
-    steps = StepLikelihoods(session, seen, prior) if seen.shapes else None
+    observed_steps = _observed_steps(log)
+    steps = StepLikelihoods(session, observed_steps, prior) if observed_steps.shapes else None
     settings = alternatives(log.settings, question.flags) if question.suspects == "all" else []
-    stated = part.serve([Variant(question.flags)])[0]
-    likelihoods_of = steps.of if steps else None
-    state, ranked = explain(part.serve, question.flags, stated, part.measured, chosen, prior, settings, likelihoods_of)
-    state = _on_whole_log(state, base, worlds)
-    likelihoods = steps.of([state.flags]) if steps else ()
+    as_stated = sample.serve([Variant(question.flags)])[0]
+    likelihoods_of = steps.of_deployments if steps else None
+    state, ranked = explain(
+        sample.serve, question.flags, as_stated, sample.measured, chosen, prior, settings, likelihoods_of
+    )
+    state = _on_whole_log(state, base, replays)
+    likelihoods = steps.of_deployments([state.flags]) if steps else ()
     fitted = estimate(
-        part.serve, [state.flags], part.measured, chosen, prior, iterations=4, likelihoods=likelihoods
+        sample.serve, [state.flags], sample.measured, chosen, prior, iterations=4, likelihoods=likelihoods
     )[0]  # fmt: skip
-    values = _better(part, chosen, state, fitted)
-    residuals = relative_residuals(part.measured, stated)
-    loss = group_residuals(residuals[:, chosen], similar(part.measured, chosen)).loss
-    scores = _scores(log, base, state, values, worlds)
-    return Explanation(state, ranked, loss, fitted, values, scores, seen)
+    values = _better_values(sample, chosen, state, fitted)
+    residuals = relative_residuals(sample.measured, as_stated)
+    loss = group_residuals(residuals[:, chosen], similar(sample.measured, chosen)).loss
+    scores = _scores(log, base, state, values, replays)
+    return Explanation(state, ranked, loss, fitted, values, scores, observed_steps)
 
 
 def _prior(log: ComparedLog, session: Session) -> np.ndarray:
@@ -154,29 +156,29 @@ def _prior(log: ComparedLog, session: Session) -> np.ndarray:
     return prior
 
 
-def _seen(log: ComparedLog) -> Seen:
+def _observed_steps(log: ComparedLog) -> ObservedSteps:
     """Return engine steps and kernels of the part of the time that is fitted on."""
-    share = 1.0 - log.question.hold_out
-    until_s = share * float(np.ptp(log.measured.sent_s))
-    return seen_of(log.tables, log.settings, until_s, share, typical_context(log.measured))
+    fitted_share = 1.0 - log.question.hold_out
+    until_s = fitted_share * float(np.ptp(log.measured.sent_s))
+    return observed_steps_of(log.tables, log.settings, until_s, fitted_share, typical_context(log.measured))
 
 
-def _on_whole_log(state: State, base: Replayed, worlds: LogWorlds) -> State:
+def _on_whole_log(state: State, base: Replayed, replays: LogReplayer) -> State:
     """Return the explanation with the replay of the whole log, of whose parts those of its causes are kept."""
     if not state.causes:
         return state._replace(replayed=base)
-    parts = [name for name, value in zip(PARAMETERS, state.values, strict=True) if value and name in KEPT]
-    (whole,) = worlds.serve([variant_of(state.flags, state.values)], with_parts=bool(parts))
-    return state._replace(replayed=whole.only(parts))
+    part_names = [name for name, value in zip(PARAMETERS, state.values, strict=True) if value and name in KEPT]
+    (replayed,) = replays.serve([variant_of(state.flags, state.values)], with_parts=bool(part_names))
+    return state._replace(replayed=replayed.only(part_names))
 
 
-def _better(part: Sample, chosen: np.ndarray, state: State, fitted: Estimate) -> np.ndarray:
+def _better_values(sample: Sample, chosen: np.ndarray, state: State, fitted: Estimate) -> np.ndarray:
     """Return values of PARAMETERS: those of the causes alone unless all factors at once fit the first part better."""
-    by_causes = part.serve([variant_of(state.flags, state.values)])[0]
-    real = measured_by_metric(part.measured)
+    by_causes = sample.serve([variant_of(state.flags, state.values)])[0]
+    real = measured_by_metric(sample.measured)
 
     def error(replayed: Replayed) -> float:
-        ours = predicted_of(replayed, part.measured.output_tokens)
+        ours = predicted_of(replayed, sample.measured.output_tokens)
         scores = [errors_of(np.where(chosen, real[name], np.nan), ours[name])["median_ape"] for name in METRICS]
         return sum(score for score in scores if score is not None)
 
@@ -184,7 +186,7 @@ def _better(part: Sample, chosen: np.ndarray, state: State, fitted: Estimate) ->
 
 
 def _scores(
-    log: ComparedLog, base: Replayed, state: State, values: np.ndarray, worlds: LogWorlds
+    log: ComparedLog, base: Replayed, state: State, values: np.ndarray, replays: LogReplayer
 ) -> dict[str, dict[str, dict[str, float | None]]]:
     """Return how corrections do on later time: uncorrected, one factor a metric, and corrected."""
     output, chosen = log.measured.output_tokens, log.fitted_on
@@ -192,12 +194,12 @@ def _scores(
     real, ours = measured_by_metric(log.measured), predicted_of(base, output)
     served = state.replayed
     if values is not state.values:  # a million requests take seconds to replay again
-        (served,) = worlds.serve([variant_of(state.flags, values)], with_parts=False)
+        (served,) = replays.serve([variant_of(state.flags, values)], with_parts=False)
     corrected = predicted_of(served, output)
     scores: dict[str, dict[str, dict[str, float | None]]] = {name: {} for name in SCORED}
     for name, metric in ((name, metric) for name in SCORED for metric in METRICS):
-        known = np.where(chosen, real[metric] / ours[metric], np.nan)
-        factor = float(np.nanmedian(known)) if np.isfinite(known).any() else 1.0
+        ratios = np.where(chosen, real[metric] / ours[metric], np.nan)
+        factor = float(np.nanmedian(ratios)) if np.isfinite(ratios).any() else 1.0
         by_kind = {"uncorrected": ours, "corrected": corrected}.get(name, {})
         score = errors_of(np.where(later, real[metric], np.nan), by_kind.get(metric, ours[metric] * factor))
         scores[name][metric] = {key: score[key] for key in ("median_ape", "bias")}
@@ -208,9 +210,9 @@ def _rows(log: ComparedLog, explanation: Explanation, session: Session) -> dict[
     """Return rows of the TABLES but for the replay."""
     sd, prior_sd = (explanation.fitted.sd, explanation.fitted.prior_sd) if explanation.fitted else (None, None)
     parameters = [
-        {"parameter": name, "value": float(explanation.state.values[at])}
-        | ({"sd": float(sd[at]), "prior_sd": float(prior_sd[at])} if sd is not None else {})
-        for at, name in enumerate(PARAMETERS)
+        {"parameter": name, "value": float(explanation.state.values[number])}
+        | ({"sd": float(sd[number]), "prior_sd": float(prior_sd[number])} if sd is not None else {})
+        for number, name in enumerate(PARAMETERS)
     ]
     held_out = int((log.measured.ok & ~log.fitted_on).sum())
     scores = [
@@ -220,14 +222,14 @@ def _rows(log: ComparedLog, explanation: Explanation, session: Session) -> dict[
     ]
     return {
         "fitted_causes": [
-            {"place": place, **explanation.believed_by, **_cause_row(explanation.state, name)}
-            for place, name in enumerate(explanation.state.causes)
+            {"place": index, **explanation.believed_by, **_cause_row(explanation.state, name)}
+            for index, name in enumerate(explanation.state.causes)
         ],
         "fitted_parameters": parameters,
         "setting_suspects": _suspects(log, explanation, session),
         "fitted_corrections": _corrections(log, explanation),
         "correction_scores": scores,
-        "log_evidence": _evidence(explanation.seen),
+        "log_evidence": _evidence(explanation.steps),
     }
 
 
@@ -250,8 +252,8 @@ def _suspects(log: ComparedLog, explanation: Explanation, session: Session) -> l
         gain = 1.0 - loss / explanation.loss if explanation.loss else 0.0
         likely = name in explanation.state.causes and explanation.is_believed
         if likely or gain > 0.1:
-            stated = log.settings.get({"tensor_parallel_size": "tp"}.get(setting, setting))
-            row = {"setting": setting, "stated": None if stated is None else str(stated), "value": value}
+            value_stated = log.settings.get({"tensor_parallel_size": "tp"}.get(setting, setting))
+            row = {"setting": setting, "stated": None if value_stated is None else str(value_stated), "value": value}
             rows.append({**row, "gain": gain, "evidence": "likely" if likely else "undecided"})
     return sorted(rows, key=lambda row: ("impossible", "likely", "undecided").index(row["evidence"]))
 
@@ -269,9 +271,11 @@ def _corrections(log: ComparedLog, explanation: Explanation) -> list[dict[str, A
     return [{**row, **shared} for row in variant_of(explanation.state.flags, explanation.values).corrections()]
 
 
-def _evidence(seen: Seen | None) -> list[dict[str, Any]]:
-    if seen is None:
+def _evidence(observed_steps: ObservedSteps | None) -> list[dict[str, Any]]:
+    if observed_steps is None:
         return []
-    rows: list[dict[str, Any]] = [{"evidence": name, "n": getattr(seen, name)} for name in ("steps", "kernels")]
-    rows += [{"evidence": "not_used", "sentence": sentence} for sentence in seen.unused]
-    return [{"place": place, **row} for place, row in enumerate(rows)]
+    rows: list[dict[str, Any]] = [
+        {"evidence": name, "n": getattr(observed_steps, name)} for name in ("steps", "kernels")
+    ]
+    rows += [{"evidence": "not_used", "sentence": sentence} for sentence in observed_steps.unused]
+    return [{"place": index, **row} for index, row in enumerate(rows)]

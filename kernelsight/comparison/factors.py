@@ -47,16 +47,16 @@ class Estimate(NamedTuple):
 
 def variant_of(flags: Mapping[str, object], values: np.ndarray) -> Variant:
     """Return a deployment with the corrections that PARAMETERS of these values are."""
-    factors = {part: float(np.exp(value)) for part, value in zip(KERNELS, values, strict=False)}
+    factors = {kernel: float(np.exp(value)) for kernel, value in zip(KERNELS, values, strict=False)}
     return Variant(flags, factors, float(values[-2] * 1e3), float(values[-1] * 1e3))
 
 
 def prior_covariance(kernel_sd: Mapping[str, float]) -> np.ndarray:
     """Return the prior's covariance of PARAMETERS; ``kernel_sd``: of the logarithm of each kernel part's factor."""
-    sd = np.array([*(kernel_sd[part] for part in KERNELS), STEP_MS, REQUEST_MS])
+    sd = np.array([*(kernel_sd[kernel] for kernel in KERNELS), STEP_MS, REQUEST_MS])
     covariance = np.diag(sd**2)
-    few, many = PARAMETERS.index("decode_gemm"), PARAMETERS.index("prefill_gemm")
-    covariance[few, many] = covariance[many, few] = GEMM_CORRELATION * sd[few] * sd[many]
+    small, large = PARAMETERS.index("decode_gemm"), PARAMETERS.index("prefill_gemm")
+    covariance[small, large] = covariance[large, small] = GEMM_CORRELATION * sd[small] * sd[large]
     return covariance
 
 
@@ -90,18 +90,18 @@ class Observations(NamedTuple):
 def times_of(measured: Measured, replayed: Replayed) -> list[tuple[np.ndarray, np.ndarray, tuple[int, ...]]]:
     """Return (measured, predicted, phases) of TTFT, of decode time, and of E2E where a request has neither; ms."""
     decode = np.where(measured.output_tokens > 1, measured.decode_ms, np.nan)
-    alone = np.isnan(measured.ttft_ms) & np.isnan(decode)
+    without_parts = np.isnan(measured.ttft_ms) & np.isnan(decode)
     return [
         (measured.ttft_ms, replayed.ttft_ms, (0,)),
         (decode, (replayed.finish_ns - replayed.first_ns) / 1e6, (1,)),
-        (np.where(alone, measured.e2e_ms, np.nan), replayed.e2e_ms, (0, 1)),
+        (np.where(without_parts, measured.e2e_ms, np.nan), replayed.e2e_ms, (0, 1)),
     ]
 
 
 def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Observations:
     """Return what the chosen requests say; a TTFT that is mostly queueing says little about the steps behind it."""
     kernels = [KEPT.index(part) for part in KERNELS]
-    parts = []
+    observations = []
     for real, ours, phases in times_of(measured, replayed):
         rows = np.flatnonzero(chosen & replayed.served & np.isfinite(real) & (real > 0.0))
         derivative = np.zeros((rows.size, len(PARAMETERS)))
@@ -114,8 +114,8 @@ def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Obser
             waits = replayed.queue_ms[rows] / np.maximum(ours[rows], 1e-9)
             weight = 1.0 / (1.0 + (np.maximum(waits - 0.2, 0.0) / 0.2) ** 2)
         scale = np.maximum(LEAST_SHARE * real[rows], LEAST_MS)
-        parts.append(Observations((real - ours)[rows], derivative, scale, weight, rows))
-    return Observations(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+        observations.append(Observations((real - ours)[rows], derivative, scale, weight, rows))
+    return Observations(*(np.concatenate(arrays) for arrays in zip(*observations, strict=True)))
 
 
 def relative_loss(measured: Measured, replayed: Replayed) -> np.ndarray:
@@ -131,13 +131,13 @@ def relative_residuals(measured: Measured, replayed: Replayed) -> np.ndarray:
 
     A request that is rejected is as wrong as can be.
     """
-    shares = []
+    residuals = []
     for real, ours, _ in times_of(measured, replayed):
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = np.clip((real - ours) / np.maximum(real, 1.0), -1.0, 1.0)
-        share = np.where(replayed.served, share, 1.0)
-        shares.append(np.where(measured.ok & np.isfinite(real), share, np.nan))
-    return np.array(shares)
+            residual = np.clip((real - ours) / np.maximum(real, 1.0), -1.0, 1.0)
+        residual = np.where(replayed.served, residual, 1.0)
+        residuals.append(np.where(measured.ok & np.isfinite(real), residual, np.nan))
+    return np.array(residuals)
 
 
 def estimate(
@@ -147,43 +147,44 @@ def estimate(
     chosen: np.ndarray,
     prior: np.ndarray,
     *,
-    first: Sequence[Replayed] | None = None,
+    uncorrected: Sequence[Replayed] | None = None,
     iterations: int = ITERATIONS,
     likelihoods: Sequence[StepLikelihood | None] = (),
 ) -> list[Estimate]:
     """Return the estimate for each of some deployments, all replays of an iteration in one call.
 
-    ``chosen``: the requests that are fitted to; ``first``: replays without corrections, where they are at hand;
+    ``chosen``: the requests that are fitted to; ``uncorrected``: replays without corrections, if already made;
     ``likelihoods``: what steps and kernels say, by deployment: where they are most likely the search begins.
     """
-    seen_by = list(likelihoods) or [None] * len(flags)
-    values = [np.zeros(len(PARAMETERS)) if one is None else one.at for one in seen_by]
+    likelihood_of = list(likelihoods) or [None] * len(flags)
+    values = [np.zeros(len(PARAMETERS)) if likelihood is None else likelihood.at for likelihood in likelihood_of]
     replays = (
-        list(first)
-        if first
-        else serve([variant_of(evidence, value) for evidence, value in zip(flags, values, strict=True)])
+        list(uncorrected)
+        if uncorrected
+        else serve([variant_of(named, value) for named, value in zip(flags, values, strict=True)])
     )
     best: list[Estimate | None] = [None] * len(flags)
     for turn in range(iterations + 1):
         moved = []
-        for place, (value, replayed) in enumerate(zip(values, replays, strict=True)):
+        for index, (value, replayed) in enumerate(zip(values, replays, strict=True)):
             loss = relative_loss(measured, replayed)
-            evidence = None if (one := seen_by[place]) is None else (one.precision, one.pull(value))
-            step, covariance = newton_step(value, observe(measured, replayed, chosen), replayed, prior, evidence)
+            likelihood = likelihood_of[index]
+            beside = None if likelihood is None else (likelihood.precision, likelihood.pull(value))
+            step, covariance = newton_step(value, observe(measured, replayed, chosen), replayed, prior, beside)
             fitted = Estimate(value, covariance, np.sqrt(np.diag(prior)), replayed, loss)
-            if best[place] is None or np.nanmean(loss[chosen]) < np.nanmean(best[place].loss[chosen]):
-                best[place] = fitted
+            if best[index] is None or np.nanmean(loss[chosen]) < np.nanmean(best[index].loss[chosen]):
+                best[index] = fitted
             moved.append(value + limited(step))
         if turn == iterations:
             break
         values = moved
-        replays = serve([variant_of(evidence, value) for evidence, value in zip(flags, values, strict=True)])
+        replays = serve([variant_of(named, value) for named, value in zip(flags, values, strict=True)])
     return best
 
 
 def newton_step(
     value: np.ndarray,
-    seen: Observations,
+    observations: Observations,
     replayed: Replayed,
     prior: np.ndarray,
     beside: tuple[np.ndarray, np.ndarray] | None = None,
@@ -193,16 +194,16 @@ def newton_step(
     ``beside``: precision and gradient of what is known beside the requests.
     """
     precision = np.linalg.inv(prior)
-    if not seen.rows.size and beside is None:
+    if not observations.rows.size and beside is None:
         return -value, prior
-    spread = 1.4826 * np.median(np.abs(seen.residual_ms / seen.scale_ms)) if seen.rows.size else 1.0
-    scaled = seen.residual_ms / seen.scale_ms
+    scaled = observations.residual_ms / observations.scale_ms
+    spread = 1.4826 * np.median(np.abs(scaled)) if scaled.size else 1.0
     sigma = max(1.0, min(spread, 30.0))
     bend = np.minimum(1.0, HUBER * sigma / np.maximum(np.abs(scaled), 1e-12))
-    weight = seen.weight * bend / (seen.scale_ms * sigma) ** 2
+    weight = observations.weight * bend / (observations.scale_ms * sigma) ** 2
     weight *= independent(replayed) / replayed.served.sum()
-    hessian = (seen.derivative * weight[:, None]).T @ seen.derivative + precision
-    gradient = (seen.derivative * weight[:, None]).T @ seen.residual_ms - precision @ value
+    hessian = (observations.derivative * weight[:, None]).T @ observations.derivative + precision
+    gradient = (observations.derivative * weight[:, None]).T @ observations.residual_ms - precision @ value
     if beside is not None:
         hessian, gradient = hessian + beside[0], gradient + beside[1]
     covariance = np.linalg.inv(hessian)

@@ -26,7 +26,7 @@ from kernelsight.comparison.errors import (
 )
 from kernelsight.comparison.factors import STEP_MS
 from kernelsight.comparison.incidents import Incident, incidents_of
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.observed_limits import budget_limit, caches_nothing, seats_limit
 from kernelsight.comparison.replay import Replayed, Variant
@@ -101,10 +101,7 @@ def causes_of(
     """
     if not log.enough:
         return []
-    causes_so_far = [
-        Cause(one.kind, one.name, one.value, one.from_s, one.to_s, share_of_time(one.lost_s, log.measured))
-        for one in incidents
-    ]
+    causes_so_far = [cause_of_incident(incident, log.measured) for incident in incidents]
     seats = seats_limit(log, base) if not causes_so_far else None
     if seats is not None:
         return [Cause("setting", "max_num_seqs", float(seats))]
@@ -119,8 +116,8 @@ def causes_of(
     causes = _accepted(fitted, log)
     if not causes:
         quiet = quiet_requests(log.measured, incidents)
-        whole = _whole_log(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
-        causes = [whole] if whole else []
+        whole_log_cause = _log_wide_cause(log, base, quiet, session) if quiet.sum() >= LEAST_QUIET else None
+        causes = [whole_log_cause] if whole_log_cause else []
     whole_miss = bool(fitted) and all(row["left"] <= MISSES_NOTHING for row in fitted)
     if all(cause.kind in UNCERTAIN for cause in causes) and not whole_miss and _is_as_claimed(log, base, intervals):
         return causes_so_far
@@ -131,8 +128,8 @@ def _is_as_claimed(log: ComparedLog, base: Replayed, intervals: Mapping[str, tup
     """Whether no metric of a log is far off in the mean, and the prediction's intervals hold what was measured."""
     real, ours = measured_by_metric(log.measured), predicted_of(base, log.measured.output_tokens)
     errors = [errors_of(real[metric], ours[metric], intervals.get(metric)) for metric in METRICS]
-    whole = next((one for one in reversed(errors) if one["n"]), None)
-    return whole is not None and abs(whole["bias"]) < NEAR and are_as_claimed(errors)
+    main_errors = next((metric_errors for metric_errors in reversed(errors) if metric_errors["n"]), None)
+    return main_errors is not None and abs(main_errors["bias"]) < NEAR and are_as_claimed(errors)
 
 
 def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cause]:
@@ -140,7 +137,7 @@ def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cau
     if len(fitted) > MOST_NAMED:
         return []
     causes = []
-    for row in sorted(fitted, key=lambda own: own["place"]):
+    for row in sorted(fitted, key=lambda fitted_row: fitted_row["place"]):
         if not is_believed(row["explained"], row["chance"], row["left"]):
             return []
         if row["factor"] is not None:
@@ -165,6 +162,12 @@ def _number_or_word(text: str) -> float | str:
         return text
 
 
+def cause_of_incident(incident: Incident, measured: Measured) -> Cause:
+    """Return an incident as a cause, with the share of all requests' time that it took."""
+    share = share_of_time(incident.lost_s, measured)
+    return Cause(incident.kind, incident.name, incident.value, incident.from_s, incident.to_s, share)
+
+
 def share_of_time(lost_s: float, measured: Measured) -> float:
     """Return which share of all requests' time was lost."""
     spent = float(np.nansum(np.where(measured.ok, measured.e2e_ms, 0.0))) / 1e3
@@ -173,86 +176,90 @@ def share_of_time(lost_s: float, measured: Measured) -> float:
 
 def quiet_requests(measured: Measured, incidents: Sequence[Incident]) -> np.ndarray:
     """Return the requests that no incident touches: those that say what the whole log is like."""
-    sent, end = measured.sent_s, measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3
+    sent, end = measured.sent_s, measured.last_s
     quiet = measured.ok.copy()
-    for one in incidents:
-        if one.name != "pause":  # a median does not see them
-            backlog = 0.5 * (one.to_s - one.from_s) + 5.0
-            quiet &= (end < one.from_s) | (sent > one.to_s + backlog)
+    for incident in incidents:
+        if incident.name != "pause":  # a median does not see them
+            backlog = 0.5 * (incident.to_s - incident.from_s) + 5.0
+            quiet &= (end < incident.from_s) | (sent > incident.to_s + backlog)
     return quiet
 
 
 def _load_cause(log: ComparedLog) -> Cause:
     """Return what of the load is furthest from how it was described."""
-    stated, measured = log.question.stated or {}, log.measured
+    described, measured = log.question.stated or {}, log.measured
     span = max(float(np.ptp(measured.sent_s)), 1e-9)
-    seen = {
-        "prompt_tokens": (float(measured.prompt_tokens.mean()), stated.get("input_len")),
-        "output_tokens": (float(measured.output_tokens[measured.ok].mean()), stated.get("output_len")),
-        "request_rate": ((measured.sent_s.size - 1) / span, stated.get("request_rate")),
+    measured_and_described = {
+        "prompt_tokens": (float(measured.prompt_tokens.mean()), described.get("input_len")),
+        "output_tokens": (float(measured.output_tokens[measured.ok].mean()), described.get("output_len")),
+        "request_rate": ((measured.sent_s.size - 1) / span, described.get("request_rate")),
     }
-    factors = {name: real / said for name, (real, said) in seen.items() if isinstance(said, int | float) and said > 0}
-    name = max(factors, key=lambda own: abs(np.log(factors[own])), default="requests")
+    factors = {
+        name: real / described_value
+        for name, (real, described_value) in measured_and_described.items()
+        if isinstance(described_value, int | float) and described_value > 0
+    }
+    name = max(factors, key=lambda figure: abs(np.log(factors[figure])), default="requests")
     return Cause("load", name, factors.get(name))
 
 
-def _whole_log(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Session) -> Cause | None:
+def _log_wide_cause(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Session) -> Cause | None:
     """Return the cause that explains what quiet requests have in common, and later ones too; None: agreement."""
     early, late = quiet & log.fitted_on, quiet & ~log.fitted_on
-    stated = signature(log.measured, base, early)
-    if not stated.misfit > AGREES:
+    observed = signature(log.measured, base, early)
+    if not observed.misfit > AGREES:
         return None
-    closed = [_less_likely(one) for one in closed_forms(stated, log.measured.from_server)]
+    closed = [_less_likely(candidate) for candidate in closed_forms(observed, log.measured.from_server)]
     replayed = _replayed(log, early, late, session) if log.question.suspects == "all" else []
-    eager = next((one for one, _ in replayed if one.cause.name == "enforce_eager"), None)
-    candidates = [*closed, *(one for one, _ in replayed)]
-    best = best_fitting(candidates, stated)
+    eager = next((candidate for candidate, _ in replayed if candidate.cause.name == "enforce_eager"), None)
+    candidates = [*closed, *(candidate for candidate, _ in replayed)]
+    best = best_fitting(candidates, observed)
     if best is None:
-        return _eager_by_size(stated, eager, replayed, log)
-    if late.sum() >= LEAST_QUIET and not _holds(best, stated, log, base, late, dict(replayed)):
+        return _eager_by_size(observed, eager, replayed, log)
+    if late.sum() >= LEAST_QUIET and not _holds_later(best, observed, log, base, late, dict(replayed)):
         return None
     if best.cause.name == "host":
-        return _eager_by_size(stated, eager, replayed, log) or best.cause
+        return _eager_by_size(observed, eager, replayed, log) or best.cause
     return best.cause
 
 
-def _less_likely(one: Explained) -> Explained:
+def _less_likely(candidate: Explained) -> Explained:
     """Return a cause with what it has to explain more, as predictions of host time seldom are off by so much."""
-    value = one.cause.value
-    if one.cause.name != "host" or not isinstance(value, float):
-        return one
-    return one._replace(penalty=one.penalty + (value / STEP_MS) ** 2)
+    value = candidate.cause.value
+    if candidate.cause.name != "host" or not isinstance(value, float):
+        return candidate
+    return candidate._replace(penalty=candidate.penalty + (value / STEP_MS) ** 2)
 
 
-def best_fitting(candidates: Sequence[Explained], stated: Signature) -> Explained | None:
+def best_fitting(candidates: Sequence[Explained], observed: Signature) -> Explained | None:
     """Return the candidate that fits a signature best; None where none leaves little enough of it."""
-    most = max(min(FITS, MOST_LEFT * stated.misfit), LEAST_LEFT * stated.misfit, AGREES / 2)
-    fitting = [one for one in candidates if one.misfit <= most]
-    return min(fitting, key=lambda one: one.misfit + one.penalty, default=None)
+    most = max(min(FITS, MOST_LEFT * observed.misfit), LEAST_LEFT * observed.misfit, AGREES / 2)
+    fitting = [candidate for candidate in candidates if candidate.misfit <= most]
+    return min(fitting, key=lambda candidate: candidate.misfit + candidate.penalty, default=None)
 
 
-def closed_forms(stated: Signature, from_server: bool) -> list[Explained]:
+def closed_forms(observed: Signature, from_server: bool) -> list[Explained]:
     """Return the causes whose effect on the signature is known without a replay, at their best sizes."""
     before = "front_end" if from_server else "client"
-    request, prompt, tpot = stated[:3]
+    request, prompt, tpot = observed[:3]
     explained = []
 
-    def left(request_ms: float, prompt_us: float, tpot_ms: float) -> float:
-        return stated._replace(request_ms=request_ms, prompt_token_us=prompt_us, tpot_ms=tpot_ms).misfit
+    def misfit_of(request_ms: float, prompt_us: float, tpot_ms: float) -> float:
+        return observed._replace(request_ms=request_ms, prompt_token_us=prompt_us, tpot_ms=tpot_ms).misfit
 
     if np.isfinite(prompt) and prompt > PROMPT_TOKEN_US:
         value = Cause("front_end", "per_prompt_token_us", prompt)
-        explained.append(Explained(value, left(request, 0.0, tpot), SIZED))
+        explained.append(Explained(value, misfit_of(request, 0.0, tpot), SIZED))
     if np.isfinite(request) and abs(request) > 1.5 * REQUEST_MS:
-        explained.append(Explained(Cause("front_end", before, request), left(0.0, prompt, tpot), SIZED))
-    if np.isfinite(tpot) and stated.predicted[2] > 0:
+        explained.append(Explained(Cause("front_end", before, request), misfit_of(0.0, prompt, tpot), SIZED))
+    if np.isfinite(tpot) and observed.predicted[2] > 0:
         if tpot > -LEAST_HOST_MS:  # a host cannot take less than nothing
             # every step takes as much longer: one before the first token
-            explained.append(Explained(Cause("part", "host", tpot), left(request - tpot, prompt, 0.0), MODEL))
-        factor = 1.0 + tpot / stated.predicted[2]
+            explained.append(Explained(Cause("part", "host", tpot), misfit_of(request - tpot, prompt, 0.0), MODEL))
+        factor = 1.0 + tpot / observed.predicted[2]
         if LEAST_FACTOR <= factor <= MOST_FACTOR:
-            moved = prompt - (factor - 1.0) * stated.predicted[1]
-            explained.append(Explained(Cause("part", "gpu", factor), left(request, moved, 0.0), MODEL))
+            moved = prompt - (factor - 1.0) * observed.predicted[1]
+            explained.append(Explained(Cause("part", "gpu", factor), misfit_of(request, moved, 0.0), MODEL))
     return explained
 
 
@@ -261,24 +268,28 @@ def _replayed(
 ) -> list[tuple[Explained, Signature]]:
     """Return the settings that may differ, with what their replays leave of the first part and of the rest."""
     rows = log.sample_rows[:MOST_REPLAYED]
-    last = np.flatnonzero(late)[: MOST_REPLAYED // 2]
-    taken = np.union1d(rows, np.arange(last.min(), last.max() + 1)) if last.size else rows
+    late_rows = np.flatnonzero(late)[: MOST_REPLAYED // 2]
+    replayed_rows = np.union1d(rows, np.arange(late_rows.min(), late_rows.max() + 1)) if late_rows.size else rows
     changes = _changes(log)
     variants = [Variant({**log.question.flags, **change}) for change in changes]
     try:
-        served = LogWorlds(session, log.load).serve(variants, taken, with_parts=False)
+        served = LogReplayer(session, log.load).serve(variants, replayed_rows, with_parts=False)
     except KernelSightError:
         return []
-    measured = type(log.measured)(*(value[taken] if isinstance(value, np.ndarray) else value for value in log.measured))
+    measured = type(log.measured)(
+        *(value[replayed_rows] if isinstance(value, np.ndarray) else value for value in log.measured)
+    )
     explained = []
-    for change, one in zip(changes, served, strict=True):
-        if not one.served.any():
+    for change, replayed in zip(changes, served, strict=True):
+        if not replayed.served.any():
             continue
         ((name, value),) = change.items()
-        first, rest = (signature(measured, one, where[taken]) for where in (early, late))
+        early_signature, late_signature = (
+            signature(measured, replayed, where[replayed_rows]) for where in (early, late)
+        )
         word = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else float(value)
-        penalty = PARALLEL + first.misfit if name == "tensor_parallel_size" else 0.0
-        explained.append((Explained(Cause("setting", name, word), first.misfit, penalty), rest))
+        penalty = PARALLEL + early_signature.misfit if name == "tensor_parallel_size" else 0.0
+        explained.append((Explained(Cause("setting", name, word), early_signature.misfit, penalty), late_signature))
     return explained
 
 
@@ -290,21 +301,21 @@ def _changes(log: ComparedLog) -> list[dict[str, Any]]:
     return neighbours + [{"max_num_batched_tokens": size} for size in BUDGETS if size != budget]
 
 
-def _holds(
-    best: Explained, stated: Signature, log: ComparedLog, base: Replayed, late: np.ndarray,
-    rest: Mapping[Explained, Signature],
+def _holds_later(
+    best: Explained, observed: Signature, log: ComparedLog, base: Replayed, late: np.ndarray,
+    late_signatures: Mapping[Explained, Signature],
 ) -> bool:  # fmt: skip
     """Whether a cause that was chosen on the first part of the time leaves less than nothing does on the rest."""
     after = signature(log.measured, base, late)
-    if best in rest:
-        return rest[best].misfit < after.misfit
+    if best in late_signatures:
+        return late_signatures[best].misfit < after.misfit
     return lasts(best, after, log.measured.from_server)
 
 
 def lasts(best: Explained, after: Signature, from_server: bool) -> bool:
     """Whether a cause with a closed form leaves less of a later signature than nothing does."""
-    same = [one for one in closed_forms(after, from_server) if one.cause[:2] == best.cause[:2]]
-    return bool(same) and same[0].misfit < after.misfit
+    same_cause = [candidate for candidate in closed_forms(after, from_server) if candidate.cause[:2] == best.cause[:2]]
+    return bool(same_cause) and same_cause[0].misfit < after.misfit
 
 
 def cause_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table], session: Session) -> pa.Table:
@@ -321,21 +332,21 @@ def cause_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table], ses
         load_ms = next(row["miss_ms"] for row in log_tables["miss_by_part"].to_pylist() if row["part"] == "workload")
         base, fitted = base_of(tables["log_replays"], log.comparison_id), log_tables["fitted_causes"].to_pylist()
         intervals = interval_factors(log_tables["log_intervals"].to_pylist())
-        for place, one in enumerate(causes_of(log, base, incidents, load_ms, fitted, intervals, session)):
-            word = one.value if isinstance(one.value, str) else None
-            value = None if isinstance(one.value, str) else one.value
-            shared = {"comparison_id": log.comparison_id, "place": place, "value": value, "word": word}
-            rows.append(one._asdict() | shared)
+        for index, cause in enumerate(causes_of(log, base, incidents, load_ms, fitted, intervals, session)):
+            word = cause.value if isinstance(cause.value, str) else None
+            value = None if isinstance(cause.value, str) else cause.value
+            shared = {"comparison_id": log.comparison_id, "place": index, "value": value, "word": word}
+            rows.append(cause._asdict() | shared)
     return as_table(contracts()["causes"], rows)
 
 
 def incident_table(logs: Sequence[ComparedLog], log_replays: pa.Table) -> pa.Table:
     """Return ``log_incidents``."""
     rows = [
-        {"comparison_id": log.comparison_id, "place": place, **dict(zip(INCIDENT, one, strict=True))}
+        {"comparison_id": log.comparison_id, "place": index, **dict(zip(INCIDENT, incident, strict=True))}
         for log in logs
         if log.enough
-        for place, one in enumerate(
+        for index, incident in enumerate(
             incidents_of(log.measured, base_of(log_replays, log.comparison_id), log.requests["chunk_gaps_ms"])
         )
     ]
@@ -343,15 +354,15 @@ def incident_table(logs: Sequence[ComparedLog], log_replays: pa.Table) -> pa.Tab
 
 
 def _eager_by_size(
-    stated: Signature, eager: Explained | None, replayed: Sequence[tuple[Explained, Signature]], log: ComparedLog
+    observed: Signature, eager: Explained | None, replayed: Sequence[tuple[Explained, Signature]], log: ComparedLog
 ) -> Cause | None:
     """Return eager execution where every step takes as much longer as launches do that no graph replays."""
-    if eager is None or not np.isfinite(stated.tpot_ms) or log.settings.get("graph_max_tokens") == 0:
+    if eager is None or not np.isfinite(observed.tpot_ms) or log.settings.get("graph_max_tokens") == 0:
         return None
-    misfit = next(one.misfit for one, _ in replayed if one is eager)
-    slowdown = stated.tpot_ms / stated.predicted[2]
-    slope = stated.prompt_token_us / max(stated.predicted[1], 1e-9)
+    misfit = next(candidate.misfit for candidate, _ in replayed if candidate is eager)
+    slowdown = observed.tpot_ms / observed.predicted[2]
+    slope = observed.prompt_token_us / max(observed.predicted[1], 1e-9)
     # a slower GPU would make prompts slower too
-    if slowdown > 0.15 and slope < 0.5 * slowdown and misfit < stated.misfit:
+    if slowdown > 0.15 and slope < 0.5 * slowdown and misfit < observed.misfit:
         return Cause("setting", "enforce_eager", "true")
     return None

@@ -12,7 +12,7 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.speed import Speed, speed_of
 
-# no token for so long, where requests were there and the replay has tokens, is an outage
+# an outage: no token for this long though requests were in flight and the replay has tokens
 OUTAGE_S = 5.0
 # moments at which everything may stop, and the shortest stop that differs from noise, seconds
 STOP_WIDTH_S, LEAST_STOP_S, SPAN_S = 0.25, 0.12, 120.0
@@ -62,23 +62,28 @@ def incidents_of(measured: Measured, base: Replayed, gaps: pa.ChunkedArray | Non
     pauses = [] if outages else _pauses(measured, base)
     boxes = []
     if not pauses:
-        boxes = _boxes(speed, [(one.from_s, one.to_s) for one in outages])
+        boxes = _boxes(speed, [(incident.from_s, incident.to_s) for incident in outages])
     incidents = [*outages, *pauses, *(_named(box, speed, measured, base, gaps) for box in boxes)]
     if outages:  # what follows on an outage is its backlog
-        incidents = [one for one in incidents if one.name == "restart" or one.to_s < outages[0].from_s]
-    return sorted((one._replace(lost_s=float(one.lost_s)) for one in incidents), key=lambda one: -abs(one.lost_s))
+        incidents = [
+            incident for incident in incidents if incident.name == "restart" or incident.to_s < outages[0].from_s
+        ]
+    return sorted(
+        (incident._replace(lost_s=float(incident.lost_s)) for incident in incidents),
+        key=lambda incident: -abs(incident.lost_s),
+    )
 
 
 def _outages(measured: Measured, base: Replayed) -> list[Incident]:
-    """Return intervals in which no request got a token though some were there, and in which the replay has tokens."""
+    """Return intervals in which no request got a token though some were in flight, and the replay has tokens."""
     done = measured.ok & np.isfinite(measured.e2e_ms)
-    first = (measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3)[done]
-    last = (measured.sent_s + measured.e2e_ms / 1e3)[done]
-    moments = np.unique(np.concatenate([first, last]))
+    first_s = measured.first_s[done]
+    last_s = (measured.sent_s + measured.e2e_ms / 1e3)[done]
+    moments = np.unique(np.concatenate([first_s, last_s]))
     ours = np.sort(base.finish_ns[base.served]) / 1e9
     outages = []
-    for place in np.flatnonzero(np.diff(moments) > OUTAGE_S):
-        begin, end = float(moments[place]), float(moments[place + 1])
+    for index in np.flatnonzero(np.diff(moments) > OUTAGE_S):
+        begin, end = float(moments[index]), float(moments[index + 1])
         predicted = np.searchsorted(ours, end) - np.searchsorted(ours, begin)
         sent = np.count_nonzero((measured.sent_s >= begin) & (measured.sent_s < end - 1.0))
         # one long answer alone gives no first or last token for long
@@ -89,7 +94,7 @@ def _outages(measured: Measured, base: Replayed) -> list[Incident]:
 
 def _pauses(measured: Measured, base: Replayed) -> list[Incident]:
     """Return the stops of everything: requests that were decoding at one moment are late by as much."""
-    begin = measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3
+    begin = measured.first_s
     real, ours = measured.decode_ms / 1e3, (base.finish_ns - base.first_ns) / 1e9
     rows = np.flatnonzero(measured.ok & base.served & np.isfinite(real) & (real > 0.0) & (ours > 0.0))
     if rows.size < 30:
@@ -107,7 +112,7 @@ def _pauses(measured: Measured, base: Replayed) -> list[Incident]:
     chosen = (stops >= highest) & (at_once >= LEAST_STOP_S) & (at_once >= AT_ONCE * around)
     if not chosen.any() or at_once[chosen].sum() < 0.5 * stops.sum():
         return []
-    hit = int(sum(((begin < at) & (begin + real > at)).sum() for at in moments[chosen]))
+    hit = int(sum(((begin < moment) & (begin + real > moment)).sum() for moment in moments[chosen]))
     value = float(np.median(at_once[chosen]))
     excess_s = abs(float(np.nansum(measured.e2e_ms[rows] - base.e2e_ms[rows]))) / 1e3
     # of a long log stops are looked for in some spans alone
@@ -132,8 +137,8 @@ def _stops(begin: np.ndarray, end: np.ndarray, late: np.ndarray, sd: np.ndarray)
             inside_span, None
         ]
         sizes = nnls(inside, late[inside_span] / sd[inside_span], maxiter=20 * edges.size)[0]
-        stops += [(at, size) for at, size in zip(edges, sizes, strict=True) if size > 0.02]
-    moments, sizes = (np.array([one[place] for one in stops]) for place in (0, 1))
+        stops += [(moment, size) for moment, size in zip(edges, sizes, strict=True) if size > 0.02]
+    moments, sizes = (np.array([stop[column] for stop in stops]) for column in (0, 1))
     return moments, sizes
 
 
@@ -143,12 +148,14 @@ class _Box(NamedTuple):
     log_factor: float
 
 
-def _boxes(speed: Speed, without: list[tuple[float, float]]) -> list[_Box]:
+def _boxes(speed: Speed, outages: list[tuple[float, float]]) -> list[_Box]:
     """Return the spans of time in which the speed was another one, the clearest first; they do not overlap."""
-    known = np.flatnonzero(np.isfinite(speed.log_factor))
-    for begin, end in without:
-        known = known[(speed.start_s[known] < begin) | (speed.start_s[known] > end)]
-    values = speed.log_factor[known].copy()
+    measured_windows = np.flatnonzero(np.isfinite(speed.log_factor))
+    for begin, end in outages:
+        measured_windows = measured_windows[
+            (speed.start_s[measured_windows] < begin) | (speed.start_s[measured_windows] > end)
+        ]
+    values = speed.log_factor[measured_windows].copy()
     boxes: list[_Box] = []
     for _ in range(MOST_BOXES):
         if values.size < 4 * LEAST_WINDOWS:
@@ -156,14 +163,14 @@ def _boxes(speed: Speed, without: list[tuple[float, float]]) -> list[_Box]:
         box = _clearest(values)
         if box is None:
             break
-        first, last, size = box
-        boxes.append(_Box(int(known[first]), int(known[last - 1]), size))
-        values[first:last] -= size
+        start, stop, size = box
+        boxes.append(_Box(int(measured_windows[start]), int(measured_windows[stop - 1]), size))
+        values[start:stop] -= size
     # what is found within or beside a larger change is its edge, or the backlog that it left
     margin = int(np.ceil(EDGE_S / speed.width_s))
     chosen: list[_Box] = []
     for box in boxes:
-        if all(box.last < one.first - margin or box.first > one.last + margin for one in chosen):
+        if all(box.last < other_box.first - margin or box.first > other_box.last + margin for other_box in chosen):
             chosen.append(box)
     return chosen
 
@@ -172,38 +179,38 @@ def _clearest(values: np.ndarray) -> tuple[int, int, float] | None:
     """Return the box whose mean differs from the rest most clearly; None where none is clear."""
     count = values.size
     sums = np.concatenate([[0.0], np.cumsum(values)])
-    first, last = np.triu_indices(count + 1, LEAST_WINDOWS)
-    size = last - first
-    rest = count - size
-    keep = rest >= max(LEAST_WINDOWS, count // 10)
-    first, last, size, rest = first[keep], last[keep], size[keep], rest[keep]
-    inside = sums[last] - sums[first]
-    difference = inside / size - (sums[-1] - inside) / rest
+    starts, stops = np.triu_indices(count + 1, LEAST_WINDOWS)
+    inside_count = stops - starts
+    outside = count - inside_count
+    keep = outside >= max(LEAST_WINDOWS, count // 10)
+    starts, stops, inside_count, outside = starts[keep], stops[keep], inside_count[keep], outside[keep]
+    inside_sum = sums[stops] - sums[starts]
+    difference = inside_sum / inside_count - (sums[-1] - inside_sum) / outside
     beside = np.lib.stride_tricks.sliding_window_view(np.pad(values, SMOOTH // 2, mode="edge"), SMOOTH)
     noise = max(1.5 * 1.4826 * float(np.median(np.abs(values - np.median(beside, axis=1)))), 0.02)
-    z = np.abs(difference) / (noise * np.sqrt(TOGETHER * (1.0 / size + 1.0 / rest)))
+    z = np.abs(difference) / (noise * np.sqrt(TOGETHER * (1.0 / inside_count + 1.0 / outside)))
     best = int(np.argmax(z))
     if z[best] < LEAST_Z or abs(difference[best]) < LEAST_CHANGE:
         return None
-    return int(first[best]), int(last[best]), float(difference[best])
+    return int(starts[best]), int(stops[best]), float(difference[best])
 
 
 def _named(box: _Box, speed: Speed, measured: Measured, base: Replayed, gaps: pa.ChunkedArray | None) -> Incident:
     """Return what a box is: a change where it lasts to the end; the GPU, or other load beside the log's."""
     begin, end = float(speed.start_s[box.first]), float(speed.start_s[box.last] + speed.width_s)
-    known = speed.start_s[np.isfinite(speed.log_factor)]
-    if begin - known[0] < 2.0 * speed.width_s:
+    measured_s = speed.start_s[np.isfinite(speed.log_factor)]
+    if begin - measured_s[0] < 2.0 * speed.width_s:
         # faster from its end on: it was the beginning that was slow
         change, begin, factor = True, end, -box.log_factor
-        end = float(known[-1])
+        end = float(measured_s[-1])
     else:
-        change, factor = end > known[-1] - 0.04 * (known[-1] - known[0]), box.log_factor
+        change, factor = end > measured_s[-1] - 0.04 * (measured_s[-1] - measured_s[0]), box.log_factor
     inside = (measured.sent_s >= begin) & (measured.sent_s < end) & measured.ok & base.served
     outside = ((measured.sent_s < begin - 2.0) | (measured.sent_s > end + 10.0)) & measured.ok & base.served
-    other = factor > 0.0 and _is_other_load(factor, (begin, end), inside, outside, measured, base, gaps)
+    is_other_load = factor > 0.0 and _is_other_load(factor, (begin, end), inside, outside, measured, base, gaps)
     lost_s = float(speed.running[box.first : box.last + 1].sum() * speed.width_s * -np.expm1(-factor))
     kind = "change" if change else "incident"
-    return Incident(kind, "other_load" if other else "gpu", begin, end, float(np.exp(factor)), 1, lost_s)
+    return Incident(kind, "other_load" if is_other_load else "gpu", begin, end, float(np.exp(factor)), 1, lost_s)
 
 
 def _is_other_load(
@@ -216,13 +223,13 @@ def _is_other_load(
         if min(fastest) > 0.0:
             return bool(np.log(fastest[0] / fastest[1]) < 0.7 * factor)
     miss = measured.ttft_ms - base.ttft_ms
-    first, rest = (miss[where & np.isfinite(miss)] for where in (inside, outside))
-    if first.size < 10 or rest.size < 10:
+    inside_miss, outside_miss = (miss[where & np.isfinite(miss)] for where in (inside, outside))
+    if inside_miss.size < 10 or outside_miss.size < 10:
         return False
-    shift = float(np.quantile(first, 0.1) - np.quantile(rest, 0.1))
+    shift = float(np.quantile(inside_miss, 0.1) - np.quantile(outside_miss, 0.1))
     # a slow front end before the engine is no slower for its GPU
     real = measured.ttft_ms[outside & np.isfinite(measured.ttft_ms)]
-    took = min(float(np.quantile(each, 0.1)) for each in (real, base.ttft_ms[outside]))
+    took = min(float(np.quantile(ttft_ms, 0.1)) for ttft_ms in (real, base.ttft_ms[outside]))
     return shift < SAME_SHIFT * np.expm1(factor) * took
 
 
@@ -230,17 +237,16 @@ def _fastest_step(
     measured: Measured, gaps: pa.ChunkedArray, where: np.ndarray | None, span: tuple[float, float] | None
 ) -> float:
     """Return the 5th percentile of the gaps between tokens, of some requests or within a span of time; 0 for none."""
-    first = measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3
-    last = measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3
-    rows = np.flatnonzero(measured.ok & ((first < span[1]) & (last > span[0]) if span else where))
+    first_s, last_s = measured.first_s, measured.last_s
+    rows = np.flatnonzero(measured.ok & ((first_s < span[1]) & (last_s > span[0]) if span else where))
     values = []
     for row in rows[:: max(rows.size // MOST_LOOKED_AT, 1)]:
         request_gaps = gaps[int(row)].values
         if request_gaps is None or not len(request_gaps):
             continue
         request_gaps = request_gaps.to_numpy()
-        at = first[row] + np.cumsum(request_gaps) / 1e3
-        values.append(request_gaps if span is None else request_gaps[(at > span[0]) & (at < span[1])])
-    together = np.concatenate(values) if values else np.zeros(0)
-    together = together[together > 0.05]  # tokens of one chunk come together
-    return float(np.quantile(together, 0.05)) if together.size else 0.0
+        token_s = first_s[row] + np.cumsum(request_gaps) / 1e3
+        values.append(request_gaps if span is None else request_gaps[(token_s > span[0]) & (token_s < span[1])])
+    gaps_ms = np.concatenate(values) if values else np.zeros(0)
+    gaps_ms = gaps_ms[gaps_ms > 0.05]  # tokens of one chunk come together
+    return float(np.quantile(gaps_ms, 0.05)) if gaps_ms.size else 0.0

@@ -44,11 +44,11 @@ def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured
         shapes = [{**decode, "decode_window_context": inside}, {**prefill, "decode_window_context": None}]
         fork.give("step_shapes", [{"deployment_id": name, **shape} for shape in shapes])
         rows = [row for row in fork.query(_INTERVALS).to_pylist() if row["deployment_id"] == name]
-    sums = {part: np.zeros(2) for part in KERNELS}
+    sums = {kernel: np.zeros(2) for kernel in KERNELS}
     for row in rows:
-        part = part_of(row["family"], "decode" if row["step_shape_id"] == DECODE else "prefill")
-        if part:
-            sums[part] += row["us"], row["weighted"] / WIDTH_90
+        kernel = part_of(row["family"], "decode" if row["step_shape_id"] == DECODE else "prefill")
+        if kernel:
+            sums[kernel] += row["us"], row["weighted"] / WIDTH_90
     return {
-        part: float(np.clip(weighted / us, LEAST, MOST)) if us else UNKNOWN for part, (us, weighted) in sums.items()
+        kernel: float(np.clip(weighted / us, LEAST, MOST)) if us else UNKNOWN for kernel, (us, weighted) in sums.items()
     }

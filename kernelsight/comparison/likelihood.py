@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from kernelsight.comparison.factors import PARAMETERS
-from kernelsight.comparison.observed_steps import Seen
+from kernelsight.comparison.observed_steps import ObservedSteps
 from kernelsight.comparison.replay import KERNELS, NO_LOAD
 from kernelsight.comparison.sample import part_of
 from kernelsight.dataflow.session import Session
@@ -78,59 +78,66 @@ class Predicted(NamedTuple):
 
 
 class StepLikelihoods:
-    """The likelihoods of some step shapes for deployments as they are asked for, each found once."""
+    """Likelihoods of the observed steps by deployment, computed on demand and cached."""
 
-    def __init__(self, session: Session, seen: Seen, prior: np.ndarray) -> None:
-        self._session, self._seen, self._prior = session, seen, prior
-        self._found: dict[str, Evidence | None] = {}
+    def __init__(self, session: Session, observations: ObservedSteps, prior: np.ndarray) -> None:
+        self._session, self._observations, self._prior = session, observations, prior
+        self._cache: dict[str, Evidence | None] = {}
         self._sd: float | None = None
 
-    def of(self, flags: Sequence[Mapping[str, Any]]) -> list[Evidence | None]:
+    def of_deployments(self, flags: Sequence[Mapping[str, Any]]) -> list[Evidence | None]:
         """Return the evidence for each of some deployments; None for one that cannot be planned.
 
-        The first deployment that is ever asked for sets the noise: how well others explain the log is measured in it.
+        The first deployment sets the noise, in which all later ones are measured.
         """
         names = [repr(sorted(named_flags.items(), key=lambda item: item[0])) for named_flags in flags]
-        missing = {name: named_flags for name, named_flags in zip(names, flags, strict=True) if name not in self._found}
+        missing = {name: named_flags for name, named_flags in zip(names, flags, strict=True) if name not in self._cache}
         if missing:
             for name, times in zip(missing, self._predict(list(missing.values())), strict=True):
-                result = None if times is None else likelihood(self._seen, times, self._prior, self._sd)
+                result = None if times is None else likelihood(self._observations, times, self._prior, self._sd)
                 if result is not None and self._sd is None:
                     self._sd = result.sd
-                self._found[name] = result
-        return [self._found[name] for name in names]
+                self._cache[name] = result
+        return [self._cache[name] for name in names]
 
     def _predict(self, flags: Sequence[Mapping[str, Any]]) -> list[Predicted | None]:
         with self._session.fork() as fork:
-            plan = plan_rows(fork, [{**NO_LOAD, **stated} for stated in flags], on_fault="collect", origin="")
+            plan = plan_rows(fork, [{**NO_LOAD, **named_flags} for named_flags in flags], on_fault="collect", origin="")
             names = [None if row is None else row["deployment_id"] for row in plan.scenarios]
-            wanted = set(names) - {None}
-            if not wanted:
+            deployment_ids = set(names) - {None}
+            if not deployment_ids:
                 return [None] * len(flags)
             give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
             rows = {name: _by_deployment(fork, name) for name in ("kv_layout", "deployment_settings", "host_settings")}
-            whole, profiled = self._seen.shapes[: self._seen.steps], self._seen.shapes[self._seen.steps :]
-            times, totals = _priced(fork, whole, wanted, rows)
+            engine_steps, profiled_steps = (
+                self._observations.shapes[: self._observations.steps],
+                self._observations.shapes[self._observations.steps :],
+            )
+            times, totals = _priced(fork, engine_steps, deployment_ids, rows)
             # a profile times each kernel, on whatever stream it runs
             fusions = fork.table("engine_fusions")
             fork.give("engine_fusions", fusions.filter(pc.not_equal(fusions["operation"], "shared_experts")))
-            times, totals = (a + b for a, b in zip((times, totals), _priced(fork, profiled, wanted, rows), strict=True))
-        count = len(self._seen.shapes)
-        predicted = {name: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((3, count))) for name in wanted}
+            times, totals = (
+                a + b for a, b in zip((times, totals), _priced(fork, profiled_steps, deployment_ids, rows), strict=True)
+            )
+        count = len(self._observations.shapes)
+        predicted = {name: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((3, count))) for name in deployment_ids}
         for row in times:
-            shape = self._seen.shapes[row["step_shape_id"]]
-            part = part_of(row["family"], "decode" if row["of_logits"] or shape["tokens"] <= FEW_TOKENS else "prefill")
-            if part and row["deployment_id"] in predicted:
-                predicted[row["deployment_id"]].kernels[row["step_shape_id"], KERNELS.index(part)] += row["us"]
+            shape = self._observations.shapes[row["step_shape_id"]]
+            kernel = part_of(
+                row["family"], "decode" if row["of_logits"] or shape["tokens"] <= FEW_TOKENS else "prefill"
+            )
+            if kernel and row["deployment_id"] in predicted:
+                predicted[row["deployment_id"]].kernels[row["step_shape_id"], KERNELS.index(kernel)] += row["us"]
         for row in totals:
-            name, at = row["deployment_id"], row["step_shape_id"]
+            name, shape_id = row["deployment_id"], row["step_shape_id"]
             if name in predicted:
                 host = host_of(rows["host_settings"][name], rows["deployment_settings"][name], row["launches"])
-                shape = self._seen.shapes[at]
+                shape = self._observations.shapes[shape_id]
                 requests = shape["decode_requests"] + shape["prefill_requests"]
                 hidden, exposed, _ = host_times(requests, shape["tokens"], shape["prefill_requests"], host)
-                predicted[name].hidden[at], predicted[name].exposed[at] = hidden, exposed
-                predicted[name].rest[at] = row["gpu_us"] - predicted[name].kernels[at].sum()
+                predicted[name].hidden[shape_id], predicted[name].exposed[shape_id] = hidden, exposed
+                predicted[name].rest[shape_id] = row["gpu_us"] - predicted[name].kernels[shape_id].sum()
         return [None if name is None else predicted[name] for name in names]
 
 
@@ -162,33 +169,34 @@ def _shape(row: Mapping[str, Any], name: str, window: int | None, settings: Mapp
     return {"deployment_id": name, **row, "tokens": tokens, "decode_window_context": inside}
 
 
-def likelihood(seen: Seen, times: Predicted, prior: np.ndarray, sd: float | None = None) -> Evidence:
+def likelihood(observations: ObservedSteps, times: Predicted, prior: np.ndarray, sd: float | None = None) -> Evidence:
     """Return the likelihood of PARAMETERS: least squares of logarithms of times, with tails that count less.
 
     ``sd``: standard deviation of these logarithms; None: that of what is left, at least LEAST_SD. The prior is wide
     here, and only holds what steps say nothing of: it counts when requests are looked at.
     """
     precision, value = np.linalg.inv(prior * WIDE), np.zeros(len(PARAMETERS))
-    parts = np.where(seen.parts, times.kernels[seen.shape], 0.0)
-    rest = np.where(seen.parts.all(axis=1), times.rest[seen.shape], 0.0)
+    kernel_us = np.where(observations.parts, times.kernels[observations.shape], 0.0)
+    other_us = np.where(observations.parts.all(axis=1), times.rest[observations.shape], 0.0)
     hidden, exposed = (
-        np.where(seen.with_host, noise_sd[seen.shape], 0.0) for noise_sd in (times.hidden, times.exposed)
+        np.where(observations.with_host, noise_sd[observations.shape], 0.0)
+        for noise_sd in (times.hidden, times.exposed)
     )
     for turn in range(ITERATIONS):
-        spent = parts * np.exp(value[: len(KERNELS)])
-        gpu = spent.sum(axis=1) + rest
-        added = np.where(seen.with_host, value[HOST] * 1e3, 0.0)
+        spent = kernel_us * np.exp(value[: len(KERNELS)])
+        gpu = spent.sum(axis=1) + other_us
+        added = np.where(observations.with_host, value[HOST] * 1e3, 0.0)
         total = np.maximum(exposed + np.maximum(hidden, gpu) + added, 1.0)
-        residual = seen.log_us - np.log(total)
+        residual = observations.log_us - np.log(total)
         slope = np.zeros((total.size, len(PARAMETERS)))
         # kernels that end before the host does are not seen
         slope[:, : len(KERNELS)] = np.where(gpu > hidden, 1.0 / total, 0.0)[:, None] * spent
-        slope[:, HOST] = np.where(seen.with_host, 1e3, 0.0) / total
+        slope[:, HOST] = np.where(observations.with_host, 1e3, 0.0) / total
         # what is left is noise only once factors have been found
         spread = LEAST_SD if turn < ITERATIONS // 2 else 1.4826 * float(np.median(np.abs(residual)))
         noise = sd or max(LEAST_SD, spread)
         attention = slope[:, KERNELS.index("decode_attention")]
-        noise_sd = np.hypot(noise, np.where(seen.context_known, 0.0, CONTEXT_SD * attention))
+        noise_sd = np.hypot(noise, np.where(observations.context_known, 0.0, CONTEXT_SD * attention))
         noise_sd = np.hypot(noise_sd, np.where(hidden > NEARLY * gpu, LAUNCH_SD * hidden / total, 0.0))
         bend = np.minimum(1.0, HUBER * noise_sd / np.maximum(np.abs(residual), 1e-12))
         weight = bend / noise_sd**2 * min(1.0, MOST_INDEPENDENT / residual.size) * (gpu > 0.0)

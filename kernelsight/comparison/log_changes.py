@@ -15,10 +15,10 @@ from kernelsight.comparison.first_causes import (
     LEAST_QUIET,
     Cause,
     best_fitting,
+    cause_of_incident,
     closed_forms,
     lasts,
     quiet_requests,
-    share_of_time,
 )
 from kernelsight.comparison.incidents import incidents_of
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS, Measured
@@ -51,7 +51,7 @@ class LogPair(NamedTuple):
     @property
     def enough(self) -> bool:
         """Whether both logs have requests and time enough to look for causes, at times of their own."""
-        return all(_is_enough(one) for one in (self.before, self.after))
+        return all(_is_enough(measured) for measured in (self.before, self.after))
 
 
 class Changes(NamedTuple):
@@ -78,13 +78,13 @@ def changes_between(pair: LogPair, replay: Callable[[], tuple[Replayed, Replayed
     if base is None:
         return Changes(rows, [*settings, *load], None, None)
     done = pair.after.ok & base.served & np.isfinite(pair.after.e2e_ms)
-    was = float(np.nanmean(np.where(pair.before.ok, pair.before.e2e_ms, np.nan)))
-    expected, now = float(base.e2e_ms[done].mean()), float(pair.after.e2e_ms[done].mean())
+    earlier_ms = float(np.nanmean(np.where(pair.before.ok, pair.before.e2e_ms, np.nan)))
+    expected, later_ms = float(base.e2e_ms[done].mean()), float(pair.after.e2e_ms[done].mean())
     rows += _speed_rows(pair, base)
     engine = _engine_causes(pair, base)
-    load_ms = expected - was
-    first = [load, engine] if abs(load_ms) > abs(now - expected) else [engine, load]
-    return Changes(rows, [*settings, *first[0], *first[1]], load_ms, base)
+    load_ms = expected - earlier_ms
+    by_size = [load, engine] if abs(load_ms) > abs(later_ms - expected) else [engine, load]
+    return Changes(rows, [*settings, *by_size[0], *by_size[1]], load_ms, base)
 
 
 def _is_enough(measured: Measured) -> bool:
@@ -101,27 +101,30 @@ def _base(pair: LogPair, replay: Callable[[], tuple[Replayed, Replayed]] | None)
 
 def _load_rows(pair: LogPair) -> list[dict[str, Any]]:
     """Return the load of both logs; ``certain``: the change is more than chance."""
-    both = (pair.before, pair.after)
+    logs = (pair.before, pair.after)
     rows = []
-    if not any(one.drawn for one in both):
-        spans = [float(np.ptp(one.sent_s)) for one in both]
-        counts = [one.sent_s.size - 1 for one in both]
+    if not any(measured.drawn for measured in logs):
+        spans = [float(np.ptp(measured.sent_s)) for measured in logs]
+        counts = [measured.sent_s.size - 1 for measured in logs]
         rates = [count / span if span > 0.0 else None for count, span in zip(counts, spans, strict=True)]
         # of a Poisson process; a closed loop varies less
         error = np.sqrt(sum(1.0 / max(count, 1) for count in counts))
         rows.append(_row("request_rate", *rates, float(error)))
     for name in ("prompt_tokens", "output_tokens"):
-        lengths = [getattr(one, name)[one.ok].astype(float) for one in both]
+        lengths = [getattr(measured, name)[measured.ok].astype(float) for measured in logs]
         error = np.sqrt(
             sum(column.var() / max(column.size, 1) / max(column.mean(), 1e-9) ** 2 for column in lengths if column.size)
         )
         rows.append(_row(name, *(float(column.mean()) if column.size else None for column in lengths), float(error)))
-    shares = [_cached_share(one) for one in both]
-    if None not in shares:
-        rows.append(_row("cached_share", *shares, 0.0, abs(shares[1] - shares[0]) >= LEAST_CACHED))
-    failed = [1.0 - float(one.ok.mean()) if one.ok.size else None for one in both]
+    cached_shares = [_cached_share(measured) for measured in logs]
+    if None not in cached_shares:
+        rows.append(_row("cached_share", *cached_shares, 0.0, abs(cached_shares[1] - cached_shares[0]) >= LEAST_CACHED))
+    failed = [1.0 - float(measured.ok.mean()) if measured.ok.size else None for measured in logs]
     rows.append(_row("failed_share", *failed, 0.0, abs((failed[1] or 0.0) - (failed[0] or 0.0)) >= 0.01))
-    flight = [float(concurrency_of(one).mean()) if not one.drawn and one.ok.any() else None for one in both]
+    flight = [
+        float(concurrency_of(measured).mean()) if not measured.drawn and measured.ok.any() else None
+        for measured in logs
+    ]
     rows.append(_row("in_flight", *flight, 0.0, False))
     return rows
 
@@ -138,7 +141,7 @@ def _speed_rows(pair: LogPair, base: Replayed) -> list[dict[str, Any]]:
         if ratio.size:
             factor = float(np.median(ratio))
             rows.append(_row(f"{name}_at_the_same_load", 1.0, factor, 0.0, abs(factor - 1.0) >= LEAST_CHANGE))
-    most = [most_running(*decoding(one)) for one in (pair.before, pair.after)]
+    most = [most_running(*decoding(measured)) for measured in (pair.before, pair.after)]
     return [*rows, _row("running_max", *map(float, most), 0.0, False)]
 
 
@@ -149,11 +152,11 @@ def _power_rows(pair: LogPair) -> list[dict[str, Any]]:
         return []
     error = float(np.hypot(before.error_w / before.power_w, after.error_w / after.power_w)) if before.power_w else 0.0
     rows = [_row("power_w", before.power_w, after.power_w, error)]
-    seconds = [span_s(one) for one in (pair.before, pair.after)]
-    tokens = [float(one.output_tokens[one.ok].sum()) for one in (pair.before, pair.after)]
-    if all(each > 0.0 for each in (*tokens, *seconds)):
+    seconds = [span_s(measured) for measured in (pair.before, pair.after)]
+    tokens = [float(measured.output_tokens[measured.ok].sum()) for measured in (pair.before, pair.after)]
+    if all(value > 0.0 for value in (*tokens, *seconds)):
         pairs = zip(pair.power, seconds, tokens, strict=True)
-        spent = [side.power_w * span / count for side, span, count in pairs if side is not None]
+        spent = [mean.power_w * span / count for mean, span, count in pairs if mean is not None]
         rows.append(_row("energy_per_output_token_j", *spent, error))
     if None not in (before.gpus, after.gpus) and before.gpus != after.gpus:
         rows.append(_row("measured_gpus", before.gpus, after.gpus, 0.0, True))
@@ -171,24 +174,24 @@ def _setting_rows(pair: LogPair) -> list[dict[str, Any]]:
 
 
 def _row(
-    what: str, before: float | None, after: float | None, error: float, certain: bool | None = None
+    figure: str, before: float | None, after: float | None, error: float, certain: bool | None = None
 ) -> dict[str, Any]:
     factor = after / before if before and after is not None else None
     if certain is None:
         certain = bool(factor and abs(np.log(factor)) >= max(np.log1p(LEAST_CHANGE), CHANCE * error))
     kind = "load"
-    if what.endswith("_at_the_same_load") or what == "running_max":
+    if figure.endswith("_at_the_same_load") or figure == "running_max":
         kind = "speed"
-    elif what in POWER:
+    elif figure in POWER:
         kind = "power"
-    return {"what": what, "kind": kind, "before": before, "after": after, "factor": factor, "certain": certain}
+    return {"what": figure, "kind": kind, "before": before, "after": after, "factor": factor, "certain": certain}
 
 
 def _cached_share(measured: Measured) -> float | None:
-    known = measured.ok & np.isfinite(measured.cached_tokens)
-    if not known.any():
+    reported = measured.ok & np.isfinite(measured.cached_tokens)
+    if not reported.any():
         return None
-    return float(measured.cached_tokens[known].sum() / max(measured.prompt_tokens[known].sum(), 1))
+    return float(measured.cached_tokens[reported].sum() / max(measured.prompt_tokens[reported].sum(), 1))
 
 
 def _load_causes(rows: Sequence[Mapping[str, Any]]) -> list[Cause]:
@@ -211,10 +214,7 @@ def _engine_causes(pair: LogPair, base: Replayed) -> list[Cause]:
     """Return why the later log differs from what the earlier one predicts for it: time first, then occupancy."""
     after = pair.after
     incidents = incidents_of(after, base, pair.gaps)
-    causes = [
-        Cause(one.kind, one.name, one.value, one.from_s, one.to_s, share_of_time(one.lost_s, after))
-        for one in incidents
-    ]
+    causes = [cause_of_incident(incident, after) for incident in incidents]
     seats = seats_seen(after, pair.before.ttft_ms[pair.before.ok]) if not causes else None
     if seats is not None and seats < most_running(*decoding(pair.before)):
         return [Cause("setting", "max_num_seqs", float(seats))]
@@ -224,9 +224,9 @@ def _engine_causes(pair: LogPair, base: Replayed) -> list[Cause]:
     half = after.sent_s <= np.median(after.sent_s)
     if quiet.sum() < LEAST_QUIET:
         return causes
-    stated = signature(after, base, quiet & half)
-    if not stated.misfit > AGREES:
+    observed = signature(after, base, quiet & half)
+    if not observed.misfit > AGREES:
         return causes
-    best = best_fitting(closed_forms(stated, after.from_server), stated)
+    best = best_fitting(closed_forms(observed, after.from_server), observed)
     later = signature(after, base, quiet & ~half)
     return [*causes, best.cause] if best and lasts(best, later, after.from_server) else causes

@@ -13,12 +13,12 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.compared_log import of_logs
 from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted_of
 from kernelsight.comparison.log_changes import Changes, LogPair, changes_between
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import Measured, measured_of
 from kernelsight.comparison.power import mean_power, measured_power
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import Replayed, Variant, load_of_log
-from kernelsight.comparison.sample import in_turn
+from kernelsight.comparison.sample import in_order_of_sending
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
@@ -37,12 +37,12 @@ def requests_of(question: Question, requests: pa.Table, logs: pa.Table) -> tuple
     pair = []
     for name, ids in (("earlier", question.baseline or ()), ("later", question.log_ids)):
         one_log = question._replace(log_ids=ids)
-        taken = in_turn(of_logs(requests, one_log), of_logs(logs, one_log))
-        if not taken.num_rows:
+        log_requests = in_order_of_sending(of_logs(requests, one_log), of_logs(logs, one_log))
+        if not log_requests.num_rows:
             raise InvalidInput(
                 f"the {name} log holds no requests with a prompt length; give logs of requests to --log and --baseline."
             )
-        pair.append(taken)
+        pair.append(log_requests)
     return pair[0], pair[1]
 
 
@@ -54,22 +54,22 @@ def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session
         if question.baseline is None:
             continue
         requests = requests_of(question, tables["production_requests"], tables["production_logs"])
-        measured = [measured_of(part) for part in requests]
+        measured = [measured_of(log_requests) for log_requests in requests]
         beside = [
             {name: of_logs(table, question._replace(log_ids=ids)) for name, table in tables.items()}
             for ids in (question.baseline, question.log_ids)
         ]
-        settings = [_settings(part["production_settings"]) for part in beside]
+        settings = [_settings(log_requests["production_settings"]) for log_requests in beside]
         power = [
-            mean_power(measured_power(part, each, others), each)
-            for part, each, others in zip(requests, measured, beside, strict=True)
+            mean_power(measured_power(log_requests, log_tables, others), log_tables)
+            for log_requests, log_tables, others in zip(requests, measured, beside, strict=True)
         ]
         gaps = requests[1]["chunk_gaps_ms"]
         pair = LogPair(*measured, (settings[0], settings[1]), gaps, (power[0], power[1]))
         changes = changes_between(pair, _replays(question, requests, session) if question.flags else None)
-        for name, part in _rows(changes, requests, measured).items():
-            rows[name] += [{"comparison_id": row["comparison_id"], **each} for each in part]
-    return {name: as_table(contracts()[name], part) for name, part in rows.items()}
+        for name, log_requests in _rows(changes, requests, measured).items():
+            rows[name] += [{"comparison_id": row["comparison_id"], **log_tables} for log_tables in log_requests]
+    return {name: as_table(contracts()[name], log_requests) for name, log_requests in rows.items()}
 
 
 def _replays(question: Question, requests: Sequence[pa.Table], session: Session) -> Any:
@@ -77,11 +77,11 @@ def _replays(question: Question, requests: Sequence[pa.Table], session: Session)
 
     def replay() -> tuple[Replayed, Replayed]:
         variant = [Variant(question.flags)]
-        one, other = (
-            LogWorlds(session, load_of_log(log_requests)).serve(variant, with_parts=False)[0]
+        earlier, later = (
+            LogReplayer(session, load_of_log(log_requests)).serve(variant, with_parts=False)[0]
             for log_requests in requests
         )
-        return one, other
+        return earlier, later
 
     return replay
 
@@ -94,11 +94,13 @@ def _rows(
     changes: Changes, requests: Sequence[pa.Table], measured: Sequence[Measured]
 ) -> dict[str, list[dict[str, Any]]]:
     causes = []
-    for place, one in enumerate(changes.causes):
-        word = one.value if isinstance(one.value, str) else None
-        causes.append({**one._asdict(), "place": place, "value": None if word is not None else one.value, "word": word})
+    for index, cause in enumerate(changes.causes):
+        word = cause.value if isinstance(cause.value, str) else None
+        causes.append(
+            {**cause._asdict(), "place": index, "value": None if word is not None else cause.value, "word": word}
+        )
     return {
-        "log_changes": [{"place": place, **row} for place, row in enumerate(changes.rows)],
+        "log_changes": [{"place": index, **row} for index, row in enumerate(changes.rows)],
         "change_causes": causes,
         "change_latencies": _latencies(requests, measured, changes.base),
     }
@@ -108,23 +110,26 @@ def _latencies(
     requests: Sequence[pa.Table], measured: Sequence[Measured], base: Replayed | None
 ) -> list[dict[str, Any]]:
     """Return means and percentiles of both logs, and the means that the earlier engine would have had."""
-    times = [measured_by_metric(one) for one in measured]
+    times = [measured_by_metric(log_measured) for log_measured in measured]
     expected = predicted_of(base, measured[1].output_tokens) if base else {}
-    values = {f"{name}_ms": [sides[name] for sides in times] for name in METRICS}
-    values["itl_ms"] = [_gaps(sides) for sides in requests]
+    values = {f"{name}_ms": [pair_of_times[name] for pair_of_times in times] for name in METRICS}
+    values["itl_ms"] = [_gaps(pair_of_times) for pair_of_times in requests]
     rows = []
-    for metric, sides in values.items():
-        known = [each[np.isfinite(each)] for each in sides]
-        if not any(each.size for each in known):
+    for metric, pair_of_times in values.items():
+        measured_times = [times_ms[np.isfinite(times_ms)] for times_ms in pair_of_times]
+        if not any(times_ms.size for times_ms in measured_times):
             continue
         theirs = expected.get(metric.removesuffix("_ms"))
         with_mean = float(np.nanmean(theirs)) if theirs is not None and np.isfinite(theirs).any() else None
-        means = [float(each.mean()) if each.size else None for each in known]
+        means = [float(times_ms.mean()) if times_ms.size else None for times_ms in measured_times]
         rows.append(
             {"metric": metric, "statistic": "mean", "before": means[0], "after": means[1], "expected": with_mean}
         )
-        for name, share in PERCENTILES.items():
-            pair = [float(np.quantile(each, share, method="nearest")) if each.size else None for each in known]
+        for name, quantile in PERCENTILES.items():
+            pair = [
+                float(np.quantile(times_ms, quantile, method="nearest")) if times_ms.size else None
+                for times_ms in measured_times
+            ]
             rows.append({"metric": metric, "statistic": name, "before": pair[0], "after": pair[1]})
     return rows
 

@@ -44,7 +44,7 @@ class LostTime(NamedTuple):
 
 def lost_time(measured: Measured, base: Replayed) -> LostTime | None:
     """Return the lost time of a log; None where fewer than 30 requests have times that say so."""
-    begin = measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3
+    begin = measured.first_s
     real, ours = measured.decode_ms / 1e3, (base.finish_ns - base.first_ns) / 1e9
     if np.isnan(measured.ttft_ms).all():  # E2E alone
         real, ours = measured.e2e_ms / 1e3, base.e2e_ms / 1e3
@@ -63,14 +63,14 @@ def lost_time(measured: Measured, base: Replayed) -> LostTime | None:
     rough = np.diff(np.eye(count), axis=0) / (CHANGE_SD * np.sqrt(width))
     prior = rough.T @ rough + np.eye(count) * 1e-3
     weight = 1.0 / sd**2
-    share = np.zeros(count)
+    lost_share = np.zeros(count)
     for _ in range(ROUNDS):
         scaled = (overlap * weight[:, None]).T
-        share = np.linalg.solve(scaled @ overlap + prior, scaled @ excess)
-        off = np.abs(excess - overlap @ share) / sd
-        spread = max(float(np.median(off)) * 1.4826, 1.0)
-        weight = np.minimum(1.0, HUBER * spread / np.maximum(off, 1e-9)) / (sd * spread) ** 2
-    return LostTime(start, width, share, overlap.sum(axis=0))
+        lost_share = np.linalg.solve(scaled @ overlap + prior, scaled @ excess)
+        deviation = np.abs(excess - overlap @ lost_share) / sd
+        spread = max(float(np.median(deviation)) * 1.4826, 1.0)
+        weight = np.minimum(1.0, HUBER * spread / np.maximum(deviation, 1e-9)) / (sd * spread) ** 2
+    return LostTime(start, width, lost_share, overlap.sum(axis=0))
 
 
 def _overlap(begin: np.ndarray, end: np.ndarray, width: float, count: int) -> np.ndarray:

@@ -37,6 +37,16 @@ class Measured(NamedTuple):
     drawn: bool = False
 
     @property
+    def first_s(self) -> np.ndarray:
+        """Moment of the first token; of sending where TTFT was not measured."""
+        return self.sent_s + np.nan_to_num(self.ttft_ms) / 1e3
+
+    @property
+    def last_s(self) -> np.ndarray:
+        """Moment of the last token; of sending where E2E was not measured."""
+        return self.sent_s + np.nan_to_num(self.e2e_ms) / 1e3
+
+    @property
     def tpot_ms(self) -> np.ndarray:
         """Time per output token after the first; NaN where there is none."""
         intervals = self.output_tokens - 1.0
@@ -105,7 +115,7 @@ def _numbers(requests: pa.Table, name: str) -> np.ndarray:
     return column.cast(pa.float64()).fill_null(np.nan).to_numpy()
 
 
-def _filled(times: np.ndarray, *others: np.ndarray) -> np.ndarray:
+def _filled(times: np.ndarray, *addends: np.ndarray) -> np.ndarray:
     """Return times, and the sum of others where they are NaN; the same array where none is."""
     missing = np.isnan(times)
-    return np.where(missing, sum(others), times) if missing.any() else times
+    return np.where(missing, sum(addends), times) if missing.any() else times

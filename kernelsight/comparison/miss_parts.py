@@ -37,29 +37,29 @@ def misses_of(measured: Measured, base: Replayed, explanation: State, drawn_ns: 
     after = explanation.replayed
     rows = np.flatnonzero(measured.ok & base.served & after.served & np.isfinite(measured.e2e_ms))
     real = np.rint(measured.e2e_ms[rows] * 1e6).astype(np.int64)
-    predicted, explained = ((one.finish_ns - one.sent_ns)[rows] for one in (base, after))
-    parts = {name: np.zeros(rows.size, np.int64) for name in PARTS}
+    predicted, explained = ((replayed.finish_ns - replayed.sent_ns)[rows] for replayed in (base, after))
+    parts_ns = {name: np.zeros(rows.size, np.int64) for name in PARTS}
     start = predicted
     if drawn_ns is not None:
         start = drawn_ns[rows]
-        parts["workload"] = predicted - start
+        parts_ns["workload"] = predicted - start
     direct = _direct(explanation, rows, measured.from_server)
-    rest = explained - predicted - sum(direct.values(), np.zeros(rows.size, np.int64))
+    indirect = explained - predicted - sum(direct.values(), np.zeros(rows.size, np.int64))
     sizes = {name: abs(int(values.sum())) for name, values in direct.items()}
-    whole = sum(sizes.values())
-    if whole and all(cause in GROUPS for cause in explanation.causes):
+    total = sum(sizes.values())
+    if total and all(cause in GROUPS for cause in explanation.causes):
         for name, size in sizes.items():
-            direct[name] = direct[name] + np.rint(rest * (size / whole)).astype(np.int64)
+            direct[name] = direct[name] + np.rint(indirect * (size / total)).astype(np.int64)
     else:
-        parts["queue"] += rest
+        parts_ns["queue"] += indirect
     for name, values in direct.items():
-        parts[name] += values
+        parts_ns[name] += values
     if np.isfinite(measured.queue_ms[rows]).any():
         waited = np.where(np.isfinite(measured.queue_ms[rows]), measured.queue_ms[rows], after.queue_ms[rows])
-        parts["queue"] += np.rint((waited - after.queue_ms[rows]) * 1e6).astype(np.int64)
+        parts_ns["queue"] += np.rint((waited - after.queue_ms[rows]) * 1e6).astype(np.int64)
     miss = real - start
-    parts["unexplained"] = miss - sum(values for name, values in parts.items() if name != "unexplained")
-    return Misses(rows, miss, parts)
+    parts_ns["unexplained"] = miss - sum(values for name, values in parts_ns.items() if name != "unexplained")
+    return Misses(rows, miss, parts_ns)
 
 
 def _direct(explanation: State, rows: np.ndarray, from_server: bool) -> dict[str, np.ndarray]:

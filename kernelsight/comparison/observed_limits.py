@@ -40,7 +40,7 @@ def budget_limit(log: ComparedLog, base: Replayed) -> int | None:
 
 def caches_nothing(measured: Measured, base: Replayed) -> bool:
     """Whether a log that reports cached tokens has none, and its replay found many."""
-    both = measured.ok & base.served & np.isfinite(measured.cached_tokens)
-    if not both.any() or measured.cached_tokens[both].any():
+    comparable = measured.ok & base.served & np.isfinite(measured.cached_tokens)
+    if not comparable.any() or measured.cached_tokens[comparable].any():
         return False
-    return bool(base.cached_tokens[both].sum() >= LEAST_CACHED * measured.prompt_tokens[both].sum())
+    return bool(base.cached_tokens[comparable].sum() >= LEAST_CACHED * measured.prompt_tokens[comparable].sum())

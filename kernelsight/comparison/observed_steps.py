@@ -20,8 +20,8 @@ LEAST_STEPS = 20
 SMALL_KERNELS = "norm"
 
 
-class Seen(NamedTuple):
-    """Measured times of steps: which step shape, which parts it holds, and its natural logarithm in microseconds.
+class ObservedSteps(NamedTuple):
+    """Measured steps and kernels: step shape, parts that it holds, natural logarithm of its time in microseconds.
 
     ``shapes``: rows of ``step_shapes`` but for the deployment; ``parts``: shape [observations, KERNELS];
     ``with_host``: whether host time is in it; ``steps``, ``kernels``: how many observations of each.
@@ -38,35 +38,45 @@ class Seen(NamedTuple):
     unused: list[str]
 
 
-def seen_of(
-    logs: Mapping[str, pa.Table], settings: Mapping[str, Any], until_s: float, share: float, context: int
-) -> Seen:
+def observed_steps_of(
+    logs: Mapping[str, pa.Table], settings: Mapping[str, Any], until_s: float, fitted_share: float, context: int
+) -> ObservedSteps:
     """Return what the steps and kernels of a log measured until a time of its requests.
 
-    ``until_s``: seconds from the start of the requests; where clocks cannot be compared the first ``share`` of the
-    steps counts. ``context``: tokens that a sequence holds on average, where the log does not say.
+    ``until_s``: seconds from the start of the requests; where clocks cannot be compared the first ``fitted_share`` of
+    the steps counts. ``context``: tokens that a sequence holds on average, where the log does not say.
     """
     shapes: list[dict[str, Any]] = []
     rows: list[tuple[int, str | None, bool, bool, float]] = []
     unused: list[str] = []
-    taken = _steps(logs, settings, until_s, share, unused)
-    for row in taken:
-        known = row["decode_context_tokens"] is not None or not row["decode_requests"]
+    step_rows = _steps(logs, settings, until_s, fitted_share, unused)
+    for row in step_rows:
+        context_known = row["decode_context_tokens"] is not None or not row["decode_requests"]
         shapes.append(_shape_of_step(row, len(shapes), context))
-        rows.append((len(shapes) - 1, None, row["clock"] != "gpu_span", known, row["us"]))
-    first = len(rows)
+        rows.append((len(shapes) - 1, None, row["clock"] != "gpu_span", context_known, row["us"]))
+    step_count = len(rows)
     for shape, times in _kernels(logs["production_kernels"], unused):
         shapes.append(shape | {"step_shape_id": len(shapes)})
-        rows += [(len(shapes) - 1, part, False, True, us) for part, us in times.items()]
+        rows += [(len(shapes) - 1, kernel, False, True, us) for kernel, us in times.items()]
     if not rows:
-        return Seen([], *(np.zeros(0) for _ in range(5)), 0, 0, unused)
-    parts = np.array([[family is None or name == family for name in KERNELS] for _, family, *_ in rows])
-    where, with_host, known, us = (np.array([row[at] for row in rows]) for at in (0, 2, 3, 4))
-    return Seen(shapes, where, parts, with_host, known, np.log(us), first, len(rows) - first, unused)
+        return ObservedSteps([], *(np.zeros(0) for _ in range(5)), 0, 0, unused)
+    kernels_included = np.array([[family is None or name == family for name in KERNELS] for _, family, *_ in rows])
+    shape_number, with_host, context_known, us = (np.array([row[column] for row in rows]) for column in (0, 2, 3, 4))
+    return ObservedSteps(
+        shapes,
+        shape_number,
+        kernels_included,
+        with_host,
+        context_known,
+        np.log(us),
+        step_count,
+        len(rows) - step_count,
+        unused,
+    )
 
 
 def _steps(
-    logs: Mapping[str, pa.Table], settings: Mapping[str, Any], until_s: float, share: float, unused: list[str]
+    logs: Mapping[str, pa.Table], settings: Mapping[str, Any], until_s: float, fitted_share: float, unused: list[str]
 ) -> list[dict[str, Any]]:
     """Return the steps that are used, with ``us``: the time from one step to the next, or the GPU's."""
     table = logs["production_steps"]
@@ -77,12 +87,12 @@ def _steps(
         return []
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
-    frame = _in_time(frame, logs["production_logs"], until_s, share)
-    whole = pl.coalesce("period_us", "wall_us")
+    frame = _in_time(frame, logs["production_logs"], until_s, fitted_share)
+    duration = pl.coalesce("period_us", "wall_us")
     if settings["async_scheduling"]:
         # the next step is scheduled while one runs: what execution takes, as the engine counts it, is no step's time
-        whole = pl.when(pl.col("clock") == "iteration").then(pl.col("period_us")).otherwise(whole)
-    frame = frame.with_columns(pl.when(pl.col("clock") == "gpu_span").then("wall_us").otherwise(whole).alias("us"))
+        duration = pl.when(pl.col("clock") == "iteration").then(pl.col("period_us")).otherwise(duration)
+    frame = frame.with_columns(pl.when(pl.col("clock") == "gpu_span").then("wall_us").otherwise(duration).alias("us"))
     if not frame["us"].count():
         unused.append(
             "engine steps have no time of their own with asynchronous scheduling: add timestamps with fractions of a "
@@ -98,18 +108,20 @@ def _steps(
     return [row for kind in halves for row in _spread(kind).to_dicts()]
 
 
-def _in_time(frame: pl.DataFrame, production_logs: pa.Table, until_s: float, share: float) -> pl.DataFrame:
+def _in_time(frame: pl.DataFrame, production_logs: pa.Table, until_s: float, fitted_share: float) -> pl.DataFrame:
     """Return the steps of the time that is fitted on."""
     logs = production_logs.to_pylist()
     starts = {row["log_id"]: row["start_unix_s"] for row in logs}
     requests = [row["start_unix_s"] for row in logs if row["requests"]]
-    known = len(requests) == 1 and requests[0] is not None
-    if known and all(starts.get(name) is not None for name in frame["log_id"].unique()) and frame["at_s"].count():
+    has_start = len(requests) == 1 and requests[0] is not None
+    if has_start and all(starts.get(name) is not None for name in frame["log_id"].unique()) and frame["at_s"].count():
         offset = pl.col("log_id").replace_strict(
             {name: starts[name] or 0.0 for name in starts}, return_dtype=pl.Float64
         )
         return frame.filter(offset + pl.col("at_s") <= requests[0] + until_s)
-    return frame.filter(pl.int_range(pl.len()).over("log_id", "replica") < share * pl.len().over("log_id", "replica"))
+    return frame.filter(
+        pl.int_range(pl.len()).over("log_id", "replica") < fitted_share * pl.len().over("log_id", "replica")
+    )
 
 
 def _spread(steps: pl.DataFrame) -> pl.DataFrame:
@@ -146,10 +158,10 @@ def _kernels(table: pa.Table, unused: list[str]) -> list[tuple[dict[str, Any], d
 
 def _shape_of_case(row: Mapping[str, Any]) -> dict[str, Any]:
     lengths = list(zip(row["query_lens"], row["kv_lens"], strict=True))
-    decodes = [held for new, held in lengths if new == 1]
+    decodes = [context_tokens for new, context_tokens in lengths if new == 1]
     # what is in the cache counts the new tokens
-    prompts = [(new, max(held - new, 0)) for new, held in lengths if new != 1]
-    chunk, cached = (round(float(np.mean([row[at] for row in prompts] or [0]))) for at in (0, 1))
+    prompts = [(new, max(context_tokens - new, 0)) for new, context_tokens in lengths if new != 1]
+    chunk, cached = (round(float(np.mean([row[column] for row in prompts] or [0]))) for column in (0, 1))
     return whole_step(0, len(decodes), max(round(float(np.mean(decodes or [0]))), 1), len(prompts), chunk, cached)
 
 
@@ -159,14 +171,14 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     phase = "decode" if sum(rows[0]["query_lens"]) <= 256 else "prefill"
     microseconds: dict[str, float] = {}
     for row in rows:
-        part = part_of(row["family"] or SMALL_KERNELS, phase)
-        if part:
-            microseconds[part] = microseconds.get(part, 0.0) + row["total_us"] / row["forwards"] / ranks
-    return {part: us for part, us in microseconds.items() if us > 0.0}
+        kernel = part_of(row["family"] or SMALL_KERNELS, phase)
+        if kernel:
+            microseconds[kernel] = microseconds.get(kernel, 0.0) + row["total_us"] / row["forwards"] / ranks
+    return {kernel: us for kernel, us in microseconds.items() if us > 0.0}
 
 
 def typical_context(measured: Measured) -> int:
     """Return the tokens that a sequence in decode holds on average: long outputs are there longer."""
     ok, output = measured.ok, np.maximum(measured.output_tokens, 1.0)
-    held = measured.prompt_tokens + output / 2.0
-    return max(int(np.average(held[ok], weights=output[ok])), 1) if ok.any() else 1
+    context_tokens = measured.prompt_tokens + output / 2.0
+    return max(int(np.average(context_tokens[ok], weights=output[ok])), 1) if ok.any() else 1

@@ -13,7 +13,7 @@ LEAST_TIMES, LEAST_WAIT_MS = 2.0, 50.0
 
 
 def levels(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many spans there are at once, and seconds of each such level.
+    """Return how many spans are active at once, and the seconds of each such level.
 
     >>> levels(np.array([0.0, 1.0]), np.array([2.0, 4.0]))
     (array([1, 2, 1, 0]), array([1., 1., 2., 0.]))
@@ -24,12 +24,27 @@ def levels(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.cumsum(change), np.diff(moments[order], append=moments[order][-1:])
 
 
+def active_seconds(begin: np.ndarray, end: np.ndarray, at_s: np.ndarray) -> np.ndarray:
+    """Return the seconds of all spans until each moment: sums of max(moment - begin, 0) less those of the ends.
+
+    >>> active_seconds(np.array([0.0, 1.0]), np.array([2.0, 4.0]), np.array([1.0, 3.0])).tolist()
+    [1.0, 4.0]
+    """
+
+    def since(moments: np.ndarray) -> np.ndarray:
+        ordered = np.sort(moments)
+        count = np.searchsorted(ordered, at_s)
+        return at_s * count - np.concatenate([[0.0], np.cumsum(ordered)])[count]
+
+    return since(begin) - since(end)
+
+
 def decoding(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
     """Return the spans in which requests decoded, by the log's own times, seconds."""
-    first = measured.sent_s + measured.ttft_ms / 1e3
-    last = measured.sent_s + measured.e2e_ms / 1e3
-    known = np.isfinite(first) & np.isfinite(last) & (last > first)
-    return first[known], last[known]
+    first_s = measured.sent_s + measured.ttft_ms / 1e3
+    last_s = measured.sent_s + measured.e2e_ms / 1e3
+    decodes = np.isfinite(first_s) & np.isfinite(last_s) & (last_s > first_s)
+    return first_s[decodes], last_s[decodes]
 
 
 def most_running(begin: np.ndarray, end: np.ndarray) -> int:
@@ -52,7 +67,7 @@ def seats_seen(measured: Measured, expected_ms: np.ndarray) -> int | None:
         return None
     most = most_running(begin, end)
     number, seconds = levels(begin, end)
-    held = float(seconds[number >= most - 1].sum() / max(seconds[number > 0].sum(), 1e-9))
+    share_at_most = float(seconds[number >= most - 1].sum() / max(seconds[number > 0].sum(), 1e-9))
     times = [ttft_ms[np.isfinite(ttft_ms)] for ttft_ms in (measured.ttft_ms[measured.ok], expected_ms)]
     if not all(ttft_ms.size for ttft_ms in times):
         return None
@@ -60,4 +75,4 @@ def seats_seen(measured: Measured, expected_ms: np.ndarray) -> int | None:
     late = np.quantile(times[0], 0.9) - np.quantile(times[1], 0.9)
     waits = (real > LEAST_TIMES * ours or late > 10 * LEAST_WAIT_MS) and late > LEAST_WAIT_MS
     # the loop of a client that sends when an answer is there is a level too, without a queue behind it
-    return most if waits and held >= LEAST_SHARE and float(number.max()) <= most + 1 else None
+    return most if waits and share_at_most >= LEAST_SHARE and float(number.max()) <= most + 1 else None

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.compared_log import ComparedLog
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import Variant, given
+from kernelsight.comparison.replay import Variant, give_log
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 
@@ -63,10 +63,10 @@ def measured_power(requests: pa.Table, measured: Measured, tables: Mapping[str, 
 
     ``tables``: production_windows and production_logs of the log.
     """
-    stated = requests["power_w"].combine_chunks()
-    if stated.null_count < len(stated) - 1:
-        known = stated.is_valid().to_numpy(zero_copy_only=False)
-        at_s, power_w = measured.sent_s[known], stated.drop_null().to_numpy()
+    power = requests["power_w"].combine_chunks()
+    if power.null_count < len(power) - 1:
+        is_known = power.is_valid().to_numpy(zero_copy_only=False)
+        at_s, power_w = measured.sent_s[is_known], power.drop_null().to_numpy()
         ahead = np.append(np.diff(at_s) > 0.0, False)
         return [Series(at_s[ahead], np.append(at_s[1:], 0.0)[ahead], power_w[ahead], None)]
     windows = tables["production_windows"]
@@ -84,14 +84,18 @@ def mean_power(series: Sequence[Series], measured: Measured) -> MeanPower | None
     if not series or not np.ptp(spans) > 0.0:
         return None
     power_w, variance = 0.0, 0.0
-    for one in series:
-        seconds, joules = (float(np.diff(each(spans))[0]) for each in (one.seconds, one.joules))
+    for gpu_series in series:
+        seconds, joules = (float(np.diff(cumulated(spans))[0]) for cumulated in (gpu_series.seconds, gpu_series.joules))
         if seconds < LEAST_COVERED * float(np.ptp(spans)) or seconds <= 0.0:
             return None
-        inside = one.power_w[(one.end_s > spans[0]) & (one.start_s < spans[1])]
+        inside = gpu_series.power_w[(gpu_series.end_s > spans[0]) & (gpu_series.start_s < spans[1])]
         power_w += joules / seconds
         variance += float(inside.var() / inside.size)
-    gpus = None if any(one.gpus is None for one in series) else sum(one.gpus or 0 for one in series)
+    gpus = (
+        None
+        if any(gpu_series.gpus is None for gpu_series in series)
+        else sum(gpu_series.gpus or 0 for gpu_series in series)
+    )
     return MeanPower(power_w, variance**0.5, gpus)
 
 
@@ -102,9 +106,9 @@ def span_s(measured: Measured) -> float:
 
 def _served_s(measured: Measured) -> np.ndarray:
     """Return the times of sending of the first request and of the end of the last one."""
-    ends = (measured.sent_s + measured.e2e_ms / 1e3)[measured.ok]
-    ends = ends[np.isfinite(ends)]
-    return np.array([float(measured.sent_s[measured.ok].min()), float(ends.max())]) if ends.size else np.zeros(2)
+    ends_s = (measured.sent_s + measured.e2e_ms / 1e3)[measured.ok]
+    ends_s = ends_s[np.isfinite(ends_s)]
+    return np.array([float(measured.sent_s[measured.ok].min()), float(ends_s.max())]) if ends_s.size else np.zeros(2)
 
 
 def _series(rows: Sequence[Mapping[str, Any]], later_s: float) -> Series:
@@ -130,7 +134,7 @@ def _later_s(requests: pa.Table, at_s: np.ndarray, logs: pa.Table) -> dict[str, 
 
 def _beside_replay(log: ComparedLog, series: Sequence[Series], session: Session) -> list[dict[str, Any]]:
     with session.fork() as fork:
-        if not given(fork, log.load, [Variant(log.question.flags)]):
+        if not give_log(fork, log.load, [Variant(log.question.flags)]):
             return []
         windows = fork.table("power_over_time").to_pylist()
         energy = fork.table("scenario_energy").to_pylist()
@@ -138,23 +142,32 @@ def _beside_replay(log: ComparedLog, series: Sequence[Series], session: Session)
         return []
     edges = np.array([[row["start_s"], row["end_s"]] for row in windows])
     spans = np.diff(edges, axis=1).ravel()
-    covered = [np.diff(one.seconds(edges), axis=1).ravel() >= spans - 1e-6 * np.maximum(spans, 1.0) for one in series]
+    covered = [
+        np.diff(gpu_series.seconds(edges), axis=1).ravel() >= spans - 1e-6 * np.maximum(spans, 1.0)
+        for gpu_series in series
+    ]
     usable = np.logical_and.reduce(covered) & (spans > 0.0)
-    measured_w = sum(np.diff(one.joules(edges), axis=1).ravel() for one in series) / np.maximum(spans, 1e-9)
-    gpus = None if any(one.gpus is None for one in series) else sum(one.gpus or 0 for one in series)
+    measured_w = sum(np.diff(gpu_series.joules(edges), axis=1).ravel() for gpu_series in series) / np.maximum(
+        spans, 1e-9
+    )
+    gpus = (
+        None
+        if any(gpu_series.gpus is None for gpu_series in series)
+        else sum(gpu_series.gpus or 0 for gpu_series in series)
+    )
     low, high = (energy[0][f"mean_power_w_{end}"] / energy[0]["mean_power_w"] for end in ("low", "high"))
     return [
         {
-            "start_s": windows[at]["start_s"],
-            "end_s": windows[at]["end_s"],
+            "start_s": windows[index]["start_s"],
+            "end_s": windows[index]["end_s"],
             "gpus": energy[0]["gpus"],
             "measured_gpus": gpus,
-            "measured_w": float(measured_w[at]),
-            "predicted_w": windows[at]["power_w"],
-            "predicted_low_w": windows[at]["power_w"] * low,
-            "predicted_high_w": windows[at]["power_w"] * high,
+            "measured_w": float(measured_w[index]),
+            "predicted_w": windows[index]["power_w"],
+            "predicted_low_w": windows[index]["power_w"] * low,
+            "predicted_high_w": windows[index]["power_w"] * high,
         }
-        for at in np.flatnonzero(usable).tolist()
+        for index in np.flatnonzero(usable).tolist()
     ]
 
 
@@ -167,17 +180,17 @@ def power_answer(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def mean(name: str) -> float:
         return sum(row[name] * span for row, span in zip(rows, seconds, strict=True)) / sum(seconds)
 
-    first = rows[0]
+    first_row = rows[0]
     measured, predicted = mean("measured_w"), mean("predicted_w")
-    same = first["measured_gpus"] in (None, first["gpus"]) and measured > 0.0
+    comparable = first_row["measured_gpus"] in (None, first_row["gpus"]) and measured > 0.0
     return {
         "measured": measured,
         "predicted": predicted,
         "low": mean("predicted_low_w"),
         "high": mean("predicted_high_w"),
-        "error": predicted / measured - 1.0 if same else None,
-        "gpus": first["gpus"],
-        "measured_gpus": first["measured_gpus"],
+        "error": predicted / measured - 1.0 if comparable else None,
+        "gpus": first_row["gpus"],
+        "measured_gpus": first_row["measured_gpus"],
         "seconds": sum(seconds),
     }
 

@@ -31,10 +31,10 @@ class Variant(NamedTuple):
 
     def corrections(self) -> list[dict[str, Any]]:
         """Return the rows of ``corrections`` but for the deployment; none where nothing is corrected."""
-        kernels = [{"part": part, "factor": factor, "exposed_us": 0.0} for part, factor in self.factors.items()]
+        kernels = [{"part": name, "factor": factor, "exposed_us": 0.0} for name, factor in self.factors.items()]
         host = {"host": self.step_us, "front_end": self.request_us}
         return [row for row in kernels if row["factor"] != 1.0] + [
-            {"part": part, "factor": 1.0, "exposed_us": value} for part, value in host.items() if value
+            {"part": name, "factor": 1.0, "exposed_us": value} for name, value in host.items() if value
         ]
 
 
@@ -79,20 +79,20 @@ class Replayed(NamedTuple):
     def only(self, names: Collection[str]) -> Replayed:
         """Return the same with these of KEPT alone, of both phases together: what a million requests do not need takes
         no memory."""
-        none = np.zeros((1, 0), np.int64)
-        parts = [
-            values.sum(axis=0, keepdims=True) if name in names else none
+        no_parts = np.zeros((1, 0), np.int64)
+        parts_ns = [
+            values.sum(axis=0, keepdims=True) if name in names else no_parts
             for name, values in zip(KEPT, self.parts_ns, strict=False)
         ]
-        steps = self.steps.sum(axis=0, keepdims=True) if "host" in names else none
-        return self._replace(parts_ns=parts, steps=steps)
+        steps = self.steps.sum(axis=0, keepdims=True) if "host" in names else no_parts
+        return self._replace(parts_ns=parts_ns, steps=steps)
 
     def part(self, name: str) -> np.ndarray:
         """Return a part of both phases together, nanoseconds, shape [requests]."""
         return self.parts_ns[KEPT.index(name)].sum(axis=0)
 
 
-def given(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
+def give_log(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
     """Give a session the log on every variant that can be planned; return the number of each scenario's variant."""
     plan = plan_rows(fork, [{**NO_LOAD, **variant.flags} for variant in variants], on_fault="collect", origin="")
     deployments, scenarios, corrections, places = {}, [], [], {}
@@ -123,7 +123,7 @@ def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict
     Keys: ttft, tpot, e2e; none where no request is served. From ``scenario_intervals``.
     """
     with session.fork() as fork:
-        given(fork, load, [variant])
+        give_log(fork, load, [variant])
         rows = {row["metric"]: row for row in fork.table("scenario_intervals").to_pylist()}
     means = {name: rows.get(f"{name}_mean_ms") for name in ("ttft", "tpot", "e2e")}
     return {name: (row["low"] / row["predicted"], row["high"] / row["predicted"]) for name, row in means.items() if row}
@@ -153,9 +153,9 @@ def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:
         blocks = requests["prompt_tokens"].to_numpy() // block_tokens
         shared = np.minimum(cached.fill_null(0).to_numpy() // block_tokens, blocks)
         offsets = np.concatenate([[0], np.cumsum(blocks)])
-        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+        block_index = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
         distinct = np.arange(offsets[-1]) + blocks.max(initial=0)
-        numbers = np.where(place < np.repeat(shared, blocks), place, distinct)
+        numbers = np.where(block_index < np.repeat(shared, blocks), block_index, distinct)
         table["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(numbers)).cast(
             pa.list_(pa.int64())
         )

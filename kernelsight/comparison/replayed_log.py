@@ -11,9 +11,9 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
 from kernelsight.comparison.errors import concurrency_of, measured_by_metric, predicted_of
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.question import question_of
-from kernelsight.comparison.replay import KEPT, KERNELS, NO_LOAD, Replayed, Variant, given, interval_factors
+from kernelsight.comparison.replay import KEPT, KERNELS, NO_LOAD, Replayed, Variant, give_log, interval_factors
 from kernelsight.comparison.settings import stated_settings
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
@@ -34,18 +34,18 @@ def settings_table(comparisons: pa.Table, session: Session) -> pa.Table:
 
 def replay_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa.Table]:
     """Return ``log_replays`` and ``replayed_parts``."""
-    requests, parts = [], []
+    requests, part_rows = [], []
     for log in logs:
-        (base,) = LogWorlds(session, log.load).serve([Variant(log.question.flags)])
+        (base,) = LogReplayer(session, log.load).serve([Variant(log.question.flags)])
         usable = log.measured.ok & base.served & np.isfinite(log.measured.e2e_ms)
         means = {name: float(base.part(name)[usable].mean() / 1e6) if usable.any() else 0.0 for name in KEPT}
-        parts += [
+        part_rows += [
             {"comparison_id": log.comparison_id, "part": name, "predicted_ms": mean} for name, mean in means.items()
         ]
         requests.append(_request_table(log, base))
     return {
         "log_replays": joined("log_replays", requests),
-        "replayed_parts": as_table(contracts()["replayed_parts"], parts),
+        "replayed_parts": as_table(contracts()["replayed_parts"], part_rows),
     }
 
 
@@ -97,9 +97,9 @@ def explained_table(log: ComparedLog, replayed: Replayed) -> pa.Table:
 def base_of(log_replays: pa.Table, comparison_id: str) -> Replayed:
     """Return the replay as stated, without parts, from its rows of ``log_replays``."""
     rows = rows_of(log_replays, comparison_id)
-    none = np.zeros((1, 0), np.int64)
+    no_parts = np.zeros((1, 0), np.int64)
     moments = [rows[f"{name}_ns"].fill_null(-1).to_numpy() for name in MOMENTS]
-    return Replayed(rows["predicted_cached_tokens"].to_numpy(), *moments, [none] * len(KEPT), none)
+    return Replayed(rows["predicted_cached_tokens"].to_numpy(), *moments, [no_parts] * len(KEPT), no_parts)
 
 
 def explained_of(explained_replays: pa.Table, comparison_id: str, base: Replayed) -> Replayed:
@@ -113,8 +113,8 @@ def explained_of(explained_replays: pa.Table, comparison_id: str, base: Replayed
         return np.zeros((1, 0), np.int64) if column.null_count else column.to_numpy()[None, :]
 
     moments = {name: rows[name].to_numpy() for name in ("sent_ns", "scheduled_ns", "finish_ns")}
-    parts = [part(f"{name}_ns") if name in KERNELS else np.zeros((1, 0), np.int64) for name in KEPT]
-    return base._replace(**moments, parts_ns=parts, steps=part("steps"))
+    parts_ns = [part(f"{name}_ns") if name in KERNELS else np.zeros((1, 0), np.int64) for name in KEPT]
+    return base._replace(**moments, parts_ns=parts_ns, steps=part("steps"))
 
 
 def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa.Table]:
@@ -125,15 +125,15 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
         by_metric = interval_factors(session, log.load, variant)
         chance = chance_of_requests(log, session) if by_metric else {}
         for metric, (low, high) in by_metric.items():
-            ends = {"low": low, "high": high}
+            factors = {"low": low, "high": high}
             # both err independently: their parts of the half-width add up in squares
-            ends |= {
-                f"request_{name}": float(np.exp(sign * np.hypot(np.log(end), chance[metric])))
-                for (name, end), sign in zip(list(ends.items()), (-1.0, 1.0), strict=True)
+            factors |= {
+                f"request_{name}": float(np.exp(sign * np.hypot(np.log(factor), chance[metric])))
+                for (name, factor), sign in zip(list(factors.items()), (-1.0, 1.0), strict=True)
             }
-            intervals.append({**key, "metric": metric, **ends})
+            intervals.append({**key, "metric": metric, **factors})
         with session.fork() as fork:
-            given(fork, log.load, [variant])
+            give_log(fork, log.load, [variant])
             tiers.append({**key, **fork.table("deployment_tiers").to_pylist()[0]})
     rows = {"log_intervals": intervals, "log_tiers": tiers}
     return {name: as_table(contracts()[name], values) for name, values in rows.items()}
@@ -147,18 +147,18 @@ def chance_of_requests(log: ComparedLog, session: Session) -> dict[str, float]:
     """
     rows = log.sample_rows if log.sample_rows.size else np.arange(log.load.num_rows)
     variants = [Variant(log.question.flags, dict.fromkeys(KERNELS, factor)) for factor in (1.0, *NEIGHBOURS)]
-    first, *others = LogWorlds(session, log.load).serve(variants, rows, with_parts=False)
+    base, *neighbours = LogReplayer(session, log.load).serve(variants, rows, with_parts=False)
     output = log.measured.output_tokens[rows]
-    middle, spread = predicted_of(first, output), {}
+    middle, spread = predicted_of(base, output), {}
     for metric, ours in middle.items():
-        off = []
-        for other in others:
+        deviations = []
+        for neighbour in neighbours:
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.log(predicted_of(other, output)[metric] / ours)
+                ratio = np.log(predicted_of(neighbour, output)[metric] / ours)
             ratio = ratio[np.isfinite(ratio)]
-            off.append(np.abs(ratio - np.median(ratio)) if ratio.size else ratio)
-        together = np.concatenate(off)
-        spread[metric] = float(np.quantile(together, 0.9)) if together.size else 0.0
+            deviations.append(np.abs(ratio - np.median(ratio)) if ratio.size else ratio)
+        all_deviations = np.concatenate(deviations)
+        spread[metric] = float(np.quantile(all_deviations, 0.9)) if all_deviations.size else 0.0
     return spread
 
 

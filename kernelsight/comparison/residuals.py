@@ -51,8 +51,8 @@ def misfit(residuals: GroupResiduals, noise: GroupResiduals) -> float:
 
     Which requests share a step is chance, so that single requests scatter; the model may be off by ALLOWED.
     """
-    there = residuals.count > 0
-    return float((residuals.mean**2 / variance_of(noise))[there].sum())
+    nonempty = residuals.count > 0
+    return float((residuals.mean**2 / variance_of(noise))[nonempty].sum())
 
 
 def variance_of(noise: GroupResiduals) -> np.ndarray:
@@ -74,20 +74,20 @@ def group_residuals(residuals: np.ndarray, groups: np.ndarray) -> GroupResiduals
     residuals = residuals / (1.0 - residuals / 2.0)
     size = int(groups.max(initial=-1)) + 1
     mean, count, spread = np.zeros((len(residuals), size)), np.zeros((len(residuals), size)), np.zeros(len(residuals))
-    for phase, shares in enumerate(residuals):
-        there = np.isfinite(shares)
-        count[phase] = np.bincount(groups[there], minlength=size)
-        sums = np.bincount(groups[there], shares[there], minlength=size)
+    for phase, phase_residuals in enumerate(residuals):
+        finite = np.isfinite(phase_residuals)
+        count[phase] = np.bincount(groups[finite], minlength=size)
+        sums = np.bincount(groups[finite], phase_residuals[finite], minlength=size)
         mean[phase] = np.divide(sums, count[phase], out=np.zeros(size), where=count[phase] > 0)
-        spread[phase] = _spread(shares[there] - mean[phase][groups[there]])
+        spread[phase] = _spread(phase_residuals[finite] - mean[phase][groups[finite]])
     return GroupResiduals(mean, count, spread)
 
 
 def averaged(several: Sequence[GroupResiduals]) -> GroupResiduals:
     """Return the mean over replays of nearly equal sizes: which requests share a step differs in each."""
     return GroupResiduals(
-        np.mean([each.mean for each in several], axis=0), several[0].count,
-        np.mean([each.spread for each in several], axis=0),
+        np.mean([residuals.mean for residuals in several], axis=0), several[0].count,
+        np.mean([residuals.spread for residuals in several], axis=0),
     )  # fmt: skip
 
 
@@ -110,8 +110,8 @@ def similar(measured: Measured, chosen: np.ndarray) -> np.ndarray:
     Which requests share a step is chance; the mean over such a group is free of it, so that what remains has a cause.
     """
     sent = measured.sent_s[chosen]
-    ends = np.sort(sent + np.nan_to_num(measured.e2e_ms[chosen]) / 1e3)
-    running = np.arange(sent.size)[np.argsort(np.argsort(sent))] - np.searchsorted(ends, sent)
+    ends_s = np.sort(measured.last_s[chosen])
+    running = np.arange(sent.size)[np.argsort(np.argsort(sent))] - np.searchsorted(ends_s, sent)
     number = np.zeros(sent.size, np.int64)
     for values in (measured.prompt_tokens[chosen], measured.output_tokens[chosen], running):
         edges = np.unique(np.quantile(values, [1 / 3, 2 / 3]))

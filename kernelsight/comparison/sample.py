@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.dataflow.session import Session
@@ -21,21 +21,21 @@ PAUSE_S = 60.0
 class Sample(NamedTuple):
     """Some consecutive requests of a log, and how variants serve them."""
 
-    worlds: LogWorlds
-    whole: Measured
+    replayer: LogReplayer
+    log_measured: Measured
     rows: np.ndarray
 
     @property
     def measured(self) -> Measured:
         """What was measured of these requests."""
-        return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.whole))
+        return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.log_measured))
 
     def serve(self, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
         """Serve these requests on every variant."""
-        return self.worlds.serve(variants, self.rows, with_parts=with_parts)
+        return self.replayer.serve(variants, self.rows, with_parts=with_parts)
 
 
-def in_turn(requests: pa.Table, logs: pa.Table) -> pa.Table:
+def in_order_of_sending(requests: pa.Table, logs: pa.Table) -> pa.Table:
     """Return the requests of all logs in order of sending.
 
     Logs with unix times that overlap were sent at the same time, and stay so; others follow one another. ``logs``: the
@@ -47,15 +47,17 @@ def in_turn(requests: pa.Table, logs: pa.Table) -> pa.Table:
     if len(names) == 1 and _is_in_order(_sent(requests)):
         return requests.combine_chunks()
     starts = dict(zip(logs["log_id"].to_pylist(), logs["start_unix_s"].to_pylist(), strict=True))
-    parts, offset = [], 0.0
+    merged_groups, offset = [], 0.0
     for group in _at_the_same_time(requests, names, starts):
-        first = starts.get(group[0]) or 0.0
-        moved = [_later(requests.filter(pc.equal(requests["log_id"], name)), offset, starts, first) for name in group]
+        group_start = starts.get(group[0]) or 0.0
+        moved = [
+            _shifted(requests.filter(pc.equal(requests["log_id"], name)), offset, starts, group_start) for name in group
+        ]
         merged = pa.concat_tables(moved)
         merged = merged.take(pc.sort_indices(pa.table({"sent": _sent(merged)}), [("sent", "ascending")]))
-        parts.append(merged)
+        merged_groups.append(merged)
         offset = (pc.max(_sent(merged)).as_py() or 0.0) + PAUSE_S
-    return pa.concat_tables(parts).combine_chunks()
+    return pa.concat_tables(merged_groups).combine_chunks()
 
 
 def _sent(requests: pa.Table) -> pa.ChunkedArray:
@@ -64,7 +66,7 @@ def _sent(requests: pa.Table) -> pa.ChunkedArray:
 
 def _at_the_same_time(requests: pa.Table, names: list[str], starts: Mapping[str, float | None]) -> list[list[str]]:
     """Return the logs in groups whose unix times overlap, by their start; those without unix times each alone."""
-    ends = {row["log_id"]: row["sent_max"] or 0.0 for row in _last_sent(requests)}
+    last_sent = {row["log_id"]: row["sent_max"] or 0.0 for row in _last_sent(requests)}
     stamped = sorted((name for name in names if starts.get(name) is not None), key=lambda name: starts[name])
     groups, end = [[name] for name in names if starts.get(name) is None], -np.inf
     for name in stamped:
@@ -72,7 +74,7 @@ def _at_the_same_time(requests: pa.Table, names: list[str], starts: Mapping[str,
             groups[-1].append(name)
         else:
             groups.append([name])
-        end = max(end, starts[name] + ends[name])
+        end = max(end, starts[name] + last_sent[name])
     return groups
 
 
@@ -81,12 +83,14 @@ def _last_sent(requests: pa.Table) -> list[dict[str, Any]]:
     return sent.group_by("log_id", use_threads=False).aggregate([("sent", "max")]).to_pylist()
 
 
-def _later(requests: pa.Table, offset: float, starts: Mapping[str, float | None], first: float) -> pa.Table:
+def _shifted(requests: pa.Table, offset: float, starts: Mapping[str, float | None], group_start: float) -> pa.Table:
     """Return the requests of one log on the time line of its group, which begins at ``offset``."""
-    later = offset + (starts.get(requests["log_id"][0].as_py()) or first) - first
+    later = offset + (starts.get(requests["log_id"][0].as_py()) or group_start) - group_start
     for column in ("arrival_s", "sent_s"):
-        at = requests.column_names.index(column)
-        requests = requests.set_column(at, requests.schema.field(at), pc.add(requests[column], later))
+        column_index = requests.column_names.index(column)
+        requests = requests.set_column(
+            column_index, requests.schema.field(column_index), pc.add(requests[column], later)
+        )
     return requests
 
 

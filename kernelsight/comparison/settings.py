@@ -94,8 +94,8 @@ def _differs(session: Session, setting: str, stated: Any, logged: str) -> bool:
             return resolve_gpu(session, logged) != str(stated)
         except KernelSightError:
             return False
-    one, other = str(stated).lower(), logged.lower()
-    return one != other and not ("/" in other or one in other)
+    stated_value, logged_value = str(stated).lower(), logged.lower()
+    return stated_value != logged_value and not ("/" in logged_value or stated_value in logged_value)
 
 
 def _other_shape(session: Session, stated: str, logged: str) -> bool:

@@ -1,4 +1,4 @@
-"""How a log's times differ from a replay's, as figures that causes leave their mark on, and how far these are off.
+"""Signature of a miss: how TTFT and TPOT of a log differ from a replay's, in three figures by which causes differ.
 
 Each cause has a signature: a slow tokenizer makes TTFT longer with every prompt token and leaves TPOT as it is, a small
 step budget makes TTFT longer and TPOT shorter, host time adds as much to every step, a slower GPU scales both.
@@ -63,8 +63,10 @@ def _line(tokens: np.ndarray, values: np.ndarray, rows: np.ndarray) -> tuple[flo
     if edges.size < 3:
         return _median(values), 0.0
     group = np.clip(np.searchsorted(edges, tokens, side="right") - 1, 0, edges.size - 2)
-    there = [number for number in range(edges.size - 1) if np.count_nonzero(group == number) >= LEAST_IN_GROUP]
-    points = np.array([[np.median(tokens[group == number]), np.median(values[group == number])] for number in there])
+    full_groups = [number for number in range(edges.size - 1) if np.count_nonzero(group == number) >= LEAST_IN_GROUP]
+    points = np.array(
+        [[np.median(tokens[group == number]), np.median(values[group == number])] for number in full_groups]
+    )
     if len(points) < 3:
         return _median(values), 0.0
     slope, at_none = np.polyfit(points[:, 0], points[:, 1], 1)

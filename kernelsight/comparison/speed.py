@@ -13,6 +13,7 @@ import numpy as np
 
 from kernelsight.comparison.lost_time import MOST_REQUESTS, LostTime
 from kernelsight.comparison.measured_requests import Measured
+from kernelsight.comparison.occupancy import active_seconds
 from kernelsight.comparison.replay import Replayed
 
 # a window with less time of requests in it, in windows, says nothing
@@ -35,21 +36,20 @@ def speed_of(measured: Measured, base: Replayed, lost: LostTime) -> Speed:
     """Return the speed of an engine along a log."""
     count = lost.share.size
     edges = lost.start_s + lost.width_s * np.arange(count + 1)
-    first = measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3
-    real = running_in(first, measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3, edges)
+    real = running_in(measured.first_s, measured.last_s, edges)
     done = base.served
     ours = running_in(base.first_ns[done] / 1e9, base.finish_ns[done] / 1e9, edges)
     prompts = measured.prompt_tokens - np.nan_to_num(base.cached_tokens)
     read, ours_read = (
-        np.histogram(at, edges, weights=weights)[0] / lost.width_s
-        for at, weights in ((first, prompts), (base.first_ns[done] / 1e9, prompts[done]))
+        np.histogram(at_s, edges, weights=weights)[0] / lost.width_s
+        for at_s, weights in ((measured.first_s, prompts), (base.first_ns[done] / 1e9, prompts[done]))
     )
     predicted = _time_per_token(measured, base, edges)
-    known = (ours > LEAST_COVERED) & (predicted > 0.0)
+    usable = (ours > LEAST_COVERED) & (predicted > 0.0)
     smooth = np.ones(5) / 5.0
     read, ours_read = np.convolve(read, smooth, "same"), np.convolve(ours_read, smooth, "same")
-    form = np.column_stack([np.ones(count), ours, predicted * ours_read])[known]
-    a, b, c = _nonnegative(form, predicted[known])
+    form = np.column_stack([np.ones(count), ours, predicted * ours_read])[usable]
+    a, b, c = _nonnegative(form, predicted[usable])
     took = predicted * np.exp(lost.log_factor)
     expected = a + b * real + c * took * read
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -61,28 +61,20 @@ def speed_of(measured: Measured, base: Replayed, lost: LostTime) -> Speed:
 
 
 def running_in(begin: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return how many of some spans are there on average in each window."""
-    there = np.isfinite(begin) & np.isfinite(end) & (end > begin)
-    begin, end, width = begin[there], end[there], edges[1] - edges[0]
-
-    def before(moments: np.ndarray) -> np.ndarray:
-        """Return the seconds that all spans' ends lie before each edge."""
-        ordered = np.sort(moments)
-        place = np.searchsorted(ordered, edges)
-        return edges * place - np.concatenate([[0.0], np.cumsum(ordered)])[place]
-
-    return np.diff(before(begin) - before(end)) / width
+    """Return the mean number of spans that are active in each window."""
+    nonempty = np.isfinite(begin) & np.isfinite(end) & (end > begin)
+    width = edges[1] - edges[0]
+    return np.diff(active_seconds(begin[nonempty], end[nonempty], edges)) / width
 
 
 def _time_per_token(measured: Measured, base: Replayed, edges: np.ndarray) -> np.ndarray:
     """Return the mean predicted time per token of the requests that decoded in each window, where they did, seconds."""
-    first = measured.sent_s + np.nan_to_num(measured.ttft_ms) / 1e3
-    last = measured.sent_s + np.nan_to_num(measured.e2e_ms) / 1e3
-    rows = np.flatnonzero(base.served & measured.ok & (measured.output_tokens > 1) & (last > first))
+    first_s, last_s = measured.first_s, measured.last_s
+    rows = np.flatnonzero(base.served & measured.ok & (measured.output_tokens > 1) & (last_s > first_s))
     rows = rows[:: max(-(-rows.size // MOST_REQUESTS), 1)]
     tpot = (base.finish_ns - base.first_ns)[rows] / 1e9 / (measured.output_tokens[rows] - 1.0)
     width = edges[1] - edges[0]
-    inside = np.minimum(last[rows, None], edges[None, 1:]) - np.maximum(first[rows, None], edges[None, :-1])
+    inside = np.minimum(last_s[rows, None], edges[None, 1:]) - np.maximum(first_s[rows, None], edges[None, :-1])
     inside = np.maximum(inside, 0.0) / width
     total = inside.sum(axis=0)
     return np.divide(tpot @ inside, total, out=np.zeros(total.size), where=total > 1e-9)

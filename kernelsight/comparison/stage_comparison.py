@@ -17,7 +17,7 @@ from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import NO_LOAD, conformed
 from kernelsight.comparison.stage_logs import Stage, client_of, findings, load_of_stage, stages_of
-from kernelsight.comparison.unused_rows import counted, unused
+from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.comparison.verdict import verdict_table
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
@@ -65,18 +65,21 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
         with session.fork() as fork:
             give_stages(fork, comparison)
             fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers")
-            summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda each: each["scenario_id"])
+            summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda fork_row: fork_row["scenario_id"])
             intervals: dict[str, dict[str, Any]] = {}
-            for each in fork.table("scenario_intervals").to_pylist():
-                intervals.setdefault(each["scenario_id"], {})[each["metric"]] = (each["low"], each["high"])
+            for fork_row in fork.table("scenario_intervals").to_pylist():
+                intervals.setdefault(fork_row["scenario_id"], {})[fork_row["metric"]] = (
+                    fork_row["low"],
+                    fork_row["high"],
+                )
             tiers.append({"comparison_id": comparison.comparison_id, **fork.table("deployment_tiers").to_pylist()[0]})
         for stage, summary in zip(comparison.stages, summaries, strict=True):
             rows += [
-                {"comparison_id": comparison.comparison_id, **each}
-                for each in _stage_rows(stage, summary, intervals.get(summary["scenario_id"], {}))
+                {"comparison_id": comparison.comparison_id, **fork_row}
+                for fork_row in _stage_rows(stage, summary, intervals.get(summary["scenario_id"], {}))
             ]
-    made = {"stage_vs_prediction": rows, "stage_tiers": tiers}
-    return {name: as_table(contracts()[name], values) for name, values in made.items()}
+    rows_by_table = {"stage_vs_prediction": rows, "stage_tiers": tiers}
+    return {name: as_table(contracts()[name], values) for name, values in rows_by_table.items()}
 
 
 def give_stages(fork: Session, comparison: Stages) -> None:
@@ -87,16 +90,16 @@ def give_stages(fork: Session, comparison: Stages) -> None:
     scenarios, loads = [], []
     for number, stage in enumerate(comparison.stages):
         name = f"{number:03d}"
-        known = stated.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
-        most = int(known) if known else None if stage.is_open else stage.in_flight
+        concurrency = stated.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
+        most = int(concurrency) if concurrency else None if stage.is_open else stage.in_flight
         scenarios.append({**scenario, "scenario_id": name, "max_concurrency": most})
         columns = load_of_stage(stage, stated.get("seed", 0) + number, stated, comparison.client)
         loads.append(pa.table({"load_id": pa.array([name] * stage.requests), **columns}))
     give_plan(fork, plan.deployments_of(plan.planned), scenarios)
     names = [row["scenario_id"] for row in scenarios]
     fork.give("scenario_loads", [{"scenario_id": name, "load_id": name} for name in names])
-    together = pa.concat_tables(loads)
-    fork.give("load_requests", conformed({name: together[name] for name in together.column_names}), trusted=True)
+    requests = pa.concat_tables(loads)
+    fork.give("load_requests", conformed({name: requests[name] for name in requests.column_names}), trusted=True)
 
 
 def _stage_rows(
@@ -167,7 +170,7 @@ class StageComparison:
         off = errors["e2e_ms"]["measured"] - errors["e2e_ms"]["predicted"] if errors["e2e_ms"]["n"] else 0.0
         return {
             "requests": sum(stage.requests for stage in self.stages),
-            "dropped": counted(faults),
+            "dropped": fault_counts(faults),
             "files": self._logs["production_files"].to_pylist(),
             **errors,
             "cause": dict(NO_CAUSE),
@@ -206,27 +209,27 @@ class StageComparison:
 
     def _verdict(self) -> str:
         """Return one sentence: how far the open stages are off in E2E, and full ones in the rate that is served."""
-        lost = unused(counted(self._logs["log_faults"].to_pylist()))
+        lost = unused_clause(fault_counts(self._logs["log_faults"].to_pylist()))
         means = [row for row in self.rows if row["statistic"] == "mean"]
         has_e2e = any(row["metric"] == "e2e_ms" and row["open_loop"] for row in means)
         # a report without E2E, such as vLLM's, has the other two
         of_open = ["e2e_ms"] if has_e2e else ["ttft_ms", "tpot_ms"]
-        said = []
+        clauses = []
         for metric, is_open in (*((name, True) for name in of_open), ("request_throughput", False)):
             rows = [row for row in means if row["metric"] == metric and row["open_loop"] == is_open]
             if rows:
                 errors = [row["error"] for row in rows]
                 stages = f"{len(rows)} {'open' if is_open else 'full'} {'stage' if len(rows) == 1 else 'stages'}"
-                what = metric.removesuffix("_ms").upper() if is_open else "rate"
+                metric_name = metric.removesuffix("_ms").upper() if is_open else "rate"
                 off = (
                     f"within {deviation(min(errors))} to {deviation(max(errors))} of"
                     if len(rows) > 1
                     else f"{deviation(errors[0])} off"
                 )
-                said.append(f"{what} of {stages} predicted {off} measured")
-        if not said:
+                clauses.append(f"{metric_name} of {stages} predicted {off} measured")
+        if not clauses:
             return f"no stage of the log has a mean that is compared{lost}."
-        return "; ".join(said) + f"; the log holds no requests, so that no cause was looked for{lost}."
+        return "; ".join(clauses) + f"; the log holds no requests, so that no cause was looked for{lost}."
 
     def table(self, name: str) -> pa.Table:
         """Return ``stage_vs_prediction``, ``stage_corrections``, or a table of the log; InvalidInput: another name."""

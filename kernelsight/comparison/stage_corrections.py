@@ -60,15 +60,15 @@ def correction_table(
     for row in comparisons.to_pylist():
         comparison = stages_of_comparison(row, production_summaries)
         errors = [
-            each
-            for each in stage_vs_prediction.to_pylist()
-            if each["comparison_id"] == comparison.comparison_id and each["statistic"] == "mean"
+            error
+            for error in stage_vs_prediction.to_pylist()
+            if error["comparison_id"] == comparison.comparison_id and error["statistic"] == "mean"
         ]
         rows += _corrections(comparison, errors, session)
     return as_table(contracts()["stage_corrections"], rows)
 
 
-def likeliest(seen: Observed, slopes: np.ndarray) -> np.ndarray:
+def likeliest(observations: Observed, slopes: np.ndarray) -> np.ndarray:
     """Return the likeliest value of each part: logarithms of factors, and microseconds.
 
     ``slopes``: what each part does to the logarithm of each observation, by its unit.
@@ -79,20 +79,20 @@ def likeliest(seen: Observed, slopes: np.ndarray) -> np.ndarray:
     >>> round(float(found[PARTS.index("decode_gemm")]), 3)
     0.019
     """
-    scaled, weight = np.zeros(len(PARTS)), np.ones(seen.miss.size)
-    metrics = np.bincount(seen.run)
+    scaled, weight = np.zeros(len(PARTS)), np.ones(observations.miss.size)
+    metrics = np.bincount(observations.run)
     for _ in range(ITERATIONS):
-        precise = (slopes * SD) * (weight / seen.noise**2)[:, None]
-        scaled = np.linalg.solve(precise.T @ (slopes * SD) + np.eye(len(PARTS)), precise.T @ seen.miss)
-        off = ((seen.miss - (slopes * SD) @ scaled) / seen.noise) ** 2
-        weight = ((DEGREES + metrics) / (DEGREES + np.bincount(seen.run, off)))[seen.run]
+        precise = (slopes * SD) * (weight / observations.noise**2)[:, None]
+        scaled = np.linalg.solve(precise.T @ (slopes * SD) + np.eye(len(PARTS)), precise.T @ observations.miss)
+        off = ((observations.miss - (slopes * SD) @ scaled) / observations.noise) ** 2
+        weight = ((DEGREES + metrics) / (DEGREES + np.bincount(observations.run, off)))[observations.run]
     return np.clip(scaled, -MOST_SD, MOST_SD) * SD
 
 
-def observed(comparison: Stages, errors: Sequence[Mapping[str, Any]]) -> tuple[Observed, np.ndarray]:
+def observed_misses(comparison: Stages, errors: Sequence[Mapping[str, Any]]) -> tuple[Observed, np.ndarray]:
     """Return what the stages say, and which of their means each observation is, as indices (stage, metric)."""
     by_stage = {(row["log_id"], row["part"], row["metric"]): row for row in errors}
-    observations, places = [], []
+    observations, positions = [], []
     for number, stage in enumerate(comparison.stages):
         for column, metric in enumerate(METRICS):
             row = by_stage.get((stage.log_id, stage.part, metric))
@@ -101,31 +101,33 @@ def observed(comparison: Stages, errors: Sequence[Mapping[str, Any]]) -> tuple[O
                 observations.append(
                     (-math.log1p(row["error"]), math.hypot(NOISE[metric], OF_INTERVAL * width / WIDTH_90))
                 )
-                places.append((number, column))
-    which = np.array(places, int).reshape(-1, 2)
+                positions.append((number, column))
+    indices = np.array(positions, int).reshape(-1, 2)
     values = np.array(observations, float).reshape(-1, 2)
-    return Observed(np.unique(which[:, 0], return_inverse=True)[1], values[:, 0], values[:, 1]), which
+    return Observed(np.unique(indices[:, 0], return_inverse=True)[1], values[:, 0], values[:, 1]), indices
 
 
 def _corrections(comparison: Stages, errors: Sequence[Mapping[str, Any]], session: Session) -> list[dict[str, Any]]:
-    seen, which = observed(comparison, errors)
-    if not seen.miss.size:
+    observations, indices = observed_misses(comparison, errors)
+    if not observations.miss.size:
         return []
     with session.fork() as fork:
         give_stages(fork, comparison)
-        known = fingerprint(fork.table("deployment_settings").to_pylist()[0])
-        values = likeliest(seen, _slopes(fork, comparison, known)[which[:, 0], which[:, 1]])
-    return [{"comparison_id": comparison.comparison_id, **row} for row in _rows(comparison, values, known)]
+        settings_fingerprint = fingerprint(fork.table("deployment_settings").to_pylist()[0])
+        values = likeliest(observations, _slopes(fork, comparison, settings_fingerprint)[indices[:, 0], indices[:, 1]])
+    return [
+        {"comparison_id": comparison.comparison_id, **row} for row in _rows(comparison, values, settings_fingerprint)
+    ]
 
 
-def _slopes(session: Session, comparison: Stages, known: str) -> np.ndarray:
+def _slopes(session: Session, comparison: Stages, settings_fingerprint: str) -> np.ndarray:
     """Return what a unit of each part does to the logarithms of the means of each stage: [stages, metrics, parts]."""
-    first = _means(session)
+    means = _means(session)
     slopes = []
     for values in np.diag(STEP * SD):
         with session.fork() as fork:
-            fork.give("log_corrections", _rows(comparison, values, known))
-            slopes.append(np.log(_means(fork) / first) / values.sum())
+            fork.give("log_corrections", _rows(comparison, values, settings_fingerprint))
+            slopes.append(np.log(_means(fork) / means) / values.sum())
     return np.stack(slopes, axis=-1)
 
 
@@ -136,7 +138,7 @@ def _means(session: Session) -> np.ndarray:
     return np.array([[row[name] for name in names] for row in summary], float)
 
 
-def _rows(comparison: Stages, values: np.ndarray, known: str) -> list[dict[str, Any]]:
+def _rows(comparison: Stages, values: np.ndarray, settings_fingerprint: str) -> list[dict[str, Any]]:
     """Return the rows of a correction by PARTS, of those that are moved at all."""
     stage_names = ", ".join(stage.part for stage in comparison.stages[:3]) + (
         ", …" if len(comparison.stages) > 3 else ""
@@ -148,7 +150,7 @@ def _rows(comparison: Stages, values: np.ndarray, known: str) -> list[dict[str, 
             "exposed_us": float(value) if part in HOST_SD else 0.0,
             "n": sum(stage.requests for stage in comparison.stages),
             "fitted_on": f"statistics of {stage_names}",
-            "fingerprint": known,
+            "fingerprint": settings_fingerprint,
         }
         for part, value in zip(PARTS, values, strict=True)
         if value

@@ -85,7 +85,10 @@ def client_of(summaries: pa.Table) -> dict[str, float]:
 def _stage(log_id: str, part: str, statistics: Mapping[tuple[str, str], float]) -> Stage | None:
     requests, prompt, output = (
         int(statistics.get(("requests", "total"), 0)),
-        *({name: value for (metric, name), value in statistics.items() if metric == each} for each in LENGTHS),
+        *(
+            {name: value for (metric, name), value in statistics.items() if metric == length_metric}
+            for length_metric in LENGTHS
+        ),
     )
     duration = statistics.get(("duration_s", "total"))
     achieved = statistics.get(("achieved_rate", "mean")) or (requests / duration if duration else 0.0)
@@ -118,14 +121,14 @@ def drawn_lengths(stated: Mapping[str, float], n: int, draw: np.random.Generator
     >>> drawn_lengths({"min": 10.0, "p50": 20.0, "max": 30.0, "mean": 20.0}, 4, np.random.default_rng(0)).tolist()
     [22, 12, 18, 28]
     """
-    known = sorted((SHARES[name], value) for name, value in stated.items() if name in SHARES)
-    if not known:
+    quantiles = sorted((SHARES[name], value) for name, value in stated.items() if name in SHARES)
+    if not quantiles:
         return np.full(n, max(round(stated["mean"]), 1))
     places = draw.permutation((np.arange(n) + 0.5) / n)
-    values = np.interp(places, *zip(*known, strict=True))
+    values = np.interp(places, *zip(*quantiles, strict=True))
     if "mean" in stated:
         # what lies between the stated quantiles is not known: the mean says on which side most of it is
-        least, most = known[0][1], known[-1][1]
+        least, most = quantiles[0][1], quantiles[-1][1]
         low, high = least - most, most - least
         for _ in range(40):
             middle = (low + high) / 2.0
@@ -135,7 +138,7 @@ def drawn_lengths(stated: Mapping[str, float], n: int, draw: np.random.Generator
     return np.maximum(np.rint(values), 1).astype(np.int64)
 
 
-def lengths_as_stated(known: Mapping[str, float], nominal: int | None, ratio: float | None) -> Mapping[str, float]:
+def lengths_as_stated(statistics: Mapping[str, float], nominal: int | None, ratio: float | None) -> Mapping[str, float]:
     """Return statistics of lengths; ``nominal``: stated instead of them; ``ratio``: they go from it x nominal to that.
 
     >>> lengths_as_stated({"mean": 90.0}, None, 0.8)
@@ -143,9 +146,9 @@ def lengths_as_stated(known: Mapping[str, float], nominal: int | None, ratio: fl
     >>> lengths_as_stated({"mean": 90.0}, 64, None)
     {'mean': 64.0}
     """
-    if ratio is None or (nominal is None and "mean" not in known) or (nominal is None and len(known) > 1):
-        return known if nominal is None else {"mean": float(nominal)}
-    longest = round(known["mean"] * 2.0 / (1.0 + ratio), 6) if nominal is None else float(nominal)
+    if ratio is None or (nominal is None and "mean" not in statistics) or (nominal is None and len(statistics) > 1):
+        return statistics if nominal is None else {"mean": float(nominal)}
+    longest = round(statistics["mean"] * 2.0 / (1.0 + ratio), 6) if nominal is None else float(nominal)
     return {"min": round(longest * ratio, 6), "max": longest}
 
 
@@ -170,18 +173,21 @@ def load_of_stage(stage: Stage, seed: int, stated: Mapping[str, Any], client: Ma
     if stage.is_open and math.isfinite(stage.rate):
         gaps = draw.exponential(1.0 / stage.rate, n)
         arrivals = np.cumsum(gaps) - gaps[0]
-    again = {}
+    shared_blocks = {}
     if unique := int(client.get("unique_prompts", 0)):
         prompts = lengths["prompt_tokens"][:unique]
         lengths["prompt_tokens"] = np.resize(prompts, n)
         blocks = lengths["prompt_tokens"] // BLOCK_TOKENS
         longest = int(blocks.max(initial=0))
         numbers = [list(range(i % unique * longest, i % unique * longest + k)) for i, k in enumerate(blocks.tolist())]
-        again = {"hash_ids": pa.array(numbers, pa.list_(pa.int64())), "hash_block_tokens": np.full(n, BLOCK_TOKENS)}
+        shared_blocks = {
+            "hash_ids": pa.array(numbers, pa.list_(pa.int64())),
+            "hash_block_tokens": np.full(n, BLOCK_TOKENS),
+        }
     return {
         "request_id": np.arange(n),
         "arrival_s": arrivals,
-        **again,
+        **shared_blocks,
         **lengths,
     }
 
@@ -192,9 +198,9 @@ def findings(stages: list[Stage], faults: list[Mapping[str, Any]], client: Mappi
     for row in faults:
         if row["rule"] == "counted_twice":
             twice.setdefault(row["explanation"], []).append(str(row["example"]))
-    said = [f"{', '.join(parts)}: {explanation}" for explanation, parts in twice.items()]
+    sentences = [f"{', '.join(examples)}: {explanation}" for explanation, examples in twice.items()]
     behind = [stage for stage in stages if not stage.is_open]
-    said += [
+    sentences += [
         f"{stage.part}: {number(stage.rate)} requests/s were requested and {number(stage.achieved)} sent, "
         f"{number(stage.delay_ms / 1e3, 2)} s late on average: a closed loop of about {stage.in_flight:,} requests in "
         "flight"
@@ -202,19 +208,23 @@ def findings(stages: list[Stage], faults: list[Mapping[str, Any]], client: Mappi
         if math.isfinite(stage.rate)
     ]
     if most := client.get("max_concurrency"):
-        said.append(f"the client has {rounded(most)} requests in flight at most: its workers, each with its own limit")
+        sentences.append(
+            f"the client has {rounded(most)} requests in flight at most: its workers, each with its own limit"
+        )
     if unique := client.get("unique_prompts"):
         sent = sum(stage.requests for stage in stages)
-        said.append(
+        sentences.append(
             f"the client sends {rounded(unique)} different prompts {rounded(sent / unique)} times: a prefix cache "
             "finds them"
         )
     if output := client.get("output_tokens"):
-        said.append(
+        sentences.append(
             f"every request generates {rounded(output)} tokens (end of text is ignored); the client counts from the "
             "text"
         )
     if len(behind) < len(stages):
-        said.append("times of sending are not in the log: gaps of the open stages are drawn from an exponential law")
-    said.append("parts of the miss need requests: a statistic of TTFT does not say how long a request waited")
-    return said
+        sentences.append(
+            "times of sending are not in the log: gaps of the open stages are drawn from an exponential law"
+        )
+    sentences.append("parts of the miss need requests: a statistic of TTFT does not say how long a request waited")
+    return sentences

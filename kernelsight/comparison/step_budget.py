@@ -34,16 +34,16 @@ def budget_seen(gaps_ms: np.ndarray, prompt_tokens: np.ndarray, stated: int, lin
     base_ms, token_ms = line
     if not gaps.size or not token_ms > 0.0 or not np.isfinite(base_ms):
         return None
-    alone = float(np.median(gaps))
-    gaps = gaps[gaps > WITH_PROMPT * alone]
+    usual_gap = float(np.median(gaps))
+    gaps = gaps[gaps > WITH_PROMPT * usual_gap]
     if gaps.size < LEAST_GAPS:
         return None
     usual, longest = np.quantile(gaps, (0.9, 0.99))
     whole_ms = base_ms + token_ms * min(float(np.quantile(prompt_tokens, 0.95)), stated)
-    whole = np.count_nonzero(gaps > (longest + whole_ms) / 2.0)
-    if longest > FLAT * usual or whole_ms < LEAST_LONGER * longest or whole > MOST_WHOLE * prompt_tokens.size:
+    long_gaps = np.count_nonzero(gaps > (longest + whole_ms) / 2.0)
+    if longest > FLAT * usual or whole_ms < LEAST_LONGER * longest or long_gaps > MOST_WHOLE * prompt_tokens.size:
         return None
     # a piece hides the reading of weights in a step without prompts, and not its attention and host time: half of it
-    tokens = (longest - alone / 2.0) / token_ms
+    tokens = (longest - usual_gap / 2.0) / token_ms
     budget = min(BUDGETS, key=lambda size: abs(np.log(size / tokens)))
     return budget if budget < stated else None

@@ -14,17 +14,17 @@ DOUBTFUL = ("order_of_times",)  # compared, but their times contradict each othe
 REJECTED = "rejected by the simulated engine"
 
 
-def counted(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def fault_counts(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of ``log_faults`` of all logs together, by rule.
 
     >>> fault = {"rule": "duplicate_id", "rows": "dropped", "explanation": "requests whose id occurs before", "n": 2}
-    >>> counted([fault, fault | {"log_id": "other"}])[0]["n"]
+    >>> fault_counts([fault, fault | {"log_id": "other"}])[0]["n"]
     4
     """
     by_rule: dict[tuple[str, str], dict[str, Any]] = {}
     for row in faults:
-        first = {"reason": row["rule"], "n": 0, "rows": row["rows"], "explanation": row["explanation"]}
-        by_rule.setdefault((row["rule"], row["rows"]), first)["n"] += row["n"]
+        empty_count = {"reason": row["rule"], "n": 0, "rows": row["rows"], "explanation": row["explanation"]}
+        by_rule.setdefault((row["rule"], row["rows"]), empty_count)["n"] += row["n"]
     return list(by_rule.values())
 
 
@@ -34,20 +34,21 @@ def rejected(n: int, longest: int, limit: int) -> dict[str, Any]:
     return {"reason": REJECTED, "n": n, "rows": "excluded", "explanation": why}
 
 
-def unused(dropped: Sequence[Mapping[str, Any]]) -> str:
+def unused_clause(dropped: Sequence[Mapping[str, Any]]) -> str:
     """Return how many rows of a log were not used or are doubtful, and why, for the end of a verdict; "" for none.
 
-    >>> unused(counted([{"rule": "no_output", "rows": "excluded", "explanation": "requests: why", "n": 1200}]))
+    >>> fault = {"rule": "no_output", "rows": "excluded", "explanation": "requests: why", "n": 1200}
+    >>> unused_clause(fault_counts([fault]))
     '; not used: 1,200 × requests (why)'
     """
     groups = (("not used", (*LOST, REJECTED)), ("doubtful", DOUBTFUL))
     return "".join(
-        f"; {what}: {', '.join(_said(row) for row in rows)}"
-        for what, reasons in groups
+        f"; {heading}: {', '.join(_rows_lost(row) for row in rows)}"
+        for heading, reasons in groups
         if (rows := sorted((row for row in dropped if row["reason"] in reasons), key=lambda row: -row["n"]))
     )
 
 
-def _said(row: Mapping[str, Any]) -> str:
-    what, colon, why = row["explanation"].partition(": ")
-    return f"{row['n']:,} × {what}{f' ({why})' if colon else ''}"
+def _rows_lost(row: Mapping[str, Any]) -> str:
+    rows_lost, colon, why = row["explanation"].partition(": ")
+    return f"{row['n']:,} × {rows_lost}{f' ({why})' if colon else ''}"

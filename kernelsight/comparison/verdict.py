@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.comparison.errors import METRICS, are_as_claimed
-from kernelsight.comparison.unused_rows import unused
+from kernelsight.comparison.unused_rows import unused_clause
 from kernelsight.escape import html_table
 from kernelsight.number_format import deviation, number, percent, rounded
 
@@ -39,22 +39,25 @@ def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> st
 
     ``unlooked_for``: why no cause was looked for.
     """
-    said = f"{_found(answer, unlooked_for)[:-1]}{_power(answer.get('power_w'))}{unused(answer['dropped'])}."
+    sentence = _miss_sentence(answer, unlooked_for)[:-1] + _power_clause(answer.get("power_w"))
+    sentence += f"{unused_clause(answer['dropped'])}."
     if answer["tier"] == "unmeasured-vendor":
-        return f"{said[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
+        return (
+            f"{sentence[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
+        )
     if answer["tier"] == "cross-generation":
-        return f"{said[:-1]}; kernels of this GPU were not measured but predicted from other GPUs."
+        return f"{sentence[:-1]}; kernels of this GPU were not measured but predicted from other GPUs."
     if (
         answer["tier"] == "target-measured"
         and answer["measured_share"] < MOSTLY
         and (families := answer["assumed_families"])
     ):
         names = families.replace("_", " ")
-        return f"{said[:-1]}; kernels of {names} were not measured as they run here: their constants are assumed."
-    return said
+        return f"{sentence[:-1]}; kernels of {names} were not measured as they run here: their constants are assumed."
+    return sentence
 
 
-def _power(power: Mapping[str, Any] | None) -> str:
+def _power_clause(power: Mapping[str, Any] | None) -> str:
     """Return measured and predicted power, for the end of a verdict; "" where they cannot be compared."""
     if not power or power["error"] is None:
         return ""
@@ -62,7 +65,7 @@ def _power(power: Mapping[str, Any] | None) -> str:
     return f"; its GPUs drew {number(measured)} W, predicted {number(predicted)} W ({deviation(error)})"
 
 
-def _found(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
+def _miss_sentence(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
     name = next((name for name in ("E2E", "TPOT", "TTFT") if answer[f"{name.lower()}_ms"]["n"]), None)
     if name is None:
         return "no request of the log was served in the replay, so that nothing is compared."
@@ -71,25 +74,26 @@ def _found(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
     times = f"measured {number(e2e['measured'])} ms, predicted {number(e2e['predicted'])} ms"
     impossible = [row for row in answer["suspects"] if row["evidence"] == "impossible"]
     agrees = abs(off) < AGREES and not answer["causes"]
-    said = f"log and prediction agree: mean {name} {times}" if agrees else (
+    sentence = f"log and prediction agree: mean {name} {times}" if agrees else (
         f"mean {name} is {percent(abs(off), 1)} {'longer' if off > 0 else 'shorter'} than predicted ({times})"
     )  # fmt: skip
     unit = _other_unit(e2e["measured"] / e2e["predicted"])
     if unit:
         return (
-            f"{said}; its times look like {unit} that were read as ms: --columns names a unit, as in ttft_ms=first[s]."
+            f"{sentence}; its times look like {unit} that were read as ms: --columns names a unit, as in "
+            "ttft_ms=first[s]."
         )
     if impossible:
         row = impossible[0]
-        return f"{said}; the log contradicts {row['setting']} {row['stated']}: {row['value']}."
+        return f"{sentence}; the log contradicts {row['setting']} {row['stated']}: {row['value']}."
     if answer["causes"]:
-        return f"{said}; {'; and '.join(cause_sentence(cause) for cause in answer['causes'])}."
+        return f"{sentence}; {'; and '.join(cause_sentence(cause) for cause in answer['causes'])}."
     if unlooked_for is not None:
-        return f"{said}; {unlooked_for}." if unlooked_for else f"{said}."
+        return f"{sentence}; {unlooked_for}." if unlooked_for else f"{sentence}."
     if agrees:
-        return f"{said}."
+        return f"{sentence}."
     covered = are_as_claimed(answer[f"{metric}_ms"] for metric in METRICS)
-    return f"{said}; {'the 90 % intervals of the prediction hold that' if covered else 'no cause holds'}."
+    return f"{sentence}; {'the 90 % intervals of the prediction hold that' if covered else 'no cause holds'}."
 
 
 def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", described: str = "described") -> str:
@@ -100,7 +104,7 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
     """
     kind, name, value = cause["kind"], cause["name"], cause["value"]
     if kind in ("incident", "change"):
-        return _event(cause)
+        return _event_sentence(cause)
     if kind == "setting":
         return f"the log looks like {name} {value} instead of {stated}"
     if kind == "load":
@@ -120,7 +124,7 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
     return f"explained by {WORDS[name]} at {number(value, 3)} times the predicted time"
 
 
-def _event(cause: Mapping[str, Any]) -> str:
+def _event_sentence(cause: Mapping[str, Any]) -> str:
     name, value, begin, end = (cause[key] for key in ("name", "value", "from_s", "to_s"))
     when = f"from {rounded(begin)} s on" if cause["kind"] == "change" else f"from {rounded(begin)} to {rounded(end)} s"
     if name == "pause":
@@ -166,13 +170,15 @@ def not_separated(
     ]
     if len(wide) < 2:
         return []
-    has = evidence or {}
+    counts = evidence or {}
     steps = "engine steps (--steps: vLLM --enable-logging-iteration-details, forward-pass metrics)"
     kernels = "kernels (--kernels: vllm bench forward)"
-    missing = [what for name, what in (("steps", steps), ("kernels", kernels)) if not has.get(name)]
+    missing = [records for name, records in (("steps", steps), ("kernels", kernels)) if not counts.get(name)]
     would = f"; {' or '.join(missing)} would" if missing else ""
-    *first, last = sorted(wide, reverse=True)
-    parts_named = f"{first[0]} from {last}" if len(wide) == 2 else f"{', '.join(first)} and {last} from each other"
+    *others, last_part = sorted(wide, reverse=True)
+    parts_named = (
+        f"{others[0]} from {last_part}" if len(wide) == 2 else f"{', '.join(others)} and {last_part} from each other"
+    )
     return [f"this log does not separate {parts_named}: only their sum is known{would}"]
 
 
@@ -189,9 +195,9 @@ def not_judged(answer: Mapping[str, Any]) -> list[str]:
     missing = [name for name in ("TTFT", "TPOT", "E2E") if not answer[f"{name.lower()}_ms"]["n"]]
     if len(missing) not in (1, 2):
         return []
-    what = "slower times, pauses and requests at once" if "E2E" in missing else "time before and after the "
-    what += "" if "E2E" in missing else "first token, each by itself,"
-    return [f"this log does not measure {' and '.join(missing)}: {what} are not judged"]
+    unjudged = "slower times, pauses and requests at once" if "E2E" in missing else "time before and after the "
+    unjudged += "" if "E2E" in missing else "first token, each by itself,"
+    return [f"this log does not measure {' and '.join(missing)}: {unjudged} are not judged"]
 
 
 def _other_unit(ratio: float) -> str | None:

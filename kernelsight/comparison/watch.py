@@ -18,9 +18,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kernelsight.comparison.drift import Drift, followed
+from kernelsight.comparison.drift import Drift, with_window
 from kernelsight.comparison.verdict import cause_sentence
-from kernelsight.comparison.watched_requests import COLUMNS, Kept, after, is_due, requests_table, window_of, with_new
+from kernelsight.comparison.watched_requests import (
+    COLUMNS,
+    Kept,
+    is_due,
+    requests_table,
+    window_of,
+    with_requests,
+    without_compared,
+)
 from kernelsight.comparison.watched_server import counters_between, scraped, window_between
 from kernelsight.dataflow.bounded_files import read_text
 from kernelsight.dataflow.bounded_http import get_text
@@ -28,7 +36,7 @@ from kernelsight.dataflow.durable import durable_file, locked
 from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.logs.appended_lines import Place, appended, rows_of
+from kernelsight.logs.appended_lines import Position, appended, rows_of
 from kernelsight.number_format import number
 from kernelsight.present.watched import Window, as_prometheus, history_rows, moment
 
@@ -42,7 +50,7 @@ class State:
     """What a watch knows: how far it has read, the rows that it keeps, what is usual, and what it has written."""
 
     source: str
-    place: Place = field(default_factory=Place)
+    place: Position = field(default_factory=Position)
     kept: Kept = field(default_factory=lambda: Kept([]))
     scrape: str = ""
     scraped_at: float = 0.0
@@ -54,7 +62,7 @@ class State:
     @property
     def drifting_since(self) -> float | None:
         """When the drift began that has not ended; None for none."""
-        return min((one.since for one in self.drifts.values() if one.since is not None), default=None)
+        return min((drift.since for drift in self.drifts.values() if drift.since is not None), default=None)
 
     def as_json(self) -> str:
         """Return the state as it is kept."""
@@ -80,11 +88,11 @@ def state_of(path: Path | None, source: str) -> State:
         return InvalidInput(f"--state {path} {problem}; give another file, or remove it to begin anew.")
 
     try:
-        stated = json.loads(read_text(path, refuse, MOST_STATE_BYTES))
-        if stated.pop("version") != VERSION:
+        fields = json.loads(read_text(path, refuse, MOST_STATE_BYTES))
+        if fields.pop("version") != VERSION:
             raise refuse("was written by another version")
-        state = State(**stated)
-        state.place, state.kept = Place(*state.place), Kept(*state.kept)
+        state = State(**fields)
+        state.place, state.kept = Position(*state.place), Kept(*state.kept)
         state.drifts = {name: Drift(*drift) for name, drift in state.drifts.items()}
         if any(len(row) != len(COLUMNS) for row in state.kept.rows):
             raise refuse("is no state of a watch")
@@ -113,7 +121,7 @@ class Watch:
         self.state = state_of(self.targets.state, self.source)
 
     @contextlib.contextmanager
-    def alone(self) -> Any:
+    def locked_state(self) -> Any:
         """Keep other processes from the state while a watch runs."""
         with locked(self.targets.state) if self.targets.state else contextlib.nullcontext():
             yield self
@@ -126,70 +134,72 @@ class Watch:
 
     def _poll_log(self) -> list[Window]:
         windows, path = [], Path(self.source)
-        for part in appended(path, self.state.place):
-            said = {
+        for appended_part in appended(path, self.state.place):
+            notes = {
                 "rotated": [f"{path} was rotated: reading goes on in the new file"],
                 "truncated": [f"{path} was truncated: it is read from its beginning"],
-            }.get(part.event, [])
-            if part.lines:
+            }.get(appended_part.event, [])
+            if appended_part.lines:
                 try:
-                    requests = rows_of(part, path, self.log_format, self.columns)
-                    self.state.kept = with_new(self.state.kept, requests)
+                    requests = rows_of(appended_part, path, self.log_format, self.columns)
+                    self.state.kept = with_requests(self.state.kept, requests)
                 except InvalidInput as refused:
-                    self.state.totals["refused"] += part.lines.count(b"\n")
-                    said.append(f"lines were not used: {refused}")
-            self.state.place = part.place
-            windows += self._windows(said)
+                    self.state.totals["refused"] += appended_part.lines.count(b"\n")
+                    notes.append(f"lines were not used: {refused}")
+            self.state.place = appended_part.place
+            windows += self._windows(notes)
             self._save()
         return windows
 
-    def _windows(self, said: list[str]) -> list[Window]:
+    def _windows(self, notes: list[str]) -> list[Window]:
         """Return the window of the requests that can be compared now; a window without requests holds what was said."""
         due = is_due(self.state.kept)
         if due <= self.state.kept.compared:
-            return self._only(said)
+            return self._window_of_notes(notes)
         try:
             metrics, counts = window_of(self.state.kept, due, self.flags, self.session)
         except InvalidInput as refused:
-            return self._only([*said, str(refused)])
+            return self._window_of_notes([*notes, str(refused)])
         finally:
-            self.state.kept = after(self.state.kept, due)
-        return [self._window(metrics, counts, said)]
+            self.state.kept = without_compared(self.state.kept, due)
+        return [self._window(metrics, counts, notes)]
 
-    def _only(self, said: list[str]) -> list[Window]:
+    def _window_of_notes(self, notes: list[str]) -> list[Window]:
         """Return a window without requests that holds what was said; none where nothing was."""
-        return [self._made({}, {}, said)] if said else []
+        return [self._new_window({}, {}, notes)] if notes else []
 
-    def _made(self, metrics: dict[str, dict[str, float]], counts: dict[str, float], said: list[str]) -> Window:
-        usual = {name: one.level for name, one in self.state.drifts.items()}
+    def _new_window(self, metrics: dict[str, dict[str, float]], counts: dict[str, float], notes: list[str]) -> Window:
+        usual = {name: drift.level for name, drift in self.state.drifts.items()}
         state = self.state
-        return Window(state.windows, metrics, counts, said, usual, state.drifting_since, dict(state.totals))
+        return Window(state.windows, metrics, counts, notes, usual, state.drifting_since, dict(state.totals))
 
     def _poll_server(self) -> list[Window]:
-        now = self.now()
+        now_s = self.now()
         try:
             text = scraped(get_text(self.source, TIMEOUT_S, MOST_BYTES))
         except RunFailed as failed:
-            return self._only([str(failed)])
+            return self._window_of_notes([str(failed)])
         before, since = self.state.scrape, self.state.scraped_at
-        self.state.scrape, self.state.scraped_at = text, now
+        self.state.scrape, self.state.scraped_at = text, now_s
         if not before:
             return []
         counters = counters_between(before, text)
         if counters is None:
-            return self._only([f"{redacted_text(self.source)}: counters fell or are missing: was it started again?"])
-        metrics = window_between(counters, now - since, self.flags, self.session)
+            return self._window_of_notes(
+                [f"{redacted_text(self.source)}: counters fell or are missing: was it started again?"]
+            )
+        metrics = window_between(counters, now_s - since, self.flags, self.session)
         if not metrics:
             return []
-        counts = {"requests": counters["finished"], "failed": 0.0, "start_s": since, "end_s": now}
+        counts = {"requests": counters["finished"], "failed": 0.0, "start_s": since, "end_s": now_s}
         return [self._window(metrics, counts, [])]
 
-    def _window(self, metrics: dict[str, dict[str, float]], counts: dict[str, float], said: list[str]) -> Window:
+    def _window(self, metrics: dict[str, dict[str, float]], counts: dict[str, float], notes: list[str]) -> Window:
         """Return a window, after it was followed for drift and written."""
         began = self._follow(metrics, counts["start_s"])
         for name in ("requests", "failed"):
             self.state.totals[name] += counts[name]
-        window = self._made(metrics, counts, said + began)
+        window = self._new_window(metrics, counts, notes + began)
         self.state.windows += 1
         if self.targets.history is not None:
             self.targets.history.mkdir(parents=True, exist_ok=True)
@@ -200,19 +210,21 @@ class Watch:
                 draft.write_text(as_prometheus(window), encoding="utf-8")
         return window
 
-    def _follow(self, metrics: Mapping[str, Mapping[str, float]], at: float) -> list[str]:
+    def _follow(self, metrics: Mapping[str, Mapping[str, float]], start_s: float) -> list[str]:
         """Return what is to be said of the drift: once when it begins, with what it looks like, and once at its end."""
-        was, events = self.state.drifting_since, []
+        drifting_before, events = self.state.drifting_since, []
         for name, figures in metrics.items():
-            self.state.drifts[name], event = followed(self.state.drifts.get(name, Drift()), figures["log_factor"], at)
+            self.state.drifts[name], event = with_window(
+                self.state.drifts.get(name, Drift()), figures["log_factor"], start_s
+            )
             events.append(event)
         since = self.state.drifting_since
-        if was is None and since is not None:
+        if drifting_before is None and since is not None:
             self.state.looks_like = self._looks_like(metrics)
             return [f"drift began at {moment(since)}: {self.state.looks_like}"]
-        if was is not None and since is None:
+        if drifting_before is not None and since is None:
             self.state.looks_like = ""
-            return [f"the drift that began at {moment(was)} has ended"]
+            return [f"the drift that began at {moment(drifting_before)} has ended"]
         return []
 
     def _looks_like(self, metrics: Mapping[str, Mapping[str, float]]) -> str:

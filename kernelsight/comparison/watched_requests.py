@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted_of
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import measured_of
 from kernelsight.comparison.replay import Variant, load_of_log
 from kernelsight.dataflow.rows import as_table
@@ -37,7 +37,7 @@ class Kept(NamedTuple):
     compared: int = 0
 
 
-def with_new(kept: Kept, requests: pl.DataFrame) -> Kept:
+def with_requests(kept: Kept, requests: pl.DataFrame) -> Kept:
     """Return the kept rows with new requests, which a log writes in the order in which they end.
 
     One that was sent before others that were compared is compared with the next window.
@@ -53,19 +53,19 @@ def is_due(kept: Kept) -> int:
     A log holds requests that have ended. What was sent less than the longest time before the last end may be missing,
     and with it a part of the load.
     """
-    ends = [row[0] + _seconds(row) for row in kept.rows]
-    if not ends:
+    ends_s = [row[0] + _duration_s(row) for row in kept.rows]
+    if not ends_s:
         return 0
-    longest = min(max(_seconds(row) for row in kept.rows), LONGEST_S)
-    due = sum(row[0] <= max(ends) - longest for row in kept.rows[kept.compared :])
+    longest = min(max(_duration_s(row) for row in kept.rows), LONGEST_S)
+    due = sum(row[0] <= max(ends_s) - longest for row in kept.rows[kept.compared :])
     # more than can be kept are compared early
     return kept.compared + max(due, len(kept.rows) - kept.compared - MOST_KEPT // 2)
 
 
-def after(kept: Kept, due: int) -> Kept:
+def without_compared(kept: Kept, due: int) -> Kept:
     """Return what is kept once the first ``due`` rows were compared: the last of them load those that follow."""
-    first = max(min(due, len(kept.rows) - MOST_KEPT // 2), 0)
-    return Kept(kept.rows[first:], due - first)
+    first_kept = max(min(due, len(kept.rows) - MOST_KEPT // 2), 0)
+    return Kept(kept.rows[first_kept:], due - first_kept)
 
 
 def window_of(
@@ -80,13 +80,13 @@ def window_of(
     table = requests_table(rows)
     measured, new = measured_of(table), {id(row) for row in kept.rows[kept.compared : due]}
     fresh = np.array([id(row) in new for row in rows])
-    (served,) = LogWorlds(session, load_of_log(table)).serve([Variant(flags)], with_parts=False)
+    (served,) = LogReplayer(session, load_of_log(table)).serve([Variant(flags)], with_parts=False)
     real, ours = measured_by_metric(measured), predicted_of(served, measured.output_tokens)
     figures = {}
     for metric in METRICS:
-        both = fresh & np.isfinite(real[metric]) & np.isfinite(ours[metric]) & (real[metric] > 0.0)
-        if both.any():
-            figures[metric] = _figures(real[metric][both], ours[metric][both])
+        in_both = fresh & np.isfinite(real[metric]) & np.isfinite(ours[metric]) & (real[metric] > 0.0)
+        if in_both.any():
+            figures[metric] = _figures(real[metric][in_both], ours[metric][in_both])
     times = measured.sent_s[fresh]
     counts = {"requests": float(fresh.sum()), "failed": float((fresh & ~measured.ok).sum())}
     return figures, counts | {"start_s": float(times.min()), "end_s": float(times.max())}
@@ -95,8 +95,8 @@ def window_of(
 def requests_table(rows: Sequence[Row]) -> pa.Table:
     """Return kept rows as ``production_requests``."""
     request_rows = [
-        {"log_id": "watched", "request_id": place, "arrival_s": row[0], **dict(zip(COLUMNS, row, strict=True))}
-        for place, row in enumerate(rows)
+        {"log_id": "watched", "request_id": index, "arrival_s": row[0], **dict(zip(COLUMNS, row, strict=True))}
+        for index, row in enumerate(rows)
     ]
     return as_table(contracts()["production_requests"], request_rows)
 
@@ -105,11 +105,14 @@ def _figures(real: np.ndarray, ours: np.ndarray) -> dict[str, float]:
     figures = {"n": float(real.size), "log_factor": float(np.median(np.log(real / np.maximum(ours, 1e-9))))}
     for name, values in (("measured", real), ("expected", ours)):
         figures[f"{name}_mean"] = float(values.mean())
-        figures |= {f"{name}_{share}": float(np.quantile(values, at)) for share, at in SHARES.items()}
+        figures |= {
+            f"{name}_{quantile_name}": float(np.quantile(values, quantile))
+            for quantile_name, quantile in SHARES.items()
+        }
     return figures
 
 
-def _seconds(row: Row) -> float:
+def _duration_s(row: Row) -> float:
     """Return how long a request took, as far as the log says."""
-    whole, first = row[COLUMNS.index("e2e_ms")], row[COLUMNS.index("ttft_ms")]
-    return ((first if whole is None else whole) or 0.0) / 1e3
+    e2e_ms, ttft_ms = row[COLUMNS.index("e2e_ms")], row[COLUMNS.index("ttft_ms")]
+    return ((ttft_ms if e2e_ms is None else e2e_ms) or 0.0) / 1e3

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kernelsight.comparison.errors import METRICS, predicted_of
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import LOAD, Variant, conformed
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
@@ -27,11 +27,11 @@ def scraped(text: str) -> str:
     return "\n".join(["# TYPE kept untyped", *used_lines(text)]) + "\n"
 
 
-def counters_between(before: str, now: str) -> dict[str, float] | None:
+def counters_between(before: str, later: str) -> dict[str, float] | None:
     """Return the counters of a server between two scrapes, of all its engines; None where it was started again."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{name}.txt" for name in ("before", "now")]
-        for file, text in zip(files, (before, now), strict=True):
+        for file, text in zip(files, (before, later), strict=True):
             file.write_text(text, encoding="utf-8")
         try:
             windows = read_logs(metrics=files)["production_windows"].to_pylist()
@@ -40,10 +40,10 @@ def counters_between(before: str, now: str) -> dict[str, float] | None:
     counts = ("prompt_tokens", "output_tokens", "cached_tokens", "first_tokens", "finished", "running", "waiting")
     counters = {name: float(sum(row[name] or 0.0 for row in windows)) for name in counts}
     for metric, count in (("ttft", "first_tokens"), ("tpot", "finished"), ("e2e", "finished")):
-        known = [row for row in windows if row[f"{metric}_mean_ms"] is not None and row[count]]
-        weight = sum(row[count] for row in known)
+        measured_windows = [row for row in windows if row[f"{metric}_mean_ms"] is not None and row[count]]
+        weight = sum(row[count] for row in measured_windows)
         if weight:
-            counters[metric] = sum(row[f"{metric}_mean_ms"] * row[count] for row in known) / weight
+            counters[metric] = sum(row[f"{metric}_mean_ms"] * row[count] for row in measured_windows) / weight
     if "tpot" not in counters and (mean := _mean_itl(windows)) is not None:
         counters["tpot"] = mean
     return counters
@@ -65,7 +65,7 @@ def window_between(
     output = max(round(counters["output_tokens"] / ended), 1)
     columns = {"load_id": [LOAD] * count, "request_id": np.arange(count), "arrival_s": sent - sent[0]}
     load = conformed({**columns, "prompt_tokens": [prompt] * count, "output_tokens": [output] * count})
-    (served,) = LogWorlds(session, load).serve([Variant(flags)], with_parts=False)
+    (served,) = LogReplayer(session, load).serve([Variant(flags)], with_parts=False)
     expected = predicted_of(served, np.full(count, float(output)))
     figures = {}
     for metric in METRICS:
@@ -82,5 +82,5 @@ def window_between(
 
 
 def _mean_itl(windows: list[dict[str, Any]]) -> float | None:
-    known = [row["itl_mean_ms"] for row in windows if row["itl_mean_ms"] is not None]
-    return float(np.mean(known)) if known else None
+    means_ms = [row["itl_mean_ms"] for row in windows if row["itl_mean_ms"] is not None]
+    return float(np.mean(means_ms)) if means_ms else None

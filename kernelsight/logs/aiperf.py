@@ -83,8 +83,8 @@ def _add_export(run: LogRun, export: Mapping[str, Any]) -> None:
     for name, ours in names.items():
         values = export.get(name)
         if isinstance(values, Mapping) and values.get("unit") == "ms":
-            for which in ("avg", "min", "max", "p50", "p90", "p99"):
-                run.summaries += statistic("run", ours, which, values.get(which))
+            for statistic_name in ("avg", "min", "max", "p50", "p90", "p99"):
+                run.summaries += statistic("run", ours, statistic_name, values.get(statistic_name))
 
 
 FORMAT = LogFormat(NAME, "requests", "aiperf profile (profile_export.jsonl)", _recognises, read_aiperf)

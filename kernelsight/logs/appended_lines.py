@@ -19,7 +19,7 @@ from kernelsight.logs.read import read_requests
 MOST_BYTES, HEAD_BYTES = 1 << 24, 256
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """How far a log was read: ``head`` is the digest of its first bytes, ``header`` the first line of a CSV."""
 
     inode: int = 0
@@ -29,17 +29,17 @@ class Place(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Whole lines, the place behind them, and what happened to the file before: "", rotated, or truncated."""
+    """Complete lines, the position after them, and the event before: "", rotated, or truncated."""
 
     lines: bytes
-    place: Place
+    place: Position
     event: str = ""
 
 
-def appended(path: Path, place: Place, most: int = MOST_BYTES) -> Iterator[Appended]:
-    """Yield what was appended to a log behind a place, at most ``most`` bytes at a time; nothing while it is missing.
+def appended(path: Path, position: Position, most: int = MOST_BYTES) -> Iterator[Appended]:
+    """Yield what was appended to a log after a position, at most ``most`` bytes at a time; nothing while it is missing.
 
-    A file of another inode was rotated: the rest of the old one is read where it lies beside the new one. One that is
+    A file of another inode was rotated: the rest of the old one is read if it is beside the new one. One that is
     shorter than what was read, or begins otherwise, was truncated, and is read from its beginning.
     InvalidInput: a line is longer than ``most``.
     """
@@ -48,64 +48,64 @@ def appended(path: Path, place: Place, most: int = MOST_BYTES) -> Iterator[Appen
     except FileNotFoundError:
         return
     event = ""
-    if place.offset and status.st_ino != place.inode:
+    if position.offset and status.st_ino != position.inode:
         event = "rotated"
-        old = _moved(path, place)
+        old = _rotated_file(path, position)
         if old is not None:
-            for part in _rest(old, place, most, last=True):
-                yield part
-                place = part.place
-        place = Place()
-    elif place.offset and (status.st_size < place.offset or _digest(path, place.offset) != place.head):
-        event, place = "truncated", Place()
-    none = True
-    for part in _rest(path, place._replace(inode=status.st_ino), most):
-        yield part._replace(event=event if none else "")
-        none = False
-    if none and event:
-        yield Appended(b"", Place(), event)
+            for appended_part in _lines_after(old, position, most, is_last=True):
+                yield appended_part
+                position = appended_part.place
+        position = Position()
+    elif position.offset and (status.st_size < position.offset or _digest(path, position.offset) != position.head):
+        event, position = "truncated", Position()
+    is_first = True
+    for appended_part in _lines_after(path, position._replace(inode=status.st_ino), most):
+        yield appended_part._replace(event=event if is_first else "")
+        is_first = False
+    if is_first and event:
+        yield Appended(b"", Position(), event)
 
 
-def rows_of(part: Appended, path: Path, log_format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
+def rows_of(appended_part: Appended, path: Path, log_format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
     """Return the requests of appended lines, with the times of the log's own clock; see ``read_requests``."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / path.name.removesuffix(".gz")
-        file.write_bytes(part.place.header.encode() + part.lines)
+        file.write_bytes(appended_part.place.header.encode() + appended_part.lines)
         try:
             return read_requests(file, log_format, columns)
         except InvalidInput as refused:
             raise InvalidInput(str(refused).replace(str(file), str(path))) from None
 
 
-def _rest(path: Path, place: Place, most: int, last: bool = False) -> Iterator[Appended]:
-    """Yield the whole lines behind a place; ``last``: nothing follows, so that a last line needs no end."""
+def _lines_after(path: Path, position: Position, most: int, is_last: bool = False) -> Iterator[Appended]:
+    """Yield the complete lines after a position; ``is_last``: nothing follows, so that a last line needs no end."""
     with path.open("rb") as file:
-        file.seek(place.offset)
-        while piece := file.read(most):
-            end = piece.rfind(b"\n") + 1
-            if last and len(piece) < most and end < len(piece):
-                piece, end = piece + b"\n", len(piece) + 1
+        file.seek(position.offset)
+        while chunk := file.read(most):
+            end = chunk.rfind(b"\n") + 1
+            if is_last and len(chunk) < most and end < len(chunk):
+                chunk, end = chunk + b"\n", len(chunk) + 1
             if not end:
-                if len(piece) == most:
+                if len(chunk) == most:
                     raise unusable(path, f"has a line of more than {most >> 20} MiB", "Give a log of requests by line.")
                 return
-            lines, start = piece[:end], place.offset
+            lines, start = chunk[:end], position.offset
             if not start and lines[:1] not in (b"{", b"["):
                 header, _, lines = lines.partition(b"\n")
-                place = place._replace(header=header.decode("utf-8", "replace") + "\n")
+                position = position._replace(header=header.decode("utf-8", "replace") + "\n")
             offset = start + end
-            place = place._replace(offset=offset, head=_digest(path, offset))
+            position = position._replace(offset=offset, head=_digest(path, offset))
             file.seek(offset)
-            yield Appended(lines, place)
+            yield Appended(lines, position)
 
 
-def _moved(path: Path, place: Place) -> Path | None:
-    """Return where the file lies that was read before: beside the log, with its inode and its first bytes."""
+def _rotated_file(path: Path, position: Position) -> Path | None:
+    """Return the rotated file that was read before: beside the log, with its inode and its first bytes."""
     with os.scandir(path.parent) as entries:
         for entry in entries:
-            if entry.is_file(follow_symlinks=False) and entry.inode() == place.inode:
+            if entry.is_file(follow_symlinks=False) and entry.inode() == position.inode:
                 old = Path(entry.path)
-                return old if _digest(old, place.offset) == place.head else None
+                return old if _digest(old, position.offset) == position.head else None
     return None
 
 

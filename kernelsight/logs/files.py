@@ -1,4 +1,4 @@
-"""Log files as readers see them: decompressed, with the fields of their first bytes, or of all of them."""
+"""Opens log files for readers: decompressed, with the fields of their first bytes, or of all of them."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class LogFile:
     @cached_property
     def columns(self) -> list[str]:
         """The fields of the first line of a text, as that of a CSV file."""
-        first = next((line for line in self.text.splitlines() if line.strip()), "")
+        first_line_text = next((line for line in self.text.splitlines() if line.strip()), "")
         try:
-            return [name.strip() for name in next(csv.reader([first]), [])]
+            return [name.strip() for name in next(csv.reader([first_line_text]), [])]
         except csv.Error:
             return []
 
@@ -126,8 +126,8 @@ class LogFile:
                 yield from unpacked_file(self.path, self.refuse)
                 return
             with self.path.open("rb") as file:
-                while piece := file.read(PIECE_BYTES):
-                    yield piece
+                while chunk := file.read(PIECE_BYTES):
+                    yield chunk
         except (OSError, EOFError, zlib.error) as problem:
             raise unusable(self.path, f"cannot be decompressed ({problem})", DAMAGED) from None
 
@@ -164,21 +164,21 @@ def open_log(path: str | os.PathLike[str]) -> LogFile:
     ('json', 'run', ['server', 'server.tp', 'ttfts'])
     """
     path = Path(path)
-    size = check_file(path, lambda what: unusable(path, what, "Give the path to a file."))
+    size = check_file(path, lambda reason: unusable(path, reason, "Give the path to a file."))
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"
         if compressed:  # once from end to end: no reader of a format meets more than a log can have
-            size = sum(map(len, unpacked_file(path, lambda what: unusable(path, what, UNPACK))))
+            size = sum(map(len, unpacked_file(path, lambda reason: unusable(path, reason, UNPACK))))
         with gzip.open(path) if compressed else path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except (OSError, EOFError, zlib.error) as problem:
         raise unusable(path, f"cannot be read ({problem})", DAMAGED) from None
     if not head.strip():
         raise unusable(path, "is empty", "Give a file with at least one request.")
-    for (pattern, what), advice in zip(_REFUSED, _ADVICE.values(), strict=True):
+    for (pattern, reason), advice in zip(_REFUSED, _ADVICE.values(), strict=True):
         if pattern.match(head):
-            raise unusable(path, what, advice)
+            raise unusable(path, reason, advice)
     return LogFile(path, head, _kind(head), compressed, size)
 
 
@@ -199,7 +199,7 @@ def _is_object(line: str) -> bool:
 
 
 def _parquet_columns(path: Path) -> list[str]:
-    return read_schema(path, lambda found: unusable(path, found, DAMAGED)).names
+    return read_schema(path, lambda problem: unusable(path, problem, DAMAGED)).names
 
 
 def documents(file: LogFile) -> Iterator[tuple[str, Any]]:
@@ -208,14 +208,14 @@ def documents(file: LogFile) -> Iterator[tuple[str, Any]]:
     Raises InvalidInput with the place of what is not JSON; places count documents from 1.
     """
     text = file.text_of_all()
-    decoder, at, number = json.JSONDecoder(), 0, 0
+    decoder, position, number = json.JSONDecoder(), 0, 0
     space = re.compile(r"\s*")
-    while (at := space.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+    while (position := space.match(text, position).end()) < len(text):  # type: ignore[union-attr]
         number += 1
         try:
-            value, at = decoder.raw_decode(text, at)
+            value, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError, MemoryError) as problem:
             reason = _REASONS.get(type(problem)) or getattr(problem, "msg", "a number has thousands of digits")
-            where = f"document {number}, byte {getattr(problem, 'pos', at)} of {len(text)}"
+            where = f"document {number}, byte {getattr(problem, 'pos', position)} of {len(text)}"
             raise unusable(file.path, f"is damaged or cut off ({where}: {reason})", DAMAGED) from None
         yield f"document {number}", value

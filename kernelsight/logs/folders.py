@@ -1,4 +1,4 @@
-"""A folder as one log: its files by what they are for, those of no known format named with what is in them."""
+"""A folder as one log: its files by role, and those of no known format with the reason."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kernelsight.errors import InvalidInput
 from kernelsight.logs import launch
 from kernelsight.logs.files import LogFile, open_log, unusable
 from kernelsight.logs.log_run import LogFormat
-from kernelsight.logs.registry import formats_of, recognise, what_is_there, with_known_fields
+from kernelsight.logs.registry import fields_shown, formats_of, recognise, with_known_fields
 
 LOOKED_FOR = "Give a folder with the results of a benchmark client or the requests of a server."
 MOST_NAMED = 4
 ROLES = ("requests", "steps", "metrics", "kernels", "launch")
 
 
-class Given(NamedTuple):
-    """A file with its format, what it is read for, and the folder that it was found in."""
+class GivenFile(NamedTuple):
+    """A file with its format, its role, and the folder that it was found in."""
 
     file: LogFile
     format: LogFormat
@@ -33,10 +33,10 @@ class Given(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """The files of a folder, in order of their names, and those that are not read, with why."""
+    """The files of a folder, in order of their names, and those that are not read, each with the reason."""
 
     path: Path
-    files: Sequence[Given]
+    files: Sequence[GivenFile]
     not_read: Mapping[str, str]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def open_folder(path: str | os.PathLike[str], name: str = "auto") -> Folder:
         raise unusable(folder, f"cannot be listed ({problem.strerror})", "Give a folder that can be read.") from None
     if not entries:
         raise unusable(folder, "is an empty folder", LOOKED_FOR)
-    files: list[Given] = []
+    files: list[GivenFile] = []
     not_read: dict[str, str] = {}
     for entry in entries:
         if entry.is_dir():
@@ -73,11 +73,11 @@ def open_folder(path: str | os.PathLike[str], name: str = "auto") -> Folder:
             continue
         log_format = _format(file, name)
         if log_format is None:
-            not_read[str(entry)] = f"no known format: {what_is_there(file)}"
+            not_read[str(entry)] = f"no known format: {fields_shown(file)}"
         elif name != "auto" and log_format.role == "requests" and log_format.name != name:
             not_read[str(entry)] = f"{log_format.name}, and not {name}"
         else:
-            files.append(Given(file, log_format, log_format.role, folder))
+            files.append(GivenFile(file, log_format, log_format.role, folder))
     _refuse_others(folder, files, not_read)
     return Folder(folder, files, not_read)
 
@@ -86,11 +86,13 @@ def _format(file: LogFile, name: str) -> LogFormat | None:
     """Return the one format of a file; InvalidInput: it has the fields of several, and none of them is named."""
     fitting = formats_of(file) or ([launch.FORMAT] if launch.FORMAT.recognises(file) else [])
     if len(fitting) > 1:
-        return next((each for each in fitting if each.name == name), None) or recognise(file, fitting[0].role)
+        return next((log_format for log_format in fitting if log_format.name == name), None) or recognise(
+            file, fitting[0].role
+        )
     return fitting[0] if fitting else None
 
 
-def _refuse_others(folder: Path, files: Sequence[Given], not_read: Mapping[str, str]) -> None:
+def _refuse_others(folder: Path, files: Sequence[GivenFile], not_read: Mapping[str, str]) -> None:
     if not files:
         listed = [f"{Path(path).name} ({reason})" for path, reason in not_read.items()]
         shown = ", ".join(listed[:MOST_NAMED]) + (
@@ -98,11 +100,11 @@ def _refuse_others(folder: Path, files: Sequence[Given], not_read: Mapping[str, 
         )
         raise unusable(folder, f"is a folder without a file of a known format: {shown}", LOOKED_FOR)
     requests: dict[str, list[str]] = {}
-    for one in files:
-        if one.role == "requests":
-            requests.setdefault(one.format.name, []).append(one.file.path.name)
+    for given in files:
+        if given.role == "requests":
+            requests.setdefault(given.format.name, []).append(given.file.path.name)
     if not requests:
-        listed = [f"{one.file.path.name} is {one.format.written_by}" for one in files]
+        listed = [f"{given.file.path.name} is {given.format.written_by}" for given in files]
         raise unusable(folder, f"is a folder without requests: {'; '.join(listed[:MOST_NAMED])}", LOOKED_FOR)
     if len(requests) > 1:
         listed = [f"{name}: {', '.join(names[:MOST_NAMED])}" for name, names in requests.items()]

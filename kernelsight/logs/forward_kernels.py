@@ -41,8 +41,8 @@ def read_forward_kernels(files: Sequence[LogFile]) -> list[LogRun]:
 
 
 def _run(file: LogFile, summary: Mapping[str, Any], cases: Mapping[str, list[Any]]) -> LogRun:
-    named = str(summary.get("trace") or "").rpartition("/")[2]
-    match = _RANK.match(named) or _RANK.match(file.path.name)
+    trace_name = str(summary.get("trace") or "").rpartition("/")[2]
+    match = _RANK.match(trace_name) or _RANK.match(file.path.name)
     case, rank = (match.group("case"), int(match.group("rank"))) if match else (file.name, 0)
     entries = [entry for entry in summary.get("kernels") or [] if isinstance(entry, Mapping)]
     if not entries:
@@ -65,8 +65,8 @@ def _run(file: LogFile, summary: Mapping[str, Any], cases: Mapping[str, list[Any
     ]
     frame = pl.DataFrame(rows, schema_overrides={"query_lens": pl.List(pl.Int64), "kv_lens": pl.List(pl.Int64)})
     run = LogRun(file, NAME)
-    named = with_families(frame, run.faults, "full_name").filter(pl.col("calls") > 0)
-    run.kernels = named.with_columns(_attention(requests).alias("family")).drop("full_name")
+    trace_name = with_families(frame, run.faults, "full_name").filter(pl.col("calls") > 0)
+    run.kernels = trace_name.with_columns(_attention(requests).alias("family")).drop("full_name")
     return run
 
 

@@ -66,8 +66,8 @@ def _run(file: LogFile) -> LogRun:
     frame = json_rows(file, _FIELDS, _COLUMNS, condition, run.faults)
     versions = frame["fpm_version"].drop_nulls().unique().sort().to_list()
     if any(version != VERSION for version in versions):
-        others = ", ".join(str(version) for version in versions)
-        raise unusable(file.path, f"has forward-pass metrics of version {others}", "Version 1 is read.")
+        versions_found = ", ".join(str(version) for version in versions)
+        raise unusable(file.path, f"has forward-pass metrics of version {versions_found}", "Version 1 is read.")
     if frame["at_s"].null_count() < frame.height:
         run.clock = "unix"
     unstamped = (pl.col("step").is_null() | (pl.col("step") == 0)).all().over("replica")

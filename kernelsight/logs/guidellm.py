@@ -9,7 +9,7 @@ import polars as pl
 
 from kernelsight.dataflow.bounded_values import REPORT, parse_yaml
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error
+from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error, object_in
 from kernelsight.logs.vllm_bench import positive
 
 NAME = "guidellm"
@@ -52,42 +52,37 @@ def _reports(file: LogFile) -> Iterator[Any]:
 
 def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> LogRun:
     # 0.2 and 0.3 call it args, and name the model of the worker
-    config = _part(benchmark, "config") or _part(benchmark, "args")
-    strategy = _part(config, "strategy")
+    config = object_in(benchmark, "config") or object_in(benchmark, "args")
+    strategy = object_in(config, "strategy")
     run = LogRun(file, NAME, clock="unix")
     run.stated = {
         "duration_s": positive(benchmark.get("duration")),
         "requested_rate": positive(strategy.get("rate")),
-        "max_concurrency": strategy.get("streams") or _part(config, "profile").get("max_concurrency"),
+        "max_concurrency": strategy.get("streams") or object_in(config, "profile").get("max_concurrency"),
         "tool_version": str(version) if version else None,
     }
     kind = str(strategy.get("type_"))
     run.settings["client.strategy"] = (kind, "strategy")
-    model = _part(config, "backend").get("model") or _part(benchmark, "worker").get("backend_model")
+    model = object_in(config, "backend").get("model") or object_in(benchmark, "worker").get("backend_model")
     if isinstance(model, str):
         run.settings["model"] = (model, "backend")
-    times = _part(benchmark, "scheduler_metrics") or _part(benchmark, "run_stats")
+    times = object_in(benchmark, "scheduler_metrics") or object_in(benchmark, "run_stats")
     start = positive(times.get("measure_start_time")) if benchmark.get("warmup_duration") else None
     due = kind in _SCHEDULED
     counted = "server" if config.get("prefer_response_metrics") is not False else "client"
     rows = []
     for group, status in _STATUS.items():
-        requests = _part(benchmark, "requests").get(group)
+        requests = object_in(benchmark, "requests").get(group)
         for entry in requests if isinstance(requests, list) else []:
             if isinstance(entry, Mapping):
                 rows.append(_request(entry, status, due, start) | {"tokens_from": counted})
     if not rows:
         raise unusable(file.path, "has a benchmark without requests", "Run guidellm with samples=-1 (all requests).")
     run.requests = pl.DataFrame(rows, infer_schema_length=None, strict=False)
-    made = _part(times, "requests_made").get("total")
-    if isinstance(made, int) and made > len(rows):
-        run.faults.add("sampled", len(rows), more=f" ({len(rows)} of {made})")
+    requests_made = object_in(times, "requests_made").get("total")
+    if isinstance(requests_made, int) and requests_made > len(rows):
+        run.faults.add("sampled", len(rows), more=f" ({len(rows)} of {requests_made})")
     return run
-
-
-def _part(holder: Any, name: str) -> Mapping[str, Any]:
-    value = holder.get(name) if isinstance(holder, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
 
 
 def _first_of(*values: Any) -> float | None:
@@ -96,24 +91,24 @@ def _first_of(*values: Any) -> float | None:
 
 
 def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | None) -> dict[str, Any]:
-    info, server = _part(entry, "info"), _part(entry, "response_metrics")
-    times = _part(info, "timings")
-    before = _part(entry, "scheduler_info")  # of 0.2 and 0.3, whose entries hold their own times
+    info, server = object_in(entry, "info"), object_in(entry, "response_metrics")
+    times = object_in(info, "timings")
+    scheduler_info = object_in(entry, "scheduler_info")  # of 0.2 and 0.3, whose entries hold their own times
+    targeted = _first_of(times.get("targeted_start"), scheduler_info.get("targeted_start_time"))
     sent = _first_of(times.get("request_start"), *(entry.get(name) for name in ("request_start_time", "start_time")))
-    first = _first_of(times.get("first_token_iteration"), entry.get("first_token_time"))
-    last = _first_of(times.get("last_token_iteration"), entry.get("last_token_time"))
-    end = last or _first_of(times.get("request_end"), *(entry.get(name) for name in ("request_end_time", "end_time")))
+    first_s = _first_of(times.get("first_token_iteration"), entry.get("first_token_time"))
+    last_s = _first_of(times.get("last_token_iteration"), entry.get("last_token_time"))
+    end = last_s or _first_of(times.get("request_end"), *(entry.get(name) for name in ("request_end_time", "end_time")))
     tokens, chunks = positive(entry.get("output_tokens")), positive(times.get("token_iterations"))
-    ttft = 1e3 * (first - sent) if first and sent else entry.get("time_to_first_token_ms")
-    speculation = _part(server, "speculative_decoding")
+    ttft = 1e3 * (first_s - sent) if first_s and sent else entry.get("time_to_first_token_ms")
+    speculation = object_in(server, "speculative_decoding")
     if status == "ok" and start is not None and sent is not None and sent < start:
         status = "warmup"
     return {
         "external_id": entry.get("request_id"),
         "session_id": info.get("conversation_id"),
         "turn": info.get("turn_index"),
-        "arrival_s": (_first_of(times.get("targeted_start"), before.get("targeted_start_time")) if due else None)
-        or sent,
+        "arrival_s": (targeted if due else None) or sent,
         "sent_s": sent,
         "prompt_tokens": entry.get("prompt_tokens"),
         "output_tokens": tokens,

@@ -10,7 +10,7 @@ import polars as pl
 
 from kernelsight.dataflow.bounded_values import REPORT, parse_yaml
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error
+from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error, object_in
 from kernelsight.logs.summaries import statistic
 from kernelsight.logs.vllm_bench import positive
 from kernelsight.number_format import number
@@ -60,26 +60,21 @@ def _is_configuration(file: LogFile) -> bool:
 def _configuration(file: LogFile) -> LogRun:
     """Return what the client's configuration says of the load: different prompts, requests in flight, lengths."""
     run = LogRun(file, NAME)
-    stated = next(iter(parse_yaml(file.text_of_all(), file.refuse, REPORT)), None)
-    load, data = _part(stated, "load"), _part(stated, "data")
+    report = next(iter(parse_yaml(file.text_of_all(), file.refuse, REPORT)), None)
+    load, data = object_in(report, "load"), object_in(report, "data")
     workers = positive(load.get("num_workers")), positive(load.get("worker_max_concurrency"))
     if all(workers):
         run.summaries += statistic("client", "max_concurrency", "max", workers[0] * workers[1])
-    shared = _part(data, "shared_prefix")
+    shared = object_in(data, "shared_prefix")
     groups = positive(shared.get("num_unique_system_prompts") or shared.get("num_groups"))
-    each = positive(shared.get("num_users_per_system_prompt") or shared.get("num_prompts_per_group"))
-    if groups and each:
-        run.summaries += statistic("client", "unique_prompts", "total", groups * each)
+    per_group = positive(shared.get("num_users_per_system_prompt") or shared.get("num_prompts_per_group"))
+    if groups and per_group:
+        run.summaries += statistic("client", "unique_prompts", "total", groups * per_group)
         run.summaries += statistic("client", "shared_prefix_tokens", "mean", shared.get("system_prompt_len"))
     output = positive(shared.get("output_len"))
-    if output and _part(stated, "server").get("ignore_eos"):
+    if output and object_in(report, "server").get("ignore_eos"):
         run.summaries += statistic("client", "output_tokens", "mean", output)
     return run
-
-
-def _part(holder: Any, name: str) -> Mapping[str, Any]:
-    value = holder.get(name) if isinstance(holder, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
 
 
 def _requests(file: LogFile, entries: list[Any]) -> LogRun:
@@ -91,39 +86,39 @@ def _requests(file: LogFile, entries: list[Any]) -> LogRun:
     frame = pl.DataFrame(rows, infer_schema_length=None, strict=False)
     twice = frame.filter(pl.col("times") > 1.8 * pl.col("output_tokens"))
     run.faults.add("counted_twice", twice.height)
-    again = frame.filter(pl.col("retries") > 0)
-    run.faults.add("retried", again.height)
+    retried = frame.filter(pl.col("retries") > 0)
+    run.faults.add("retried", retried.height)
     run.requests = frame.drop("times", "retries")
     return run
 
 
 def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
-    info = _part(entry, "info")
-    response = _part(info, "response_metrics") or info  # the older layout has the response's fields in info itself
-    usage = _part(response, "server_usage")
+    info = object_in(entry, "info")
+    response = object_in(info, "response_metrics") or info  # the older layout has the response's fields in info itself
+    usage = object_in(response, "server_usage")
     times = response.get("output_token_times")
     times = [time for time in times if isinstance(time, (int, float))] if isinstance(times, list) else []
     start = positive(entry.get("start_time"))
     by_server = positive(usage.get("completion_tokens"))
     tokens = by_server or positive(response.get("output_tokens"))
-    prompt = positive(_part(_part(info, "request_metrics"), "text").get("input_tokens"))
+    prompt = positive(object_in(object_in(info, "request_metrics"), "text").get("input_tokens"))
     prompt = positive(usage.get("prompt_tokens")) or prompt or positive(info.get("input_tokens"))
-    first, last = (times[0], times[-1]) if times and start is not None else (None, None)
-    end = last if last is not None else positive(entry.get("end_time"))
+    first_s, last_s = (times[0], times[-1]) if times and start is not None else (None, None)
+    end = last_s if last_s is not None else positive(entry.get("end_time"))
     error = entry.get("error")
     return {
         "arrival_s": start,
         "sent_s": start,
         "prompt_tokens": prompt,
         "output_tokens": tokens,
-        "cached_tokens": _part(usage, "prompt_tokens_details").get("cached_tokens"),
+        "cached_tokens": object_in(usage, "prompt_tokens_details").get("cached_tokens"),
         "tokens_from": "server" if by_server else "retokenised",
-        "ttft_ms": 1e3 * (first - start) if first is not None and start is not None else None,
+        "ttft_ms": 1e3 * (first_s - start) if first_s is not None and start is not None else None,
         "ttft_clock": "client_send",
         "e2e_ms": 1e3 * (end - start) if end is not None and start is not None else None,
         "tokens_per_chunk": tokens / len(times) if times and tokens else None,
         "status": "error" if error else "ok",
-        "error": kind_of_error(_part(entry, "error").get("error_type") or error) if error else None,
+        "error": kind_of_error(object_in(entry, "error").get("error_type") or error) if error else None,
         "times": len(times) if tokens else None,
         "retries": info.get("retries_attempted"),
     }
@@ -132,8 +127,8 @@ def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _statistics(file: LogFile, report: Mapping[str, Any]) -> LogRun:
     run = LogRun(file, NAME)
     stage = _STAGE.match(file.path.name)
-    part = f"stage {stage.group(1)}" if stage else "run"
-    load, good = _part(report, "load_summary"), _part(report, "successes")
+    stage_name = f"stage {stage.group(1)}" if stage else "run"
+    load, good = object_in(report, "load_summary"), object_in(report, "successes")
     if not good:
         raise unusable(file.path, "has no statistics of successes", "Give a report of inference-perf.")
     run.stated = {
@@ -141,29 +136,29 @@ def _statistics(file: LogFile, report: Mapping[str, Any]) -> LogRun:
         "achieved_rate": positive(load.get("achieved_rate")),
         "duration_s": positive(load.get("send_duration")),
     }
-    latency = _part(good, "latency")
+    latency = object_in(good, "latency")
     if not latency:  # of the server's own metrics, by Prometheus
-        latency, part = good, f"server {part}"
-    twice = _counted_twice(latency, _part(good, "output_len"))
+        latency, stage_name = good, f"server {stage_name}"
+    twice = _counted_twice(latency, object_in(good, "output_len"))
     for name, (metric, factor) in _LATENCY.items():
         if twice and metric == "itl_ms":
             continue  # half of its gaps are between two entries of one token
         scale = factor * (twice or 1.0 if metric == "tpot_ms" else 1.0)
-        run.summaries += _scaled(part, metric, _part(latency, name), scale)
-    run.summaries += _scaled(part, "client_delay_ms", _part(load, "schedule_delay"), 1e3)
-    run.summaries += _scaled(part, "prompt_tokens", _part(good, "prompt_len"), 1.0)
-    run.summaries += _scaled(part, "output_tokens", _part(good, "output_len"), 1.0)
-    run.summaries += statistic(part, "requests", "total", good.get("count"))
-    run.summaries += statistic(part, "failed", "total", _part(report, "failures").get("count"))
+        run.summaries += _scaled(stage_name, metric, object_in(latency, name), scale)
+    run.summaries += _scaled(stage_name, "client_delay_ms", object_in(load, "schedule_delay"), 1e3)
+    run.summaries += _scaled(stage_name, "prompt_tokens", object_in(good, "prompt_len"), 1.0)
+    run.summaries += _scaled(stage_name, "output_tokens", object_in(good, "output_len"), 1.0)
+    run.summaries += statistic(stage_name, "requests", "total", good.get("count"))
+    run.summaries += statistic(stage_name, "failed", "total", object_in(report, "failures").get("count"))
     for name in ("requested_rate", "achieved_rate"):
-        run.summaries += statistic(part, name, "mean", load.get(name))
-    per_second = _part(good, "throughput").get("output_tokens_per_sec")
-    run.summaries += statistic(part, "output_tokens_per_s", "mean", per_second)
+        run.summaries += statistic(stage_name, name, "mean", load.get(name))
+    per_second = object_in(good, "throughput").get("output_tokens_per_sec")
+    run.summaries += statistic(stage_name, "output_tokens_per_s", "mean", per_second)
     count = good.get("count")
-    run.faults.add("statistics_only", 1, part, "; run it with per_request: true")
+    run.faults.add("statistics_only", 1, stage_name, "; run it with per_request: true")
     if twice:
         more = f", multiplied by {number(twice)}; ITL is left out"
-        run.faults.add("counted_twice", count if isinstance(count, int) else 1, part, more)
+        run.faults.add("counted_twice", count if isinstance(count, int) else 1, stage_name, more)
     return run
 
 
@@ -177,7 +172,7 @@ def _counted_twice(latency: Mapping[str, Any], output: Mapping[str, Any]) -> flo
 
     Of n tokens, 2 n - 1 gaps are averaged instead of n - 1. It shows in E2E, TTFT and lengths, which are right.
     """
-    mean = {name: positive(_part(latency, name).get("mean")) for name in _LATENCY}
+    mean = {name: positive(object_in(latency, name).get("mean")) for name in _LATENCY}
     tokens = positive(output.get("mean"))
     e2e, ttft, tpot = mean["request_latency"], mean["time_to_first_token"], mean["time_per_output_token"]
     if not (e2e and ttft and tpot and tokens) or tokens < 4:

@@ -27,13 +27,13 @@ def with_families(kernels: pl.DataFrame, faults: Faults, names: str = "name") ->
             pl.when(pl.col(names).str.contains(f"(?i){row['pattern']}")).then(pl.lit(row["family"])).otherwise(family)
         )
     times = [pl.col(name).cast(pl.Float64) for name in ("total_us", "span_us") if name in kernels.columns]
-    stated = [pl.col(name).cast(pl.Float64) for name in ("rank", "calls") if name in kernels.columns]
-    right = pl.all_horizontal(
-        pl.lit(True), *(value.fill_null(0.0).is_between(0.0, MOST) for value in (*times, *stated))
+    counts = [pl.col(name).cast(pl.Float64) for name in ("rank", "calls") if name in kernels.columns]
+    is_possible = pl.all_horizontal(
+        pl.lit(True), *(value.fill_null(0.0).is_between(0.0, MOST) for value in (*times, *counts))
     )
-    wrong = kernels.filter(~right)
-    faults.add("impossible_kernel", wrong.height, wrong["name"].first() if wrong.height else None)
-    made = kernels.filter(right).with_columns(family.alias("family"))
-    unknown = made.filter(pl.col("family").is_null())
+    impossible = kernels.filter(~is_possible)
+    faults.add("impossible_kernel", impossible.height, impossible["name"].first() if impossible.height else None)
+    possible = kernels.filter(is_possible).with_columns(family.alias("family"))
+    unknown = possible.filter(pl.col("family").is_null())
     faults.add("no_family", unknown.height, unknown["name"].first() if unknown.height else None)
-    return made
+    return possible

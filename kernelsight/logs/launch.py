@@ -37,7 +37,7 @@ def read_launch(files: Sequence[LogFile]) -> list[LogRun]:
     for file in files:
         run, (command, *_) = LogRun(file, NAME), _commands(file)
         try:
-            options = {one.name: one.value for one in read_options(command.words, lambda name: None, Path())}
+            options = {option.name: option.value for option in read_options(command.words, lambda name: None, Path())}
         except InvalidInput:
             options = {}
         if "MODEL" in options:

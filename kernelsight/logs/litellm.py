@@ -35,8 +35,8 @@ _OTHER_CALLS = "embedding|rerank|image|speech|transcription|moderation|ocr|video
 
 
 def _recognises(file: LogFile) -> bool:
-    wanted = {"call_type", "startTime", "endTime", "completionStartTime", "prompt_tokens"}
-    return file.kind == "json" and (wanted <= file.fields or {f"[].{name}" for name in wanted} <= file.fields)
+    names = {"call_type", "startTime", "endTime", "completionStartTime", "prompt_tokens"}
+    return file.kind == "json" and (names <= file.fields or {f"[].{name}" for name in names} <= file.fields)
 
 
 def read_litellm(files: Sequence[LogFile]) -> list[LogRun]:
@@ -50,21 +50,21 @@ def read_litellm(files: Sequence[LogFile]) -> list[LogRun]:
         run = LogRun(file, NAME, clock="unix")
         condition = '"startTime" is not null and "endTime" is not null'
         frame = json_rows(file, _FIELDS, _COLUMNS, condition, run.faults).drop("line")
-        run.requests = _clean(frame, run)
+        run.requests = _requests_of_clients(frame, run)
         runs.append(run)
     return runs
 
 
-def _clean(frame: pl.DataFrame, run: LogRun) -> pl.DataFrame:
-    other = pl.col("call_type").fill_null("").str.contains(_OTHER_CALLS)
-    for rule, rows in (("other_call", other), ("gateway_cache_hit", pl.col("from_cache"))):
+def _requests_of_clients(frame: pl.DataFrame, run: LogRun) -> pl.DataFrame:
+    is_other_call = pl.col("call_type").fill_null("").str.contains(_OTHER_CALLS)
+    for rule, rows in (("other_call", is_other_call), ("gateway_cache_hit", pl.col("from_cache"))):
         bad = frame.filter(rows)
         run.faults.add(rule, bad.height, bad["external_id"].first() if bad.height else None)
         frame = frame.filter(~rows)
-    whole = frame.filter((pl.col("status") == "ok") & ~pl.col("streamed").fill_null(False))
-    run.faults.add("not_streamed", whole.height, whole["external_id"].first() if whole.height else None)
-    again = frame.filter(pl.col("trace_id").is_not_null() & ~pl.col("trace_id").is_first_distinct())
-    run.faults.add("retried", again.height, again["external_id"].first() if again.height else None)
+    unstreamed = frame.filter((pl.col("status") == "ok") & ~pl.col("streamed").fill_null(False))
+    run.faults.add("not_streamed", unstreamed.height, unstreamed["external_id"].first() if unstreamed.height else None)
+    retried = frame.filter(pl.col("trace_id").is_not_null() & ~pl.col("trace_id").is_first_distinct())
+    run.faults.add("retried", retried.height, retried["external_id"].first() if retried.height else None)
     return frame.drop("trace_id", "call_type", "from_cache", "streamed")
 
 

@@ -128,6 +128,12 @@ _PHRASES = re.compile(f"({'|'.join(map(re.escape, _PHRASE_STATUS))})")
 _HTTP_STATUS = re.compile(r"\b([45]\d\d)\b")
 
 
+def object_in(holder: Any, name: str) -> Mapping[str, Any]:
+    """Return the object of a name in a JSON value; an empty one where there is none."""
+    value = holder.get(name) if isinstance(holder, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
 def kind_of_error(text: object) -> str:
     """Return the class of exception or the HTTP status that an error's text names; nothing else of it is kept.
 

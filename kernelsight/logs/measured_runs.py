@@ -73,10 +73,10 @@ def _statistics(row: dict[str, Any]) -> list[dict[str, Any]]:
         "achieved_rate": achieved,
         "max_concurrency": users,
     }
-    part = str(row["run_id"])
-    rows = statistic(part, "requests", "total", row.get("num_prompts") or (ROUNDS * users if users else REQUESTS))
+    run_id = str(row["run_id"])
+    rows = statistic(run_id, "requests", "total", row.get("num_prompts") or (ROUNDS * users if users else REQUESTS))
     for name, value in values.items():
-        rows += statistic(part, name, "mean", value)
+        rows += statistic(run_id, name, "mean", value)
     return rows
 
 

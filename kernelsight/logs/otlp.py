@@ -38,7 +38,7 @@ def read_otlp(files: Sequence[LogFile]) -> list[LogRun]:
     if not servers and not clients:
         raise unusable(files[0].path, "has no span with gen_ai.usage attributes", "Give spans of an engine.")
     run = LogRun(files[0], NAME, clock="unix")
-    run.requests = _joined(servers, clients, run)
+    run.requests = _requests(servers, clients, run)
     return [run]
 
 
@@ -118,20 +118,22 @@ _TYPES = {
 }
 
 
-def _joined(servers: list[dict[str, Any]], clients: list[dict[str, Any]], run: LogRun) -> pl.DataFrame:
+def _requests(servers: list[dict[str, Any]], clients: list[dict[str, Any]], run: LogRun) -> pl.DataFrame:
     server = pl.DataFrame(servers, schema=_TYPES, strict=False).with_columns(
         pl.coalesce("e2e_ms", "span_ms").alias("e2e_ms"), pl.lit("server_arrival").alias("ttft_clock")
     )
     client = pl.DataFrame(clients, schema=_TYPES, strict=False)
-    both = client.select("trace", pl.col("arrival_s").alias("sent_by_client"), pl.col("span_ms").alias("client_e2e_ms"))
-    joined = server.join(both.unique("trace", keep="first"), on="trace", how="left")
-    alone = client.join(server, on="trace", how="anti")
+    client_times = client.select(
+        "trace", pl.col("arrival_s").alias("sent_by_client"), pl.col("span_ms").alias("client_e2e_ms")
+    )
+    joined = server.join(client_times.unique("trace", keep="first"), on="trace", how="left")
+    unserved = client.join(server, on="trace", how="anti")
     if client.height and server.height:
         missing = joined.filter(pl.col("client_e2e_ms").is_null())
         run.faults.add("no_client_times", missing.height, missing["external_id"].first() if missing.height else None)
-    run.faults.add("no_server_times", alone.height, alone["external_id"].first() if alone.height else None)
-    alone = alone.with_columns(pl.col("span_ms").alias("e2e_ms"), pl.lit("client_send").alias("ttft_clock"))
-    rows = pl.concat([joined, alone], how="diagonal").with_columns(
+    run.faults.add("no_server_times", unserved.height, unserved["external_id"].first() if unserved.height else None)
+    unserved = unserved.with_columns(pl.col("span_ms").alias("e2e_ms"), pl.lit("client_send").alias("ttft_clock"))
+    rows = pl.concat([joined, unserved], how="diagonal").with_columns(
         pl.coalesce("sent_by_client", "arrival_s").alias("arrival_s"), pl.lit("server").alias("tokens_from")
     )
     spent = pl.col("ttft_ms") - pl.col("queue_ms") - pl.col("prefill_ms")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 # a document that uses values as names (requests by their id) has no more fields than these
 MOST_FIELDS = 10_000
-# deeper containers are passed over: no format has fields there
+# deeper containers are skipped: no format has fields there
 MOST_DEPTH = 48
 # longer names are cut: texts are values
 LONGEST_NAME = 400
@@ -37,36 +37,36 @@ class Outline:
         self._open: bytes | None = None
         self._rest = b""
 
-    def feed(self, piece: bytes) -> None:
+    def feed(self, chunk: bytes) -> None:
         """Go on with the next bytes of the text."""
-        piece, self._rest = self._rest + piece, b""
-        at, find, string = 0, _SIGN.search, _STRING.match
+        chunk, self._rest = self._rest + chunk, b""
+        position, find, string = 0, _SIGN.search, _STRING.match
         if self._open is not None:
-            at = self._string(piece, 0)
-        while self._open is None and (sign := find(piece, at)):
-            at = sign.end()
+            position = self._string(chunk, 0)
+        while self._open is None and (sign := find(chunk, position)):
+            position = sign.end()
             mark = sign.group(0)
             if mark == b'"':
-                end = string(piece, at).end()  # type: ignore[union-attr]
-                if end < len(piece) and piece[end] == 34:
-                    self._last = piece[at : min(end, at + LONGEST_NAME)]
-                    at = end + 1
+                end = string(chunk, position).end()  # type: ignore[union-attr]
+                if end < len(chunk) and chunk[end] == 34:
+                    self._last = chunk[position : min(end, position + LONGEST_NAME)]
+                    position = end + 1
                 else:
                     self._open = b""
-                    at = self._string(piece, at)
+                    position = self._string(chunk, position)
             else:
                 self._sign(mark)
 
-    def _string(self, piece: bytes, at: int) -> int:
+    def _string(self, chunk: bytes, position: int) -> int:
         """Go on inside a string, and return where it ends in the piece."""
-        end = _STRING.match(piece, at).end()  # type: ignore[union-attr]
+        end = _STRING.match(chunk, position).end()  # type: ignore[union-attr]
         assert self._open is not None
-        self._open += piece[at : min(end, at + LONGEST_NAME - len(self._open))]
-        if end < len(piece) and piece[end] == 34:
+        self._open += chunk[position : min(end, position + LONGEST_NAME - len(self._open))]
+        if end < len(chunk) and chunk[end] == 34:
             self._last, self._open = self._open, None
             return end + 1
-        self._rest = piece[end:]
-        return len(piece)
+        self._rest = chunk[end:]
+        return len(chunk)
 
     def _sign(self, mark: bytes) -> None:
         path, inside = self._stack[-1]
@@ -88,13 +88,13 @@ class Outline:
             self._stack.pop()
 
 
-def outline(pieces: bytes | Iterable[bytes]) -> frozenset[str]:
+def outline(chunks: bytes | Iterable[bytes]) -> frozenset[str]:
     """Return the paths of the keys in a JSON text, whole or in pieces, which may end anywhere.
 
     >>> sorted(outline(b'[{"a": {"b": [1, 2]}, "c": "x'))
     ['[].a', '[].a.b', '[].c']
     """
     outline_of = Outline()
-    for piece in (pieces,) if isinstance(pieces, bytes) else pieces:
-        outline_of.feed(piece)
+    for chunk in (chunks,) if isinstance(chunks, bytes) else chunks:
+        outline_of.feed(chunk)
     return frozenset(outline_of.paths)

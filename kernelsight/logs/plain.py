@@ -13,7 +13,7 @@ from kernelsight.dataflow.engine import SETTINGS, first_line, quote
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
-from kernelsight.logs.proposed_columns import proposal
+from kernelsight.logs.proposed_columns import columns_flag
 
 NAME = "table"
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -109,9 +109,9 @@ def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, run: LogR
         )
         lines = "len(string_split(rtrim(text, chr(10) || chr(13)), chr(10)))"
         query = f"select coalesce(sum({lines}), 0)::bigint, min(line), bool_or(quoted) from ({rows})"
-        count, first, quoted = connection.execute(query).fetchall()[0]
-        more = f": a quote in line {first} or later is not closed" if quoted else ""
-        run.faults.add("unreadable_line", count, f"line {first}", more)
+        count, first_bad_line, quoted = connection.execute(query).fetchall()[0]
+        more = f": a quote in line {first_bad_line} or later is not closed" if quoted else ""
+        run.faults.add("unreadable_line", count, f"line {first_bad_line}", more)
 
 
 def _text(value: str) -> str:
@@ -126,10 +126,10 @@ class _Source(NamedTuple):
     value: str | None = None
 
 
-def _source(ours: str, stated: str) -> _Source:
-    if stated.startswith("="):
-        return _Source("", value=stated[1:])
-    match = _THEIRS.match(stated)
+def _source(ours: str, theirs: str) -> _Source:
+    if theirs.startswith("="):
+        return _Source("", value=theirs[1:])
+    match = _THEIRS.match(theirs)
     if not match:
         raise InvalidInput(f"--columns {ours}= names no column; write {ours}=name, or {ours}==value for all rows.")
     unit = match.group("unit")
@@ -142,22 +142,22 @@ def read_rows(connection: duckdb.DuckDBPyConnection, run: LogRun, label: str, co
     types = {c.name: c.type for c in contracts()["production_requests"].columns if c.name not in OURS_ALONE}
     sources = _sources(label, set(column_types), columns, list(types))
     _check_zones(connection, label, sources, column_types)
-    made = {ours: _expression(ours, types[ours], source, column_types) for ours, source in sources.items()}
+    expressions = {ours: _expression(ours, types[ours], source, column_types) for ours, source in sources.items()}
     wrong = [
-        f"({_filled(source.column)} and ({made[ours]}) is null)"
+        f"({_filled(source.column)} and ({expressions[ours]}) is null)"
         for ours, source in sources.items()
         if types[ours] in ("int64", "float64") and source.value is None
     ]
-    selected = ", ".join(f"{expression} as {quote(ours)}" for ours, expression in made.items())
+    selected = ", ".join(f"{expression} as {quote(ours)}" for ours, expression in expressions.items())
     bad = f"coalesce({' or '.join(wrong) or 'false'}, false)"
     connection.execute(
         f"create temp table made as select row_number() over () as line, {bad} as bad, {selected} from given"
     )
-    count, first = connection.execute("select count(*), min(line) from made where bad").fetchall()[0]
-    run.faults.add("unreadable_value", count, f"row {first}")
-    column_list = ", ".join(quote(ours) for ours in made)
+    count, first_row = connection.execute("select count(*), min(line) from made where bad").fetchall()[0]
+    run.faults.add("unreadable_value", count, f"row {first_row}")
+    column_list = ", ".join(quote(ours) for ours in expressions)
     frame = connection.sql(f"select {column_list}, line as {FILE_ROW} from made where not bad order by line").pl()
-    starts = [value for name in TIMES if name in made and (value := frame[name].min()) is not None]
+    starts = [value for name in TIMES if name in expressions and (value := frame[name].min()) is not None]
     run.clock = "none" if not starts else "unix" if min(starts) >= EARLIEST_UNIX else "monotonic"
     run.requests = frame
 
@@ -170,7 +170,7 @@ def _sources(label: str, present: set[str], columns: Columns, ours: Sequence[str
     for name in columns:
         if name not in ours:
             raise unknown("column", name, ours, "--columns takes our name = the name in the file.")
-    sources = {name: _source(name, stated) for name, stated in columns.items()}
+    sources = {name: _source(name, theirs) for name, theirs in columns.items()}
     for name, source in sources.items():
         if source.value is None and source.column not in present:
             close = nearest(source.column, present) or sorted(present)
@@ -182,7 +182,7 @@ def _sources(label: str, present: set[str], columns: Columns, ours: Sequence[str
     missing = ([] if set(TIMES) & set(sources) else ["arrival_s"]) + missing
     if missing or not set(LATENCIES) & set(sources):
         missing += [] if set(LATENCIES) & set(sources) else [f"one of {', '.join(LATENCIES)}"]
-        line = proposal(sorted(present), [*sources, *(["arrival_s"] if "sent_s" in sources else [])])
+        line = columns_flag(sorted(present), [*sources, *(["arrival_s"] if "sent_s" in sources else [])])
         raise unusable(
             label,
             f"has no column {', '.join(missing)}; it has {', '.join(sorted(present)[:12])}",

@@ -50,12 +50,12 @@ def _run(file: LogFile) -> LogRun:
     connection = duckdb.connect(":memory:", config=SETTINGS)
     try:
         connection.execute(f"create temp view given as select * from {csv_source(file)}")
-        stated, drawn = f"trim({quote(time)})", f"trim({quote(power)})"
+        time_text, power_text = f"trim({quote(time)})", f"trim({quote(power)})"
         query = f"""
           select
-            coalesce(try_cast({stated} as double), epoch(try_cast({stated} as timestamptz))) as time,
-            epoch(try_strptime({stated}, '{LOCAL_TIME}')) as local_time,
-            try_cast(regexp_replace({drawn}, '\\s*W$', '') as double) as value,
+            coalesce(try_cast({time_text} as double), epoch(try_cast({time_text} as timestamptz))) as time,
+            epoch(try_strptime({time_text}, '{LOCAL_TIME}')) as local_time,
+            try_cast(regexp_replace({power_text}, '\\s*W$', '') as double) as value,
             {f"trim({quote(gpu)})" if gpu else "'0'"} as labels
           from given
         """

@@ -91,8 +91,10 @@ def _nsys_run(file: LogFile) -> LogRun:
 def _kernel_run(file: LogFile, name: str, frame: pl.DataFrame) -> LogRun:
     run = LogRun(file, name)
     span = (pl.col("last_us").max() - pl.col("first_us").min()).over("rank")
-    made = frame.select("rank", "name", "calls", "total_us", span.alias("span_us"), pl.lit("all").alias("step_shape"))
-    run.kernels = with_families(made, run.faults).sort("rank", "total_us", "name", descending=[False, True, False])
+    kernels = frame.select(
+        "rank", "name", "calls", "total_us", span.alias("span_us"), pl.lit("all").alias("step_shape")
+    )
+    run.kernels = with_families(kernels, run.faults).sort("rank", "total_us", "name", descending=[False, True, False])
     return run
 
 

@@ -84,9 +84,9 @@ _TYPES = {
 
 
 def _from_api(file: LogFile, faults: Faults) -> Iterator[Sample]:
-    for _, answer in documents(file):
-        data = answer.get("data") if isinstance(answer, Mapping) else None
-        if not isinstance(data, Mapping) or answer.get("status") != "success":
+    for _, response in documents(file):
+        data = response.get("data") if isinstance(response, Mapping) else None
+        if not isinstance(data, Mapping) or response.get("status") != "success":
             raise unusable(file.path, "is not a successful answer of Prometheus", "Repeat the query.")
         if data.get("resultType") not in ("matrix", "vector"):
             raise unusable(file.path, f"is a {data.get('resultType')} of Prometheus", "Use /api/v1/query_range.")
@@ -108,11 +108,11 @@ def _from_text(file: LogFile, faults: Faults, snapshot: int) -> Iterator[Sample]
     for line in file.lines():
         if line.startswith("#") or not line.strip():
             continue
-        parts = _SAMPLE.match(line)
-        if parts is None:
+        match = _SAMPLE.match(line)
+        if match is None:
             faults.add("unreadable_value", 1)
             continue
-        metric, labels, text, stamp = parts.groups()
+        metric, labels, text, stamp = match.groups()
         value = _number(text)
         if not is_used(metric):
             continue
@@ -132,7 +132,7 @@ def used_lines(text: str) -> list[str]:
     ['vllm:prompt_tokens_total 5']
     """
     parsed = ((line, _SAMPLE.match(line)) for line in text.splitlines() if not line.startswith("#"))
-    return [line for line, parts in parsed if parts is not None and is_used(parts.group(1))]
+    return [line for line, match in parsed if match is not None and is_used(match.group(1))]
 
 
 def _number(text: Any) -> float | None:

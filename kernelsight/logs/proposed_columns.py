@@ -41,34 +41,34 @@ UNITS = {
 _UNIT = re.compile(rf"(.+?)[_\-. \[(]+({'|'.join(UNITS)})[\])]?$", re.IGNORECASE)
 
 
-def proposed(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+def proposed_columns(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
     """Return columns of ours and what ``--columns`` calls them, such as ``ttft_ms``: ``first_token[s]``.
 
     ``taken``: columns of ours that are already known.
 
-    >>> proposed(["ts", "in_tok", "First Token (s)", "latency_ms", "user"])
+    >>> proposed_columns(["ts", "in_tok", "First Token (s)", "latency_ms", "user"])
     {'arrival_s': 'ts', 'prompt_tokens': 'in_tok', 'ttft_ms': 'First Token (s)[s]', 'e2e_ms': 'latency_ms'}
     """
-    parts = {name: _without_unit(name) for name in names}
-    known, proposals = set(taken), {}
+    name_and_unit = {name: _without_unit(name) for name in names}
+    taken_names, proposals = set(taken), {}
     for ours, words in NAMES.items():
-        fitting = [(words.index(word), name) for name, (word, _) in parts.items() if word in words]
-        if ours not in known and fitting:
+        fitting = [(words.index(word), name) for name, (word, _) in name_and_unit.items() if word in words]
+        if ours not in taken_names and fitting:
             name = min(fitting)[1]
-            proposals[ours] = f"{name}{_unit_of(ours, parts.pop(name)[1])}"
+            proposals[ours] = f"{name}{_unit_of(ours, name_and_unit.pop(name)[1])}"
     return proposals
 
 
-def proposal(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
+def columns_flag(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
     """Return the ``--columns`` line that a table's headers suggest; None where a column that is needed is not there.
 
-    >>> proposal(["ts", "in_tok", "out_tok", "latency"])
+    >>> columns_flag(["ts", "in_tok", "out_tok", "latency"])
     '--columns arrival_s=ts prompt_tokens=in_tok output_tokens=out_tok e2e_ms=latency'
     """
-    known = set(taken)
-    proposals = proposed(names, known)
-    there = known | proposals.keys()
-    if not proposals or not there.issuperset(REQUIRED) or not there & set(LATENCIES):
+    taken_names = set(taken)
+    proposals = proposed_columns(names, taken_names)
+    columns = taken_names | proposals.keys()
+    if not proposals or not columns.issuperset(REQUIRED) or not columns & set(LATENCIES):
         return None
     words = (f"{ours}={theirs}" for ours, theirs in proposals.items())
     return "--columns " + " ".join(f"'{word}'" if re.search(r"[^\w.=\[\]-]|\[", word) else word for word in words)

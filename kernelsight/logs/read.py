@@ -17,10 +17,10 @@ from kernelsight.dataflow.engine import SETTINGS, first_line
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable
-from kernelsight.logs.folders import ROLES, Given, open_folder
+from kernelsight.logs.folders import ROLES, GivenFile, open_folder
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
 from kernelsight.logs.plain import read_plain, read_rows
-from kernelsight.logs.registry import PLAIN, named, recognise, with_known_fields
+from kernelsight.logs.registry import PLAIN, format_named, recognise, with_known_fields
 from kernelsight.logs.requests import finish_requests, first_time
 
 TABLES = (
@@ -30,14 +30,14 @@ TABLES = (
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-def is_table(given: Any) -> bool:
+def is_table(requests: Any) -> bool:
     """Whether requests are a table in memory or a list of dicts, and not paths.
 
     >>> is_table([{"arrival_s": 0.0}]), is_table("day.csv"), is_table(["day.csv"])
     (True, False, False)
     """
-    return hasattr(given, "__arrow_c_stream__") or (
-        isinstance(given, list) and bool(given) and isinstance(given[0], dict)
+    return hasattr(requests, "__arrow_c_stream__") or (
+        isinstance(requests, list) and bool(requests) and isinstance(requests[0], dict)
     )
 
 
@@ -68,8 +68,8 @@ def read_logs(
     >>> [(row["rule"], row["n"]) for row in tables["log_faults"].to_pylist()]
     [('ttft_clock_unknown', 2), ('no_output', 1)]
     """
-    given, rows = _given(paths, format, columns)
-    return _all_tables([], given + _others(steps, metrics, kernels), rows, columns)
+    files_given, rows = _files_given(paths, format, columns)
+    return _all_tables([], files_given + _files_by_role(steps, metrics, kernels), rows, columns)
 
 
 def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
@@ -77,10 +77,10 @@ def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[st
 
     InvalidInput: what ``read_logs`` refuses.
     """
-    one = _one(path, "requests", format, columns)
-    runs = [finish_requests(run) for run in _read(one.format, [one.file], columns) if run.requests is not None]
+    given = _open_file(path, "requests", format, columns)
+    runs = [finish_requests(run) for run in _read(given.format, [given.file], columns) if run.requests is not None]
     for requests in runs:
-        _conform("production_requests", requests.with_columns(pl.lit("").alias("log_id")), one.file.path)
+        _checked_frame("production_requests", requests.with_columns(pl.lit("").alias("log_id")), given.file.path)
     return pl.concat(runs).drop(FILE_ROW)
 
 
@@ -107,60 +107,64 @@ def read_table(
         raise InvalidInput(f"requests cannot be read as a log ({first_line(problem)}).") from None
     finally:
         connection.close()
-    return _all_tables([run], _others(steps, metrics, kernels), [], None)
+    return _all_tables([run], _files_by_role(steps, metrics, kernels), [], None)
 
 
 def _all_tables(
-    runs: list[LogRun], given: list[Given], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
+    runs: list[LogRun], files_given: list[GivenFile], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
 ) -> dict[str, pa.Table]:
-    """Return the tables of what was found, and of the files that were given, those of one format read together."""
-    if not runs and not given:
+    """Return the tables of runs, and of given files, those of one format read together."""
+    if not runs and not files_given:
         raise InvalidInput("no log was given; give at least one file.")
-    given.sort(key=lambda one: ROLES.index(one.role))
+    files_given.sort(key=lambda given_file: ROLES.index(given_file.role))
     by_format: dict[tuple[str, LogFormat], list[LogFile]] = {}
-    for one in given:
-        by_format.setdefault((one.role, one.format), []).append(one.file)
-    made = _tables(
+    for given_file in files_given:
+        by_format.setdefault((given_file.role, given_file.format), []).append(given_file.file)
+    tables = _tables(
         runs + [run for (_, log_format), files in by_format.items() for run in _read(log_format, files, columns)]
     )
-    rows = [one.row() for one in given] + unread
-    made["production_files"] = _row("production_files", list({row["path"]: row for row in rows}.values()), "its files")
-    return made
+    rows = [given_file.row() for given_file in files_given] + unread
+    tables["production_files"] = _checked_rows(
+        "production_files", list({row["path"]: row for row in rows}.values()), "its files"
+    )
+    return tables
 
 
-def _others(steps: Paths, metrics: Paths, kernels: Paths) -> list[Given]:
+def _files_by_role(steps: Paths, metrics: Paths, kernels: Paths) -> list[GivenFile]:
     by_role = {"steps": steps, "metrics": metrics, "kernels": kernels}
-    return [_one(path, role) for role, paths in by_role.items() for path in _listed(paths)]
+    return [_open_file(path, role) for role, paths in by_role.items() for path in _listed(paths)]
 
 
-def _given(paths: Paths, name: str, columns: Mapping[str, str] | None) -> tuple[list[Given], list[dict[str, Any]]]:
+def _files_given(
+    paths: Paths, name: str, columns: Mapping[str, str] | None
+) -> tuple[list[GivenFile], list[dict[str, Any]]]:
     """Return the files of ``paths``, those of folders among them, and rows of ``production_files`` of unread ones."""
-    given, rows = [], []
+    files_given, rows = [], []
     for path in _listed(paths):
         if not Path(path).is_dir():
-            given.append(_one(path, "requests", name, columns))
+            files_given.append(_open_file(path, "requests", name, columns))
         elif columns:
             raise unusable(path, "is a folder, and --columns names those of one table", "Give the table's file.")
         else:
             folder = open_folder(path, name)
-            given += folder.files
+            files_given += folder.files
             rows += folder.rows()
-    return given, rows
+    return files_given, rows
 
 
 def _listed(paths: Paths) -> list[str | os.PathLike[str]]:
     return [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
 
 
-def _one(
+def _open_file(
     path: str | os.PathLike[str], role: str, name: str = "auto", columns: Mapping[str, str] | None = None
-) -> Given:
+) -> GivenFile:
     """Return a file and its format; ``columns`` make it a plain table."""
     file = open_log(path)
     if columns and name in ("auto", PLAIN):
-        return Given(file, named(PLAIN), role)
+        return GivenFile(file, format_named(PLAIN), role)
     file = with_known_fields(file)
-    return Given(file, recognise(file, role) if name == "auto" else named(name), role)
+    return GivenFile(file, recognise(file, role) if name == "auto" else format_named(name), role)
 
 
 def _read(log_format: LogFormat, files: Sequence[LogFile], columns: Mapping[str, str] | None) -> list[LogRun]:
@@ -185,11 +189,11 @@ def _tables(runs: Sequence[LogRun]) -> dict[str, pa.Table]:
         run.faults.add("no_common_clock", run.requests.height)
     frames: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
     for log_id, run in zip(_log_ids(runs), runs, strict=True):
-        for table, part in _tables_of(log_id, run).items():
-            if part.num_rows:
-                frames[table].append(part)
+        for table, log_rows in _tables_of(log_id, run).items():
+            if log_rows.num_rows:
+                frames[table].append(log_rows)
     empty = {table: contracts()[table].schema.empty_table() for table in TABLES}
-    return {table: pa.concat_tables(parts) if parts else empty[table] for table, parts in frames.items()}
+    return {table: pa.concat_tables(log_tables) if log_tables else empty[table] for table, log_tables in frames.items()}
 
 
 def _log_ids(runs: Sequence[LogRun]) -> list[str]:
@@ -197,10 +201,10 @@ def _log_ids(runs: Sequence[LogRun]) -> list[str]:
     names = [run.file.name for run in runs]
     if len({(run.file.name, run.file.path) for run in runs}) > len(set(names)):
         names = [f"{run.file.path.resolve().parent.name}/{run.file.name}" for run in runs]
-    seen: dict[str, int] = {}
-    for place, name in enumerate(names):
-        seen[name] = seen.get(name, 0) + 1
-        names[place] = f"{name}#{seen[name]}" if names.count(name) > 1 or seen[name] > 1 else name
+    occurrences: dict[str, int] = {}
+    for index, name in enumerate(names):
+        occurrences[name] = occurrences.get(name, 0) + 1
+        names[index] = f"{name}#{occurrences[name]}" if names.count(name) > 1 or occurrences[name] > 1 else name
     return names
 
 
@@ -216,7 +220,7 @@ def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
     if requests is not None and start is None:
         run.clock = "none"
     path = run.file.path
-    made = {"production_logs": _row("production_logs", [_log_row(log_id, run, requests, start)], path)}
+    tables = {"production_logs": _checked_rows("production_logs", [_log_row(log_id, run, requests, start)], path)}
     shifted = (
         ("production_requests", requests, ("arrival_s", "sent_s")),
         ("production_steps", run.steps, ("at_s",)),
@@ -227,16 +231,16 @@ def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
         if frame is not None:
             moved = [(pl.col(name) - (start or 0.0)).clip(0.0) for name in times]
             of_log = frame.with_columns([*moved, pl.lit(log_id).alias("log_id")])
-            made[table] = _conform(table, of_log, path)
+            tables[table] = _checked_frame(table, of_log, path)
     settings = [
         {"log_id": log_id, "setting": name, "found": value, "found_in": where}
         for name, (value, where) in run.settings.items()
     ]
-    made["production_settings"] = _row("production_settings", settings, path)
+    tables["production_settings"] = _checked_rows("production_settings", settings, path)
     summaries = [{"log_id": log_id} | row for row in run.summaries]
-    made["production_summaries"] = _row("production_summaries", summaries, path)
-    made["log_faults"] = _row("log_faults", run.faults.rows(log_id), path)
-    return made
+    tables["production_summaries"] = _checked_rows("production_summaries", summaries, path)
+    tables["log_faults"] = _checked_rows("log_faults", run.faults.rows(log_id), path)
+    return tables
 
 
 def _log_row(log_id: str, run: LogRun, requests: pl.DataFrame | None, start: float | None) -> dict[str, Any]:
@@ -251,20 +255,20 @@ def _log_row(log_id: str, run: LogRun, requests: pl.DataFrame | None, start: flo
     return row | {name: value for name, value in run.stated.items() if value is not None}
 
 
-def _row(table: str, rows: list[dict[str, Any]], path: Path | str) -> pa.Table:
-    made = as_table(contracts()[table], rows) if rows else contracts()[table].schema.empty_table()
-    return conform(made, contracts()[table], origin=str(path))
+def _checked_rows(table: str, rows: list[dict[str, Any]], path: Path | str) -> pa.Table:
+    table_rows = as_table(contracts()[table], rows) if rows else contracts()[table].schema.empty_table()
+    return conform(table_rows, contracts()[table], origin=str(path))
 
 
-def _conform(table: str, frame: pl.DataFrame, path: Path) -> pa.Table:
+def _checked_frame(table: str, frame: pl.DataFrame, path: Path) -> pa.Table:
     """Return the rows of a table, all of its contract checked; a refusal names the file, its row and the column."""
     names = [name for name in contracts()[table].column_names if name in frame.columns]
     huge = [name for name in names if frame[name].dtype == pl.Int128]
     if huge:
         raise unusable(path, f"has a number beyond 64 bits for {', '.join(huge)}", DAMAGED)
     numbers = frame[FILE_ROW] if FILE_ROW in frame.columns else None
-    made = conform(frame.select(names).to_arrow(), contracts()[table], origin=str(path), rows=numbers)
-    return _with_shared_nulls(made)
+    checked = conform(frame.select(names).to_arrow(), contracts()[table], origin=str(path), rows=numbers)
+    return _with_shared_nulls(checked)
 
 
 def _with_shared_nulls(table: pa.Table) -> pa.Table:

@@ -25,7 +25,7 @@ from kernelsight.logs import (
 )
 from kernelsight.logs.files import LogFile
 from kernelsight.logs.log_run import LogFormat
-from kernelsight.logs.proposed_columns import proposal
+from kernelsight.logs.proposed_columns import columns_flag
 
 PLAIN = plain.FORMAT.name
 FORMATS: tuple[LogFormat, ...] = (
@@ -52,10 +52,10 @@ FORMATS: tuple[LogFormat, ...] = (
 FLAGS = {"requests": "--log", "steps": "--steps", "metrics": "--metrics", "kernels": "--kernels"}
 
 
-def named(name: str) -> LogFormat:
+def format_named(name: str) -> LogFormat:
     """Return the format of requests with a name; UnknownName lists the nearest ones.
 
-    >>> named("aiperf").written_by
+    >>> format_named("aiperf").written_by
     'aiperf profile (profile_export.jsonl)'
     """
     for log_format in FORMATS:
@@ -97,22 +97,22 @@ def recognise(file: LogFile, role: str) -> LogFormat:
     if len(meant) > 1:
         names = " and of ".join(log_format.name for log_format in meant)
         raise InvalidInput(f"log {file.path} has the fields of {names}; name its format with --log-format.")
-    known = "; ".join(f"{f.name}: {f.written_by}" for f in FORMATS if f.role == role)
+    formats = "; ".join(f"{f.name}: {f.written_by}" for f in FORMATS if f.role == role)
     if fitting:
-        other = fitting[0]
+        meant_format = fitting[0]
         raise InvalidInput(
-            f"log {file.path} is {other.written_by}; give it with {FLAGS[other.role]} instead of {FLAGS[role]}. "
-            f"Files for {FLAGS[role]}: {known}."
+            f"log {file.path} is {meant_format.written_by}; give it with {FLAGS[meant_format.role]} instead of "
+            f"{FLAGS[role]}. Files for {FLAGS[role]}: {formats}."
         )
-    if role == "requests" and (line := proposal(sorted(plain.columns_of(file)))):
+    if role == "requests" and (line := columns_flag(sorted(plain.columns_of(file)))):
         raise InvalidInput(
-            f"log {file.path} is of no known format, and looks like a table of requests: {what_is_there(file)}. "
+            f"log {file.path} is of no known format, and looks like a table of requests: {fields_shown(file)}. "
             f"Try {line}"
         )
-    raise InvalidInput(f"log {file.path} is of no known format: {what_is_there(file)}. Known formats: {known}.")
+    raise InvalidInput(f"log {file.path} is of no known format: {fields_shown(file)}. Known formats: {formats}.")
 
 
-def what_is_there(file: LogFile) -> str:
+def fields_shown(file: LogFile) -> str:
     """Describe a file by the names of its outer fields alone; lines of a text may quote prompts."""
     if file.kind == "sqlite":
         return "it is an SQLite database"

@@ -41,12 +41,12 @@ def finish_requests(run: LogRun) -> pl.DataFrame:
 
 def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
     empty = pl.from_arrow(contracts()["production_requests"].schema.empty_table())
-    wanted = {name: kind for name, kind in empty.schema.items() if name not in ("log_id", "request_id")}
-    present = [pl.col(name).cast(kind, strict=False) for name, kind in wanted.items() if name in frame.columns]
-    missing = [pl.lit(None, kind).alias(name) for name, kind in wanted.items() if name not in frame.columns]
+    types = {name: kind for name, kind in empty.schema.items() if name not in ("log_id", "request_id")}
+    present = [pl.col(name).cast(kind, strict=False) for name, kind in types.items() if name in frame.columns]
+    missing = [pl.lit(None, kind).alias(name) for name, kind in types.items() if name not in frame.columns]
     if FILE_ROW not in frame.columns:
         frame = frame.with_row_index(FILE_ROW, offset=1)
-    ordered = frame.select(*present, *missing, FILE_ROW).select(*wanted, FILE_ROW)
+    ordered = frame.select(*present, *missing, FILE_ROW).select(*types, FILE_ROW)
     return ordered.with_columns(pl.col("status").fill_null("ok"))
 
 
@@ -54,8 +54,8 @@ def _count(frame: pl.DataFrame, rule: str, rows: pl.Expr, faults: Faults) -> Non
     """Count the rows for which an expression is true, with the first one's id or place."""
     bad = frame.with_row_index("row_counted").filter(rows).select("row_counted", "external_id")
     if bad.height:
-        place, external = bad.row(0)
-        faults.add(rule, bad.height, external if external is not None else f"row {place + 1}")
+        row_index, external = bad.row(0)
+        faults.add(rule, bad.height, external if external is not None else f"row {row_index + 1}")
 
 
 def _drop_unusable(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
@@ -91,8 +91,8 @@ def _check_values(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
         pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name)
         for name in ("turn", "preemptions", "accepted_tokens", "decode_steps")
     ]
-    known = pl.when(~cached).then(pl.col("cached_tokens")).alias("cached_tokens")
-    return frame.with_columns(unset + times + counts + [known, pl.col("output_tokens").fill_null(0).clip(0)])
+    cached_tokens = pl.when(~cached).then(pl.col("cached_tokens")).alias("cached_tokens")
+    return frame.with_columns(unset + times + counts + [cached_tokens, pl.col("output_tokens").fill_null(0).clip(0)])
 
 
 def _derive(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:

@@ -59,12 +59,12 @@ def with_times(frame: pl.DataFrame, sent: Sent | None, faults: Faults) -> pl.Dat
 
 def _one_after_another(most: int, latencies_s: Sequence[float | None]) -> list[float]:
     """Return times of sending where at most so many are in flight, and the first to end makes place for the next."""
-    ends: list[float] = []
+    ends_s: list[float] = []
     times = []
     for latency in latencies_s:
-        now = heapq.heappop(ends) if len(ends) >= most else 0.0
-        times.append(now)
-        heapq.heappush(ends, now + (latency if latency and math.isfinite(latency) else 0.0))
+        sent_s = heapq.heappop(ends_s) if len(ends_s) >= most else 0.0
+        times.append(sent_s)
+        heapq.heappush(ends_s, sent_s + (latency if latency and math.isfinite(latency) else 0.0))
     return times
 
 

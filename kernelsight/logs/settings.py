@@ -35,11 +35,11 @@ def non_default_args(line: str) -> dict[str, tuple[str, str]]:
     >>> non_default_args("INFO 11-22 [api.py:1] non-default args: {'model': 'demo', 'max_num_seqs': 64}")
     {'model': ('demo', 'non-default args'), 'max_num_seqs': ('64', 'non-default args')}
     """
-    stated = _ARGUMENTS.search(line)
-    if not stated:
+    match = _ARGUMENTS.search(line)
+    if not match:
         return {}
     try:
-        values = ast.literal_eval(stated.group(1))
+        values = ast.literal_eval(match.group(1))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return {}
     return flat_settings(values, "non-default args") if isinstance(values, dict) else {}

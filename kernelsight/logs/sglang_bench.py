@@ -27,12 +27,14 @@ def read_sglang_bench(files: Sequence[LogFile]) -> list[LogRun]:
     The client writes no times of sending, see ``sending``. With the native API the server counts the tokens, with the
     OpenAI API the output length is the requested one.
     """
-    return [_run(file, place, value) for file in files for place, value in documents(file)]
+    return [_run(file, document, value) for file in files for document, value in documents(file)]
 
 
-def _run(file: LogFile, place: str, result: Any) -> LogRun:
+def _run(file: LogFile, document: str, result: Any) -> LogRun:
     if not isinstance(result, dict) or "dataset_name" not in result:
-        raise unusable(file.path, f"has a {place} that is no result of sglang.benchmark", "Give one result per line.")
+        raise unusable(
+            file.path, f"has a {document} that is no result of sglang.benchmark", "Give one result per line."
+        )
     run = LogRun(file, NAME)
     run.summaries = milliseconds_by_name(result)
     run.stated = {
@@ -47,7 +49,7 @@ def _run(file: LogFile, place: str, result: Any) -> LogRun:
     if result.get("accept_length"):
         run.settings["accept_length"] = (str(result["accept_length"]), "result")
     if "ttfts" not in result:
-        run.faults.add("statistics_only", 1, place, "; run it with --output-details")
+        run.faults.add("statistics_only", 1, document, "; run it with --output-details")
         return run
     run.requests = _requests(file, result, run)
     return run
@@ -63,24 +65,26 @@ def _requests(file: LogFile, result: Mapping[str, Any], run: LogRun) -> pl.DataF
         raise unusable(file.path, "has lists of different lengths in one run", "Write it again.")
     errors = lists.get("errors", [""] * count)
     # a request without a chunk of text leaves its TTFT at 0.0
-    silent = [not error and not first for error, first in zip(errors, result["ttfts"], strict=True)]
+    silent = [not error and not ttft_ms for error, ttft_ms in zip(errors, result["ttfts"], strict=True)]
     run.faults.add("no_first_chunk", sum(silent), f"row {silent.index(True) + 1}" if any(silent) else None)
-    first = [None if gone else 1e3 * value for gone, value in zip(silent, result["ttfts"], strict=True)]
+    ttft_ms = [None if is_silent else 1e3 * value for is_silent, value in zip(silent, result["ttfts"], strict=True)]
     gaps = [1e3 * sum(row) for row in lists["itls"]]
     frame = pl.DataFrame(
         {
             "prompt_tokens": column(lists["input_lens"], count),
             "output_tokens": column(lists["output_lens"], count),
             "cached_tokens": column(lists.get("cached_tokens"), count),
-            "ttft_ms": column(first, count),
-            "e2e_ms": column(first, count) + column(gaps, count),
+            "ttft_ms": column(ttft_ms, count),
+            "e2e_ms": column(ttft_ms, count) + column(gaps, count),
             "error": pl.Series([None if not e else kind_of_error(e) for e in errors], dtype=pl.String),
             "status": pl.Series(["error" if e else "ok" for e in errors], dtype=pl.String),
             "tokens_from": ["server" if result.get("backend") == "sglang" else "client"] * count,
             "ttft_clock": ["client_send"] * count,
         }
     ).with_columns(gap_lists(lists["itls"]))
-    latency = [None if first is None else (first + rest) / 1e3 for first, rest in zip(first, gaps, strict=True)]
+    latency = [
+        None if ttft_ms is None else (ttft_ms + gaps_ms) / 1e3 for ttft_ms, gaps_ms in zip(ttft_ms, gaps, strict=True)
+    ]
     frame = with_times(frame, times_of_sending(result, latency), run.faults)
     run.clock = "monotonic" if "sent_s" in frame.columns else "none"
     return frame

@@ -30,9 +30,9 @@ def milliseconds_by_name(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     rows = []
     for name, value in result.items():
-        parts = _STATED.fullmatch(name)
-        if parts and parts.group(2) in METRICS and parts.group(1) != "std":
-            rows += statistic("run", METRICS[parts.group(2)], parts.group(1), value)
+        match = _STATED.fullmatch(name)
+        if match and match.group(2) in METRICS and match.group(1) != "std":
+            rows += statistic("run", METRICS[match.group(2)], match.group(1), value)
     rows += statistic("run", "requests", "total", result.get("completed"))
     rows += statistic("run", "failed", "total", result.get("failed"))
     rows += statistic("run", "output_tokens_per_s", "mean", result.get("output_throughput"))

@@ -38,12 +38,14 @@ def read_vllm_bench(files: Sequence[LogFile]) -> list[LogRun]:
     Times are those of ``time.perf_counter``: differences within a run. Older versions state no times of sending, see
     ``sending``.
     """
-    return [_run(file, place, value) for file in files for place, value in documents(file)]
+    return [_run(file, document, value) for file in files for document, value in documents(file)]
 
 
-def _run(file: LogFile, place: str, result: Any) -> LogRun:
+def _run(file: LogFile, document: str, result: Any) -> LogRun:
     if not isinstance(result, dict) or "num_prompts" not in result:
-        raise unusable(file.path, f"has a {place} that is no result of vllm bench serve", "Give one result per line.")
+        raise unusable(
+            file.path, f"has a {document} that is no result of vllm bench serve", "Give one result per line."
+        )
     run = LogRun(file, NAME)
     run.summaries = milliseconds_by_name(result)
     run.stated = {
@@ -54,7 +56,7 @@ def _run(file: LogFile, place: str, result: Any) -> LogRun:
     }
     run.settings = _settings(result)
     if "ttfts" not in result:
-        run.faults.add("statistics_only", 1, place, "; run it with --save-detailed")
+        run.faults.add("statistics_only", 1, document, "; run it with --save-detailed")
         return run
     run.requests = _requests(file, result, run)
     return run
@@ -76,7 +78,7 @@ def _requests(file: LogFile, result: Mapping[str, Any], run: LogRun) -> pl.DataF
     errors = lists.get("errors", [""] * count)
     gaps = lists.get("itls", [None] * count)
     latency = lists.get("latencies") or [
-        first + sum(rest or ()) for first, rest in zip(result["ttfts"], gaps, strict=True)
+        ttft_s + sum(gaps_s or ()) for ttft_s, gaps_s in zip(result["ttfts"], gaps, strict=True)
     ]
     # queue_times is the wait for the client's own --max-concurrency: the request was due before it was sent
     frame = pl.DataFrame(seconds).with_columns(
@@ -134,8 +136,8 @@ def gap_lists(gaps: Sequence[Sequence[float] | None]) -> pl.Series:
 
 def _settings(result: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     settings = {"model": (str(result["model_id"]), "model_id")} if result.get("model_id") else {}
-    stated = {name: value for name, value in result.items() if name not in _OWN and not _RESULTS.fullmatch(name)}
-    settings |= flat_settings(stated, "--metadata")
+    metadata = {name: value for name, value in result.items() if name not in _OWN and not _RESULTS.fullmatch(name)}
+    settings |= flat_settings(metadata, "--metadata")
     for name in ("spec_decode_acceptance_length", "spec_decode_acceptance_rate"):
         if result.get(name) is not None:
             settings[name] = (str(result[name]), "result")

@@ -77,7 +77,7 @@ _TYPES = {
 
 
 def _row(step: re.Match[str], line: str) -> dict[str, Any]:
-    engine, number, prompts, prompt_tokens, decodes, decode_tokens, elapsed, dummy, share = step.groups()
+    engine, number, prompts, prompt_tokens, decodes, decode_tokens, elapsed, dummy, kv_percent = step.groups()
     at_s, fractions = _unix(line)
     return {
         "replica": str(int(engine or 0)),
@@ -87,7 +87,7 @@ def _row(step: re.Match[str], line: str) -> dict[str, Any]:
         "decode_requests": int(decodes),
         "decode_tokens": int(decode_tokens),
         "wall_us": 1e3 * float(elapsed),
-        "kv_share": None if share is None else min(float(share) / 100, 1.0),
+        "kv_share": None if kv_percent is None else min(float(kv_percent) / 100, 1.0),
         "at_s": at_s,
         "dummy": dummy is not None,
         "fractions": fractions,
@@ -102,11 +102,11 @@ def _unix(line: str) -> tuple[float | None, bool]:
         return None, False
     try:
         zone = stamp.group(3).replace("Z", "+00:00")
-        whole = datetime.fromisoformat(stamp.group(1).replace(" ", "T") + zone).astimezone(UTC)
+        moment = datetime.fromisoformat(stamp.group(1).replace(" ", "T") + zone).astimezone(UTC)
     except ValueError:
         return None, False
     fraction = stamp.group(2)
-    return whole.timestamp() + (float("0." + fraction[1:]) if fraction else 0.0), fraction is not None
+    return moment.timestamp() + (float("0." + fraction[1:]) if fraction else 0.0), fraction is not None
 
 
 FORMAT = LogFormat(

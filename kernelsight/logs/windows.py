@@ -125,22 +125,22 @@ def windows_of(samples: pl.DataFrame, faults: Faults, timed: bool) -> pl.DataFra
 
 
 def _columns(wide: pl.DataFrame, timed: bool) -> pl.DataFrame:
-    made = [pl.col("replica"), pl.col("time").alias("start_s")]
-    made.append((pl.col("end_s") if timed else pl.lit(None, pl.Float64)).alias("end_s"))
-    made += [pl.col(name).round().cast(pl.Int64) for name in COUNTERS if name in wide.columns]
-    made += [
+    columns = [pl.col("replica"), pl.col("time").alias("start_s")]
+    columns.append((pl.col("end_s") if timed else pl.lit(None, pl.Float64)).alias("end_s"))
+    columns += [pl.col(name).round().cast(pl.Int64) for name in COUNTERS if name in wide.columns]
+    columns += [
         (pl.col(name).clip(0, 1) if name == "kv_share" else pl.col(name)) for name in GAUGES if name in wide.columns
     ]
     if timed and "energy_mj" in wide.columns:
         drawn = pl.col("energy_mj") / 1e3 / (pl.col("end_s") - pl.col("time"))
-        made.append((pl.coalesce(drawn, "power_w") if "power_w" in wide.columns else drawn).alias("power_w"))
+        columns.append((pl.coalesce(drawn, "power_w") if "power_w" in wide.columns else drawn).alias("power_w"))
     elif "power_w" in wide.columns:
-        made.append(pl.col("power_w"))
-    made.append(pl.col("power_gpus"))
+        columns.append(pl.col("power_w"))
+    columns.append(pl.col("power_gpus"))
     for name in HISTOGRAMS:
         if {f"{name}_sum", f"{name}_count"} <= set(wide.columns):
             count = pl.col(f"{name}_count")
-            made.append(pl.when(count > 0).then(1e3 * pl.col(f"{name}_sum") / count).alias(name))
+            columns.append(pl.when(count > 0).then(1e3 * pl.col(f"{name}_sum") / count).alias(name))
             if name in _COUNTS:
-                made.append(count.round().cast(pl.Int64).alias(_COUNTS[name]))
-    return wide.select(made)
+                columns.append(count.round().cast(pl.Int64).alias(_COUNTS[name]))
+    return wide.select(columns)

@@ -60,13 +60,13 @@ def device_row(reported: Mapping[str, Any], gpu: str, rows: Sequence[Mapping[str
     A GPU that the catalogue lacks keeps its name.
     """
     vendor = next((row for row in rows if row["gpu"] == gpu), None)
-    stated = {name: value for name, value in reported.items() if value is not None}
-    stated["source"] = "read from the device by kernelsight calibrate measure"
-    return {"gpu": f"{gpu}_device", "like": gpu, **stated} if vendor else {"gpu": gpu, **stated}
+    reported_values = {name: value for name, value in reported.items() if value is not None}
+    reported_values["source"] = "read from the device by kernelsight calibrate measure"
+    return {"gpu": f"{gpu}_device", "like": gpu, **reported_values} if vendor else {"gpu": gpu, **reported_values}
 
 
 def remarks(gpu: str, row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return notes to print before a GPU is measured."""
+    """Return the notes that are printed before a GPU is measured."""
     return unlisted(gpu, rows) + differences(row, rows)
 
 
@@ -76,22 +76,22 @@ def unlisted(gpu: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
     >>> unlisted("my_gpu", [{"gpu": "h100_sxm"}])
     ['my_gpu is not in the catalogue: calibrate fit needs its row in --gpus FILE (measure --device-row writes one)']
     """
-    known = [row["gpu"] for row in rows]
-    if gpu in known:
+    names = [row["gpu"] for row in rows]
+    if gpu in names:
         return []
-    near = f"; nearest: {', '.join(nearest(gpu, known))}" if nearest(gpu, known) else ""
+    near = f"; nearest: {', '.join(nearest(gpu, names))}" if nearest(gpu, names) else ""
     advice = "calibrate fit needs its row in --gpus FILE (measure --device-row writes one)"
     return [f"{gpu} is not in the catalogue{near}: {advice}"]
 
 
 def differences(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Return one note per value of the device that differs from the catalogue by more than a percent."""
-    vendor = next((one for one in rows if one["gpu"] == row.get("like")), {})
+    vendor = next((catalogue_row for catalogue_row in rows if catalogue_row["gpu"] == row.get("like")), {})
     notes = []
     for name, value in row.items():
-        stated = vendor.get(name)
-        if isinstance(value, int | float) and stated and abs(value / float(stated) - 1.0) > 0.01:
-            notes.append(f"{name}: this GPU {number(value, 6)}, the catalogue {number(float(stated), 6)}")
+        catalogue_value = vendor.get(name)
+        if isinstance(value, int | float) and catalogue_value and abs(value / float(catalogue_value) - 1.0) > 0.01:
+            notes.append(f"{name}: this GPU {number(value, 6)}, the catalogue {number(float(catalogue_value), 6)}")
     return notes
 
 

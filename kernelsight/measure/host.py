@@ -45,13 +45,13 @@ def probe(run: Run, sequences: Sequence[int] = SEQUENCES) -> dict[str, Any]:
     for count in sequences:
         run(count, short)  # graphs and caches of this batch
         times = [[run(count, tokens) for _ in range(REPEATS)] for tokens in (short, long)]
-        least = [float(np.median(one)) for one in times]
+        least = [float(np.median(durations)) for durations in times]
         steps.append((least[1] - least[0]) / (long - short) * 1e6)
     design = np.stack([np.ones(len(steps)), np.asarray(sequences, dtype=float)], axis=1)
-    (base, each), *_ = np.linalg.lstsq(design, np.array(steps), rcond=None)
+    (base, per_request), *_ = np.linalg.lstsq(design, np.array(steps), rcond=None)
     return {
         "step_base_us": round(float(max(base, 0.0)), 2),
-        "per_request_us": round(float(max(each, 0.0)), 4),
+        "per_request_us": round(float(max(per_request, 0.0)), 4),
         "steps": [
             {"sequences": count, "step_us": round(step, 2)} for count, step in zip(sequences, steps, strict=True)
         ],
@@ -67,12 +67,12 @@ def probe_vllm(path: Path, run: Run | None = None, version: str | None = None) -
     except Exception as error:  # an engine may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RunFailed(f"--host-probe: vLLM failed ({reason}); {path} was not written.") from error
-    found = {"engine": "vllm", "engine_version": version, **measured}
-    found["source"] = "kernelsight calibrate measure --host-probe: two layers of hidden size 256, GPU time included"
-    text = json.dumps(found, indent=1) + "\n"
+    result = {"engine": "vllm", "engine_version": version, **measured}
+    result["source"] = "kernelsight calibrate measure --host-probe: two layers of hidden size 256, GPU time included"
+    text = json.dumps(result, indent=1) + "\n"
     with durable_file(path) as draft:
         draft.write_text(text, encoding="utf-8")
-    return found
+    return result
 
 
 def need_vllm() -> None:

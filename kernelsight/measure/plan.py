@@ -59,12 +59,12 @@ def served_calls(
     from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
 
     deployments, steps = [], []
-    known = {row["model"]: row for row in session.table("models").to_pylist()}
+    model_rows = {row["model"]: row for row in session.table("models").to_pylist()}
     for model, engine, size in itertools.product(models, engines, TENSOR_PARALLEL_SIZES):
-        stated = {"model": model, "gpu": gpu, "engine": engine, "tensor_parallel_size": size}
-        flags = resolve_names(session, normalise(stated))
+        flags_stated = {"model": model, "gpu": gpu, "engine": engine, "tensor_parallel_size": size}
+        flags = resolve_names(session, normalise(flags_stated))
         row = {**deployment_row(flags), "deployment_id": f"{model}-{engine}-{size}"}
-        if size > 1 and known.get(row["model"], {}).get("heads", 0) % size:
+        if size > 1 and model_rows.get(row["model"], {}).get("heads", 0) % size:
             continue
         deployments.append(row)
         steps += [{"deployment_id": row["deployment_id"], **step} for step in _steps()]
@@ -105,11 +105,11 @@ def measurable(calls: Sequence[Mapping[str, Any]], attention: str = ATTENTION[0]
 
 def of_families(points: Sequence[dict[str, Any]], words: str | None) -> list[dict[str, Any]]:
     """Return the points of families that are named, of all without a name; UnknownName if there is none of a name."""
-    wanted = [name.strip() for name in (words or "").split(",") if name.strip()]
-    for name in wanted:
+    names = [name.strip() for name in (words or "").split(",") if name.strip()]
+    for name in names:
         if name not in FAMILIES:
             raise unknown("kernel family", name, list(FAMILIES), f"Known: {', '.join(FAMILIES)}.")
-    return [point for point in points if not wanted or point["family"] in wanted]
+    return [point for point in points if not names or point["family"] in names]
 
 
 def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
@@ -120,10 +120,10 @@ def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
     attention = call["family"].endswith("attention")
     # for attention the suite gives the KV cache's format; queries are bfloat16
     dtype = f"bf16/{call['format']}" if attention else call["format"] or family.dtypes[0]
-    wanted = {name: shape[name] for name in (*family.sizes, *family.defaults) if name in shape}
+    sizes = {name: shape[name] for name in (*family.sizes, *family.defaults) if name in shape}
     if "head_dim" in family.sizes and "head_dim" not in shape:
-        wanted["head_dim"] = next(width for width in (*HEAD_WIDTHS, 1) if shape["columns"] % width == 0)
-    if dtype not in family.dtypes or any(name not in wanted for name in family.sizes):
+        sizes["head_dim"] = next(width for width in (*HEAD_WIDTHS, 1) if shape["columns"] % width == 0)
+    if dtype not in family.dtypes or any(name not in sizes for name in family.sizes):
         return []
     kernels = (library,) if attention else KERNELS.get(call["family"], family.implementations[:1])
     half = max(float(call["half"]), 1e-3)
@@ -134,7 +134,7 @@ def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
             "dtype": dtype,
             # in serving, weights and KV caches are cold, activations were just written
             "cache": "cold" if call["family"] in ("gemm", "batched_gemm") else family.caches[-1],
-            "shape": wanted,
+            "shape": sizes,
             "latency_us": float(call["latency_us"]),
             "deviation": half / INTERVAL_SIGMAS,
         }
@@ -143,7 +143,7 @@ def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
 
 
 def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> list[np.ndarray]:
-    """Return the features of each point as used by the correction: sizes, work, and rounding to tiles and waves."""
+    """Return the features of each point as the correction uses them: sizes, work, and rounding to tiles and waves."""
     import pyarrow as pa
 
     from kernelsight.catalog.tables import facts
@@ -154,38 +154,38 @@ def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> li
 
     features: dict[int, np.ndarray] = {}
     for family in {point["family"] for point in points}:
-        places = [place for place, point in enumerate(points) if point["family"] == family]
+        indices = [index for index, point in enumerate(points) if point["family"] == family]
         rows = []
-        for place in places:
-            stored, math_of = number_formats(family, points[place]["dtype"], points[place]["implementation"])
+        for index in indices:
+            stored, math_of = number_formats(family, points[index]["dtype"], points[index]["implementation"])
             point_columns = {
-                name: points[place][name] for name in ("family", "implementation", "dtype", "shape", "latency_us")
+                name: points[index][name] for name in ("family", "implementation", "dtype", "shape", "latency_us")
             }
             rows.append({**point_columns, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
         table = call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
-        seen = features_of(
+        family_features = features_of(
             family, KERNEL_FAMILIES[family].form, table, facts("kernel_implementations"), gpus, facts("fabrics")
         )
-        features.update(zip(places, seen, strict=True))
-    return [features[place] for place in range(len(points))]
+        features.update(zip(indices, family_features, strict=True))
+    return [features[index] for index in range(len(points))]
 
 
 def choose(
-    points: Sequence[Mapping[str, Any]], seen: Sequence[np.ndarray], seconds: float
+    points: Sequence[Mapping[str, Any]], features: Sequence[np.ndarray], seconds: float
 ) -> tuple[list[int], list[dict[str, Any]]]:
     """Return the points for a time budget, in order of their gain, and one row per family for the printed table.
 
-    ``seen``: features of each point; only points of one group are compared, so families may have different features.
+    ``features``: of each point; only points of one group are compared, so families may have different features.
     """
     from kernelsight.fitting.placing import place
 
     groups = [f"{point['family']}|{point['implementation']}|{point['dtype']}" for point in points]
-    sizes = _positions(seen, groups)
+    sizes = _positions(features, groups)
     weight = np.array([point["weight"] for point in points])
     deviation = np.array([point["deviation"] for point in points])
-    each = np.array([_seconds(point) for point in points])
+    point_seconds = np.array([_seconds(point) for point in points])
     chosen: list[int] = []
-    for step in place(sizes, deviation, weight, each, groups):
+    for step in place(sizes, deviation, weight, point_seconds, groups):
         if step.seconds > seconds and chosen:
             break
         chosen.append(step.candidate)
@@ -193,7 +193,7 @@ def choose(
 
 
 def choose_points(
-    points: Sequence[Mapping[str, Any]], seen: Sequence[np.ndarray], per_kernel: int
+    points: Sequence[Mapping[str, Any]], all_features: Sequence[np.ndarray], per_kernel: int
 ) -> tuple[list[int], list[dict[str, Any]]]:
     """Return up to ``per_kernel`` points of each kernel that lower the expected error most, and the printed rows.
 
@@ -209,7 +209,7 @@ def choose_points(
                 np.log([point["latency_us"]]),
                 sizes_of(point["family"], features[None]),
             )
-            for point, features in zip(points, seen, strict=True)
+            for point, features in zip(points, all_features, strict=True)
         ]
     )
     weight = np.array([point["weight"] for point in points])
@@ -226,31 +226,31 @@ def _by_family(
     """Return one row per family: points chosen, their seconds, and the expected error of its calls before and after."""
     rows, weight = [], np.array([point["weight"] for point in points])
     for family in sorted({point["family"] for point in points}):
-        places = [place for place, point in enumerate(points) if point["family"] == family]
-        mine = [number for number in chosen if number in set(places)]
-        share = weight[places] / weight[places].sum()
+        indices = [index for index, point in enumerate(points) if point["family"] == family]
+        family_chosen = [number for number in chosen if number in set(indices)]
+        weights = weight[indices] / weight[indices].sum()
         rows.append(
             {
                 "family": family,
-                "points": len(mine),
-                "seconds": float(sum(_seconds(points[number]) for number in mine)),
-                "of_calls": len(places),
-                "expected_error_before": float(share @ before[places]),
-                "expected_error_after": float(share @ after[places]),
+                "points": len(family_chosen),
+                "seconds": float(sum(_seconds(points[number]) for number in family_chosen)),
+                "of_calls": len(indices),
+                "expected_error_before": float(weights @ before[indices]),
+                "expected_error_after": float(weights @ after[indices]),
             }
         )
     return rows
 
 
-def _positions(seen: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
+def _positions(features: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
     """Return (points, features) positions within each group, padded with 0 to the largest number of features."""
     from kernelsight.fitting.placing import positions
 
-    padded = np.zeros((len(seen), max(len(one) for one in seen)))
+    padded = np.zeros((len(features), max(len(point_features) for point_features in features)))
     for name in set(groups):
-        of = [number for number, group in enumerate(groups) if group == name]
-        place = positions(np.stack([seen[number] for number in of]))
-        padded[of, : place.shape[1]] = place
+        members = [number for number, group in enumerate(groups) if group == name]
+        group_positions = positions(np.stack([features[number] for number in members]))
+        padded[members, : group_positions.shape[1]] = group_positions
     return padded
 
 

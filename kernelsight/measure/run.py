@@ -70,9 +70,12 @@ def measure_suite(
     except OSError as error:
         if not path.exists():
             raise
-        where, what = error.filename or target.resolve().parent, "free disk space" if error.errno in FULL else "fix it"
+        where, advice = (
+            error.filename or target.resolve().parent,
+            "free disk space" if error.errno in FULL else "fix it",
+        )
         raise RunFailed(
-            f"{where} cannot be written ({error.strerror}); the measured points are kept in {path}; {what}, and "
+            f"{where} cannot be written ({error.strerror}); the measured points are kept in {path}; {advice}, and "
             "continue with --resume."
         ) from None
     if lost:
@@ -89,9 +92,9 @@ def _measure_left(
     """Measure the points missing in the journal; return the error if the device was lost, else None."""
     watch, spent, begun = Watch(), [], device.seconds()
     missing = [point for point in suite.points if point.key not in points.done]
-    for place, point in enumerate(missing, start=1):
-        at, lost = device.seconds(), None
-        if at - begun >= most_seconds:
+    for ordinal, point in enumerate(missing, start=1):
+        begun_point, lost = device.seconds(), None
+        if begun_point - begun >= most_seconds:
             break
         try:
             row, failure = _measured(device, identity, suite, point, watch), None
@@ -102,8 +105,8 @@ def _measure_left(
         except Exception as error:  # a failing point must not end the run
             row, failure = None, _reason(error)
         points.add(point.key, row, failure)
-        spent.append(device.seconds() - at)
-        log(_line(place, len(missing), point, row, failure, spent))
+        spent.append(device.seconds() - begun_point)
+        log(_line(ordinal, len(missing), point, row, failure, spent))
         if lost:
             return lost
         if watch.slowed_points == HOPELESS_POINTS and row and row["not_fitted"] == SLOWED_FAULT:
@@ -130,9 +133,9 @@ def _replays(device: Device, point: Point, kernel: Kernel) -> tuple[Replay, Repl
     if not kernel.captured:
         return device.eager(kernel, 1), device.eager(kernel, LEAST_LAUNCHES)
     cold = point.cache == "cold"
-    one = device.graph(kernel, 1, flush=False)
-    one(WARM_UP)
-    about_us = max(float(np.median(replayed(one, WARM_UP))), LEAST_US)
+    single = device.graph(kernel, 1, flush=False)
+    single(WARM_UP)
+    about_us = max(float(np.median(replayed(single, WARM_UP))), LEAST_US)
     if cold:
         launches = int(np.clip(math.ceil(2 * REPLAY_US / about_us), 1, kernel.copies))
         reference, full = device.graph(None, 0, flush=True), device.graph(kernel, launches, flush=True)
@@ -154,7 +157,11 @@ def _launch_replays(device: Device, point: Point, kernel: Kernel) -> tuple[Repla
     if point.implementation == "empty_graph":
         # one empty kernel against none: the gap is the result
         return device.graph(None, 0, flush=False), device.graph(kernel, 1, flush=False)
-    make = device.eager if point.implementation == "eager_launch" else lambda of, n: device.graph(of, n, flush=False)
+    make = (
+        device.eager
+        if point.implementation == "eager_launch"
+        else lambda replayed_kernel, n: device.graph(replayed_kernel, n, flush=False)
+    )
     launches = MOST_LAUNCHES
     return make(kernel, round(REFERENCE_SHARE * launches)), make(kernel, launches)
 
@@ -182,15 +189,15 @@ def _opened(
     if target.exists() and not path.exists():
         raise InvalidInput(f"{target} exists, but has no journal to resume from; use another -o FILE.")
     if path.exists():
-        stated, earlier = read_points(path)
-        if stated["digest"] != suite.digest:
+        stored, earlier = read_points(path)
+        if stored["digest"] != suite.digest:
             raise InvalidInput(
-                f"{path} has points of the suite {stated['suite']}, whose points or rule differ from {suite.name}; use "
+                f"{path} has points of the suite {stored['suite']}, whose points or rule differ from {suite.name}; use "
                 "another -o FILE."
             )
-        if (stated["gpu"], stated["serial"]) != (identity.gpu, identity.serial):
+        if (stored["gpu"], stored["serial"]) != (identity.gpu, identity.serial):
             raise InvalidInput(
-                f"{path} was measured on {stated['gpu']} (serial {stated['serial']}), but this GPU is {identity.gpu} "
+                f"{path} was measured on {stored['gpu']} (serial {stored['serial']}), but this GPU is {identity.gpu} "
                 f"(serial {identity.serial}); use another -o FILE."
             )
         _log_versions(earlier, identity, log)
@@ -209,19 +216,21 @@ def _failed(record: Mapping[str, Any]) -> bool:
 
 def _log_versions(earlier: Sequence[Mapping[str, Any]], identity: Identity, log: Callable[[str], None]) -> None:
     """Log if earlier points were measured with other software versions; every row has its own."""
-    now = (identity.driver, versions_of(identity))
-    before = {(record["driver"], record["versions"]) for record in earlier if record.get("driver")} - {now}
+    latest = (identity.driver, versions_of(identity))
+    before = {(record["driver"], record["versions"]) for record in earlier if record.get("driver")} - {latest}
     for driver, versions in sorted(before):
-        log(f"earlier points: driver {driver} ({versions}), next points: {now[0]} ({now[1]}); stored in each row")
+        log(f"earlier points: driver {driver} ({versions}), next points: {latest[0]} ({latest[1]}); stored in each row")
 
 
-def _line(place: int, of: int, point: Point, row: Any, failure: str | None, spent: list[float]) -> str:
+def _line(ordinal: int, total: int, point: Point, row: Any, failure: str | None, spent: list[float]) -> str:
     recent = spent[-RECENT:]
-    left_minutes = (of - place) * sum(recent) / len(recent) / 60.0
+    left_minutes = (total - ordinal) * sum(recent) / len(recent) / 60.0
     sizes = " ".join(f"{name}={size}" for name, size in point.shape)
     result = failure or f"{number(row['latency_us'])} us +- {percent(row['relative_error'], 1)}"
-    what = " ".join(word for word in (point.family, point.implementation, point.dtype, point.cache, sizes) if word)
-    return f"{place}/{of} {what}: {result}; {number(left_minutes, 2)} min left"
+    point_text = " ".join(
+        word for word in (point.family, point.implementation, point.dtype, point.cache, sizes) if word
+    )
+    return f"{ordinal}/{total} {point_text}: {result}; {number(left_minutes, 2)} min left"
 
 
 def _outcome(suite: Suite, points: Points) -> Outcome:

@@ -81,29 +81,29 @@ def read_suite(name: str) -> Suite:
     >>> read_suite("quick").name
     'quick'
     """
-    known = {path.stem: path for path in suites_folder().glob("*.json")}
-    path = known.get(name, Path(name))
+    shipped = {path.stem: path for path in suites_folder().glob("*.json")}
+    path = shipped.get(name, Path(name))
     if not path.exists():
         if path.suffix == ".json":
             raise InvalidInput(f"suite {name} does not exist; `kernelsight calibrate plan -o {name}` writes one.")
-        raise unknown("suite", name, known, f"Known: {', '.join(sorted(known))}, or the path to a JSON file.")
+        raise unknown("suite", name, shipped, f"Known: {', '.join(sorted(shipped))}, or the path to a JSON file.")
     advice = "give the name of a suite, or a JSON file as `kernelsight calibrate plan -o FILE` writes it"
     return suite_of(
-        read_json(path, lambda found: InvalidInput(f"the suite {path} {found}; {advice}."), ROWS), str(path)
+        read_json(path, lambda problem: InvalidInput(f"the suite {path} {problem}; {advice}."), ROWS), str(path)
     )
 
 
-def suite_of(stated: Any, origin: str) -> Suite:
+def suite_of(content: Any, origin: str) -> Suite:
     """Return the suite of a parsed JSON value; ``origin``: its file, for errors."""
-    if not isinstance(stated, dict) or not isinstance(stated.get("entries"), list) or not stated["entries"]:
+    if not isinstance(content, dict) or not isinstance(content.get("entries"), list) or not content["entries"]:
         raise InvalidInput(f"the suite {origin} has no entries; give an object with a list of them, as in quick.json.")
-    _only_known(stated, SUITE_FIELDS, f"the suite {origin}")
-    rule = _rule(stated.get("rule", {}), origin)
-    name = stated.get("suite") or Path(origin).stem
+    _only_known(content, SUITE_FIELDS, f"the suite {origin}")
+    rule = _rule(content.get("rule", {}), origin)
+    name = content.get("suite") or Path(origin).stem
     if not isinstance(name, str):
         raise InvalidInput(f"the suite {origin}: suite is {name!r}; give its name.")
     entries, count = [], 0
-    for number, entry in enumerate(stated["entries"], start=1):
+    for number, entry in enumerate(content["entries"], start=1):
         where = f"the suite {origin}, entry {number}"
         entries.append(_points(entry, where, MOST_POINTS - count))
         count += len(entries[-1])
@@ -121,24 +121,24 @@ def _interleaved(entries: Sequence[Sequence[Point]]) -> dict[str, Point]:
         for number, point in enumerate(points)
     ]
     by_key: dict[str, Point] = {}
-    for _, point in sorted(placed, key=lambda one: one[0]):
+    for _, point in sorted(placed, key=lambda placed_point: placed_point[0]):
         by_key.setdefault(point.key, point)
     return by_key
 
 
-def _rule(stated: Any, origin: str) -> Rule:
-    if not isinstance(stated, dict):
-        raise InvalidInput(f"the suite {origin}: rule is {stated!r}; give an object, as in quick.json.")
-    _only_known(stated, Rule._fields, f"the rule of the suite {origin}")
-    whole = {name for name, value in Rule._field_defaults.items() if isinstance(value, int)}
-    for name, value in stated.items():
+def _rule(fields: Any, origin: str) -> Rule:
+    if not isinstance(fields, dict):
+        raise InvalidInput(f"the suite {origin}: rule is {fields!r}; give an object, as in quick.json.")
+    _only_known(fields, Rule._fields, f"the rule of the suite {origin}")
+    whole_fields = {name for name, value in Rule._field_defaults.items() if isinstance(value, int)}
+    for name, value in fields.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
             raise InvalidInput(f"the suite {origin}: {name} of the rule is {value!r}; give a number above 0.")
-        if name in whole and value != int(value):
+        if name in whole_fields and value != int(value):
             raise InvalidInput(
                 f"the suite {origin}: {name} of the rule is {value!r}; give a whole number of at least 1."
             )
-    return Rule(**{name: int(value) if name in whole else float(value) for name, value in stated.items()})
+    return Rule(**{name: int(value) if name in whole_fields else float(value) for name, value in fields.items()})
 
 
 def _points(entry: Any, where: str, most: int) -> list[Point]:
@@ -156,10 +156,10 @@ def _points(entry: Any, where: str, most: int) -> list[Point]:
 
 
 def _words(entry: Mapping[str, Any], field: str, allowed: Sequence[str], where: str) -> list[str]:
-    stated = entry.get(field, allowed[:1] if field != "cache" else allowed)
-    words = [stated] if isinstance(stated, str) else stated
+    value = entry.get(field, allowed[:1] if field != "cache" else allowed)
+    words = [value] if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or not words:
-        raise InvalidInput(f"{where}: {field} is {stated!r}; give one of {', '.join(allowed)}, or a list of them.")
+        raise InvalidInput(f"{where}: {field} is {value!r}; give one of {', '.join(allowed)}, or a list of them.")
     for word in words:
         if word not in allowed:
             raise unknown(field, str(word), allowed, f"It is in {where}; known: {', '.join(allowed)}.")
@@ -193,7 +193,7 @@ def _shapes(entry: Mapping[str, Any], family: Family, where: str, most: int) -> 
     return shapes
 
 
-def _only_known(stated: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for name in stated:
-        if name not in known:
-            raise unknown("field", str(name), known, f"It is in {where}.")
+def _only_known(fields: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
+    for name in fields:
+        if name not in allowed:
+            raise unknown("field", str(name), allowed, f"It is in {where}.")

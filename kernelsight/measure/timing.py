@@ -75,8 +75,8 @@ class Watch:
         clocks = [block.readings.sm_clock_hz or 0.0 for block in blocks]
         free = [hz for hz, block in zip(clocks, blocks, strict=True) if not block.readings.limits & SLOWED]
         self.highest_hz = max([self.highest_hz, *free])
-        here = max(free, default=0.0)
-        least = max(SAME_CLOCK * here, RUN_CLOCK * self.highest_hz)
+        highest_here = max(free, default=0.0)
+        least = max(SAME_CLOCK * highest_here, RUN_CLOCK * self.highest_hz)
         return [
             block
             for hz, block in zip(clocks, blocks, strict=True)
@@ -122,18 +122,18 @@ def drawn_w(device: Device, replay: Replay, block: int) -> float | None:
     if energy is None:
         return None
     renewals: list[tuple[float, float]] = []
-    while (now := device.seconds()) - begun < POWER_SECONDS:
+    while (now_s := device.seconds()) - begun < POWER_SECONDS:
         replay(block)
         energy_j = device.readings().energy_j
         if energy_j is not None and energy_j != energy:
             energy = energy_j
             renewals.append((device.seconds(), energy_j))
-        elif device.seconds() == now:
+        elif device.seconds() == now_s:
             return None
     if len(renewals) < 2:
         return None
-    (first, before), (last, after) = renewals[0], renewals[-1]
-    return (after - before) / (last - first)
+    (first_s, before), (last_s, after) = renewals[0], renewals[-1]
+    return (after - before) / (last_s - first_s)
 
 
 def replayed(replay: Replay, count: int) -> np.ndarray:
@@ -187,5 +187,5 @@ def median_error(values: np.ndarray) -> float:
 
 
 def _middle(values: Sequence[float | None]) -> float | None:
-    stated = [value for value in values if value is not None]
-    return float(np.median(stated)) if stated else None
+    known_values = [value for value in values if value is not None]
+    return float(np.median(known_values)) if known_values else None

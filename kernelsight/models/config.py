@@ -129,8 +129,8 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
     """Return one layer's matrices of each class, from the middle of the model: first and last layers may differ."""
     layers = range(len(shape.attention))
 
-    def middle(kinds: list[str], kind: str) -> str | None:
-        having = [layer for layer in layers if kinds[layer] == kind]
+    def middle(layer_kinds: list[str], kind: str) -> str | None:
+        having = [layer for layer in layers if layer_kinds[layer] == kind]
         return f"model.layers.{having[len(having) // 2]}." if having else None
 
     mixers = {"linear": "linear", "mla": "latent", "sparse": "latent"}
@@ -205,7 +205,7 @@ def read_config_file(path: str | Path) -> Rows:
 
 
 def _json_object(file: Path) -> dict[str, Any]:
-    content = read_json(file, lambda found: errors.config_unreadable(file, f"the file {found}"), piped=True)
+    content = read_json(file, lambda problem: errors.config_unreadable(file, f"the file {problem}"), piped=True)
     if not isinstance(content, dict):
         raise errors.config_unreadable(file, "it is not a JSON object")
     return content

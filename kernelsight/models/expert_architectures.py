@@ -94,11 +94,11 @@ def ernie_moe(fields: ConfigFields) -> Shape:
     columns["shared_intermediate"] = shared * columns["expert_intermediate"]
     columns["mtp_layers"] = fields.size("num_nextn_predict_layers", default=0, least=0)
     layers = columns["layer_count"]
-    first = fields.size("moe_layer_start_index", default=1, least=0)
-    last = fields.values.get("moe_layer_end_index", -1)
-    last = layers - 1 if last in (None, -1) else fields.size("moe_layer_end_index", least=0)
+    first_layer = fields.size("moe_layer_start_index", default=1, least=0)
+    last_layer = fields.values.get("moe_layer_end_index", -1)
+    last_layer = layers - 1 if last_layer in (None, -1) else fields.size("moe_layer_end_index", least=0)
     period = fields.size("moe_layer_interval", default=1)
-    ffn = ["moe" if first <= n <= last and (n + 1) % period == 0 else "dense" for n in range(layers)]
+    ffn = ["moe" if first_layer <= n <= last_layer and (n + 1) % period == 0 else "dense" for n in range(layers)]
     if "dense" in ffn:
         columns["intermediate"] = fields.size("intermediate_size")
     return Shape(columns, ["full"] * layers, ffn)

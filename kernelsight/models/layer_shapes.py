@@ -84,19 +84,19 @@ def partial_rotary(fields: ConfigFields, head_dim: int, default: float) -> dict[
 
 
 def listed_kinds(
-    fields: ConfigFields, name: str, known: dict[str, str], layer_count: int, otherwise: list[str]
+    fields: ConfigFields, name: str, kinds_by_name: dict[str, str], layer_count: int, otherwise: list[str]
 ) -> list[str]:
     """Return the kind of each layer from the list ``name``, or ``otherwise`` if the config has no such list."""
     listed = fields.items(name, default=None)
     if listed is None:
         return otherwise
     for kind in listed:
-        if not isinstance(kind, str) or kind not in known:
-            raise errors.config_unsupported(fields.label, f"{name} entry", kind, sorted(known))
+        if not isinstance(kind, str) or kind not in kinds_by_name:
+            raise errors.config_unsupported(fields.label, f"{name} entry", kind, sorted(kinds_by_name))
     if len(listed) != layer_count:
         expected = f"a list of num_hidden_layers ({layer_count}) entries"
         raise errors.config_field_wrong(fields.label, name, f"{len(listed)} entries", expected)
-    return [known[kind] for kind in listed]
+    return [kinds_by_name[kind] for kind in listed]
 
 
 def listed_layers(fields: ConfigFields, name: str, layer_count: int) -> list[int] | None:
@@ -139,8 +139,8 @@ def qwen_mixers(fields: ConfigFields, layer_count: int) -> list[str]:
         return ["full"] * layer_count
     if fields.items("layer_types", default=None) is not None:
         return listed_mixers(fields, layer_count, [])
-    first = fields.size("max_window_layers", least=0)
-    return ["sliding" if layer >= first else "full" for layer in range(layer_count)]
+    first_sliding = fields.size("max_window_layers", least=0)
+    return ["sliding" if layer >= first_sliding else "full" for layer in range(layer_count)]
 
 
 def routed_experts(fields: ConfigFields, count: str, width: str, *older: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def with_dense_width(fields: ConfigFields, columns: dict[str, Any], ffn: list[st
 
 def leading_dense(fields: ConfigFields, layer_count: int) -> list[str]:
     """Return DeepSeek's pattern: first_k_dense_replace dense layers, then every moe_layer_freq-th is a mixture."""
-    first = fields.size("first_k_dense_replace", default=0, least=0)
+    first_moe = fields.size("first_k_dense_replace", default=0, least=0)
     period = fields.size("moe_layer_freq", default=1)
-    pattern = ["moe" if layer >= first and layer % period == 0 else "dense" for layer in range(layer_count)]
+    pattern = ["moe" if layer >= first_moe and layer % period == 0 else "dense" for layer in range(layer_count)]
     return listed_kinds(fields, "mlp_layer_types", FFN_TYPES, layer_count, pattern)

@@ -71,11 +71,11 @@ def check_rope(fields: ConfigFields) -> None:
             continue
         # newer configs have one object for each kind of layer
         nested = [scaling.inside(key) for key, value in scaling.values.items() if isinstance(value, Mapping)]
-        for each in (scaling, *nested):
+        for part in (scaling, *nested):
             for factor in FACTORS:
-                value = each.values.get(factor)
+                value = part.values.get(factor)
                 if value is not None and not _is_factor(value):
-                    raise errors.config_field_wrong(each.label, factor, value, "a finite number above 0")
+                    raise errors.config_field_wrong(part.label, factor, value, "a finite number above 0")
 
 
 def longest_context(fields: ConfigFields, positions: int) -> int:
@@ -91,7 +91,7 @@ def longest_context(fields: ConfigFields, positions: int) -> int:
         scaling = fields.inside(name, default=None)
         if scaling is None or (scaling.values.get("rope_type") or scaling.values.get("type")) != "yarn":
             continue
-        trained, factor = (scaling.values.get(each) for each in ("original_max_position_embeddings", "factor"))
+        trained, factor = (scaling.values.get(field) for field in ("original_max_position_embeddings", "factor"))
         if not _is_factor(trained) or not _is_factor(factor):
             continue
         reached = trained * factor

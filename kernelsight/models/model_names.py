@@ -50,10 +50,10 @@ def find_variant(name: str) -> Variant | None:
     """
     owner, _, repository = name.rstrip("/").rpartition("/")
     owner, lowered = owner.rpartition("/")[2].lower(), repository.lower()
-    for ending, what in UNSUPPORTED.items():
+    for ending, format_name in UNSUPPORTED.items():
         if lowered.endswith(ending) and _known(repository[: -len(ending)]):
             raise InvalidInput(
-                f"{name} is quantised as {what}, which no kernel here has; use the model without {ending} and "
+                f"{name} is quantised as {format_name}, which no kernel here has; use the model without {ending} and "
                 "--quantization, or give the path to a config.json."
             )
     for row in _endings():
@@ -103,30 +103,34 @@ def variant_rows(name: str, variant: Variant, row: Mapping[str, Any], layers: It
     if quantization == "nvfp4" and row["kv_lora_rank"] is not None:
         quantization = "nvfp4_experts"
     model_row = dict(row) | {"model": catalogue_name(name.rstrip("/")), "huggingface_id": name}
-    said = f"{name} is taken as {variant.base}"
+    note_text = f"{name} is taken as {variant.base}"
     if quantization:
-        formats = next(one for one in facts("quantizations").to_pylist() if one["quantization"] == quantization)
+        formats = next(
+            formats_row
+            for formats_row in facts("quantizations").to_pylist()
+            if formats_row["quantization"] == quantization
+        )
         model_row |= {column: formats[column] or row["dtype"] for column in FORMATS}
         model_row["activation_scales"] = formats["activation_scales"]
         model_row["kv_cache_format"] = row["dtype"]
-        said += f" with quantization {quantization}, as its name says ({variant.source})"
-    model_row["notes"] = "; ".join(note for note in (row["notes"], said) if note)
-    model_row["source"] = f"{row['source']}; {said}"
+        note_text += f" with quantization {quantization}, as its name says ({variant.source})"
+    model_row["notes"] = "; ".join(note for note in (row["notes"], note_text) if note)
+    model_row["source"] = f"{row['source']}; {note_text}"
     return model_row, [dict(layer) | {"model": model_row["model"]} for layer in layers]
 
 
 def reach_rows(positions: int, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
     """Return the rows of a model whose RoPE does not reach what its config says (``--max-position-embeddings``)."""
     name = f"{row['model']}-{positions}-positions"
-    said = f"{row['model']} is taken to reach {positions:,} positions (--max-position-embeddings)"
-    model_row = dict(row) | {"model": name, "max_positions": positions, "source": f"{row['source']}; {said}"}
-    model_row["notes"] = "; ".join(note for note in (row["notes"], said) if note)
+    note_text = f"{row['model']} is taken to reach {positions:,} positions (--max-position-embeddings)"
+    model_row = dict(row) | {"model": name, "max_positions": positions, "source": f"{row['source']}; {note_text}"}
+    model_row["notes"] = "; ".join(note for note in (row["notes"], note_text) if note)
     return model_row, [dict(layer) | {"model": name} for layer in layers]
 
 
 def alike_rows(name: str, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
     """Return the rows of a model of one's own that has the shape and the formats of another (``--model-like``)."""
-    said = f"{name} is taken to have the shape and formats of {row['model']} (--model-like)"
-    model_row = dict(row) | {"model": name, "huggingface_id": None, "source": f"{row['source']}; {said}"}
-    model_row["notes"] = "; ".join(note for note in (row["notes"], said) if note)
+    note_text = f"{name} is taken to have the shape and formats of {row['model']} (--model-like)"
+    model_row = dict(row) | {"model": name, "huggingface_id": None, "source": f"{row['source']}; {note_text}"}
+    model_row["notes"] = "; ".join(note for note in (row["notes"], note_text) if note)
     return model_row, [dict(layer) | {"model": name} for layer in layers]

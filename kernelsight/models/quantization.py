@@ -78,7 +78,9 @@ def _except(fields: ConfigFields, number_format: str, *names: str) -> FormatOf:
 def _fp8(fields: ConfigFields) -> tuple[FormatOf, str]:
     block = fields.items("weight_block_size", default=None)
     scales = fields.choice("activation_scheme", among={"dynamic": "dynamic", "static": "static"}, default="dynamic")
-    if block is not None and not (len(block) == 2 and all(type(side) is int and side > 0 for side in block)):
+    if block is not None and not (
+        len(block) == 2 and all(type(block_size) is int and block_size > 0 for block_size in block)
+    ):
         raise errors.config_field_wrong(fields.label, "weight_block_size", block, "two whole numbers above 0")
     number_format = "fp8" if block is None else "fp8_block"
     return _except(fields, number_format, "modules_to_not_convert", "ignored_layers"), scales
@@ -86,8 +88,8 @@ def _fp8(fields: ConfigFields) -> tuple[FormatOf, str]:
 
 def _mxfp4(fields: ConfigFields) -> tuple[FormatOf, str]:
     # transformers' mxfp4 method replaces only the experts' matrices
-    others = _except(fields, "mxfp4", "modules_to_not_convert")
-    return lambda module: others(module) if ".experts" in module else None, "dynamic"
+    format_of = _except(fields, "mxfp4", "modules_to_not_convert")
+    return lambda module: format_of(module) if ".experts" in module else None, "dynamic"
 
 
 def _integer_weights(fields: ConfigFields) -> tuple[FormatOf, str]:
@@ -108,8 +110,8 @@ def _group_format(group: ConfigFields) -> tuple[str, str]:
         number_format = "mxfp4" if weights.size("group_size") == 32 else None
     if number_format is None or (key[2] and inputs.size("num_bits") != key[1]):
         difference = f"{key[0]}{key[1]} weights, {'quantised' if key[2] else 'plain'} activations"
-        known = "float8, float4 and int8 for weights and activations; int8 and int4 for weights only"
-        raise errors.config_unsupported(group.label, "quantisation", difference, [known])
+        supported = "float8, float4 and int8 for weights and activations; int8 and int4 for weights only"
+        raise errors.config_unsupported(group.label, "quantisation", difference, [supported])
     if number_format in WEIGHT_ONLY:
         return number_format, "none"
     # "local": NVFP4's scale per 16 values, computed at run time
@@ -141,8 +143,8 @@ def _compressed_tensors(fields: ConfigFields) -> tuple[FormatOf, str]:
 def _modelopt_format(fields: ConfigFields) -> tuple[str, str]:
     algorithm = fields.text("quant_algo")
     if algorithm not in MODELOPT_FORMATS:
-        known = [*sorted(MODELOPT_FORMATS), "MIXED_PRECISION"]
-        raise errors.config_unsupported(fields.label, "quant_algo", algorithm, known)
+        supported = [*sorted(MODELOPT_FORMATS), "MIXED_PRECISION"]
+        raise errors.config_unsupported(fields.label, "quant_algo", algorithm, supported)
     return MODELOPT_FORMATS[algorithm]
 
 

@@ -57,7 +57,9 @@ def nemotron_h(fields: ConfigFields) -> Shape:
     if "dense" in ffn:
         columns["intermediate"] = fields.size("intermediate_size")
     columns["mtp_layers"] = fields.size("num_nextn_predict_layers", default=0, least=0)
-    names = {part: tuple(f"mixer.{matrix}_proj" for matrix in ("up", "down")) for part in ("dense", "expert")}
+    names = {
+        module_class: tuple(f"mixer.{matrix}_proj" for matrix in ("up", "down")) for module_class in ("dense", "expert")
+    }
     names["expert"] = tuple(f"mixer.experts.0.{matrix}_proj" for matrix in ("up", "down"))
     names["shared"] = tuple(f"mixer.shared_experts.{matrix}_proj" for matrix in ("up", "down"))
     names["softmax"] = tuple(f"mixer.{matrix}_proj" for matrix in "qkvo")
@@ -80,8 +82,8 @@ def granite_hybrid(fields: ConfigFields) -> Shape:
         ConfigFields(dict(fields.values) | sizes, fields.label),
         *("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv"),
     )
-    known = HYBRID | {"mamba": "linear", "attention": "full"}
-    attention = listed_kinds(fields, "layer_types", known, layers, ["linear"] * layers)
+    kinds = HYBRID | {"mamba": "linear", "attention": "full"}
+    attention = listed_kinds(fields, "layer_types", kinds, layers, ["linear"] * layers)
     shared = fields.size("shared_intermediate_size")
     if fields.size("num_local_experts", default=0, least=0):
         columns |= routed_experts(fields, "num_local_experts", "intermediate_size") | {"shared_intermediate": shared}

@@ -45,11 +45,11 @@ def profile_data(times: StepTimes) -> dict[str, np.ndarray]:
     prompts = _axis(1, min(limits.max_num_batched_tokens, limits.max_model_len), PROMPTS)
     contexts = _axis(SHORTEST, limits.max_model_len - 1, POINTS)
     active = _axis(SHORTEST, limits.max_num_seqs * contexts[-1], POINTS)
-    alone = times((prompts, np.zeros_like(prompts), np.arange(prompts.size + 1)))
+    prompt_times = times((prompts, np.zeros_like(prompts), np.arange(prompts.size + 1)))
     decode = np.stack([_decode_us(times, active / context, context) for context in contexts], axis=1)
     return {
         "prefill_isl": prompts.astype(float),
-        "prefill_ttft_ms": alone.latency_us / 1e3,
+        "prefill_ttft_ms": prompt_times.latency_us / 1e3,
         "decode_active_kv_tokens": active.astype(float),
         "decode_context_length": contexts.astype(float),
         "decode_itl": decode / 1e3,
@@ -72,5 +72,5 @@ def _decode_us(times: StepTimes, batches: np.ndarray, context: int) -> np.ndarra
     """
     sizes = np.unique(np.concatenate([np.floor(batches), np.ceil(batches)]).clip(1, times.limits.max_num_seqs))
     offsets = np.append(0, sizes.cumsum()).astype(np.int64)
-    one = np.ones(offsets[-1], np.int64)
-    return np.interp(batches, sizes, times((one, one * int(context), offsets)).latency_us)
+    ones = np.ones(offsets[-1], np.int64)
+    return np.interp(batches, sizes, times((ones, ones * int(context), offsets)).latency_us)

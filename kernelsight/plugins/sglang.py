@@ -33,16 +33,20 @@ class Predictor:
             "engine_version": getattr(config, "backend_version", None),
         }
         self.model, self.hw, self.config = model, hw, config
-        stated = {name: value for name, value in by_flag.items() if value is not None}
+        flags_read = {name: value for name, value in by_flag.items() if value is not None}
         with kernelsight.connect() as session:
-            self.times = session.step_times(**({"engine": "sglang"} | stated | (flags or {})))
+            self.times = session.step_times(**({"engine": "sglang"} | flags_read | (flags or {})))
 
     def predict_infer_time(self, batch: Any) -> float:
         """Return the time of one forward pass in seconds; 0 for an empty batch.
 
         ``batch``: (extend, past) pairs, or SGLang's ScheduleBatch.
         """
-        pairs = [(each.extend_length, each.past_kv_length) for each in batch.reqs] if hasattr(batch, "reqs") else batch
+        pairs = (
+            [(request.extend_length, request.past_kv_length) for request in batch.reqs]
+            if hasattr(batch, "reqs")
+            else batch
+        )
         return self.times(pairs).latency_us / 1e6 if len(pairs) else 0.0
 
     def get_metrics(self) -> dict[str, Any]:

@@ -29,15 +29,15 @@ def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     best = max(gains, key=lambda row: row["throughput_gain"])
     slow = max((row for row in gains if row["resource"] in ENGINE), key=lambda row: row["e2e_gain"])
     if best["throughput_gain"] < LEAST_GAIN:
-        said = "no resource limits throughput alone: 20% more of any give less than 0.5%"
+        sentence = "no resource limits throughput alone: 20% more of any give less than 0.5%"
     elif best["resource"] == "arrivals" and best["e2e_gain"] >= LITTLE_LONGER:
-        said = "not saturated: the engine keeps up with the load"
+        sentence = "not saturated: the engine keeps up with the load"
     elif best["resource"] == "arrivals":
-        said = f"nearly saturated: 20% more requests/s make E2E {percent(-best['e2e_gain'])} longer"
+        sentence = f"nearly saturated: 20% more requests/s make E2E {percent(-best['e2e_gain'])} longer"
     else:
-        said = f"limited by {best['resource']}: 20% more give {percent(best['throughput_gain'])} more throughput"
+        sentence = f"limited by {best['resource']}: 20% more give {percent(best['throughput_gain'])} more throughput"
     if slow["e2e_gain"] >= LEAST_GAIN:
         more = "faster" if slow["resource"] == "host" else "more"
-        said += f"; 20% {more} {slow['resource']} would cut E2E by {percent(slow['e2e_gain'])}"
+        sentence += f"; 20% {more} {slow['resource']} would cut E2E by {percent(slow['e2e_gain'])}"
     limit = best["resource"] if best["throughput_gain"] >= LEAST_GAIN else None
-    return {"limit": limit, "slowed_by": slow["resource"], "verdict": said}
+    return {"limit": limit, "slowed_by": slow["resource"], "verdict": sentence}

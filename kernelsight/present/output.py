@@ -78,7 +78,7 @@ def print_page(lines: Iterable[str]) -> None:
     On a terminal sentences that are too long for a line are broken between words.
     """
     width = terminal_width()
-    print("\n".join(part for line in map(visible, lines) for part in wrapped(line, width)))
+    print("\n".join(piece for line in map(visible, lines) for piece in wrapped(line, width)))
 
 
 def wrapped(line: str, width: int | None) -> list[str]:
@@ -201,11 +201,11 @@ def table_lines(rows: list[Mapping[str, Any]], columns: list[str], width: int | 
             widths[widths.index(max(widths))] -= 1
 
     def line(texts: list[str]) -> str:
-        parts = []
+        cells_cut = []
         for text, size, to_right in zip(texts, widths, right, strict=True):
             cut = text if len(text) <= size else text[: size - 1] + "…"
-            parts.append(cut.rjust(size) if to_right else cut.ljust(size))
-        return "  ".join(parts).rstrip()
+            cells_cut.append(cut.rjust(size) if to_right else cut.ljust(size))
+        return "  ".join(cells_cut).rstrip()
 
     return [line(heads), line(["-" * size for size in widths]), *(line(texts) for texts in cells)]
 

@@ -20,7 +20,7 @@ UNIX_S = 1e8
 
 @dataclass
 class Window:
-    """What one look found: figures by metric, counts, and sentences of what happened, such as the begin of a drift.
+    """One window of a watch: figures by metric, counts, and sentences on events, such as the begin of a drift.
 
     ``usual``: level of the logarithm of measured over expected, by metric; ``since``: when the drift began that has not
     ended; ``totals``: of all windows.
@@ -39,15 +39,15 @@ def as_prometheus(window: Window) -> str:
     """Return a window in Prometheus's text format; times in seconds."""
     lines = []
     for metric, figures_of in window.metrics.items():
-        for side in SIDES:
-            name = f"kernelsight_{side}_{metric}_seconds"
-            values = {'statistic="mean"': figures_of[f"{side}_mean"] / 1e3}
+        for origin in SIDES:
+            name = f"kernelsight_{origin}_{metric}_seconds"
+            values = {'statistic="mean"': figures_of[f"{origin}_mean"] / 1e3}
             values |= {
-                f'quantile="{quantile}"': figures_of[f"{side}_{share}"] / 1e3
-                for share, quantile in QUANTILES.items()
-                if f"{side}_{share}" in figures_of
+                f'quantile="{quantile}"': figures_of[f"{origin}_{quantile_name}"] / 1e3
+                for quantile_name, quantile in QUANTILES.items()
+                if f"{origin}_{quantile_name}" in figures_of
             }
-            lines += _typed(name, "gauge", f"{metric.upper()} of the last window, {side}.", values)
+            lines += _typed(name, "gauge", f"{metric.upper()} of the last window, {origin}.", values)
     factors = {
         f'metric="{metric}"': math.exp(figures_of["log_factor"]) for metric, figures_of in window.metrics.items()
     }
@@ -81,7 +81,7 @@ def _typed(name: str, kind: str, doc: str, values: Mapping[str, float]) -> list[
 
 def history_rows(window: Window) -> list[dict[str, Any]]:
     """Return a row a metric: the window, its time, and measured and expected figures, ms."""
-    figures = [f"{side}_{name}" for side in SIDES for name in ("mean", *QUANTILES)]
+    figures = [f"{origin}_{name}" for origin in SIDES for name in ("mean", *QUANTILES)]
     return [
         {
             "window": window.number,
@@ -98,7 +98,7 @@ def history_rows(window: Window) -> list[dict[str, Any]]:
 
 
 def window_lines(window: Window) -> Iterator[str]:
-    """Yield what a person reads of a window: one line of means, measured / expected, and what happened."""
+    """Yield a window for people: one line of means, measured / expected, and its events."""
     if window.metrics:
         times = "  ".join(
             f"{metric.upper()} {number(figures_of['measured_mean'])} / {number(figures_of['expected_mean'])} ms"

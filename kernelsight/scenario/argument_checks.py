@@ -37,16 +37,16 @@ def values_of(search: Any) -> dict[str, list[Any]]:
     >>> values_of({"quantization": "fp8", "max_num_seqs": [64, 128]})
     {'quantization': ['fp8'], 'max_num_seqs': [64, 128]}
     """
-    stated = mapping_of("search", search, "{'quantization': [None, 'fp8']}")
-    return {name: list(value) if isinstance(value, list | tuple) else [value] for name, value in stated.items()}
+    mapping = mapping_of("search", search, "{'quantization': [None, 'fp8']}")
+    return {name: list(value) if isinstance(value, list | tuple) else [value] for name, value in mapping.items()}
 
 
-def goodput_of(stated: Any) -> dict[str, float]:
+def goodput_of(goodput: Any) -> dict[str, float]:
     """Return objectives per request: a mapping, or words as the command line takes them.
 
     >>> goodput_of("ttft:500 tpot:40"), goodput_of({"goodput_ttft_ms": 500.0})
     ({'goodput_ttft_ms': 500.0, 'goodput_tpot_ms': 40.0}, {'goodput_ttft_ms': 500.0})
     """
-    if isinstance(stated, str):
-        return parse_objectives(stated.split())
-    return mapping_of("goodput", stated, "{'goodput_ttft_ms': 500.0}")
+    if isinstance(goodput, str):
+        return parse_objectives(goodput.split())
+    return mapping_of("goodput", goodput, "{'goodput_ttft_ms': 500.0}")

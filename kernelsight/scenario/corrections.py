@@ -42,19 +42,25 @@ def corrections_of(deployment_settings: pa.Table, log_corrections: pa.Table) -> 
     ]
 
 
-def give_corrections(session: Session, given: Any) -> str:
+def give_corrections(session: Session, corrections: Any) -> str:
     """Give a session corrections for deployments of their fingerprints, and return what they are.
 
-    ``given``: a Parquet file, or a table of them (``fitted_corrections``). InvalidInput: there are none in it.
+    ``corrections``: a Parquet file, or a table of them (``fitted_corrections``). InvalidInput: there are none in it.
     """
-    rows = _rows_of_file(given) if isinstance(given, str | Path) else python_rows(as_arrow(given, "correction"))
+    rows = (
+        _rows_of_file(corrections)
+        if isinstance(corrections, str | Path)
+        else python_rows(as_arrow(corrections, "correction"))
+    )
     if not rows or not {"part", "factor", "exposed_us", "fingerprint"} <= rows[0].keys():
-        raise InvalidInput(f"{_named(given)} holds no corrections; write one with `kernelsight compare -o FILE`.")
+        raise InvalidInput(
+            f"{_source_of(corrections)} holds no corrections; write one with `kernelsight compare -o FILE`."
+        )
     session.give("log_corrections", rows)
-    name = Path(given).name if isinstance(given, str | Path) else "a given table"
-    first = session.table("log_corrections").slice(0, 1).to_pylist()[0]
-    requests = "" if first["n"] is None else f" ({first['n']:,} requests)"
-    return f"kernels and host time are corrected by {name}: {first['fitted_on'] or 'fitted to a log'}{requests}"
+    name = Path(corrections).name if isinstance(corrections, str | Path) else "a given table"
+    first_row = session.table("log_corrections").slice(0, 1).to_pylist()[0]
+    requests = "" if first_row["n"] is None else f" ({first_row['n']:,} requests)"
+    return f"kernels and host time are corrected by {name}: {first_row['fitted_on'] or 'fitted to a log'}{requests}"
 
 
 def _rows_of_file(path: str | Path) -> list[dict[str, Any]]:
@@ -64,14 +70,14 @@ def _rows_of_file(path: str | Path) -> list[dict[str, Any]]:
     return python_rows(read_parquet(path, refuse))
 
 
-def _named(given: Any) -> str:
-    return f"--correction {given}" if isinstance(given, str | Path) else "the table of corrections"
+def _source_of(corrections: Any) -> str:
+    return f"--correction {corrections}" if isinstance(corrections, str | Path) else "the table of corrections"
 
 
-def refuse_unused_corrections(session: Session, given: Any) -> None:
+def refuse_unused_corrections(session: Session, corrections: Any) -> None:
     """Raise InvalidInput where corrections were given and none of the planned deployments is the one they are for."""
     if not session.table("corrections").num_rows:
         raise InvalidInput(
-            f"{_named(given)} was fitted for another deployment: model, GPU, engine, parallel sizes or formats "
-            "differ; fit one for this deployment, or leave it out."
+            f"{_source_of(corrections)} was fitted for another deployment: model, GPU, engine, parallel sizes or "
+            "formats differ; fit one for this deployment, or leave it out."
         )

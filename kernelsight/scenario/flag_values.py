@@ -35,18 +35,18 @@ RANGES: Mapping[str, tuple] = {
 }
 
 
-def checked(name: str, value: Any) -> Any:
+def typed_value(name: str, value: Any) -> Any:
     """Return a flag's value in its own type, so that 8 and 8.0 name the same scenario; InvalidInput gives the range."""
     # numbers of a grid come back in thousands of its rows; 0 is left out, because -0.0 equals it
-    return _checked_number(name, value) if type(value) in (int, float) and value else _checked(name, value)
+    return _checked_number(name, value) if type(value) in (int, float) and value else _typed_value(name, value)
 
 
 @lru_cache(maxsize=4096, typed=True)
 def _checked_number(name: str, value: float) -> Any:
-    return _checked(name, value)
+    return _typed_value(name, value)
 
 
-def _checked(name: str, value: Any) -> Any:
+def _typed_value(name: str, value: Any) -> Any:
     flag = FLAGS[name]
     if isinstance(value, Decimal) and value.is_finite():  # SQL's sums and literals: 64 as HUGEINT, 0.5
         value = int(value) if value == value.to_integral_value() else float(value)
@@ -68,9 +68,9 @@ def _checked(name: str, value: Any) -> Any:
             raise InvalidInput(f"{name} is {value!r}; give a whole number {bound}.")
         return int(value)
     if flag.kind in RANGES:
-        inside, what = RANGES[flag.kind]
+        inside, range_text = RANGES[flag.kind]
         if not _is_number(value) or not inside(value, flag):
-            raise InvalidInput(f"{name} is {value!r}; give {what(flag)}.")
+            raise InvalidInput(f"{name} is {value!r}; give {range_text(flag)}.")
         return float(value)
     if flag.kind == "tiers":
         from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text

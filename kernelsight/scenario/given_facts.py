@@ -47,67 +47,67 @@ def extend_gpus(session: Session, path: Path) -> list[str]:
 
     InvalidInput: the file cannot be read, or what ``gpu_rows`` refuses.
     """
-    known = set(session.table("gpus")["gpu"].to_pylist())
+    catalogue_names = set(session.table("gpus")["gpu"].to_pylist())
     texts = {column.name for column in session.graph.known("gpus").columns if column.type == "string"} | {"like"}
     rows = gpu_rows(session, read_rows(path, texts, "--gpus", "GPU"), path, f"given in {path.name}")
     session.extend("gpus", as_table(session.graph.known("gpus"), rows))
-    return [row["gpu"] for row in rows if row["gpu"] in known]
+    return [row["gpu"] for row in rows if row["gpu"] in catalogue_names]
 
 
-def gpu_rows(session: Session, given: Iterable[Mapping[str, Any]], place: object, source: str) -> list[dict[str, Any]]:
-    """Return rows of ``gpus`` from stated facts; ``place``: where they stand, for refusals.
+def gpu_rows(session: Session, facts: Iterable[Mapping[str, Any]], origin: object, source: str) -> list[dict[str, Any]]:
+    """Return rows of ``gpus`` from stated facts; ``origin``: where they are from, for refusals.
 
     A row with the name of a catalogue GPU, or with one in the field ``like``, takes missing columns and the fit
     (``measured_as``) from it. InvalidInput: a new GPU lacks columns (all are listed), or a rate is in another unit.
     """
-    known = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
+    catalogue = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
     columns = [column.name for column in session.graph.known("gpus").columns]
     texts = {column.name for column in session.graph.known("gpus").columns if column.type == "string"}
     rows = []
-    for number, stated in enumerate(map(dict, given), start=1):
-        name = stated.get("gpu")
+    for number, fields in enumerate(map(dict, facts), start=1):
+        name = fields.get("gpu")
         if not name:
-            raise InvalidInput(f"{place}, GPU {number}: the field gpu (its name) is missing; add it.")
+            raise InvalidInput(f"{origin}, GPU {number}: the field gpu (its name) is missing; add it.")
         if not isinstance(name, str):
-            raise InvalidInput(f"{place}, GPU {number}: its name is {name!r}; give a string.")
-        like = stated.pop("like", None)
-        if like is not None and str(like) not in known:
-            raise unknown("GPU", str(like), known, f"It is in the field like of {place}.")
-        base = known.get(like or name, {})
+            raise InvalidInput(f"{origin}, GPU {number}: its name is {name!r}; give a string.")
+        like = fields.pop("like", None)
+        if like is not None and str(like) not in catalogue:
+            raise unknown("GPU", str(like), catalogue, f"It is in the field like of {origin}.")
+        base = catalogue.get(like or name, {})
         plain = {"name": name, "vendor": "nvidia", "architecture": "hypothetical", "source": source}
-        row = {**({} if base else plain), **base, **stated, "source": stated.get("source", source)}
-        row["measured_as"] = stated.get("measured_as", base.get("measured_as") or base.get("gpu"))
-        if row["measured_as"] is not None and str(row["measured_as"]) not in {name, *known}:
-            raise unknown("GPU", str(row["measured_as"]), known, f"It is in the field measured_as of {place}.")
+        row = {**({} if base else plain), **base, **fields, "source": fields.get("source", source)}
+        row["measured_as"] = fields.get("measured_as", base.get("measured_as") or base.get("gpu"))
+        if row["measured_as"] is not None and str(row["measured_as"]) not in {name, *catalogue}:
+            raise unknown("GPU", str(row["measured_as"]), catalogue, f"It is in the field measured_as of {origin}.")
         missing = [column for column in columns if row.get(column) is None and column not in UNSTATED]
         if missing:
             raise InvalidInput(
-                f"{place}, GPU {name}: missing fields {', '.join(missing)}; add them, or name a catalogue GPU in the "
+                f"{origin}, GPU {name}: missing fields {', '.join(missing)}; add them, or name a catalogue GPU in the "
                 "field like."
             )
-        _refuse_implausible(row, place, texts)
+        _refuse_implausible(row, origin, texts)
         rows.append(row)
-    return _without_strange(rows, columns, place)
+    return _without_strange(rows, columns, origin)
 
 
-def _refuse_implausible(row: dict[str, Any], place: object, texts: set[str]) -> None:
+def _refuse_implausible(row: dict[str, Any], origin: object, texts: set[str]) -> None:
     """Reject rates and sizes in another unit (GB, TB/s, GHz): kernels would take years, or no time."""
     for name, value in row.items():
-        ending = next((each for each in LEAST if name.endswith(each)), None)
+        ending = next((suffix for suffix in LEAST if name.endswith(suffix)), None)
         if ending is None or name in texts or value is None:
             continue
         least, unit = LEAST[ending]
         if not isinstance(value, int | float) or isinstance(value, bool) or value < least:
             raise InvalidInput(
-                f"{place}, GPU {row['gpu']}: {name} is {value!r}; give {unit} as a number, at least {least:g}."
+                f"{origin}, GPU {row['gpu']}: {name} is {value!r}; give {unit} as a number, at least {least:g}."
             )
 
 
-def _without_strange(rows: list[dict[str, Any]], columns: list[str], place: object) -> list[dict[str, Any]]:
+def _without_strange(rows: list[dict[str, Any]], columns: list[str], origin: object) -> list[dict[str, Any]]:
     for row in rows:
         for name in row:
             if name not in columns:
-                raise unknown("column of gpus", name, columns, f"It is in {place}.")
+                raise unknown("column of gpus", name, columns, f"It is in {origin}.")
     return rows
 
 
@@ -121,33 +121,33 @@ def give_host_overheads(session: Session, path: Path) -> None:
     not fit.
     """
     columns = session.graph.known("host_overheads").columns
-    there = session.table("host_overheads").to_pylist()
-    newest = {row["engine"]: row for row in there}
+    catalogue_rows = session.table("host_overheads").to_pylist()
+    newest = {row["engine"]: row for row in catalogue_rows}
     numbers = [column.name for column in columns if column.type in ("float64", "bool")]
     figures = set(numbers) - {SPREAD, "compiled"}
     texts = {column.name for column in columns if column.type == "string"}
     rows = []
-    for number, stated in enumerate(read_rows(path, texts, "--host-overheads", "row of host overheads"), start=1):
-        engine = stated.get("engine")
+    for number, fields in enumerate(read_rows(path, texts, "--host-overheads", "row of host overheads"), start=1):
+        engine = fields.get("engine")
         if engine is None:
             raise InvalidInput(f"{path}, row {number}: the field engine is missing; add it.")
         if str(engine) not in newest:
             raise unknown("engine", str(engine), newest, f"It is in {path}.")
-        strange = [name for name in stated if name not in {column.name for column in columns}]
+        strange = [name for name in fields if name not in {column.name for column in columns}]
         if strange:
             raise unknown("column of host_overheads", strange[0], [column.name for column in columns])
-        if "request_us" in stated:
-            stated = {"per_prompt_token_us": 0.0, "per_output_token_us": 0.0, "experts_request_us": 0.0} | stated
-        if "per_eager_launch_us" in stated:
-            stated = {"latent_launch_us": 0.0} | stated
-        if "exposed_per_request_us" in stated:
-            stated = {"exposed_requests_half": None} | stated
+        if "request_us" in fields:
+            fields = {"per_prompt_token_us": 0.0, "per_output_token_us": 0.0, "experts_request_us": 0.0} | fields
+        if "per_eager_launch_us" in fields:
+            fields = {"latent_launch_us": 0.0} | fields
+        if "exposed_per_request_us" in fields:
+            fields = {"exposed_requests_half": None} | fields
         defaults = {"from_version": "0", "source": f"given in {path.name}", "assumed": None, SPREAD: None}
-        if figures <= stated.keys():
+        if figures <= fields.keys():
             # as they were measured, on whatever CPU
             defaults["compiled"] = True
         else:
             defaults |= {name: newest[engine][name] for name in ("assumed", SPREAD)}
-        rows.append({**newest[engine], **defaults, **stated})
-    other_engines = [row for row in there if row["engine"] not in {row["engine"] for row in rows}]
+        rows.append({**newest[engine], **defaults, **fields})
+    other_engines = [row for row in catalogue_rows if row["engine"] not in {row["engine"] for row in rows}]
     session.give("host_overheads", other_engines + rows)

@@ -23,8 +23,8 @@ def _key(name: str) -> str:
 @cache
 def _aliases() -> dict[str, GpuName]:
     catalogue_names = {_key(row["gpu"]): GpuName(row["gpu"], None) for row in facts("gpus").to_pylist()}
-    others = {_key(row["alias"]): GpuName(row["gpu"], row["assumed"]) for row in facts("gpu_aliases").to_pylist()}
-    return others | catalogue_names
+    aliases = {_key(row["alias"]): GpuName(row["gpu"], row["assumed"]) for row in facts("gpu_aliases").to_pylist()}
+    return aliases | catalogue_names
 
 
 def find_gpu(name: str) -> GpuName | None:
@@ -35,8 +35,8 @@ def find_gpu(name: str) -> GpuName | None:
     >>> find_gpu("H100").assumed
     'the SXM5 board with 80 GB is assumed; others: h100_pcie, h100_nvl'
     """
-    known, wanted = _aliases(), _key(name)
-    if wanted in known:
-        return known[wanted]
-    begun = [key for key in known if key.endswith("*") and wanted.startswith(key[:-1])]
-    return known[max(begun, key=len)] if begun else None
+    names, spelling = _aliases(), _key(name)
+    if spelling in names:
+        return names[spelling]
+    begun = [key for key in names if key.endswith("*") and spelling.startswith(key[:-1])]
+    return names[max(begun, key=len)] if begun else None

@@ -80,12 +80,12 @@ def _read_csv(path: Path, refuse: Refuse) -> pa.Table:
     return table
 
 
-def _json_rows(stated: Any, path: Path) -> list[dict[str, Any]]:
-    if isinstance(stated, list) and all(isinstance(row, dict) for row in stated):
-        return stated
-    if not isinstance(stated, dict):
+def _json_rows(content: Any, path: Path) -> list[dict[str, Any]]:
+    if isinstance(content, list) and all(isinstance(row, dict) for row in content):
+        return content
+    if not isinstance(content, dict):
         raise InvalidInput(f"the grid {path} has no axes; give an object with a scalar or a list for each flag.")
-    return expand(stated)
+    return expand(content)
 
 
 def expand(axes: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -37,33 +37,33 @@ _FLAG = (
 )
 
 
-def in_python(text: str, known: frozenset[str] = frozenset(), given: tuple[str, ...] = ()) -> str:
+def in_python(text: str, names: frozenset[str] = frozenset(), caller_texts: tuple[str, ...] = ()) -> str:
     """Return a message with the flags of the command line as keyword arguments.
 
-    ``known``: names beside those of scenarios; ``given``: texts of the caller, which are left as they are.
+    ``names``: those beside the flags of scenarios; ``caller_texts``: texts of the caller, which are left as they are.
 
     >>> in_python("--phase decode needs --context-len.", frozenset({"context_len"}))
     '--phase decode needs context_len.'
     >>> in_python("--tp 2 and `kernelsight cache --clear`")
     '--tp 2 and `kernelsight cache --clear`'
-    >>> in_python("no file my --seed 3; give --seed", given=("my --seed 3",))
+    >>> in_python("no file my --seed 3; give --seed", caller_texts=("my --seed 3",))
     'no file my --seed 3; give seed'
     """
 
     def named(match: re.Match[str]) -> str:
         name = (match["name"] or "").replace("-", "_")
-        return name if name in known or name in FLAGS else match[0]
+        return name if name in names or name in FLAGS else match[0]
 
-    return re.sub("|".join([*map(re.escape, given), _FLAG]), named, text)
+    return re.sub("|".join([*map(re.escape, caller_texts), _FLAG]), named, text)
 
 
-def _texts(given: Any) -> set[str]:
+def _texts(values: Any) -> set[str]:
     """Return the texts in what a caller gave that could be read as flags, those in lists and tables included."""
-    if isinstance(given, str | PurePath):
-        return {str(given)} if "--" in str(given) else set()
-    if isinstance(given, Mapping):
-        return _texts(list(given)) | _texts(list(given.values()))
-    return set().union(*map(_texts, given)) if isinstance(given, list | tuple | set | frozenset) else set()
+    if isinstance(values, str | PurePath):
+        return {str(values)} if "--" in str(values) else set()
+    if isinstance(values, Mapping):
+        return _texts(list(values)) | _texts(list(values.values()))
+    return set().union(*map(_texts, values)) if isinstance(values, list | tuple | set | frozenset) else set()
 
 
 def type_of(flag: Flag) -> str:
@@ -75,28 +75,29 @@ def type_of(flag: Flag) -> str:
     return TYPES.get(flag.kind, "str")
 
 
-def takes_flags(*stated: Flag) -> Callable[[Asked], Asked]:
-    """Return a decorator: keyword arguments of a function are ``stated`` flags, and its errors speak Python.
+def takes_flags(*flags_taken: Flag) -> Callable[[Asked], Asked]:
+    """Return a decorator: ``flags_taken`` are keyword arguments of a function, and its errors name them so.
 
     The signature lists them with their types, in the place of ``**flags``; the documentation says what each is.
     """
 
     def decorated(function: Asked) -> Asked:
         plain = inspect.signature(function)
-        own_parameters = [each for each in plain.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        taken = {each.name for each in own_parameters}
-        listed = [flag for flag in stated if flag.name not in taken]
-        known = frozenset(taken)
+        own_parameters = [
+            parameter for parameter in plain.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        own_names = frozenset(parameter.name for parameter in own_parameters)
+        listed = [flag for flag in flags_taken if flag.name not in own_names]
 
         @functools.wraps(function)
-        def asked(*words: Any, **given: Any) -> Any:
+        def called(*words: Any, **keywords: Any) -> Any:
             try:
-                return function(*words, **given)
+                return function(*words, **keywords)
             except KernelSightError as error:
                 if not speaks_flags():
-                    texts = tuple(sorted(_texts([*words, given]), key=len, reverse=True))
+                    texts = tuple(sorted(_texts([*words, keywords]), key=len, reverse=True))
                     error.args = tuple(
-                        in_python(each, known, texts) if isinstance(each, str) else each for each in error.args
+                        in_python(text, own_names, texts) if isinstance(text, str) else text for text in error.args
                     )
                 raise
 
@@ -107,19 +108,19 @@ def takes_flags(*stated: Flag) -> Callable[[Asked], Asked]:
                 )
                 for flag in listed
             ]
-            asked.__signature__ = plain.replace(parameters=[*own_parameters, *more])  # type: ignore[attr-defined]
-            asked.__doc__ = f"{function.__doc__}\n\n{documented(listed)}"
-        return asked  # type: ignore[return-value]
+            called.__signature__ = plain.replace(parameters=[*own_parameters, *more])  # type: ignore[attr-defined]
+            called.__doc__ = f"{function.__doc__}\n\n{documented(listed)}"
+        return called  # type: ignore[return-value]
 
     return decorated
 
 
-def documented(stated: list[Flag]) -> str:
+def documented(listed: list[Flag]) -> str:
     """Return a line for each flag: its name, its type and its help."""
     return "\n".join(
         [
             "        Flags, None where unset:",
-            *(f"        - ``{flag.name}`` ({type_of(flag)}): {_help(flag)}" for flag in stated),
+            *(f"        - ``{flag.name}`` ({type_of(flag)}): {_help(flag)}" for flag in listed),
         ]
     )
 

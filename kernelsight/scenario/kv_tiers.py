@@ -28,14 +28,14 @@ def parse_tiers(text: str, flag: str = "kv_tier") -> list[dict[str, Any]]:
     >>> parse_tiers("none")
     []
     """
-    stated = str(text).strip()
-    if stated.lower() in ("none", ""):
+    spelling = str(text).strip()
+    if spelling.lower() in ("none", ""):
         return []
     rows: dict[str, dict[str, Any]] = {}
-    for part in stated.split("+"):
-        name, *words = (word.strip() for word in part.split(":"))
+    for tier_text in spelling.split("+"):
+        name, *words = (word.strip() for word in tier_text.split(":"))
         if name not in TIERS or not words:
-            raise InvalidInput(f"{flag} is {stated!r:.60}; give {FORM}.")
+            raise InvalidInput(f"{flag} is {spelling!r:.60}; give {FORM}.")
         if name in rows:
             raise InvalidInput(f"{flag} states the tier {name} twice; keep one of them.")
         rows[name] = {"tier": name, **_capacity(words[0], flag), **_options(words[1:], flag)}

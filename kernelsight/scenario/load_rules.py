@@ -49,13 +49,13 @@ def distribution(row: Mapping[str, Any]) -> str:
         return row["length_distribution"]
     if row.get("lengths_from") is not None:
         return "empirical"
-    return "lognormal" if stated(row, SPREADS) else "uniform"
+    return "lognormal" if flags_set(row, SPREADS) else "uniform"
 
 
-def stated(row: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
+def flags_set(row: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
     """Return the names that a workload sets; a range ratio of 1 counts as unset.
 
-    >>> stated({"input_len": 8, "range_ratio": 1.0}, ("input_len", "output_len", "range_ratio"))
+    >>> flags_set({"input_len": 8, "range_ratio": 1.0}, ("input_len", "output_len", "range_ratio"))
     ['input_len']
     """
     return [name for name in names if row.get(name) is not None and not (name == "range_ratio" and row[name] == 1)]
@@ -97,7 +97,7 @@ def first_fault(row: Mapping[str, Any]) -> Fault | None:
 
 def _trace_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     free = RATES if may_hold_conversations(row["trace"]) else ()
-    twice = stated(row, tuple(name for name in FROM_THE_TRACE if name not in free))
+    twice = flags_set(row, tuple(name for name in FROM_THE_TRACE if name not in free))
     if twice:
         fault = f"trace and {', '.join(twice)} are both set, but a trace has its own arrivals and lengths"
         yield fault, "Remove one or the other."
@@ -106,15 +106,15 @@ def _trace_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
 
 def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     shape = distribution(row)
-    needed = ("num_prompts",) if shape == "empirical" else ("num_prompts", "input_len", "output_len")
-    missing = [name for name in needed if row.get(name) is None]
+    required = ("num_prompts",) if shape == "empirical" else ("num_prompts", "input_len", "output_len")
+    missing = [name for name in required if row.get(name) is None]
     if missing:
         fault = f"the synthetic workload is missing {', '.join(missing)}"
         yield fault, "Set the rest, or give a trace."
     yield from _ramp_up_faults(row)
-    if shape in NEEDED and not stated(row, NEEDED[shape]):
+    if shape in NEEDED and not flags_set(row, NEEDED[shape]):
         yield f"{shape} lengths need {' or '.join(NEEDED[shape])}", "Set it, or leave length_distribution unset."
-    unused = stated(row, UNUSED[shape])
+    unused = flags_set(row, UNUSED[shape])
     if unused:
         yield f"{', '.join(unused)} cannot be used with {shape} lengths", "Remove one or the other."
     if row.get("num_prefixes") is not None and row.get("prefix_len") is None:
@@ -128,7 +128,7 @@ def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _ramp_up_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
-    of_ramp_up = stated(row, RAMP_UP)
+    of_ramp_up = flags_set(row, RAMP_UP)
     if not of_ramp_up:
         return
     missing = [name for name in RAMP_UP if name not in of_ramp_up]
@@ -139,7 +139,7 @@ def _ramp_up_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _router_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
-    unused = stated(row, ROUTER_THRESHOLDS)
+    unused = flags_set(row, ROUTER_THRESHOLDS)
     if unused and row.get("router") != "prefix_aware":
         fault = f"{', '.join(unused)} {'is' if len(unused) == 1 else 'are'} set, but the router is not prefix_aware"
         yield fault, "Set router to prefix_aware, or remove the threshold."

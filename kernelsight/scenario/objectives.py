@@ -79,8 +79,8 @@ def objective_of(column: str, most_ms: float) -> Objective:
     if not match and STATISTIC.fullmatch(f"{column}_ms"):
         raise UnknownName(f"unknown latency statistic {column!r}. Did you mean {column}_ms?")
     if not match or (percent and not 0.0 < float(percent) < 100.0):
-        known = [f"{metric}_{statistic}_ms" for metric in METRICS for statistic in STATISTICS]
-        raise unknown("latency statistic", column, known, "Any percentile is known: ttft_p99.9_ms.")
+        examples = [f"{metric}_{statistic}_ms" for metric in METRICS for statistic in STATISTICS]
+        raise unknown("latency statistic", column, examples, "Any percentile is known: ttft_p99.9_ms.")
     return Objective(match["metric"], float(percent) if percent else None, float(most_ms))
 
 
@@ -144,9 +144,9 @@ def parse_slo(words: list[str]) -> dict[str, float]:
         try:
             column = objective_of(f"{name.replace('e2el_', 'e2e_')}_ms", 1.0).column
         except UnknownName:
-            known = [f"{metric}_{statistic}" for metric in METRICS for statistic in STATISTICS]
+            examples = [f"{metric}_{statistic}" for metric in METRICS for statistic in STATISTICS]
             hint = "Give METRIC_STATISTIC:MS with mean or any percentile, such as ttft_p99:200."
-            raise unknown("metric of --slo", name, known, hint) from None
+            raise unknown("metric of --slo", name, examples, hint) from None
         milliseconds = milliseconds_of(value)
         if not 0 < milliseconds < math.inf:
             raise InvalidInput(f"--slo {word!r} has no positive number; give {name}:MS, or {name}:2s.")
@@ -209,7 +209,7 @@ def cheapest(rows: pa.Table, rate: float | None = None) -> dict[str, Any] | None
         ranked.append((weight / (row["total_throughput"] if rate is None else 1.0), row["scenario_id"], instances, row))
     if not ranked:
         return None
-    *_, instances, row = min(ranked, key=lambda each: each[:2])
+    *_, instances, row = min(ranked, key=lambda candidate: candidate[:2])
     found_row = row | {"instances": instances, "gpus_needed": instances * row["gpus"]}
     if PRICE not in row:
         return found_row

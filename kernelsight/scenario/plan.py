@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.errors import InvalidInput, UnknownName, unknown
 from kernelsight.scenario.deployment_flags import SPECULATION
 from kernelsight.scenario.flag import LONGEST_LOAD_S
-from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS, FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
 from kernelsight.scenario.load_rules import with_finite_rate
 from kernelsight.scenario.speculation import MTP_SUFFIX, mtp_rows, with_method
@@ -52,7 +52,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     for name in by_name:
         if name not in FLAGS:
             raise unknown("flag", name, {*FLAGS, *ALIASES}, "`kernelsight simulate --help` lists them.")
-    by_name = {name: checked(name, value) for name, value in by_name.items()}
+    by_name = {name: typed_value(name, value) for name, value in by_name.items()}
     for name in ("dtype", "kv_cache_dtype"):
         if name in by_name:
             by_name[name] = AUTO_DTYPES.get(by_name[name], by_name[name])
@@ -115,17 +115,20 @@ def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
     Experts that are spread over all GPUs of the engines that decode are spread over all of these. InvalidInput: a flag
     of disaggregated serving without ``prefill_replicas``, or static batches.
     """
-    stated = [name for name in (*PREFILL_FLAGS, *POOL_FLAGS) if name in flags]
+    pool_flags_set = [name for name in (*PREFILL_FLAGS, *POOL_FLAGS) if name in flags]
     if "prefill_replicas" not in flags:
-        if stated:
-            raise InvalidInput(f"{stated[0]} needs P/D disaggregation, but prefill_replicas is unset; set it.")
+        if pool_flags_set:
+            raise InvalidInput(f"{pool_flags_set[0]} needs P/D disaggregation, but prefill_replicas is unset; set it.")
         return None
     if "replicas" in flags:
         raise InvalidInput("replicas cannot be used with prefill_replicas; set prefill_replicas and decode_replicas.")
     if flags.get("scheduling") == "static":
         raise InvalidInput("static scheduling cannot be used with prefill_replicas; remove one of them.")
     of_prefill = dict(flags) | {flag: flags[name] for name, flag in PREFILL_FLAGS.items() if name in flags}
-    sizes = [one.get("tensor_parallel_size", 1) * one.get("data_parallel_size", 1) for one in (flags, of_prefill)]
+    sizes = [
+        pool_flags.get("tensor_parallel_size", 1) * pool_flags.get("data_parallel_size", 1)
+        for pool_flags in (flags, of_prefill)
+    ]
     if of_prefill.get("expert_parallel_size", 1) == sizes[0] > 1 and "prefill_expert_parallel_size" not in flags:
         of_prefill["expert_parallel_size"] = sizes[1]
     return of_prefill
@@ -160,7 +163,7 @@ def deployments_of(scenario: Mapping[str, Any]) -> list[str]:
     return [scenario["deployment_id"], *([prefill] if prefill else [])]
 
 
-def and_drafts(keys: Iterable[str], deployments: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def with_drafts(keys: Iterable[str], deployments: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return deployments and their draft deployments."""
     keys = list(keys)
     drafts = [draft for key in keys if key in deployments and (draft := deployments[key].get("draft_deployment_id"))]
@@ -186,14 +189,16 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
         flags[name] = resolve_gpu(session, str(flags[name]))
     for name, table, column in OF_TABLES:
         if name in flags:
-            known = set(session.table(table)[column].to_pylist())
-            if flags[name] not in known:
-                raise unknown(column, flags[name], known, f"The table {table} lists them.")
+            names_known = set(session.table(table)[column].to_pylist())
+            if flags[name] not in names_known:
+                raise unknown(column, flags[name], names_known, f"The table {table} lists them.")
     if "moe_backend" in flags:
         kernels = session.table("kernel_implementations").to_pylist()
-        known = {row["implementation"] for row in kernels if row["family"] == "moe"}
-        if flags["moe_backend"] not in known:
-            raise unknown("moe_backend", flags["moe_backend"], known, "The table kernel_implementations lists them.")
+        names_known = {row["implementation"] for row in kernels if row["family"] == "moe"}
+        if flags["moe_backend"] not in names_known:
+            raise unknown(
+                "moe_backend", flags["moe_backend"], names_known, "The table kernel_implementations lists them."
+            )
     return flags
 
 
@@ -230,9 +235,9 @@ def resolve_gpu(session: Session, name: str) -> str:
 
     gpus = session.table("gpus")["gpu"].to_pylist()
     spelled = name.lower().replace("-", "_")
-    for known in (name, spelled):
-        if known in gpus:
-            return known
+    for spelling in (name, spelled):
+        if spelling in gpus:
+            return spelling
     gpu_name = find_gpu(name)
     if gpu_name is None or gpu_name.gpu not in gpus:
         raise unknown("GPU", name, gpus, "Define other GPUs with --gpus FILE.")
@@ -274,9 +279,9 @@ def give_reach(session: Session, name: str, positions: int, longest: int | None)
     row, layers = model_rows(session, name)
     if positions == row["max_positions"] or (longest or math.inf) <= positions < row["max_positions"]:
         return name
-    other, layers = reach_rows(positions, row, layers)
-    give_model(session, other, layers)
-    return other["model"]
+    reaching_row, layers = reach_rows(positions, row, layers)
+    give_model(session, reaching_row, layers)
+    return reaching_row["model"]
 
 
 def model_rows(session: Session, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

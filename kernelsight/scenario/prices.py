@@ -49,10 +49,10 @@ def priced(session: Session, rows: Sequence[Mapping[str, Any]], prices: Mapping[
         if row.get("price_per_gpu_hour") is not None:
             raise InvalidInput(f"row {number} of the grid has a price, and so has --prices; keep one of them.")
         gpu = resolve_gpu(session, str(row["gpu"])) if row.get("gpu") is not None else None
-        others = row.get("prefill_gpu")
+        prefill_gpu = row.get("prefill_gpu")
         if gpu is not None and gpu not in prices:
             raise no_price([gpu])
-        if others is not None and prices.get(resolve_gpu(session, str(others))) != prices.get(gpu):
+        if prefill_gpu is not None and prices.get(resolve_gpu(session, str(prefill_gpu))) != prices.get(gpu):
             raise InvalidInput(f"row {number} of the grid has prefill replicas on GPUs of another price; use `size`.")
         priced_rows.append({**row, "price_per_gpu_hour": prices[gpu]} if gpu is not None else dict(row))
     return priced_rows
@@ -68,14 +68,14 @@ def no_price(gpus: Sequence[str]) -> InvalidInput:
     return InvalidInput(f"--prices has no price for {', '.join(gpus)}; add {add}, or leave --prices out.")
 
 
-def _pairs(stated: str) -> list[tuple[str, Any]]:
-    path = Path(stated)
-    if not path.exists() and ("=" in stated or path.suffix.lower() not in (".csv", ".json")):
-        parts = [part.strip() for part in stated.split(",") if part.strip()]
-        for part in parts:
-            if "=" not in part:
-                raise InvalidInput(f"--prices {part!r} is not GPU=PRICE; give dollars an hour, such as h100_sxm=2.2.")
-        return [part.partition("=")[::2] for part in parts]
+def _pairs(text: str) -> list[tuple[str, Any]]:
+    path = Path(text)
+    if not path.exists() and ("=" in text or path.suffix.lower() not in (".csv", ".json")):
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        for word in words:
+            if "=" not in word:
+                raise InvalidInput(f"--prices {word!r} is not GPU=PRICE; give dollars an hour, such as h100_sxm=2.2.")
+        return [word.partition("=")[::2] for word in words]
     rows = read_rows(path, {"gpu"}, "--prices", "price")
     if len(rows) == 1 and "gpu" not in rows[0]:
         return list(rows[0].items())

@@ -40,8 +40,8 @@ def decisive(faults: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     Of an engine that does not exist for a GPU, or with a figure that cannot be simulated, nothing else means anything.
     """
     reported = sorted(faults, key=lambda fault: ORDER.index(fault["fault"]))
-    for alone in ("engine", "limit"):
-        reported = [fault for fault in reported if fault["fault"] == alone] or reported
+    for blocking in ("engine", "limit"):
+        reported = [fault for fault in reported if fault["fault"] == blocking] or reported
     return reported
 
 

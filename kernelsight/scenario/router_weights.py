@@ -16,8 +16,8 @@ def parse_weights(text: str, flag: str = "router_weights") -> dict[str, float]:
     {'prefix': 3.0, 'queue': 2.0}
     """
     weights: dict[str, float] = {}
-    for part in str(text).split(","):
-        name, _, value = (word.strip() for word in part.partition("="))
+    for weight_text in str(text).split(","):
+        name, _, value = (word.strip() for word in weight_text.partition("="))
         if name not in SCORERS or name in weights:
             why = f"has {name!r:.30} twice" if name in weights else f"names no scorer {name!r:.30}"
             raise InvalidInput(f"{flag} {why}; give {FORM}. Scorers: {', '.join(SCORERS)}.")

@@ -1,4 +1,4 @@
-"""What a saved run holds, and what it rests on: versions, command, and hashes of every fact and given table."""
+"""Tables that a saved run holds, and ``run_info``: versions, command, and hashes of every fact and given table."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def give_run_info(session: Session, seed: int | None = None) -> None:
     session.give(RUN_INFO, [{"fact": fact, "value": value} for fact, value in facts.items()])
 
 
-def run_facts(session: Session, without: Collection[str] = ()) -> dict[str, str]:
+def run_facts(session: Session, left_out: Collection[str] = ()) -> dict[str, str]:
     """Return what a run rests on: the program's version, and hashes of contracts, and of each fact and given table.
 
-    ``without``: tables that say what was asked, not what the answer rests on.
+    ``left_out``: tables that hold the question, not what the answer rests on.
     """
     from kernelsight.dataflow.locations import folder
 
-    names = sorted({*session.facts(), *session.given()} - {RUN_INFO, *without})
+    names = sorted({*session.facts(), *session.given()} - {RUN_INFO, *left_out})
     tables = {name: _digest(_bytes_of(session, name)) for name in names}
     return {
         "program_version": VERSION,
@@ -57,10 +57,10 @@ def run_facts(session: Session, without: Collection[str] = ()) -> dict[str, str]
     }
 
 
-def _digest(*parts: bytes) -> str:
+def _digest(*chunks: bytes) -> str:
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
+    for chunk in chunks:
+        digest.update(chunk)
     return digest.hexdigest()
 
 

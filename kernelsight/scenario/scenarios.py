@@ -16,12 +16,12 @@ from kernelsight.scenario.plan import (
     DEPLOYMENT_DEFAULTS,
     LOAD_DEFAULTS,
     SAME_AS_LEFT_OUT,
-    and_drafts,
     deployment_rows,
     deployments_of,
     normalise,
     resolve_names,
     scenario_row,
+    with_drafts,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 
     def deployments_of(self, scenarios: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows of ``deployments`` that scenarios need, draft models included."""
-        keys = and_drafts((key for row in scenarios for key in deployments_of(row)), self.deployments)
+        keys = with_drafts((key for row in scenarios for key in deployments_of(row)), self.deployments)
         return [self.deployments[key] for key in keys]
 
 
@@ -82,7 +82,7 @@ def plan_rows(
     two equal rows are refused, because either could have been meant to be another.
     """
     plan = Plan([], {}, [], [], [])
-    seen: dict[str, int] = {}
+    number_of: dict[str, int] = {}
     known_names: dict[tuple, dict[str, Any]] = {}
     lines: dict[tuple[str, bool], LaunchLine] = {}
     for number, row in enumerate(rows, start=1):
@@ -97,9 +97,11 @@ def plan_rows(
             plan.faults.append(str(error))
         else:
             plan.faults.append(None)
-            first = seen.setdefault(scenario["scenario_id"], number)
-            if first != number and on_fault == "raise":
-                raise InvalidInput(f"rows {first} and {number} of the grid are the same scenario; keep one of them.")
+            first_number = number_of.setdefault(scenario["scenario_id"], number)
+            if first_number != number and on_fault == "raise":
+                raise InvalidInput(
+                    f"rows {first_number} and {number} of the grid are the same scenario; keep one of them."
+                )
         plan.flags.append(flags)
         plan.prices.append(price)
         plan.deployments.update({row["deployment_id"]: row for row in deployments})
@@ -111,10 +113,12 @@ def plan_rows(
 
 def give_plan(session: Session, deployments: Sequence[Mapping], scenarios: Sequence[Mapping]) -> None:
     """Give rows that ``plan_rows`` checked to a session; deployments that it has already are not given again."""
-    known = {row["deployment_id"] for row in deployments}
-    there = session.table("deployments")["deployment_id"].to_pylist() if "deployments" in session.available() else []
+    given_names = {row["deployment_id"] for row in deployments}
+    names_there = (
+        session.table("deployments")["deployment_id"].to_pylist() if "deployments" in session.available() else []
+    )
     for name, rows in (("deployments", deployments), ("scenarios", scenarios)):
-        if name == "scenarios" or known != set(there):
+        if name == "scenarios" or given_names != set(names_there):
             session.give(name, as_table(session.graph.known(name), rows), trusted=True)
 
 
@@ -122,14 +126,14 @@ def _row_flags(
     session: Session, row: Mapping[str, Any], goodput: Mapping[str, float], known_names: dict[tuple, dict[str, Any]]
 ) -> tuple[dict[str, Any], float | None]:
     """Return one row's flags by their full names, and its price."""
-    stated = {name: value for name, value in row.items() if value is not None and name != PRICE}
+    row_values = {name: value for name, value in row.items() if value is not None and name != PRICE}
     for alias, name in ALIASES.items():
-        if alias in stated and name in stated:
+        if alias in row_values and name in row_values:
             raise InvalidInput(f"{alias} and {name} are the same flag; keep one.")
     for name in goodput:
-        if name in stated:
+        if name in row_values:
             raise InvalidInput(f"{name} is set by the row and by --goodput; keep one.")
-    flags = normalise({**stated, **goodput})
+    flags = normalise({**row_values, **goodput})
     names = tuple(flags.get(name) for name in NAMES)
     if names not in known_names:
         known_names[names] = resolve_names(session, {name: flags[name] for name in NAMES if name in flags})
@@ -176,12 +180,12 @@ def flag_columns(session: Session, plan: Plan) -> pa.Table:
         DRAFT_FLAGS, pa.string()
     )
     types |= {name: types[flag] for name, flag in PREFILL_FLAGS.items()}
-    stated = {name for flags in plan.flags for name in flags}
+    flags_set = {name for flags in plan.flags for name in flags}
     table = {
         "scenario_id": pa.array([row["scenario_id"] for row in plan.scenarios if row], pa.string()),
     }
     for name in [*DEPLOYMENT_FLAGS, *DRAFT_FLAGS, *PREFILL_FLAGS, *POOL_FLAGS, *LOAD_FLAGS]:
-        if name in stated:
+        if name in flags_set:
             unset = CONSTANT_DEFAULTS.get(name)
             table[name] = pa.array([flags.get(name, unset) if flags else None for flags in plan.flags], types[name])
     if any(price is not None for price in plan.prices):

@@ -18,10 +18,14 @@ def with_method(flags: Mapping[str, Any]) -> dict[str, Any]:
     >>> with_method({"num_speculative_tokens": 3, "draft_acceptance_rate": 0.8})["speculative_method"]
     'mtp'
     """
-    stated = [name for name in ("speculative_method", "speculative_model", "draft_acceptance_rate") if name in flags]
+    draft_flags = [
+        name for name in ("speculative_method", "speculative_model", "draft_acceptance_rate") if name in flags
+    ]
     if "num_speculative_tokens" not in flags:
-        if stated:
-            raise InvalidInput(f"{stated[0]} needs speculative decoding, but num_speculative_tokens is unset; set it.")
+        if draft_flags:
+            raise InvalidInput(
+                f"{draft_flags[0]} needs speculative decoding, but num_speculative_tokens is unset; set it."
+            )
         return dict(flags)
     method = flags.get("speculative_method", "draft_model" if "speculative_model" in flags else "mtp")
     if (method == "draft_model") != ("speculative_model" in flags):

@@ -1,4 +1,4 @@
-"""Flags, and other values by name, as they stand in a column of a table: a JSON object."""
+"""Flags and other values by name as a JSON object, as columns of tables hold them."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ def rate_of(value: float | str, flag: str = "--rate") -> float:
     >>> rate_of("12/s"), rate_of("720/min"), rate_of("8.64M/day"), rate_of(3)
     (12.0, 12.0, 100.0, 3.0)
     """
-    parts = _parts(value)
-    if parts is None or parts[1].lower() not in COUNTS or (parts[2] or "s").lower() not in SECONDS:
+    figure = _figure_of(value)
+    if figure is None or figure[1].lower() not in COUNTS or (figure[2] or "s").lower() not in SECONDS:
         raise InvalidInput(f"{flag} is {value!r}; give requests per second, such as 12, 12/s, 700/min or 5M/day.")
-    return parts[0] * COUNTS[parts[1].lower()] / SECONDS[(parts[2] or "s").lower()]
+    return figure[0] * COUNTS[figure[1].lower()] / SECONDS[(figure[2] or "s").lower()]
 
 
 def count_of(value: float | str, flag: str) -> float:
@@ -41,10 +41,10 @@ def count_of(value: float | str, flag: str) -> float:
     >>> count_of("5M", "--requests-per-day"), count_of("200k", "--users"), count_of(7, "--users")
     (5000000.0, 200000.0, 7.0)
     """
-    parts = _parts(value)
-    if parts is None or parts[1].lower() not in COUNTS or parts[2]:
+    figure = _figure_of(value)
+    if figure is None or figure[1].lower() not in COUNTS or figure[2]:
         raise InvalidInput(f"{flag} is {value!r}; give a number, such as 200, 200k or 5M.")
-    return parts[0] * COUNTS[parts[1].lower()]
+    return figure[0] * COUNTS[figure[1].lower()]
 
 
 def milliseconds_of(text: str) -> float:
@@ -53,10 +53,10 @@ def milliseconds_of(text: str) -> float:
     >>> milliseconds_of("2s"), milliseconds_of("40ms"), milliseconds_of("250"), milliseconds_of("soon")
     (2000.0, 40.0, 250.0, nan)
     """
-    parts = _parts(text)
-    if parts is None or parts[1].lower() not in MILLISECONDS or parts[2]:
+    figure = _figure_of(text)
+    if figure is None or figure[1].lower() not in MILLISECONDS or figure[2]:
         return math.nan
-    return parts[0] * MILLISECONDS[parts[1].lower()]
+    return figure[0] * MILLISECONDS[figure[1].lower()]
 
 
 def seconds_of(value: float | str, flag: str) -> float:
@@ -65,10 +65,10 @@ def seconds_of(value: float | str, flag: str) -> float:
     >>> seconds_of("5min", "--startup-seconds"), seconds_of(90, "--startup-seconds")
     (300.0, 90.0)
     """
-    parts = _parts(value)
-    if parts is None or (parts[1] or "s").lower() not in SECONDS or parts[2] or not 0.0 <= parts[0] < math.inf:
+    figure = _figure_of(value)
+    if figure is None or (figure[1] or "s").lower() not in SECONDS or figure[2] or not 0.0 <= figure[0] < math.inf:
         raise InvalidInput(f"{flag} is {value!r}; give seconds, such as 90, 90s or 5min.")
-    return parts[0] * SECONDS[(parts[1] or "s").lower()]
+    return figure[0] * SECONDS[(figure[1] or "s").lower()]
 
 
 def bytes_per_s_of(value: float | str, flag: str) -> float:
@@ -77,14 +77,14 @@ def bytes_per_s_of(value: float | str, flag: str) -> float:
     >>> [bytes_per_s_of(value, "--disk-rate") for value in ("800MB/s", 2, "1GiB/s")]
     [800000000.0, 2000000000.0, 1073741824.0]
     """
-    parts = _parts(value)
-    unit = (parts[1] or "GB").upper() if parts else ""
-    if parts is None or unit not in BYTES or (parts[2] or "s") not in ("s", "sec") or not 0.0 < parts[0] < math.inf:
+    figure = _figure_of(value)
+    unit = (figure[1] or "GB").upper() if figure else ""
+    if figure is None or unit not in BYTES or (figure[2] or "s") not in ("s", "sec") or not 0.0 < figure[0] < math.inf:
         raise InvalidInput(f"{flag} is {value!r}; give bytes per second, such as 2GB/s or 800MB/s.")
-    return parts[0] * BYTES[unit]
+    return figure[0] * BYTES[unit]
 
 
-def _parts(value: float | str) -> tuple[float, str, str | None] | None:
+def _figure_of(value: float | str) -> tuple[float, str, str | None] | None:
     """Return a number, its unit and what it is per; None: it is no such text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

@@ -84,14 +84,14 @@ def _measured(rows: pa.Table, ids: np.ndarray, space: str, gpu: str) -> Measured
     return Measured(status, *columns, *costs)
 
 
-def _median(places: np.ndarray, values: np.ndarray, rows: int) -> np.ndarray:
+def _median(row_of_values: np.ndarray, values: np.ndarray, rows: int) -> np.ndarray:
     """Return the median of the values at each place; nan where there is none."""
     medians = np.full(rows, np.nan)
-    known = ~np.isnan(values)
-    places, values = places[known], values[known]
-    if len(np.unique(places)) == len(places):
-        medians[places] = values
+    measured = ~np.isnan(values)
+    row_of_values, values = row_of_values[measured], values[measured]
+    if len(np.unique(row_of_values)) == len(row_of_values):
+        medians[row_of_values] = values
         return medians
-    for place in np.unique(places):
-        medians[place] = np.median(values[places == place])
+    for row in np.unique(row_of_values):
+        medians[row] = np.median(values[row_of_values == row])
     return medians

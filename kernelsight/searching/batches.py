@@ -1,4 +1,4 @@
-"""The batch of a round of the selective policy: mostly by the main forecaster's expected gain, some by other views.
+"""The batch of a round of the selective policy: mostly by expected gain of the main view, some by other views.
 
 Other GPUs can mislead: a search that only believes their mean may never look where they are all slow. So every second
 round belongs to a search that learns from no other GPU, and a share of every batch to other views of the same
@@ -38,31 +38,35 @@ def views(target: Target, inputs: gp.Inputs) -> dict[str, gp.Inputs]:
 
     Forecasts by other means that stand beside other GPUs are a view of their own: all of these, and the forecasts.
     """
-    every = range(inputs.sources.shape[1])
-    believed = [place for place in every if target.weights[place] > 0]
-    by_name = {ALL: inputs if len(believed) == len(every) else _seen(inputs, believed)}
-    near = [place for place in believed if target.weights[place] >= target.weights.max()]
-    if 0 < len(near) < len(believed):
-        by_name[MAKER] = _seen(inputs, near)
+    all_sources = range(inputs.sources.shape[1])
+    believed_sources = [source for source in all_sources if target.weights[source] > 0]
+    by_name = {ALL: inputs if len(believed_sources) == len(all_sources) else _with_sources(inputs, believed_sources)}
+    near = [source for source in believed_sources if target.weights[source] >= target.weights.max()]
+    if 0 < len(near) < len(believed_sources):
+        by_name[MAKER] = _with_sources(inputs, near)
     if len(near) > 1:
-        by_name |= {f"source {target.sources[place]}": _seen(inputs, [place]) for place in near}
-    if believed:
+        by_name |= {f"source {target.sources[source]}": _with_sources(inputs, [source]) for source in near}
+    if believed_sources:
         by_name[NONE] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
-    if len(believed) < len(every):
+    if len(believed_sources) < len(all_sources):
         by_name[FORECASTS] = inputs
     return by_name
 
 
-def _seen(inputs: gp.Inputs, places: list[int]) -> gp.Inputs:
-    sources = inputs.sources[:, places]
+def _with_sources(inputs: gp.Inputs, columns: list[int]) -> gp.Inputs:
+    sources = inputs.sources[:, columns]
     return inputs._replace(sources=sources, mean=sources.mean(1))
 
 
-def explained(known: Mapping[str, gp.Inputs], history: History, settings: Mapping[str, np.ndarray]) -> dict[str, float]:
+def evidence_by_view(
+    views_by_name: Mapping[str, gp.Inputs], history: History, settings: Mapping[str, np.ndarray]
+) -> dict[str, float]:
     """Return how well each view explains what was measured: log density, the best one at 0."""
-    places = history.fitted
-    data = (history.rows[places], history.logs[places], history.noise[places])
-    densities = {name: gp.evidence(view, *data, settings.get(name, gp.start(view))) for name, view in known.items()}
+    fitted = history.fitted
+    data = (history.rows[fitted], history.logs[fitted], history.noise[fitted])
+    densities = {
+        name: gp.evidence(view, *data, settings.get(name, gp.start(view))) for name, view in views_by_name.items()
+    }
     best = max(densities.values())
     return {name: value - best for name, value in densities.items()}
 
@@ -101,41 +105,50 @@ def batch(
     history: History,
     best: decide.Best,
     evidence: Mapping[str, float],
-    known: Mapping[str, gp.Inputs],
+    views_by_name: Mapping[str, gp.Inputs],
     settings: dict[str, np.ndarray],
     count: int,
 ) -> decide.Decisions:
     """Return the candidates of one round; ``settings`` of views are brought up to date."""
-    parts = [_random(target, scenario, number, main_forecast, history, count)]
-    remaining = count - len(parts[0].rows)
-    others = _share(OTHER_SHARE, len(history.rows), count) if len(history.rows) >= OTHER_FROM else 0
+    batches = [_random(target, scenario, number, main_forecast, history, count)]
+    remaining = count - len(batches[0].rows)
+    other_count = _count_of_share(OTHER_SHARE, len(history.rows), count) if len(history.rows) >= OTHER_FROM else 0
     draw = decide.generator(scenario, number, VIEW_DRAW)
-    for _ in range(min(others, remaining - 1)):
-        probe = _probe(target, main_forecast, history, _rows(parts), known[MAKER if MAKER in known else ALL].mean)
+    for _ in range(min(other_count, remaining - 1)):
+        probe = _probe(
+            target, main_forecast, history, _rows(batches), views_by_name[MAKER if MAKER in views_by_name else ALL].mean
+        )
         if probe is not None:
-            parts.append(probe)
+            batches.append(probe)
             continue
         name = drawn_view(evidence, main_forecast.forecaster, draw)
         if name is None:
             break
-        parts.append(_of_view(name, target, main_forecast, history, known, settings, 1, _rows(parts)))
-    remaining = count - len(_rows(parts))
-    if number % ALONE == 0 and NONE in known and main_forecast.forecaster != NONE and len(history.rows) >= ALONE_FROM:
-        parts.append(_of_view(NONE, target, main_forecast, history, known, settings, remaining, _rows(parts)))
-        remaining = count - len(_rows(parts))
-    main = decide.by_gain(main_forecast, inputs, history, best, remaining, taken=_rows(parts))
-    again = decide.repeats(main_forecast, inputs, history, best)
-    if len(main.rows) and again.gains[0] > main.gains[-1]:
-        chosen_rows = decide.Decisions(main.rows[:-1], main.reasons[:-1], main.gains[:-1])
-        main = decide.joined(chosen_rows, again)
-    parts.append(main)
-    missing = count - len(_rows(parts))
+        batches.append(_of_view(name, target, main_forecast, history, views_by_name, settings, 1, _rows(batches)))
+    remaining = count - len(_rows(batches))
+    if (
+        number % ALONE == 0
+        and NONE in views_by_name
+        and main_forecast.forecaster != NONE
+        and len(history.rows) >= ALONE_FROM
+    ):
+        batches.append(
+            _of_view(NONE, target, main_forecast, history, views_by_name, settings, remaining, _rows(batches))
+        )
+        remaining = count - len(_rows(batches))
+    by_main = decide.by_gain(main_forecast, inputs, history, best, remaining, taken_rows=_rows(batches))
+    repeat = decide.repeats(main_forecast, inputs, history, best)
+    if len(by_main.rows) and repeat.gains[0] > by_main.gains[-1]:
+        chosen_rows = decide.Decisions(by_main.rows[:-1], by_main.reasons[:-1], by_main.gains[:-1])
+        by_main = decide.joined(chosen_rows, repeat)
+    batches.append(by_main)
+    missing = count - len(_rows(batches))
     if missing > 0:  # nothing else is expected to gain: the fastest of the rest
-        parts.append(decide.by_mean(main_forecast, np.union1d(history.rows, _rows(parts)), missing, best.log))
-    whole = parts[-1]
-    for part in reversed(parts[:-1]):
-        whole = decide.joined(whole, part)
-    return whole
+        batches.append(decide.by_mean(main_forecast, np.union1d(history.rows, _rows(batches)), missing, best.log))
+    joined_batch = batches[-1]
+    for decisions in reversed(batches[:-1]):
+        joined_batch = decide.joined(joined_batch, decisions)
+    return joined_batch
 
 
 def _of_view(
@@ -143,41 +156,41 @@ def _of_view(
     target: Target,
     main: Forecast,
     history: History,
-    known: Mapping[str, gp.Inputs],
+    views_by_name: Mapping[str, gp.Inputs],
     settings: dict[str, np.ndarray],
     count: int,
-    taken: np.ndarray,
+    taken_rows: np.ndarray,
 ) -> decide.Decisions:
     """Return the candidates that another view than the main one would measure."""
-    view = known[name]
+    view = views_by_name[name]
     theirs = forecast(name, target, view, history, main.rows, settings.get(name, gp.start(view)), beside=main)
     assert theirs.fit is not None
     settings[name] = theirs.fit.settings
     best = decide.best_of(theirs, view, history)
     assert best is not None
-    picked = decide.by_gain(theirs, view, history, best, count, taken=taken)
+    picked = decide.by_gain(theirs, view, history, best, count, taken_rows=taken_rows)
     return picked._replace(reasons=["other view"] * len(picked.rows))
 
 
-def _rows(parts: list[decide.Decisions]) -> np.ndarray:
-    return np.concatenate([part.rows for part in parts]).astype(np.int64)
+def _rows(batches: list[decide.Decisions]) -> np.ndarray:
+    return np.concatenate([decisions.rows for decisions in batches]).astype(np.int64)
 
 
-def _share(share: float, before: int, count: int) -> int:
+def _count_of_share(share: float, before: int, count: int) -> int:
     """Return how many of the next ``count`` measurements belong to a share of all."""
     return int(np.floor(share * (before + count) + 1e-9) - np.floor(share * before + 1e-9))
 
 
 def _probe(
-    target: Target, main: Forecast, history: History, taken: np.ndarray, expected: np.ndarray
+    target: Target, main: Forecast, history: History, taken_rows: np.ndarray, expected: np.ndarray
 ) -> decide.Decisions | None:
     """Return the most promising candidate of the regime that was measured least, until each was measured twice."""
     regimes = np.unique(target.regimes)
-    measured = np.array([(target.regimes[history.rows] == each).sum() for each in regimes])
+    measured = np.array([(target.regimes[history.rows] == regime).sum() for regime in regimes])
     if measured.min() >= PROBES:
         return None
     inside = np.isin(target.regimes[main.rows], regimes[measured == measured.min()])
-    free = inside & ~np.isin(main.rows, np.concatenate([history.rows, taken]))
+    free = inside & ~np.isin(main.rows, np.concatenate([history.rows, taken_rows]))
     if not free.any():
         return None
     cost = np.where(free, expected[main.rows] - np.log(main.works + 1e-3), np.inf)
@@ -190,7 +203,9 @@ def _random(
     """Return the candidates of a round that are drawn at random, each unmeasured one with the same chance."""
     new = np.setdiff1d(main.rows, history.rows)
     share, before = float(scenario["random_share"]), len(history.rows)
-    wanted = _share(share, before, count) + _share(share, min(before, EARLY), min(count, max(EARLY - before, 0)))
-    wanted = min(wanted, count - 1, len(new))
-    rows = decide.generator(scenario, number, RANDOM_DRAW).choice(new, max(wanted, 0), replace=False)
+    random_count = _count_of_share(share, before, count) + _count_of_share(
+        share, min(before, EARLY), min(count, max(EARLY - before, 0))
+    )
+    random_count = min(random_count, count - 1, len(new))
+    rows = decide.generator(scenario, number, RANDOM_DRAW).choice(new, max(random_count, 0), replace=False)
     return decide.Decisions(rows, ["random"] * len(rows), np.full(len(rows), np.nan))

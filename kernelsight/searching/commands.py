@@ -31,7 +31,7 @@ class Ended(NamedTuple):
 
     code: int | None
     output: str
-    whole: bool
+    is_complete: bool
     complaint: str = ""
 
 
@@ -60,26 +60,26 @@ def run_bounded(
     Of its output the last ``most_bytes`` are read; ``ends_above``: it is killed when it prints more.
     """
     with tempfile.TemporaryDirectory(prefix="kernelsight-") as folder:
-        given, output = Path(folder) / "input", Path(folder) / "output"
-        given.write_text(text, encoding="utf-8")
+        input_file, output_file = Path(folder) / "input", Path(folder) / "output"
+        input_file.write_text(text, encoding="utf-8")
         try:
-            with given.open("rb") as stdin, output.open("wb") as stdout:
+            with input_file.open("rb") as stdin, output_file.open("wb") as stdout:
                 process = subprocess.Popen(
                     words, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True
                 )
         except (OSError, ValueError) as error:
-            what = getattr(error, "strerror", None) or str(error)
-            raise InvalidInput(f"{flag} cannot run {words[0]!r}: {what}.") from None
+            problem = getattr(error, "strerror", None) or str(error)
+            raise InvalidInput(f"{flag} cannot run {words[0]!r}: {problem}.") from None
         errors = Tail(process.stderr)
         try:
-            code = _waited(process, time_limit_s, output, most_bytes if ends_above else None)
+            code = _waited(process, time_limit_s, output_file, most_bytes if ends_above else None)
         finally:
             # what the command started must not go on beside the next one
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        size = output.stat().st_size
-        with output.open("rb") as written:
+        size = output_file.stat().st_size
+        with output_file.open("rb") as written:
             written.seek(max(0, size - most_bytes))
             text = written.read(most_bytes).decode("utf-8", errors="replace")
             return Ended(code, text, size <= most_bytes, errors.last_line())

@@ -60,37 +60,37 @@ def read_launch(path: Path) -> Launch:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"--launch {path} {problem}; --measure cupy needs a JSON file that says how to launch.")
 
-    stated = read_json(path, refuse)
-    if not isinstance(stated, dict):
+    fields = read_json(path, refuse)
+    if not isinstance(fields, dict):
         raise InvalidInput(f"--launch {path} is no object; give one with {', '.join(REQUIRED)}.")
-    missing = [name for name in REQUIRED if name not in stated]
-    wrong = [name for name, kind in FIELDS.items() if name in stated and not isinstance(stated[name], kind)]
-    strange = sorted(set(stated) - set(FIELDS))
+    missing = [name for name in REQUIRED if name not in fields]
+    wrong = [name for name, kind in FIELDS.items() if name in fields and not isinstance(fields[name], kind)]
+    strange = sorted(set(fields) - set(FIELDS))
     for names, text in ((missing, "lacks"), (strange, "has unknown fields:"), (wrong, "has the wrong type in")):
         if names:
             raise InvalidInput(f"--launch {path} {text} {', '.join(names)}; its fields are {', '.join(FIELDS)}.")
-    sizes = stated["problem_size"]
+    sizes = fields["problem_size"]
     if not 1 <= len(sizes) <= 3 or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise InvalidInput(f"--launch {path}: problem_size is {sizes!r}; give one to three whole numbers above 0.")
-    for argument in stated["arguments"]:
+    for argument in fields["arguments"]:
         _check_argument(argument, path)
-    expected = stated.get("expected")
+    expected = fields.get("expected")
     return Launch(
-        stated["kernel"],
+        fields["kernel"],
         tuple(sizes),
-        tuple(map(tuple, stated.get("grid_divisors", [[name] for name in BLOCK[: len(sizes)]]))),
-        tuple(stated["arguments"]),
-        _source(path, stated["source"]) if "source" in stated else None,
-        stated.get("shared_bytes", 0),
-        tuple(stated.get("options", ())),
-        None if expected is None else _expected(expected, len(stated["arguments"]), path),
-        max(1, stated.get("samples", SAMPLES)),
+        tuple(map(tuple, fields.get("grid_divisors", [[name] for name in BLOCK[: len(sizes)]]))),
+        tuple(fields["arguments"]),
+        _source(path, fields["source"]) if "source" in fields else None,
+        fields.get("shared_bytes", 0),
+        tuple(fields.get("options", ())),
+        None if expected is None else _expected(expected, len(fields["arguments"]), path),
+        max(1, fields.get("samples", SAMPLES)),
     )
 
 
 def _source(path: Path, name: str) -> str:
     file = path.parent / name
-    return read_text(file, lambda found: InvalidInput(f"--launch {path}: the source {file} {found}."))
+    return read_text(file, lambda problem: InvalidInput(f"--launch {path}: the source {file} {problem}."))
 
 
 def _check_argument(argument: Any, path: Path) -> None:
@@ -103,8 +103,8 @@ def _check_argument(argument: Any, path: Path) -> None:
 
 
 def _expected(expected: Mapping[str, Any], arguments: int, path: Path) -> tuple[int, np.ndarray, float]:
-    place = expected.get("argument")
-    if not isinstance(place, int) or not 0 <= place < arguments or not isinstance(expected.get("file"), str):
+    argument = expected.get("argument")
+    if not isinstance(argument, int) or not 0 <= argument < arguments or not isinstance(expected.get("file"), str):
         raise InvalidInput(f"--launch {path}: expected needs argument (0 to {arguments - 1}) and file, a .npy array.")
     file = path.parent / expected["file"]
 
@@ -113,7 +113,7 @@ def _expected(expected: Mapping[str, Any], arguments: int, path: Path) -> tuple[
 
     check_file(file, refuse)
     try:
-        return place, np.load(file, allow_pickle=False), float(expected.get("tolerance", 1e-3))
+        return argument, np.load(file, allow_pickle=False), float(expected.get("tolerance", 1e-3))
     except (ValueError, TypeError, EOFError, OSError) as error:
         raise refuse(f"cannot be read ({error})") from None
 
@@ -186,10 +186,10 @@ def shapes_of(launch: Launch, parameters: Mapping[str, Any], candidate: str) -> 
     if missing:
         raise InvalidInput(f"--launch divides the grid by {missing[0]}, which candidate {candidate} does not have.")
     products = [math.prod(int(parameters[name]) for name in names) for names in launch.grid_divisors]
-    sides = [math.ceil(size / by) for size, by in zip(launch.problem_size, products, strict=False)]
-    sides += list(launch.problem_size[len(sides) :])
+    grid = [math.ceil(size / divisor) for size, divisor in zip(launch.problem_size, products, strict=False)]
+    grid += list(launch.problem_size[len(grid) :])
     block = tuple(int(parameters.get(name, 1)) for name in BLOCK)
-    return (*sides, *(1,) * (3 - len(sides))), block
+    return (*grid, *(1,) * (3 - len(grid))), block
 
 
 def define(value: Any) -> str:

@@ -10,11 +10,11 @@ from scipy.special import ndtr
 
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.forecasts import Forecast
-from kernelsight.searching.history import History, believed
+from kernelsight.searching.history import History, weighted_means
 
 # faster than the best by this much is worth a measurement
 WORTH = np.log(0.98)
-# candidates whose covariance is followed while a batch is put together
+# candidates whose covariance is updated while a batch is put together
 SHORTLIST = 300
 MOST_RUNS = 4
 # forecasts are this much less sure than they state, where gains are weighed: settings are fitted to few measurements
@@ -41,13 +41,13 @@ def best_of(forecast: Forecast | None, inputs: gp.Inputs, history: History) -> B
 
     Its own measurements count by their noise: the luckiest draw is drawn back to what the forecaster expects of it.
     """
-    rows, mean, _ = believed(history)
+    rows, mean, _ = weighted_means(history)
     if not len(rows):
         return None
     if forecast is not None and forecast.fit is not None:
         mean = gp.predict(inputs, forecast.fit, rows)[0]
-    place = int(np.argmin(mean))
-    return Best(int(rows[place]), float(mean[place]))
+    index = int(np.argmin(mean))
+    return Best(int(rows[index]), float(mean[index]))
 
 
 def expected_gain(mean: np.ndarray, sd: np.ndarray, best: float) -> np.ndarray:
@@ -68,7 +68,7 @@ def generator(scenario: Mapping[str, Any], number: int, purpose: int) -> np.rand
 def first_round(scores: np.ndarray, sources: np.ndarray, rows: np.ndarray, count: int) -> Decisions:
     """Return the best candidates by the other GPUs: of their mean, of each alone, then further ones by the mean."""
     order = rows[np.argsort(scores[rows], kind="stable")]
-    best_of_each = [int(rows[np.argmin(sources[rows, place])]) for place in range(sources.shape[1])]
+    best_of_each = [int(rows[np.argmin(sources[rows, source])]) for source in range(sources.shape[1])]
     chosen = list(dict.fromkeys([int(order[0]), *best_of_each, *map(int, order[: count + len(best_of_each)])]))[:count]
     return Decisions(np.array(chosen), ["order"] * len(chosen), np.full(len(chosen), np.nan))
 
@@ -77,20 +77,20 @@ NONE = np.zeros(0, dtype=np.int64)
 
 
 def by_gain(
-    forecast: Forecast, inputs: gp.Inputs, history: History, best: Best, count: int, taken: np.ndarray = NONE
+    forecast: Forecast, inputs: gp.Inputs, history: History, best: Best, count: int, taken_rows: np.ndarray = NONE
 ) -> Decisions:
-    """Return the batch of largest expected gain, without those ``taken``.
+    """Return the batch of largest expected gain, without ``taken_rows``.
 
-    What is chosen counts as measured for the rest of the batch.
+    A chosen candidate counts as measured for the rest of the batch.
     """
     assert forecast.fit is not None and forecast.white is not None
     gain = expected_gain(forecast.mean, EXPLORE * forecast.stated, best.log) * forecast.works
-    gain[np.isin(forecast.rows, np.concatenate([history.rows, taken]))] = -1.0
+    gain[np.isin(forecast.rows, np.concatenate([history.rows, taken_rows]))] = -1.0
     if count == 1:
-        place = int(np.argmax(gain))
-        if gain[place] < 0.0:  # all were measured
+        index = int(np.argmax(gain))
+        if gain[index] < 0.0:  # all were measured
             return Decisions(NONE, [], np.zeros(0))
-        return Decisions(forecast.rows[[place]], ["gain"], gain[[place]])
+        return Decisions(forecast.rows[[index]], ["gain"], gain[[index]])
     short = np.argsort(-gain, kind="stable")[:SHORTLIST]
     rows = forecast.rows[short]
     covariance = EXPLORE**2 * gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
@@ -98,43 +98,43 @@ def by_gain(
     mean, spread = forecast.mean[short], np.diag(covariance).copy()
     chosen, gains = [], []
     for _ in range(min(count, int(free.sum()))):
-        now = expected_gain(mean, np.sqrt(np.maximum(spread, 1e-12)), best.log) * works
-        place = int(np.argmax(np.where(free, now, -1.0)))
-        chosen.append(int(rows[place]))
-        gains.append(float(now[place]))
-        free[place] = False
-        column = covariance[:, place]
-        covariance = covariance - np.outer(column / (spread[place] + 1e-6), column)
+        gain_now = expected_gain(mean, np.sqrt(np.maximum(spread, 1e-12)), best.log) * works
+        index = int(np.argmax(np.where(free, gain_now, -1.0)))
+        chosen.append(int(rows[index]))
+        gains.append(float(gain_now[index]))
+        free[index] = False
+        column = covariance[:, index]
+        covariance = covariance - np.outer(column / (spread[index] + 1e-6), column)
         spread = np.diag(covariance).copy()
     return Decisions(np.array(chosen, dtype=np.int64), ["gain"] * len(chosen), np.array(gains))
 
 
-def by_mean(forecast: Forecast, taken: np.ndarray, count: int, best: float) -> Decisions:
-    """Return the candidates that are expected to be fastest, without those ``taken``."""
-    free = ~np.isin(forecast.rows, taken)
+def by_mean(forecast: Forecast, taken_rows: np.ndarray, count: int, best: float) -> Decisions:
+    """Return the candidates that are expected to be fastest, without ``taken_rows``."""
+    free = ~np.isin(forecast.rows, taken_rows)
     cost = np.where(free, forecast.mean - np.log(forecast.works + 1e-3), np.inf)
-    places = np.argsort(cost, kind="stable")[: min(count, int(free.sum()))]
-    return Decisions(forecast.rows[places], ["fastest"] * len(places), best - forecast.mean[places])
+    order = np.argsort(cost, kind="stable")[: min(count, int(free.sum()))]
+    return Decisions(forecast.rows[order], ["fastest"] * len(order), best - forecast.mean[order])
 
 
-def joined(first: Decisions, second: Decisions) -> Decisions:
+def joined(left: Decisions, right: Decisions) -> Decisions:
     """Return one batch of two."""
-    rows = np.concatenate([first.rows, second.rows]).astype(np.int64)
-    return Decisions(rows, [*first.reasons, *second.reasons], np.concatenate([first.gains, second.gains]))
+    rows = np.concatenate([left.rows, right.rows]).astype(np.int64)
+    return Decisions(rows, [*left.reasons, *right.reasons], np.concatenate([left.gains, right.gains]))
 
 
 def repeats(forecast: Forecast, inputs: gp.Inputs, history: History, best: Best) -> Decisions:
     """Return the measured candidate that is most worth another run: its noise hides whether it is the fastest."""
     assert forecast.fit is not None
-    rows, _, noise = believed(history)
+    rows, _, noise = weighted_means(history)
     mean, variance, _ = gp.predict(inputs, forecast.fit, rows)
     runs = np.bincount(history.rows, minlength=int(rows.max()) + 1)[rows]
     # the other one that it is compared with: the best, or for the best itself the next
     rival = np.where(rows == best.row, np.partition(mean, 1)[1] if len(mean) > 1 else best.log + 1.0, best.log)
     change = variance / np.sqrt(variance + noise * runs)
     gain = np.where(runs < MOST_RUNS, expected_gain(np.abs(mean - rival), change, 0.0), 0.0)
-    place = int(np.argmax(gain))
-    return Decisions(rows[[place]], ["repeat"], gain[[place]])
+    index = int(np.argmax(gain))
+    return Decisions(rows[[index]], ["repeat"], gain[[index]])
 
 
 def expected_better(forecast: Forecast, history: History, best: float) -> float:

@@ -38,8 +38,10 @@ def features_of(space: str, parameters: Sequence[Mapping[str, Any]]) -> Features
     values = _columns(space, parameters)
     varying = {name: column for name, column in values.items() if len(np.unique(column)) > 1}
     numbers = {name: column for name, column in values.items() if column.dtype != object}
-    stated = {name: column for name, column in varying.items() if column.dtype != object}
-    scaled = {name: _scaled(column) for name, column in (stated | _derived(numbers)).items() if np.ptp(column) > 0}
+    varying_numbers = {name: column for name, column in varying.items() if column.dtype != object}
+    scaled = {
+        name: _scaled(column) for name, column in (varying_numbers | _derived(numbers)).items() if np.ptp(column) > 0
+    }
     for name, column in varying.items():
         if column.dtype == object:
             words = np.unique(column.astype(str))
@@ -91,31 +93,31 @@ def _regimes(levels: Sequence[np.ndarray], rows: int) -> np.ndarray:
     return codes.astype(np.int32) if codes.max() < MOST_REGIMES else np.zeros(rows, dtype=np.int32)
 
 
-def _derived(known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _derived(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return threads of a block, work of a thread, tile of a block, and how full the last warp is."""
     derived: dict[str, np.ndarray] = {}
     blocks, works = {}, {}
-    for name, column in known.items():
+    for name, column in columns.items():
         match = _AXIS.fullmatch(name)
         if match:
             (blocks if match["what"] == "block_size" else works)[match["axis"]] = column
-    if {"MWG", "NWG", "MDIMC", "NDIMC"} <= set(known):  # names of the GEMM of CLBlast
-        blocks = {"m": known["MDIMC"], "n": known["NDIMC"]}
-        works = {"m": known["MWG"] / known["MDIMC"], "n": known["NWG"] / known["NDIMC"]}
+    if {"MWG", "NWG", "MDIMC", "NDIMC"} <= set(columns):  # names of the GEMM of CLBlast
+        blocks = {"m": columns["MDIMC"], "n": columns["NDIMC"]}
+        works = {"m": columns["MWG"] / columns["MDIMC"], "n": columns["NWG"] / columns["NDIMC"]}
     if blocks:
         threads = np.prod(list(blocks.values()), axis=0)
         derived["threads"] = threads
-        last = threads % WARP
-        derived["last_warp"] = np.where(last == 0, 1.0, last / WARP)
+        last_warp = threads % WARP
+        derived["last_warp"] = np.where(last_warp == 0, 1.0, last_warp / WARP)
     if works:
         derived["work_per_thread"] = np.prod(list(works.values()), axis=0)
     for axis in blocks.keys() & works.keys():
         derived[f"tile_{axis}"] = blocks[axis] * works[axis]
     if blocks and works:
         derived["tile"] = derived["threads"] * derived["work_per_thread"]
-    return {name: column for name, column in sorted(derived.items()) if not _same(column, known)}
+    return {name: column for name, column in sorted(derived.items()) if not _same(column, columns)}
 
 
-def _same(column: np.ndarray, known: Mapping[str, np.ndarray]) -> bool:
+def _same(column: np.ndarray, columns: Mapping[str, np.ndarray]) -> bool:
     """Return whether a parameter has these values already."""
-    return any(np.array_equal(column, other) for other in known.values())
+    return any(np.array_equal(column, existing) for existing in columns.values())

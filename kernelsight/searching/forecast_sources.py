@@ -31,7 +31,7 @@ def with_forecasts(target: Target, forecasts: pa.Table) -> Target:
     rows = forecasts
     if "forecaster" not in rows.column_names:
         rows = rows.append_column("forecaster", pa.array(["forecasts"] * len(rows)))
-    places = {str(name): place for place, name in enumerate(target.ids)}
+    index_of = {str(name): index for index, name in enumerate(target.ids)}
     gpus = target.logs.mean(1) if target.sources else np.zeros(len(target.ids))
     for name in sorted(set(rows["forecaster"].to_pylist())):
         of_forecaster = rows.filter(pc.equal(rows["forecaster"], name))
@@ -39,11 +39,11 @@ def with_forecasts(target: Target, forecasts: pa.Table) -> Target:
             of_forecaster = of_forecaster.filter(pc.equal(of_forecaster["round"], pc.max(of_forecaster["round"])))
         logs = np.full(len(target.ids), np.nan)
         for row in of_forecaster.select(["candidate_id", "latency_us"]).to_pylist():
-            if row["candidate_id"] in places:
-                logs[places[row["candidate_id"]]] = np.log(row["latency_us"])
-        known = int((~np.isnan(logs)).sum())
-        if known < LEAST_SHARED:
-            note = f"{name} forecast {known} of these candidates, fewer than {LEAST_SHARED}: not used"
+            if row["candidate_id"] in index_of:
+                logs[index_of[row["candidate_id"]]] = np.log(row["latency_us"])
+        forecast_count = int((~np.isnan(logs)).sum())
+        if forecast_count < LEAST_SHARED:
+            note = f"{name} forecast {forecast_count} of these candidates, fewer than {LEAST_SHARED}: not used"
             target = target._replace(notes=(*target.notes, note))
             continue
         median = float(np.nanmedian(logs))
@@ -72,10 +72,10 @@ def model_forecasts(
     order = np.argsort(target.logs.mean(1), kind="stable") if target.sources else _spread(len(target.ids), most)
     rows = np.sort(order[:most])
     measured = tables.kernel_measurements.filter(pc.equal(tables.kernel_measurements["space"], target.space))
-    place = next(
+    anchor_gpu = next(
         (name for name in (*target.sources, target.gpu) if pc.any(pc.equal(measured["gpu"], name)).as_py()), None
     )
-    if place is None:
+    if anchor_gpu is None:
         raise InvalidInput(
             f"no candidate of {target.space!r} was measured on any GPU; a language model forecasts speed-ups over a "
             "measured one, so give a file with one."
@@ -83,7 +83,7 @@ def model_forecasts(
     in_space = tables.kernel_candidates.filter(pc.equal(tables.kernel_candidates["space"], target.space))
     names = {str(target.ids[row]) for row in rows} | ({scenario["anchor"]} - {None})
     candidates = in_space.filter(pc.is_in(in_space["candidate_id"], pa.array(sorted(names))))
-    return forecaster(candidates, measured, {**scenario, "measured_on": place})
+    return forecaster(candidates, measured, {**scenario, "measured_on": anchor_gpu})
 
 
 def _spread(count: int, most: int) -> np.ndarray:

@@ -36,7 +36,7 @@ class Forecast(NamedTuple):
 
 
 def inputs_of(target: Target) -> gp.Inputs:
-    """Return what a Gaussian process sees of a target."""
+    """Return a target as the inputs of a Gaussian process."""
     logs = target.logs
     believed = np.flatnonzero(target.weights > 0)  # forecasts of others have to prove themselves first
     mean = logs[:, believed].mean(1) if logs.shape[1] else np.zeros(len(target.ids))
@@ -81,12 +81,12 @@ def widening(history: History, mean: np.ndarray) -> np.ndarray:
     What was measured after it was forecast shows how wide forecasts should have been, at latencies like these. A search
     measures its favourites; those that were drawn at random speak for all others, and count more.
     """
-    known = np.flatnonzero(~np.isnan(history.surprise))
-    if not len(known):
+    forecast_before = np.flatnonzero(~np.isnan(history.surprise))
+    if not len(forecast_before):
         return np.full(len(mean), USUAL)
-    near = np.exp(-np.abs(mean[:, None] - history.forecast[known][None]) / BAND)
-    weight = near * np.where(history.random[known], RANDOM_WEIGHT, 1.0)
-    squares = np.minimum(history.surprise[known] ** 2, MOST_SURPRISE**2)
+    near = np.exp(-np.abs(mean[:, None] - history.forecast[forecast_before][None]) / BAND)
+    weight = near * np.where(history.random[forecast_before], RANDOM_WEIGHT, 1.0)
+    squares = np.minimum(history.surprise[forecast_before] ** 2, MOST_SURPRISE**2)
     return np.sqrt((AS_STATED * USUAL**2 + weight @ squares) / (AS_STATED + weight.sum(1)))
 
 
@@ -112,7 +112,7 @@ def _chance_by_others(target: Target, history: History) -> np.ndarray:
     if not target.fails.any():
         return prior
     pattern = np.unique(target.fails.round(6), return_inverse=True)[1].ravel()
-    rows, first = np.unique(history.rows, return_index=True)
+    rows, first_run = np.unique(history.rows, return_index=True)
     tried = np.bincount(pattern[rows], minlength=pattern.max() + 1)[pattern]
-    good = np.bincount(pattern[rows], ~np.isnan(history.logs[first]), minlength=pattern.max() + 1)[pattern]
+    good = np.bincount(pattern[rows], ~np.isnan(history.logs[first_run]), minlength=pattern.max() + 1)[pattern]
     return np.where(target.fails > 0, (OWN_WEIGHT * prior + good) / (OWN_WEIGHT + tried), prior)

@@ -28,7 +28,7 @@ BLOCK = 512  # candidates whose covariances stay in the cache of a core
 
 
 class Inputs(NamedTuple):
-    """What the process sees of all candidates: rows are candidates."""
+    """The inputs of the process for all candidates: rows are candidates."""
 
     sources: np.ndarray  # (rows, other GPUs): log latencies, each less its median
     features: np.ndarray  # (rows, columns) between 0 and 1
@@ -41,10 +41,10 @@ class Inputs(NamedTuple):
 def words_of(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return which value each parameter has, a column per value, and the parameter of each column."""
     columns, owner = [], []
-    for place in range(levels.shape[1]):
-        equal = levels[:, place][:, None] == np.unique(levels[:, place])[None]
+    for parameter in range(levels.shape[1]):
+        equal = levels[:, parameter][:, None] == np.unique(levels[:, parameter])[None]
         columns.append(equal.astype(float))
-        owner += [place] * equal.shape[1]
+        owner += [parameter] * equal.shape[1]
     return np.concatenate(columns, axis=1), np.array(owner)
 
 
@@ -82,45 +82,45 @@ def matern(squares: np.ndarray) -> np.ndarray:
     return correlation
 
 
-def squared_distances(first: np.ndarray, right: np.ndarray) -> np.ndarray:
+def squared_distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return (rows of left, rows of right): squared Euclidean distances, which rounding may bring just below 0."""
-    distances = (first**2).sum(1)[:, None] + (right**2).sum(1)[None]
-    distances -= first @ (2.0 * right).T
+    distances = (left**2).sum(1)[:, None] + (right**2).sum(1)[None]
+    distances -= left @ (2.0 * right).T
     return distances
 
 
-def _parts(inputs: Inputs, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _scales(inputs: Inputs, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return sizes, the scales of the features, and the weights of the parameters."""
     size, count = np.exp(settings[: len(START)]), inputs.features.shape[1]
     scales = np.exp(settings[len(START) : len(START) + count]) / size[PARAMETER_SCALE]
     return size, scales, np.exp(settings[len(START) + count :]) / size[WORD_SCALE]
 
 
-def covariance(inputs: Inputs, first: np.ndarray, right: np.ndarray, settings: np.ndarray) -> np.ndarray:
+def covariance(inputs: Inputs, left: np.ndarray, right: np.ndarray, settings: np.ndarray) -> np.ndarray:
     """Return the prior covariance of two sets of candidates."""
-    size, scales, weights = _parts(inputs, settings)
-    regime = size[REGIME] ** 2 * (inputs.regimes[first][:, None] == inputs.regimes[right][None])
+    size, scales, weights = _scales(inputs, settings)
+    regime = size[REGIME] ** 2 * (inputs.regimes[left][:, None] == inputs.regimes[right][None])
     total = LEVEL_SD**2 + regime
-    smooth = matern(squared_distances(inputs.features[first] * scales, inputs.features[right] * scales))
+    smooth = matern(squared_distances(inputs.features[left] * scales, inputs.features[right] * scales))
     smooth *= size[PARAMETERS] ** 2
     total += smooth
-    words = inputs.words[first] @ (inputs.words[right] * weights[inputs.word_of]).T
+    words = inputs.words[left] @ (inputs.words[right] * weights[inputs.word_of]).T
     words -= weights.sum()
     np.exp(words, out=words)
     words *= size[WORDS] ** 2
     total += words
     count = inputs.sources.shape[1]
     if count:
-        one, other = inputs.sources[first], inputs.sources[right]
-        product = one @ other.T
+        left_sources, right_sources = inputs.sources[left], inputs.sources[right]
+        product = left_sources @ right_sources.T
         product /= count
         regime *= product
         product *= size[LINEAR] ** 2
         product += regime
         total += product
-        apart = squared_distances(one, other)
-        apart /= count * size[SOURCE_SCALE] ** 2
-        smooth = matern(apart)
+        distances = squared_distances(left_sources, right_sources)
+        distances /= count * size[SOURCE_SCALE] ** 2
+        smooth = matern(distances)
         smooth *= size[SOURCES] ** 2
         total += smooth
     return total
@@ -170,22 +170,22 @@ class _Terms(NamedTuple):
     weights: np.ndarray  # of the parameters
 
     @property
-    def whole(self) -> np.ndarray:
+    def total(self) -> np.ndarray:
         """The covariance, without noise."""
         return LEVEL_SD**2 + self.regime + self.smooth + self.words + self.linear + self.sources
 
 
 def _terms(pairs: _Pairs, settings: np.ndarray) -> _Terms:
-    size, every = np.exp(settings[: len(START)]) ** 2, len(pairs.same)
+    size, count = np.exp(settings[: len(START)]) ** 2, len(pairs.same)
     middle = len(START) + pairs.columns
     scales = np.exp(2.0 * settings[len(START) : middle]) / size[PARAMETER_SCALE]
     weights = np.exp(settings[middle:]) / np.sqrt(size[WORD_SCALE])
-    smooth, smooth_slope = _matern((pairs.by_column @ scales).reshape(every, every))
-    words = size[WORDS] * np.exp(-(pairs.unlike @ weights)).reshape(every, every)
+    smooth, smooth_slope = _matern((pairs.by_column @ scales).reshape(count, count))
+    words = size[WORDS] * np.exp(-(pairs.unlike @ weights)).reshape(count, count)
     of_settings = (size[PARAMETERS] * smooth, words)
     if not pairs.count:
-        same = size[REGIME] * pairs.same
-        return _Terms(same, *of_settings, 0.0, 0.0, size[PARAMETERS] * smooth_slope, 0.0, scales, weights)
+        constant_regime = size[REGIME] * pairs.same
+        return _Terms(constant_regime, *of_settings, 0.0, 0.0, size[PARAMETERS] * smooth_slope, 0.0, scales, weights)
     regime = size[REGIME] * pairs.same * (1.0 + pairs.product)
     sources, slope = _matern(np.maximum(pairs.squares, 0.0) / size[SOURCE_SCALE])
     theirs = (size[LINEAR] * pairs.product, size[SOURCES] * sources)
@@ -199,15 +199,15 @@ def _matern(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return matern(squares), (-5.0 / 6.0) * (1.0 + far) * np.exp(-far)
 
 
-def _explained(
+def _log_density(
     pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np.ndarray, slopes: bool = True
 ) -> tuple[float, np.ndarray]:
     """Return the log density of values and settings, up to a constant, and its slope in each setting.
 
     Minus infinity where it cannot be computed; zeros for slopes that are not asked for.
     """
-    parts, noise_variance = _terms(pairs, settings), float(np.exp(2.0 * settings[NOISE]))
-    total = parts.whole
+    terms, noise_variance = _terms(pairs, settings), float(np.exp(2.0 * settings[NOISE]))
+    total = terms.total
     total[np.diag_indices(len(values))] += noise + noise_variance + 1e-9
     try:
         factor = np.linalg.cholesky(total)
@@ -220,32 +220,32 @@ def _explained(
     density = float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - 0.5 * (off**2).sum())
     if not slopes:
         return density, np.zeros(len(settings))
-    back = whiten.T @ white
-    pull = 0.5 * (np.outer(back, back) - whiten.T @ whiten)
-    return density, _slopes(pairs, parts, pull, noise_variance) - off / spread
+    solved = whiten.T @ white
+    pull = 0.5 * (np.outer(solved, solved) - whiten.T @ whiten)
+    return density, _slopes(pairs, terms, pull, noise_variance) - off / spread
 
 
-def _slopes(pairs: _Pairs, parts: _Terms, pull: np.ndarray, noise_variance: float) -> np.ndarray:
+def _slopes(pairs: _Pairs, terms: _Terms, pull: np.ndarray, noise_variance: float) -> np.ndarray:
     """Return the slope of the log density in each setting; ``pull``: its slope in each covariance."""
     head = np.zeros(len(START))
-    for place, term in ((REGIME, parts.regime), (PARAMETERS, parts.smooth), (WORDS, parts.words)):
-        head[place] = 2.0 * (pull * term).sum()
+    for setting, term in ((REGIME, terms.regime), (PARAMETERS, terms.smooth), (WORDS, terms.words)):
+        head[setting] = 2.0 * (pull * term).sum()
     head[NOISE] = 2.0 * noise_variance * np.trace(pull)
-    features = 2.0 * parts.scales * ((parts.smooth_slope * pull).ravel() @ pairs.by_column)
+    features = 2.0 * terms.scales * ((terms.smooth_slope * pull).ravel() @ pairs.by_column)
     head[PARAMETER_SCALE] = -features.sum()
-    parameters = -parts.weights * ((pull * parts.words).ravel() @ pairs.unlike)
+    parameters = -terms.weights * ((pull * terms.words).ravel() @ pairs.unlike)
     head[WORD_SCALE] = -parameters.sum()
     if pairs.count:
-        head[LINEAR] = 2.0 * (pull * parts.linear).sum()
-        head[SOURCES] = 2.0 * (pull * parts.sources).sum()
-        head[SOURCE_SCALE] = -2.0 * (parts.sources_slope * pull * pairs.squares).sum()
+        head[LINEAR] = 2.0 * (pull * terms.linear).sum()
+        head[SOURCES] = 2.0 * (pull * terms.sources).sum()
+        head[SOURCE_SCALE] = -2.0 * (terms.sources_slope * pull * pairs.squares).sum()
     return np.concatenate([head, features, parameters])
 
 
 def evidence(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> float:
     """Return how well a process with these settings explains measurements: their log density, up to a constant."""
     deviations = values - inputs.mean[rows]
-    return _explained(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings, False)[0]
+    return _log_density(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings, False)[0]
 
 
 def fit(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> Fit:
@@ -258,7 +258,7 @@ def fit(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray,
     pairs = _Pairs(inputs, rows)
 
     def cost(tried: np.ndarray) -> tuple[float, np.ndarray]:
-        density, slopes = _explained(pairs, deviations - level, noise, tried)
+        density, slopes = _log_density(pairs, deviations - level, noise, tried)
         return (-density, -slopes) if np.isfinite(density) else (1e9, np.zeros(len(tried)))
 
     middle = start(inputs)
@@ -270,10 +270,10 @@ def fit(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray,
         bounds=list(zip(middle - REACH, middle + REACH, strict=True)),
         options={"maxiter": STEPS},
     )
-    return given(inputs, rows, values, noise, best.x, level, -float(best.fun))
+    return conditioned(inputs, rows, values, noise, best.x, level, -float(best.fun))
 
 
-def given(
+def conditioned(
     inputs: Inputs,
     rows: np.ndarray,
     values: np.ndarray,
@@ -293,14 +293,14 @@ def given(
 def predict(inputs: Inputs, fit: Fit, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean and variance of candidates' log latencies, and their whitened covariance with the measurements."""
     mean, white = np.empty(len(rows)), np.empty((len(fit.rows), len(rows)))
-    for first in range(0, len(rows), BLOCK):
-        part = slice(first, first + BLOCK)
-        across = covariance(inputs, rows[part], fit.rows, fit.settings)
-        mean[part] = across @ fit.weights
-        white[:, part] = fit.whiten @ across.T
+    for begin in range(0, len(rows), BLOCK):
+        block = slice(begin, begin + BLOCK)
+        across = covariance(inputs, rows[block], fit.rows, fit.settings)
+        mean[block] = across @ fit.weights
+        white[:, block] = fit.whiten @ across.T
     mean += inputs.mean[rows] + fit.level
-    rest = variance(inputs, rows, fit.settings) - np.einsum("ij,ij->j", white, white)
-    return mean, np.maximum(rest, 1e-10), white
+    remaining = variance(inputs, rows, fit.settings) - np.einsum("ij,ij->j", white, white)
+    return mean, np.maximum(remaining, 1e-10), white
 
 
 def left_over(inputs: Inputs, fit: Fit, rows: np.ndarray, white: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 UNKNOWN_NOISE, LEAST_NOISE = 0.02, 0.002
 # runs that a stated spread is averaged over, where the number of samples is not known
 SAMPLES = 8
-# of a longer history the time of a fit, which grows with the third power, is not worth the rest
+# measurements that a Gaussian process is fitted to: its time grows with the third power of their number
 MOST_FITTED = 400
 
 
@@ -29,22 +29,22 @@ class History(NamedTuple):
 
     @property
     def worked(self) -> np.ndarray:
-        """Places of the measurements that worked."""
+        """Indices of the measurements that worked."""
         return np.flatnonzero(~np.isnan(self.logs))
 
     @property
     def fitted(self) -> np.ndarray:
-        """Places of the measurements that a process is fitted to: all that worked, or the fastest and some others."""
+        """Indices of the measurements that a process is fitted to: all that worked, or the fastest and some others."""
         places = self.worked
         if len(places) <= MOST_FITTED:
             return places
         order = places[np.argsort(self.logs[places], kind="stable")]
-        fast, rest = order[: MOST_FITTED // 2], order[MOST_FITTED // 2 :]
-        return np.sort(np.concatenate([fast, rest[np.linspace(0, len(rest) - 1, MOST_FITTED // 2).astype(int)]]))
+        fastest, slower = order[: MOST_FITTED // 2], order[MOST_FITTED // 2 :]
+        return np.sort(np.concatenate([fastest, slower[np.linspace(0, len(slower) - 1, MOST_FITTED // 2).astype(int)]]))
 
     @property
     def failed(self) -> np.ndarray:
-        """Places of the measurements that failed."""
+        """Indices of the measurements that failed."""
         return np.flatnonzero(np.isnan(self.logs))
 
     def until(self, count: int) -> History:
@@ -52,10 +52,12 @@ class History(NamedTuple):
         return History(*(column[:count] for column in self))
 
 
-def nothing() -> History:
+def empty_history() -> History:
     """Return the history of a search before its first round."""
-    whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-    return History(whole, real, real, whole, whole, np.zeros(0, dtype=bool), real, real, real)
+    no_rows, no_values = np.zeros(0, dtype=np.int64), np.zeros(0)
+    return History(
+        no_rows, no_values, no_values, no_rows, no_rows, np.zeros(0, dtype=bool), no_values, no_values, no_values
+    )
 
 
 class Outcome(NamedTuple):
@@ -69,7 +71,7 @@ class Outcome(NamedTuple):
     benchmark_s: np.ndarray
 
 
-def extended(
+def with_round(
     history: History,
     number: int,
     rows: np.ndarray,
@@ -86,14 +88,14 @@ def extended(
     samples = np.where(np.isnan(outcome.samples), SAMPLES, outcome.samples)
     spread = np.where(np.isnan(outcome.cv), UNKNOWN_NOISE, outcome.cv / np.sqrt(samples))
     cost = np.nan_to_num(outcome.compile_s) + np.nan_to_num(outcome.benchmark_s)
-    runs = np.array([(history.rows == row).sum() + (rows[:place] == row).sum() + 1 for place, row in enumerate(rows)])
+    runs = np.array([(history.rows == row).sum() + (rows[:index] == row).sum() + 1 for index, row in enumerate(rows)])
     noise = np.maximum(spread, LEAST_NOISE) ** 2
     surprise = np.where(runs == 1, (logs - expected[0]) / np.sqrt(expected[1] ** 2 + noise), np.nan)
     new = (rows, logs, noise, np.full(len(rows), number), runs, random, cost, expected[0], surprise)
-    return History(*(np.concatenate([old, more]) for old, more in zip(history, new, strict=True)))
+    return History(*(np.concatenate([column, added]) for column, added in zip(history, new, strict=True)))
 
 
-def believed(history: History) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def weighted_means(history: History) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the rows that worked, the mean of each one's logs weighed by their noise, and its variance."""
     places = history.worked
     rows, where = np.unique(history.rows[places], return_inverse=True)

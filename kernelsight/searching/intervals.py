@@ -13,7 +13,7 @@ from kernelsight.searching.decisions import WORTH
 BIN_EDGES = (0.25, 0.5, 0.5**0.5, 1.0, 2.0**0.5, 2.0, 4.0)
 BINS = len(BIN_EDGES) + 1
 Z90 = 1.6448536269514722
-# tails of Student's distribution: how wide a forecast is to be follows from few surprises
+# degrees of freedom of Student's t: the width of a forecast is learned from few surprises
 TAILS = 4
 
 

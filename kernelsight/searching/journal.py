@@ -32,14 +32,14 @@ def digest(scenario: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> str:
     return sha.hexdigest()
 
 
-def opened(path: Path, header: str, resume: bool) -> tuple[Journal, list[dict[str, Any]]]:
-    """Return the journal to append to, and what it holds already; InvalidInput: one of another search, or unasked."""
+def open_journal(path: Path, header: str, resume: bool) -> tuple[Journal, list[dict[str, Any]]]:
+    """Return the journal to append to, and its records; InvalidInput: of another search, or without ``resume``."""
     earlier: list[dict[str, Any]] = []
     if path.exists():
         if not resume:
             raise InvalidInput(f"{path} holds a search that did not finish; --resume continues it, or remove the file.")
-        stated, earlier = read_journal(path, KIND, without_sums=True)
-        if stated != header:
+        header_found, earlier = read_journal(path, KIND, without_sums=True)
+        if header_found != header:
             raise InvalidInput(
                 f"{path} belongs to another search: scenario or measurements differ; use the same flags and files, or "
                 "another -o FILE."
@@ -50,38 +50,38 @@ def opened(path: Path, header: str, resume: bool) -> tuple[Journal, list[dict[st
 def journaled(measure: Measure, ids: np.ndarray, journal: Journal, waiting: list[dict[str, Any]]) -> Measure:
     """Return a measurer that takes its first measurements from a journal, and writes every further one to it.
 
-    ``waiting``: what the journal holds, the next one last.
+    ``waiting``: the records of the journal, the next one last.
     """
 
-    def one(row: int, run: int) -> dict[str, Any]:
-        name = str(ids[row])
+    def measure_one(row: int, run: int) -> dict[str, Any]:
+        candidate = str(ids[row])
         if waiting:
-            known = waiting.pop()
-            if (known.get("candidate_id"), known.get("run")) != (name, run):
+            entry = waiting.pop()
+            if (entry.get("candidate_id"), entry.get("run")) != (candidate, run):
                 raise InvalidInput(
-                    f"the journal measured {known.get('candidate_id')}, but this version of the search measures {name} "
-                    "there; start again with another -o FILE."
+                    f"the journal measured {entry.get('candidate_id')}, but this version of the search measures "
+                    f"{candidate} there; start again with another -o FILE."
                 )
-            return known
+            return entry
         outcome = measure(np.array([row]), np.array([run]))
-        record: dict[str, Any] = {"candidate_id": name, "run": run, "status": STATUS[int(outcome.status[0])]}
+        record: dict[str, Any] = {"candidate_id": candidate, "run": run, "status": STATUS[int(outcome.status[0])]}
         record |= {field: _plain(getattr(outcome, field)[0]) for field in FIELDS}
         journal.append(record)
         return record
 
-    def every(rows: np.ndarray, runs: np.ndarray) -> Outcome:
-        records = [one(int(row), int(run)) for row, run in zip(rows, runs, strict=True)]
+    def measure_all(rows: np.ndarray, runs: np.ndarray) -> Outcome:
+        records = [measure_one(int(row), int(run)) for row, run in zip(rows, runs, strict=True)]
         status = np.array([STATUS.index(record["status"]) for record in records], dtype=np.int8)
         columns = [np.array([_real(record[field]) for record in records]) for field in FIELDS]
         return Outcome(status, *columns)
 
-    return every
+    return measure_all
 
 
 def journaled_proposals(proposer: Proposer, journal: Journal | None, waiting: list[dict[str, Any]]) -> Propose:
     """Return a proposer of rows that takes its first proposals from a journal, and writes every further one to it."""
 
-    def propose(number: int, history: History, known: np.ndarray) -> np.ndarray:
+    def propose(number: int, history: History, proposed_before: np.ndarray) -> np.ndarray:
         if waiting:
             record = waiting.pop()
             if record.get("round") != number or "proposed" not in record:
@@ -89,9 +89,9 @@ def journaled_proposals(proposer: Proposer, journal: Journal | None, waiting: li
                     f"the journal has no proposals of round {number} where they should be; start again with another -o "
                     "FILE."
                 )
-            stated = record["proposed"]
-            return proposer.rows(Proposals(*(tuple(each) if isinstance(each, list) else each for each in stated)))
-        proposed = proposer(number, history, known)
+            fields = record["proposed"]
+            return proposer.rows(Proposals(*(tuple(field) if isinstance(field, list) else field for field in fields)))
+        proposed = proposer(number, history, proposed_before)
         if journal is not None:
             journal.append({"round": number, "proposed": list(proposed)})
         return proposer.rows(proposed)
@@ -111,11 +111,11 @@ def measured_by(
     function: Callable[[pa.Table], pa.Table], candidates: pa.Table, ids: np.ndarray, space: str, gpu: str
 ) -> Measure:
     """Return a measurer of rows from one of tables: ``kernel_candidates`` in, rows of ``kernel_measurements`` out."""
-    places = {name: place for place, name in enumerate(candidates["candidate_id"].to_pylist())}
+    index_of = {name: index for index, name in enumerate(candidates["candidate_id"].to_pylist())}
 
     def measure(rows: np.ndarray, runs: np.ndarray) -> Outcome:
         names = [str(ids[row]) for row in rows]
-        measured = function(candidates.take([places[name] for name in names]))
+        measured = function(candidates.take([index_of[name] for name in names]))
         by_name = {row["candidate_id"]: row for row in measured.to_pylist()}
         missing = [name for name in names if name not in by_name]
         if missing:

@@ -67,23 +67,23 @@ class CommandMeasurer:
             took_s = time.monotonic() - started
         status = EXIT.get(ended.code, OTHERWISE)
         # what a command does not state of its time is what passed: --minutes counts it
-        part = "compile_s" if status == "compile_failed" else "benchmark_s"
-        key = {"space": row["space"], "candidate_id": row["candidate_id"], part: took_s}
+        duration = "compile_s" if status == "compile_failed" else "benchmark_s"
+        key = {"space": row["space"], "candidate_id": row["candidate_id"], duration: took_s}
         if status != "ok":
             how = f"exit status {ended.code}" if ended.code is not None else f"killed after {self._limit_s:g} s"
             self.last_failure = f"{row['candidate_id']}: {how}{': ' if ended.complaint else ''}{ended.complaint[:200]}"
             return {**key, "status": status}
         try:
-            stated = _stated(ended.output, row["candidate_id"])
+            measurement = _parsed_output(ended.output, row["candidate_id"])
         except InvalidInput as error:
             if not self._is_understood:
                 raise
             self.unread.append(str(error))
             return {**key, "status": OTHERWISE}
         self._is_understood = True
-        key["benchmark_s"] = max(took_s - stated.get("compile_s", 0.0), 0.0)
-        status = stated.pop("status", "ok")
-        return {**key, **(stated if status == "ok" else {**stated, "latency_us": None}), "status": status}
+        key["benchmark_s"] = max(took_s - measurement.get("compile_s", 0.0), 0.0)
+        status = measurement.pop("status", "ok")
+        return {**key, **(measurement if status == "ok" else {**measurement, "latency_us": None}), "status": status}
 
 
 def words_of(command: str) -> list[str]:
@@ -122,7 +122,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _stated(output: str, candidate: str) -> dict[str, Any]:
+def _parsed_output(output: str, candidate: str) -> dict[str, Any]:
     """Return what the last line of the output states; InvalidInput if that is no measurement."""
     lines = [line for line in output.splitlines() if line.strip()]
     if not lines:
@@ -141,15 +141,15 @@ def _stated(output: str, candidate: str) -> dict[str, Any]:
         raise InvalidInput(
             f"the command gave candidate {candidate} the status {status!r}; use {', '.join(sorted(STATUSES))}."
         )
-    stated = {name: result[name] for name in STATED if result.get(name) is not None}
-    for name, value in stated.items():
+    measurement = {name: result[name] for name in STATED if result.get(name) is not None}
+    for name, value in measurement.items():
         if not _is_size(value) or (name in ("latency_us", "samples") and value <= 0):
             raise InvalidInput(
                 f"the command gave candidate {candidate} {name} {value!r}; give a finite number above 0."
             )
-    if status == "ok" and "latency_us" not in stated:
+    if status == "ok" and "latency_us" not in measurement:
         raise InvalidInput(f"the command printed {shown!r} for candidate {candidate}, without latency_us; {HOW}.")
-    return {**stated, "status": status}
+    return {**measurement, "status": status}
 
 
 def _is_size(value: Any) -> bool:
@@ -159,5 +159,5 @@ def _is_size(value: Any) -> bool:
 def measurement_rows(rows: Sequence[Mapping[str, Any]], source: str) -> pa.Table:
     """Return measurements as rows of ``kernel_measurements``; the search sets the GPU and numbers the runs."""
     schema = contracts()["kernel_measurements"].schema
-    whole = [{"gpu": "", "run": 1, "source": source, **row} for row in rows]
-    return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in whole], schema)
+    filled_rows = [{"gpu": "", "run": 1, "source": source, **row} for row in rows]
+    return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in filled_rows], schema)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kernelsight.searching.decisions import generator
-from kernelsight.searching.history import History, believed
+from kernelsight.searching.history import History, weighted_means
 from kernelsight.searching.targets import Target
 
 # candidates that are forecast in each round: all of a smaller space
@@ -25,25 +25,27 @@ def base_pool(target: Target, scenario: Mapping[str, Any], scores: np.ndarray, n
 
     These are drawn anew in every round, so that none is left out of a whole search.
     """
-    every = len(target.ids)
-    if every <= POOL:
-        return np.arange(every)
-    first = np.argsort(scores, kind="stable")[: POOL // 2] if target.sources else np.zeros(0, dtype=np.int64)
-    taken = np.zeros(every, dtype=bool)
-    taken[first] = True
-    drawn = generator(scenario, number, POOL_DRAW).choice(np.flatnonzero(~taken), POOL - len(first), replace=False)
-    taken[drawn] = True
-    return np.flatnonzero(taken)
+    count = len(target.ids)
+    if count <= POOL:
+        return np.arange(count)
+    promising = np.argsort(scores, kind="stable")[: POOL // 2] if target.sources else np.zeros(0, dtype=np.int64)
+    in_pool = np.zeros(count, dtype=bool)
+    in_pool[promising] = True
+    drawn = generator(scenario, number, POOL_DRAW).choice(
+        np.flatnonzero(~in_pool), POOL - len(promising), replace=False
+    )
+    in_pool[drawn] = True
+    return np.flatnonzero(in_pool)
 
 
 def pool(target: Target, base: np.ndarray, history: History, best: int | None) -> np.ndarray:
     """Return the rows of a round: the base, what was measured, and the neighbours of the best so far."""
-    taken = np.zeros(len(target.ids), dtype=bool)
-    taken[base] = taken[history.rows] = True
+    in_pool = np.zeros(len(target.ids), dtype=bool)
+    in_pool[base] = in_pool[history.rows] = True
     if len(base) < len(target.ids) and best is not None:
         distance = (target.levels != target.levels[best]).sum(1)
-        taken[np.argsort(distance, kind="stable")[:NEIGHBOURS]] = True
-    return np.flatnonzero(taken)
+        in_pool[np.argsort(distance, kind="stable")[:NEIGHBOURS]] = True
+    return np.flatnonzero(in_pool)
 
 
 def parents(history: History, tried: np.ndarray) -> np.ndarray:
@@ -51,7 +53,7 @@ def parents(history: History, tried: np.ndarray) -> np.ndarray:
 
     ``tried``: how often each row was a parent. Upper confidence bound over ranks, as searches of trees use it.
     """
-    rows, mean, _ = believed(history)
+    rows, mean, _ = weighted_means(history)
     if not len(rows):
         return rows
     rank = 1.0 - np.argsort(np.argsort(mean)) / max(len(rows) - 1, 1)
@@ -60,10 +62,10 @@ def parents(history: History, tried: np.ndarray) -> np.ndarray:
     return rows[np.argsort(-bound, kind="stable")[:PARENTS]]
 
 
-def neighbours(target: Target, parent: int, count: int, taken: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Return up to ``count`` rows that differ from a parent in few parameters, at random, without those ``taken``."""
+def neighbours(target: Target, parent: int, count: int, excluded: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Return up to ``count`` rows that differ from a parent in few parameters, at random, without ``excluded`` rows."""
     distance = (target.levels != target.levels[parent]).sum(1)
-    distance[taken] = 0
+    distance[excluded] = 0
     near = np.flatnonzero((distance > 0) & (distance <= DISTANCE))
     if len(near) < count:  # a sparse neighbourhood: the nearest that there are
         order = np.argsort(np.where(distance > 0, distance, distance.max(initial=0) + 1), kind="stable")

@@ -47,39 +47,43 @@ class Proposer:
             raise InvalidInput(f"--proposals is {wanted}; give a whole number above 0.")
         self.source, self.wanted = source, wanted
         self.places = {str(name): row for row, name in enumerate(ids)}
-        first = json.loads(arrays.parameters[0])
-        every = [json.loads(text) for text in arrays.parameters]
-        self.constant = {name: value for name, value in first.items() if all(row[name] == value for row in every)}
+        first_configuration = json.loads(arrays.parameters[0])
+        configurations = [json.loads(text) for text in arrays.parameters]
+        self.constant = {
+            name: value
+            for name, value in first_configuration.items()
+            if all(row[name] == value for row in configurations)
+        }
         self.unknown: list[str] = []
         self.repeated = self.beyond = 0
 
-    def __call__(self, number: int, history: History, known: np.ndarray) -> Proposals:
-        """Return what is proposed for a round; ``known``: rows that were proposed before."""
-        given = self.source(number, history, self.wanted)
+    def __call__(self, number: int, history: History, proposed_before: np.ndarray) -> Proposals:
+        """Return the new proposals of a round; ``proposed_before``: rows of earlier ones."""
+        configurations = self.source(number, history, self.wanted)
         new: dict[str, None] = {}
         unknown: list[str] = []
-        repeated, earlier = 0, {int(row) for row in known}
-        for one in given[: self.wanted]:
-            name = self.name_of(one)
+        repeated, earlier = 0, {int(row) for row in proposed_before}
+        for configuration in configurations[: self.wanted]:
+            name = self.name_of(configuration)
             if name not in self.places:
                 unknown.append(name)
             elif name in new or self.places[name] in earlier:
                 repeated += 1
             else:
                 new[name] = None
-        return Proposals(tuple(new), tuple(unknown), repeated, max(len(given) - self.wanted, 0))
+        return Proposals(tuple(new), tuple(unknown), repeated, max(len(configurations) - self.wanted, 0))
 
-    def name_of(self, one: dict[str, Any]) -> str:
+    def name_of(self, proposal: dict[str, Any]) -> str:
         """Return the id of a proposed configuration; parameters that never vary in the space may be left out."""
-        if isinstance(one.get("candidate_id"), str):
-            return one["candidate_id"]
-        parameters = one.get("parameters", one)
+        if isinstance(proposal.get("candidate_id"), str):
+            return proposal["candidate_id"]
+        parameters = proposal.get("parameters", proposal)
         if not isinstance(parameters, dict) or not all(
-            isinstance(each, int | float | str) for each in parameters.values()
+            isinstance(value, int | float | str) for value in parameters.values()
         ):
             raise InvalidInput(
-                f"the proposal {json.dumps(one)[:60]} is no configuration; give parameters as numbers and words, or "
-                "candidate_id."
+                f"the proposal {json.dumps(proposal)[:60]} is no configuration; give parameters as numbers and words, "
+                "or candidate_id."
             )
         return identity({**self.constant, **parameters})
 
@@ -106,24 +110,24 @@ class Proposer:
 
 
 def proposer_of(
-    stated: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, wanted: int, time_limit_s: float
+    proposer: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, per_round: int, time_limit_s: float
 ) -> Proposer:
     """Return the proposer that ``--propose`` names: a .json, .jsonl or .parquet file, or else a command."""
-    if Path(stated).suffix in FILES and len(words_of(stated)) == 1:
-        return Proposer(from_file(read_configurations(Path(stated))), arrays, ids, wanted)
-    return Proposer(from_command(stated, arrays, ids, gpu, time_limit_s), arrays, ids, wanted)
+    if Path(proposer).suffix in FILES and len(words_of(proposer)) == 1:
+        return Proposer(from_file(read_configurations(Path(proposer))), arrays, ids, per_round)
+    return Proposer(from_command(proposer, arrays, ids, gpu, time_limit_s), arrays, ids, per_round)
 
 
-def words_of(stated: str) -> list[str]:
+def words_of(command: str) -> list[str]:
     """Return the words of ``--propose``; InvalidInput for none, or for quotes that do not close."""
-    return split_words(stated, "--propose", "a .json, .jsonl or .parquet file, or a command such as './propose'")
+    return split_words(command, "--propose", "a .json, .jsonl or .parquet file, or a command such as './propose'")
 
 
-def from_file(every: Sequence[dict[str, Any]]) -> Source:
+def from_file(configurations: Sequence[dict[str, Any]]) -> Source:
     """Return a source that gives the next configurations of a list every round."""
 
     def source(number: int, history: History, wanted: int) -> list[dict[str, Any]]:
-        return list(every[(number - 1) * wanted : number * wanted])
+        return list(configurations[(number - 1) * wanted : number * wanted])
 
     return source
 
@@ -174,9 +178,9 @@ def parsed(text: str) -> list[dict[str, Any]]:
                     configurations.append(json.loads(line))
                 except (ValueError, RecursionError):
                     raise InvalidInput(f"the proposal {line.strip()[:60]!r} is no JSON; {HOW}.") from None
-    for one in configurations:
-        if not isinstance(one, dict):
-            raise InvalidInput(f"the proposal {json.dumps(one)[:60]} is no JSON object; {HOW}.")
+    for configuration in configurations:
+        if not isinstance(configuration, dict):
+            raise InvalidInput(f"the proposal {json.dumps(configuration)[:60]} is no JSON object; {HOW}.")
     return configurations
 
 
@@ -189,14 +193,14 @@ def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, t
     """
     words = words_of(command)
     texts = dict(zip((str(name) for name in arrays.ids), arrays.parameters, strict=True))
-    every = [json.loads(text) for text in arrays.parameters]
-    values = {name: sorted({row[name] for row in every}) for name in every[0]}
+    configurations = [json.loads(text) for text in arrays.parameters]
+    values = {name: sorted({row[name] for row in configurations}) for name in configurations[0]}
 
     def source(number: int, history: History, wanted: int) -> list[dict[str, Any]]:
         request = {"space": arrays.space, "gpu": gpu, "round": number, "wanted": wanted, "values": values}
-        request["measured"] = [_result(str(ids[row]), texts, history, place) for place, row in enumerate(history.rows)]
+        request["measured"] = [_result(str(ids[row]), texts, history, index) for index, row in enumerate(history.rows)]
         ended = run_bounded(words, "--propose", time_limit_s, MOST_OUTPUT, json.dumps(request), ends_above=True)
-        if not ended.whole:
+        if not ended.is_complete:
             raise RunFailed(f"--propose {words[0]!r} printed more than {MOST_OUTPUT:,} bytes in round {number}; {HOW}.")
         if ended.code is None:
             raise RunFailed(f"--propose {words[0]!r} did not answer round {number} within {time_limit_s:g} s.")
@@ -207,10 +211,10 @@ def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, t
     return source
 
 
-def _result(name: str, texts: dict[str, str], history: History, place: int) -> dict[str, Any]:
-    worked = bool(np.isfinite(history.logs[place]))
+def _result(name: str, texts: dict[str, str], history: History, index: int) -> dict[str, Any]:
+    worked = bool(np.isfinite(history.logs[index]))
     return {
-        **{"candidate_id": name, "parameters": json.loads(texts[name]), "run": int(history.runs[place])},
+        **{"candidate_id": name, "parameters": json.loads(texts[name]), "run": int(history.runs[index])},
         **{"status": STATUS[1] if worked else "failed"},
-        **{"latency_us": float(np.exp(history.logs[place])) if worked else None},
+        **{"latency_us": float(np.exp(history.logs[index])) if worked else None},
     }

@@ -14,7 +14,7 @@ from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import GIVEN
 from kernelsight.searching.scenarios import check, check_in
-from kernelsight.searching.search_tables import TABLES, Course, course_of
+from kernelsight.searching.search_tables import TABLES, SearchRows, search_rows
 from kernelsight.searching.targets import Target, target_of, truth_of
 
 
@@ -24,16 +24,16 @@ def replayed(
     """Return the tables of all searches; rows of forecasts only where they are ``wanted``."""
     tables: dict[str, list[Any]] = {name: [] for name in TABLES}
     with one_blas_thread():
-        for course in courses(search_scenarios, kernel_candidates, kernel_measurements, "kernel_forecasts" in wanted):
+        for course in replays(search_scenarios, kernel_candidates, kernel_measurements, "kernel_forecasts" in wanted):
             for name, rows in course._asdict().items():
                 tables[name] += rows
     return {name: as_table(name, rows) for name, rows in tables.items()}
 
 
-def courses(
+def replays(
     search_scenarios: pa.Table, kernel_candidates: pa.Table, kernel_measurements: pa.Table, forecasts: bool
-) -> Iterator[Course]:
-    """Yield the course of each scenario; what searches of one GPU share is made ready once."""
+) -> Iterator[SearchRows]:
+    """Yield the rows of each scenario's search; arrays and targets of a GPU are made once."""
     spaces: dict[str, SpaceArrays] = {}
     targets: dict[tuple[Any, ...], Target] = {}
     for scenario in search_scenarios.to_pylist():
@@ -53,7 +53,7 @@ def courses(
             targets[key] = target_of(spaces[space], gpu, sources)
         truth = truth_of(spaces[space], gpu, targets[key].ids)
         measure = replay(truth, targets[key].ids, int(scenario["seed"]))
-        yield course_of(targets[key], scenario, measure, truth, forecasts)
+        yield search_rows(targets[key], scenario, measure, truth, forecasts)
 
 
 def as_table(name: str, rows: list[Any]) -> pa.Table:

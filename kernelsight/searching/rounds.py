@@ -11,8 +11,8 @@ from kernelsight.searching import batches, proposals
 from kernelsight.searching import decisions as decide
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.forecasts import LEAST_FITTED, Forecast, forecast, inputs_of
-from kernelsight.searching.history import History, Outcome, believed, extended, nothing
-from kernelsight.searching.targets import Target, misleading, without
+from kernelsight.searching.history import History, Outcome, empty_history, weighted_means, with_round
+from kernelsight.searching.targets import Target, misleading, without_sources
 
 # rows of the target, runs of each -> what was found
 Measure = Callable[[np.ndarray, np.ndarray], Outcome]
@@ -28,7 +28,7 @@ WITHOUT_SOURCES = 10  # random measurements that a search without other GPUs beg
 
 
 class Plan(NamedTuple):
-    """What does not change during a search."""
+    """Target, scenario and views of a search, constant over its rounds."""
 
     target: Target
     scenario: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a search carries from round to round; follows from the measurements alone."""
+    """State of a search between rounds; it follows from the measurements alone."""
 
     history: History
     settings: dict[str, np.ndarray]  # of the main forecaster and of other views
@@ -50,7 +50,7 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a round decides before it measures."""
+    """Decisions of a round, before it measures."""
 
     proposed: int
     forecast: Forecast | None
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One round: what was forecast, what was decided, and what is known after it."""
+    """One round: its forecast, its decisions, and the history after it."""
 
     number: int
     step: Step
@@ -91,13 +91,13 @@ class Round(NamedTuple):
 def plan_of(target: Target, scenario: Mapping[str, Any], dropped: Collection[str] = ()) -> Plan:
     """Return the plan of a scenario, without the sources that were ``dropped``."""
     if scenario["forecaster"] == "gp":  # nor is it known what fails on other GPUs
-        target = without(target, target.sources)._replace(fails=np.zeros(len(target.ids)))
-    every = inputs_of(target)
-    scores = every.mean + FAILED_ELSEWHERE_COST * target.fails
+        target = without_sources(target, target.sources)._replace(fails=np.zeros(len(target.ids)))
+    inputs = inputs_of(target)
+    scores = inputs.mean + FAILED_ELSEWHERE_COST * target.fails
     if dropped and target.sources:
-        target = without(target, dropped)
-        every = inputs_of(target)
-    return Plan(target, scenario, every, batches.views(target, every), scores, tuple(sorted(dropped)))
+        target = without_sources(target, dropped)
+        inputs = inputs_of(target)
+    return Plan(target, scenario, inputs, batches.views(target, inputs), scores, tuple(sorted(dropped)))
 
 
 def rounds(
@@ -108,7 +108,7 @@ def rounds(
     ``propose``: gives the candidates of each round, where the scenario's proposer is ``given``.
     """
     plan = plan_of(target, scenario)
-    state = State(nothing(), {}, np.zeros(len(target.ids), dtype=np.int64), -1, 1, np.zeros(0, dtype=np.int64))
+    state = State(empty_history(), {}, np.zeros(len(target.ids), dtype=np.int64), -1, 1, np.zeros(0, dtype=np.int64))
     while True:
         if propose is not None and not spent(scenario, state.history):
             new = propose(state.number, state.history, state.proposed)
@@ -120,8 +120,10 @@ def rounds(
         runs = np.array([(state.history.rows == row).sum() + 1 for row in chosen.rows])
         outcome = measure(chosen.rows, runs)
         random = np.array([reason == "random" for reason in chosen.reasons])
-        history = extended(state.history, state.number, chosen.rows, random, outcome, _expected(forecast, chosen.rows))
-        best, log = _track(step.inputs, forecast, state.history, history)
+        history = with_round(
+            state.history, state.number, chosen.rows, random, outcome, _expected(forecast, chosen.rows)
+        )
+        best, log = _believed_best(step.inputs, forecast, state.history, history)
         dropped = misleading(target, history.rows[history.worked], history.logs[history.worked])
         yield Round(state.number, step, outcome, history, best, log, dropped)
         if tuple(sorted(dropped)) != plan.dropped and plan.inputs.sources.shape[1] + len(plan.dropped):
@@ -144,12 +146,12 @@ def next_round(plan: Plan, state: State) -> Step | None:
         return None
     count = min(_batch(scenario), int(scenario["budget_measurements"]) - len(history.rows))
     if scenario["policy"] in ("random", "order"):
-        chosen, every = _without_forecast(plan, state, count)
-        step = Step(every, None, plan.inputs, chosen, state.settings, state.tried, np.nan)
+        chosen, choices = _without_forecast(plan, state, count)
+        step = Step(choices, None, plan.inputs, chosen, state.settings, state.tried, np.nan)
         return step if len(chosen.rows) else None
     rows, tried = _proposed(plan, state)
     enough = len(history.worked) >= LEAST_FITTED
-    evidence = batches.explained(plan.views, history, state.settings) if enough else {batches.ALL: 0.0}
+    evidence = batches.evidence_by_view(plan.views, history, state.settings) if enough else {batches.ALL: 0.0}
     name = batches.main_view(evidence, state.number)
     inputs = plan.views[name]
     main = forecast(name, plan.target, inputs, history, rows, state.settings.get(name, gp.start(inputs)))
@@ -177,12 +179,12 @@ def _batch(scenario: Mapping[str, Any]) -> int:
 
 def _without_forecast(plan: Plan, state: State, count: int) -> tuple[decide.Decisions, int]:
     """Return the next candidates at random or in order, and how many there are to choose from."""
-    given = plan.scenario["proposer"] == GIVEN
+    is_given = plan.scenario["proposer"] == GIVEN
     if plan.scenario["policy"] == "random":
         order = decide.generator(plan.scenario, 0, DRAW).permutation(len(plan.target.ids))
-        order = order[np.isin(order, state.proposed)] if given else order
+        order = order[np.isin(order, state.proposed)] if is_given else order
     else:
-        order = state.proposed if given else np.argsort(plan.scores, kind="stable")
+        order = state.proposed if is_given else np.argsort(plan.scores, kind="stable")
     rows = order[~np.isin(order, state.history.rows)][:count]
     return decide.Decisions(rows, [plan.scenario["policy"]] * len(rows), np.full(len(rows), np.nan)), len(order)
 
@@ -199,14 +201,18 @@ def _proposed(plan: Plan, state: State) -> tuple[np.ndarray, np.ndarray]:
     if not len(chosen):
         return base, state.tried
     draw = decide.generator(plan.scenario, state.number, proposals.NEIGHBOUR_DRAW)
-    tried, taken = state.tried.copy(), state.history.rows
+    tried, measured = state.tried.copy(), state.history.rows
     tried[chosen] += 1
     proposed = []
     for parent in chosen:
-        more = proposals.neighbours(
-            plan.target, int(parent), int(plan.scenario["samples_per_parent"]), np.array([*taken, *proposed], int), draw
+        neighbour_rows = proposals.neighbours(
+            plan.target,
+            int(parent),
+            int(plan.scenario["samples_per_parent"]),
+            np.array([*measured, *proposed], int),
+            draw,
         )
-        proposed += [int(row) for row in more]
+        proposed += [int(row) for row in neighbour_rows]
     return np.union1d(np.array(proposed, dtype=np.int64), state.history.rows), tried
 
 
@@ -247,7 +253,9 @@ def _expected(main: Forecast | None, rows: np.ndarray) -> tuple[np.ndarray, np.n
     return main.mean[places], main.stated[places]
 
 
-def _track(inputs: gp.Inputs, main: Forecast | None, before: History, after: History) -> tuple[np.ndarray, float]:
+def _believed_best(
+    inputs: gp.Inputs, main: Forecast | None, before: History, after: History
+) -> tuple[np.ndarray, float]:
     """Return the row believed to be the fastest after each measurement of a round, and its believed log latency.
 
     What was measured in the round itself is weighed against its forecast by their variances; the process is fitted
@@ -258,19 +266,19 @@ def _track(inputs: gp.Inputs, main: Forecast | None, before: History, after: His
         rows = np.unique(after.rows)
         mean, variance, _ = gp.predict(inputs, main.fit, rows)
         expected = {int(row): (m, v) for row, m, v in zip(rows, mean, variance, strict=True)}
-    held: dict[int, tuple[float, float]] = {}
-    rows, mean, noise = believed(before)
+    posterior: dict[int, tuple[float, float]] = {}
+    rows, mean, noise = weighted_means(before)
     for row, log, variance in zip(rows, mean, noise, strict=True):
-        held[int(row)] = expected.get(int(row), (float(log), float(variance)))
+        posterior[int(row)] = expected.get(int(row), (float(log), float(variance)))
     best = []
-    for place in range(len(before.rows), len(after.rows)):
-        row, log = int(after.rows[place]), after.logs[place]
+    for index in range(len(before.rows), len(after.rows)):
+        row, log = int(after.rows[index]), after.logs[index]
         if not np.isnan(log):
-            prior = held.get(row) or expected.get(row)
+            prior = posterior.get(row) or expected.get(row)
             if prior is None:
-                held[row] = (float(log), float(after.noise[place]))
+                posterior[row] = (float(log), float(after.noise[index]))
             else:
-                weight = prior[1] / (prior[1] + after.noise[place])
-                held[row] = (prior[0] + weight * (float(log) - prior[0]), prior[1] * (1.0 - weight))
-        best.append(min(held, key=lambda each: held[each][0]) if held else -1)
-    return np.array(best, dtype=np.int64), held[best[-1]][0] if best and best[-1] >= 0 else np.nan
+                weight = prior[1] / (prior[1] + after.noise[index])
+                posterior[row] = (prior[0] + weight * (float(log) - prior[0]), prior[1] * (1.0 - weight))
+        best.append(min(posterior, key=lambda candidate_row: posterior[candidate_row][0]) if posterior else -1)
+    return np.array(best, dtype=np.int64), posterior[best[-1]][0] if best and best[-1] >= 0 else np.nan

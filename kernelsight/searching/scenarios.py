@@ -31,14 +31,14 @@ def scenario_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         strange = [name for name in row if name not in COLUMNS]
         if strange:
             raise unknown("column of a search", strange[0], COLUMNS)
-        whole = DEFAULTS | {name: value for name, value in row.items() if value is not None}
+        filled_row = DEFAULTS | {name: value for name, value in row.items() if value is not None}
         for name in ("space", "gpu"):
-            if not whole.get(name):
+            if not filled_row.get(name):
                 raise InvalidInput(f"a search has no {name}; give the search space and the GPU to search for.")
         words = ("space", "gpu", "forecaster", "policy", "seed")
-        whole.setdefault("search_id", "/".join(str(whole[name]) for name in words))
-        check(whole)
-        rows_out.append({name: whole[name] for name in COLUMNS})
+        filled_row.setdefault("search_id", "/".join(str(filled_row[name]) for name in words))
+        check(filled_row)
+        rows_out.append({name: filled_row[name] for name in COLUMNS})
     return rows_out
 
 
@@ -63,9 +63,9 @@ def check(scenario: Mapping[str, Any]) -> None:
     stop = scenario["stop_expected_gain"]
     if stop is not None and not (math.isfinite(stop) and stop >= 0):
         raise InvalidInput(f"stop_expected_gain is {stop}; give a number of candidates, 0 or more.")
-    for name, known in (("policy", POLICIES), ("proposer", PROPOSERS)):
-        if scenario[name] not in known:
-            raise unknown(name, str(scenario[name]), known, f"Known: {', '.join(known)}.")
+    for name, words in (("policy", POLICIES), ("proposer", PROPOSERS)):
+        if scenario[name] not in words:
+            raise unknown(name, str(scenario[name]), words, f"Known: {', '.join(words)}.")
 
 
 def check_in(arrays: SpaceArrays, gpu: str, budget: int, replayed: bool = True) -> None:

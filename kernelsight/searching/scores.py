@@ -29,13 +29,13 @@ def first_within(regret: np.ndarray, share: float) -> int | None:
     >>> first_within(np.array([0.5, 0.04, 0.06, 0.01]), 0.05), first_within(np.array([0.5]), 0.05)
     (2, None)
     """
-    there = np.flatnonzero(regret <= share)
-    return int(there[0]) + 1 if len(there) else None
+    within = np.flatnonzero(regret <= share)
+    return int(within[0]) + 1 if len(within) else None
 
 
-def coverage(truth: np.ndarray, stated: Quantiles) -> float:
+def coverage(truth: np.ndarray, predicted: Quantiles) -> float:
     """Return the share of true log latencies within the 90 % interval."""
-    return float(((truth >= stated.low) & (truth <= stated.high)).mean())
+    return float(((truth >= predicted.low) & (truth <= predicted.high)).mean())
 
 
 def calibration_error(probabilities: np.ndarray, hits: np.ndarray) -> float:
@@ -46,19 +46,19 @@ def calibration_error(probabilities: np.ndarray, hits: np.ndarray) -> float:
 
 def reliability(confidence: np.ndarray, right: np.ndarray) -> list[tuple[float, float, float, float]]:
     """Return (mean confidence, share right, gap, share of forecasts) for each tenth of confidence that occurs."""
-    place = np.minimum((confidence * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
+    tenth_of = np.minimum((confidence * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
     tenths = []
-    for each in np.unique(place):
-        inside = place == each
-        stated, hit = float(confidence[inside].mean()), float(right[inside].mean())
-        tenths.append((stated, hit, abs(stated - hit), float(inside.mean())))
+    for tenth in np.unique(tenth_of):
+        inside = tenth_of == tenth
+        mean_confidence, hit = float(confidence[inside].mean()), float(right[inside].mean())
+        tenths.append((mean_confidence, hit, abs(mean_confidence - hit), float(inside.mean())))
     return tenths
 
 
 def by_confidence(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return summed confidence, hits and number of forecasts for each tenth of confidence, as shares of all."""
-    place = np.minimum((confidence * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
-    columns = [np.bincount(place, values, minlength=CONFIDENCE_BINS) for values in (confidence, right, None)]
+    tenth_of = np.minimum((confidence * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
+    columns = [np.bincount(tenth_of, values, minlength=CONFIDENCE_BINS) for values in (confidence, right, None)]
     return np.column_stack(columns) / len(confidence)
 
 
@@ -104,13 +104,13 @@ def random_course(truth: np.ndarray, failed: int, count: int) -> np.ndarray:
     slowest counts.
     """
     times = np.sort(truth)
-    every = len(times) + failed
+    count_all = len(times) + failed
     expected = np.empty(count)
     # chance that none of the k fastest is among the drawn: a product that shrinks with every draw
     none_yet = np.ones(len(times))
     ranks = np.arange(1, len(times) + 1)
     for drawn in range(count):
-        none_yet = none_yet * np.clip(every - ranks - drawn, 0, None) / (every - drawn)
+        none_yet = none_yet * np.clip(count_all - ranks - drawn, 0, None) / (count_all - drawn)
         reach = -np.diff(np.concatenate([[1.0], none_yet]))
         expected[drawn] = (reach * times).sum() + none_yet[-1] * times[-1]
     return expected
@@ -130,7 +130,7 @@ def score_p(best: np.ndarray, truth: np.ndarray) -> float | None:
     reached = np.flatnonzero(random <= goal)
     until = int(reached[0]) + 1 if len(reached) else len(best)
     times_of_search = np.where(best >= 0, np.exp(truth[np.maximum(best, 0)]), times.max())[:until]
-    room = random[:until] - times.min()
-    if not (room > 0).all():
+    possible_gain = random[:until] - times.min()
+    if not (possible_gain > 0).all():
         return None
-    return float(((random[:until] - times_of_search) / room).mean())
+    return float(((random[:until] - times_of_search) / possible_gain).mean())

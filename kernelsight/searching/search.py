@@ -15,13 +15,13 @@ from kernelsight.dataflow.journal import Journal, journal_path
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.forecast_sources import with_forecasts
-from kernelsight.searching.journal import digest, journaled, journaled_proposals, measured_by, opened
+from kernelsight.searching.journal import digest, journaled, journaled_proposals, measured_by, open_journal
 from kernelsight.searching.proposers import Proposer
 from kernelsight.searching.replay import replay
 from kernelsight.searching.replays import as_table
 from kernelsight.searching.rounds import GIVEN, Measure
 from kernelsight.searching.scenarios import check, check_in
-from kernelsight.searching.search_tables import TABLES, course_of
+from kernelsight.searching.search_tables import TABLES, search_rows
 from kernelsight.searching.space_files import SpaceTables
 from kernelsight.searching.targets import Target, target_of, truth_of
 
@@ -52,25 +52,27 @@ def search(
     arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, scenario["space"])
     gpu = scenario["gpu"]
     check_in(arrays, gpu, int(scenario["budget_measurements"]), replayed=measurer is None)
-    known = arrays if measurer is None else arrays._replace(gpus={n: m for n, m in arrays.gpus.items() if n != gpu})
-    target = target_of(known, gpu, scenario["source_gpus"])
+    without_target = (
+        arrays if measurer is None else arrays._replace(gpus={n: m for n, m in arrays.gpus.items() if n != gpu})
+    )
+    target = target_of(without_target, gpu, scenario["source_gpus"])
     _check_anchor(scenario, target)
-    followed = _followed(tables, scenario)
+    followed = _rows_of_space(tables, scenario)
     if forecasts is not None:
         followed["forecasts"] = forecasts(target)
         target = with_forecasts(target, followed["forecasts"])
-    given = None if proposer is None else proposer(arrays, target)
-    if (given is None) == (scenario["proposer"] == GIVEN):
+    own_proposer = None if proposer is None else proposer(arrays, target)
+    if (own_proposer is None) == (scenario["proposer"] == GIVEN):
         raise InvalidInput("the proposer of the search is 'given', but none is; --propose names a file or a command.")
     measure, truth = _measure_of(tables, arrays, scenario, target, measurer)
     if output is None:
-        return _tables(target, scenario, measure, truth, measurer, given, None, [])
+        return _tables(target, scenario, measure, truth, measurer, own_proposer, None, [])
     with locked(output):
-        journal, earlier = opened(journal_path(output), digest(scenario, followed), resume)
+        journal, earlier = open_journal(journal_path(output), digest(scenario, followed), resume)
         waiting = list(reversed(earlier))
         with journal:
             recorded = journaled(measure, target.ids, journal, waiting)
-            return _tables(target, scenario, recorded, truth, measurer, given, journal, waiting)
+            return _tables(target, scenario, recorded, truth, measurer, own_proposer, journal, waiting)
 
 
 def _measure_of(
@@ -90,10 +92,10 @@ def _check_anchor(scenario: Mapping[str, Any], target: Target) -> None:
         raise InvalidInput(f"the anchor {anchor!r} is no candidate of {target.space!r}; give the id of one.")
 
 
-def _followed(tables: SpaceTables, scenario: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """Return the rows that a search follows from."""
-    given = {"candidates": tables.kernel_candidates, "measurements": tables.kernel_measurements}
-    return {name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in given.items()}
+def _rows_of_space(tables: SpaceTables, scenario: Mapping[str, Any]) -> dict[str, pa.Table]:
+    """Return the candidates and measurements of the space of a search."""
+    tables_read = {"candidates": tables.kernel_candidates, "measurements": tables.kernel_measurements}
+    return {name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in tables_read.items()}
 
 
 def _tables(
@@ -109,7 +111,7 @@ def _tables(
     source = "replay" if measurer is None else "measured"
     propose = None if proposer is None else journaled_proposals(proposer, journal, waiting)
     with one_blas_thread():
-        course = course_of(target, scenario, measure, truth, forecasts=True, source=source, propose=propose)
+        course = search_rows(target, scenario, measure, truth, forecasts=True, source=source, propose=propose)
     summary = course.search_summary[0]
     left_out = [] if proposer is None else proposer.notes(target.space)
     if not summary["measured"]:
@@ -124,16 +126,16 @@ def _tables(
 
 
 def save_search(
-    session: Session, tables: SpaceTables, scenario: Mapping[str, Any], made: Mapping[str, pa.Table], output: Path
+    session: Session, tables: SpaceTables, scenario: Mapping[str, Any], results: Mapping[str, pa.Table], output: Path
 ) -> None:
-    """Write a run as DuckDB: what it was given and what it found; the journal is removed when that is on the disk."""
+    """Write the given and computed tables of a run as DuckDB, then remove its journal."""
     given_tables = {
         name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in tables._asdict().items()
     }
     for name, table in given_tables.items():
         session.give(name, table)
     session.give("search_scenarios", [dict(scenario)])
-    for name, table in made.items():
+    for name, table in results.items():
         session.give(name, table, trusted=True)
-    session.save(output, [*given_tables, "search_scenarios", *made])
+    session.save(output, [*given_tables, "search_scenarios", *results])
     journal_path(output).unlink(missing_ok=True)

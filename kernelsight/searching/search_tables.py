@@ -19,7 +19,7 @@ from kernelsight.searching.targets import Target
 TABLES = ("kernel_forecasts", "search_decisions", "search_measurements", "search_rounds", "search_summary")
 
 
-class Course(NamedTuple):
+class SearchRows(NamedTuple):
     """Rows of each table of one search."""
 
     kernel_forecasts: list[pa.Table]
@@ -29,7 +29,7 @@ class Course(NamedTuple):
     search_summary: list[dict[str, Any]]
 
 
-def course_of(
+def search_rows(
     target: Target,
     scenario: Mapping[str, Any],
     measure: Measure,
@@ -37,135 +37,145 @@ def course_of(
     forecasts: bool = False,
     source: str = "replay",
     propose: Propose | None = None,
-) -> Course:
+) -> SearchRows:
     """Run a search and return its rows; ``truth``: what a replay knows of all candidates, in the target's order.
 
     ``forecasts``: keep rows of forecasts too; ``propose``: gives the candidates of each round.
     """
-    course = Course([], [], [], [], [])
+    course = SearchRows([], [], [], [], [])
     logs = None if truth is None else np.log(truth.latency_us)
     best: list[int] = []
-    last: Round | None = None
+    last_round: Round | None = None
     forecast_count = 0
-    for made in rounds(target, scenario, measure, propose):
-        best += made.best.tolist()
-        forecast_count += 0 if made.forecast is None else len(made.forecast.rows)
-        _add_round(course, target, scenario, made, logs, source)
-        if forecasts and made.forecast is not None:
-            course.kernel_forecasts.append(_decided(target, scenario, made, logs))
-        last = made
-    if forecasts and last is not None and last.forecast is not None:
-        course.kernel_forecasts[-1] = forecast_table(target, scenario, last, last.forecast.rows, logs)
-    course.search_summary.append(_summary(target, scenario, last, np.array(best, dtype=np.int64), logs, forecast_count))
+    for search_round in rounds(target, scenario, measure, propose):
+        best += search_round.best.tolist()
+        forecast_count += 0 if search_round.forecast is None else len(search_round.forecast.rows)
+        _add_round(course, target, scenario, search_round, logs, source)
+        if forecasts and search_round.forecast is not None:
+            course.kernel_forecasts.append(_decided(target, scenario, search_round, logs))
+        last_round = search_round
+    if forecasts and last_round is not None and last_round.forecast is not None:
+        course.kernel_forecasts[-1] = forecast_table(target, scenario, last_round, last_round.forecast.rows, logs)
+    course.search_summary.append(
+        _summary(target, scenario, last_round, np.array(best, dtype=np.int64), logs, forecast_count)
+    )
     return course
 
 
 def _add_round(
-    course: Course, target: Target, scenario: Mapping[str, Any], made: Round, logs: np.ndarray | None, source: str
+    course: SearchRows,
+    target: Target,
+    scenario: Mapping[str, Any],
+    search_round: Round,
+    logs: np.ndarray | None,
+    source: str,
 ) -> None:
-    key = {"search_id": scenario["search_id"], "round": made.number}
-    chosen, history = made.decisions, made.history
+    key = {"search_id": scenario["search_id"], "round": search_round.number}
+    chosen, history = search_round.decisions, search_round.history
     before = len(history.rows) - len(chosen.rows)
-    believed = np.exp(made.believed_log)
-    for place, row in enumerate(chosen.rows):
+    believed = np.exp(search_round.believed_log)
+    for index, row in enumerate(chosen.rows):
         name = str(target.ids[row])
-        gain = chosen.gains[place]
+        gain = chosen.gains[index]
         course.search_decisions.append(
             key
-            | {"candidate_id": name, "decision": "measure", "reason": chosen.reasons[place], "rank": place + 1}
-            | {"expected_gain_us": _known(np.expm1(gain) * believed)}
+            | {"candidate_id": name, "decision": "measure", "reason": chosen.reasons[index], "rank": index + 1}
+            | {"expected_gain_us": _finite(np.expm1(gain) * believed)}
         )
-        outcome, status = made.outcome, int(made.outcome.status[place])
+        outcome, status = search_round.outcome, int(search_round.outcome.status[index])
         course.search_measurements.append(
             key
-            | {"candidate_id": name, "run": int(history.runs[before + place]), "status": STATUS[status]}
-            | {"latency_us": float(outcome.latency_us[place]) if status == OK else None}
-            | {name: _known(getattr(outcome, name)[place]) for name in ("cv", "compile_s", "benchmark_s")}
-            | {"samples": _whole(outcome.samples[place]), "source": source}
+            | {"candidate_id": name, "run": int(history.runs[before + index]), "status": STATUS[status]}
+            | {"latency_us": float(outcome.latency_us[index]) if status == OK else None}
+            | {name: _finite(getattr(outcome, name)[index]) for name in ("cv", "compile_s", "benchmark_s")}
+            | {"samples": _integer(outcome.samples[index]), "source": source}
         )
-    fastest = int(made.best[-1])
+    fastest = int(search_round.best[-1])
     regret = None if logs is None or fastest < 0 else float(scores.regrets([fastest], logs)[0])
     course.search_rounds.append(
         key
-        | {"proposed": made.step.proposed, "forecast": 0 if made.forecast is None else len(made.forecast.rows)}
+        | {
+            "proposed": search_round.step.proposed,
+            "forecast": 0 if search_round.forecast is None else len(search_round.forecast.rows),
+        }
         | {"measured": len(history.rows), "failed": len(history.failed), "gpu_s": float(history.cost_s.sum())}
-        | {"best_candidate": str(target.ids[fastest]) if fastest >= 0 else None, "best_us": _known(believed)}
-        | {"believed_regret": _believed_regret(made), "expected_better": _known(made.better)}
+        | {"best_candidate": str(target.ids[fastest]) if fastest >= 0 else None, "best_us": _finite(believed)}
+        | {"believed_regret": _believed_regret(search_round), "expected_better": _finite(search_round.better)}
         | {"regret": regret, "stopped": False}
     )
 
 
-def _known(value: Any) -> float | None:
+def _finite(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _whole(value: float) -> int | None:
+def _integer(value: float) -> int | None:
     return int(value) if np.isfinite(value) else None
 
 
-def _believed_regret(made: Round) -> float | None:
+def _believed_regret(search_round: Round) -> float | None:
     """Return the largest expected gain that was left when the round began, over the latency of the best."""
-    gains = made.decisions.gains[np.isfinite(made.decisions.gains)]  # nan: measured for another reason
+    gains = search_round.decisions.gains[np.isfinite(search_round.decisions.gains)]  # nan: measured for another reason
     return float(np.expm1(np.max(gains))) if len(gains) else None
 
 
-def anchor_log(target: Target, scenario: Mapping[str, Any], made: Round, logs: np.ndarray | None) -> float:
+def anchor_log(target: Target, scenario: Mapping[str, Any], search_round: Round, logs: np.ndarray | None) -> float:
     """Return the log latency that speed-up bins are relative to: of the anchor, or the median of what was measured."""
     if scenario.get("anchor") is not None:
         row = int(np.searchsorted(target.ids, scenario["anchor"]))
-        measured = made.history.logs[made.history.rows == row]
+        measured = search_round.history.logs[search_round.history.rows == row]
         if len(measured) and not np.isnan(measured).all():
             return float(np.nanmedian(measured))
         if logs is not None and np.isfinite(logs[row]):
             return float(logs[row])
-    worked = made.history.logs[~np.isnan(made.history.logs)]
+    worked = search_round.history.logs[~np.isnan(search_round.history.logs)]
     return float(np.median(worked)) if len(worked) else 0.0
 
 
-def _decided(target: Target, scenario: Mapping[str, Any], made: Round, logs: np.ndarray | None) -> pa.Table:
-    return forecast_table(target, scenario, made, made.decisions.rows, logs)
+def _decided(target: Target, scenario: Mapping[str, Any], search_round: Round, logs: np.ndarray | None) -> pa.Table:
+    return forecast_table(target, scenario, search_round, search_round.decisions.rows, logs)
 
 
 def forecast_table(
-    target: Target, scenario: Mapping[str, Any], made: Round, rows: np.ndarray, logs: np.ndarray | None
+    target: Target, scenario: Mapping[str, Any], search_round: Round, rows: np.ndarray, logs: np.ndarray | None
 ) -> pa.Table:
     """Return rows of ``kernel_forecasts`` for candidates that a round forecast."""
-    forecast = made.forecast
+    forecast = search_round.forecast
     assert forecast is not None
     places = np.searchsorted(forecast.rows, rows)
     mean, sd, works = forecast.mean[places], forecast.sd[places], forecast.works[places]
-    stated = quantiles(mean, sd)
-    bins = bin_probabilities(mean, sd, anchor_log(target, scenario, made, logs))
-    best = made.believed_log if np.isfinite(made.believed_log) else np.inf
-    every = len(rows)
+    latencies = quantiles(mean, sd)
+    bins = bin_probabilities(mean, sd, anchor_log(target, scenario, search_round, logs))
+    best = search_round.believed_log if np.isfinite(search_round.believed_log) else np.inf
+    count = len(rows)
     columns = {
-        **{"search_id": [scenario["search_id"]] * every, "round": [made.number] * every},
-        **{"candidate_id": [str(target.ids[row]) for row in rows], "forecaster": [forecast.forecaster] * every},
-        **{"latency_us": np.exp(stated.middle), "p05_us": np.exp(stated.low), "p50_us": np.exp(stated.middle)},
-        **{"p95_us": np.exp(stated.high), "log_sd": sd, "p_ok": works},
+        **{"search_id": [scenario["search_id"]] * count, "round": [search_round.number] * count},
+        **{"candidate_id": [str(target.ids[row]) for row in rows], "forecaster": [forecast.forecaster] * count},
+        **{"latency_us": np.exp(latencies.middle), "p05_us": np.exp(latencies.low), "p50_us": np.exp(latencies.middle)},
+        **{"p95_us": np.exp(latencies.high), "log_sd": sd, "p_ok": works},
         **{"p_faster": chance_faster(mean, sd, works, best), "confidence": bins.max(1)},
-        **{f"bin_{place + 1}": bins[:, place] for place in range(bins.shape[1])},
-        **{"evidence": [forecast.evidence] * every, "measured_n": [forecast.measured] * every},
+        **{f"bin_{bin_index + 1}": bins[:, bin_index] for bin_index in range(bins.shape[1])},
+        **{"evidence": [forecast.evidence] * count, "measured_n": [forecast.measured] * count},
     }
     schema = contracts()["kernel_forecasts"].schema
-    nothing = {name: pa.nulls(every, schema.field(name).type) for name in schema.names if name not in columns}
+    nothing = {name: pa.nulls(count, schema.field(name).type) for name in schema.names if name not in columns}
     return pa.table({**columns, **nothing}).select(schema.names).cast(schema)
 
 
 def _summary(
     target: Target,
     scenario: Mapping[str, Any],
-    last: Round | None,
+    last_round: Round | None,
     best: np.ndarray,
     logs: np.ndarray | None,
     forecast_count: int,
 ) -> dict[str, Any]:
     count = len(best)
     fastest = int(best[-1]) if count else -1
-    history = None if last is None else last.history
+    history = None if last_round is None else last_round.history
     notes = [*target.notes]
-    if last is not None:
-        notes += [f"source {name} is not used: {why}" for name, why in last.dropped.items()]
+    if last_round is not None:
+        notes += [f"source {name} is not used: {why}" for name, why in last_round.dropped.items()]
     row: dict[str, Any] = {
         **{
             "search_id": scenario["search_id"],
@@ -185,14 +195,14 @@ def _summary(
     regret = scores.regrets(best, logs)
     row |= {"regret": float(regret[-1]), "n_to_5": scores.first_within(regret, 0.05)}
     row |= {"n_to_2": scores.first_within(regret, 0.02), "score": scores.score_p(best, logs)}
-    if last is not None and last.forecast is not None and last.forecast.fit is not None:
-        row |= _calibration(last.forecast, last, logs)
+    if last_round is not None and last_round.forecast is not None and last_round.forecast.fit is not None:
+        row |= _calibration(last_round.forecast, last_round, logs)
     return row
 
 
-def _calibration(forecast: Forecast, last: Round, logs: np.ndarray) -> dict[str, float]:
+def _calibration(forecast: Forecast, last_round: Round, logs: np.ndarray) -> dict[str, float]:
     """Return the scores of the last forecast over working candidates that were not measured."""
-    unmeasured = ~np.isin(forecast.rows, last.history.rows) & ~np.isnan(logs[forecast.rows])
+    unmeasured = ~np.isin(forecast.rows, last_round.history.rows) & ~np.isnan(logs[forecast.rows])
     return forecast_scores(
         forecast.mean[unmeasured], forecast.sd[unmeasured], logs[forecast.rows[unmeasured]], float(np.nanmedian(logs))
     )

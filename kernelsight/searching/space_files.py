@@ -52,7 +52,7 @@ def read_forecasts(path: Path) -> pa.Table:
 
     InvalidInput: no such file or columns, or a latency that is not above 0.
     """
-    table = read_parquet(path, lambda found: InvalidInput(f"{path} {found}; give a Parquet file of forecasts."))
+    table = read_parquet(path, lambda problem: InvalidInput(f"{path} {problem}; give a Parquet file of forecasts."))
     missing = [name for name in ("candidate_id", "latency_us") if name not in table.column_names]
     if missing:
         raise InvalidInput(f"{path} has no column {missing[0]}; forecasts have candidate_id and latency_us.")
@@ -65,7 +65,7 @@ def read_forecasts(path: Path) -> pa.Table:
 
 
 def _read(path: Path) -> pa.Table:
-    table = read_parquet(path, lambda found: InvalidInput(f"{path} {found}; give a file of `search import`."))
+    table = read_parquet(path, lambda problem: InvalidInput(f"{path} {problem}; give a file of `search import`."))
     missing = [name for name in NEEDED if name not in table.column_names]
     if missing:
         raise InvalidInput(
@@ -87,10 +87,10 @@ def _read(path: Path) -> pa.Table:
 
 def space_tables(rows: pa.Table, origin: str) -> SpaceTables:
     """Return the given tables of rows by ``NEEDED`` and ``OPTIONAL``; InvalidInput as ``read_spaces``."""
-    candidates, ids = _candidates(_whole(rows, ("space", "parameters", "status"), origin), origin)
+    candidates, ids = _candidates(_refuse_nulls(rows, ("space", "parameters", "status"), origin), origin)
     spaces = sorted(set(pc.unique(rows["space"]).to_pylist()))
-    there = pc.not_equal(rows["status"], UNMEASURED)
-    ids, rows = pc.filter(ids, there.combine_chunks()), _whole(rows.filter(there), ("gpu",), origin)
+    is_measured = pc.not_equal(rows["status"], UNMEASURED)
+    ids, rows = pc.filter(ids, is_measured.combine_chunks()), _refuse_nulls(rows.filter(is_measured), ("gpu",), origin)
     status = _mapped(rows["status"], STATUS, origin)
     _refuse_times(rows, status, origin)
     measured = pa.table(
@@ -103,7 +103,7 @@ def space_tables(rows: pa.Table, origin: str) -> SpaceTables:
         }
     )
     nothing = pa.nulls(len(spaces))
-    known = pa.table(
+    kernel_spaces = pa.table(
         {
             **{"space": pa.array(spaces, pa.string()), "kernel": pa.array(spaces, pa.string())},
             **{"doc": nothing.cast(pa.string()), "flops": nothing.cast(pa.float64())},
@@ -111,26 +111,26 @@ def space_tables(rows: pa.Table, origin: str) -> SpaceTables:
             "licence": nothing.cast(pa.string()),
         }
     )
-    return SpaceTables(known, candidates, _once(measured, origin))
+    return SpaceTables(kernel_spaces, candidates, _without_repeats(measured, origin))
 
 
-def _whole(rows: pa.Table, names: Sequence[str], origin: str) -> pa.Table:
+def _refuse_nulls(rows: pa.Table, names: Sequence[str], origin: str) -> pa.Table:
     for name in names:
         if rows[name].null_count:
             raise InvalidInput(f"{origin}: {rows[name].null_count:,} rows have no {name}; remove them.")
     return rows
 
 
-def _mapped(column: pa.ChunkedArray, known: dict[str, str], origin: str) -> pa.Array:
+def _mapped(column: pa.ChunkedArray, names: dict[str, str], origin: str) -> pa.Array:
     coded = pc.dictionary_encode(column.combine_chunks())
     words = coded.dictionary.to_pylist()
-    strange = [word for word in words if word not in known]
+    strange = [word for word in words if word not in names]
     if strange:
         raise InvalidInput(
             f"{origin}: status {strange[0]!r} is not known; use ok, compile_failed, runtime_failed, wrong_result or "
             "unmeasured."
         )
-    return pa.array([known[word] for word in words], pa.string()).take(coded.indices)
+    return pa.array([names[word] for word in words], pa.string()).take(coded.indices)
 
 
 def _refuse_times(rows: pa.Table, status: pa.Array, origin: str) -> None:
@@ -140,10 +140,10 @@ def _refuse_times(rows: pa.Table, status: pa.Array, origin: str) -> None:
         wrong = np.flatnonzero(ok & ~(np.isfinite(times) & (times > 0)))
     if len(wrong):
         value = times[wrong[0]]
-        what = "no time" if math.isnan(value) else f"the time {value:g} us"
+        problem = "no time" if math.isnan(value) else f"the time {value:g} us"
         raise InvalidInput(
             f"{origin}: {len(wrong):,} row{'s' if len(wrong) > 1 else ''} with status ok must have a finite time above "
-            f"0, but row {wrong[0] + 1} has {what}; correct or remove them."
+            f"0, but row {wrong[0] + 1} has {problem}; correct or remove them."
         )
 
 
@@ -157,13 +157,13 @@ def _candidates(rows: pa.Table, origin: str) -> tuple[pa.Table, pa.Array]:
     pairs = pa.table({"space": rows["space"], "candidate_id": ids}).group_by(["space", "candidate_id"]).aggregate([])
     pairs = pairs.sort_by([("space", "ascending"), ("candidate_id", "ascending")])
     by_name = {name: json.dumps(parameters, sort_keys=True) for name, parameters in zip(names, parsed, strict=True)}
-    every = len(pairs)
+    count = len(pairs)
     table = pa.table(
         {
             **{"space": pairs["space"], "candidate_id": pairs["candidate_id"]},
             "parameters": pa.array([by_name[name] for name in pairs["candidate_id"].to_pylist()], pa.string()),
-            **{"source_text": pa.nulls(every, pa.string()), "parent_id": pa.nulls(every, pa.string())},
-            **{"proposer": pa.array(["pool"] * every), "round": pa.nulls(every, pa.int64())},
+            **{"source_text": pa.nulls(count, pa.string()), "parent_id": pa.nulls(count, pa.string())},
+            **{"proposer": pa.array(["pool"] * count), "round": pa.nulls(count, pa.int64())},
         }
     )
     return table, ids
@@ -196,7 +196,7 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
-def _once(measured: pa.Table, origin: str) -> pa.Table:
+def _without_repeats(measured: pa.Table, origin: str) -> pa.Table:
     """Drop repeated rows of a configuration; InvalidInput where its times differ."""
     key = ["space", "gpu", "candidate_id"]
     groups = measured.group_by(key).aggregate([("latency_us", "min"), ("latency_us", "max"), ("status", "count")])
@@ -228,12 +228,12 @@ def write_space(rows: Iterable[dict[str, Any]], columns: Sequence[str], target: 
 
 def chosen_space(tables: SpaceTables, name: str | None) -> str:
     """Return the only space, or the one named; InvalidInput or UnknownName with what there is."""
-    known = tables.kernel_spaces["space"].to_pylist()
-    if name is None and len(known) == 1:
-        return known[0]
+    spaces = tables.kernel_spaces["space"].to_pylist()
+    if name is None and len(spaces) == 1:
+        return spaces[0]
     if name is None:
-        raise InvalidInput(f"the file has {len(known)} search spaces; choose one by --kernel: {', '.join(known)}.")
-    if name not in known:
-        close = " or ".join(nearest(name, known)) or ", ".join(known[:8])
+        raise InvalidInput(f"the file has {len(spaces)} search spaces; choose one by --kernel: {', '.join(spaces)}.")
+    if name not in spaces:
+        close = " or ".join(nearest(name, spaces)) or ", ".join(spaces[:8])
         raise InvalidInput(f"unknown search space {name!r}; use {close}.")
     return name

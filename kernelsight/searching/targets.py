@@ -40,20 +40,23 @@ class Target(NamedTuple):
 
 
 def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = None) -> Target:
-    """Return the candidates that a search of one GPU may measure, with what ``sources`` know of them.
+    """Return the candidates that a search of one GPU may measure, with the log latencies of ``sources``.
 
     ``sources``: names of other GPUs; None: all others. InvalidInput: the GPU is its own source; UnknownName: no such
     source.
     """
-    known = [name for name in arrays.gpus if name != gpu]
+    all_others = [name for name in arrays.gpus if name != gpu]
     if sources is None:
-        sources = known
+        sources = all_others
     for name in sources:
         if name == gpu:
             raise InvalidInput(f"GPU {gpu!r} is searched for, so it cannot be a source; name other GPUs of the space.")
         if name not in arrays.gpus:
             raise unknown(
-                "source GPU", name, known, f"Space {arrays.space!r} was measured on {', '.join(known) or 'no GPU'}."
+                "source GPU",
+                name,
+                all_others,
+                f"Space {arrays.space!r} was measured on {', '.join(all_others) or 'no GPU'}.",
             )
     rows, notes = _measurable(arrays, gpu)
     used, columns, fails = [], [], []
@@ -72,33 +75,33 @@ def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = Non
     logs = np.column_stack(columns) if used else np.zeros((len(rows), 0))
     medians = np.nanmedian(logs, axis=0) if used else np.zeros(0)
     failed = weights(gpu, used) @ np.array(fails) if used else np.zeros(len(rows))
-    known = filled(logs - medians, matrix)
+    complete = filled(logs - medians, matrix)
     if used:  # what fails is not taken for fast because it is fast elsewhere
-        known = np.where(np.array(fails).T, np.maximum(known, 0.0), known)
+        complete = np.where(np.array(fails).T, np.maximum(complete, 0.0), complete)
     return Target(
         *(arrays.space, gpu, arrays.ids[rows], matrix, arrays.features.regimes[rows], arrays.features.levels[rows]),
-        *(tuple(used), known, medians, weights(gpu, used), failed, tuple(notes)),
+        *(tuple(used), complete, medians, weights(gpu, used), failed, tuple(notes)),
     )
 
 
 def _measurable(arrays: SpaceArrays, gpu: str) -> tuple[np.ndarray, list[str]]:
     """Return the rows that can be measured: all, or in a replay those that the GPU's file holds."""
-    every = np.arange(len(arrays.ids))
+    all_rows = np.arange(len(arrays.ids))
     if gpu not in arrays.gpus:
-        return every, []
-    there = arrays.gpus[gpu].status != UNMEASURED
-    lacking = int((~there).sum())
+        return all_rows, []
+    is_measured = arrays.gpus[gpu].status != UNMEASURED
+    lacking = int((~is_measured).sum())
     note = [f"{lacking:,} candidates have no measurement on {gpu} and cannot be replayed: left out"] if lacking else []
-    return every[there], note
+    return all_rows[is_measured], note
 
 
 def filled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """Return centred logs of the sources without gaps: by the other sources, else by a model of the source itself."""
     complete = logs.copy()
-    for place in range(logs.shape[1]):
-        gaps = np.isnan(logs[:, place])
+    for source in range(logs.shape[1]):
+        gaps = np.isnan(logs[:, source])
         if gaps.mean() > 0.5:  # few were measured: a model of these
-            complete[gaps, place] = _modelled(logs[:, place], matrix)[gaps]
+            complete[gaps, source] = _modelled(logs[:, source], matrix)[gaps]
     with np.errstate(invalid="ignore"):
         counted = (~np.isnan(complete)).sum(1)
         mean = np.nansum(complete, axis=1) / np.maximum(counted, 1)
@@ -110,17 +113,17 @@ def filled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 
 def _modelled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """Return the expected logs of a source of which few candidates were measured."""
-    known = np.flatnonzero(~np.isnan(logs))
-    rows = known[np.unique(np.linspace(0, len(known) - 1, FILLED_FROM).astype(int))]
+    measured = np.flatnonzero(~np.isnan(logs))
+    rows = measured[np.unique(np.linspace(0, len(measured) - 1, FILLED_FROM).astype(int))]
     nothing = np.zeros((len(logs), 0))
-    one = np.ones((len(logs), 1))
-    inputs = gp.Inputs(nothing, matrix, np.zeros(len(logs), int), np.zeros(len(logs)), one, np.zeros(1, int))
+    ones = np.ones((len(logs), 1))
+    inputs = gp.Inputs(nothing, matrix, np.zeros(len(logs), int), np.zeros(len(logs)), ones, np.zeros(1, int))
     settings, noise = gp.start(inputs), np.full(len(rows), 1e-4)
     for _ in range(4):
         fit = gp.fit(inputs, rows, logs[rows], noise, settings)
         settings = fit.settings
-    mean = np.concatenate([gp.predict(inputs, fit, part)[0] for part in np.array_split(np.arange(len(logs)), 8)])
-    mean[known] = logs[known]
+    mean = np.concatenate([gp.predict(inputs, fit, block)[0] for block in np.array_split(np.arange(len(logs)), 8)])
+    mean[measured] = logs[measured]
     return mean
 
 
@@ -130,27 +133,29 @@ def misleading(target: Target, rows: np.ndarray, logs: np.ndarray) -> dict[str, 
     ``rows``, ``logs``: what was measured, with finite log latencies.
     """
     reasons = {}
-    for place, name in enumerate(target.sources):
-        theirs = target.logs[rows, place]
-        if len(rows) >= FEW and abs(np.median(logs - theirs - target.medians[place])) > np.log(OTHER_UNITS):
+    for source, name in enumerate(target.sources):
+        theirs = target.logs[rows, source]
+        if len(rows) >= FEW and abs(np.median(logs - theirs - target.medians[source])) > np.log(OTHER_UNITS):
             reasons[name] = f"its times differ by a factor above {OTHER_UNITS}: other units?"
         elif len(rows) >= MANY and _rank_correlation(theirs, logs) < 0.0:
             reasons[name] = "its order contradicts what was measured: rank correlation below 0"
     return reasons
 
 
-def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
-    ranks = [np.argsort(np.argsort(each, kind="stable"), kind="stable").astype(float) for each in (one, other)]
+def _rank_correlation(left: np.ndarray, right: np.ndarray) -> float:
+    ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float) for values in (left, right)]
     return float(np.corrcoef(*ranks)[0, 1])
 
 
-def without(target: Target, dropped: Collection[str]) -> Target:
+def without_sources(target: Target, dropped: Collection[str]) -> Target:
     """Return the target without some of its sources."""
-    places = [place for place, name in enumerate(target.sources) if name not in dropped]
-    names = tuple(target.sources[place] for place in places)
-    even = target.weights[places]
-    even = even / even.sum() if even.sum() > 0 else np.full(len(places), 1.0 / max(len(places), 1))
-    return target._replace(sources=names, logs=target.logs[:, places], medians=target.medians[places], weights=even)
+    kept_sources = [source for source, name in enumerate(target.sources) if name not in dropped]
+    names = tuple(target.sources[source] for source in kept_sources)
+    even = target.weights[kept_sources]
+    even = even / even.sum() if even.sum() > 0 else np.full(len(kept_sources), 1.0 / max(len(kept_sources), 1))
+    return target._replace(
+        sources=names, logs=target.logs[:, kept_sources], medians=target.medians[kept_sources], weights=even
+    )
 
 
 def truth_of(arrays: SpaceArrays, gpu: str, ids: np.ndarray) -> Measured:

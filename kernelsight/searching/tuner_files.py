@@ -44,11 +44,11 @@ def read_tuner_file(path: Path, space: str | None = None, gpu: str | None = None
 
     ``space``, ``gpu``: names to use instead of the file's own. InvalidInput: no such file, or neither format.
     """
-    text, whole = _text(path)
-    stated, entries, cut = _parse(path, text)
-    notes = [] if whole and not cut else [f"{path.name} is cut short: {len(entries):,} whole entries were read"]
+    text, is_whole = _text(path)
+    header, entries, cut = _parse(path, text)
+    notes = [] if is_whole and not cut else [f"{path.name} is cut short: {len(entries):,} whole entries were read"]
     folder = path.resolve().parent.name
-    if stated.get("t4"):
+    if header.get("t4"):
         names = (space or folder, gpu or path.name.partition(".")[0].removesuffix("_T4"))
         if space is None or gpu is None:
             notes.append(
@@ -57,10 +57,10 @@ def read_tuner_file(path: Path, space: str | None = None, gpu: str | None = None
             )
         entries_read = [_t4_row(entry) for entry in entries]
     else:
-        names = (space or str(stated.get("kernel_name") or folder), gpu or str(stated.get("device_name") or path.stem))
-        keys = stated.get("tune_params_keys")
+        names = (space or str(header.get("kernel_name") or folder), gpu or str(header.get("device_name") or path.stem))
+        keys = header.get("tune_params_keys")
         entries_read = [_cache_row(entry, keys) for entry in entries]
-    return _kept(entries_read, names, path.name, notes)
+    return _accepted(entries_read, names, path.name, notes)
 
 
 def _text(path: Path) -> tuple[str, bool]:
@@ -69,17 +69,17 @@ def _text(path: Path) -> tuple[str, bool]:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"{path} {problem}; give a cache or T4 file.")
 
-    data, whole = read_bytes(path, refuse, ROWS_BYTES), True
+    data, is_whole = read_bytes(path, refuse, ROWS_BYTES), True
     if data[:2] == b"\x1f\x8b":
-        pieces = []
+        chunks = []
         try:
-            pieces.extend(unpacked(pieces_of(data), len(data), refuse))
+            chunks.extend(unpacked(pieces_of(data), len(data), refuse))
         except EOFError:
-            whole = False
+            is_whole = False
         except zlib.error as error:
             raise refuse(f"cannot be decompressed ({error})") from None
-        data = b"".join(pieces)
-    return data.decode("utf-8", errors="replace"), whole
+        data = b"".join(chunks)
+    return data.decode("utf-8", errors="replace"), is_whole
 
 
 def _parse(path: Path, text: str) -> tuple[dict[str, Any], list[Any], bool]:
@@ -115,20 +115,20 @@ def _whole_part(text: str) -> dict[str, Any] | None:
     return None
 
 
-def _entries(text: str, place: int, keyed: bool) -> Iterator[tuple[str, Any]]:
+def _entries(text: str, position: int, keyed: bool) -> Iterator[tuple[str, Any]]:
     decoder = json.JSONDecoder()
     blank = ", \t\r\n"
     while True:
-        while place < len(text) and text[place] in blank:
-            place += 1
+        while position < len(text) and text[position] in blank:
+            position += 1
         try:
             key = ""
             if keyed:
-                key, place = decoder.raw_decode(text, place)
-                place = text.index(":", place) + 1
-                while text[place] in blank:
-                    place += 1
-            entry, place = decoder.raw_decode(text, place)
+                key, position = decoder.raw_decode(text, position)
+                position = text.index(":", position) + 1
+                while text[position] in blank:
+                    position += 1
+            entry, position = decoder.raw_decode(text, position)
         except (ValueError, IndexError, RecursionError):
             return
         yield str(key), entry
@@ -162,7 +162,14 @@ def _t4_row(entry: Any) -> dict[str, Any] | str:
         return "entry that is no object"
     times = entry.get("times") if isinstance(entry.get("times"), dict) else {}
     measured = entry.get("measurements") if isinstance(entry.get("measurements"), list) else []
-    time = next((each.get("value") for each in measured if isinstance(each, dict) and each.get("name") == "time"), None)
+    time = next(
+        (
+            measurement.get("value")
+            for measurement in measured
+            if isinstance(measurement, dict) and measurement.get("name") == "time"
+        ),
+        None,
+    )
     compiled = times.get("compilation_time", times.get("compilation"))
     return _row(
         *(entry["configuration"], str(entry.get("invalidity", "correct")), time, times.get("runtimes")),
@@ -197,7 +204,7 @@ def _seconds(value: Any) -> float | None:
     return value / MS if _is_time(value) else None
 
 
-def _kept(entries: Sequence[Any], names: tuple[str, str], source: str, notes: list[str]) -> TunerFile:
+def _accepted(entries: Sequence[Any], names: tuple[str, str], source: str, notes: list[str]) -> TunerFile:
     """Sort entries into rows and rejected ones; of a configuration with two different times, neither is used."""
     rejected: dict[str, int] = {}
     rows: dict[str, dict[str, Any]] = {}
@@ -205,9 +212,9 @@ def _kept(entries: Sequence[Any], names: tuple[str, str], source: str, notes: li
     for row in entries:
         reason = row if isinstance(row, str) else None
         if reason is None and row["parameters"] in rows:
-            same = rows[row["parameters"]].get("latency_us") == row.get("latency_us")
-            reason = "repeated entry" if same else "configuration with two different times"
-            twice |= set() if same else {row["parameters"]}
+            is_same = rows[row["parameters"]].get("latency_us") == row.get("latency_us")
+            reason = "repeated entry" if is_same else "configuration with two different times"
+            twice |= set() if is_same else {row["parameters"]}
         if reason is not None:
             rejected[reason] = rejected.get(reason, 0) + 1
             continue

@@ -42,44 +42,47 @@ def read_parameters(path: Path, space: str | None = None) -> TunerFile:
     (``ConfigurationSpace`` with ``TuningParameters`` and ``Conditions``). InvalidInput: neither, a restriction that
     cannot be read, or too many configurations.
     """
-    stated = _stated(path)
-    values, texts = _of_t1(stated, path) if "ConfigurationSpace" in stated else _of_tuner(stated, path)
+    fields = _read_object(path)
+    values, texts = _of_t1(fields, path) if "ConfigurationSpace" in fields else _of_tuner(fields, path)
     restrictions = [restriction(text, values, path.name) for text in texts]
     columns = allowed(values, restrictions, path.name)
     count = len(next(iter(columns.values())))
-    general = stated.get("General")
-    benchmark = general.get("BenchmarkName") if isinstance(general, dict) else stated.get("name")
+    general = fields.get("General")
+    benchmark = general.get("BenchmarkName") if isinstance(general, dict) else fields.get("name")
     name = space or (benchmark if isinstance(benchmark, str) and benchmark else path.name.partition(".")[0])
     shared = dict.fromkeys(COLUMNS) | {"space": name, "status": "unmeasured", "source": path.name}
-    lists = {each: column.tolist() for each, column in columns.items()}
-    rows = [shared | {"parameters": json.dumps({each: lists[each][n] for each in lists})} for n in range(count)]
+    lists = {parameter: column.tolist() for parameter, column in columns.items()}
+    rows = [
+        shared | {"parameters": json.dumps({parameter: lists[parameter][n] for parameter in lists})}
+        for n in range(count)
+    ]
     rejected = math.prod(map(len, values.values())) - count
     return TunerFile(rows, {"not allowed by the restrictions": rejected} if rejected else {}, [])
 
 
-def _stated(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
 
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"{path} {problem}; give a JSON object such as {FORM}.")
 
-    stated = read_json(path, refuse)
-    if not isinstance(stated, dict):
+    fields = read_json(path, refuse)
+    if not isinstance(fields, dict):
         raise InvalidInput(f"{path.name} is no JSON object; give one such as {FORM}.")
-    return stated
+    return fields
 
 
-def _of_tuner(stated: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Any]], list[str]]:
-    values, texts = stated.get("tune_params"), stated.get("restrictions", [])
+def _of_tuner(fields: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Any]], list[str]]:
+    values, texts = fields.get("tune_params"), fields.get("restrictions", [])
     if not isinstance(values, dict):
         raise InvalidInput(f"{path.name} has no tune_params and no ConfigurationSpace; give an object such as {FORM}.")
     if not isinstance(texts, list):
         raise InvalidInput(f"{path.name}: restrictions must be a list of expressions, not {str(texts)[:60]!r}.")
-    return {name: _values(name, each, path.name) for name, each in values.items()}, texts
+    return {name: _values(name, listed, path.name) for name, listed in values.items()}, texts
 
 
-def _of_t1(stated: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Any]], list[str]]:
+def _of_t1(fields: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     try:
-        space = stated["ConfigurationSpace"]
+        space = fields["ConfigurationSpace"]
         values = {row["Name"]: _values(row["Name"], row["Values"], path.name) for row in space["TuningParameters"]}
         return values, [row["Expression"] for row in space.get("Conditions") or []]
     except (KeyError, TypeError, AttributeError):
@@ -89,14 +92,14 @@ def _of_t1(stated: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Any]],
         ) from None
 
 
-def _values(name: str, stated: Any, origin: str) -> list[Any]:
+def _values(name: str, listed: Any, origin: str) -> list[Any]:
     """Return the values of a parameter; T1 files write them as a text."""
-    if isinstance(stated, str):
+    if isinstance(listed, str):
         try:
-            stated = ast.literal_eval(stated)
+            listed = ast.literal_eval(listed)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            stated = None
-    values = list(dict.fromkeys(stated)) if isinstance(stated, list | tuple) and all(map(_is_plain, stated)) else []
+            listed = None
+    values = list(dict.fromkeys(listed)) if isinstance(listed, list | tuple) and all(map(_is_plain, listed)) else []
     if not values or not name.isidentifier():
         raise InvalidInput(
             f"{origin}: tuning parameter {name[:40]!r} needs a name of letters, digits and _, and a list of numbers or "
@@ -113,7 +116,7 @@ def restriction(text: Any, parameters: Mapping[str, Any], origin: str) -> Restri
     """Return an expression that was read and holds nothing but parameters, values, arithmetic and comparisons."""
     try:
         body = ast.parse(str(text).replace("&&", " and ").replace("||", " or ").strip(), mode="eval").body
-        strange = next((each for each in ast.walk(body) if not _is_known(each)), None)
+        strange = next((node for node in ast.walk(body) if not _is_known(node)), None)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         body, strange = None, text
     if body is None or strange is not None or not isinstance(text, str):
@@ -121,8 +124,8 @@ def restriction(text: Any, parameters: Mapping[str, Any], origin: str) -> Restri
             f"{origin}: restriction {str(text)[:80]!r} cannot be read; it may hold tuning parameters, numbers, words, "
             "+ - * / // % **, comparisons, and, or, not, in, min, max and abs."
         )
-    called = {id(each.func) for each in ast.walk(body) if isinstance(each, ast.Call)}
-    names = {each.id for each in ast.walk(body) if isinstance(each, ast.Name) and id(each) not in called}
+    called = {id(node.func) for node in ast.walk(body) if isinstance(node, ast.Call)}
+    names = {node.id for node in ast.walk(body) if isinstance(node, ast.Name) and id(node) not in called}
     if unknown := sorted(names - set(parameters)):
         raise InvalidInput(
             f"{origin}: restriction {text[:80]!r} names {unknown[0]}, which is no tuning parameter; there are "
@@ -156,7 +159,7 @@ def _is_known(node: ast.AST) -> bool:
 def allowed(
     values: Mapping[str, Sequence[Any]], restrictions: Sequence[Restriction], origin: str
 ) -> dict[str, np.ndarray]:
-    """Return the configurations that all restrictions allow, by parameter; each is asked as soon as it can be.
+    """Return the configurations that all restrictions allow, by parameter; each is applied as early as possible.
 
     >>> one = restriction("x * y <= 4", {"x": 0, "y": 0}, "file")
     >>> {name: column.tolist() for name, column in allowed({"x": [1, 2], "y": [2, 4]}, [one], "file").items()}
@@ -167,13 +170,15 @@ def allowed(
     for name, column_values in values.items():
         if count * len(column_values) > MOST_TRIED:
             raise _too_many(count * len(column_values), origin)
-        columns = {each: np.repeat(column, len(column_values)) for each, column in columns.items()}
+        columns = {parameter: np.repeat(column, len(column_values)) for parameter, column in columns.items()}
         columns[name] = np.tile(_array(column_values), count)
         count *= len(column_values)
-        for each in [one for one in restrictions if one not in applied and one.names <= columns.keys()]:
-            applied.add(each)
-            passes = _holds(each, columns, count, origin)
-            columns = {known: column[passes] for known, column in columns.items()}
+        for parameter in [
+            condition for condition in restrictions if condition not in applied and condition.names <= columns.keys()
+        ]:
+            applied.add(parameter)
+            passes = _satisfied(parameter, columns, count, origin)
+            columns = {parameter_name: column[passes] for parameter_name, column in columns.items()}
             count = int(passes.sum())
     if not count:
         raise InvalidInput(f"{origin}: no configuration satisfies all restrictions; correct them.")
@@ -197,13 +202,13 @@ def _array(values: Sequence[Any]) -> np.ndarray:
     return np.array(values) if len(types) == 1 else np.array(values, object)
 
 
-def _holds(one: Restriction, columns: Mapping[str, np.ndarray], count: int, origin: str) -> np.ndarray:
+def _satisfied(condition: Restriction, columns: Mapping[str, np.ndarray], count: int, origin: str) -> np.ndarray:
     try:
         with np.errstate(all="ignore"):
-            return np.broadcast_to(_truth(_evaluated(one.body, columns)), (count,))
+            return np.broadcast_to(_truth(_evaluated(condition.body, columns)), (count,))
     except (TypeError, ValueError, RecursionError, np.exceptions.DTypePromotionError):
         raise InvalidInput(
-            f"{origin}: restriction {one.text[:80]!r} calculates with words; compare them by == or in."
+            f"{origin}: restriction {condition.text[:80]!r} calculates with words; compare them by == or in."
         ) from None
 
 
@@ -215,22 +220,22 @@ def _evaluated(node: ast.expr, columns: Mapping[str, np.ndarray]) -> Any:
         return np.asarray(node.value)
     if isinstance(node, ast.BoolOp):
         combine = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-        return reduce(combine, (_truth(_evaluated(each, columns)) for each in node.values))
+        return reduce(combine, (_truth(_evaluated(operand, columns)) for operand in node.values))
     if isinstance(node, ast.UnaryOp):
         inside = _evaluated(node.operand, columns)
         return ~_truth(inside) if isinstance(node.op, ast.Not) else _signed(node.op, inside)
     if isinstance(node, ast.BinOp):
-        first, right = (np.asarray(_evaluated(each, columns)).astype(float) for each in (node.left, node.right))
-        result = ARITHMETIC[type(node.op)](first, right)
+        left, right = (np.asarray(_evaluated(operand, columns)).astype(float) for operand in (node.left, node.right))
+        result = ARITHMETIC[type(node.op)](left, right)
         return np.where(right == 0.0, np.nan, result) if isinstance(node.op, DIVIDING) else result
     if isinstance(node, ast.Call):
-        arguments = [np.asarray(_evaluated(each, columns)).astype(float) for each in node.args]
+        arguments = [np.asarray(_evaluated(operand, columns)).astype(float) for operand in node.args]
         function = FUNCTIONS[node.func.id]
         return reduce(function, arguments) if len(arguments) > 1 else function(arguments[0])
     if isinstance(node, ast.Compare):
-        sides = [node.left, *node.comparators]
-        pairs = zip(sides, node.ops, sides[1:], strict=False)
-        return reduce(np.logical_and, (_compared(first, how, right, columns) for first, how, right in pairs))
+        operands = [node.left, *node.comparators]
+        pairs = zip(operands, node.ops, operands[1:], strict=False)
+        return reduce(np.logical_and, (_compared(left, how, right, columns) for left, how, right in pairs))
     raise TypeError  # a list that is not behind `in`
 
 
@@ -243,12 +248,12 @@ def _signed(sign: ast.unaryop, inside: Any) -> np.ndarray:
     return np.negative(np.asarray(inside).astype(float)) if isinstance(sign, ast.USub) else np.asarray(inside)
 
 
-def _compared(first: ast.expr, how: ast.cmpop, right: ast.expr, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    value = _evaluated(first, columns)
+def _compared(left: ast.expr, how: ast.cmpop, right: ast.expr, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    value = _evaluated(left, columns)
     if isinstance(how, ast.In | ast.NotIn):
         if not isinstance(right, ast.List | ast.Tuple):
             raise TypeError
-        equal = [np.equal(value, _evaluated(each, columns)) for each in right.elts]
-        there = reduce(np.logical_or, equal) if equal else np.zeros(1, bool)
-        return ~there if isinstance(how, ast.NotIn) else there
+        equal = [np.equal(value, _evaluated(element, columns)) for element in right.elts]
+        is_in = reduce(np.logical_or, equal) if equal else np.zeros(1, bool)
+        return ~is_in if isinstance(how, ast.NotIn) else is_in
     return COMPARISONS[type(how)](value, _evaluated(right, columns))

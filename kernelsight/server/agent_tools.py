@@ -40,10 +40,13 @@ def parameters(flags: Iterable[Flag]) -> list[inspect.Parameter]:
     keyword_parameters = []
     for flag in flags:
         kind = TYPES.get(flag.kind, str) | None
-        said = {"description": flag.help or flag.name, **({"examples": list(flag.choices)} if flag.choices else {})}
-        noted = Annotated[kind, Field(**said)]
+        field_options = {
+            "description": flag.help or flag.name,
+            **({"examples": list(flag.choices)} if flag.choices else {}),
+        }
+        annotated = Annotated[kind, Field(**field_options)]
         keyword_parameters.append(
-            inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=noted)
+            inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotated)
         )
     return keyword_parameters
 
@@ -56,19 +59,27 @@ def with_flags(function: Callable[..., Any], flags: Iterable[Flag]) -> Callable[
     parameters_of_tool = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
     added = parameters(flags)
 
-    def tool(**given: Any) -> dict[str, Any]:
-        stated = {each.name: given[each.name] for each in added if given.get(each.name) is not None}
+    def tool(**arguments: Any) -> dict[str, Any]:
+        flag_values = {
+            parameter.name: arguments[parameter.name]
+            for parameter in added
+            if arguments.get(parameter.name) is not None
+        }
         try:
             with connect(files=False) as session, flags_in_errors(False):
                 return function(
                     session,
-                    stated,
-                    **{each.name: given[each.name] for each in parameters_of_tool if each.name in given},
+                    flag_values,
+                    **{
+                        parameter.name: arguments[parameter.name]
+                        for parameter in parameters_of_tool
+                        if parameter.name in arguments
+                    },
                 )
         except KernelSightError as error:
             raise ToolError(str(error)) from None
 
-    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters_of_tool]
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters_of_tool]
     tool.__signature__ = inspect.Signature([*keywords, *added], return_annotation=dict[str, Any])
     tool.__name__, tool.__doc__ = function.__name__, function.__doc__
     return tool
@@ -172,7 +183,7 @@ def agent_server() -> MCPServer:
     server = MCPServer("kernelsight", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING")
     for function, flags in TOOLS:
         parameters_of_tool = inspect.signature(function).parameters
-        taken = [flag for flag in flags if flag.name not in parameters_of_tool and flag.name in FLAGS]
+        tool_flags = [flag for flag in flags if flag.name not in parameters_of_tool and flag.name in FLAGS]
         how = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
-        server.add_tool(with_flags(function, taken), annotations=how)
+        server.add_tool(with_flags(function, tool_flags), annotations=how)
     return server

@@ -25,7 +25,7 @@ def filler(first: int, count: int) -> str:
 
 
 class Choice:
-    """One answer to one prompt, as far as it has its tokens."""
+    """One answer to one prompt: its tokens so far, and those already sent."""
 
     def __init__(self, index: int, prompt: int, output: int, reason: str, job: Job) -> None:
         self.index, self.prompt, self.output, self.reason, self._job = index, prompt, output, reason, job
@@ -41,7 +41,7 @@ class Choice:
 
 
 class Job:
-    """One HTTP request: the choices of its answer, and what is written of them."""
+    """One HTTP request: the choices of its answer, whole or as events of a stream."""
 
     def __init__(self, request: CompletionRequest, model: str, name: str, note: Any) -> None:
         self.asked, self.model, self.note = request, model, note
@@ -71,8 +71,8 @@ class Job:
         choices = []
         for choice in self.choices:
             text, ended = filler(0, choice.output), {"finish_reason": choice.reason, "stop_reason": None}
-            said = {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
-            choices.append({"index": choice.index, **said, "logprobs": None, **ended})
+            message = {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
+            choices.append({"index": choice.index, **message, "logprobs": None, **ended})
         kind = "chat.completion" if self.asked.chat else "text_completion"
         return self._body(kind, choices) | {"usage": self.usage()}
 
@@ -99,8 +99,8 @@ class Job:
     def _kind(self) -> str:
         return "chat.completion.chunk" if self.asked.chat else "text_completion"
 
-    def _chunk(self, index: int, said: dict[str, Any], reason: str | None) -> bytes:
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": reason}
+    def _chunk(self, index: int, content: dict[str, Any], reason: str | None) -> bytes:
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
         if reason is not None or not self.asked.chat:
             choice["stop_reason"] = None
         body = self._body(self._kind, [choice])

@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's endpoints over live engines, and what else a client of vLLM looks at."""
+"""The HTTP server: OpenAI's endpoints over live engines, and vLLM's model list, health, version and metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cac
 
 
 class Serving(NamedTuple):
-    """What a server answers with; ``names`` of the model: the first is listed."""
+    """The settings of a server; ``names`` of the model: the first is listed."""
 
     engines: LiveEngines
     names: list[str]
@@ -81,11 +81,11 @@ class Server:
         serving = self.serving
         try:
             body = await _body_of(request)
-            asked = read_request(
+            completion = read_request(
                 body, chat, serving.names[0], set(serving.names), serving.max_model_len, serving.tokens_of
             )
             model = (body.get("model") if isinstance(body, dict) else None) or serving.names[0]
-            job = self._send(asked, model, request.headers.get("x-request-id") or uuid.uuid4().hex)
+            job = self._send(completion, model, request.headers.get("x-request-id") or uuid.uuid4().hex)
         except Refused as refused:
             return JSONResponse(refused.as_dict(), refused.status)
         except ClientDisconnect:
@@ -144,8 +144,8 @@ class Server:
 
     async def _models(self, _: Request) -> Response:
         serving = self.serving
-        own = {"object": "model", "created": self._started, "owned_by": "kernelsight"}
-        cards = [{"id": name, **own, "root": name, "max_model_len": serving.max_model_len} for name in serving.names]
+        shared = {"object": "model", "created": self._started, "owned_by": "kernelsight"}
+        cards = [{"id": name, **shared, "root": name, "max_model_len": serving.max_model_len} for name in serving.names]
         return JSONResponse({"object": "list", "data": cards})
 
     async def _health(self, _: Request) -> Response:

@@ -37,30 +37,30 @@ class Tokens(NamedTuple):
 
 
 class HashBlocks:
-    """The numbers that the loop knows hash blocks by; those of blocks that are neither cached nor used are reused."""
+    """The numbers of hash blocks in the loop; those of blocks that are neither cached nor used are reused."""
 
     def __init__(self, entries: np.ndarray, limits: np.ndarray, blocks: int) -> None:
         # each engine has an entry a block, then one a request (see ``replica.entry_records``)
         entries_each = int(limits["private_at"][0] - limits["entries_at"][0] + limits["requests"][0])
-        there = entries[: limits.size * entries_each] if blocks else np.zeros(limits.size * entries_each, ENTRY)
-        self._entries = there.reshape(limits.size, entries_each)[:, :blocks]
+        records = entries[: limits.size * entries_each] if blocks else np.zeros(limits.size * entries_each, ENTRY)
+        self._entries = records.reshape(limits.size, entries_each)[:, :blocks]
         self._numbers: dict[bytes, int] = {}
         self._keys: list[bytes | None] = [None] * blocks
         self._uses = np.zeros(blocks, np.int64)
         self._free = deque(range(blocks))
 
     def take(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Return the numbers of a prompt's leading hash blocks, as many as there are numbers for."""
-        taken = []
+        """Return the numbers of a prompt's leading hash blocks, up to the first without a free number."""
+        numbers_taken = []
         for key in keys:
             number = self._numbers.get(key)
             if number is None:
-                if not self._free and not self._sweep(taken):
+                if not self._free and not self._sweep(numbers_taken):
                     break
                 number = self._free.popleft()
                 self._numbers[key], self._keys[number] = number, key
-            taken.append(number)
-        numbers = np.array(taken, np.int64)
+            numbers_taken.append(number)
+        numbers = np.array(numbers_taken, np.int64)
         self._uses[numbers] += 1
         return numbers
 
@@ -91,8 +91,8 @@ class LiveEngines:
     def __init__(self, pool: Pool, slots: int, hash_tokens: int = 0, routing: Routing | None = None) -> None:
         limits, count = pool.limits, np.ones(slots, np.int64)
         self.hash_tokens = hash_tokens if limits.prefix_caching else 0
-        held = limits.capacity_units // max(limits.full_units, 1)
-        blocks = min(2 * held, MOST_BLOCKS) + MORE_BLOCKS if self.hash_tokens else 0
+        cache_blocks = limits.capacity_units // max(limits.full_units, 1)
+        blocks = min(2 * cache_blocks, MOST_BLOCKS) + MORE_BLOCKS if self.hash_tokens else 0
         load = Load(
             np.zeros(slots), count, count, np.array([blocks - 1] if blocks else [], np.int64),
             np.zeros(slots + 1, np.int64), self.hash_tokens,
@@ -147,21 +147,21 @@ class LiveEngines:
         return slot, tokens
 
     def _place(self, numbers: np.ndarray) -> int:
-        """Write hash blocks behind those of other requests, and return where; what ended leaves gaps until then."""
+        """Write hash blocks after those of other requests, and return their start; compacts where there is no space."""
         hashes = self.arrays.hashes
         if self._hashes_used + numbers.size > hashes.size:
-            there = [slot for slot in self.active if self._numbers[slot].size]
-            held = [self._numbers[slot] for slot in there]
-            used = sum(each.size for each in held)
+            holding = [slot for slot in self.active if self._numbers[slot].size]
+            kept_numbers = [self._numbers[slot] for slot in holding]
+            used = sum(numbers_of_request.size for numbers_of_request in kept_numbers)
             hashes = np.zeros(max(2 * (used + numbers.size), hashes.size), np.int64)
-            hashes[:used] = np.concatenate([*held, np.zeros(0, np.int64)])
-            starts = np.cumsum([0, *(each.size for each in held)])[:-1]
-            self.requests["hash_at"][there] = starts
+            hashes[:used] = np.concatenate([*kept_numbers, np.zeros(0, np.int64)])
+            starts = np.cumsum([0, *(numbers_of_request.size for numbers_of_request in kept_numbers)])[:-1]
+            self.requests["hash_at"][holding] = starts
             self.arrays, self._hashes_used = self.arrays._replace(hashes=hashes), used
-        place = self._hashes_used
-        hashes[place : place + numbers.size] = numbers
+        start = self._hashes_used
+        hashes[start : start + numbers.size] = numbers
         self._hashes_used += numbers.size
-        return place
+        return start
 
     def cancel(self, slot: int) -> None:
         """Cancel a request: it leaves between two steps, when the next moment is reached."""
@@ -187,16 +187,16 @@ class LiveEngines:
 
     def _leave(self) -> bool:
         """Remove the cancelled requests that no step has; whether there were any."""
-        gone = []
+        left_slots = []
         for slot in self._leaving:
             done = slot not in self.active or cancel(slot, *self.arrays)
             if done:
-                gone.append(slot)
-        for slot in gone:
+                left_slots.append(slot)
+        for slot in left_slots:
             self._leaving.discard(slot)
             if slot in self.active:
                 self._end(slot)
-        return bool(gone)
+        return bool(left_slots)
 
     def _run(self, until_us: float, tokens: list[Tokens]) -> None:
         self.client["until_us"] = min(until_us, LAST_US)
@@ -210,14 +210,14 @@ class LiveEngines:
             self.engines["rows"] = 0
 
     def _progress(self, slots: np.ndarray, replica: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens that requests know, and when the last one came where no step says so."""
+        """Return the known tokens of requests, and the time of the last one where no step states it."""
         requests, groups = self.requests[slots], self.arrays.groups[replica, self.requests["group"][slots]]
         ready = requests["group"] == self.engines["group"][replica]
         clock = np.where(ready, self.engines["clock"][replica], groups["clock"])
-        known = np.where(requests["decoding"], requests["context_offset"] + clock + 1, requests["known"])
+        known_tokens = np.where(requests["decoding"], requests["context_offset"] + clock + 1, requests["known"])
         decoded_us = np.where(ready, self.engines["last_decode_end"][replica], groups["last_decode_end"])
         in_group = requests["decoding"] & ~requests["fresh"] & ~self.alone[replica]
-        return known, np.where(in_group, decoded_us, requests["last_token_us"])
+        return known_tokens, np.where(in_group, decoded_us, requests["last_token_us"])
 
     def _note(self, stepped: np.ndarray, tokens: list[Tokens]) -> None:
         """Add the tokens that requests have got since the last call; free the slots of those that have finished."""
@@ -225,9 +225,9 @@ class LiveEngines:
             return
         slots = np.fromiter(self.active, np.int64, len(self.active))
         requests, replica = self.requests, self.requests["replica"][slots]
-        known, last_us = self._progress(slots, replica)
-        new = known - requests["prompt"][slots] - self._given[slots]
-        ends_us = self._rows[replica, 0, END]
+        known_tokens, last_us = self._progress(slots, replica)
+        new = known_tokens - requests["prompt"][slots] - self._given[slots]
+        step_ends_us = self._rows[replica, 0, END]
         # a step ended that computed a prompt, or of an engine whose requests differ in what they get
         noted = last_us > self._last_us[slots]
         decoded = stepped[replica] & (self._rows[replica, 0, DECODES] > 0)
@@ -240,8 +240,8 @@ class LiveEngines:
                 count -= first_tokens
             if count:
                 assert decoded[k], "a token without a step"
-                tokens.append(Tokens(float(ends_us[k]), slot, count))
-                self._last_us[slot] = ends_us[k]
+                tokens.append(Tokens(float(step_ends_us[k]), slot, count))
+                self._last_us[slot] = step_ends_us[k]
             self._given[slot] += new[k]
         for slot in slots[requests["finish_us"][slots] >= 0.0].tolist():
             self._end(slot)

@@ -73,7 +73,7 @@ def block_keys(tokens: np.ndarray, size: int) -> list[bytes]:
     if size == 0:
         return []
     keys, key, content = [], b"", np.ascontiguousarray(tokens, np.int64).tobytes()
-    for at in range(0, tokens.size // size * size * 8, size * 8):
-        key = hashlib.blake2b(key + content[at : at + size * 8], digest_size=16).digest()
+    for offset in range(0, tokens.size // size * size * 8, size * 8):
+        key = hashlib.blake2b(key + content[offset : offset + size * 8], digest_size=16).digest()
         keys.append(key)
     return keys

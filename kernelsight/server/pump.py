@@ -1,4 +1,4 @@
-"""The clock of the server: engines are advanced to the present moment, and each token is handed on when its time comes.
+"""The clock of the server: engines are advanced to the present moment, and each token is delivered at its time.
 
 Simulated time is the event loop's time since the start, times ``speed``. A late wake-up shifts no schedule: steps begin
 where the last one ended, and only requests are stamped by the clock.
@@ -26,7 +26,7 @@ class Times(NamedTuple):
 
 
 class Answer(Protocol):
-    """What gets the tokens of a request."""
+    """The receiver of a request's tokens."""
 
     target: int  # tokens of the whole answer
 
@@ -35,7 +35,7 @@ class Answer(Protocol):
 
 
 class Pump:
-    """Advances engines with the event loop's clock, and hands their tokens on."""
+    """Advances engines with the event loop's clock, and delivers their tokens."""
 
     def __init__(self, engines: LiveEngines, speed: float, now_s: Callable[[], float] | None = None) -> None:
         self.engines, self.speed = engines, speed
@@ -67,7 +67,7 @@ class Pump:
             self.turn()
 
     def times(self, slot: int, finish_us: float) -> Times:
-        """Return the moments of a request, when its last token is handed on."""
+        """Return the moments of a request, once its last token is delivered."""
         record = self.engines.requests[slot]
         moments = (float(record[name]) for name in ("sent_us", "scheduled_us", "first_token_us"))
         return Times(*moments, finish_us, int(record["cached_tokens"]))

@@ -62,7 +62,7 @@ def read_request(
     most = body.get("max_completion_tokens") if chat else None
     most = _whole(body, "max_tokens", 1) if most is None else _whole(body, "max_completion_tokens", 1)
     if most is None and body.get("ignore_eos"):
-        most = max_model_len - max(each.size for each in prompts)
+        most = max_model_len - max(prompt_ids.size for prompt_ids in prompts)
     elif most is None and not chat:
         most = COMPLETION_TOKENS
     for prompt in prompts:
@@ -79,7 +79,7 @@ def read_request(
 
 def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     messages = body.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(each, Mapping) for each in messages):
+    if not isinstance(messages, list) or not messages or not all(isinstance(entry, Mapping) for entry in messages):
         raise Refused("`messages` is not a list of messages.", param="messages")
     for message in messages:
         content = message.get("content")
@@ -93,12 +93,12 @@ def _prompts(prompt: Any, tokens_of: Callable[[str], np.ndarray]) -> list[np.nda
     if isinstance(prompt, str):
         return [tokens_of(prompt)]
     if isinstance(prompt, list) and prompt:
-        if all(isinstance(each, int) and not isinstance(each, bool) for each in prompt):
+        if all(isinstance(entry, int) and not isinstance(entry, bool) for entry in prompt):
             return [_ids(prompt)]
-        if all(isinstance(each, str) for each in prompt):
-            return [tokens_of(each) for each in prompt]
-        if all(isinstance(each, list) and each and all(type(token) is int for token in each) for each in prompt):
-            return [_ids(each) for each in prompt]
+        if all(isinstance(entry, str) for entry in prompt):
+            return [tokens_of(entry) for entry in prompt]
+        if all(isinstance(entry, list) and entry and all(type(token) is int for token in entry) for entry in prompt):
+            return [_ids(entry) for entry in prompt]
     raise Refused("`prompt` is neither text nor token ids, nor a list of these.", param="prompt")
 
 

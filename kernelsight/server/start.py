@@ -73,13 +73,13 @@ def server_of(deployed: Deployed, model: str | None, options: Mapping[str, Any])
 
 
 def tokens_of(path: str | None, model: str | None) -> Callable[[str], np.ndarray]:
-    """Return what makes token ids of texts: a stated tokenizer, one beside the model's config, or the estimate."""
+    """Return the tokenizer of texts: a stated one, one beside the model's config, or the estimate."""
     if path is not None:
         return read_tokenizer(Path(path))
-    beside = Path(model or "").expanduser()
-    beside = beside.parent if beside.suffix == ".json" else beside
-    if model and (beside / "tokenizer.json").is_file():
-        return read_tokenizer(beside)
+    model_folder = Path(model or "").expanduser()
+    model_folder = model_folder.parent if model_folder.suffix == ".json" else model_folder
+    if model and (model_folder / "tokenizer.json").is_file():
+        return read_tokenizer(model_folder)
     return estimated_tokens
 
 

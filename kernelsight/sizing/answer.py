@@ -83,12 +83,12 @@ class Sizing:
         search: Any = None,
         correction: Any = None,
         report: Callable[[str], None] | None = None,
-        **asked: Any,
+        **arguments: Any,
     ) -> Sizing:
         """Return the answer to what a person asks, in a fork; the arguments are those of ``Session.size``."""
         names = gpus.split(",") if isinstance(gpus, str) else gpus
         values = {"gpus": names, "slo": stated_slo(slo), "search": values_of(search), "correction": correction}
-        question = question_from(session, flags, **values, **asked)
+        question = question_from(session, flags, **values, **arguments)
         fork = session.fork()
         fork.report = report
         if correction is not None:
@@ -131,12 +131,12 @@ class Sizing:
     @cached_property
     def not_tried(self) -> list[dict[str, Any]]:
         """Deployments that the search did not reach before its end."""
-        return [_without(row, ("reason",)) for row in self._unsized if row["reason"] is None]
+        return [_without_columns(row, ("reason",)) for row in self._unsized if row["reason"] is None]
 
     @cached_property
     def _unsized(self) -> list[dict[str, Any]]:
         rows = self._session.table("unsized_deployments").to_pylist()
-        return [{**_named(row), "reason": row["reason"]} for row in rows]
+        return [{**_flag_columns(row), "reason": row["reason"]} for row in rows]
 
     @property
     def decides(self) -> str | None:
@@ -154,15 +154,15 @@ class Sizing:
         hours = self._session.table("size_hours").to_pylist()
         if not hours:
             return None
-        said = self._said
+        answer_row = self._said
         return {
-            "unit": said["unit"],
-            "hours": [_without(hour, ("question_id",)) for hour in hours],
-            "startup_s": said["startup_s"],
-            "startup": said["startup"],
+            "unit": answer_row["unit"],
+            "hours": [_without_columns(hour, ("question_id",)) for hour in hours],
+            "startup_s": answer_row["startup_s"],
+            "startup": answer_row["startup"],
             "mean_instances": self.rows[0]["mean_instances"],
-            "cost_per_day": said["cost_per_day"],
-            "cost_per_day_at_the_peak": said["cost_per_day_at_the_peak"],
+            "cost_per_day": answer_row["cost_per_day"],
+            "cost_per_day_at_the_peak": answer_row["cost_per_day_at_the_peak"],
         }
 
     @property
@@ -210,17 +210,19 @@ def _printed(row: Mapping[str, Any], statistics: Mapping[str, Any], unit: str) -
     """Return a row of ``sized_deployments`` as it is printed: flags as columns, and none that its question lacks."""
     absent = {name for name in OF_A_DAY if row[name] is None}
     absent |= {f"users{end}" for end in ENDS} if unit != "users" else {f"rate{end}" for end in ENDS if end}
-    figures = _without(row, ("question_id", "place", "gpu", "tensor_parallel_size", "flags", "num_prompts", *absent))
-    return {**_named(row), **figures, **statistics, "num_prompts": row["num_prompts"]}
+    figures = _without_columns(
+        row, ("question_id", "place", "gpu", "tensor_parallel_size", "flags", "num_prompts", *absent)
+    )
+    return {**_flag_columns(row), **figures, **statistics, "num_prompts": row["num_prompts"]}
 
 
-def _named(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flag_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags of a row as columns."""
-    first = {name: row[name] for name in ("gpu", "tensor_parallel_size")}
-    return first | json.loads(row["flags"])
+    columns = {name: row[name] for name in ("gpu", "tensor_parallel_size")}
+    return columns | json.loads(row["flags"])
 
 
-def _without(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _without_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in names}
 
 

@@ -62,26 +62,26 @@ def rows_of(
     expert parallelism, and with data-parallel attention over the same GPUs; replicas of a dense model are instances.
     ``search``: more values of flags, None for the default. InvalidInput: flags that sizing varies, or none to search.
     """
-    stated = normalise(with_launch_line(flags))
-    stated.pop("replicas", None)  # of a launch line: sizing finds how many
+    fixed = normalise(with_launch_line(flags))
+    fixed.pop("replicas", None)  # of a launch line: sizing finds how many
     for name in VARIED:
-        if stated.get(name) is not None:
+        if fixed.get(name) is not None:
             raise InvalidInput(
                 f"size varies the load to find the highest rate; remove {name}, and give --rate or --users."
             )
-    axes = _axes(stated, search)
-    if "model_like" in stated:
-        stated["model"] = give_alike(session, stated.get("model"), stated.pop("model_like"))
-    model = resolve_model(session, str(stated["model"])) if "model" in stated else None
+    axes = _axes(fixed, search)
+    if "model_like" in fixed:
+        fixed["model"] = give_alike(session, fixed.get("model"), fixed.pop("model_like"))
+    model = resolve_model(session, str(fixed["model"])) if "model" in fixed else None
     if model is None:
         raise InvalidInput("no model is given; set --model.")
     experts = bool(model_rows(session, model)[0].get("experts"))
     rows = []
     for gpu, parallel, values in itertools.product(
-        gpus, _parallel_sizes(stated, most_gpus, experts), itertools.product(*axes.values())
+        gpus, _parallel_sizes(fixed, most_gpus, experts), itertools.product(*axes.values())
     ):
         chosen = {name: value for name, value in zip(axes, values, strict=True) if value is not None}
-        row = {**stated, **parallel, "gpu": gpu, **chosen}
+        row = {**fixed, **parallel, "gpu": gpu, **chosen}
         rows.append(row)
     if not rows:
         raise InvalidInput(f"no parallel size fits {most_gpus} GPUs; give more with --max-gpus, or fewer stages.")
@@ -92,14 +92,14 @@ def rows_of(
     return rows
 
 
-def _axes(stated: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+def _axes(fixed: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     axes = {}
-    for given, values in search.items():
-        name = ALIASES.get(given, given)
+    for searched, values in search.items():
+        name = ALIASES.get(searched, searched)
         if name not in FLAGS or name in LOAD_FLAGS or name in ("model", "gpu"):
-            known = [flag for flag in FLAGS if flag not in LOAD_FLAGS and flag not in ("model", "gpu")]
-            raise unknown("flag to search", given, known, "Flags of the deployment can be searched.")
-        if name in stated:
+            searchable = [flag for flag in FLAGS if flag not in LOAD_FLAGS and flag not in ("model", "gpu")]
+            raise unknown("flag to search", searched, searchable, "Flags of the deployment can be searched.")
+        if name in fixed:
             raise InvalidInput(f"{name} is given a value and is to be searched; keep one of them.")
         if not values:
             raise InvalidInput(f"no value of {name} is given to search; give one or more.")
@@ -107,18 +107,18 @@ def _axes(stated: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> dic
     return axes
 
 
-def _parallel_sizes(stated: Mapping[str, Any], most_gpus: int, experts: bool) -> list[dict[str, Any]]:
+def _parallel_sizes(fixed: Mapping[str, Any], most_gpus: int, experts: bool) -> list[dict[str, Any]]:
     """Return parallel sizes of up to ``most_gpus`` GPUs; those that are stated stay as they are."""
-    stages = stated.get("pipeline_parallel_size", 1)
-    tensor = [stated["tensor_parallel_size"]] if "tensor_parallel_size" in stated else SIZES
-    data = [stated["data_parallel_size"]] if "data_parallel_size" in stated else SIZES if experts else (1,)
+    stages = fixed.get("pipeline_parallel_size", 1)
+    tensor = [fixed["tensor_parallel_size"]] if "tensor_parallel_size" in fixed else SIZES
+    data = [fixed["data_parallel_size"]] if "data_parallel_size" in fixed else SIZES if experts else (1,)
     choices = []
     for tp, dp in itertools.product(tensor, data):
-        least = "tensor_parallel_size" in stated and dp == data[0]  # what is stated is not left out
+        least = "tensor_parallel_size" in fixed and dp == data[0]  # what is stated is not left out
         if tp * dp * stages > most_gpus and not least:
             continue
         sizes = {"tensor_parallel_size": tp, "data_parallel_size": dp}
-        if "expert_parallel_size" in stated or not experts:
+        if "expert_parallel_size" in fixed or not experts:
             choices.append(sizes)
             continue
         if dp == 1:
@@ -128,7 +128,7 @@ def _parallel_sizes(stated: Mapping[str, Any], most_gpus: int, experts: bool) ->
     return choices
 
 
-def planned(
+def planned_candidates(
     session: Session,
     rows: Sequence[Mapping[str, Any]],
     load: Mapping[str, Any],
@@ -151,12 +151,12 @@ def planned(
             raise no_price(missing)
         price = sum(count * prices[gpu] for gpu, count in gpus.items()) if prices else None
         identity = scenario["scenario_id"], scenario["deployment_id"]
-        part = None
+        gpus_taken = None
         if total_gpus is not None:
             if sum(gpus.values()) > total_gpus:
                 continue
-            part = total_gpus / (total_gpus // sum(gpus.values()))
-        candidates[scenario["scenario_id"]] = Candidate(flags, *identity, gpus, price, part)
+            gpus_taken = total_gpus / (total_gpus // sum(gpus.values()))
+        candidates[scenario["scenario_id"]] = Candidate(flags, *identity, gpus, price, gpus_taken)
     return plan, list(candidates.values())
 
 

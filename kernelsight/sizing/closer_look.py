@@ -1,4 +1,4 @@
-"""A closer look at what may be chosen: limits that a neighbour setting removes, and kernels that decide how surely."""
+"""A closer look at the best deployments: limits that a neighbour setting removes, kernels with the largest doubt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ order by doubt desc, family
 MOST_OF_IT = 0.8
 
 
-class Closer(NamedTuple):
+class CloserLook(NamedTuple):
     """``cliff``: the sentence on CUDA graphs that end below the batches; None: they do not.
 
     ``doubts``: the kernel families that hold most of what the time of the kernels may be off by, the first most.
@@ -44,7 +44,7 @@ class Closer(NamedTuple):
     doubts: tuple[str, ...]
 
 
-def closer_look(search: SizeSearch, option: Option) -> Closer:
+def closer_look(search: SizeSearch, option: Option) -> CloserLook:
     """Serve an option's load once more, as much as one instance of it gets, and look at its steps and kernels.
 
     A Ctrl-C ends the look, not the answer.
@@ -53,13 +53,13 @@ def closer_look(search: SizeSearch, option: Option) -> Closer:
         return _look(search, option)
     except KeyboardInterrupt:
         search.note_interrupt()
-        return Closer(None, ())
+        return CloserLook(None, ())
 
 
-def _look(search: SizeSearch, option: Option) -> Closer:
+def _look(search: SizeSearch, option: Option) -> CloserLook:
     candidate = option.sized.candidate
     session, _ = search.place_of(candidate)
-    flags = Rated(candidate.flags, option.sized.highest).at(min(option.load, 1.0))
+    flags = Rated(candidate.flags, option.sized.highest).flags_at(min(option.load, 1.0))
     with session.fork() as fork:
         plan = plan_rows(fork, [flags])
         # of the other deployments no kernel is looked at
@@ -76,4 +76,4 @@ def _look(search: SizeSearch, option: Option) -> Closer:
             break
         families.append(row["family"])
         remaining -= row["doubt"]
-    return Closer(cliff, tuple(families))
+    return CloserLook(cliff, tuple(families))

@@ -25,7 +25,7 @@ ENGINE_START_S = 64.0
 
 
 class Day(NamedTuple):
-    """What is asked for in each hour of a day, requests/s (or users); ``source``: where the course is from."""
+    """The demand of each hour of a day, requests/s (or users); ``source``: where the course is from."""
 
     amounts: tuple[float, ...]
     source: str
@@ -42,14 +42,14 @@ class Day(NamedTuple):
 
 
 class Start(NamedTuple):
-    """How long an instance takes until it serves, seconds, and what that is made of."""
+    """Seconds until a started instance serves, and the sentence that explains them."""
 
     seconds: float
     says: str
 
 
 class Hour(NamedTuple):
-    """One hour: what is asked for, the instances that serve it, and how many of them were started for it."""
+    """One hour: its demand, the instances that serve it, and how many of them were started for it."""
 
     hour: int
     amount: float
@@ -82,7 +82,7 @@ def day_of(course: float | str | Path, mean: float | None) -> Day:
     counts = _hours_of_trace(Path(course))
     per_s = [count / 3600.0 for count in counts]
     scale = 1.0 if mean is None else mean * HOURS / sum(per_s)
-    return Day(tuple(scale * each for each in per_s), f"the hours of {Path(course).name}")
+    return Day(tuple(scale * hourly_rate for hourly_rate in per_s), f"the hours of {Path(course).name}")
 
 
 def stated_day(hours: Sequence[float], source: str | None) -> Day:
@@ -156,17 +156,17 @@ def start_of(weights_bytes: float, disk_bytes_per_s: float | None, startup_s: fl
     )
 
 
-def hours_of(day: Day, each: float) -> list[Hour]:
-    """Return the hours of a day, ``each`` being what one instance serves; at least one instance always runs.
+def hours_of(day: Day, instance_rate: float) -> list[Hour]:
+    """Return the hours of a day; ``instance_rate``: what one instance serves; at least one instance always runs.
 
     >>> [hour.instances for hour in hours_of(Day((1.0, 5.0, 2.0), "made up"), 2.0)]
     [1, 3, 1]
     """
-    needed = [max(math.ceil(amount / each * (1.0 - 1e-9)), 1) for amount in day.amounts]
+    instances_by_hour = [max(math.ceil(amount / instance_rate * (1.0 - 1e-9)), 1) for amount in day.amounts]
     return [
         Hour(hour, amount, instances, max(instances - before, 0))
         for hour, (amount, instances, before) in enumerate(
-            zip(day.amounts, needed, [needed[-1], *needed[:-1]], strict=True)
+            zip(day.amounts, instances_by_hour, [instances_by_hour[-1], *instances_by_hour[:-1]], strict=True)
         )
     ]
 

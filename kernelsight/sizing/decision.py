@@ -25,7 +25,7 @@ NEAR, MOST_NEAR = 2.0, 8
 
 
 class Demand(NamedTuple):
-    """What is asked for: ``rate`` at the peak, requests/s or users, with what ``confidence``, and the share to leave.
+    """The demand: ``rate`` at the peak, requests/s or users, the ``confidence`` to keep it, and the share to leave.
 
     ``total_gpus``: what as many GPUs can do, in place of a rate, which is then one that no instances reach. ``day``:
     what its hours ask for, so that instances follow them; ``startup_s``, ``disk_bytes_per_s``: of starting one, where
@@ -42,7 +42,7 @@ class Demand(NamedTuple):
     electricity_price: float | None = None
 
     @property
-    def wanted(self) -> float:
+    def sustained_rate(self) -> float:
         """The rate that instances are to sustain, requests/s."""
         return ANY_RATE if self.total_gpus is not None else self.rate / (1.0 - self.margin)
 
@@ -88,7 +88,9 @@ class Option(NamedTuple):
         return not self.holds, cost, sureness, settings, self.load, self.sized.candidate.scenario_id
 
 
-def checked(rate: float | None, confidence: float, margin: float, peak: float, total_gpus: int | None = None) -> Demand:
+def demand_of(
+    rate: float | None, confidence: float, margin: float, peak: float, total_gpus: int | None = None
+) -> Demand:
     """Return what is asked for; InvalidInput: figures outside of what they can be. ``rate`` None: of ``total_gpus``."""
     if total_gpus is not None and (isinstance(total_gpus, bool) or not isinstance(total_gpus, int) or total_gpus < 1):
         raise InvalidInput(f"total_gpus is {total_gpus!r}; give a whole number of GPUs, at least 1.")
@@ -112,23 +114,24 @@ def with_day(demand: Demand, day: Day, startup_s: float | None, disk_bytes_per_s
 
 def options_of(search: SizeSearch, objectives: Sequence[Objective], demand: Demand) -> list[Option]:
     """Return the deployments with a rate, the best first; what becomes the best is searched in full."""
-    known: dict[tuple[str, float], Evidence] = {}
+    evidence_by_key: dict[tuple[str, float], Evidence] = {}
     options: list[Option] = []
     for _ in range(MOST_ROUNDS):
         ranked = search.ranked()
         if not ranked:
             return []
         near = _near(ranked)
-        new = [sized for sized in ranked if _key(sized) not in known]
+        new = [sized for sized in ranked if _key(sized) not in evidence_by_key]
         opened = zip(search.forks, search.plans, strict=True)
         try:
             evidence = evidence_of(opened, new, {sized.candidate.scenario_id for sized in near}, objectives)
         except KeyboardInterrupt:
             search.note_interrupt()
             evidence = dict.fromkeys((sized.candidate.scenario_id for sized in new), UNKNOWN)
-        known |= {_key(sized): evidence[sized.candidate.scenario_id] for sized in new}
+        evidence_by_key |= {_key(sized): evidence[sized.candidate.scenario_id] for sized in new}
         options = sorted(
-            (_option(search, sized, known[_key(sized)], demand) for sized in ranked), key=lambda one: one.order
+            (_option(search, sized, evidence_by_key[_key(sized)], demand) for sized in ranked),
+            key=lambda option: option.order,
         )
         if search.is_stopped or search.is_sure(options[0].sized) or not search.confirm(options[0].sized):
             break

@@ -24,12 +24,12 @@ def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: 
     electricity, hourly = electricity_of(option, demand), hourly_of(option, demand)
     tokens = output_of(rate.tried.trials)
     joules = None if power_w is None or not tokens else power_w / (sized.request_rate * tokens)
-    ends = {"": rate.rate, "_low": rate.low, "_high": rate.high}
-    ends |= {"_if_slow": evidence.rate_if_slow, "_if_fast": evidence.rate_if_fast}
+    figures = {"": rate.rate, "_low": rate.low, "_high": rate.high}
+    figures |= {"_if_slow": evidence.rate_if_slow, "_if_fast": evidence.rate_if_fast}
     name = "users" if sized.candidate.unit == "users" else "rate"
     return {
         **flag_values(sized.candidate.flags),
-        **{f"{name}{end}": value for end, value in ends.items()},
+        **{f"{name}{suffix}": value for suffix, value in figures.items()},
         "rate": sized.request_rate,
         "steady": bool(rate.steady and sure),
         "search": "full" if sure else "rough",
@@ -56,7 +56,7 @@ def _costs(option: Option, hourly: float | None) -> dict[str, float | None]:
     """Return what a day and a million tokens cost; None: no price is known, or nothing of the kind is served."""
     rate, trials = option.sized.highest, option.sized.highest.tried.trials
     mean_price = None if hourly is None else option.mean_instances * hourly
-    prompt, output = (sum(trial.tokens[place] for trial in trials) / len(trials) for place in (0, 1))
+    prompt, output = (sum(trial.tokens[kind] for trial in trials) / len(trials) for kind in (0, 1))
     # requests/s of all that is served, on average: fewer users than were found complete at least their share
     mean = sum(hour.amount for hour in option.hours) / len(option.hours) if option.hours else option.rate
     per_s = mean * option.sized.request_rate / rate.rate
@@ -74,9 +74,9 @@ def _costs(option: Option, hourly: float | None) -> dict[str, float | None]:
 
 def flag_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that name a deployment: GPU, tensor-parallel size, and other flags as a JSON object."""
-    stated = stated_flags(flags)
-    first = {"gpu": stated.pop("gpu"), "tensor_parallel_size": stated.pop("tensor_parallel_size")}
-    return {**first, "flags": object_text(stated)}
+    flags_set = stated_flags(flags)
+    columns = {"gpu": flags_set.pop("gpu"), "tensor_parallel_size": flags_set.pop("tensor_parallel_size")}
+    return {**columns, "flags": object_text(flags_set)}
 
 
 def output_of(trials: Sequence[Trial]) -> float:
@@ -112,10 +112,10 @@ def statistic_rows(option: Option, objectives: Sequence[Objective]) -> list[dict
     rows = []
     for objective in objectives:
         value = statistic(option.sized.highest.tried.trials, objective)
-        ends = option.evidence.intervals.get(objective.column)
-        low, high = (None, None) if value is None or ends is None else (value * end for end in ends)
-        stated = {"statistic": objective.column, "most_ms": objective.most_ms}
-        rows.append({**stated, "value_ms": value, "low_ms": low, "high_ms": high})
+        factors = option.evidence.intervals.get(objective.column)
+        low, high = (None, None) if value is None or factors is None else (value * factor for factor in factors)
+        columns = {"statistic": objective.column, "most_ms": objective.most_ms}
+        rows.append({**columns, "value_ms": value, "low_ms": low, "high_ms": high})
     return rows
 
 

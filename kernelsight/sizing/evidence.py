@@ -80,8 +80,10 @@ def _limits(session: Session, plan: Plan, rows: Sequence[Rated]) -> list[str | N
     for rated, name in zip(rows, names, strict=True):
         trying = rated.highest.broken or rated.highest.tried
         column = GAINS.get(trying.verdict.tightest.metric, "e2e_gain")
-        known = [row for row in gains.get(name, []) if row["resource"] != "arrivals" and row[column] is not None]
-        limits.append(max(known, key=lambda row: row[column])["resource"] if known else None)
+        measured_gains = [
+            row for row in gains.get(name, []) if row["resource"] != "arrivals" and row[column] is not None
+        ]
+        limits.append(max(measured_gains, key=lambda row: row[column])["resource"] if measured_gains else None)
     return limits
 
 
@@ -96,5 +98,5 @@ def _evidence(
     power_w = at_rates[1.0].get("mean_power_w", {}).get("predicted")
     if len(at_rates) == 1:
         return Evidence(intervals, None, None, limit, None, power_w)
-    ends = rates_at_ends(at_rates, rate.rate, objectives)
-    return Evidence(intervals, *ends, limit, chances_of(at_rates, objectives, rate.rate, rate.low), power_w)
+    rates = rates_at_ends(at_rates, rate.rate, objectives)
+    return Evidence(intervals, *rates, limit, chances_of(at_rates, objectives, rate.rate, rate.low), power_w)

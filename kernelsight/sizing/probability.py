@@ -33,13 +33,13 @@ class Chances(NamedTuple):
 
     def share_for(self, probability: float) -> float:
         """Return the largest share, up to 1, with at least a probability; 0: none down to the lowest."""
-        wanted = NORMAL.inv_cdf(probability) - 1e-9
-        if self._spare_at(1.0) >= wanted:
+        deviations = NORMAL.inv_cdf(probability) - 1e-9
+        if self._spare_at(1.0) >= deviations:
             return 1.0
         pairs = list(zip(self.shares, self.spare, strict=True))
         for (low, more), (high, less) in reversed(list(zip(pairs, pairs[1:], strict=False))):
-            if more >= wanted > less:
-                return low * (high / low) ** ((more - wanted) / (more - less))
+            if more >= deviations > less:
+                return low * (high / low) ** ((more - deviations) / (more - less))
         return 0.0
 
     def _spare_at(self, share: float) -> float:
@@ -63,15 +63,15 @@ def chances_of(
     """
     shares = sorted(at_rates)
     spares = [_spare(at_rates[share], at_rates[1.0], objectives) for share in shares]
-    spare = [min(spares[: place + 1]) for place in range(len(spares))]
+    spare = [min(spares[: index + 1]) for index in range(len(spares))]
     noise = math.log(rate / low) / Z_90 if low and low < rate else 0.0
     falls = [
-        (spare[max(place - 1, 0)] - spare[min(place + 1, len(spare) - 1)])
-        / max(math.log(shares[min(place + 1, len(shares) - 1)] / shares[max(place - 1, 0)]), 1e-9)
-        for place in range(len(shares))
+        (spare[max(index - 1, 0)] - spare[min(index + 1, len(spare) - 1)])
+        / max(math.log(shares[min(index + 1, len(shares) - 1)] / shares[max(index - 1, 0)]), 1e-9)
+        for index in range(len(shares))
     ]
-    widened = [each / math.sqrt(1.0 + (noise * fall) ** 2) for each, fall in zip(spare, falls, strict=True)]
-    return Chances(tuple(shares), tuple(min(widened[: place + 1]) for place in range(len(widened))))
+    widened = [value / math.sqrt(1.0 + (noise * fall) ** 2) for value, fall in zip(spare, falls, strict=True)]
+    return Chances(tuple(shares), tuple(min(widened[: index + 1]) for index in range(len(widened))))
 
 
 def _spare(figures: Intervals, at_rate: Intervals, objectives: Sequence[Objective]) -> float:
@@ -97,6 +97,6 @@ def spare_of(predicted: float, low: float, high: float, most: float) -> float:
     >>> spare_of(100.0, 50.0, 200.0, 100.0), round(NORMAL.cdf(spare_of(100.0, 50.0, 200.0, 200.0)), 2)
     (0.0, 0.95)
     """
-    away = math.log(most / predicted)
-    deviation = abs(math.log(max(high if away > 0.0 else low, 1e-9) / predicted)) / Z_90
-    return away / deviation if deviation > 0.0 else math.copysign(SUREST, away)
+    distance = math.log(most / predicted)
+    deviation = abs(math.log(max(high if distance > 0.0 else low, 1e-9) / predicted)) / Z_90
+    return distance / deviation if deviation > 0.0 else math.copysign(SUREST, distance)

@@ -42,11 +42,11 @@ class Sized(NamedTuple):
 
     def __str__(self) -> str:
         gpus = " and ".join(f"{count * self.instances} × {gpu}" for gpu, count in self.candidate.gpus.items())
-        stated = {short: self.candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
-        sizes = [f"{short} {size}" for short, size in stated.items() if size > 1 or short == "TP"]
+        parallel_sizes = {short: self.candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
+        sizes = [f"{short} {size}" for short, size in parallel_sizes.items() if size > 1 or short == "TP"]
         if self.candidate.part is not None:
-            each = f"{number(self.highest.rate, 3)} {self.candidate.unit} an instance"
-            return f"{', '.join(self.candidate.gpus)} at {' '.join(sizes)}, {each}"
+            per_instance = f"{number(self.highest.rate, 3)} {self.candidate.unit} an instance"
+            return f"{', '.join(self.candidate.gpus)} at {' '.join(sizes)}, {per_instance}"
         cost = "" if self.candidate.price is None else f", {number(self.weight, 3)} $/h"
         return f"{gpus} at {' '.join(sizes)}{cost}, up to {number(self.highest.rate, 3)} {self.candidate.unit} each"
 
@@ -96,7 +96,7 @@ def nothing_fits(left_out: Sequence[LeftOut], plans: Sequence[Plan], session: Se
     short = [failed for failed in left_out if "GiB" in failed.reason]
     if not short:
         return InvalidInput(f"no deployment can run: {'; '.join(reasons[:3])}.")
-    parts = []
+    sentences = []
     for gpu in dict.fromkeys(failed.flags["gpu"] for failed in short):
         largest = max(
             (failed for failed in short if failed.flags["gpu"] == gpu),
@@ -113,5 +113,5 @@ def nothing_fits(left_out: Sequence[LeftOut], plans: Sequence[Plan], session: Se
             if flags is largest.flags
             for row in [plan.deployments[scenario["deployment_id"]]]
         )
-        parts.append(f"{largest.reason.rstrip(' ;')}; {what_fits(session, row)}")
-    return InvalidInput(f"no GPU of the search holds the model: {'; '.join(parts)}.")
+        sentences.append(f"{largest.reason.rstrip(' ;')}; {what_fits(session, row)}")
+    return InvalidInput(f"no GPU of the search holds the model: {'; '.join(sentences)}.")

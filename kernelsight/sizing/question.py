@@ -18,7 +18,7 @@ from kernelsight.scenario.stated_flags import object_text, read_flags
 from kernelsight.scenario.units import bytes_per_s_of, count_of, rate_of, seconds_of
 from kernelsight.sizing.candidates import MOST_GPUS, VARIED
 from kernelsight.sizing.daily import DAY_S, day_of, stated_day
-from kernelsight.sizing.decision import Demand, checked, with_day
+from kernelsight.sizing.decision import Demand, demand_of, with_day
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,10 +69,10 @@ class Question(NamedTuple):
         if self.hours is None:
             if self.startup_s is not None or self.disk_bytes_per_s is not None:
                 raise InvalidInput("starts of instances are counted over a day; give --daily-peak, or remove them.")
-            demand = checked(amount, self.confidence, self.margin, self.peak, self.total_gpus)
+            demand = demand_of(amount, self.confidence, self.margin, self.peak, self.total_gpus)
         else:
             day = stated_day(self.hours, self.hours_from)
-            demand = checked(day.peak, self.confidence, self.margin, self.peak)
+            demand = demand_of(day.peak, self.confidence, self.margin, self.peak)
             demand = with_day(demand, day, self.startup_s, self.disk_bytes_per_s)
         price = self.electricity_price
         if price is not None and not 0.0 <= price < math.inf:
@@ -107,10 +107,10 @@ class Question(NamedTuple):
             raise InvalidInput("no GPU is given; set --gpus, such as --gpus h100_sxm,h200_sxm.")
         for name in VARIED:
             if name in self.flags:
-                what = (
+                problem = (
                     "finds the number of replicas" if name == "replicas" else "varies the load to find the highest rate"
                 )
-                raise InvalidInput(f"size {what}; remove {name}.")
+                raise InvalidInput(f"size {problem}; remove {name}.")
 
     def as_row(self, question_id: str) -> dict[str, Any]:
         """Return its row of ``size_questions``; a launch line is read, of which only flags are kept."""
@@ -143,7 +143,7 @@ def question_of(row: Mapping[str, Any]) -> Question:
         | {
             "flags": read_flags(row, "size_questions", "flags"),
             "slo": slo_of(row["slo"]),
-            "prices": {each["gpu"]: each["price_per_gpu_hour"] for each in row.get("prices") or ()},
+            "prices": {price_row["gpu"]: price_row["price_per_gpu_hour"] for price_row in row.get("prices") or ()},
             "search": read_flags(row, "size_questions", "search"),
         }
     )
@@ -165,7 +165,7 @@ def question_from(
     prices: str | Path | Mapping[str, float] | None = None,
     correction: str | Path | pa.Table | None = None,
     time_limit: float | None = None,
-    **others: Any,
+    **columns: Any,
 ) -> Question:
     """Return the question that a person asks, in the units of the table; see ``Session.size``. InvalidInput: none."""
     _refuse_rate(total_gpus, rate, requests_per_day, users, daily_peak)
@@ -184,14 +184,14 @@ def question_from(
         disk_bytes_per_s=None if disk_rate is None else bytes_per_s_of(disk_rate, "--disk-rate"),
         correction=None if correction is None else str(correction) if isinstance(correction, str | Path) else "table",
         time_limit_s=time_limit,
-        **others,
+        **columns,
     )
     question.check()
     return question._replace(prices=read_prices(session, prices))
 
 
-def _refuse_rate(total_gpus: int | None, *given: Any) -> None:
-    if total_gpus is not None and any(each is not None for each in given):
+def _refuse_rate(total_gpus: int | None, *amounts: Any) -> None:
+    if total_gpus is not None and any(amount is not None for amount in amounts):
         raise InvalidInput("--total-gpus asks for the highest rate; remove the rate.")
 
 
@@ -205,8 +205,8 @@ def asked_amount(
     >>> asked_amount(None, "8.64M"), asked_amount("12/s", None), asked_amount(None, None, "2k")
     (100.0, 12.0, 2000.0)
     """
-    stated = {"--rate": rate, "--requests-per-day": requests_per_day, "--users": users}
-    given = {flag: value for flag, value in stated.items() if value is not None}
+    by_flag = {"--rate": rate, "--requests-per-day": requests_per_day, "--users": users}
+    given = {flag: value for flag, value in by_flag.items() if value is not None}
     if not given and day is not None:
         return None
     if len(given) != 1:

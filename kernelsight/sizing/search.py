@@ -10,7 +10,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.refusals import decisive
 from kernelsight.scenario.scenarios import Plan
-from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned
+from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned_candidates
 from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, nothing_fits
 from kernelsight.sizing.tuning import changed_rows, looks_the_same
 from kernelsight.sweeps.advice import wider_graphs
@@ -91,8 +91,8 @@ class SizeSearch:
     @property
     def not_tried(self) -> list[Candidate]:
         """What can run and was neither sized nor left out before the search ended."""
-        known = {*self.sized, *self.left_out}
-        return [one for one in self._able if one.scenario_id not in known]
+        settled = {*self.sized, *self.left_out}
+        return [candidate for candidate in self._able if candidate.scenario_id not in settled]
 
     @property
     def is_stopped(self) -> bool:
@@ -121,9 +121,9 @@ class SizeSearch:
             values = (prospect.candidate.flags.get(name) for name in self._compared)
             groups.setdefault((*prospect.candidate.gpus, *values), []).append(prospect)
         end = self._work.most
-        for place, group in enumerate(groups.values()):
+        for number, group in enumerate(groups.values()):
             # each has its part of what is left
-            self._work.most = self._work.spent + (end - self._work.spent) // (len(groups) - place)
+            self._work.most = self._work.spent + (end - self._work.spent) // (len(groups) - number)
             best = min(self.sized.values(), key=lambda sized: sized.order, default=None)
             try:
                 self._search(group, best)
@@ -152,7 +152,7 @@ class SizeSearch:
         """Plan rows, and return those that can run with what bounds their rates."""
         fork = self._session.fork()
         self.forks.append(fork)
-        plan, candidates = planned(fork, rows, self._load, self._prices, self._total_gpus)
+        plan, candidates = planned_candidates(fork, rows, self._load, self._prices, self._total_gpus)
         self.plans.append(plan)
         if not candidates:
             raise InvalidInput(next(fault for fault in plan.faults if fault))
@@ -189,14 +189,14 @@ class SizeSearch:
             if not self._is_near(prospect, elsewhere):
                 self._leave(prospect, FAR_DEARER)
                 continue
-            needed = self._needed(prospect.candidate, best)
-            if needed > capacity.most:
+            rate_needed = self._needed(prospect.candidate, best)
+            if rate_needed > capacity.most:
                 self._leave(prospect, "bounds on its rate make it dearer than another")
                 continue
-            if needed > 0.0 and not prospect.search.may_keep(needed / DOUBT):
+            if rate_needed > 0.0 and not prospect.search.may_keep(rate_needed / DOUBT):
                 self._leave(prospect, NOT_REACHED)
                 continue
-            sized = self._size(prospect, prospect.search.run(ROUGH, needed / DOUBT or None))
+            sized = self._size(prospect, prospect.search.run(ROUGH, rate_needed / DOUBT or None))
             if sized and (best is None or sized.order < best.order):
                 best = sized
         return best
@@ -205,8 +205,8 @@ class SizeSearch:
         """Whether a prospect may cost less than ``FAR`` times the best."""
         if best is None:
             return True
-        needed = self._rate / max(math.floor(FAR * best.weight / prospect.candidate.weight), 1)
-        return needed <= prospect.search.capacity.most
+        rate_needed = self._rate / max(math.floor(FAR * best.weight / prospect.candidate.weight), 1)
+        return rate_needed <= prospect.search.capacity.most
 
     def _size(self, prospect: Prospect, rate: HighestRate) -> Sized | None:
         """Keep a found rate with its instances, or why there is none."""
@@ -214,7 +214,7 @@ class SizeSearch:
             self._leave(prospect, status_of(rate), miss_of(rate))
             return None
         sized = Sized(prospect, rate, max(math.ceil(self._rate / rate.rate * (1.0 - 1e-9)), 1))
-        before = min(self.sized.values(), key=lambda one: one.order, default=None)
+        before = min(self.sized.values(), key=lambda earlier: earlier.order, default=None)
         self.sized[prospect.candidate.scenario_id] = sized
         if before is None or (sized.order < before.order and before.candidate != sized.candidate):
             self._report(f"best so far: {sized}")
@@ -256,26 +256,26 @@ class SizeSearch:
         best = self._measured()[0]
         near = []
         for prospect in prospects:
-            needed = self._needed_to_beat(prospect.candidate, best)
+            rate_needed = self._needed_to_beat(prospect.candidate, best)
             settings = prospect.trials.settings(prospect.candidate.scenario_id)
             gain = GRAPHS_GAIN if wider_graphs(settings) else 1.0
-            if needed <= prospect.search.capacity.most * gain:
-                level = prospect.search.look(needed / MOST_GAIN)
+            if rate_needed <= prospect.search.capacity.most * gain:
+                level = prospect.search.look(rate_needed / MOST_GAIN)
                 near += [(level, prospect.candidate.scenario_id, prospect)] if level <= LENIENT else []
         rows, levels = changed_rows(near, self._load, self._most_gpus)
         if not rows:
             return
         self._report(f"trying {len(rows)} deployments with other sizes of a step and of CUDA graphs, or disaggregated")
         for prospect in self._open(rows):
-            needed = self._needed_to_beat(prospect.candidate, best)
-            if math.isinf(needed) or looks_the_same(prospect, needed / MOST_GAIN, levels):
+            rate_needed = self._needed_to_beat(prospect.candidate, best)
+            if math.isinf(rate_needed) or looks_the_same(prospect, rate_needed / MOST_GAIN, levels):
                 self._leave(prospect, NO_CHEAPER)
                 continue
-            if not prospect.search.may_keep(needed / DOUBT):
+            if not prospect.search.may_keep(rate_needed / DOUBT):
                 self._leave(prospect, NO_CHEAPER)
                 continue
-            sized = self._size(prospect, prospect.search.run(ROUGH, needed / DOUBT))
-            if sized and sized.highest.rate * DOUBT < needed:
+            sized = self._size(prospect, prospect.search.run(ROUGH, rate_needed / DOUBT))
+            if sized and sized.highest.rate * DOUBT < rate_needed:
                 self._leave(prospect, NO_CHEAPER)
             elif sized and sized.order < best.order:
                 # a rough rate is no measure for others
@@ -316,7 +316,7 @@ class SizeSearch:
         What was not measured is rarely sure enough: it is searched in full once it is known to be.
         """
         ranked = self.ranked()
-        return [one for one in ranked if self.tier_of(one.candidate)["tier"] in MEASURED] or ranked
+        return [sized for sized in ranked if self.tier_of(sized.candidate)["tier"] in MEASURED] or ranked
 
     def tier_of(self, candidate: Candidate) -> dict[str, Any]:
         """Return the row of ``deployment_tiers`` of a deployment."""
@@ -334,11 +334,11 @@ class SizeSearch:
 
     def _fact_of(self, candidate: Candidate, table: str) -> dict[str, Any]:
         """Return the row of a deployment in a table of deployments; what was opened since is read."""
-        known = self._facts.setdefault(table, {})
+        rows = self._facts.setdefault(table, {})
         for fork in self.forks[self._read.get(table, 0) :]:
-            known |= {row["deployment_id"]: row for row in fork.table(table).to_pylist()}
+            rows |= {row["deployment_id"]: row for row in fork.table(table).to_pylist()}
         self._read[table] = len(self.forks)
-        return known[candidate.deployment_id]
+        return rows[candidate.deployment_id]
 
     def _may_be_cheaper(self, sized: Sized, best: Sized) -> bool:
         """Whether a full search may show that a deployment is cheaper than the best, its rate being rough."""

@@ -8,7 +8,7 @@ from typing import Any
 from kernelsight.number_format import interval, number, percent
 from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
 from kernelsight.scenario.objectives import Objective
-from kernelsight.sizing.closer_look import Closer
+from kernelsight.sizing.closer_look import CloserLook
 from kernelsight.sizing.daily import HOURS, Day
 from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.search import MEASURED, SizeSearch
@@ -47,9 +47,9 @@ SHORT = {
 def stated_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags of a deployment that differ from the default, and its GPU and tensor-parallel size always."""
     flags_set = {name: value for name, value in flags.items() if name not in LOAD_FLAGS and name not in BESIDE}
-    first = {"gpu": flags_set.pop("gpu"), "tensor_parallel_size": flags_set.pop("tensor_parallel_size", 1)}
+    always = {"gpu": flags_set.pop("gpu"), "tensor_parallel_size": flags_set.pop("tensor_parallel_size", 1)}
     plain = {"data_parallel_size": 1, "expert_parallel_size": 1, "pipeline_parallel_size": 1, "engine": "vllm"}
-    return first | {name: value for name, value in flags_set.items() if plain.get(name) != value}
+    return always | {name: value for name, value in flags_set.items() if plain.get(name) != value}
 
 
 def is_flag(name: str) -> bool:
@@ -62,10 +62,10 @@ def sentence_of(
     """Return the answer: GPUs, parallel sizes, price and limit; then the caveats that change the decision."""
     option, row = options[0], rows[0]
     rate, unit, slow = option.sized.highest, option.sized.candidate.unit, option.evidence.rate_if_slow
-    many = f"{option.instances} instance{'s' if option.instances > 1 else ''}"
-    sustained = f"{number(option.rate)} {unit} take {many}, each up to {number(rate.rate, 3)} {unit}"
+    instances = f"{option.instances} instance{'s' if option.instances > 1 else ''}"
+    sustained = f"{number(option.rate)} {unit} take {instances}, each up to {number(rate.rate, 3)} {unit}"
     if demand.total_gpus is not None:
-        sustained = f"They serve {number(option.rate)} {unit}: {many}, each up to {number(rate.rate, 3)} {unit}"
+        sustained = f"They serve {number(option.rate)} {unit}: {instances}, each up to {number(rate.rate, 3)} {unit}"
     sentences = [
         f"{_deployment(option, row)}; the limit is {row['limit'] or 'not known'}.",
         f"{sustained} ({interval(rate.low, rate.high, 3)} in runs of {row['num_prompts']:,} requests"
@@ -97,17 +97,17 @@ def _sureness(
     goals = " and ".join(map(str, objectives))
     if option.probability is None:
         return f"That is a load of {percent(option.load)}; how surely {goals} hold is not known: a gamble."
-    says = f"At that load of {percent(option.load)}, {goals} hold with {_surely(option.probability)} probability"
+    sentence = f"At that load of {percent(option.load)}, {goals} hold with {_surely(option.probability)} probability"
     if not option.holds:
         slow = "; if kernels and host are slow, at no rate" if not option.evidence.rate_if_slow else ""
-        return f"{says}{slow}: a gamble, as no deployment keeps them with {_surely(demand.confidence)}."
+        return f"{sentence}{slow}: a gamble, as no deployment keeps them with {_surely(demand.confidence)}."
     if not option.evidence.rate_if_slow:
-        says += f", a gamble: if kernels and host are slow, no {_amount(option)} keeps them"
-    cheaper = next((one for one in options if one.weight < option.weight * (1.0 - 1e-9)), None)
+        sentence += f", a gamble: if kernels and host are slow, no {_amount(option)} keeps them"
+    cheaper = next((candidate for candidate in options if candidate.weight < option.weight * (1.0 - 1e-9)), None)
     if cheaper is None or cheaper.probability is None:
-        return f"{says}."
-    other = _deployment(cheaper, rows[options.index(cheaper)])
-    return f"{says}; cheaper and less sure ({_surely(cheaper.probability)}): {other}."
+        return f"{sentence}."
+    cheaper_text = _deployment(cheaper, rows[options.index(cheaper)])
+    return f"{sentence}; cheaper and less sure ({_surely(cheaper.probability)}): {cheaper_text}."
 
 
 def _surely(probability: float) -> str:
@@ -121,10 +121,10 @@ def _amount(option: Option) -> str:
 def _over_the_day(option: Option, row: Mapping[str, Any], day: Day) -> str:
     """Return the sentence on the day: how many instances run by the hour, what they cost, and what a start takes."""
     least, most = min(hour.instances for hour in option.hours), option.instances
-    each = option.sized.candidate
-    worth = f"{number(row['cost_per_day'], 3)} $" if each.price else f"{number(HOURS * option.weight)} GPU-hours"
-    always = HOURS * most * each.weight
-    all_day = f"{number(always, 3)} $" if each.price else f"{number(always)} GPU-hours"
+    candidate = option.sized.candidate
+    worth = f"{number(row['cost_per_day'], 3)} $" if candidate.price else f"{number(HOURS * option.weight)} GPU-hours"
+    always = HOURS * most * candidate.weight
+    all_day = f"{number(always, 3)} $" if candidate.price else f"{number(always)} GPU-hours"
     if least == most or option.mean_instances >= most:
         return f"Over the day ({day.source}) all {most} run: {all_day} a day; {option.start.says}."
     return (
@@ -134,26 +134,26 @@ def _over_the_day(option: Option, row: Mapping[str, Any], day: Day) -> str:
 
 
 def what_decides(
-    options: Sequence[Option], closer: Sequence[Closer], model: str, measurable: Collection[str]
+    options: Sequence[Option], closer: Sequence[CloserLook], model: str, measurable: Collection[str]
 ) -> str | None:
     """Return what would decide between the first two; None where their ranges do not meet.
 
     Their costs meet where the first may be dearer, at its slow end, than the second at its fast end. What decides are
     the kernels that hold most of the doubt about the one that is known less.
     """
-    known = [option for option in options[:2] if option.evidence.rate_if_slow is not None]
-    if len(known) < 2:
+    with_ranges = [option for option in options[:2] if option.evidence.rate_if_slow is not None]
+    if len(with_ranges) < 2:
         return None
-    first, second = known
+    first, second = with_ranges
     dearest = first.sized.candidate.weight / max(first.evidence.rate_if_slow, 1e-9)
     if second.sized.candidate.weight / second.evidence.rate_if_fast >= dearest:
         return None
     widths = [
         option.evidence.rate_if_fast / max(option.evidence.rate_if_slow, 1e-9) * option.sized.highest.rate
-        for option in known
+        for option in with_ranges
     ]
-    place = widths.index(max(widths))
-    wider, doubts = known[place].sized.candidate.flags["gpu"], closer[place].doubts
+    widest = widths.index(max(widths))
+    wider, doubts = with_ranges[widest].sized.candidate.flags["gpu"], closer[widest].doubts
     if not doubts:
         return None
     families = [family for family in doubts if family in measurable]
@@ -180,12 +180,12 @@ def _listed(names: Sequence[str]) -> str:
 def _deployment(option: Option, row: Mapping[str, Any]) -> str:
     """Return a deployment in words: 4 × h200_sxm at TP 2, 12.1 $/h, 0.63 $/M tokens."""
     gpus = " and ".join(f"{count * option.instances} × {gpu}" for gpu, count in option.sized.candidate.gpus.items())
-    parts = [f"{gpus} at TP {row['tensor_parallel_size']}"]
+    words = [f"{gpus} at TP {row['tensor_parallel_size']}"]
     flags_set = {name: row[name] for name in row if is_flag(name) and name not in ALWAYS}
-    parts += [f"{SHORT.get(name, name)} {'' if value is None else value}" for name, value in flags_set.items()]
+    words += [f"{SHORT.get(name, name)} {'' if value is None else value}" for name, value in flags_set.items()]
     if row["price_per_hour"] is not None:
-        parts += [f"{number(row['price_per_hour'], 3)} $/h", f"{number(row['cost_per_million_tokens'], 3)} $/M tokens"]
-    return ", ".join(parts)
+        words += [f"{number(row['price_per_hour'], 3)} $/h", f"{number(row['cost_per_million_tokens'], 3)} $/M tokens"]
+    return ", ".join(words)
 
 
 def nearest_of(search: SizeSearch, objectives: Sequence[Objective]) -> str:
@@ -196,7 +196,7 @@ def nearest_of(search: SizeSearch, objectives: Sequence[Objective]) -> str:
         reasons = dict.fromkeys(failed.reason for failed in search.left_out.values())
         return f"No deployment keeps {goals}: {'; '.join(list(reasons)[:2])}."
     nearest = min(near, key=lambda failed: failed.miss)
-    stated = stated_flags(nearest.flags)
-    where = f"{stated['gpu']} at TP {stated['tensor_parallel_size']}"
+    flags_set = stated_flags(nearest.flags)
+    where = f"{flags_set['gpu']} at TP {flags_set['tensor_parallel_size']}"
     why = nearest.reason.removeprefix("no rate keeps the objectives: ")
     return f"No deployment keeps {goals}; the nearest is {where}, {percent(nearest.miss - 1.0)} above: {why}."

@@ -16,7 +16,7 @@ from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.plan import normalise, resolve_gpu
 from kernelsight.scenario.prices import read_prices
 from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, rows_of
-from kernelsight.sizing.closer_look import Closer, closer_look
+from kernelsight.sizing.closer_look import CloserLook, closer_look
 from kernelsight.sizing.decision import Demand, Option, options_of
 from kernelsight.sizing.deployment_rows import day_values, deployment_row, flag_values, hour_rows, statistic_rows
 from kernelsight.sizing.question import Question, question_of
@@ -38,22 +38,22 @@ def size_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
     tables: Rows = {name: [] for name in TABLES}
     for row in questions.to_pylist():
         with fork() as session:
-            answer = _answered(session, question_of(row), report)
+            answer = _answer_rows(session, question_of(row), report)
         for name, rows in answer.items():
-            tables[name] += [{"question_id": row["question_id"], **each} for each in rows]
+            tables[name] += [{"question_id": row["question_id"], **row_made} for row_made in rows]
     return {name: as_table(contracts()[name], rows) for name, rows in tables.items()}
 
 
-def _answered(session: Session, question: Question, report: Callable[[str], None]) -> Rows:
+def _answer_rows(session: Session, question: Question, report: Callable[[str], None]) -> Rows:
     """Return the rows of one question."""
     question.check()
     demand = question.demand
-    search, rows = _opened(session, question, demand, report)
+    search, rows = _open_search(session, question, demand, report)
     try:
         search.run(rows, question.tune)
         if question.correction is not None:
-            given = None if question.correction == "table" else Path(question.correction)
-            refuse_unused_corrections(search.forks[0], given)
+            correction_file = None if question.correction == "table" else Path(question.correction)
+            refuse_unused_corrections(search.forks[0], correction_file)
         options = options_of(search, question.objectives, demand)
         closer = [closer_look(search, option) for option in options[:2]]
         return _rows(search, options, closer, question, demand, str(rows[0]["model"]))
@@ -61,7 +61,7 @@ def _answered(session: Session, question: Question, report: Callable[[str], None
         search.close()
 
 
-def _opened(
+def _open_search(
     session: Session, question: Question, demand: Demand, report: Callable[[str], None]
 ) -> tuple[SizeSearch, list[dict[str, Any]]]:
     """Return the search of a question, and the rows of flags that it searches."""
@@ -73,7 +73,7 @@ def _opened(
     loop = {"request_rate": FIRST_RATE} if question.users is None else {"max_concurrency": FIRST_USERS}
     search = SizeSearch(
         session,
-        demand.wanted,
+        demand.sustained_rate,
         question.objectives,
         {"num_prompts": LEAST_REQUESTS, **load, **loop},
         prices,
@@ -89,7 +89,7 @@ def _opened(
 def _rows(
     search: SizeSearch,
     options: Sequence[Option],
-    closer: Sequence[Closer],
+    closer: Sequence[CloserLook],
     question: Question,
     demand: Demand,
     model: str,
@@ -115,13 +115,13 @@ def _rows(
     }
     return {
         "size_answers": [answer],
-        "sized_deployments": [{"place": place, **row} for place, row in enumerate(sized, start=1)],
+        "sized_deployments": [{"place": rank, **row} for rank, row in enumerate(sized, start=1)],
         "size_statistics": [
-            {"place": place, **row}
-            for place, option in enumerate(options, start=1)
+            {"place": rank, **row}
+            for rank, option in enumerate(options, start=1)
             for row in statistic_rows(option, objectives)
         ],
-        "unsized_deployments": [{"place": place, **row} for place, row in enumerate([*left_out, *not_tried], start=1)],
+        "unsized_deployments": [{"place": rank, **row} for rank, row in enumerate([*left_out, *not_tried], start=1)],
         "size_hours": hour_rows(options[0], demand) if day else [],
     }
 
@@ -130,7 +130,7 @@ def _sentences(
     search: SizeSearch,
     options: Sequence[Option],
     rows: Sequence[Mapping[str, Any]],
-    closer: Sequence[Closer],
+    closer: Sequence[CloserLook],
     objectives: Sequence[Objective],
     demand: Demand,
 ) -> str:
@@ -143,7 +143,7 @@ def _sentences(
         answer += f" {closer[0].cliff}." if closer[0].cliff else ""
     else:
         answer = "No rate was found yet." if search.not_tried else nearest_of(search, objectives)
-    notes = [f"{says}." for says in search.unsupported]
+    notes = [f"{sentence}." for sentence in search.unsupported]
     if search.ended:
         count = len(search.not_tried)
         notes.append(f"The search ended early: {search.ended}; {count} deployment{'s' * (count != 1)} not tried.")

@@ -30,7 +30,7 @@ def changed_rows(
     ``most_gpus``: of one instance.
     """
     rows, levels = [], {}
-    ordered = sorted(near, key=lambda each: each[:2])
+    ordered = sorted(near, key=lambda item: item[:2])
     nearest: dict[tuple, Prospect] = {}
     for *_, prospect in ordered:
         nearest.setdefault(tuple(prospect.candidate.gpus), prospect)

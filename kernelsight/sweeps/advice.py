@@ -34,7 +34,7 @@ def advice_rows(
     A change helps if it shortens mean E2E latency by 1 % or more, or raises the throughput of a GPU by as much without
     a longer E2E; what cannot run is left out. The changes of all scenarios are simulated in one call.
     """
-    known = {row["deployment_id"]: row for row in settings.to_pylist()}
+    settings_of = {row["deployment_id"]: row for row in settings.to_pylist()}
     planned = {row["scenario_id"]: row for row in scenarios.to_pylist()}
     before = {row["scenario_id"]: row for row in summary.to_pylist()}
     tries: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
@@ -42,20 +42,20 @@ def advice_rows(
         name, flags = row["scenario_id"], read_flags(row, "advice_questions", "flags")
         if name not in before:
             raise unknown("scenario", name, before, "The table scenarios lists them.")
-        deployed = known[before[name]["deployment_id"]]
+        deployed = settings_of[before[name]["deployment_id"]]
         changes = [*alternatives(deployed, flags), *_replicas(deployed, planned[name]), *wider_graphs(deployed)]
         tries += [(name, change, {**flags, **change}) for _, change in changes]
     rows = []
-    for (name, change, _), after in zip(tries, _served([flags for *_, flags in tries], fork), strict=True):
+    for (name, change, _), after in zip(tries, _summaries([flags for *_, flags in tries], fork), strict=True):
         if after is not None and (gains := _gains(before[name], after)):
-            deployed = known[before[name]["deployment_id"]]
-            rows.append(_row(before[name], after, change, _stated(change, deployed, planned[name])) | gains)
-    place = {name: number for number, name in enumerate(questions["scenario_id"].to_pylist())}
-    rows.sort(key=lambda row: (place[row["scenario_id"]], -max(row["e2e_gain"], row["throughput_gain"])))
+            deployed = settings_of[before[name]["deployment_id"]]
+            rows.append(_row(before[name], after, change, _value_before(change, deployed, planned[name])) | gains)
+    order = {name: number for number, name in enumerate(questions["scenario_id"].to_pylist())}
+    rows.sort(key=lambda row: (order[row["scenario_id"]], -max(row["e2e_gain"], row["throughput_gain"])))
     return as_table(contracts()["setting_advice"], rows)
 
 
-def _served(rows: Sequence[Mapping[str, Any]], fork: Callable[[], Session]) -> list[dict[str, Any] | None]:
+def _summaries(rows: Sequence[Mapping[str, Any]], fork: Callable[[], Session]) -> list[dict[str, Any] | None]:
     """Return the summary of each row of flags; None: it cannot be planned."""
     with fork() as session:
         plan = plan_rows(session, rows, on_fault="collect", origin="")
@@ -76,12 +76,14 @@ def _gains(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, flo
     return {"e2e_gain": e2e, "throughput_gain": throughput}
 
 
-def _row(before: Mapping[str, Any], after: Mapping[str, Any], change: Mapping[str, Any], stated: Any) -> dict[str, Any]:
+def _row(
+    before: Mapping[str, Any], after: Mapping[str, Any], change: Mapping[str, Any], value_before: Any
+) -> dict[str, Any]:
     ((setting, value),) = change.items()
     return {
         "scenario_id": before["scenario_id"],
         "setting": setting,
-        "stated": _word(stated),
+        "stated": _word(value_before),
         "value": _word(value),
         "gpus": after["gpus"],
         "changes_numerics": setting in NUMERICS,
@@ -90,7 +92,7 @@ def _row(before: Mapping[str, Any], after: Mapping[str, Any], change: Mapping[st
     }
 
 
-def _stated(change: Mapping[str, Any], settings: Mapping[str, Any], planned: Mapping[str, Any]) -> Any:
+def _value_before(change: Mapping[str, Any], settings: Mapping[str, Any], planned: Mapping[str, Any]) -> Any:
     """Return the value of a setting before its change."""
     (setting,) = change
     if setting == "max_cudagraph_capture_size":

@@ -18,14 +18,14 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
     """
     shares = _shares(session, row)
     share_of = {item["sentence"]: shares.get(item["subject"], 0.0) for item in session.table("assumptions").to_pylist()}
-    stated = [
+    sentences = [
         f"{percent(share, 1)} of the time: {sentence}" if share else sentence
         for sentence, share in sorted(share_of.items(), key=lambda item: -item[1])
     ]
     transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]
     transfers += [item["assumed"] for item in session.table("kv_tier_settings").to_pylist()]
     without_effect = [*_routing(session, settings_of), *_priorities(session, settings_of)]
-    return list(dict.fromkeys([*stated, *transfers, *without_effect]))
+    return list(dict.fromkeys([*sentences, *transfers, *without_effect]))
 
 
 def _shares(session: Session, row: Mapping[str, Any]) -> dict[str, float]:
@@ -70,6 +70,8 @@ def _priorities(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) 
     """Return what becomes of priority levels where no engine's queue goes by them."""
     (scenario,) = session.table("scenarios").to_pylist()
     levels = scenario["num_priorities"] or 1
-    if levels == 1 or any(one["scheduling_policy"] == "priority" for one in settings_of.values()):
+    if levels == 1 or any(
+        deployment_settings["scheduling_policy"] == "priority" for deployment_settings in settings_of.values()
+    ):
         return []
     return [f"the {levels:,} priority levels have no effect: the scheduling policy is fcfs, not priority"]

@@ -45,7 +45,9 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     settings = trials.settings(scenario_id)
     scenario = trials.scenario(scenario_id)
     seats = settings["max_num_seqs"] * settings["dp"] * (scenario["decode_replicas"] or scenario["replicas"] or 1)
-    longest_gap_ms = min((each.most_ms for each in objectives if each.metric == "tpot"), default=math.inf)
+    longest_gap_ms = min(
+        (objective.most_ms for objective in objectives if objective.metric == "tpot"), default=math.inf
+    )
     best, level, below = 0.0, 1, 1
 
     def bound() -> Capacity:
@@ -84,7 +86,7 @@ def _most_users(level: int, seats: int, throughput: float, objectives: Sequence[
     """
     if level < seats:
         return CAUTION * level
-    waits_s = [each.most_ms / 1e3 for each in objectives if each.metric in ("ttft", "e2e", "queue")]
+    waits_s = [objective.most_ms / 1e3 for objective in objectives if objective.metric in ("ttft", "e2e", "queue")]
     return seats + (2.0 * throughput * min(waits_s) if waits_s else 0.0)
 
 

@@ -44,13 +44,13 @@ def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
     now_us, then_us = (
         exposed_us + max(hidden_us, gpu_us)
         for hidden_us, exposed_us, _ in (
-            host_times(batch, batch, 0, each) for each in (host, host._replace(graph_max_tokens=batch))
+            host_times(batch, batch, 0, graph_host) for graph_host in (host, host._replace(graph_max_tokens=batch))
         )
     )
     if now_us < LEAST_FACTOR * then_us:
         return None
-    share = f"{percent(large / steps)} of the decode steps exceed"
-    return graphs_end(largest, share, batch, "these", now_us / then_us)
+    steps_above = f"{percent(large / steps)} of the decode steps exceed"
+    return graphs_end(largest, steps_above, batch, "these", now_us / then_us)
 
 
 def _decode_steps(session: Session, deployment_id: str) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +63,7 @@ def _decode_steps(session: Session, deployment_id: str) -> tuple[np.ndarray, np.
     )
     shapes = shapes.filter(pc.equal(shapes["part"], "tokens"))
     uses = uses.filter(pc.equal(uses["phase"], "decode"))
-    place = pc.index_in(uses["step_shape_id"], shapes["step_shape_id"].combine_chunks())
-    there = pc.is_valid(place)
-    tokens = shapes["tokens"].take(place.filter(there)).to_numpy()
-    return tokens, uses["weight"].filter(there).to_numpy()
+    shape_index = pc.index_in(uses["step_shape_id"], shapes["step_shape_id"].combine_chunks())
+    is_known = pc.is_valid(shape_index)
+    tokens = shapes["tokens"].take(shape_index.filter(is_known)).to_numpy()
+    return tokens, uses["weight"].filter(is_known).to_numpy()

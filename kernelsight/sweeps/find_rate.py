@@ -16,7 +16,7 @@ from kernelsight.scenario.stated_flags import object_text
 from kernelsight.sweeps.rate_ends import RATES, Rated, intervals_at, rates_at_ends
 from kernelsight.sweeps.rate_questions import RateGrid, question_of
 from kernelsight.sweeps.rate_search import Effort, HighestRate, RateSearch
-from kernelsight.sweeps.steady import LEAST_REQUESTS, counted
+from kernelsight.sweeps.steady import LEAST_REQUESTS, counted_values
 from kernelsight.sweeps.trial_cache import trial_cache
 from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile, give_reach
 from kernelsight.sweeps.work_budget import Work
@@ -42,7 +42,7 @@ def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
     grids: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for question_id, flags, grid in questions_read:
         grids.setdefault(repr(grid), []).append((question_id, flags))
-    of = {repr(grid): grid for *_, grid in questions_read}
+    grid_of = {repr(grid): grid for *_, grid in questions_read}
     rows, statistics, done = {}, {}, 0
     for name, members in grids.items():
 
@@ -50,42 +50,42 @@ def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
             report(f"rates of {before + count:,} of {len(questions_read):,} rows")
 
         with fork() as session:
-            answers = _answered(session, [flags for _, flags in members], of[name], say)
-        for (question_id, _), (row, figures) in zip(members, answers, strict=True):
+            found = _searched_rates(session, [flags for _, flags in members], grid_of[name], say)
+        for (question_id, _), (row, figures) in zip(members, found, strict=True):
             rows[question_id] = {"question_id": question_id, **row}
-            statistics[question_id] = [{"question_id": question_id, **each} for each in figures]
+            statistics[question_id] = [{"question_id": question_id, **figure} for figure in figures]
         done += len(members)
     names = [question_id for question_id, *_ in questions_read]
-    answers = as_table(contracts()["found_rates"], [rows[name] for name in names])
+    found = as_table(contracts()["found_rates"], [rows[name] for name in names])
     figures = [row for name in names for row in statistics[name]]
     return {
-        "found_rates": with_costs(answers.drop_columns(list(COSTS.values()))),
+        "found_rates": with_costs(found.drop_columns(list(COSTS.values()))),
         "rate_statistics": as_table(contracts()["rate_statistics"], figures),
     }
 
 
-def _answered(
+def _searched_rates(
     session: Session, rows: Sequence[Mapping[str, Any]], grid: RateGrid, say: Callable[[int], None]
 ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Search the rate of each row; return its row of ``found_rates``, and those of ``rate_statistics``."""
     objectives = objectives_of(grid.slo)
-    for place, row in enumerate(rows, start=1):
+    for row_number, row in enumerate(rows, start=1):
         for name in NOT_IN_GRID:
             if row.get(name) is not None:
-                raise InvalidInput(f"row {place} of the grid: --find-rate varies {name}; remove it.")
-    stated = [{"num_prompts": LEAST_REQUESTS, **row, "request_rate": FIRST_RATE} for row in rows]
-    plan = plan_rows(session, stated, grid.goodput)
+                raise InvalidInput(f"row {row_number} of the grid: --find-rate varies {name}; remove it.")
+    started_rows = [{"num_prompts": LEAST_REQUESTS, **row, "request_rate": FIRST_RATE} for row in rows]
+    plan = plan_rows(session, started_rows, grid.goodput)
     trials = open_trials(session, plan)
     earlier_trials = trial_cache(session)
     if grid.correction is not None:
-        refuse_unused_corrections(session, grid.given)
+        refuse_unused_corrections(session, grid.corrections_file)
     rates: list[HighestRate | None] = []
     for scenario in plan.scenarios:
         able = scenario["scenario_id"] in trials.able
         search = RateSearch(trials, scenario["scenario_id"], objectives, earlier_trials) if able else None
         rates.append(search.run(Effort(tolerance=grid.tolerance)) if search else None)
         say(len(rates))
-    return _rows_at(session, stated, grid, plan, rates)
+    return _rows_at(session, started_rows, grid, plan, rates)
 
 
 def open_trials(session: Session, plan: Plan, work: Work | None = None) -> Trials:
@@ -97,65 +97,69 @@ def open_trials(session: Session, plan: Plan, work: Work | None = None) -> Trial
 
 def _rows_at(
     session: Session,
-    stated: Sequence[Mapping[str, Any]],
+    started_rows: Sequence[Mapping[str, Any]],
     grid: RateGrid,
-    first: Plan,
+    found_plan: Plan,
     rates: Sequence[HighestRate | None],
 ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Serve each row once more at its rate for its summary, and set what was found beside it."""
     at_rate = [
-        {**row, "request_rate": one.rate, "num_prompts": one.requests} if one and one.rate else row
-        for row, one in zip(stated, rates, strict=True)
+        {**row, "request_rate": found.rate, "num_prompts": found.requests} if found and found.rate else row
+        for row, found in zip(started_rows, rates, strict=True)
     ]
     # rows that differ in what a search replaces alone, such as num_prompts, may end at one scenario
     plan = plan_rows(session, at_rate, grid.goodput, on_fault="collect")
-    give_plan(session, list(first.deployments.values()), plan.planned)
+    give_plan(session, list(found_plan.deployments.values()), plan.planned)
     summary = {row["scenario_id"]: row for row in session.table("scenario_summary").to_pylist()}
     measured = {column.name for column in session.graph.known("scenario_summary").columns if column.nullable}
     measured -= {"tier", "not_measured"}
     objectives = objectives_of(grid.slo)
-    ends = _ends(session, first, stated, rates, objectives)
-    answers = []
-    for place, (scenario, one) in enumerate(zip(plan.scenarios, rates, strict=True)):
-        row, rated = summary[scenario["scenario_id"]], bool(one and one.rate)
+    end_rates = _rates_at_ends(session, found_plan, started_rows, rates, objectives)
+    answer_rows = []
+    for index, (scenario, found) in enumerate(zip(plan.scenarios, rates, strict=True)):
+        row, rated = summary[scenario["scenario_id"]], bool(found and found.rate)
         row = {name: value for name, value in row.items() if rated or name not in measured}
-        figures = _steady_values(one, objectives) if rated else {}
+        figures = _steady_values(found, objectives) if rated else {}
         answer = {
             **row,
             **{name: value for name, value in figures.items() if name in measured},
-            "flags": object_text(plan.flags[place]),
-            "max_request_rate": one.rate if one else None,
-            "rate_low": one.low if one else None,
-            "rate_high": one.high if one else None,
-            **dict(zip(("rate_if_slow", "rate_if_fast"), ends[place], strict=True)),
-            "steady": one.steady if rated else None,
-            "num_prompts": plan.flags[place]["num_prompts"],
-            "status": row["status"] if one is None else status_of(one),
+            "flags": object_text(plan.flags[index]),
+            "max_request_rate": found.rate if found else None,
+            "rate_low": found.low if found else None,
+            "rate_high": found.high if found else None,
+            **dict(zip(("rate_if_slow", "rate_if_fast"), end_rates[index], strict=True)),
+            "steady": found.steady if rated else None,
+            "num_prompts": plan.flags[index]["num_prompts"],
+            "status": row["status"] if found is None else status_of(found),
             "meets_slo": rated,
-            PRICE: plan.prices[place],
+            PRICE: plan.prices[index],
         }
-        limits = [{"statistic": each.column, "most_ms": each.most_ms} for each in objectives] if rated else []
-        answers.append((answer, [row | {"value_ms": figures[row["statistic"]]} for row in limits]))
-    return answers
+        limits = (
+            [{"statistic": objective.column, "most_ms": objective.most_ms} for objective in objectives] if rated else []
+        )
+        answer_rows.append((answer, [row | {"value_ms": figures[row["statistic"]]} for row in limits]))
+    return answer_rows
 
 
-def _ends(
+def _rates_at_ends(
     session: Session,
     plan: Plan,
-    stated: Sequence[Mapping[str, Any]],
+    started_rows: Sequence[Mapping[str, Any]],
     rates: Sequence[HighestRate | None],
     objectives: Sequence[Objective],
 ) -> list[tuple[float | None, float | None]]:
     """Return the rates of each row if kernels and host are slow, or fast; None where no rate was found."""
     rated = {
-        place: Rated(row, one) for place, (row, one) in enumerate(zip(stated, rates, strict=True)) if one and one.rate
+        index: Rated(row, found)
+        for index, (row, found) in enumerate(zip(started_rows, rates, strict=True))
+        if found and found.rate
     }
     at_rates = intervals_at(session, plan, list(rated.values()), [RATES] * len(rated)) if rated else []
     pairs = {
-        place: rates_at_ends(intervals, one.highest.rate, objectives)
-        for (place, one), intervals in zip(rated.items(), at_rates, strict=True)
+        index: rates_at_ends(intervals, found.highest.rate, objectives)
+        for (index, found), intervals in zip(rated.items(), at_rates, strict=True)
     }
-    return [pairs.get(place, (None, None)) for place in range(len(rates))]
+    return [pairs.get(index, (None, None)) for index in range(len(rates))]
 
 
 def status_of(rate: HighestRate) -> str:
@@ -186,11 +190,11 @@ def status_of(rate: HighestRate) -> str:
 def _steady_values(rate: HighestRate, objectives: Sequence[Objective]) -> dict[str, float | None]:
     """Return latency statistics of all seeds at the found rate, and the throughputs that it makes."""
     trials = rate.tried.trials
-    known = [objective_of(f"{metric}_{name}_ms", 1.0) for metric in METRICS for name in ("mean", "p50", "p90", "p99")]
+    usual = [objective_of(f"{metric}_{name}_ms", 1.0) for metric in METRICS for name in ("mean", "p50", "p90", "p99")]
     values: dict[str, float | None] = {}
-    for objective in [*known, *objectives]:
+    for objective in [*usual, *objectives]:
         values[objective.column] = statistic(trials, objective)
-    prompt, output = (float(np.mean([trial.tokens[place] for trial in trials])) for place in (0, 1))
+    prompt, output = (float(np.mean([trial.tokens[kind] for trial in trials])) for kind in (0, 1))
     values["request_throughput"] = rate.rate
     values["output_throughput"] = rate.rate * output
     values["total_throughput"] = rate.rate * (prompt + output)
@@ -204,7 +208,7 @@ def statistic(trials: Sequence[Trial], objective: Objective) -> float | None:
         if not gaps.any():
             return None
         return gap_mean(gaps) if objective.percent is None else gap_percentile(gaps, objective.percent)
-    values = np.concatenate([counted(trial.latencies[objective.metric]) for trial in trials])
+    values = np.concatenate([counted_values(trial.latencies[objective.metric]) for trial in trials])
     values = values[~np.isnan(values)]
     if not values.size:
         return None

@@ -41,21 +41,21 @@ def gradients(session: Session, metric: str, fact: str | None) -> Gradient | lis
         )
     session.compute("scenario_summary", "scenario_sensitivities")
     table = session.table("scenario_sensitivities")
-    known = dict.fromkeys(table["metric"].to_pylist())
-    if metric not in known:
-        raise unknown("metric", metric, known, "Metrics of scenario_sensitivities have derivatives.")
+    metrics = dict.fromkeys(table["metric"].to_pylist())
+    if metric not in metrics:
+        raise unknown("metric", metric, metrics, "Metrics of scenario_sensitivities have derivatives.")
     rows = table.filter(pc.equal(table["metric"], metric)).to_pylist()
     if fact is not None and fact not in {row["fact"] for row in rows}:
         raise unknown("fact", fact, [row["fact"] for row in rows], "Facts are columns of gpus that this GPU states.")
     value = session.table("scenario_summary")[metric][0].as_py()
     deployments = session.table("deployment_settings")
-    place = deployments["deployment_id"].to_pylist().index(scenarios["deployment_id"][0].as_py())
+    row_index = deployments["deployment_id"].to_pylist().index(scenarios["deployment_id"][0].as_py())
     gpus = session.table("gpus")
-    gpu = gpus.slice(gpus["gpu"].to_pylist().index(deployments["gpu"][place].as_py()), 1).to_pylist()[0]
+    gpu = gpus.slice(gpus["gpu"].to_pylist().index(deployments["gpu"][row_index].as_py()), 1).to_pylist()[0]
     derivatives = []
     for row in rows:
-        at = gpu[row["fact"]]
-        slope = row["elasticity"] * value / at if at else 0.0
-        derivatives.append(Gradient(metric, row["fact"], row["elasticity"], slope, value, at, row["method"]))
-    derivatives.sort(key=lambda one: (-abs(one.elasticity), one.fact))
-    return derivatives if fact is None else next(one for one in derivatives if one.fact == fact)
+        fact_value = gpu[row["fact"]]
+        slope = row["elasticity"] * value / fact_value if fact_value else 0.0
+        derivatives.append(Gradient(metric, row["fact"], row["elasticity"], slope, value, fact_value, row["method"]))
+    derivatives.sort(key=lambda gradient: (-abs(gradient.elasticity), gradient.fact))
+    return derivatives if fact is None else next(gradient for gradient in derivatives if gradient.fact == fact)

@@ -26,13 +26,13 @@ def with_intervals(session: Session, summary: pa.Table) -> pa.Table:
     """Return a summary with both ends of FIGURES, from ``scenario_intervals``; null where nothing was served."""
     import pyarrow as pa
 
-    ends_of = {
+    bounds_of = {
         (row["scenario_id"], row["metric"]): (row["low"], row["high"])
         for row in session.table("scenario_intervals").to_pylist()
     }
     names = summary["scenario_id"].to_pylist()
     for figure in FIGURES:
-        ends = [ends_of.get((name, figure), (None, None)) for name in names]
-        for place, column in enumerate(interval_columns(figure)):
-            summary = summary.append_column(column, pa.array([end[place] for end in ends], pa.float64()))
+        bounds = [bounds_of.get((name, figure), (None, None)) for name in names]
+        for side, column in enumerate(interval_columns(figure)):
+            summary = summary.append_column(column, pa.array([pair[side] for pair in bounds], pa.float64()))
     return summary

@@ -55,24 +55,24 @@ def split(
     rows: dict[str, list[dict[str, Any]]] = {}
     for scenario in sorted(plan.planned, key=lambda row: (row["deployment_id"], row["scenario_id"])):
         rows.setdefault(scenario["deployment_id"], []).append(scenario)
-    parts: list[list[dict[str, Any]]] = [[]]
-    held, deployments = 0, 0
+    groups: list[list[dict[str, Any]]] = [[]]
+    size_so_far, deployments = 0, 0
     for scenarios in rows.values():
-        whole = sum(sizes[row["scenario_id"]] for row in scenarios)
-        if parts[-1] and (held + whole > requests or deployments == DEPLOYMENTS):
-            parts.append([])
-            held = deployments = 0
+        deployment_size = sum(sizes[row["scenario_id"]] for row in scenarios)
+        if groups[-1] and (size_so_far + deployment_size > requests or deployments == DEPLOYMENTS):
+            groups.append([])
+            size_so_far = deployments = 0
         deployments += 1
         for scenario in scenarios:
             size = sizes[scenario["scenario_id"]]
-            if parts[-1] and held + size > requests:
-                parts.append([])
-                held, deployments = 0, 1
-            parts[-1].append(scenario)
-            held += size
+            if groups[-1] and size_so_far + size > requests:
+                groups.append([])
+                size_so_far, deployments = 0, 1
+            groups[-1].append(scenario)
+            size_so_far += size
     lone = len(plan.planned) == 1
     shared = (given or {}, threads, lone, percentiles, intervals)
-    return [Partition(plan.deployments_of(part), part, *shared) for part in parts]
+    return [Partition(plan.deployments_of(scenarios_taken), scenarios_taken, *shared) for scenarios_taken in groups]
 
 
 def total_requests(plan: Plan) -> int:
@@ -96,56 +96,56 @@ def _sizes(plan: Plan) -> dict[str, int]:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def serve_partition(part: Partition, session: Session) -> pa.Table:
+def serve_partition(partition: Partition, session: Session) -> pa.Table:
     """Return the ``scenario_summary`` of a partition; the session stays as it was.
 
     A scenario that cannot be served leaves the others of its sweep: its ``status`` says why.
     """
     with session.fork() as fork:
-        fork.threads = part.threads or session.threads
-        for name, table in part.given.items():
+        fork.threads = partition.threads or session.threads
+        for name, table in partition.given.items():
             fork.give(name, table)
-        return _served(fork, part.deployments, part.scenarios, part)
+        return _served(fork, partition.deployments, partition.scenarios, partition)
 
 
-def _served(session: Session, deployments: list[dict], scenarios: list[dict], part: Partition) -> pa.Table:
+def _served(session: Session, deployments: list[dict], scenarios: list[dict], partition: Partition) -> pa.Table:
     """Serve scenarios; one of several that cannot be served has the sentence as its ``status``, as a fault has."""
     import pyarrow as pa
 
     try:
         with session.fork() as fork:
             give_plan(fork, deployments, scenarios)
-            return _summary(fork, part)
+            return _summary(fork, partition)
     except KernelSightError as error:
-        if part.lone:
+        if partition.lone:
             raise
         sentence = str(error).rstrip(".")
     if len(scenarios) > 1:
         middle = len(scenarios) // 2
         halves = scenarios[:middle], scenarios[middle:]
-        return pa.concat_tables([_served(session, deployments, half, part) for half in halves])
+        return pa.concat_tables([_served(session, deployments, half, partition) for half in halves])
     with session.fork() as fork:
         give_plan(fork, deployments, scenarios)
         fault = {"deployment_id": scenarios[0]["deployment_id"], "fault": "load", "sentence": sentence}
         fork.give("deployment_faults", [fault])
-        return _summary(fork, part)
+        return _summary(fork, partition)
 
 
-def _summary(session: Session, part: Partition) -> pa.Table:
-    if part.intervals:
+def _summary(session: Session, partition: Partition) -> pa.Table:
+    if partition.intervals:
         session.compute("scenario_summary", "scenario_intervals")
-    summary = with_percentiles(session, part.percentiles)
-    return with_intervals(session, summary) if part.intervals else summary
+    summary = with_percentiles(session, partition.percentiles)
+    return with_intervals(session, summary) if partition.intervals else summary
 
 
-def run_here(parts: list[Partition], session: Session) -> Iterator[tuple[int, pa.Table]]:
+def run_here(partitions: list[Partition], session: Session) -> Iterator[tuple[int, pa.Table]]:
     """Serve partitions one after the other in this process."""
-    for number, part in enumerate(parts):
-        yield number, serve_partition(part, session)
+    for number, partition in enumerate(partitions):
+        yield number, serve_partition(partition, session)
 
 
-def _serve_in_worker(part: Partition, connect: Connect) -> pa.Table:
-    return serve_partition(part, _session_of_worker(connect))
+def _serve_in_worker(partition: Partition, connect: Connect) -> pa.Table:
+    return serve_partition(partition, _session_of_worker(connect))
 
 
 @cache
@@ -154,7 +154,7 @@ def _session_of_worker(connect: Connect) -> Session:
     return connect()
 
 
-def run_in_processes(parts: list[Partition], workers: int, connect: Connect) -> Iterator[tuple[int, pa.Table]]:
+def run_in_processes(partitions: list[Partition], workers: int, connect: Connect) -> Iterator[tuple[int, pa.Table]]:
     """Serve partitions in processes of their own, as they finish; RunFailed where one dies."""
     from concurrent.futures import as_completed
     from concurrent.futures.process import BrokenProcessPool
@@ -162,8 +162,11 @@ def run_in_processes(parts: list[Partition], workers: int, connect: Connect) -> 
     from kernelsight.dataflow.workers import work, worker_pool
 
     try:
-        with worker_pool(min(workers, len(parts))) as pool:
-            waiting = {pool.submit(work, _serve_in_worker, part, connect): number for number, part in enumerate(parts)}
+        with worker_pool(min(workers, len(partitions))) as pool:
+            waiting = {
+                pool.submit(work, _serve_in_worker, partition, connect): number
+                for number, partition in enumerate(partitions)
+            }
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
     except BrokenProcessPool:
@@ -172,12 +175,12 @@ def run_in_processes(parts: list[Partition], workers: int, connect: Connect) -> 
         ) from None
 
 
-def run_on_ray(parts: list[Partition], connect: Connect) -> Iterator[tuple[int, pa.Table]]:
+def run_on_ray(partitions: list[Partition], connect: Connect) -> Iterator[tuple[int, pa.Table]]:
     """Serve partitions on a Ray cluster, as they finish; InvalidInput where Ray is not installed."""
     ray = import_ray()
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     remote = ray.remote(_serve_in_worker)
-    waiting = {remote.remote(part, connect): number for number, part in enumerate(parts)}
+    waiting = {remote.remote(partition, connect): number for number, partition in enumerate(partitions)}
     while waiting:
         (done,), _ = ray.wait(list(waiting), num_returns=1)
         yield waiting.pop(done), ray.get(done)
@@ -212,7 +215,7 @@ class Store:
         """
         path = self.folder / MANIFEST
         if not path.exists():
-            if self.folder.exists() and any(not each.name.startswith(".") for each in self.folder.iterdir()):
+            if self.folder.exists() and any(not entry.name.startswith(".") for entry in self.folder.iterdir()):
                 raise InvalidInput(f"{self.folder} exists, but has no manifest of a sweep; remove it.")
             self._do(lambda: self.folder.mkdir(exist_ok=True))
             self._write(path, lambda draft: draft.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
@@ -224,12 +227,12 @@ class Store:
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
             names = {name for name in (*facts, *manifest) if name.endswith(("sha256", "version"))}
-            other = sorted(name for name in names if manifest.get(name) != facts.get(name))
+            differing = sorted(name for name in names if manifest.get(name) != facts.get(name))
             manifest["requests_per_partition"]
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidInput(f"{path} is not a manifest of a sweep; remove {self.folder} and start again.") from None
-        if other:
-            names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in other)
+        if differing:
+            names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in differing)
             raise InvalidInput(f"{self.folder} belongs to a sweep with another {names}; remove it, or use another -o.")
         return manifest
 
@@ -246,7 +249,7 @@ class Store:
         """Write a finished partition, which is there only when it is whole and on the disk."""
         import pyarrow.parquet as pq
 
-        self._write(self._place(number), lambda draft: pq.write_table(table, draft))
+        self._write(self._path_of(number), lambda draft: pq.write_table(table, draft))
 
     def read(self, numbers: Iterable[int]) -> pa.Table:
         """Return the rows of partitions."""
@@ -254,7 +257,7 @@ class Store:
         import pyarrow.parquet as pq
 
         try:
-            return pa.concat_tables([pq.read_table(self._place(number)) for number in numbers])
+            return pa.concat_tables([pq.read_table(self._path_of(number)) for number in numbers])
         except pa.ArrowException as error:
             reason = str(error).splitlines()[0]
             raise InvalidInput(f"a partition in {self.folder} cannot be read ({reason}); remove the folder.") from None
@@ -265,7 +268,7 @@ class Store:
             path.unlink(missing_ok=True)
         self.folder.rmdir()
 
-    def _place(self, number: int) -> Path:
+    def _path_of(self, number: int) -> Path:
         return self.folder / f"{number:06d}.parquet"
 
     def _write(self, path: Path, write: Callable[[Path], object]) -> None:

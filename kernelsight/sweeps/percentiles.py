@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def percentiles_asked(session: Session, slo: Mapping[str, float] | None) -> tuple[str, ...]:
     """Return the columns of objectives that ``scenario_summary`` lacks, in order; UnknownName: no latency statistic."""
-    known = session.graph.known("scenario_summary").column_names
-    return tuple(sorted({objective_of(name, 1.0).column for name in slo or () if name not in known}))
+    columns = session.graph.known("scenario_summary").column_names
+    return tuple(sorted({objective_of(name, 1.0).column for name in slo or () if name not in columns}))
 
 
 def with_percentiles(session: Session, columns: Iterable[str]) -> pa.Table:
@@ -28,23 +28,25 @@ def with_percentiles(session: Session, columns: Iterable[str]) -> pa.Table:
     """
     import pyarrow as pa
 
-    wanted = [objective_of(name, 1.0) for name in columns]
-    if not wanted:
+    objectives = [objective_of(name, 1.0) for name in columns]
+    if not objectives:
         return session.table("scenario_summary")
-    of_gaps = {objective for objective in wanted if objective.metric == "itl"}
-    tables = [*(["request_metrics"] if set(wanted) - of_gaps else []), *(["itl_histogram"] if of_gaps else [])]
+    of_gaps = {objective for objective in objectives if objective.metric == "itl"}
+    tables = [*(["request_metrics"] if set(objectives) - of_gaps else []), *(["itl_histogram"] if of_gaps else [])]
     session.compute("scenario_summary", *tables)
     summary = session.table("scenario_summary")
     names = summary["scenario_id"].to_pylist()
-    for objective in wanted:
-        percentiles = _of_gaps(session, objective) if objective in of_gaps else _of_requests(session, objective)
+    for objective in objectives:
+        percentiles = (
+            _gap_percentiles(session, objective) if objective in of_gaps else _request_percentiles(session, objective)
+        )
         summary = summary.append_column(
             objective.column, pa.array([percentiles.get(name) for name in names], pa.float64())
         )
     return summary
 
 
-def _of_requests(session: Session, objective: Objective) -> dict[str, float]:
+def _request_percentiles(session: Session, objective: Objective) -> dict[str, float]:
     """Return the percentile of each scenario's requests."""
     from kernelsight.serving.load.requests import spans_of
 
@@ -59,7 +61,7 @@ def _of_requests(session: Session, objective: Objective) -> dict[str, float]:
     return percentiles
 
 
-def _of_gaps(session: Session, objective: Objective) -> dict[str, float]:
+def _gap_percentiles(session: Session, objective: Objective) -> dict[str, float]:
     """Return the percentile of each scenario's gaps between tokens."""
     from kernelsight.serving.runs.statistics_tables import gap_percentiles
 

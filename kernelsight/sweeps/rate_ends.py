@@ -30,7 +30,7 @@ class Rated(NamedTuple):
     flags: Mapping[str, Any]
     highest: HighestRate
 
-    def at(self, share: float) -> dict[str, Any]:
+    def flags_at(self, share: float) -> dict[str, Any]:
         """Return the flags of the row at a share of its rate: of users where they are a closed loop."""
         requests, level = min(max(self.highest.requests, LEAST_REQUESTS), MOST_REQUESTS), self.highest.rate * share
         if "max_concurrency" not in self.flags:
@@ -41,12 +41,12 @@ class Rated(NamedTuple):
         return {**self.flags, "max_concurrency": users, "num_prompts": requests}
 
 
-def serve_at(session: Session, plan: Plan, wanted: Sequence[tuple[Rated, float]]) -> list[str]:
+def serve_at(session: Session, plan: Plan, rated_shares: Sequence[tuple[Rated, float]]) -> list[str]:
     """Give a session the scenarios of rows at shares of their rates, and return the name of each.
 
     ``plan``: of the deployments that the session holds.
     """
-    rows = [rated.at(share) for rated, share in wanted]
+    rows = [rated.flags_at(share) for rated, share in rated_shares]
     planned = plan_rows(session, rows, on_fault="collect")
     give_plan(session, list(plan.deployments.values()), planned.planned)
     return [scenario["scenario_id"] for scenario in planned.scenarios]
@@ -56,8 +56,8 @@ def intervals_at(
     session: Session, plan: Plan, rows: Sequence[Rated], shares: Sequence[Sequence[float]]
 ) -> list[dict[float, Intervals]]:
     """Return for each row its intervals at each of its ``shares`` of the found rate."""
-    wanted = [(rated, share) for rated, row_shares in zip(rows, shares, strict=True) for share in row_shares]
-    names = iter(serve_at(session, plan, wanted))
+    rated_shares = [(rated, share) for rated, row_shares in zip(rows, shares, strict=True) for share in row_shares]
+    names = iter(serve_at(session, plan, rated_shares))
     by_name: dict[str, dict[str, Mapping[str, float]]] = {}
     for row in session.table("scenario_intervals").to_pylist():
         by_name.setdefault(row["scenario_id"], {})[row["metric"]] = row
@@ -104,7 +104,7 @@ def _keeps_up_to(at_rates: Mapping[float, Intervals], objective: Objective, end:
         if value > most:
             if before is None:
                 return 0.0
-            part = math.log(most / before[1]) / math.log(value / before[1])
-            return before[0] * (share / before[0]) ** part
+            fraction = math.log(most / before[1]) / math.log(value / before[1])
+            return before[0] * (share / before[0]) ** fraction
         before = (share, value)
     return before[0] if before else 0.0

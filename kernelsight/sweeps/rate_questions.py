@@ -32,7 +32,7 @@ class RateGrid(NamedTuple):
     correction: str | None = None
 
     @property
-    def given(self) -> Path | None:
+    def corrections_file(self) -> Path | None:
         """The file of the corrections, None where they were given as a table."""
         return None if self.correction in (None, "table") else Path(str(self.correction))
 
@@ -116,14 +116,15 @@ def rates_of_grid(session: Session) -> pa.Table:
     rates = session.table("found_rates")
     flags = [json.loads(text) for text in rates["flags"].to_pylist()]
     scenarios = [{"scenario_id": name} for name in rates["scenario_id"].to_pylist()]
-    stated = flag_columns(session, Plan(flags, {}, scenarios, rates[PRICE].to_pylist(), [None] * len(flags)))
+    flag_table = flag_columns(session, Plan(flags, {}, scenarios, rates[PRICE].to_pylist(), [None] * len(flags)))
     summary = session.graph.known("scenario_summary").column_names
-    names = [*summary[:2], *(name for name in stated.column_names if name not in summary)]
+    names = [*summary[:2], *(name for name in flag_table.column_names if name not in summary)]
     names += ["rate_low", "rate_high", "rate_if_slow", "rate_if_fast", "steady", *summary[2:]]
-    place = {"request_rate": "max_request_rate"}
-    rate_columns = {*rates.column_names, *place} - {"num_prompts"}
+    renamed = {"request_rate": "max_request_rate"}
+    rate_columns = {*rates.column_names, *renamed} - {"num_prompts"}
     columns = {
-        place.get(name, name): rates[place.get(name, name)] if name in rate_columns else stated[name] for name in names
+        renamed.get(name, name): rates[renamed.get(name, name)] if name in rate_columns else flag_table[name]
+        for name in names
     }
     statistics: dict[str, dict[str, float | None]] = {}
     for row in session.table("rate_statistics").to_pylist():

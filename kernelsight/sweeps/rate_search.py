@@ -14,7 +14,7 @@ import numpy as np
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sweeps.capacity import Capacity, capacity_of
-from kernelsight.sweeps.steady import COUNTED, LEAST_REQUESTS, LONGER_RUN, STAYS, counted, judge
+from kernelsight.sweeps.steady import COUNTED, LEAST_REQUESTS, LONGER_RUN, STAYS, counted_values, judge
 from kernelsight.sweeps.trial_cache import Judged, TrialCache
 from kernelsight.sweeps.trials import Trial, Trials
 
@@ -36,7 +36,7 @@ LENIENT = 1.15
 HOPELESS = 1e-3
 MOST_CONFIRMED = 8
 MOST_RUNS = 4
-# a found rate is served once more for so many times as long
+# length factor of the confirmation run of a found rate
 CONFIRMING = 4
 # mean stays of a look at a closed loop: the first of them, in which everybody begins at once, is warm-up
 FIRST_STAYS = 8
@@ -57,8 +57,8 @@ ROUGH = Effort(2, 40, 0.04, 0, False, 8.0)
 FULL = Effort()
 
 
-class Trying:
-    """One rate that was tried: the requests of each seed, how many seeds, and what was read off the trials.
+class TriedRate:
+    """One rate that was tried: the requests of each seed, how many seeds, and the verdict on its trials.
 
     ``trials``: served again where a search that was kept had judged them.
     """
@@ -96,8 +96,8 @@ class HighestRate(NamedTuple):
     high: float | None
     steady: bool
     requests: int
-    tried: Trying | None
-    broken: Trying | None
+    tried: TriedRate | None
+    broken: TriedRate | None
     capacity: Capacity
 
 
@@ -118,8 +118,8 @@ class RateSearch:
     ) -> None:
         self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
         self._kept = earlier or TrialCache(None)
-        self._tried: dict[tuple[float, Effort], Trying] = {}
-        self._last: Trying | None = None
+        self._tried: dict[tuple[float, Effort], TriedRate] = {}
+        self._last: TriedRate | None = None
         row = trials.scenario(scenario_id)
         self._closed = row["request_rate"] is None
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
@@ -140,7 +140,9 @@ class RateSearch:
             holds, broken = self._confirmed(holds, broken, effort)
         return self._answer(holds, broken, effort)
 
-    def _confirmed(self, holds: Trying, broken: Trying | None, effort: Effort) -> tuple[Trying | None, Trying | None]:
+    def _confirmed(
+        self, holds: TriedRate, broken: TriedRate | None, effort: Effort
+    ) -> tuple[TriedRate | None, TriedRate | None]:
         """Return the highest rate, from a found one down, that a longer run keeps: slow swings of a queue need time."""
         requests, step = min(CONFIRMING * holds.requests, MOST_REQUESTS), 0.985
         for _ in range(MOST_CONFIRMED):
@@ -151,7 +153,7 @@ class RateSearch:
             holds, step = self._try(rate, effort, look=False), step**1.6
         return (holds if holds.verdict.keeps else None), broken
 
-    def _narrowed(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
+    def _narrowed(self, effort: Effort, guess: float | None) -> tuple[TriedRate | None, TriedRate | None]:
         """Return the highest rate that keeps the objectives, and one within the tolerance above that does not."""
         holds, broken = self._bracket(effort, guess)
         while holds and broken and broken.rate > holds.rate * (1.0 + effort.tolerance):
@@ -174,15 +176,17 @@ class RateSearch:
         """Whether a rate keeps the objectives, tried as a full search would."""
         return self._try(self._allowed(rate), FULL).verdict.keeps
 
-    def _answer(self, holds: Trying | None, broken: Trying | None, effort: Effort) -> HighestRate:
+    def _answer(self, holds: TriedRate | None, broken: TriedRate | None, effort: Effort) -> HighestRate:
         if holds is None:
             drifts = broken is not None and broken.verdict.pressure <= 1.0
             return HighestRate(None, None, None, not drifts, 0, broken, broken, self.capacity)
-        low, high = (self._end(holds, effort, way) if effort.ends else _near_end(holds, broken, way) for way in (-1, 1))
+        low, high = (
+            self._end(holds, effort, side) if effort.ends else _near_end(holds, broken, side) for side in (-1, 1)
+        )
         steady = holds.verdict.stays >= 0.95 * COUNTED
         return HighestRate(holds.rate, low, high, steady, holds.requests, holds, broken, self.capacity)
 
-    def _bracket(self, effort: Effort, guess: float | None) -> tuple[Trying | None, Trying | None]:
+    def _bracket(self, effort: Effort, guess: float | None) -> tuple[TriedRate | None, TriedRate | None]:
         """Return a rate that keeps the objectives and a higher one that does not; None where there is none."""
         holds = broken = None
         factor = 1.05 if guess else 1.6
@@ -202,15 +206,15 @@ class RateSearch:
                 rate = self._moved(rate, 1.0 / factor)
             factor **= 1.5
 
-    def _try(self, rate: float, effort: Effort, look: bool = True) -> Trying:
+    def _try(self, rate: float, effort: Effort, look: bool = True) -> TriedRate:
         """Try a rate: a first look, and where it does not decide, runs that are long enough for a verdict.
 
         A rate that is far from its objectives has been looked at only; without ``look`` it is tried like any other.
         """
         key = rate, effort
-        known = self._tried.get(key)
-        if known and (look or known.seeds > FIRST_SEEDS):
-            return known
+        earlier = self._tried.get(key)
+        if earlier and (look or earlier.seeds > FIRST_SEEDS):
+            return earlier
         requests = self._least_requests(effort)
         tried = self._serve(rate, min(requests, LONGEST_LOOK), FIRST_SEEDS)
         if not look or tried.verdict.level <= FAR:
@@ -218,7 +222,7 @@ class RateSearch:
         self._tried[key] = tried
         return tried
 
-    def _serve_long(self, look: Trying, requests: int, effort: Effort) -> Trying:
+    def _serve_long(self, look: TriedRate, requests: int, effort: Effort) -> TriedRate:
         """Serve ever longer runs at a rate until one is long enough and does not drift, or will never be."""
         tried, rate, before = look, look.rate, 0.0
         for _ in range(MOST_RUNS):
@@ -239,11 +243,11 @@ class RateSearch:
 
     def _least_requests(self, effort: Effort) -> int:
         """Return the requests of one seed that give tails enough to count."""
-        share = min((objective.share for objective in self._objectives if objective.share), default=1.0)
-        needed = max(self._least, effort.tail / share / effort.seeds)
-        return _rounded(needed * STAYS / COUNTED)
+        tail_share = min((objective.share for objective in self._objectives if objective.share), default=1.0)
+        least = max(self._least, effort.tail / tail_share / effort.seeds)
+        return _rounded(least * STAYS / COUNTED)
 
-    def _needed(self, tried: Trying, effort: Effort) -> int:
+    def _needed(self, tried: TriedRate, effort: Effort) -> int:
         """Return the requests of one seed that fill the horizon at a rate."""
         stays = 1.05 * effort.horizon * STAYS / COUNTED
         sessions = tried.rate if self._closed else tried.rate * tried.stay_ms / 1e3
@@ -251,11 +255,11 @@ class RateSearch:
 
     def _stay_ms(self, trials: Sequence[Trial]) -> float:
         """Return how long a request, or a conversation, stays in the system, on average."""
-        e2e = [counted(trial.latencies["e2e"]) for trial in trials]
+        e2e = [counted_values(trial.latencies["e2e"]) for trial in trials]
         mean = float(np.mean([values.mean() for values in e2e if values.size] or [0.0]))
         return mean * self._turns + self._think_ms * (self._turns - 1)
 
-    def _serve(self, rate: float, requests: int, seeds: int) -> Trying:
+    def _serve(self, rate: float, requests: int, seeds: int) -> TriedRate:
         if self._closed:  # who begins at once is still in the run's beginning for as long as a request stays
             requests = min(max(requests, _rounded(FIRST_STAYS * rate * self._turns)), MOST_REQUESTS)
         before = self._last if self._last and (self._last.rate, self._last.requests) == (rate, requests) else None
@@ -265,8 +269,8 @@ class RateSearch:
         serve = partial(self._trials.serve_again, self._id, requests, **load)
         # how many runs of one seed the run makes in which the rate has to hold
         longer = self._longer / (requests * COUNTED / STAYS)
-        at = self._id, self._objectives, rate, requests, seeds, longer
-        judged = self._kept.get(*at)
+        key = self._id, self._objectives, rate, requests, seeds, longer
+        judged = self._kept.get(*key)
         if seeds > done:
             self._trials.count(self._id, requests, seeds - done)
         trials = None
@@ -275,23 +279,23 @@ class RateSearch:
             stay_ms = self._stay_ms(trials)
             verdict = judge(trials, self._objectives, stay_ms, longer)
             judged = Judged(verdict, stay_ms, any(trial.lost for trial in trials))
-            self._kept.put(*at, judged)
-        self._last = Trying(rate, requests, seeds, judged, serve, trials)
+            self._kept.put(*key, judged)
+        self._last = TriedRate(rate, requests, seeds, judged, serve, trials)
         return self._last
 
-    def _end(self, holds: Trying, effort: Effort, way: int) -> float:
-        """Return the lowest (``way`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
+    def _end(self, holds: TriedRate, effort: Effort, side: int) -> float:
+        """Return the lowest (``side`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
         rate, step = holds.rate, 1.05
-        below = (holds.rate, _bound(holds, way))
-        if way < 0 and below[1] <= 1.0:
+        below = (holds.rate, _bound(holds, side))
+        if side < 0 and below[1] <= 1.0:
             return holds.rate
         for _ in range(effort.ends):
-            if self._moved(rate, step**way) == rate:
+            if self._moved(rate, step**side) == rate:
                 break
-            rate = self._moved(rate, step**way)
+            rate = self._moved(rate, step**side)
             tried = self._try(rate, effort, look=False)
-            reached = (rate, _bound(tried, way))
-            if (reached[1] <= 1.0) == (way < 0):
+            reached = (rate, _bound(tried, side))
+            if (reached[1] <= 1.0) == (side < 0):
                 return _crossing(*sorted((below, reached)))
             below, step = reached, step * 1.05
         return rate
@@ -312,7 +316,7 @@ class RateSearch:
         moved = self._allowed(rate * factor)
         return self._allowed(rate + math.copysign(1.0, factor - 1.0)) if moved == rate else moved
 
-    def _between(self, holds: Trying, broken: Trying) -> float:
+    def _between(self, holds: TriedRate, broken: TriedRate) -> float:
         """Return a rate between two, neither of them."""
         middle = _between(holds, broken)
         return min(max(self._allowed(middle), holds.rate + 1.0), broken.rate - 1.0) if self._closed else middle
@@ -328,33 +332,33 @@ def _rounded(requests: float) -> int:
     return min(round(LEAST_REQUESTS * STAYS / COUNTED * GRAIN ** max(steps, 0)), MOST_REQUESTS)
 
 
-def _bound(tried: Trying, way: int) -> float:
-    """Return the pressure in the worst run of one seed (``way`` -1), or in the best; a drift breaks it in any."""
-    bound = tried.verdict.worst if way < 0 else tried.verdict.best
+def _bound(tried: TriedRate, side: int) -> float:
+    """Return the pressure in the worst run of one seed (``side`` -1), or in the best; a drift breaks it in any."""
+    bound = tried.verdict.worst if side < 0 else tried.verdict.best
     return math.inf if tried.verdict.drifts else bound
 
 
-def _near_end(holds: Trying, broken: Trying | None, way: int) -> float:
+def _near_end(holds: TriedRate, broken: TriedRate | None, side: int) -> float:
     """Return an end of the range of ``_end`` from two tried rates, on logarithms; at most half off."""
-    near, far = ((one.rate, _bound(one, way)) for one in (holds, broken or holds))
+    near, far = ((tried.rate, _bound(tried, side)) for tried in (holds, broken or holds))
     rises = math.isfinite(far[1]) and far[0] > near[0] and far[1] > near[1] > 0.0
     # of a rate that breaks them only as it drifts nothing is known: latencies rise at least as the rate does
     slope = math.log(far[1] / near[1]) / math.log(far[0] / near[0]) if rises else 1.0
     rate = holds.rate * max(near[1], 1e-9) ** (-1.0 / max(slope, 1.0))
-    return min(max(rate, holds.rate / 2.0), holds.rate) if way < 0 else max(min(rate, 2.0 * holds.rate), holds.rate)
+    return min(max(rate, holds.rate / 2.0), holds.rate) if side < 0 else max(min(rate, 2.0 * holds.rate), holds.rate)
 
 
-def _between(holds: Trying, broken: Trying) -> float:
+def _between(holds: TriedRate, broken: TriedRate) -> float:
     """Return the rate between two at which the pressure should be one: on logarithms, and not too near either."""
-    share, (below, above) = 0.5, (holds.verdict.pressure, broken.verdict.pressure)
+    fraction, (below, above) = 0.5, (holds.verdict.pressure, broken.verdict.pressure)
     if 1.0 / FAR < below < 1.0 < above < FAR:  # further off, latencies rise as over a cliff
         low, high = -math.log(below), math.log(above)
-        share = min(max(low / (low + high), 0.2), 0.8)
-    return holds.rate * (broken.rate / holds.rate) ** share
+        fraction = min(max(low / (low + high), 0.2), 0.8)
+    return holds.rate * (broken.rate / holds.rate) ** fraction
 
 
 def _crossing(below: tuple[float, float], above: tuple[float, float]) -> float:
     """Return the rate between two points (rate, ratio) at which the ratio is one, on logarithms."""
     low, high = math.log(max(below[1], 1e-9)), math.log(min(above[1], 1e9))
-    share = -low / (high - low) if high > low else 0.5
-    return below[0] * (above[0] / below[0]) ** share
+    fraction = -low / (high - low) if high > low else 0.5
+    return below[0] * (above[0] / below[0]) ** fraction

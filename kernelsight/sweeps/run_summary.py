@@ -133,8 +133,8 @@ def _mean_kv_share(windows: list[dict[str, Any]]) -> float | None:
 
 
 def _near_capacity(session: Session) -> str | None:
-    ends = {row["end"]: row for row in session.table("request_statistics_at_ends").to_pylist()}
-    return near_capacity(ends.get("middle"), ends.get("slower steps"))
+    statistics_at = {row["end"]: row for row in session.table("request_statistics_at_ends").to_pylist()}
+    return near_capacity(statistics_at.get("middle"), statistics_at.get("slower steps"))
 
 
 def _kv_tiers(session: Session) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Simulated scenarios as objects: served once, and asked for many tables."""
+"""Simulated scenarios as objects: a run or a sweep is simulated once, its tables are computed on demand."""
 
 from __future__ import annotations
 
@@ -283,8 +283,8 @@ class WhatIf:
         """The session in which every scenario is given."""
         fork = self._session.fork()
         give_plan(fork, list(self._plan.deployments.values()), self._plan.planned)
-        known = fork.graph.known("scenario_summary").column_names
-        fork.give("scenario_summary", self._summary.select(known), trusted=True)
+        columns = fork.graph.known("scenario_summary").column_names
+        fork.give("scenario_summary", self._summary.select(columns), trusted=True)
         fork.give(SWEEP, self._summary)
         return fork
 

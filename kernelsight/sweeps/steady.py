@@ -75,12 +75,12 @@ def student(share: float, freedom: int) -> float:
     (1.89, 1.646)
     """
     z, n = NormalDist().inv_cdf(share), max(freedom, 1)
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / n + second / n**2 + third / n**3
+    term_1, term_2 = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    term_3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + term_1 / n + term_2 / n**2 + term_3 / n**3
 
 
-def counted(values: np.ndarray) -> np.ndarray:
+def counted_values(values: np.ndarray) -> np.ndarray:
     """Return the values between warm-up and cool-down of a run."""
     return values[math.ceil(values.size * WARM_UP / STAYS) : math.floor(values.size * (1.0 - COOL_DOWN / STAYS))]
 
@@ -94,10 +94,10 @@ def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: flo
     if any(trial.lost for trial in trials):
         return Verdict(*[math.inf] * 4, False, 0.0, objectives[0])
     ratios = [(*_ratios(trials, objective, longer), objective) for objective in objectives]
-    ends = (float(max(ratio[place] for ratio in ratios)) for place in range(4))
+    worst_ratios = (float(max(ratio[column] for ratio in ratios)) for column in range(4))
     spans_ms = [trial.duration_s * 1e3 * COUNTED / STAYS for trial in trials]
     return Verdict(
-        *ends, _drifts(trials, objectives), min(spans_ms) / max(stay_ms, 1e-9),
+        *worst_ratios, _drifts(trials, objectives), min(spans_ms) / max(stay_ms, 1e-9),
         max(ratios, key=lambda ratio: ratio[0])[-1],
     )  # fmt: skip
 
@@ -105,7 +105,11 @@ def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: flo
 def _ratios(trials: Sequence[Trial], objective: Objective, longer: float) -> list[float]:
     """Return the objective's statistic over its largest value: with the margins of ``Verdict``."""
     most, of_gaps = objective.most_ms, objective.metric == "itl"
-    runs = [trial.gaps for trial in trials] if of_gaps else [_own(trial, objective.metric) for trial in trials]
+    runs = (
+        [trial.gaps for trial in trials]
+        if of_gaps
+        else [_counted_latencies(trial, objective.metric) for trial in trials]
+    )
     if not all(run.size and run.any() for run in runs):
         return [0.0] * 4  # outputs of one token have no TPOT and no gaps, and keep any objective on them
     mean = objective.percent is None
@@ -122,9 +126,9 @@ def _ratios(trials: Sequence[Trial], objective: Objective, longer: float) -> lis
     return (np.percentile(np.concatenate(runs), percents) / most).tolist()
 
 
-def _own(trial: Trial, metric: str) -> np.ndarray:
+def _counted_latencies(trial: Trial, metric: str) -> np.ndarray:
     """Return the counted latencies of a trial, those of requests that have none left out."""
-    values = counted(trial.latencies[metric])
+    values = counted_values(trial.latencies[metric])
     return values[~np.isnan(values)] if metric == "tpot" else values
 
 
@@ -134,7 +138,7 @@ def noise_of(runs: Sequence[np.ndarray]) -> Noise:
     >>> noise_of([np.array([1.0, 2.0, 1.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0])]).mean
     1.5
     """
-    batches = np.array([[part.mean() for part in np.array_split(run, min(BATCHES, run.size))] for run in runs])
+    batches = np.array([[batch.mean() for batch in np.array_split(run, min(BATCHES, run.size))] for run in runs])
     seeds = batches.mean(axis=1)
     mean = float(np.mean([run.mean() for run in runs]))
     of_batches = batches.var(ddof=1) / batches.size if batches.size > 1 else 0.0
@@ -151,9 +155,9 @@ def _drifts(trials: Sequence[Trial], objectives: Sequence[Objective]) -> bool:
         return False
     metrics = {objective.metric: objective.most_ms for objective in objectives if objective.metric != "itl"}
     least = min(objective.most_ms for objective in objectives)
-    stay_ms = float(np.mean([_own(trial, "e2e").mean() for trial in trials]))
+    stay_ms = float(np.mean([_counted_latencies(trial, "e2e").mean() for trial in trials]))
     for metric, most in {"queue": least, **metrics}.items():
-        runs = [_own(trial, metric) for trial in trials]
+        runs = [_counted_latencies(trial, metric) for trial in trials]
         if any(run.size < 2 for run in runs):
             continue
         changes = np.array([run[run.size // 2 :].mean() - run[: run.size // 2].mean() for run in runs])

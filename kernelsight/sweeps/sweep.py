@@ -121,21 +121,23 @@ def _serve(
     """Run the partitions that are not finished yet, keep each as it ends, and return the rows of all."""
     import pyarrow as pa
 
-    here = execution.executor == "local" and execution.workers == 1
-    names = [] if here else session.graph.by_reference(session.given() - set(PLANNED))
+    in_process = execution.executor == "local" and execution.workers == 1
+    names = [] if in_process else session.graph.by_reference(session.given() - set(PLANNED))
     given = {name: session.table(name) for name in names}
     threads = 1 if execution.executor == "local" and execution.workers > 1 else None
-    parts = split(plan, most, given, threads, percentiles, execution.intervals)
+    partitions = split(plan, most, given, threads, percentiles, execution.intervals)
     done = store.finished() if store else set()
-    unfinished = [number for number in range(len(parts)) if number not in done]
-    waiting = [parts[number] for number in unfinished]
+    unfinished = [number for number in range(len(partitions)) if number not in done]
+    waiting = [partitions[number] for number in unfinished]
     tables = {}
-    for position, table in _reported(_run(session, waiting, execution), waiting, execution.report):
+    for position, table in _with_progress(_run(session, waiting, execution), waiting, execution.report):
         if store:
             store.keep(unfinished[position], table)
         else:
             tables[unfinished[position]] = table
-    return store.read(range(len(parts))) if store else pa.concat_tables([tables[number] for number in sorted(tables)])
+    return (
+        store.read(range(len(partitions))) if store else pa.concat_tables([tables[number] for number in sorted(tables)])
+    )
 
 
 def _run(session: Session, waiting: list[Partition], execution: Execution) -> Iterator[tuple[int, pa.Table]]:
@@ -146,12 +148,12 @@ def _run(session: Session, waiting: list[Partition], execution: Execution) -> It
     return run_here(waiting, session)
 
 
-def _reported(
+def _with_progress(
     served: Iterable[tuple[int, pa.Table]], waiting: list[Partition], report: Callable[[Progress], None] | None
 ) -> Iterator[tuple[int, pa.Table]]:
     """Pass results on, and report how many scenarios are served."""
     started, done = time.monotonic(), 0
-    total = sum(len(part.scenarios) for part in waiting)
+    total = sum(len(partition.scenarios) for partition in waiting)
     for position, table in served:
         yield position, table
         done += len(waiting[position].scenarios)
@@ -172,7 +174,7 @@ def _facts(session: Session, plan: Plan) -> dict[str, Any]:
                 *((str(file), digest_of(file.read_bytes().hex())) for path in sorted(paths) for file in files_of(path)),
             ]
         ),
-        **run_facts(session, without=PLANNED),
+        **run_facts(session, left_out=PLANNED),
     }
 
 
@@ -207,9 +209,9 @@ def pareto_front(session: Session, rows: pa.Table, table: str = "pareto_front") 
         fork.give("scenario_summary", rows.select(fork.graph.known("scenario_summary").column_names), trusted=True)
         fork.give("scenarios", _scenarios_of(rows, fork.graph.known("scenarios").columns), trusted=True)
         front = fork.table(table)
-    place = {name: position for position, name in enumerate(rows["scenario_id"].to_pylist())}
+    row_of = {name: position for position, name in enumerate(rows["scenario_id"].to_pylist())}
     # without a type, nothing would be of no type
-    chosen = rows.take(pa.array([place[name] for name in front["scenario_id"].to_pylist()], pa.int64()))
+    chosen = rows.take(pa.array([row_of[name] for name in front["scenario_id"].to_pylist()], pa.int64()))
     # in a front it is the number of the load, in a summary the share of the capacity
     return chosen.drop_columns([LOAD_NUMBER]).append_column(LOAD_NUMBER, front[LOAD_NUMBER])
 

@@ -22,7 +22,7 @@ RESTS_ON = ("step_costs", "deployment_settings", "memory_plan", "host_settings")
 
 
 class Judged(NamedTuple):
-    """What a search reads off the trials at a rate: their verdict, the mean stay, and whether a request was lost."""
+    """The result of the trials at a rate: their verdict, the mean stay, and whether a request was lost."""
 
     verdict: Verdict
     stay_ms: float
@@ -44,7 +44,7 @@ class TrialCache:
         self._known: dict[str, list[Any]] = (read_kept(key, json.loads) if key else None) or {}
 
     def get(self, scenario_id: str, objectives: Sequence[Objective], *tried: float) -> Judged | None:
-        """Return what was said; ``tried``: rate, requests, seeds, and the run in which the rate has to hold."""
+        """Return the cached result; ``tried``: rate, requests, seeds, and the run in which the rate has to hold."""
         judged = self._known.get(_name(scenario_id, objectives, tried))
         if judged is None:
             return None
@@ -52,21 +52,21 @@ class TrialCache:
         return Judged(Verdict(*figures, objectives[tightest]), stay_ms, lost)
 
     def put(self, scenario_id: str, objectives: Sequence[Objective], *tried: Any) -> None:
-        """Keep what was said; ``tried``: as for ``get``, and at its end the judgement."""
-        *at, judged = tried
+        """Cache a result; ``tried``: as for ``get``, and at its end the result."""
+        *key, judged = tried
         *figures, tightest = judged.verdict
-        place = list(objectives).index(tightest)
-        self._known[_name(scenario_id, objectives, at)] = [
-            *(each if isinstance(each, bool) else float(each) for each in figures),
-            *(place, float(judged.stay_ms), bool(judged.lost)),
+        objective_index = list(objectives).index(tightest)
+        self._known[_name(scenario_id, objectives, key)] = [
+            *(figure if isinstance(figure, bool) else float(figure) for figure in figures),
+            *(objective_index, float(judged.stay_ms), bool(judged.lost)),
         ]
         if self._key:
             keep(self._key, json.dumps(self._known).encode())
 
 
 def _name(scenario_id: str, objectives: Sequence[Objective], tried: Sequence[float]) -> str:
-    slo = " ".join(f"{each.column}:{each.most_ms!r}" for each in objectives)
-    return " ".join([scenario_id, slo, *(repr(float(each)) for each in tried)])
+    slo = " ".join(f"{figure.column}:{figure.most_ms!r}" for figure in objectives)
+    return " ".join([scenario_id, slo, *(repr(float(figure)) for figure in tried)])
 
 
 def trial_cache(session: Session) -> TrialCache:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER
 from kernelsight.scenario.load_rules import distribution
-from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.scenario.plan import deployments_of, with_drafts
 from kernelsight.serving.engine import client_metrics
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.records import FINISHED, ITL_BINS
@@ -39,15 +39,15 @@ def give_reach(session: Session, scenarios: Iterable[Mapping[str, Any]]) -> None
         if distribution(row) in ("fixed", "uniform") and (row.get("num_turns") or 1) == 1:
             tokens = row["input_len"] + row["output_len"] + (row.get("prefix_len") or 0)
         for deployment in deployments_of(row):
-            known = longest.get(deployment, 0)
-            longest[deployment] = None if tokens is None or known is None else max(known, tokens)
+            longest_so_far = longest.get(deployment, 0)
+            longest[deployment] = None if tokens is None or longest_so_far is None else max(longest_so_far, tokens)
     rows = {row["deployment_id"]: row for row in session.table("deployments").to_pylist()}
     for deployment, tokens in list(longest.items()):
-        for draft in and_drafts([deployment], rows)[1:]:
+        for draft in with_drafts([deployment], rows)[1:]:
             longest[draft] = tokens
-    names, none = list(longest), pa.nulls(len(longest), pa.int64())
+    names, no_requests = list(longest), pa.nulls(len(longest), pa.int64())
     tokens = pa.array(longest.values(), pa.int64())
-    table = pa.table({"deployment_id": pa.array(names, pa.string()), "requests": none, "tokens": tokens})
+    table = pa.table({"deployment_id": pa.array(names, pa.string()), "requests": no_requests, "tokens": tokens})
     session.give("deployment_reach", table, trusted=True)
 
 
@@ -118,7 +118,7 @@ class Trials:
             for seed in (((base["seed"] + 1) * SEED_SPAN + number) % LARGEST_WHOLE_NUMBER for number in seeds)
         ]
         drawn, waits, columns, spans = self._loads(rows)
-        world = self._world._replace(
+        inputs = self._world._replace(
             scenarios=rows,
             requests=drawn,
             waits=waits,
@@ -128,9 +128,9 @@ class Trials:
         )
         by_scenario: dict[str, list] = {row["scenario_id"]: [] for row in rows}
         threads = self._threads if requests * len(rows) > SHORT else 1
-        for one in serve_replicas(world, count_uses=False, threads=threads):
-            by_scenario[one.scenario].append(one)
-        return [self._trial(world, row, by_scenario[row["scenario_id"]]) for row in rows]
+        for replica in serve_replicas(inputs, count_uses=False, threads=threads):
+            by_scenario[replica.scenario].append(replica)
+        return [self._trial(inputs, row, by_scenario[row["scenario_id"]]) for row in rows]
 
     def _loads(self, rows: Sequence[Mapping[str, Any]]) -> tuple[pa.Table, dict, dict, list[tuple]]:
         """Return the requests of loads, which wait for which, their columns, and where each load stands.
@@ -143,7 +143,7 @@ class Trials:
         columns = [name for name in LOAD_COLUMNS if name != "max_concurrency"]
         key = tuple(tuple((row | unit)[name] for name in columns) for row in rows)
         if key not in self._kept:
-            drawn = _drawn([{**row, **unit} for row in rows])
+            drawn = _drawn_loads([{**row, **unit} for row in rows])
             while len(self._kept) >= KEPT_LOADS:
                 self._kept.pop(next(iter(self._kept)))
             spans = spans_of(drawn.load_requests["load_id"])
@@ -153,43 +153,44 @@ class Trials:
         columns = {**columns, "arrival_s": columns["arrival_s"] / rate} if unit else columns
         return drawn, dict(zip((row["scenario_id"] for row in rows), waits, strict=False)), columns, spans
 
-    def _trial(self, world: World, row: Mapping[str, Any], replicas: Sequence[Any]) -> Trial:
-        """Return what became of one load."""
-        start, stop = world.spans[row["scenario_id"]]
+    def _trial(self, inputs: World, row: Mapping[str, Any], replicas: Sequence[Any]) -> Trial:
+        """Return the trial of one load from the replicas that served it."""
+        start, stop = inputs.spans[row["scenario_id"]]
         names = ("status", "sent_us", "scheduled_us", "first_token_us", "finish_us")
         times = {name: np.empty(stop - start) for name in names}
-        for one in replicas:
+        for replica in replicas:
             for name, values in times.items():
-                values[one.rows - start] = getattr(one.served.out, name)
-        prompts, outputs = (world.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
-        served = (times["status"] == FINISHED) & ~world.columns["warmup"][start:stop]
-        sent, scheduled, first, finish = (times[name][served] * 1e3 for name in names[1:])
+                values[replica.rows - start] = getattr(replica.served.out, name)
+        prompts, outputs = (inputs.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
+        served = (times["status"] == FINISHED) & ~inputs.columns["warmup"][start:stop]
+        sent, scheduled, first_token, finish = (times[name][served] * 1e3 for name in names[1:])
         request_us, per_token_us = self._fronts[deployments_of(row)[-1]]
         front_end = np.minimum((request_us + per_token_us * prompts[served]) * 1e3, scheduled - sent)
         several = outputs[served] > 1
-        tpot = client_metrics.tpot_ms(first, finish, np.where(several, outputs[served], 2))
+        tpot = client_metrics.tpot_ms(first_token, finish, np.where(several, outputs[served], 2))
         latencies = {
-            "ttft": client_metrics.ttft_ms(sent, first),
+            "ttft": client_metrics.ttft_ms(sent, first_token),
             "tpot": np.where(several, tpot, np.nan),
             "e2e": client_metrics.e2e_ms(sent, finish),
             "queue": client_metrics.queue_ms(sent, scheduled, front_end),
         }
-        totals = [one.served.totals for one in replicas]
+        totals = [replica.served.totals for replica in replicas]
         arrivals = (stop - start) / (row["num_turns"] or 1)
-        busy_us = sum(one.gpu_us + one.host_us + one.idle_us for one in totals)
+        busy_us = sum(replica.gpu_us + replica.host_us + replica.idle_us for replica in totals)
         peaks = [
-            one.served.totals.peak_units / max(world.plans[one.deployment]["capacity_units"], 1) for one in replicas
+            replica.served.totals.peak_units / max(inputs.plans[replica.deployment]["capacity_units"], 1)
+            for replica in replicas
         ]
         return Trial(
             latencies,
-            sum((one.served.histogram for one in replicas), np.zeros(ITL_BINS, np.int64)),
+            sum((replica.served.histogram for replica in replicas), np.zeros(ITL_BINS, np.int64)),
             bool((times["status"] != FINISHED).any()),
             (float(prompts.sum() / arrivals), float(outputs.sum() / arrivals)),
             float((finish.max() - sent.min()) / 1e9) if finish.size else 0.0,
             max(peaks),
-            sum(one.preemptions for one in totals),
-            sum(one.idle_us for one in totals) / max(busy_us, 1.0),
-            sum(one.host_us for one in totals) / max(busy_us, 1.0),
+            sum(replica.preemptions for replica in totals),
+            sum(replica.idle_us for replica in totals) / max(busy_us, 1.0),
+            sum(replica.host_us for replica in totals) / max(busy_us, 1.0),
         )
 
 
@@ -200,12 +201,12 @@ def _weight(scenario: Mapping[str, Any], deployments: Mapping[str, Mapping[str, 
     return 1.0 + (scenario["output_len"] or 0) / TOKENS_A_REQUEST if walks else 1.0
 
 
-def _drawn(rows: Sequence[Mapping[str, Any]]) -> Loads:
+def _drawn_loads(rows: Sequence[Mapping[str, Any]]) -> Loads:
     """Draw the loads of rows of ``scenarios``, each under the name of its scenario."""
     names = [name for name in rows[0] if name not in ("scenario_id", "deployment_id")]
     columns = {name: pa.array([row[name] for row in rows]) for name in names}
-    known = {name: values for name, values in columns.items() if values.null_count < len(values)}
-    return draw_loads(pa.table({"load_id": pa.array([row["scenario_id"] for row in rows]), **known}))
+    stated_columns = {name: values for name, values in columns.items() if values.null_count < len(values)}
+    return draw_loads(pa.table({"load_id": pa.array([row["scenario_id"] for row in rows]), **stated_columns}))
 
 
 def gap_share_above(gaps: np.ndarray, most_ms: float) -> float:
@@ -218,8 +219,8 @@ def gap_percentile(gaps: np.ndarray, percent: float) -> float:
     upto = np.cumsum(gaps)
     if upto[-1] == 0:
         return 0.0
-    place = np.searchsorted(upto, percent / 100.0 * (upto[-1] - 1), side="right")
-    return float(bin_centres()[min(int(place), gaps.size - 1)])
+    bin_index = np.searchsorted(upto, percent / 100.0 * (upto[-1] - 1), side="right")
+    return float(bin_centres()[min(int(bin_index), gaps.size - 1)])
 
 
 def gap_mean(gaps: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from kernelsight.catalog.tables import facts
 from kernelsight.choices.choices import contrasts
 from kernelsight.choices.contrasts import LEFT_TO_SIBLINGS
 from kernelsight.choices.inputs import choice_of
-from kernelsight.choices.siblings import remainders, siblings
+from kernelsight.choices.siblings import sibling_differences, siblings
 from tests.choices import made_choices
 from tests.choices.made_choices import ENGINES, SIZES, latency_us
 from tests.fitting.measured import gemm, write
@@ -41,15 +41,15 @@ def test_others_have_siblings_only_where_the_asked_gpu_has_one() -> None:
 def test_the_same_kernel_counts_and_else_the_fastest_of_its_engine() -> None:
     asked = rows(("x", "a", "one", 0.0), ("x", "b", "new", 0.0), ("x", "c", "none", 0.0))
     known = rows(("y", "a", "one", 20.0), ("y", "a", "two", 1.0), ("y", "b", "old", 5.0), ("y", "b", "older", 9.0))
-    found = remainders(asked, np.array([10.0, 10.0, 10.0]), known, ["m"], {"x": "y"})
+    found = sibling_differences(asked, np.array([10.0, 10.0, 10.0]), known, ["m"], {"x": "y"})
     assert found == pytest.approx([np.log(2.0), -np.log(2.0), 0.0]), "20 against 5, and c is not known"
 
 
 def test_one_known_candidate_shows_no_contrast() -> None:
     asked = rows(("x", "a", "one", 0.0), ("x", "b", "new", 0.0))
-    found = remainders(asked, np.array([1.0, 2.0]), rows(("y", "a", "one", 3.0)), ["m"], {"x": "y"})
+    found = sibling_differences(asked, np.array([1.0, 2.0]), rows(("y", "a", "one", 3.0)), ["m"], {"x": "y"})
     assert found.tolist() == [0.0, 0.0]
-    assert remainders(asked, np.array([1.0, 2.0]), asked, ["m"], {"x": None}).tolist() == [0.0, 0.0]
+    assert sibling_differences(asked, np.array([1.0, 2.0]), asked, ["m"], {"x": None}).tolist() == [0.0, 0.0]
 
 
 def rough(gpu: str) -> list[dict]:

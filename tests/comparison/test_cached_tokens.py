@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import LOAD, Replayed, Variant, conformed
 from kernelsight.logs import read_logs
 from kernelsight.session import Session
@@ -67,7 +67,7 @@ def test_reported_cached_tokens_are_found_again(
     written: str,
 ) -> None:
     load = shared(conversations)
-    served = LogWorlds(session, load).serve([Variant(FLAGS)])[0]
+    served = LogReplayer(session, load).serve([Variant(FLAGS)])[0]
     reported = served.cached_tokens
     assert 0.2 < reported.sum() / load["prompt_tokens"].to_numpy().sum() < 0.95
     if written == "client":

@@ -11,7 +11,7 @@ import pytest
 from kernelsight.comparison import cause_sizes as sizes
 from kernelsight.comparison.cause_sizes import Log, State, with_sizes
 from kernelsight.comparison.factors import PARAMETERS, prior_covariance, relative_residuals
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import KERNELS, LOAD, Variant, conformed
 from kernelsight.comparison.residuals import group_residuals, misfit, similar
 from kernelsight.session import Session, connect
@@ -38,14 +38,14 @@ def load_at(rate: float) -> pa.Table:
 def log_of(session: Session, rate: float, truth: Variant) -> tuple[Log, State]:
     """Return what explanations of a planted world are held against, and the deployment as it was stated."""
     load = load_at(rate)
-    served = LogWorlds(session, load).serve([truth])[0]
+    served = LogReplayer(session, load).serve([truth])[0]
     table = {name: load[name] for name in ("arrival_s", "prompt_tokens", "output_tokens")}
     table |= {"ttft_ms": served.ttft_ms, "e2e_ms": served.e2e_ms, "ttft_clock": ["client_send"] * N}
     measured = session.compare(requests=pa.table(table), deployment=FLAGS, fit="none").log.measured
     everyone = np.ones(N, bool)
     groups = similar(measured, everyone)
     log = Log(
-        *(LogWorlds(session, load).serve, measured, everyone),
+        *(LogReplayer(session, load).serve, measured, everyone),
         prior_covariance(dict.fromkeys(KERNELS, 0.1)),
         lambda replayed: group_residuals(relative_residuals(measured, replayed), groups),
     )

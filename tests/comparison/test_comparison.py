@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.comparison.comparison import Comparison
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.miss_parts import PARTS
 from kernelsight.comparison.replay import LOAD, Replayed, Variant, conformed
 from kernelsight.errors import InvalidInput
@@ -44,7 +44,7 @@ def drawn(n: int = N, rate: float = 8.0) -> pa.Table:
 def as_stated(n: int = N, rate: float = 8.0) -> Replayed:
     """Return how the deployment itself serves a drawn load."""
     with connect() as session:
-        return LogWorlds(session, drawn(n, rate)).serve([Variant(FLAGS)])[0]
+        return LogReplayer(session, drawn(n, rate)).serve([Variant(FLAGS)])[0]
 
 
 def log_of(load: pa.Table, served: Replayed, client_ms: float = 0.0) -> pa.Table:
@@ -59,7 +59,7 @@ def log_of(load: pa.Table, served: Replayed, client_ms: float = 0.0) -> pa.Table
 
 def compared(session: Session, truth: Variant, *, client_ms: float = 0.0, **asked) -> Comparison:
     load = drawn()
-    served = as_stated() if truth == Variant(FLAGS) else LogWorlds(session, load).serve([truth])[0]
+    served = as_stated() if truth == Variant(FLAGS) else LogReplayer(session, load).serve([truth])[0]
     return session.compare(requests=log_of(load, served, client_ms), deployment=FLAGS, **asked)
 
 
@@ -126,7 +126,7 @@ def test_parts_of_every_request_add_up_to_its_miss_in_whole_nanoseconds(session:
 def test_a_log_of_e2e_alone_is_enough(session: Session) -> None:
     """Without TTFT host time and small products of every step are one: either explains what was measured."""
     load = drawn()
-    log = log_of(load, LogWorlds(session, load).serve([Variant(FLAGS, step_us=1500.0)])[0]).drop(["ttft_ms"])
+    log = log_of(load, LogReplayer(session, load).serve([Variant(FLAGS, step_us=1500.0)])[0]).drop(["ttft_ms"])
     found = session.compare(requests=log, deployment=FLAGS, suspects="none")
     assert found.summary["causes"][0]["name"] in ("host", "decode_gemm")
     ((explained,),) = found.sql("select avg(finish_ns - sent_ns) / 1e6 from explained_replays").fetchall()
@@ -193,7 +193,7 @@ def test_corrections_hold_on_later_time_and_for_this_deployment_alone(session: S
 
 def test_a_change_in_the_middle_of_the_log_is_dated(session: Session) -> None:
     load = drawn()
-    before, after = LogWorlds(session, load).serve([Variant(FLAGS), Variant(FLAGS, step_us=2000.0)])
+    before, after = LogReplayer(session, load).serve([Variant(FLAGS), Variant(FLAGS, step_us=2000.0)])
     half = load["arrival_s"].to_numpy() < 30.0
     log = log_of(load, before)
     for name, values in (("ttft_ms", after.ttft_ms), ("e2e_ms", after.e2e_ms)):
@@ -261,7 +261,7 @@ def test_flags_are_arguments_or_a_deployment_and_metrics_are_spoken_of(session: 
 
 def test_too_little_is_compared_without_a_cause(session: Session) -> None:
     load = drawn(20, 4.0)
-    log = log_of(load, LogWorlds(session, load).serve([Variant(FLAGS, step_us=900.0)])[0])
+    log = log_of(load, LogReplayer(session, load).serve([Variant(FLAGS, step_us=900.0)])[0])
     answer = session.compare(requests=log, deployment=FLAGS).summary
     assert answer["causes"] == [] and answer["fit"] == {}
     assert answer["verdict"].endswith("fewer than 30 requests or 20 s of load, so that no cause was looked for.")
@@ -298,7 +298,7 @@ def test_logs_that_cannot_be_compared_are_refused(session: Session, change, word
 def test_the_command_prints_the_contract_and_saves_every_table(session: Session, tmp_path: Path) -> None:
     load = drawn(200, 6.0)
     pq.write_table(
-        log_of(load, LogWorlds(session, load).serve([Variant(FLAGS, step_us=2000.0)])[0]), tmp_path / "log.parquet"
+        log_of(load, LogReplayer(session, load).serve([Variant(FLAGS, step_us=2000.0)])[0]), tmp_path / "log.parquet"
     )
     words = ["compare", "--log", tmp_path / "log.parquet", "--launch", "vllm serve meta-llama/Llama-3.1-8B-Instruct"]
     words += ["--gpu", "H100", "--suspects", "none", "--format", "json", "-o", tmp_path / "cmp.duckdb"]
@@ -369,7 +369,7 @@ def test_every_flag_of_the_command_reaches_the_comparison(monkeypatch: pytest.Mo
 
 def test_a_log_of_ttft_alone_is_judged_and_says_what_it_does_not_measure(session: Session) -> None:
     load = drawn()
-    served = LogWorlds(session, load).serve([Variant(FLAGS)])[0]
+    served = LogReplayer(session, load).serve([Variant(FLAGS)])[0]
     for later_ms in (0.0, 80.0):
         log = log_of(load, served, later_ms).drop_columns(["e2e_ms"])
         answer = session.compare(requests=log, deployment=FLAGS).summary

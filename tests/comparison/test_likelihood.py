@@ -11,10 +11,10 @@ from kernelsight.comparison.comparison import Comparison
 from kernelsight.comparison.explanation import explained
 from kernelsight.comparison.factors import PARAMETERS, prior_covariance
 from kernelsight.comparison.likelihood import LEAST_SD, Predicted, StepLikelihoods, likelihood
-from kernelsight.comparison.log_worlds import LogWorlds
-from kernelsight.comparison.observed_steps import MOST_STEPS, Seen, seen_of
+from kernelsight.comparison.log_replayer import LogReplayer
+from kernelsight.comparison.observed_steps import MOST_STEPS, ObservedSteps, observed_steps_of
 from kernelsight.comparison.question import Question
-from kernelsight.comparison.replay import KERNELS, Variant, given
+from kernelsight.comparison.replay import KERNELS, Variant, give_log
 from kernelsight.dataflow.rows import as_table
 from kernelsight.logs.read import TABLES, read_table
 from kernelsight.session import Session
@@ -28,7 +28,7 @@ def at(name: str) -> int:
     return PARAMETERS.index(name)
 
 
-def made(n: int = 120, noise: float = 0.0) -> tuple[Seen, Predicted]:
+def made(n: int = 120, noise: float = 0.0) -> tuple[ObservedSteps, Predicted]:
     """Steps of two kinds: decode of few tokens, and prompts whose products take longer the longer they are."""
     dice = np.random.default_rng(3)
     kernels = np.zeros((n, len(KERNELS)))
@@ -41,7 +41,7 @@ def made(n: int = 120, noise: float = 0.0) -> tuple[Seen, Predicted]:
     truth[:, KERNELS.index("decode_attention")] *= 1.3
     us = (300.0 + truth.sum(axis=1) - 50.0 + 800.0) * np.exp(noise * dice.standard_normal(n))
     everything = np.ones((n, len(KERNELS)), bool)
-    seen = Seen([], np.arange(n), everything, np.ones(n, bool), np.ones(n, bool), np.log(us), n, 0, [])
+    seen = ObservedSteps([], np.arange(n), everything, np.ones(n, bool), np.ones(n, bool), np.log(us), n, 0, [])
     return seen, predicted
 
 
@@ -56,9 +56,9 @@ def logs(**given_tables: pa.Table) -> dict[str, pa.Table]:
     return {name: contracts()[name].schema.empty_table() for name in TABLES} | given_tables
 
 
-def seen(**other) -> Seen:
-    asked = {"settings": SETTINGS, "until_s": 70.0, "share": 0.7, "context": 500} | other
-    return seen_of(asked.pop("logs"), **asked)
+def seen(**other) -> ObservedSteps:
+    asked = {"settings": SETTINGS, "until_s": 70.0, "fitted_share": 0.7, "context": 500} | other
+    return observed_steps_of(asked.pop("logs"), **asked)
 
 
 def test_steps_of_several_sizes_separate_host_time_from_kernels_that_take_as_long() -> None:
@@ -120,7 +120,7 @@ def test_steps_are_taken_evenly_over_their_sizes() -> None:
     rows = [
         {"decode_requests": 1 + n % 300, "prefill_tokens": 64 * (n % 2), "prefill_requests": n % 2} for n in range(3000)
     ]
-    found = seen(logs=logs(production_steps=steps_table(rows)), share=1.0)
+    found = seen(logs=logs(production_steps=steps_table(rows)), fitted_share=1.0)
     assert found.steps == 2 * MOST_STEPS
     assert {row["prefill_requests"] for row in found.shapes} == {0, 1}
     assert max(row["decode_requests"] for row in found.shapes) == 300
@@ -178,12 +178,12 @@ def test_measured_kernels_are_learned(session: Session) -> None:  # noqa: F811
     for factor in (1.0, 1.1):
         profile = seen(logs=logs(production_kernels=kernels_table([1] * 32, [2048] * 32, factor)))
         likelihoods = StepLikelihoods(session, profile, PRIOR)
-        found.append(likelihoods.of([FLAGS])[0])
+        found.append(likelihoods.of_deployments([FLAGS])[0])
     parts = [at("decode_gemm"), at("decode_attention")]
     # the same kernels, a tenth longer: factors a tenth larger, and nothing else is learned
     assert (found[1].at - found[0].at)[parts] == pytest.approx(np.log(1.1), rel=0.1)
     assert np.diag(found[0].precision)[parts].min() > 500.0 and np.count_nonzero(found[0].precision) == 2
-    assert likelihoods.of([{**FLAGS, "gpu": "no such GPU"}]) == [None]
+    assert likelihoods.of_deployments([{**FLAGS, "gpu": "no such GPU"}]) == [None]
 
 
 def test_a_profile_times_kernels_that_a_step_hides(session: Session) -> None:  # noqa: F811
@@ -191,7 +191,7 @@ def test_a_profile_times_kernels_that_a_step_hides(session: Session) -> None:  #
     profile = seen(logs=logs(production_kernels=kernels_table([1] * 32, [2048] * 32)))
     flags = {"model": "deepseek-v3", "gpu": "h200_sxm", "tp": 8, "quantization": "fp8_block"}
 
-    def products_us(said: Seen, engine: str) -> float:
+    def products_us(said: ObservedSteps, engine: str) -> float:
         [times] = StepLikelihoods(session, said, PRIOR)._predict([{**flags, "engine": engine}])
         return times.kernels[0, KERNELS.index("decode_gemm")]
 
@@ -203,9 +203,9 @@ def test_a_profile_times_kernels_that_a_step_hides(session: Session) -> None:  #
 
 def test_a_log_with_steps_separates_what_requests_do_not(session: Session) -> None:  # noqa: F811
     load, truth = drawn(), Variant(FLAGS, step_us=400.0)
-    served = LogWorlds(session, load).serve([truth])[0]
+    served = LogReplayer(session, load).serve([truth])[0]
     with session.fork() as fork:
-        given(fork, load, [truth])
+        give_log(fork, load, [truth])
         rows = fork.table("steps").to_pylist()
     steps = steps_table(
         [

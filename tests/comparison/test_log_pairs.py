@@ -11,7 +11,7 @@ import pytest
 
 from kernelsight import connect
 from kernelsight.comparison.baseline_comparison import BaselineComparison
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import Variant
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session
@@ -131,7 +131,7 @@ def test_what_the_model_gets_wrong_of_both_logs_cancels() -> None:
     with connect() as session:
         load = drawn(n=300)
         truth = [Variant(FLAGS, step_us=us, request_us=25_000.0) for us in (2000.0, 5000.0)]
-        before, slower = (log_of(load, one) for one in LogWorlds(session, load).serve(truth))
+        before, slower = (log_of(load, one) for one in LogReplayer(session, load).serve(truth))
         same = session.compare(requests=before, baseline=before, deployment=FLAGS).summary
         found = session.compare(requests=slower, baseline=before, deployment=FLAGS).summary
     assert same["causes"] == [] and same["verdict"].startswith("both logs agree")

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight import connect
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import KEPT, Replayed, Variant, load_of_log
 
 
@@ -28,10 +28,10 @@ def test_a_correction_takes_no_more_host_time_than_there_is() -> None:
     with connect() as session:
         load = load_of_log(pa.table(requests))
         off = [-1e2, -1e3, -1e4, -1e6]
-        served = LogWorlds(session, load).serve([Variant(flags, {"decode_gemm": 0.01}, us, us) for us in off])
+        served = LogReplayer(session, load).serve([Variant(flags, {"decode_gemm": 0.01}, us, us) for us in off])
         for schedule in (False, True):
             ahead = [Variant({**flags, "async_scheduling": schedule}, {}, us, us) for us in off]
-            served += LogWorlds(session, load).serve(ahead)
+            served += LogReplayer(session, load).serve(ahead)
     for one in served:
         assert one.served.all()
         assert (one.scheduled_ns >= one.sent_ns).all() and (one.first_ns > one.scheduled_ns).all()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kernelsight.comparison.sample import PAUSE_S, in_turn
+from kernelsight.comparison.sample import PAUSE_S, in_order_of_sending
 from kernelsight.errors import InvalidInput
 from kernelsight.logs import read_logs
 from kernelsight.session import connect
@@ -25,7 +25,7 @@ def written(folder: Path, name: str, *sent_s: float) -> Path:
 
 def order(tables: dict[str, pa.Table]) -> list[tuple[str, float]]:
     """Return log and time of each request, as they are replayed."""
-    requests = in_turn(tables["production_requests"], tables["production_logs"])
+    requests = in_order_of_sending(tables["production_requests"], tables["production_logs"])
     return list(zip(requests["log_id"].to_pylist(), requests["arrival_s"].to_pylist(), strict=True))
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.comparison import watch as watching
-from kernelsight.comparison.log_worlds import LogWorlds
+from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import LOAD, Variant, conformed
 from kernelsight.comparison.watch import Targets, Watch
 from kernelsight.dataflow.bounded_http import get_text
@@ -134,7 +134,7 @@ def test_windows_are_held_against_the_simulation(tmp_path: Path, session: Sessio
     sent = np.arange(count) / 8.0
     columns = {"load_id": [LOAD] * count, "request_id": np.arange(count), "arrival_s": sent}
     load = conformed({**columns, "prompt_tokens": [300] * count, "output_tokens": [40] * count})
-    (truth,) = LogWorlds(session, load).serve([Variant(FLAGS)], with_parts=False)
+    (truth,) = LogReplayer(session, load).serve([Variant(FLAGS)], with_parts=False)
     rows = zip(sent, truth.ttft_ms, truth.e2e_ms, strict=True)
     (tmp_path / "log.csv").write_text(HEADER + "".join(f"{at},300,40,{a},{b * 1.2}\n" for at, a, b in rows))
     (window,) = watch(tmp_path, session).poll()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.logs.appended_lines import Place, appended, rows_of
+from kernelsight.logs.appended_lines import Position, appended, rows_of
 
 HEADER = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n"
 
@@ -23,22 +23,22 @@ def write(path: Path, *numbers: int, header: str = "", mode: str = "a") -> None:
         file.write(header + "".join(map(line, numbers)))
 
 
-def read(path: Path, place: Place, most: int = 1 << 20) -> tuple[list[int], Place, list[str]]:
+def read(path: Path, place: Position, most: int = 1 << 20) -> tuple[list[int], Position, list[str]]:
     """Return the numbers of the lines that are new, the place behind them, and what happened to the file."""
     numbers, events = [], []
     for part in appended(path, place, most):
         found = rows_of(part, path, "auto", None) if part.lines else None
         numbers += [tokens - 100 for tokens in found["prompt_tokens"].to_list()] if found is not None else []
-        place = Place(*json.loads(json.dumps(part.place)))  # as a state keeps it
+        place = Position(*json.loads(json.dumps(part.place)))  # as a state keeps it
         events += [part.event] if part.event else []
     return numbers, place, events
 
 
 def test_each_line_is_read_once_and_a_half_one_when_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
-    assert read(path, Place()) == ([], Place(), [])
+    assert read(path, Position()) == ([], Position(), [])
     write(path, 1, 2, header=HEADER)
-    numbers, place, _ = read(path, Place())
+    numbers, place, _ = read(path, Position())
     assert numbers == [1, 2] and read(path, place)[0] == []
     with path.open("a") as file:
         file.write(line(3) + line(4)[:6])
@@ -53,15 +53,15 @@ def test_each_line_is_read_once_and_a_half_one_when_it_ends(tmp_path: Path) -> N
 def test_a_piece_at_a_time_holds_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
     write(path, *range(50), header=HEADER)
-    assert read(path, Place(), most=100)[0] == list(range(50))
+    assert read(path, Position(), most=100)[0] == list(range(50))
     with pytest.raises(InvalidInput, match="has a line of more than"):
-        list(appended(path, Place(), most=20))
+        list(appended(path, Position(), most=20))
 
 
 def test_times_are_those_of_the_log_and_not_of_the_piece(tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
     write(path, 1, header=HEADER)
-    (first,) = appended(path, Place())
+    (first,) = appended(path, Position())
     write(path, 7)
     (second,) = appended(path, first.place)
     assert rows_of(second, path, "auto", None)["sent_s"].to_list() == [1007.0]
@@ -71,7 +71,7 @@ def test_times_are_those_of_the_log_and_not_of_the_piece(tmp_path: Path) -> None
 def test_a_rotated_log_is_read_to_its_end_and_then_the_new_one(tmp_path: Path, beside: bool) -> None:
     path = tmp_path / "day.csv"
     write(path, 1, 2, header=HEADER)
-    _, place, _ = read(path, Place())
+    _, place, _ = read(path, Position())
     write(path, 3)
     with path.open("a") as file:
         file.write(line(4).rstrip())  # the writer ended without a last line feed
@@ -88,7 +88,7 @@ def test_a_rotated_log_is_read_to_its_end_and_then_the_new_one(tmp_path: Path, b
 def test_a_truncated_log_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
     write(path, 1, 2, header=HEADER)
-    _, place, _ = read(path, Place())
+    _, place, _ = read(path, Position())
     write(path, 8, header=HEADER, mode="w")
     assert read(path, place)[::2] == ([8], ["truncated"])
     # one that has grown beyond what was read is known by its beginning
@@ -101,7 +101,7 @@ def test_json_lines_have_no_header(tmp_path: Path) -> None:
     path = tmp_path / "day.jsonl"
     row = {"arrival_s": 5.0, "prompt_tokens": 101, "output_tokens": 3, "e2e_ms": 9.0}
     path.write_text(json.dumps(row) + "\n")
-    numbers, place, _ = read(path, Place())
+    numbers, place, _ = read(path, Position())
     with path.open("a") as file:
         file.write(json.dumps(row | {"prompt_tokens": 102}) + "\n")
     assert (numbers, place.header) == ([1], "") and read(path, place)[0] == [2]
@@ -110,7 +110,7 @@ def test_json_lines_have_no_header(tmp_path: Path) -> None:
 def test_a_refusal_names_the_log_and_not_the_piece(tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
     path.write_text("a,b\n1,2\n")
-    (part,) = appended(path, Place())
+    (part,) = appended(path, Position())
     with pytest.raises(InvalidInput) as refused:
         rows_of(part, path, "auto", None)
     assert str(path) in str(refused.value)

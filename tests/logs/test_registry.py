@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.logs import read_logs
 from kernelsight.logs.files import open_log
-from kernelsight.logs.registry import FORMATS, format_names, named, recognise
+from kernelsight.logs.registry import FORMATS, format_named, format_names, recognise
 from tests.logs.asked import refusal, rows
 from tests.logs.written import (
     DATA,
@@ -91,7 +91,7 @@ def test_names():
     assert len({log_format.name for log_format in FORMATS}) == len(FORMATS)
     sentence = refusal(DATA / "guidellm.json", format="guidelm")
     assert "unknown log format 'guidelm'. Did you mean guidellm or litellm?" in sentence
-    assert named("otlp").role == "requests"
+    assert format_named("otlp").role == "requests"
 
 
 def test_a_wrong_name_is_refused_without_a_traceback():

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.grid import read_grid
 from kernelsight.serving.load.recorded_loads import read_trace
@@ -40,7 +40,7 @@ HUGE = 9007199254740992
     ],
 )
 def test_versions_of_engines_are_read(version: str) -> None:
-    assert checked("engine_version", version) == version
+    assert typed_value("engine_version", version) == version
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_versions_of_engines_are_read(version: str) -> None:
 )
 def test_what_is_no_version_is_refused(version: object) -> None:
     with pytest.raises(InvalidInput, match=r"give a version such as 0.11.0, or leave it unset"):
-        checked("engine_version", version)
+        typed_value("engine_version", version)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def session() -> Session:
 )
 def test_any_value_of_a_flag_is_taken_or_refused(name: str, value: object) -> None:
     try:
-        checked(name, value)
+        typed_value(name, value)
     except InvalidInput as error:
         assert name in str(error)
 

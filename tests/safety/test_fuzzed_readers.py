@@ -36,7 +36,7 @@ from kernelsight.scenario.launch.lines import read_launch_line
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.scenarios import plan_rows
 from kernelsight.searching.cupy_measurer import read_launch
-from kernelsight.searching.journal import opened
+from kernelsight.searching.journal import open_journal
 from kernelsight.searching.proposers import read_configurations
 from kernelsight.searching.space_files import read_spaces
 from kernelsight.searching.tuner_files import read_tuner_file
@@ -258,7 +258,7 @@ FILES: dict[str, tuple[Callable[[Path], bytes], Reader]] = {
     "points.journal": (journal_bytes, lambda _, path: read_points(path)),
     "run.journal": (
         lambda _: lines([{"search": "1f"}, {"run": 1}]),
-        lambda _, path: opened(path, "1f", True)[0].close(),
+        lambda _, path: open_journal(path, "1f", True)[0].close(),
     ),
 }
 SPICE = [

@@ -8,7 +8,7 @@ import pytest
 
 from kernelsight.cli.options import add_flags
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 from kernelsight.scenario.launch.commands import launch_command
@@ -28,7 +28,7 @@ from kernelsight.scenario.plan import normalise
     ],
 )
 def test_one_spelling_of_the_same_tiers(text: str, same: str | None) -> None:
-    assert checked("kv_tier", text) == same
+    assert typed_value("kv_tier", text) == same
     assert same is None or tiers_text(parse_tiers(same)) == same
 
 
@@ -48,12 +48,12 @@ def test_one_spelling_of_the_same_tiers(text: str, same: str | None) -> None:
 )
 def test_refused_in_one_sentence(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        checked("kv_tier", text)
+        typed_value("kv_tier", text)
 
 
 def test_a_list_is_no_tier_of_one_scenario() -> None:
     with pytest.raises(InvalidInput, match="one scenario takes one value"):
-        checked("kv_tier", ["host:1GiB"])
+        typed_value("kv_tier", ["host:1GiB"])
 
 
 def test_the_option_may_be_given_several_times() -> None:

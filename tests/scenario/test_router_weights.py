@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.router_weights import SCORERS, parse_weights
 from kernelsight.serving.engine import records
 from kernelsight.serving.engine.inputs import Weights
@@ -14,7 +14,7 @@ from kernelsight.serving.runs.world import routing_of
 
 
 def test_one_spelling_whatever_the_order() -> None:
-    assert checked("router_weights", "queue=2.0, prefix=3") == "prefix=3,queue=2"
+    assert typed_value("router_weights", "queue=2.0, prefix=3") == "prefix=3,queue=2"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import space_arrays
 from kernelsight.searching.forecast_sources import model_forecasts, with_forecasts
 from kernelsight.searching.forecasts import inputs_of
-from kernelsight.searching.history import extended, nothing
+from kernelsight.searching.history import empty_history, with_round
 from kernelsight.searching.replay import replay
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
@@ -42,14 +42,14 @@ def evidence(of: Target, logs: np.ndarray, count: int = 30) -> dict[str, float]:
     rows = np.unique(np.linspace(0, len(of.ids) - 1, count).astype(int))
     outcome = replay(truth_of(arrays, "three", of.ids), of.ids, 0)(rows, np.ones(len(rows), int))
     unknown = np.full(len(rows), np.nan)
-    history = extended(nothing(), 1, rows, np.zeros(len(rows), bool), outcome, (unknown, unknown))
+    history = with_round(empty_history(), 1, rows, np.zeros(len(rows), bool), outcome, (unknown, unknown))
     views = batches.views(of, inputs_of(of))
     places = history.worked
     fits = {
         name: gp.fit(view, history.rows[places], history.logs[places], history.noise[places], gp.start(view))
         for name, view in views.items()
     }
-    return batches.explained(views, history, {name: fit.settings for name, fit in fits.items()})
+    return batches.evidence_by_view(views, history, {name: fit.settings for name, fit in fits.items()})
 
 
 @pytest.mark.parametrize("sources", [(), ("one",)])

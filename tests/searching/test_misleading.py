@@ -118,9 +118,9 @@ def test_slopes_are_those_of_the_density(arrays):
     rows, values = draw.choice(len(target.ids), 25, replace=False), draw.normal(size=25)
     pairs, noise = gp._Pairs(inputs, rows), np.full(25, 1e-3)
     settings = gp.start(inputs) + draw.normal(0.0, 0.3, len(gp.start(inputs)))
-    slopes = gp._explained(pairs, values, noise, settings)[1]
+    slopes = gp._log_density(pairs, values, noise, settings)[1]
     for place, step in enumerate(1e-5 * np.eye(len(settings))):
-        up, down = (gp._explained(pairs, values, noise, settings + sign * step)[0] for sign in (1, -1))
+        up, down = (gp._log_density(pairs, values, noise, settings + sign * step)[0] for sign in (1, -1))
         assert slopes[place] == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-5)
 
 

@@ -10,7 +10,7 @@ from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import OK, space_arrays
 from kernelsight.searching.decisions import Best, by_gain, expected_better
 from kernelsight.searching.forecasts import Forecast
-from kernelsight.searching.history import History, Outcome, nothing
+from kernelsight.searching.history import History, Outcome, empty_history
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS, check, check_in
@@ -164,8 +164,8 @@ def small_forecast(values: list[float]) -> tuple[gp.Inputs, History, Forecast]:
     inputs = gp.Inputs(
         np.zeros((len(features), 0)), features, np.zeros(len(features)), np.zeros(len(features)), *gp.words_of(features)
     )
-    history = nothing()._replace(rows=np.arange(3), logs=np.array([0.0, 0.1, 0.3]), noise=np.full(3, 1e-4))
-    fit = gp.given(inputs, history.rows, history.logs, history.noise, gp.start(inputs), 0.0)
+    history = empty_history()._replace(rows=np.arange(3), logs=np.array([0.0, 0.1, 0.3]), noise=np.full(3, 1e-4))
+    fit = gp.conditioned(inputs, history.rows, history.logs, history.noise, gp.start(inputs), 0.0)
     rows = np.arange(len(features))
     mean, variance, white = gp.predict(inputs, fit, rows)
     sd = np.sqrt(variance)

@@ -13,7 +13,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import OK, space_arrays
 from kernelsight.searching.forecast_sources import with_forecasts
 from kernelsight.searching.forecasts import chance_to_work
-from kernelsight.searching.history import History, nothing
+from kernelsight.searching.history import History, empty_history
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
 from kernelsight.searching.space_files import read_forecasts, space_tables
@@ -144,7 +144,7 @@ def test_failures_that_other_gpus_share_are_learned_from_a_few_measurements():
     target = target_of(arrays, "two")
     some = np.flatnonzero((target.fails > 0) & (target.fails < 1))
     every = np.arange(len(target.ids))
-    before = chance_to_work(target, nothing(), every)
+    before = chance_to_work(target, empty_history(), every)
 
     def after(logs: float) -> np.ndarray:
         empty = np.full(4, np.nan)

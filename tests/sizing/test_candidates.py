@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelsight.session import Session
-from kernelsight.sizing.candidates import planned, rows_of
+from kernelsight.sizing.candidates import planned_candidates, rows_of
 
 from .conftest import LOAD
 
@@ -38,5 +38,5 @@ def test_an_instance_counts_all_its_gpus(session: Session) -> None:
     with session.fork() as fork:
         rows = rows_of(fork, flags, ["h100_sxm"], 8, {})
         load = LOAD | {"num_prompts": 1000, "request_rate": 1.0}
-        _, (candidate,) = planned(fork, rows, load, {"h100_sxm": 2.0, "l40s": 1.0})
+        _, (candidate,) = planned_candidates(fork, rows, load, {"h100_sxm": 2.0, "l40s": 1.0})
     assert candidate.gpus == {"h100_sxm": 4, "l40s": 3} and candidate.price == 11.0 and candidate.gpu_count == 7

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
     device = measure.open_device(arguments)
     identity, state = device.identity(), device.readings()
     rows = comparison(identity.row, catalogue_rows())
-    now = {
+    readings = {
         "driver": identity.driver,
         **identity.versions,
         "sm_clock_now_hz": state.sm_clock_hz,
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
         "limited_by": " ".join(sorted(state.limits)) or None,
         **{name: installed(name) for name in LIBRARIES},
     }
-    rows += [{"what": name, "this_gpu": _text(value), "catalogue": ""} for name, value in now.items()]
+    rows += [{"what": name, "this_gpu": _text(value), "catalogue": ""} for name, value in readings.items()]
     print_rows(rows, list(COLUMNS), arguments.format)
     for line in unlisted(identity.gpu, catalogue_rows()):
         note(line)
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def comparison(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Return each column that the device reports, with the value of the catalogue GPU that it is like."""
-    vendor = next((one for one in rows if one["gpu"] == row.get("like")), {})
+    vendor = next((catalogue_row for catalogue_row in rows if catalogue_row["gpu"] == row.get("like")), {})
     return [
         {"what": name, "this_gpu": _text(value), "catalogue": _text(vendor.get(name))}
         for name, value in row.items()

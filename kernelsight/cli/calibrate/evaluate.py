@@ -78,9 +78,9 @@ def _evaluate_gpus(arguments: argparse.Namespace, target: Path | None) -> None:
     from kernelsight.present.output import note
 
     split = split_of(arguments)
-    others = {"sweeps": list(arguments.sweep), "final": arguments.final}
-    others["families"] = list(_names(arguments.families)) or None
-    report = _report("kernel_evaluations", row_of_split(split, points_of(arguments), **others), target)
+    options = {"sweeps": list(arguments.sweep), "final": arguments.final}
+    options["families"] = list(_names(arguments.families)) or None
+    report = _report("kernel_evaluations", row_of_split(split, points_of(arguments), **options), target)
     if systems_folder() is None:
         note("aiconfigurator-core is not installed: baselines use the peak rates of the table gpus.")
     if split.budget:
@@ -161,12 +161,12 @@ def points_of(arguments: Any) -> PointBudget | None:
     from kernelsight.evaluation.kernels.points import PointBudget
 
     for how in ("planned", "random"):
-        stated = arguments.points if how == "planned" else arguments.random_points
-        if stated is not None and stated < 1:
+        points = arguments.points if how == "planned" else arguments.random_points
+        if points is not None and points < 1:
             flag = "--points" if how == "planned" else "--random-points"
-            raise InvalidInput(f"{flag} is {stated}; give the points of each kernel, such as 3.")
-        if stated:
-            return PointBudget(stated, how)
+            raise InvalidInput(f"{flag} is {points}; give the points of each kernel, such as 3.")
+        if points:
+            return PointBudget(points, how)
     return None
 
 

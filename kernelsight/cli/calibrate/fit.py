@@ -48,27 +48,27 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.few and not arguments.onto:
         raise InvalidInput("--few corrects a kernel model; give it by --onto, a file, or default.")
     check_sweeps(sweeps)
-    measured, known = sorted(measured_gpus(sweeps)), _known_gpus(arguments)
-    _refuse_unusable(sweeps, measured, known["gpu"].to_pylist())
+    measured, gpu_rows = sorted(measured_gpus(sweeps)), _known_gpus(arguments)
+    _refuse_unusable(sweeps, measured, gpu_rows["gpu"].to_pylist())
     gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
     families = _listed(arguments.families, list(MEASURED), "kernel family")
     base = _base(arguments.onto)
-    tables = (known, facts("fabrics"), facts("kernel_implementations"))
+    tables = (gpu_rows, facts("fabrics"), facts("kernel_implementations"))
     if arguments.few:
         pack = fit_few(sweeps, gpus, base, *tables, families=families or None, log=note)
     else:
         pack = fit_pack(sweeps, gpus, *tables, families=families or None, base=base, log=note)
-        pack = pack if base is None else onto(base, pack, known)
+        pack = pack if base is None else onto(base, pack, gpu_rows)
     keep_pack(pack, target)
     counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
     rows = [{"family": row["family"], "part": row["part"], "rows": row["count_all"]} for row in counts.to_pylist()]
     print_rows(rows, ["family", "part", "rows"], arguments.format)
 
 
-def _base(stated: str | None) -> pa.Table | None:
+def _base(base: str | None) -> pa.Table | None:
     from kernelsight.kernels.pack import read_pack, shipped_pack
 
-    return None if stated is None else shipped_pack() if stated == "default" else read_pack(Path(stated))
+    return None if base is None else shipped_pack() if base == "default" else read_pack(Path(base))
 
 
 def keep_pack(pack: pa.Table, target: Path) -> None:
@@ -78,9 +78,9 @@ def keep_pack(pack: pa.Table, target: Path) -> None:
     try:
         write_pack(pack, target)
     except RunFailed as error:  # half an hour's work is not lost with the disk
-        other = Path(tempfile.gettempdir()) / f"kernelsight-{os.getpid()}-{target.name}"
-        write_pack(pack, other)
-        raise RunFailed(f"{error} The kernel model is in {other}; move it where there is space.") from None
+        fallback = Path(tempfile.gettempdir()) / f"kernelsight-{os.getpid()}-{target.name}"
+        write_pack(pack, fallback)
+        raise RunFailed(f"{error} The kernel model is in {fallback}; move it where there is space.") from None
 
 
 def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
@@ -94,15 +94,15 @@ def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
         return session.table("gpus")
 
 
-def _refuse_unusable(sweeps: list[Path], measured: list[str], known: list[str]) -> None:
+def _refuse_unusable(sweeps: list[Path], measured: list[str], gpu_names: list[str]) -> None:
     """Reject sweeps without rows, of unknown GPUs, or with latencies that are not positive numbers."""
     import duckdb
 
     if not measured:
         raise InvalidInput(f"{sweeps[0]} has no rows; give a sweep with measured kernels.")
     for gpu in measured:
-        if gpu not in known:
-            raise unknown("GPU", gpu, known, "The GPUs of a sweep must be in the catalogue or in --gpus.")
+        if gpu not in gpu_names:
+            raise unknown("GPU", gpu, gpu_names, "The GPUs of a sweep must be in the catalogue or in --gpus.")
     points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
     wrong = points.filter("not isfinite(latency_us) or latency_us <= 0").aggregate("count(*)").fetchall()[0][0]
     if wrong:
@@ -112,9 +112,9 @@ def _refuse_unusable(sweeps: list[Path], measured: list[str], known: list[str]) 
         )
 
 
-def _listed(text: str | None, known: list[str], kind: str) -> list[str]:
+def _listed(text: str | None, allowed: list[str], kind: str) -> list[str]:
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
-        if name not in known:
-            raise unknown(kind, name, known)
+        if name not in allowed:
+            raise unknown(kind, name, allowed)
     return names

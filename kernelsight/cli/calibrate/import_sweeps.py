@@ -41,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     rows, unlisted, unread = import_sweep(batches, target)
     print_rows(rows, list(SUMMARY), arguments.format)
     read, kept, points = (sum(row[name] or 0 for row in rows) for name in ("read", "kept", "points"))
-    place = f"; written to {target}" if target else ""
-    note(f"{read:,} rows read, {kept:,} kept as {points:,} points, {read - kept:,} rejected{place}")
+    where_written = f"; written to {target}" if target else ""
+    note(f"{read:,} rows read, {kept:,} kept as {points:,} points, {read - kept:,} rejected{where_written}")
     if unlisted:
         note(f"kernels not in the table kernel_sources, imported by their own name: {', '.join(sorted(unlisted))}")
     if unread:
@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _paths(source: str, stated: Sequence[str]) -> Path | list[Path] | None:
+def _paths(source: str, words: Sequence[str]) -> Path | list[Path] | None:
     """Return the stated paths as the source's reader takes them; InvalidInput: missing ones, or too many."""
-    paths = [Path(name) for name in stated]
+    paths = [Path(name) for name in words]
     for path in paths:
         if not path.exists():
             raise InvalidInput(f"PATH {str(path)!r} does not exist.")
@@ -63,5 +63,5 @@ def _paths(source: str, stated: Sequence[str]) -> Path | list[Path] | None:
     return paths if len(paths) > 1 else (paths[0] if paths else None)
 
 
-def _names(stated: str | None) -> frozenset[str] | None:
-    return None if stated is None else frozenset(name.strip() for name in stated.split(",") if name.strip())
+def _names(words: str | None) -> frozenset[str] | None:
+    return None if words is None else frozenset(name.strip() for name in words.split(",") if name.strip())

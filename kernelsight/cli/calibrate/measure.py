@@ -75,8 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
             f"vLLM host time: {number(host['step_base_us'])} us per step plus {number(host['per_request_us'])} us per "
             "request"
         )
-    rest = f", {outcome.left:,} left (--resume continues)" if outcome.left else ""
-    note(f"{outcome.measured:,} points measured, {outcome.failed:,} failed{rest}; written to {Path(target)}")
+    remaining = f", {outcome.left:,} left (--resume continues)" if outcome.left else ""
+    note(f"{outcome.measured:,} points measured, {outcome.failed:,} failed{remaining}; written to {Path(target)}")
 
 
 def open_device(arguments: argparse.Namespace) -> Any:
@@ -89,9 +89,9 @@ def open_device(arguments: argparse.Namespace) -> Any:
 def _rows(families: Any) -> list[dict[str, Any]]:
     rows = []
     for family, (measured, reasons) in families.items():
-        first = {"family": family, "measured": measured, "failed": sum(reasons.values())}
+        family_columns = {"family": family, "measured": measured, "failed": sum(reasons.values())}
         rows += [
-            {**(first if place == 0 else {"family": family}), "reason": reason and f"{count} x {reason}"}
-            for place, (reason, count) in enumerate(reasons.items() or [("", 0)])
+            {**(family_columns if line == 0 else {"family": family}), "reason": reason and f"{count} x {reason}"}
+            for line, (reason, count) in enumerate(reasons.items() or [("", 0)])
         ]
     return rows

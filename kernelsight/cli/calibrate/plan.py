@@ -68,11 +68,11 @@ def run(arguments: argparse.Namespace) -> None:
         points = of_families(measurable(calls, attention_of(arguments.attention)), arguments.families)
         if not points:
             raise InvalidInput("none of these models' kernels can be measured; name other models with --models.")
-        seen = seen_of(points, arguments.gpu, session.table("gpus"))
+        family_errors = seen_of(points, arguments.gpu, session.table("gpus"))
     if arguments.points:
-        chosen, rows = choose_points(points, seen, arguments.points)
+        chosen, rows = choose_points(points, family_errors, arguments.points)
     else:
-        chosen, rows = choose(points, seen, 60.0 * arguments.minutes)
+        chosen, rows = choose(points, family_errors, 60.0 * arguments.minutes)
     minutes = sum(row["seconds"] for row in rows) / 60.0 if arguments.points else arguments.minutes
     suite = suite_of_points([points[number] for number in chosen], target.stem, arguments.gpu, minutes, models, engines)
     write_text(as_json(suite) + "\n", target)
@@ -86,5 +86,5 @@ def run(arguments: argparse.Namespace) -> None:
     note(f"{len(chosen):,} of {len(points):,} points in {limit}, beside empty launches; written to {target}")
     if unmeasured > 0:
         share = unmeasured / sum(call["weight"] for call in calls)
-        what = "has no measurable kernel (experts, collectives, some formats)"
-        note(f"{percent(share)} of the models' kernel time {what}")
+        reason = "has no measurable kernel (experts, collectives, some formats)"
+        note(f"{percent(share)} of the models' kernel time {reason}")

@@ -21,7 +21,7 @@ SHOWN = ("n", "ttft", "tpot", "throughput")
 
 def page(answer: Mapping[str, Any]) -> list[str]:
     """Return the lines of the report for a terminal."""
-    parts = (
+    sections = (
         _head(answer),
         _campaigns(answer),
         _kinds(answer),
@@ -33,7 +33,7 @@ def page(answer: Mapping[str, Any]) -> list[str]:
     )
     separate = (_implausible(answer), _disaggregated(answer), _separate(answer), _speculative(answer))
     separate += (_parts(answer), _peer(answer))
-    return [line for lines in (*parts, *separate) if lines for line in (*lines, "")][:-1]
+    return [line for lines in (*sections, *separate) if lines for line in (*lines, "")][:-1]
 
 
 def _head(answer: Mapping[str, Any]) -> list[str]:
@@ -88,7 +88,7 @@ def _basis(answer: Mapping[str, Any]) -> list[str]:
     return [
         "by basis of the launch flags (recipes); recipes that are not published, with the runs that each touches:",
         *_scores(rows),
-        ", ".join(f"{each['recipe']} ({each['basis']}) {each['scored']}" for each in basis["recipes"]),
+        ", ".join(f"{recipe['recipe']} ({recipe['basis']}) {recipe['scored']}" for recipe in basis["recipes"]),
     ]
 
 
@@ -149,7 +149,7 @@ def _parts(answer: Mapping[str, Any]) -> list[str]:
         return []
     return [
         "error by part, as a share of the measured value (+: predicted too short), largest first:",
-        *_whole(_attribution_rows(answer["attribution"])),
+        *_table(_attribution_rows(answer["attribution"])),
     ]
 
 
@@ -157,7 +157,7 @@ def _peer(answer: Mapping[str, Any]) -> list[str]:
     if "peer" not in answer:
         return []
     title = f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"
-    return [title, *_whole(_peer_rows(answer["peer"]))]
+    return [title, *_table(_peer_rows(answer["peer"]))]
 
 
 def _line(scope: str, scores: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table_lines(rows, ["", *SHOWN], terminal_width())
 
 
-def _whole(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table_lines(rows, list(rows[0]), terminal_width())
 
 
@@ -190,8 +190,8 @@ def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[s
     for peer, words in PEERS.items():
         for name, calibration in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
             if peer in answer:
-                both = [(kind, answer[peer][kind][name]) for kind in ("dense", "moe")]
-                lines += [line(f"AIConfigurator {calibration}{words}, {kind}", scores) for kind, scores in both]
+                peer_scores = [(kind, answer[peer][kind][name]) for kind in ("dense", "moe")]
+                lines += [line(f"AIConfigurator {calibration}{words}, {kind}", scores) for kind, scores in peer_scores]
     for level, scores in answer.get("peer", {}).get("behind", {}).items():
         words = f"{level}: groups behind AIConfigurator of {scores['groups']}"
         lines.append({"": words, "n": None, "ttft": scores["ttft"], "tpot": scores["tpot"]})
@@ -236,8 +236,8 @@ def _attribution_rows(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     rows = []
     for group in groups:
         for metric in ("ttft", "tpot"):
-            parts = {name: deviation(value, 0) for name, value in group[metric].items()}
-            rows.append({"group": _name(group), "n": group["n"], "metric": metric, **parts})
+            part_errors = {name: deviation(value, 0) for name, value in group[metric].items()}
+            rows.append({"group": _name(group), "n": group["n"], "metric": metric, **part_errors})
     return rows
 
 

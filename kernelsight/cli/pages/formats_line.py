@@ -1,4 +1,4 @@
-"""What the head of a report says of a deployment: its number formats, and what the figures rest on."""
+"""The line on number formats in the head of a report, and the line on what its figures rest on."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ CLASSES = {"attention_format": "attention", "ffn_format": "feed-forward", "exper
 WEIGHT_ONLY = ("int4_wo", "int8_wo")
 
 
-def formats_said(settings: Mapping[str, Any]) -> str:
+def formats_line(settings: Mapping[str, Any]) -> str:
     """Return the formats of weights, activations and KV cache of a row of ``deployment_settings``.
 
     >>> same = dict.fromkeys(CLASSES, "fp8")
-    >>> formats_said(same | {"dtype": "bf16", "kv_cache_dtype": "fp8"})
+    >>> formats_line(same | {"dtype": "bf16", "kv_cache_dtype": "fp8"})
     'weights fp8, activations fp8, KV fp8, the rest bf16'
-    >>> formats_said(same | {"expert_format": "nvfp4", "ffn_format": "bf16", "dtype": "bf16", "kv_cache_dtype": "bf16"})
+    >>> formats_line(same | {"expert_format": "nvfp4", "ffn_format": "bf16", "dtype": "bf16", "kv_cache_dtype": "bf16"})
     'weights fp8 (attention), bf16 (feed-forward), nvfp4 (experts), activations fp8, nvfp4, KV bf16, the rest bf16'
-    >>> formats_said(dict.fromkeys(CLASSES, "bf16") | {"dtype": "bf16", "kv_cache_dtype": "bf16"})
+    >>> formats_line(dict.fromkeys(CLASSES, "bf16") | {"dtype": "bf16", "kv_cache_dtype": "bf16"})
     'weights bf16, activations bf16, KV bf16'
     """
     by_format: dict[str, list[str]] = {}
-    for column, what in CLASSES.items():
-        by_format.setdefault(settings[column], []).append(what)
+    for column, weights_class in CLASSES.items():
+        by_format.setdefault(settings[column], []).append(weights_class)
     dtype = settings["dtype"]
     if len(by_format) == 1:
         weights = next(iter(by_format))
@@ -32,8 +32,8 @@ def formats_said(settings: Mapping[str, Any]) -> str:
         weights = ", ".join(f"{form} ({' and '.join(classes)})" for form, classes in by_format.items())
     # blocks are of the weights' scales
     narrow = [form.removesuffix("_block") for form in by_format if form != dtype and form not in WEIGHT_ONLY]
-    said = f"weights {weights}, activations {', '.join(narrow) or dtype}, KV {settings['kv_cache_dtype']}"
-    return said if set(by_format) == {dtype} else f"{said}, the rest {dtype}"
+    line = f"weights {weights}, activations {', '.join(narrow) or dtype}, KV {settings['kv_cache_dtype']}"
+    return line if set(by_format) == {dtype} else f"{line}, the rest {dtype}"
 
 
 def rests_on(answer: Mapping[str, Any]) -> str:

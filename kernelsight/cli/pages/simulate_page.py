@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.cli.pages.advice_lines import advice_lines
-from kernelsight.cli.pages.formats_line import formats_said, rests_on
+from kernelsight.cli.pages.formats_line import formats_line, rests_on
 from kernelsight.number_format import gib, interval, number, percent
 from kernelsight.present.output import table_lines, terminal_width
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
@@ -16,22 +16,25 @@ LARGEST_KERNELS = 16
 def simulation_page(answer: dict[str, Any]) -> list[str]:
     """Return the lines of the report of one simulated scenario; ``answer`` as printed by `simulate --format json`."""
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
-    parts = (
+    sections = (
         [_headline(answer["settings"]), *_replica_lines(answer), rests_on(answer)],
-        [*_figures(answer), *(said for said in (answer["verdict"], answer["near_capacity"], answer["cliff"]) if said)],
+        [
+            *_figures(answer),
+            *(sentence for sentence in (answer["verdict"], answer["near_capacity"], answer["cliff"]) if sentence),
+        ],
         _advised(answer),
         _latencies(answer),
         [f"rejected requests: {', '.join(rejected)}", *_why_rejected(answer)] if rejected else [],
         _kernels(answer["breakdown"]),
         [*_memory(answer["memory"], answer["settings"]), "assumed:", *(f"  - {why}" for why in answer["assumed"])],
     )
-    return [line for lines in parts if lines for line in ["", *lines]][1:]
+    return [line for lines in sections if lines for line in ["", *lines]][1:]
 
 
 def _headline(settings: dict[str, Any]) -> str:
     return (
         f"{settings['model']} on {settings['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} "
-        f"ep {settings['ep']}, {settings['engine']}, {formats_said(settings)}; "
+        f"ep {settings['ep']}, {settings['engine']}, {formats_line(settings)}; "
         f"max_num_seqs {settings['max_num_seqs']}, max_num_batched_tokens {settings['max_num_batched_tokens']}, "
         f"{settings['prefill_policy']}, chunked prefill {_on(settings['enable_chunked_prefill'])}, "
         f"asynchronous scheduling {_on(settings['async_scheduling'])}"
@@ -55,7 +58,7 @@ def _replica_lines(answer: dict[str, Any]) -> list[str]:
 
 
 def _figures(answer: dict[str, Any]) -> list[str]:
-    shares = [answer[f"{part}_share"] for part in ("front_end", "queue", "prefill", "decode")]
+    shares = [answer[f"{phase}_share"] for phase in ("front_end", "queue", "prefill", "decode")]
     seconds = [number(answer[name], missing="-") for name in ("gpu_s", "host_exposed_s", "idle_s")]
     figures = {
         "requests completed": f"{answer['completed']:,} of {answer['requests']:,}",
@@ -98,11 +101,11 @@ def _energy(power: dict[str, Any], energy: dict[str, Any]) -> dict[str, str | No
 
 
 def _capacity(answer: dict[str, Any]) -> str | None:
-    """Return the highest rate that is steady, its interval, what is busy then, and the share of it that is asked."""
+    """Return the highest steady rate, its interval, what limits it, and the requested rate as a share of it."""
     if answer["capacity"] is None:
         return None
-    ends = interval(answer["capacity_low"], answer["capacity_high"])
-    return f"{number(answer['capacity'])} ({ends}; limit: {answer['capacity_limit']}), {percent(answer['load'])}"
+    bounds = interval(answer["capacity_low"], answer["capacity_high"])
+    return f"{number(answer['capacity'])} ({bounds}; limit: {answer['capacity_limit']}), {percent(answer['load'])}"
 
 
 def _tiers_and_sessions(answer: dict[str, Any]) -> dict[str, Any]:
@@ -124,14 +127,14 @@ def _tiers_and_sessions(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _why_rejected(answer: dict[str, Any]) -> list[str]:
-    """Return what would let requests in that are too long."""
+    """Return the limits that requests which are too long exceed."""
     settings = answer["settings"]
     if "rejected_too_long" not in answer["status"]:
         return []
     longest = f"prompt and output may have {settings['max_model_len']:,} tokens (--max-model-len)"
     budget = settings["max_num_batched_tokens"]
-    whole = f", the prompt {budget:,} (--max-num-batched-tokens, without chunked prefill)"
-    return [f"  too long: {longest}{'' if settings['enable_chunked_prefill'] else whole}"]
+    prompt_limit = f", the prompt {budget:,} (--max-num-batched-tokens, without chunked prefill)"
+    return [f"  too long: {longest}{'' if settings['enable_chunked_prefill'] else prompt_limit}"]
 
 
 def _advised(answer: dict[str, Any]) -> list[str]:
@@ -166,9 +169,9 @@ def _latencies(answer: dict[str, Any]) -> list[str]:
     return table_lines(rows, list(rows[0]), terminal_width())
 
 
-def _ends(ends: list[float] | None) -> str | None:
+def _ends(bounds: list[float] | None) -> str | None:
     """Return an interval in words; None where there is none."""
-    return ends and interval(*ends)
+    return bounds and interval(*bounds)
 
 
 def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
@@ -193,9 +196,9 @@ def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
 
 
 def _memory(memory: dict[str, Any], settings: dict[str, Any]) -> list[str]:
-    parts = ", ".join(
-        f"{what} {gib(memory[name])}"
-        for what, name in (
+    memory_parts = ", ".join(
+        f"{label} {gib(memory[name])}"
+        for label, name in (
             ("weights", "weights_bytes"),
             ("activations", "activations_bytes"),
             ("graphs", "graphs_bytes"),
@@ -203,7 +206,7 @@ def _memory(memory: dict[str, Any], settings: dict[str, Any]) -> list[str]:
         )
     )
     return [
-        f"memory per GPU: {gib(memory['memory_bytes'])} GiB, usable {gib(memory['usable_bytes'])}: {parts}",
+        f"memory per GPU: {gib(memory['memory_bytes'])} GiB, usable {gib(memory['usable_bytes'])}: {memory_parts}",
         f"KV cache: {memory['kv_cache_tokens']:,} tokens per replica; fits {number(memory['max_concurrency'])} "
         f"requests of {settings['max_model_len']:,} tokens",
     ]

@@ -31,8 +31,8 @@ def size_lines(sizing: Sizing) -> list[str]:
         page += [f"  {gpu}: {text}" for gpu, text in _not_measured(sizing.rows).items()]
         page += ["", "one instance:", *(line for command in sizing.launch for line in command.split("\n"))]
     reasons: dict[str, int] = {}
-    for left in sizing.left_out:
-        reasons[_kind(left["reason"])] = reasons.get(_kind(left["reason"]), 0) + 1
+    for row in sizing.left_out:
+        reasons[_kind(row["reason"])] = reasons.get(_kind(row["reason"]), 0) + 1
     return page + (["", left_out_sentence(reasons)] if reasons else [])
 
 
@@ -51,12 +51,12 @@ def _deployments(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the hours of a day as rows to print: hours in turn with as many instances are one."""
+    """Return the hours of a day as rows to print: consecutive hours with as many instances are one row."""
     day_rows: list[dict[str, Any]] = []
     for hour in day["hours"]:
-        last = day_rows[-1] if day_rows else None
-        if last and last["inst."] == hour["instances"]:
-            last["last"], last["most"] = hour["hour"], max(last["most"], hour["asked"])
+        span = day_rows[-1] if day_rows else None
+        if span and span["inst."] == hour["instances"]:
+            span["last"], span["most"] = hour["hour"], max(span["most"], hour["asked"])
         else:
             price = hour["price_per_hour"]
             day_rows.append(
@@ -91,8 +91,8 @@ def left_out_sentence(reasons: Mapping[str, int]) -> str:
     >>> left_out_sentence({"cannot be cheaper": 14, "do not fit or cannot run": 1})
     'Not listed: 14 configurations that cannot be cheaper, 1 that do not fit or cannot run; --format json lists them.'
     """
-    first, *others = (f"{count} {{}}that {why}" for why, count in reasons.items())
-    counts = ", ".join([first.format("configurations "), *(one.format("") for one in others)])
+    first_count, *other_counts = (f"{count} {{}}that {why}" for why, count in reasons.items())
+    counts = ", ".join([first_count.format("configurations "), *(count_text.format("") for count_text in other_counts)])
     return f"Not listed: {counts}; --format json lists them."
 
 

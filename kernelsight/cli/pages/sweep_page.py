@@ -87,8 +87,8 @@ def print_sweep(table: pa.Table, fronts: Mapping[str, pa.Table], arguments: Any)
             page.append(f"... and {len(ranked) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
     tiers = sorted({row["tier"] for row in rows if row.get("tier") and row["completed"]})
     if tiers:
-        what = " (in brackets: 90 % intervals)" if "ttft_p99_low_ms" in rows[0] else ""
-        page += ["", f"kernel latencies: {', '.join(tiers)}{what}"]
+        interval_note = " (in brackets: 90 % intervals)" if "ttft_p99_low_ms" in rows[0] else ""
+        page += ["", f"kernel latencies: {', '.join(tiers)}{interval_note}"]
         if "unmeasured-vendor" in tiers:
             unmeasured = sorted({row["gpu"] for row in rows if row["tier"] == "unmeasured-vendor" and "gpu" in row})
             page.append(
@@ -125,26 +125,26 @@ def _cheapest_lines(
     for load, deployment in best[:MOST_LOADS]:
         (load_values,) = _with_defaults([load], list(load))
         where = ", ".join(f"{name} {value}" for name, value in load_values.items())
-        said = _cheapest_said(deployment, [name for name in flags if name not in load], rate)
-        lines.append(f"{where}: {said}" if where else said)
+        sentence = _cheapest_sentence(deployment, [name for name in flags if name not in load], rate)
+        lines.append(f"{where}: {sentence}" if where else sentence)
     return lines + ([f"... and {len(best) - MOST_LOADS:,} more loads"] if len(best) > MOST_LOADS else [])
 
 
-def _cheapest_said(row: dict[str, Any] | None, flags: list[str], rate: float | None) -> str:
+def _cheapest_sentence(row: dict[str, Any] | None, flags: list[str], rate: float | None) -> str:
     """Return the cheapest deployment in a sentence."""
     if row is None:
         return "no deployment meets the objectives"
     flag_text = ", ".join(f"{name} {row[name]}" for name in flags if row[name] is not None and name != PRICE)
-    many = f"{row['instances']:,} instance{'s' if row['instances'] > 1 else ''}"
-    what = f"{many} of {flag_text}" if flag_text else many
-    at = "" if rate is None else f" for {rate:g} requests/s"
+    instances = f"{row['instances']:,} instance{'s' if row['instances'] > 1 else ''}"
+    deployment = f"{instances} of {flag_text}" if flag_text else instances
+    at_rate = "" if rate is None else f" for {rate:g} requests/s"
     if "price_per_hour" not in row:
         how = "no prices are given; --prices GPU=DOLLARS ranks by cost"
-        return f"fewest GPUs{at}: {what}, {row['gpus_needed']:,} GPUs ({how})"
+        return f"fewest GPUs{at_rate}: {deployment}, {row['gpus_needed']:,} GPUs ({how})"
     costs = [
         f"{number(row[f'cost_per_million_{kind}tokens'], ROUGH)} $/M {kind.replace('_', ' ')}tokens" for kind in KINDS
     ]
-    return f"lowest cost per token{at}: {what}, {number(row['price_per_hour'])} $/h, {', '.join(costs)}"
+    return f"lowest cost per token{at_rate}: {deployment}, {number(row['price_per_hour'])} $/h, {', '.join(costs)}"
 
 
 def _shown(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def _shown(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
 
 def _header(name: str) -> str:
     """Return the short header of a column: ``TTFT p99.9 ms`` for ttft_p99.9_ms."""
-    metric, _, rest = name.partition("_")
-    if metric in METRICS and rest.endswith("_ms"):
-        return f"{metric.upper()} {rest.removesuffix('_ms')} ms"
+    metric, _, statistic = name.partition("_")
+    if metric in METRICS and statistic.endswith("_ms"):
+        return f"{metric.upper()} {statistic.removesuffix('_ms')} ms"
     return HEADERS.get(name, name)
 
 

@@ -59,15 +59,18 @@ def run(arguments: argparse.Namespace) -> None:
     """Choose, write the choices, and print per number format how often which implementation was chosen."""
     from kernelsight.present.output import Waiting, as_json, check_ending, print_page, print_rows, write_table
 
-    target, every = check_ending(arguments.output), check_ending(arguments.candidates, TABLE_ENDINGS, "--candidates")
+    target, candidates_target = (
+        check_ending(arguments.output),
+        check_ending(arguments.candidates, TABLE_ENDINGS, "--candidates"),
+    )
     if not 0.0 <= arguments.tolerance < math.inf:
         raise InvalidInput(f"--tolerance is {arguments.tolerance:g}; give a fraction of 0 or more, such as 0.02.")
     with open_session(arguments) as session:
         session.give("choice_questions", [question(arguments) | {"tolerance": arguments.tolerance}])
         with Waiting("choosing"):
             choices = session.table("choices")
-        if every:
-            write_table(session.table("choice_candidates"), every)
+        if candidates_target:
+            write_table(session.table("choice_candidates"), candidates_target)
         if target and target.suffix == ".duckdb":
             session.save(target, [*sorted(session.given()), "choice_candidates", "choices"])
         elif target:

@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> None:
     journal = None if target is None else journal_path(target)
     with Waiting("replaying searches"), nullcontext() if target is None else locked(target):
         tables = read_spaces(arguments.space)
-        given = (arguments.seeds, arguments.budget, arguments.batch, splits, journal, arguments.resume)
-        report = evaluate(tables, gpus, policies, *given)
+        options = (arguments.seeds, arguments.budget, arguments.batch, splits, journal, arguments.resume)
+        report = evaluate(tables, gpus, policies, *options)
     rows = [{"space": "all", "gpu": "all"} | row for row in report["policies"]] + report["spaces"]
     if arguments.format == "json":
         print(as_json(report))

@@ -50,14 +50,16 @@ def run(arguments: argparse.Namespace) -> None:
         for text in tuner_file.notes:
             note(text)
         space, gpu = next(((row["space"], row["gpu"]) for row in tuner_file.rows), (None, None))
-        first = {"file": Path(name).name, "space": space, "gpu": gpu}
-        counts.append(first | {"reason": "kept", "rows": len(tuner_file.rows)})
-        counts += [first | {"reason": f"rejected: {reason}", "rows": n} for reason, n in tuner_file.rejected.items()]
+        file_columns = {"file": Path(name).name, "space": space, "gpu": gpu}
+        counts.append(file_columns | {"reason": "kept", "rows": len(tuner_file.rows)})
+        counts += [
+            file_columns | {"reason": f"rejected: {reason}", "rows": n} for reason, n in tuner_file.rejected.items()
+        ]
         rows += tuner_file.rows
     if not rows:
         raise InvalidInput("no row of these files could be used; give files with measured configurations.")
     if target:
         write_space(rows, COLUMNS, target)
     print_rows(counts, list(SUMMARY), arguments.format)
-    read, place = sum(row["rows"] for row in counts), f"; written to {target}" if target else ""
-    note(f"{read:,} rows read, {len(rows):,} kept, {read - len(rows):,} rejected{place}")
+    read, where_written = sum(row["rows"] for row in counts), f"; written to {target}" if target else ""
+    note(f"{read:,} rows read, {len(rows):,} kept, {read - len(rows):,} rejected{where_written}")

@@ -109,18 +109,18 @@ def run(arguments: argparse.Namespace) -> None:
     tables = read_spaces(arguments.space)
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
     answers: dict[tuple[str, int], dict] = {}
-    more = _forecasts(arguments, tables, scenario, answers), _proposer(arguments)
+    sources = _forecasts(arguments, tables, scenario, answers), _proposer(arguments)
     measurer = _measurer(arguments)
     with Waiting("searching"):
         try:
-            made = search(tables, scenario, measurer, target, arguments.resume, *more)
+            results = search(tables, scenario, measurer, target, arguments.resume, *sources)
         except RunFailed as error:
             failure = getattr(measurer, "last_failure", None)
             raise RunFailed(f"{error} The last failure: {failure}." if failure else str(error)) from None
     if target:
         with connect() as session:
-            save_search(session, tables, scenario, made, target)
-    summary, rounds = made["search_summary"].to_pylist()[0], made["search_rounds"].to_pylist()
+            save_search(session, tables, scenario, results, target)
+    summary, rounds = results["search_summary"].to_pylist()[0], results["search_rounds"].to_pylist()
     if arguments.format == "json":
         print(as_json(summary | {"scenario": scenario, "rounds": rounds}))
     else:
@@ -174,22 +174,26 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
 
 
 def _proposer(arguments: argparse.Namespace) -> Any:
-    """Return what makes the proposer of --propose ready for a target; None without it."""
+    """Return a function that builds the proposer of --propose for a target; None without it."""
     if arguments.propose is None:
         return None
     from kernelsight.searching.proposers import proposer_of
 
     if arguments.proposer == "neighbours":
         raise InvalidInput("--propose and --proposer neighbours exclude each other; use one.")
-    given = (arguments.gpu, arguments.proposals, arguments.time_limit)
-    return lambda arrays, target: proposer_of(arguments.propose, arrays, target.ids, *given)
+    proposer_options = (arguments.gpu, arguments.proposals, arguments.time_limit)
+    return lambda arrays, target: proposer_of(arguments.propose, arrays, target.ids, *proposer_options)
 
 
 def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
     names = arguments.sources
     return {
         **{"space": space, "gpu": arguments.gpu, "seed": arguments.seed, "policy": arguments.policy},
-        **{"budget_measurements": _whole(arguments.budget), "batch": arguments.batch, "anchor": arguments.anchor},
+        **{
+            "budget_measurements": _whole_if_exact(arguments.budget),
+            "batch": arguments.batch,
+            "anchor": arguments.anchor,
+        },
         **{"budget_s": None if arguments.minutes is None else arguments.minutes * 60.0},
         **{
             "forecaster": arguments.forecaster,
@@ -201,8 +205,8 @@ def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
     }
 
 
-def _whole(number: float) -> float:
-    return int(number) if number == number and abs(number) < 1e15 and number == int(number) else number
+def _whole_if_exact(value: float) -> float:
+    return int(value) if value == value and abs(value) < 1e15 and value == int(value) else value
 
 
 def _measurer(arguments: argparse.Namespace) -> Any:

@@ -18,7 +18,7 @@ from kernelsight.searching import scores
 from kernelsight.searching.arrays import SpaceArrays
 from kernelsight.searching.forecasts import widening
 from kernelsight.searching.intervals import bin_probabilities, bins_of
-from kernelsight.searching.journal import opened
+from kernelsight.searching.journal import open_journal
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import STOP_BELOW, STOP_FROM, Round, rounds
 from kernelsight.searching.scenarios import DEFAULTS
@@ -148,7 +148,7 @@ def kept_results(
 
     ``header``: what the journal belongs to. The journal is removed by whoever has written what follows from it.
     """
-    journal, earlier = opened(path, header, resume)
+    journal, earlier = open_journal(path, header, resume)
     results = [_read(case, row) for case, row in zip(cases, earlier, strict=False)]
     with journal:
         for result in replayed(spaces, cases[len(results) :]):

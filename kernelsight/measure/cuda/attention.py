@@ -49,11 +49,11 @@ class Shape(NamedTuple):
         """Bytes that a launch must move: queries, results, new keys and values, and the cache that it reads."""
         cached = self.keys - self.new
         read = min(cached, self.window - 1) if self.window else cached
-        width, own = self.kv_heads * self.head_dim, 2
+        width, own_tokens = self.kv_heads * self.head_dim, 2
         if self.new == 1:
             # the key of a decoded token is already in the cache
-            read, own = read + 1, 0
-        rows = 4 * self.new * self.heads * self.head_dim + 2 * own * self.new * width
+            read, own_tokens = read + 1, 0
+        rows = 4 * self.new * self.heads * self.head_dim + 2 * own_tokens * self.new * width
         return self.batch * (rows + 2 * read * width * self.cache_bytes)
 
     @property
@@ -82,21 +82,21 @@ class Bench:
     def tensor(self, *shape: int, eight_bit: bool = False) -> Any:
         """Return a tensor of bfloat16 or E4M3 in CuPy's memory."""
         cupy, torch, count = self.gpu.cupy, self.torch, math.prod(shape)
-        kind, width, raw, seen = ("fp8", 1, cupy.uint8, "float8_e4m3fn")
+        kind, width, cupy_type, torch_type = ("fp8", 1, cupy.uint8, "float8_e4m3fn")
         if not eight_bit:
-            kind, width, raw, seen = ("bf16", 2, cupy.int16, "bfloat16")
+            kind, width, cupy_type, torch_type = ("bf16", 2, cupy.int16, "bfloat16")
         block = cupy.cuda.UnownedMemory(self.memory.filled(kind, count), width * count, self.memory, self.gpu.ordinal)
-        array = cupy.ndarray(shape, raw, cupy.cuda.MemoryPointer(block, 0))
-        return torch.from_dlpack(array).view(getattr(torch, seen))
+        array = cupy.ndarray(shape, cupy_type, cupy.cuda.MemoryPointer(block, 0))
+        return torch.from_dlpack(array).view(getattr(torch, torch_type))
 
     @cached_property
     def flash_version(self) -> int:
         """The FlashAttention version that the installed vLLM runs on this GPU."""
-        wanted = FLASH_VERSIONS.get(int(self.gpu.properties["major"]), 2)
-        if wanted == 4 and self.shape.head_dim > FLASH_4_HEAD_DIM:
+        preferred = FLASH_VERSIONS.get(int(self.gpu.properties["major"]), 2)
+        if preferred == 4 and self.shape.head_dim > FLASH_4_HEAD_DIM:
             return 2
         try:
-            return wanted if self.library.is_fa_version_supported(wanted) else 2
+            return preferred if self.library.is_fa_version_supported(preferred) else 2
         except (AssertionError, ValueError):  # the version is unknown to this vLLM
             return 2
 
@@ -120,9 +120,9 @@ class Bench:
         count = self.shape.batch * self.shape.pages
         return self.torch.randperm(count, device=self.place).to(self.torch.int32)
 
-    def starts(self, each: int) -> Any:
+    def starts(self, length: int) -> Any:
         """Return the start of each sequence, and the end: (batch + 1,) int32."""
-        return self.torch.arange(0, (self.shape.batch + 1) * each, each, dtype=self.torch.int32, device=self.place)
+        return self.torch.arange(0, (self.shape.batch + 1) * length, length, dtype=self.torch.int32, device=self.place)
 
     def full(self, value: float, dtype: str, *shape: int) -> Any:
         """Return a tensor of one value."""
@@ -214,17 +214,17 @@ def _flashinfer_prefill(bench: Bench) -> Callable[[], Any]:
     shape, flashinfer, bf16 = bench.shape, bench.library, bench.torch.bfloat16
     words = {"causal": True, "window_left": _left(shape), "q_data_type": bf16, "kv_data_type": bf16}
     q, heads = bench.queries(), (shape.heads, shape.kv_heads, shape.head_dim)
-    out, starts = bench.like(q), bench.starts(shape.new)
+    output, starts = bench.like(q), bench.starts(shape.new)
     if shape.new == shape.keys and shape.cache_bytes == 2:
         ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(bench.workspace, "NHD")
         ragged.plan(starts, starts, *heads, **words)
         k, v = (bench.tensor(shape.batch * shape.new, shape.kv_heads, shape.head_dim) for _ in range(2))
-        return lambda: ragged.run(q, k, v, out=out)
+        return lambda: ragged.run(q, k, v, out=output)
     cache = bench.cache()
     words["kv_data_type"] = cache[0].dtype
     paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(bench.workspace, "NHD")
     paged.plan(starts, bench.starts(shape.pages), bench.blocks(), _last_page(bench), *heads, PAGE, **words)
-    return lambda: paged.run(q, cache, out=out)
+    return lambda: paged.run(q, cache, out=output)
 
 
 def _flashinfer_decode(bench: Bench) -> Callable[[], Any]:
@@ -232,10 +232,10 @@ def _flashinfer_decode(bench: Bench) -> Callable[[], Any]:
     wrapper = bench.library.BatchDecodeWithPagedKVCacheWrapper(bench.workspace, "NHD", use_tensor_cores=True)
     heads = (shape.heads, shape.kv_heads, shape.head_dim)
     types = {"q_data_type": bench.torch.bfloat16, "kv_data_type": cache[0].dtype}
-    starts, last = bench.starts(shape.pages), _last_page(bench)
-    wrapper.plan(starts, bench.blocks(), last, *heads, PAGE, window_left=_left(shape), **types)
-    out = bench.like(q)
-    return lambda: wrapper.run(q, cache, out=out)
+    starts, last_page = bench.starts(shape.pages), _last_page(bench)
+    wrapper.plan(starts, bench.blocks(), last_page, *heads, PAGE, window_left=_left(shape), **types)
+    output = bench.like(q)
+    return lambda: wrapper.run(q, cache, out=output)
 
 
 def _last_page(bench: Bench) -> Any:
@@ -259,8 +259,8 @@ def _vllm(bench: Bench) -> Callable[[], Any]:
         "fa_version": bench.flash_version, "out": bench.like(q),
     }  # fmt: skip
     if eight_bit:
-        ones = bench.full(1.0, "float32", shape.batch, shape.kv_heads)
-        words |= {"q_descale": ones, "k_descale": ones, "v_descale": ones}
+        scales = bench.full(1.0, "float32", shape.batch, shape.kv_heads)
+        words |= {"q_descale": scales, "k_descale": scales, "v_descale": scales}
     if bench.flash_version == 3:
         # computed once per step, and used by all layers
         words["scheduler_metadata"] = flash.get_scheduler_metadata(
@@ -282,18 +282,18 @@ def _cudnn(bench: Bench) -> Callable[[], Any]:
         cudnn.set_stream(handle=handle, stream=bench.gpu.stream.ptr)
     floats = {"intermediate_data_type": cudnn.data_type.FLOAT, "compute_data_type": cudnn.data_type.FLOAT}
     graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16, handle=handle, **floats)
-    laid = [{"dim": list(one.shape), "stride": list(one.stride())} for one in (q, k, v)]
-    inputs = [graph.tensor(**one, data_type=cudnn.data_type.BFLOAT16) for one in laid]
+    laid = [{"dim": list(tensor.shape), "stride": list(tensor.stride())} for tensor in (q, k, v)]
+    inputs = [graph.tensor(**tensor, data_type=cudnn.data_type.BFLOAT16) for tensor in laid]
     mask = "use_causal_mask" if shape.new == shape.keys else "use_causal_mask_bottom_right"
     words = {"attn_scale": shape.head_dim**-0.5, mask: True, "is_inference": True}
     if shape.window:
         words["sliding_window_length"] = shape.window
     result, _ = graph.sdpa(name="attention", q=inputs[0], k=inputs[1], v=inputs[2], **words)
-    out = bench.like(q)
-    result.set_output(True).set_dim(list(out.shape)).set_stride(list(out.stride()))
+    output = bench.like(q)
+    result.set_output(True).set_dim(list(output.shape)).set_stride(list(output.stride()))
     graph.build([cudnn.heur_mode.A])
     workspace = bench.torch.empty(max(graph.get_workspace_size(), 1), dtype=bench.torch.uint8, device=bench.place)
-    filled = {**dict(zip(inputs, (q, k, v), strict=True)), result: out}
+    filled = {**dict(zip(inputs, (q, k, v), strict=True)), result: output}
     return lambda: graph.execute(filled, workspace, handle=handle)
 
 

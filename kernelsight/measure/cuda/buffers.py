@@ -87,14 +87,14 @@ def function(gpu: Gpu, name: str) -> Any:
 
 
 def launcher(
-    gpu: Gpu, name: str, blocks: int, threads: int, addresses: Sequence[int], *more: Any
+    gpu: Gpu, name: str, blocks: int, threads: int, addresses: Sequence[int], *values: Any
 ) -> Callable[[], None]:
     """Return a launch of a kernel of streaming.cu over addresses, then ints and floats (32 bits each)."""
     if blocks >= 2**31:
         raise CannotMeasure("it has more rows than the largest grid of thread blocks")
     numpy, kernel = gpu.cupy, function(gpu, name)
     words = tuple(_u64(numpy, address) for address in addresses)
-    words += tuple(numpy.float32(one) if isinstance(one, float) else numpy.int32(one) for one in more)
+    words += tuple(numpy.float32(value) if isinstance(value, float) else numpy.int32(value) for value in values)
 
     def launch() -> None:
         kernel((blocks,), (threads,), words)

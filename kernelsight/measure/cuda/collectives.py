@@ -18,13 +18,13 @@ class Group:
     def __init__(self, gpu: Gpu, nccl: Any, count: int, size: int) -> None:
         cupy = gpu.cupy
         self.nccl, self.gpu, self.size = nccl, gpu, size
-        others = [number for number in range(gpu.runtime.getDeviceCount()) if number != gpu.ordinal]
-        self.devices = [gpu.ordinal, *others[: count - 1]]
+        other_devices = [number for number in range(gpu.runtime.getDeviceCount()) if number != gpu.ordinal]
+        self.devices = [gpu.ordinal, *other_devices[: count - 1]]
         self.communicators = _communicators(gpu, nccl, self.devices)
         self.streams, self.buffers = [gpu.stream], []
-        for place, device in enumerate(self.devices):
+        for rank, device in enumerate(self.devices):
             with cupy.cuda.Device(device):
-                if place:
+                if rank:
                     self.streams.append(cupy.cuda.Stream(non_blocking=True))
                 self.buffers.append((cupy.zeros(size, cupy.uint8), cupy.zeros(size, cupy.uint8)))
         cupy.cuda.Device(gpu.ordinal).use()
@@ -32,30 +32,30 @@ class Group:
     def launch(self, family: str) -> None:
         """Start one collective on every GPU."""
         self.nccl.groupStart()
-        for place, (one, stream, (given, got)) in enumerate(
+        for rank, (communicator, stream, (send, receive)) in enumerate(
             zip(self.communicators, self.streams, self.buffers, strict=True)
         ):
-            self._start(family, one, given.data.ptr, got.data.ptr, stream.ptr, place)
+            self._start(family, communicator, send.data.ptr, receive.data.ptr, stream.ptr, rank)
         self.nccl.groupEnd()
 
-    def _start(self, family: str, one: Any, given: int, got: int, stream: int, place: int) -> None:
+    def _start(self, family: str, communicator: Any, send: int, receive: int, stream: int, rank: int) -> None:
         # bindings without bfloat16: fp16 has the same size
         kind = getattr(self.nccl, "NCCL_BFLOAT16", self.nccl.NCCL_FLOAT16)
         add, count = self.nccl.NCCL_SUM, self.size // BF16_BYTES
-        with self.gpu.cupy.cuda.Device(self.devices[place]):
+        with self.gpu.cupy.cuda.Device(self.devices[rank]):
             if family == "all_reduce":
-                one.allReduce(given, got, count, kind, add, stream)
+                communicator.allReduce(send, receive, count, kind, add, stream)
             elif family == "all_gather":
-                one.allGather(given, got, count // len(self.devices), kind, stream)
+                communicator.allGather(send, receive, count // len(self.devices), kind, stream)
             else:
-                one.reduceScatter(given, got, count // len(self.devices), kind, add, stream)
+                communicator.reduceScatter(send, receive, count // len(self.devices), kind, add, stream)
 
 
 def prepare(gpu: Gpu, point: Point) -> Prepared:
     """Return a collective over ``gpus`` GPUs; CannotMeasure if there are fewer, or CuPy lacks NCCL."""
-    count, size, here = point.sizes["gpus"], point.sizes["bytes"], gpu.runtime.getDeviceCount()
-    if here < count or count < 2:
-        raise CannotMeasure(f"it needs {max(count, 2)} GPUs, but this machine has {here}")
+    count, size, device_count = point.sizes["gpus"], point.sizes["bytes"], gpu.runtime.getDeviceCount()
+    if device_count < count or count < 2:
+        raise CannotMeasure(f"it needs {max(count, 2)} GPUs, but this machine has {device_count}")
     if size % (BF16_BYTES * count):
         raise CannotMeasure(f"its bytes are not a multiple of {BF16_BYTES * count}")
     nccl = _nccl()
@@ -89,7 +89,7 @@ def _nccl() -> Any:
 
 def _communicators(gpu: Gpu, nccl: Any, devices: list[int]) -> Any:
     """Return the communicators of a group of GPUs, kept: creating them takes a second and memory on every GPU."""
-    kept = gpu.communicators
-    if tuple(devices) not in kept:
-        kept[tuple(devices)] = nccl.NcclCommunicator.initAll(devices)
-    return kept[tuple(devices)]
+    cached = gpu.communicators
+    if tuple(devices) not in cached:
+        cached[tuple(devices)] = nccl.NcclCommunicator.initAll(devices)
+    return cached[tuple(devices)]

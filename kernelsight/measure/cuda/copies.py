@@ -29,9 +29,9 @@ def copy(gpu: Gpu, point: Point) -> Prepared:
             continue
         direction, _, storage = kind.partition("_")
         host = _host(gpu, memory, size, storage)
-        ends = (device, host) if direction == "h2d" else (host, device)
+        buffers = (device, host) if direction == "h2d" else (host, device)
         name = "memcpyHostToDevice" if direction == "h2d" else "memcpyDeviceToHost"
-        sets.append(_copying(gpu, *ends, size, getattr(gpu.runtime, name)))
+        sets.append(_copying(gpu, *buffers, size, getattr(gpu.runtime, name)))
     moved = 2 * size if kind == "device" else size
     return Prepared(point.implementation, _engine(gpu), moved, sets, memory, captured=not kind.endswith("pageable"))
 
@@ -39,29 +39,29 @@ def copy(gpu: Gpu, point: Point) -> Prepared:
 def peer(gpu: Gpu, point: Point) -> Prepared:
     """Return a copy of ``bytes`` to another GPU of this machine."""
     size, runtime = point.sizes["bytes"], gpu.runtime
-    others = [number for number in range(runtime.getDeviceCount()) if number != gpu.ordinal]
+    other_devices = [number for number in range(runtime.getDeviceCount()) if number != gpu.ordinal]
     if point.sizes["gpus"] != 2:
         raise CannotMeasure("a peer copy is between two GPUs; gpus must be 2")
-    if not others:
+    if not other_devices:
         raise CannotMeasure("a peer copy needs two GPUs, but this machine has one")
-    if not runtime.deviceCanAccessPeer(gpu.ordinal, others[0]):
+    if not runtime.deviceCanAccessPeer(gpu.ordinal, other_devices[0]):
         raise CannotMeasure("the GPUs cannot access each other's memory")
-    _reach(gpu, others[0])
+    _reach(gpu, other_devices[0])
     memory = Memory(gpu)
     source = memory.filled("int8", size)
-    with gpu.cupy.cuda.Device(others[0]):
+    with gpu.cupy.cuda.Device(other_devices[0]):
         target = gpu.cupy.cuda.alloc(size)
         memory.held.append(target)
-    words = (target.ptr, others[0], source, gpu.ordinal, size, gpu.stream.ptr)
+    words = (target.ptr, other_devices[0], source, gpu.ordinal, size, gpu.stream.ptr)
     launch = lambda: runtime.memcpyPeerAsync(*words)  # noqa: E731 - one call with its arguments bound
     return Prepared(point.implementation, _engine(gpu), size, [launch], memory)
 
 
-def _reach(gpu: Gpu, other: int) -> None:
+def _reach(gpu: Gpu, peer_device: int) -> None:
     """Enable peer access: without it the driver stages the copy in host memory."""
-    if other not in gpu.reached:
-        gpu.runtime.deviceEnablePeerAccess(other)
-        gpu.reached.add(other)
+    if peer_device not in gpu.reached:
+        gpu.runtime.deviceEnablePeerAccess(peer_device)
+        gpu.reached.add(peer_device)
 
 
 def _copying(gpu: Gpu, to: int, source: int, size: int, kind: int) -> Any:

@@ -69,16 +69,16 @@ class CublasLt:
         if status:
             raise CannotMeasure(f"cuBLASLt error: {name} returns status {status}")
 
-    def set(self, setter: str, of: ctypes.c_void_p, attribute: int, value: Any) -> None:
+    def set(self, setter: str, target: ctypes.c_void_p, attribute: int, value: Any) -> None:
         """Set an attribute of a descriptor, a layout or a preference."""
-        self.call(setter, of, ctypes.c_int(attribute), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
+        self.call(setter, target, ctypes.c_int(attribute), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
 
 class Plan:
     """A chosen algorithm for row-major (m, k) x (n, k) transposed: weights in the layout of a layer."""
 
-    def __init__(self, library: CublasLt, name: str, m: int, n: int, k: int, batch: int, one: int) -> None:
-        """``one``: address of a float 1.0 on the device, the scale of 8-bit floating operands."""
+    def __init__(self, library: CublasLt, name: str, m: int, n: int, k: int, batch: int, unit_scale: int) -> None:
+        """``unit_scale``: address of a float 1.0 on the device, the scale of 8-bit floating operands."""
         self.lt, form = library, FORMATS[name]
         self.alpha = (ctypes.c_int32 if form.scale == R_32I else ctypes.c_float)(1)
         self.beta = type(self.alpha)(0)
@@ -93,8 +93,8 @@ class Plan:
         self._describe(TRANSA, ctypes.c_int32(TRANSPOSED))
         self._describe(TRANSB, ctypes.c_int32(PLAIN))
         if name == "fp8":
-            self._describe(A_SCALE, ctypes.c_void_p(one))
-            self._describe(B_SCALE, ctypes.c_void_p(one))
+            self._describe(A_SCALE, ctypes.c_void_p(unit_scale))
+            self._describe(B_SCALE, ctypes.c_void_p(unit_scale))
             self._describe(FAST_ACCUMULATION, ctypes.c_int8(1))
         self.weight = self._layout(form.operand, k, n, batch)
         self.activation = self._layout(form.operand, k, m, batch)
@@ -141,7 +141,7 @@ class Plan:
         return layout
 
     def _choose(self) -> _Heuristic:
-        found, count = _Heuristic(), ctypes.c_int()
+        heuristic, count = _Heuristic(), ctypes.c_int()
         status = self.lt.library.cublasLtMatmulAlgoGetHeuristic(
             self.lt.handle,
             self.description,
@@ -151,12 +151,12 @@ class Plan:
             self.result,
             self.preference,
             ctypes.c_int(1),
-            ctypes.byref(found),
+            ctypes.byref(heuristic),
             ctypes.byref(count),
         )
         if status or not count.value:
             raise CannotMeasure("cuBLASLt has no kernel for this format and shape on this GPU")
-        return found
+        return heuristic
 
 
 def _loaded() -> Any:

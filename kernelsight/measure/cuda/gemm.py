@@ -24,9 +24,9 @@ def product(gpu: Gpu, point: Point) -> Prepared:
     if library is None:
         library = gpu.cublaslt = CublasLt()
     memory = Memory(gpu)
-    one, workspace, here = memory.empty(4), memory.empty(WORKSPACE_BYTES), np.ones(1, np.float32)
-    gpu.runtime.memcpy(one, here.ctypes.data, 4, gpu.runtime.memcpyHostToDevice)
-    plan = Plan(library, point.dtype, m, n, k, batch, one)
+    unit_scale, workspace, host_one = memory.empty(4), memory.empty(WORKSPACE_BYTES), np.ones(1, np.float32)
+    gpu.runtime.memcpy(unit_scale, host_one.ctypes.data, 4, gpu.runtime.memcpyHostToDevice)
+    plan = Plan(library, point.dtype, m, n, k, batch, unit_scale)
     moved = batch * ((m * k + n * k) * form.operand_bytes + m * n * form.result_bytes)
     launches = []
     for copy in range(gpu.copies_of(moved, point.cache)):

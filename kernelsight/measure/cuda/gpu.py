@@ -176,18 +176,18 @@ class Gpu:
 
     def _reported(self) -> dict[str, Any]:
         """Return the columns of ``gpus`` that the device reports."""
-        seen = self.properties
+        properties = self.properties
         attribute = self.cupy.cuda.Device(self.ordinal).attributes
         clock = self.nvml.highest_clock_hz() or attribute["ClockRate"] * KILOHERTZ
         # the data rate is twice the memory clock: HBM and GDDR move two words per cycle of the clock that CUDA reports
         bandwidth = 2.0 * attribute["MemoryClockRate"] * KILOHERTZ * attribute["GlobalMemoryBusWidth"] / 8.0
         return {
-            "name": seen["name"].decode() if isinstance(seen["name"], bytes) else str(seen["name"]),
-            "compute_capability": f"{seen['major']}.{seen['minor']}",
-            "sm_count": int(seen["multiProcessorCount"]),
+            "name": properties["name"].decode() if isinstance(properties["name"], bytes) else str(properties["name"]),
+            "compute_capability": f"{properties['major']}.{properties['minor']}",
+            "sm_count": int(properties["multiProcessorCount"]),
             "sm_clock_hz": float(clock),
-            "l2_bytes": int(seen["l2CacheSize"]),
-            "memory_bytes": int(seen["totalGlobalMem"]),
+            "l2_bytes": int(properties["l2CacheSize"]),
+            "memory_bytes": int(properties["totalGlobalMem"]),
             "memory_bandwidth_bytes_per_s": bandwidth if bandwidth and math.isfinite(bandwidth) else None,
             "tdp_w": self.nvml.power_limit_w(),
         }

@@ -60,9 +60,9 @@ class Nvml:
         milliwatts = self._number("nvmlDeviceGetPowerManagementLimit")
         return None if milliwatts is None else milliwatts / 1e3
 
-    def _number(self, name: str, *which: int) -> float | None:
+    def _number(self, name: str, *arguments: int) -> float | None:
         value = ctypes.c_uint()
-        return None if self._refuses(name, self._gpu, *which, ctypes.byref(value)) else float(value.value)
+        return None if self._refuses(name, self._gpu, *arguments, ctypes.byref(value)) else float(value.value)
 
     def _energy_j(self) -> float | None:
         """Return the energy since the driver was loaded, which GPUs count since Volta."""

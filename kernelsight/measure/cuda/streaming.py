@@ -55,9 +55,9 @@ def _refuse_ragged(point: Point, columns: int) -> None:
         raise CannotMeasure(f"its columns are not a multiple of {unit}")
 
 
-def _threads(columns: int, each: int = 8) -> int:
-    """Threads per row: one per ``each`` elements, whole warps, at most 1,024."""
-    return min(1024, max(32, -(-columns // each // 32) * 32))
+def _threads(columns: int, elements: int = 8) -> int:
+    """Threads per row: one per so many ``elements``, whole warps, at most 1,024."""
+    return min(1024, max(32, -(-columns // elements // 32) * 32))
 
 
 def _norm(gpu: Gpu, memory: Memory, point: Point, rows: int, columns: int) -> tuple[Callable[[], Launch], int]:
@@ -65,9 +65,9 @@ def _norm(gpu: Gpu, memory: Memory, point: Point, rows: int, columns: int) -> tu
     fused = point.implementation == "fused_add_rms_norm"
 
     def build() -> Launch:
-        first = memory.filled("bf16", count) if fused else memory.empty(2 * count)
-        second = memory.filled("bf16", count)
-        return launcher(gpu, point.implementation, rows, _threads(columns), (first, second, weight), columns)
+        residual = memory.filled("bf16", count) if fused else memory.empty(2 * count)
+        hidden = memory.filled("bf16", count)
+        return launcher(gpu, point.implementation, rows, _threads(columns), (residual, hidden, weight), columns)
 
     return build, count * (8 if fused else 4) + 2 * columns
 
@@ -76,8 +76,8 @@ def _activation(gpu: Gpu, memory: Memory, point: Point, rows: int, columns: int)
     gelu, count = int(point.implementation == "gelu_and_mul"), rows * columns
 
     def build() -> Launch:
-        out, both = memory.empty(2 * count), memory.filled("bf16", 2 * count)
-        return launcher(gpu, "gated_activation", rows, _threads(columns), (out, both), columns, gelu)
+        output, gate_and_up = memory.empty(2 * count), memory.filled("bf16", 2 * count)
+        return launcher(gpu, "gated_activation", rows, _threads(columns), (output, gate_and_up), columns, gelu)
 
     return build, 6 * count
 
@@ -112,8 +112,8 @@ def _quantize(gpu: Gpu, memory: Memory, point: Point, rows: int, columns: int) -
     scales = memory.filled("fp32", max(rows * -(-columns // SCALE_COLUMNS), 1))
 
     def build() -> Launch:
-        out, new = memory.empty(rows * columns), memory.filled("bf16", rows * columns)
-        return launcher(gpu, point.implementation, rows, _threads(columns), (out, new, scales), columns)
+        output, values = memory.empty(rows * columns), memory.filled("bf16", rows * columns)
+        return launcher(gpu, point.implementation, rows, _threads(columns), (output, values, scales), columns)
 
     return build, 3 * rows * columns
 

@@ -1,6 +1,6 @@
 """One HTML page that loads nothing: charts with the library inside, tables that sort, the SQL behind each.
 
-A page is data, parts of it; ``page.html`` says what they look like, and Jinja escapes every text in it.
+A page is a list of parts; ``page.html`` lays them out, and Jinja escapes every text in it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNKNOWN = "–"
 
 
 class Head(NamedTuple):
-    """The head of a page: what it shows, and what follows from it in sentences."""
+    """The head of a page: title, load, and the findings as sentences."""
 
     title: str
     about: str
@@ -48,7 +48,7 @@ class Head(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Figures in large letters, each under what it is."""
+    """Figures in large letters, each under its label."""
 
     figures: Mapping[str, str]
     kind = "tiles"
@@ -141,7 +141,7 @@ def page(title: str, parts: Sequence[Part]) -> str:
     InvalidInput: the extra ``report`` is not installed.
     """
     scripts = [chart_library(), script(Path(__file__).with_name("page.js").read_text(encoding="utf-8"))]
-    policy = " ".join(f"'sha256-{_digest(own)}'" for own in scripts)
+    policy = " ".join(f"'sha256-{_digest(script_text)}'" for script_text in scripts)
     return _template().render(title=title, parts=parts, scripts_allowed=policy, scripts=scripts)
 
 

@@ -1,4 +1,4 @@
-"""The report of a saved run or sweep: what follows, with which settings, and the figures behind it."""
+"""The report of a saved run or sweep: findings, settings, and the figures behind them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def write_report(session: Session, path: str | Path, scenario: str | None = None
 
 
 def _simulated_page(session: Session, scenario: str | None) -> str:
-    whole = scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in session.available())
-    return _sweep_page(session) if whole else _run_page(one_scenario(session, scenario))
+    is_sweep = scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in session.available())
+    return _sweep_page(session) if is_sweep else _run_page(one_scenario(session, scenario))
 
 
 def _comparison_page(session: Session) -> str:
@@ -87,13 +87,13 @@ def _run_page(session: Session) -> str:
     }
     about = ", ".join(f"{name} {text_of(value)}" for name, value in load.items())
     drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in RUN_FIGURES]
-    said = Head(title, about, _run_sentences(session, summary, settings))
-    parts: list[Part] = [said, _run_tiles(summary), figures(drawn), _facts(session, settings, load)]
+    head = Head(title, about, _run_sentences(session, summary, settings))
+    parts: list[Part] = [head, _run_tiles(summary), figures(drawn), _facts(session, settings, load)]
     return page(f"{title}: simulated serving", parts)
 
 
 def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """Return what a run shows, most important first; every figure is in a table of the run."""
+    """Return the findings of a run as sentences, most important first; every figure is in a table of the run."""
     text = {name: text_of(value) for name, value in summary.items()}
     if not summary["completed"]:
         return [f"None of {text['requests']} requests was served; table request_events has the reason of each."]
@@ -105,23 +105,23 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
     verdict = verdict_of(session.table("resource_gains").to_pylist())["verdict"]
     if verdict:
         sentences.append(f"{verdict[0].upper()}{verdict[1:]}.")
-    ends = {row["metric"]: row for row in session.table("scenario_intervals").to_pylist()}
+    intervals = {row["metric"]: row for row in session.table("scenario_intervals").to_pylist()}
     sure = [
         f"{name} p99 {interval(row['low'], row['high'])} ms"
         for name in ("TTFT", "TPOT")
-        if (row := ends.get(f"{name.lower()}_p99_ms"))
+        if (row := intervals.get(f"{name.lower()}_p99_ms"))
     ]
     if sure:
         sentences.append(f"90 % intervals: {', '.join(sure)}; kernel latencies are {summary['tier']}.")
     if summary["goodput"] is not None:
         sentences.append(f"{text['goodput']} requests/s keep the objectives.")
     spent = {name: summary[f"{name}_s"] or 0.0 for name in ("gpu", "host_exposed", "idle")}
-    whole = sum(spent.values()) or 1.0
-    share = {name: percent(value / whole) for name, value in spent.items()}
+    total = sum(spent.values()) or 1.0
+    shares = {name: percent(value / total) for name, value in spent.items()}
     phases = {name: percent(summary[f"{name}_share"] or 0.0) for name in ("queue", "prefill", "decode")}
     sentences.append(
-        f"The GPUs compute {share['gpu']} of the time, wait for the host {share['host_exposed']} and are idle "
-        f"{share['idle']}; requests spend {phases['queue']} of their time before their first step, "
+        f"The GPUs compute {shares['gpu']} of the time, wait for the host {shares['host_exposed']} and are idle "
+        f"{shares['idle']}; requests spend {phases['queue']} of their time before their first step, "
         f"{phases['prefill']} in prefill, {phases['decode']} in decode."
     )
     if summary["mean_power_w"] is not None and summary["energy_per_output_token_j"] is not None:
@@ -214,8 +214,8 @@ def _sweep_page(session: Session) -> str:
     )
     drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in sweep_figures(columns, constant)]
     title = f"{len(rows):,} scenarios"
-    said = _sweep_sentences(served, len(rows), columns)
-    return page(f"{title}: simulated serving", [Head(title, fixed, said), figures(drawn)])
+    sentences = _sweep_sentences(served, len(rows), columns)
+    return page(f"{title}: simulated serving", [Head(title, fixed, sentences), figures(drawn)])
 
 
 def _sweep_sentences(served: Sequence[Mapping[str, Any]], count: int, columns: Sequence[str]) -> list[str]:
@@ -228,9 +228,9 @@ def _sweep_sentences(served: Sequence[Mapping[str, Any]], count: int, columns: S
         served = meeting or served
     best = max(served, key=lambda row: (row["output_throughput_per_gpu"], row["scenario_id"]))
     flags = [name for name in columns[2 : columns.index("status")] if best[name] is not None]
-    stated = ", ".join(f"{name} {text_of(best[name])}" for name in flags)
+    flag_text = ", ".join(f"{name} {text_of(best[name])}" for name in flags)
     sentences.append(
-        f"Most output tokens per GPU: scenario {best['scenario_id']} ({stated}) with "
+        f"Most output tokens per GPU: scenario {best['scenario_id']} ({flag_text}) with "
         f"{text_of(best['output_throughput_per_gpu'])} tokens/s a GPU, TTFT p99 {text_of(best['ttft_p99_ms'])} ms, "
         f"TPOT p99 {text_of(best['tpot_p99_ms'])} ms."
     )

@@ -1,4 +1,4 @@
-"""The report of a saved kernel search: what was found, what was measured and deferred and why, how honest it was."""
+"""The report of a saved kernel search: the best candidate, what was measured or deferred and why, its calibration."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 def search_page(session: Session, search: str | None = None) -> str:
     """Return the page of the one search that a run holds; InvalidInput: it holds several, or not the named one."""
     scenarios = session.table("search_scenarios").to_pylist()
-    known = [row["search_id"] for row in scenarios]
-    if len(known) != 1:
+    names = [row["search_id"] for row in scenarios]
+    if len(names) != 1:
         raise InvalidInput(
-            f"the run holds {len(known)} kernel searches; a report shows one, as `search run -o` saves it."
+            f"the run holds {len(names)} kernel searches; a report shows one, as `search run -o` saves it."
         )
-    if search not in (None, known[0]):
-        raise InvalidInput(f"the run holds the kernel search {known[0]!r}, not {search!r}; leave out --scenario.")
+    if search not in (None, names[0]):
+        raise InvalidInput(f"the run holds the kernel search {names[0]!r}, not {search!r}; leave out --scenario.")
     scenario, summary = scenarios[0], session.table("search_summary").to_pylist()[0]
     drawn = [(figure, session.query(figure.sql).to_pylist()) for figure in SEARCH_FIGURES]
     title = f"Kernel search: {scenario['space']} on {scenario['gpu']}"
-    stated = {name: value for name, value in scenario.items() if value is not None}
-    about = ", ".join(f"{name} {text_of(value)}" for name, value in stated.items() if name != "search_id")
-    cards = {"Search": [{"setting": name, "value": text_of(value)} for name, value in stated.items()]}
+    fields = {name: value for name, value in scenario.items() if value is not None}
+    about = ", ".join(f"{name} {text_of(value)}" for name, value in fields.items() if name != "search_id")
+    cards = {"Search": [{"setting": name, "value": text_of(value)} for name, value in fields.items()]}
     cards["Best candidate"] = _parameters(session)
     facts = Grid([Card(name, table=table(rows)) for name, rows in cards.items() if rows])
-    said = Head(title, about, _sentences(session, scenario, summary))
-    return page(title, [said, _tiles(summary), figures(drawn), facts])
+    head = Head(title, about, _sentences(session, scenario, summary))
+    return page(title, [head, _tiles(summary), figures(drawn), facts])
 
 
 def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    """Return what the search shows, most important first."""
+    """Return the findings of the search as sentences, most important first."""
     sentences = [
         f"The fastest candidate after {summary['measured']} measurements takes {text_of(summary['best_us'])} us: "
         f"{summary['best_candidate']}."
@@ -48,18 +48,18 @@ def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[s
             f"It is {percent(summary['regret'], 1)} above the fastest that the file holds; the search was within 5 % "
             f"after {text_of(summary['n_to_5'])} and within 2 % after {text_of(summary['n_to_2'])} measurements."
         )
-    last = session.query("select expected_better from search_rounds order by round desc limit 1").to_pylist()[0]
-    if last["expected_better"] is not None:
+    ending = session.query("select expected_better from search_rounds order by round desc limit 1").to_pylist()[0]
+    if ending["expected_better"] is not None:
         ended = "It stopped by itself" if summary["stopped"] else "It ended with its budget"
         sentences.append(
-            f"{ended}; before its last round it expected {text_of(last['expected_better'])} further candidates to be "
+            f"{ended}; before its last round it expected {text_of(ending['expected_better'])} further candidates to be "
             "faster than the best by 2 %."
         )
     deferred = session.query(DEFERRED_QUERY).to_pylist()
     if deferred:
         listed = "; ".join(f"{row['candidates']:,} {row['why']}" for row in deferred)
-        every = sum(row["candidates"] for row in deferred)
-        sentences.append(f"{every:,} candidates were forecast and not measured: {listed}.")
+        deferred_count = sum(row["candidates"] for row in deferred)
+        sentences.append(f"{deferred_count:,} candidates were forecast and not measured: {listed}.")
     judged = session.query(FORECAST_QUERY).to_pylist()
     if judged:
         inside = sum(row["inside"] for row in judged)

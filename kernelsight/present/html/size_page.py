@@ -1,4 +1,4 @@
-"""The page of a sizing: what to buy and why, the cost of each deployment, the hours of a day, what was left out."""
+"""The page of a sizing: the chosen deployment and why, the cost of each, the hours of a day, what was left out."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str]) -> str:
     """Return the page of a sizing."""
     chosen, rows = answer["chosen"], answer["rows"]
     title = f"{chosen['gpus']} × {chosen['gpu']}" if chosen else "No deployment keeps the objectives"
-    sentences = [each for each in (answer["answer"], answer["decides"]) if each]
+    sentences = [sentence for sentence in (answer["answer"], answer["decides"]) if sentence]
     parts: list[Part] = [Head(title, "the cheapest deployment that keeps every objective surely enough", sentences)]
     if chosen:
         shown = [{name: row.get(name) for name in columns} for row in rows]
         day = [_day(answer["day"])] if answer["day"] else []
         launch = Card("One instance", text="\n".join(answer["launch"]), wide=True)
-        every = Card("Deployments", table=table(shown), wide=True)
-        parts += [Tiles(_figures(chosen)), Grid([_costs(rows), *day, launch, every])]
+        all_deployments = Card("Deployments", table=table(shown), wide=True)
+        parts += [Tiles(_figures(chosen)), Grid([_costs(rows), *day, launch, all_deployments])]
     if answer["left_out"]:
         left_out = [
             {"gpu": row["gpu"], "TP": row["tensor_parallel_size"], "why": row["reason"]} for row in answer["left_out"]
@@ -114,12 +114,12 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> Card:
     titles = {"cost_per_day": "$ a day", "price_per_hour": "$ an hour", "gpus": "GPUs"}
     values = [
         {
-            "name": f"{row['instances']} × {row['gpu']}, TP {row['tensor_parallel_size']} ({place})",
+            "name": f"{row['instances']} × {row['gpu']}, TP {row['tensor_parallel_size']} ({rank})",
             "weight": row[name],
             "holds": _sureness(row["probability"]),
-            **{each: row[each] for each in ("probability", "load", "instances")},
+            **{field: row[field] for field in ("probability", "load", "instances")},
         }
-        for place, row in enumerate(rows[:SHOWN], start=1)
+        for rank, row in enumerate(rows[:SHOWN], start=1)
     ]
     hidden = len(rows) - len(values)
     note = f"{hidden} more deployments are in the table." if hidden else ""

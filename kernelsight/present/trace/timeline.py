@@ -65,16 +65,20 @@ def write_timeline(
     chosen = one_scenario(session, scenario)
     chosen.compute(*SERVED, *FACTS)
     tables = {name: chosen.table(name) for name in (*SERVED, *FACTS)}
-    steps, parts = _shown(tables, span)
+    steps, step_kernel_sets = _shown(tables, span)
     moving = in_flight(tables["request_events"], span.start, span.end)
-    shown = {"steps": steps.num_rows, "kernel_slices": sum(part.us.size for part in parts), "requests": moving.num_rows}
+    shown = {
+        "steps": steps.num_rows,
+        "kernel_slices": sum(kernels_of_steps.us.size for kernels_of_steps in step_kernel_sets),
+        "requests": moving.num_rows,
+    }
     shown["events"] = _count_events(shown["kernel_slices"], steps, moving)
     _check_size(shown, steps, tables["request_events"], span, most_events)
     rows = (tables[name] for name in ("replica_totals", "deployment_settings", "memory_plan", "gpu_power"))
     replicas = replicas_of(*rows, steps)
-    last = min(span.end, max(tables["replica_totals"]["last_ns"].to_pylist(), default=0))
-    parts_of_file = (names(replicas), slices(replicas, steps, parts), counters(replicas, steps))
-    events = itertools.chain(*parts_of_file, requests(moving, span.start, last))
+    last_ns = min(span.end, max(tables["replica_totals"]["last_ns"].to_pylist(), default=0))
+    parts_of_file = (names(replicas), slices(replicas, steps, step_kernel_sets), counters(replicas, steps))
+    events = itertools.chain(*parts_of_file, requests(moving, span.start, last_ns))
     with durable_file(Path(path)) as draft, draft.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n' + next(events))
         file.writelines(f",\n{event}" for event in events)
@@ -89,13 +93,19 @@ def _shown(tables: dict[str, pa.Table], span: Span) -> tuple[pa.Table, list[Step
     inside = (start >= span.start) & (start < span.end)
     number = np.cumsum(inside) - 1
     knots = knot_kernels(tables["kernel_latencies"], tables["step_shapes"], tables["knot_corrections"])
-    parts = []
-    for part in step_kernels(
+    shown_kernels = []
+    for kernels_of_steps in step_kernels(
         *(steps, tables["step_cost_uses"], tables["replica_totals"], tables["deployment_settings"], knots)
     ):
-        in_span = inside[part.rows]
-        parts.append(part._replace(rows=number[part.rows[in_span]], us=part.us[in_span], calls=part.calls[in_span]))
-    return steps.filter(pa.array(inside)), parts
+        in_span = inside[kernels_of_steps.rows]
+        shown_kernels.append(
+            kernels_of_steps._replace(
+                rows=number[kernels_of_steps.rows[in_span]],
+                us=kernels_of_steps.us[in_span],
+                calls=kernels_of_steps.calls[in_span],
+            )
+        )
+    return steps.filter(pa.array(inside)), shown_kernels
 
 
 def _count_events(kernel_slices: int, steps: pa.Table, requests_shown: pa.Table) -> int:
@@ -125,12 +135,12 @@ def _check_size(shown: dict[str, int], steps: pa.Table, request_events: pa.Table
 def _span_that_fits(shown: dict[str, int], steps: pa.Table, request_events: pa.Table, most_events: int) -> Span:
     """Return the first part of the steps' time that is small enough, found by halving."""
     start = steps["start_ns"].to_numpy()
-    first, end = float(start.min()), float(start.max()) + 1.0
-    while end - first > 1e3:
-        end = first + 0.5 * (end - first)
+    start_ns, end = float(start.min()), float(start.max()) + 1.0
+    while end - start_ns > 1e3:
+        end = start_ns + 0.5 * (end - start_ns)
         inside = steps.filter(pa.array(start < end))
         slices_inside = shown["kernel_slices"] * inside.num_rows // steps.num_rows
-        moving = in_flight(request_events, first, end)
+        moving = in_flight(request_events, start_ns, end)
         if 1.1 * _count_events(slices_inside, inside, moving) <= most_events:
             break
-    return Span(first, end)
+    return Span(start_ns, end)

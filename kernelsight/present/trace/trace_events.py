@@ -48,16 +48,18 @@ def replicas_of(
     rows = totals.to_pylist()
     used = [settings_of[row["deployment_id"]] for row in rows]
     titles = []
-    for row, own in zip(rows, used, strict=True):
-        titles.append(f"replica {row['replica']}: {own['model']} on {own['gpu']}, tp {own['tp']} pp {own['pp']}")
+    for row, engine in zip(rows, used, strict=True):
+        titles.append(
+            f"replica {row['replica']}: {engine['model']} on {engine['gpu']}, tp {engine['tp']} pp {engine['pp']}"
+        )
     capacity = [plan_of[row["deployment_id"]]["capacity_units"] for row in rows]
-    gpus = [(own["tp"], own["tp"] * own["pp"]) for own in used]
-    drawn = ([power_of[own["gpu"]][name] for own in used] for name in ("idle_w", "active_w"))
+    gpus = [(engine["tp"], engine["tp"] * engine["pp"]) for engine in used]
+    drawn = ([power_of[engine["gpu"]][name] for engine in used] for name in ("idle_w", "active_w"))
     return Replicas([row["replica"] for row in rows], titles, capacity, gpus, *drawn, _threads(steps))
 
 
 def names(replicas: Replicas) -> Iterator[str]:
-    """Yield what processes and threads are called."""
+    """Yield the names of processes and threads."""
     threads = range(1, int(replicas.thread.max(initial=1)) + 1)
     for number, title in zip(replicas.numbers, replicas.titles, strict=True):
         yield _title(number, 0, "process_name", title)
@@ -65,24 +67,24 @@ def names(replicas: Replicas) -> Iterator[str]:
             yield _title(number, thread, "thread_name", "steps" if len(threads) == 1 else f"steps in flight {thread}")
 
 
-def slices(replicas: Replicas, steps: pa.Table, parts: Sequence[StepKernels]) -> Iterator[str]:
+def slices(replicas: Replicas, steps: pa.Table, step_kernel_sets: Sequence[StepKernels]) -> Iterator[str]:
     """Yield the steps, each with its exposed host time, kernels and waits inside, thread after thread, in time."""
     start, end, host, wait = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "host_ns", "stage_wait_ns"))
     phase, numbers = phases_of(steps), steps["replica"].to_numpy()
-    bounds, kernels = _kernels(steps, parts)
+    bounds, kernels = _kernels(steps, step_kernel_sets)
     phases, waits, hosts = [_named(word, "step") for word in PHASES], _named(WAIT, "wait"), _named("host", "host")
     values = [steps[name].to_numpy() for name in STEP_ARGS]
     for i in np.lexsort((start, replicas.thread, numbers)).tolist():
         track = f'"pid":{numbers[i] + 1},"tid":{replicas.thread[i]}'
-        stated = ",".join(f'"{name}":{column[i]}' for name, column in zip(STEP_ARGS, values, strict=True))
-        args = f',"args":{{"step":{steps["step"][i].as_py()},{stated}}}'
+        step_args = ",".join(f'"{name}":{column[i]}' for name, column in zip(STEP_ARGS, values, strict=True))
+        args = f',"args":{{"step":{steps["step"][i].as_py()},{step_args}}}'
         yield _slice(phases[phase[i]], track, start[i], end[i] - start[i], args)
-        at = start[i]
+        kernel_start = start[i]
         if host[i] > 0:
-            yield _slice(hosts, track, at, host[i])
-            at += host[i]
+            yield _slice(hosts, track, kernel_start, host[i])
+            kernel_start += host[i]
         for kernel, low, high in zip(kernels[i], bounds[i][:-1], bounds[i][1:], strict=True):
-            yield _slice(kernel, track, at + low, high - low)
+            yield _slice(kernel, track, kernel_start + low, high - low)
         if wait[i] > 0:
             yield _slice(waits, track, end[i] - wait[i], wait[i])
 
@@ -95,14 +97,14 @@ def counters(replicas: Replicas, steps: pa.Table) -> Iterator[str]:
     )
     capacity = dict(zip(replicas.numbers, replicas.capacity, strict=True))
     columns = (replicas.gpus, replicas.idle_w, replicas.active_w)
-    drawn = {number: each for number, *each in zip(replicas.numbers, *columns, strict=True)}
+    drawn = {number: power_columns for number, *power_columns in zip(replicas.numbers, *columns, strict=True)}
     for i in np.lexsort((start, numbers)).tolist():
         head = f'"ph":"C","pid":{numbers[i] + 1},"tid":0,"ts":{_us(start[i])}'
         yield f'{{"name":"requests",{head},"args":{{"running":{running[i]},"waiting":{waiting[i]}}}}}'
-        share = 100.0 * used[i] / max(capacity[numbers[i]], 1)
-        yield f'{{"name":"KV cache in use (%)",{head},"args":{{"used":{share:.3f}}}}}'
-        (together, gpus), idle_w, active_w = drawn[numbers[i]]
-        power_w = gpus * (idle_w + active_w) + together * joules[i] * 1e9 / max(end[i] - start[i], 1)
+        used_percent = 100.0 * used[i] / max(capacity[numbers[i]], 1)
+        yield f'{{"name":"KV cache in use (%)",{head},"args":{{"used":{used_percent:.3f}}}}}'
+        (layer_gpus, gpus), idle_w, active_w = drawn[numbers[i]]
+        power_w = gpus * (idle_w + active_w) + layer_gpus * joules[i] * 1e9 / max(end[i] - start[i], 1)
         if np.isfinite(power_w):
             yield f'{{"name":"power (W)",{head},"args":{{"GPUs":{power_w:.1f}}}}}'
 
@@ -118,35 +120,37 @@ def requests(events: pa.Table, start_ns: float, end_ns: float) -> Iterator[str]:
         bounds.append(float(np.clip(row["finish_ns"], start_ns, end_ns)))
         track = f'"id":"{row["request_id"]}","pid":{row["replica"] + 1},"tid":0'
         name_and_category = _named(row["external_id"] or f"request {row['request_id']}", "request")
-        stated = ",".join(f'"{name}":{row[name]}' for name in REQUEST_ARGS)
-        yield f'{{{name_and_category},"ph":"b",{track},"ts":{_us(bounds[0])},"args":{{{stated}}}}}'
+        request_args = ",".join(f'"{name}":{row[name]}' for name in REQUEST_ARGS)
+        yield f'{{{name_and_category},"ph":"b",{track},"ts":{_us(bounds[0])},"args":{{{request_args}}}}}'
         for (name, _), low, high in zip(moments, bounds[:-1], bounds[1:], strict=True):
             if high > low:
-                part = _named(name, "request")
-                yield f'{{{part},"ph":"b",{track},"ts":{_us(low)}}}'
-                yield f'{{{part},"ph":"e",{track},"ts":{_us(high)}}}'
+                name_of_phase = _named(name, "request")
+                yield f'{{{name_of_phase},"ph":"b",{track},"ts":{_us(low)}}}'
+                yield f'{{{name_of_phase},"ph":"e",{track},"ts":{_us(high)}}}'
         yield f'{{{name_and_category},"ph":"e",{track},"ts":{_us(bounds[-1])}}}'
 
 
 def in_flight(events: pa.Table, start_ns: float, end_ns: float) -> pa.Table:
     """Return the finished requests that were in flight in a span."""
-    there = pc.and_(pc.less(events["sent_ns"], end_ns), pc.greater(events["finish_ns"], start_ns))
-    return events.filter(pc.and_(pc.equal(events["status"], "finished"), pc.fill_null(there, False)))
+    overlaps = pc.and_(pc.less(events["sent_ns"], end_ns), pc.greater(events["finish_ns"], start_ns))
+    return events.filter(pc.and_(pc.equal(events["status"], "finished"), pc.fill_null(overlaps, False)))
 
 
-def _kernels(steps: pa.Table, parts: Sequence[StepKernels]) -> tuple[list[Sequence[int]], list[Sequence[str]]]:
-    """Return of each step where its kernels begin and end, in ns from the first, and what they are, as ``_named``."""
+def _kernels(
+    steps: pa.Table, step_kernel_sets: Sequence[StepKernels]
+) -> tuple[list[Sequence[int]], list[Sequence[str]]]:
+    """Return the bounds of each step's kernels in ns from the first, and their names, as ``_named`` writes them."""
     gpu_ns = gpu_ns_of(steps)
     bounds: list[Sequence[int]] = [(0,)] * steps.num_rows
     kernels: list[Sequence[str]] = [()] * steps.num_rows
-    for part in parts:
-        until = np.cumsum(np.maximum(part.us, 0.0), axis=1)
+    for kernels_of_steps in step_kernel_sets:
+        until = np.cumsum(np.maximum(kernels_of_steps.us, 0.0), axis=1)
         # the last kernel ends with the step's GPU time, to the nanosecond
-        until *= (gpu_ns[part.rows] / np.maximum(until[:, -1], 1e-300))[:, None]
-        whole = np.rint(np.hstack([np.zeros((part.rows.size, 1)), until])).astype(np.int64)
-        shown = [_named(name, family) for family, name in part.kernels]
-        for row, ends in zip(part.rows.tolist(), whole.tolist(), strict=True):
-            bounds[row], kernels[row] = ends, shown
+        until *= (gpu_ns[kernels_of_steps.rows] / np.maximum(until[:, -1], 1e-300))[:, None]
+        edges_ns = np.rint(np.hstack([np.zeros((kernels_of_steps.rows.size, 1)), until])).astype(np.int64)
+        shown = [_named(name, family) for family, name in kernels_of_steps.kernels]
+        for row, edges in zip(kernels_of_steps.rows.tolist(), edges_ns.tolist(), strict=True):
+            bounds[row], kernels[row] = edges, shown
     return bounds, kernels
 
 
@@ -168,8 +172,8 @@ def _threads(steps: pa.Table) -> np.ndarray:
 
 
 def _us(nanoseconds: float) -> str:
-    whole = round(nanoseconds)
-    return f"{whole // 1000}.{whole % 1000:03d}"
+    rounded_ns = round(nanoseconds)
+    return f"{rounded_ns // 1000}.{rounded_ns % 1000:03d}"
 
 
 def _named(name: str, category: str) -> str:
@@ -180,6 +184,6 @@ def _slice(name_and_category: str, track: str, start_ns: int, length_ns: int, ar
     return f'{{{name_and_category},"ph":"X",{track},"ts":{_us(start_ns)},"dur":{_us(length_ns)}{args}}}'
 
 
-def _title(replica: int, thread: int, what: str, title: str) -> str:
+def _title(replica: int, thread: int, kind: str, title: str) -> str:
     track = f'"pid":{replica + 1},"tid":{thread}'
-    return f'{{"name":"{what}","ph":"M",{track},"ts":0,"args":{{"name":{json.dumps(title)}}}}}'
+    return f'{{"name":"{kind}","ph":"M",{track},"ts":0,"args":{{"name":{json.dumps(title)}}}}}'

@@ -36,9 +36,9 @@ def read_options(words: list[str], takes: Takes, folder: Path, read_files: bool 
     ``folder``: where the files that options name are; ``read_files``: whether they may be read. InvalidInput: an option
     that takes a value is the last word, its JSON cannot be read, or its file is there and may not be read.
     """
-    place = 0
-    while place < len(words):
-        word, place = words[place], place + 1
+    index = 0
+    while index < len(words):
+        word, index = words[index], index + 1
         if not word.startswith("-") or word == "-":
             yield Setting("MODEL", word, word)
             continue
@@ -53,21 +53,21 @@ def read_options(words: list[str], takes: Takes, folder: Path, read_files: bool 
             continue
         if kind is None and stem != name and takes(stem) == "json":
             kind = "value"
-        if kind in ("none", "optional") or (kind is None and not equals and _is_option(words, place)):
-            following = words[place].lower() if place < len(words) else ""
+        if kind in ("none", "optional") or (kind is None and not equals and _is_option(words, index)):
+            following = words[index].lower() if index < len(words) else ""
             if not equals and kind == "optional" and following in ("true", "false"):
-                value, place, word = following, place + 1, f"{word} {following}"
+                value, index, word = following, index + 1, f"{word} {following}"
             yield Setting(name, (value if value else "true").lower(), word)
             continue
         if kind == "list" and not equals:
-            stop = next((n for n in range(place, len(words)) if words[n].startswith("-")), len(words))
-            yield Setting(name, " ".join(words[place:stop]), " ".join([word, *words[place:stop]]))
-            place = stop
+            stop = next((n for n in range(index, len(words)) if words[n].startswith("-")), len(words))
+            yield Setting(name, " ".join(words[index:stop]), " ".join([word, *words[index:stop]]))
+            index = stop
             continue
         if not equals:
-            if place == len(words):
+            if index == len(words):
                 raise InvalidInput(f"{name} of the launch line has no value; add it, or remove the option.")
-            value, place = words[place], place + 1
+            value, index = words[index], index + 1
             word = f"{word} {value}"
         if name == "-O" and value.startswith("{"):  # until vLLM 0.11, the short form of the whole configuration
             name, kind = "--compilation-config", "json"
@@ -77,13 +77,13 @@ def read_options(words: list[str], takes: Takes, folder: Path, read_files: bool 
             yield from _valued(name, value, word, kind, takes)
 
 
-def _is_option(words: list[str], place: int) -> bool:
-    return place == len(words) or (words[place].startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", words[place]))
+def _is_option(words: list[str], index: int) -> bool:
+    return index == len(words) or (words[index].startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", words[index]))
 
 
 def _valued(name: str, value: str, word: str, kind: str | None, takes: Takes) -> Iterator[Setting]:
     if kind == "json":
-        fields = parse_json(value, lambda found: InvalidInput(f"{name} of the launch line {found}."))
+        fields = parse_json(value, lambda problem: InvalidInput(f"{name} of the launch line {problem}."))
         if not isinstance(fields, Mapping):
             raise InvalidInput(f"{name} of the launch line is no JSON object; give its fields.")
         yield from _nested(name, fields, takes)
@@ -129,6 +129,6 @@ def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_
     if not isinstance(fields, Mapping):
         raise refuse("has no options")
     for number, (field, inner) in enumerate(fields.items(), start=1):
-        for one in _nested(f"--{field}", inner, takes):
-            what = one.name if takes(one.name) else f"option {number}"
-            yield one._replace(words=f"{value}: {what}", of_file=True)
+        for setting in _nested(f"--{field}", inner, takes):
+            shown = setting.name if takes(setting.name) else f"option {number}"
+            yield setting._replace(words=f"{value}: {shown}", of_file=True)

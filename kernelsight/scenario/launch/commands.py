@@ -66,66 +66,66 @@ def launch_command(
     if not deployment.get("model"):
         raise InvalidInput("the row of the deployment names no model; give model, such as qwen3-32b.")
     engine = deployment.get("engine") or "vllm"
-    stated = {
+    flags = {
         flag: deployment.get(column, deployment.get(flag))
         for flag, column in DEPLOYMENT_FLAGS.items()
         if flag not in BESIDE
     }
-    stated["speculative_model"] = speculative_model and served_name(speculative_model)
-    stated = {flag: value for flag, value in stated.items() if value is not None}
+    flags["speculative_model"] = speculative_model and served_name(speculative_model)
+    flags = {flag: value for flag, value in flags.items() if value is not None}
     served = served_name(asked or deployment["model"], (model or {}).get("huggingface_id"))
-    of_replica = dict(stated)
-    said, unsaid = _parallel(engine, stated, bool((model or {}).get("experts")))
-    if stated.get("enable_chunked_prefill") is False and engine == "sglang":
-        stated.pop("max_num_batched_tokens", None)
-        said["--chunked-prefill-size"] = "-1"
-    for flag, value in stated.items():
+    of_replica = dict(flags)
+    option_words, unsaid = _parallel(engine, flags, bool((model or {}).get("experts")))
+    if flags.get("enable_chunked_prefill") is False and engine == "sglang":
+        flags.pop("max_num_batched_tokens", None)
+        option_words["--chunked-prefill-size"] = "-1"
+    for flag, value in flags.items():
         if flag == "kv_cache_tokens" and engine == "vllm":  # its option counts blocks
-            value //= stated.get("block_size", BLOCK_TOKENS[engine])
+            value //= flags.get("block_size", BLOCK_TOKENS[engine])
         if flag == "max_num_seqs" and engine == "trtllm":  # its option counts the requests of a micro-batch
-            value, beyond = divmod(value, stated.get("pipeline_parallel_size", 1))
-            unsaid |= {flag: stated[flag]} if beyond else {}
+            value, remainder = divmod(value, flags.get("pipeline_parallel_size", 1))
+            unsaid |= {flag: flags[flag]} if remainder else {}
         default = _default(engine, flag, bool(deployment.get("engine_version")))
-        if flag in (*PARALLEL, *unsaid) or (value == default and stated[flag] == of_replica[flag]):
+        if flag in (*PARALLEL, *unsaid) or (value == default and flags[flag] == of_replica[flag]):
             continue
         if flag == "kv_tier":
-            options = tier_options(engine, value, stated.get(PARALLEL[0], 1) * stated.get(PARALLEL[1], 1))
-            said |= options or {}
-            unsaid |= {} if options else {flag: value}
+            tier_words = tier_options(engine, value, flags.get(PARALLEL[0], 1) * flags.get(PARALLEL[1], 1))
+            option_words |= tier_words or {}
+            unsaid |= {} if tier_words else {flag: value}
             continue
         option = _option(engine, flag, value)
         if option is None:
             if not (flag == "enable_chunked_prefill" and engine == "sglang"):
                 unsaid[flag] = value
         else:
-            said[option[0]] = option[1]
-    return _written(engine, served, said, unsaid)
+            option_words[option[0]] = option[1]
+    return _written(engine, served, option_words, unsaid)
 
 
-def _parallel(engine: str, stated: dict[str, Any], moe: bool) -> tuple[dict[str, str | None], dict[str, Any]]:
+def _parallel(engine: str, flags: dict[str, Any], moe: bool) -> tuple[dict[str, str | None], dict[str, Any]]:
     """Return the options of the parallel sizes; attention replicas of a MoE model share their engine's group."""
-    tp, pp, dp, ep = (stated.get(name, 1) for name in PARALLEL)
-    said: dict[str, str | None] = {}
+    tp, pp, dp, ep = (flags.get(name, 1) for name in PARALLEL)
+    option_words: dict[str, str | None] = {}
     unsaid: dict[str, Any] = {}
-    together = engine == "trtllm" or (engine == "sglang" and moe)
-    if dp > 1 and together:
+    shares_group = engine == "trtllm" or (engine == "sglang" and moe)
+    if dp > 1 and shares_group:
         if engine == "trtllm" and tp > 1:
             unsaid["data_parallel_size"] = dp
         else:
-            said["--enable_attention_dp" if engine == "trtllm" else "--enable-dp-attention"] = None
+            option_words["--enable_attention_dp" if engine == "trtllm" else "--enable-dp-attention"] = None
             for name in ("max_num_seqs", "max_num_batched_tokens") if engine == "sglang" else ():
-                if name in stated:
-                    stated[name] *= dp
-    sizes = {PARALLEL[0]: tp * dp if together and not unsaid else tp, PARALLEL[1]: pp}
+                if name in flags:
+                    flags[name] *= dp
+    sizes = {PARALLEL[0]: tp * dp if shares_group and not unsaid else tp, PARALLEL[1]: pp}
     if engine != "trtllm":
         sizes[PARALLEL[2]] = dp
     if ep > 1 and engine == "vllm":
-        said |= {"--enable-expert-parallel": None} if ep == tp * dp else {}
+        option_words |= {"--enable-expert-parallel": None} if ep == tp * dp else {}
         unsaid |= {} if ep == tp * dp else {PARALLEL[3]: ep}
     else:
         sizes[PARALLEL[3]] = ep
-    written = {_first(engine, flag).option: str(size) for flag, size in sizes.items() if size > 1}
-    return written | said, unsaid
+    written = {_first_option(engine, flag).option: str(size) for flag, size in sizes.items() if size > 1}
+    return written | option_words, unsaid
 
 
 @cache
@@ -133,7 +133,7 @@ def _of_flag(engine: str, flag: str) -> tuple[Option, ...]:
     return tuple(dict.fromkeys(row for row in options(engine).values() if row.flag == flag))
 
 
-def _first(engine: str, flag: str) -> Option:
+def _first_option(engine: str, flag: str) -> Option:
     return _of_flag(engine, flag)[0]
 
 
@@ -171,10 +171,10 @@ def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _written(engine: str, model: str, said: Mapping[str, str | None], unsaid: dict[str, Any]) -> LaunchCommand:
+def _written(engine: str, model: str, option_words: Mapping[str, str | None], unsaid: dict[str, Any]) -> LaunchCommand:
     """Return the command; options with a dot become one JSON value, those of TensorRT-LLM a file."""
     words, nested = [*PROGRAMS[engine], model], {}
-    for option, value in said.items():
+    for option, value in option_words.items():
         if engine == "trtllm" and option not in OF_TRTLLM_SERVE:
             _put(nested, option.lstrip("-").split("."), value)
         elif "." in option:

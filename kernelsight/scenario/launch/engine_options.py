@@ -39,7 +39,7 @@ class Option(NamedTuple):
         """
         if self.value is None:
             return True, text
-        pairs = dict(part.partition("=")[::2] for part in self.value.split() if "=" in part)
+        pairs = dict(word.partition("=")[::2] for word in self.value.split() if "=" in word)
         if not pairs:
             return True, self.value
         if text in pairs:
@@ -50,7 +50,7 @@ class Option(NamedTuple):
         """Return the engine's word for one of our values, or None if the option cannot say it."""
         if self.value is None:
             return value
-        pairs = [part.partition("=")[::2] for part in self.value.split() if "=" in part]
+        pairs = [word.partition("=")[::2] for word in self.value.split() if "=" in word]
         if not pairs:
             return value if value == self.value else None
         return next((theirs for theirs, ours in pairs if ours == value), value if "*" in self.value.split() else None)
@@ -78,17 +78,17 @@ def find_option(engine: str, name: str) -> Option | None:
     >>> find_option("vllm", "--gpu-memory-util").option, find_option("vllm", "--no-such") is None
     ('--gpu-memory-utilization', True)
     """
-    known, wanted = options(engine), spelled(name)
-    stem, dot, field = wanted.partition(".")
+    by_name, spelling = options(engine), spelled(name)
+    stem, dot, field = spelling.partition(".")
     if dot and stem == "-O":  # until vLLM 0.11, the short form of the whole configuration
         stem = "--compilation-config"
-    if dot and stem in known:
-        wanted = f"{spelled(known[stem].option)}.{field}"
-    if wanted in known:
-        return known[wanted]
-    if not wanted.startswith("--") or len(wanted) < 6 or "." in wanted:
+    if dot and stem in by_name:
+        spelling = f"{spelled(by_name[stem].option)}.{field}"
+    if spelling in by_name:
+        return by_name[spelling]
+    if not spelling.startswith("--") or len(spelling) < 6 or "." in spelling:
         return None
-    begun = {row.option: row for key, row in known.items() if key.startswith(wanted) and "." not in key}
+    begun = {row.option: row for key, row in by_name.items() if key.startswith(spelling) and "." not in key}
     return next(iter(begun.values())) if len(begun) == 1 else None
 
 
@@ -98,8 +98,8 @@ def find_variable(engine: str, name: str) -> Option | None:
     >>> find_variable("vllm", "VLLM_LOGGING_LEVEL").effect, find_variable("vllm", "VLLM_USE_DEEP_GEMM").effect
     ('none', 'not_modelled')
     """
-    known = options(engine)
-    if name in known:
-        return known[name]
-    begun = [key for key in known if key.endswith("*") and name.startswith(key[:-1])]
-    return known[max(begun, key=len)] if begun else None
+    by_name = options(engine)
+    if name in by_name:
+        return by_name[name]
+    begun = [key for key in by_name if key.endswith("*") and name.startswith(key[:-1])]
+    return by_name[max(begun, key=len)] if begun else None

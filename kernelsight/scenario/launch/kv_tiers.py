@@ -43,10 +43,10 @@ def kv_tier(reading: Reading, option: Option, setting: Setting, value: str) -> N
 def kv_connector(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     """vLLM's connectors: those that offload state their host memory, the others move KV between engines."""
     try:
-        stated = parse_json(value, InvalidInput)
+        value_read = parse_json(value, InvalidInput)
     except InvalidInput:
-        stated = None
-    fields = stated if isinstance(stated, dict) else {}
+        value_read = None
+    fields = value_read if isinstance(value_read, dict) else {}
     extra = fields.get("kv_connector_extra_config")
     size = extra.get("cpu_bytes_to_use") if isinstance(extra, dict) else None
     name = fields.get("kv_connector")
@@ -86,12 +86,12 @@ def tier_options(engine: str, tiers: str, ranks: int) -> dict[str, str | None] |
 
 def _add(reading: Reading, option: Option, setting: Setting, tier: str) -> None:
     """Add a tier to those that the line has stated so far; a tier that was stated before is replaced."""
-    known: dict[str, dict[str, Any]] = {
+    tiers: dict[str, dict[str, Any]] = {
         row["tier"]: row for row in parse_tiers(reading.flags.get("kv_tier") or "none")
     } | {row["tier"]: row for row in parse_tiers(tier)}
     before = reading.words
     reading.use(
-        setting, "kv_tier", "+".join(filter(None, [tiers_text([row]) for row in known.values()])), option.reason
+        setting, "kv_tier", "+".join(filter(None, [tiers_text([row]) for row in tiers.values()])), option.reason
     )
     reading.words = [*before, reading.words[-1]._replace(value=tier)]
 
@@ -102,6 +102,6 @@ def _number(setting: Setting, text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e18:
-        has = "" if setting.of_file else f", and has {text!r}"
-        raise InvalidInput(f"{setting.words} of the launch line needs a number of at least 0{has}.")
+        value_shown = "" if setting.of_file else f", and has {text!r}"
+        raise InvalidInput(f"{setting.words} of the launch line needs a number of at least 0{value_shown}.")
     return number

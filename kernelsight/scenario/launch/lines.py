@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kernelsight.dataflow.redaction import REDACTED
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.launch.command_options import Setting, read_options
 from kernelsight.scenario.launch.engine_options import UNKNOWN, Option, find_option, find_variable, options
@@ -37,7 +37,7 @@ ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
 class LaunchLine(NamedTuple):
-    """What a launch line says: the engine, the flags that it stands for, and every word of it with what became of it.
+    """A launch line as read: the engine, the flags that it sets, and every word of it with its effect.
 
     >>> line = read_launch_line("vllm serve Qwen/Qwen3-8B -tp 2 --max-model-len 16k --port 80")
     >>> line.flags
@@ -78,9 +78,10 @@ class LaunchLine(NamedTuple):
         notes = self._notes()
         if len(notes) <= MOST_NOTES and all(len(text) <= LONGEST_NOTE for text in notes.values()):
             return list(notes.values())
-        first = [notes[effect] for effect in MATTERS_FIRST if effect in notes][:MOST_NOTES]
+        notes_first = [notes[effect] for effect in MATTERS_FIRST if effect in notes][:MOST_NOTES]
         cut = [
-            text if len(text) <= LONGEST_NOTE else f"{text[: LONGEST_NOTE - 2].rsplit(' ', 1)[0]} …" for text in first
+            text if len(text) <= LONGEST_NOTE else f"{text[: LONGEST_NOTE - 2].rsplit(' ', 1)[0]} …"
+            for text in notes_first
         ]
         return [*cut, f"launch line: {len(self.words)} words in all; --verbose says what became of each"]
 
@@ -93,8 +94,8 @@ class LaunchLine(NamedTuple):
                 if word.effect == effect:
                     by_reason.setdefault(word.reason, []).append(word.words)
             if by_reason:
-                said = "; ".join(f"{', '.join(words)} ({reason})" for reason, words in by_reason.items())
-                lines[effect] = f"{title}: {said}"
+                words_of_reasons = "; ".join(f"{', '.join(words)} ({reason})" for reason, words in by_reason.items())
+                lines[effect] = f"{title}: {words_of_reasons}"
         return lines
 
 
@@ -105,12 +106,12 @@ def _cut(text: str) -> str:
 
 def _used(words: tuple[Word, ...]) -> str:
     used = [word for word in words if word.effect == "used"]
-    said = [
+    words_used = [
         f"{word.words} → {f'{word.flag} {word.value}' if word.value is not None else 'default'}"
         + (f" ({word.reason})" if word.reason else "")
         for word in used
     ]
-    return "; ".join(said) or "no option"
+    return "; ".join(words_used) or "no option"
 
 
 # rules that look at what others have set, in their order
@@ -147,7 +148,7 @@ def _read(command: Command, read_files: bool, replicas: str) -> LaunchLine:
     for setting in read_options(command.words, takes, command.folder, read_files):
         _apply(reading, setting)
     # attention replicas divide what other options state
-    for option, setting, value in sorted(reading.pending, key=lambda one: LATE.get(one[0].rule or "", 0)):
+    for option, setting, value in sorted(reading.pending, key=lambda pending: LATE.get(pending[0].rule or "", 0)):
         RULES[option.rule](reading, option, setting, value)
     if command.version:
         reading.use(
@@ -204,8 +205,10 @@ def _apply(reading: Reading, setting: Setting) -> None:
         if option.takes in ("none", "optional") and setting.value == "false" and option.value is None:
             value = "false"
         if not understood:
-            what = "its value" if setting.of_file else setting.value
-            reading.ignore(setting, "not_modelled", f"{what} is not predicted; understood are {_known(option)}")
+            value_shown = "its value" if setting.of_file else setting.value
+            reading.ignore(
+                setting, "not_modelled", f"{value_shown} is not predicted; understood are {_values_understood(option)}"
+            )
         elif setting.value == REDACTED and option.rule == "kv_connector":  # JSON that cannot be read is redacted whole
             reading.ignore(setting, "not_modelled", "its value is redacted")
         elif setting.value == REDACTED:
@@ -221,9 +224,11 @@ def _apply(reading: Reading, setting: Setting) -> None:
             reading.use(setting, option.flag, value, option.reason)
 
 
-def _known(option: Option) -> str:
-    first = {ours: theirs for theirs, _, ours in reversed([pair.partition("=") for pair in option.value.split()])}
-    return ", ".join(reversed(first.values()))
+def _values_understood(option: Option) -> str:
+    first_spelling = {
+        ours: theirs for theirs, _, ours in reversed([pair.partition("=") for pair in option.value.split()])
+    }
+    return ", ".join(reversed(first_spelling.values()))
 
 
 def _use_selector(reading: Reading, selector: str) -> None:
@@ -240,11 +245,11 @@ def _use_selector(reading: Reading, selector: str) -> None:
 
 def _use_replicas(reading: Reading, command: Command, flag: str) -> None:
     """Take the number of replicas; the pods of a server on several nodes are one replica."""
-    stated = command.replicas
-    setting = Setting("replicas", str(stated), f"replicas: {stated}")
+    replicas = command.replicas
+    setting = Setting("replicas", str(replicas), f"replicas: {replicas}")
     words = " ".join(command.words).replace("=", " ").split()
     nodes = words[words.index("--nnodes") + 1] if "--nnodes" in words[:-1] else "1"
-    number = int(stated) if str(stated).isdecimal() else 0
+    number = int(replicas) if str(replicas).isdecimal() else 0
     if not number or not nodes.isdecimal() or number % (int(nodes) or 1):
         reading.ignore(
             setting, "not_modelled", "no number of servers: one is predicted; state --replicas beside the line"
@@ -276,17 +281,17 @@ def _disaggregated(prefill: LaunchLine, decode: LaunchLine) -> LaunchLine:
     words = [word._replace(words=f"decode: {word.words}") for word in decode.words if not _states_role(word)]
     for word in prefill.words:
         prefill_flag = f"prefill_{word.flag}"
-        said = word._replace(words=f"prefill: {word.words}")
+        prefill_word = word._replace(words=f"prefill: {word.words}")
         if word.effect != "used" or word.flag in ("engine", "model", "prefill_replicas"):
-            words += [] if _states_role(word) else [said]
+            words += [] if _states_role(word) else [prefill_word]
         elif prefill_flag in FLAGS:
             flags[prefill_flag] = word.value
-            words.append(said._replace(flag=prefill_flag))
+            words.append(prefill_word._replace(flag=prefill_flag))
         elif decode.flags.get(word.flag) == word.value:
-            words.append(said._replace(reason="as for the decode replicas"))
+            words.append(prefill_word._replace(reason="as for the decode replicas"))
         else:
             reason = "the prefill replicas take this from the decode replicas"
-            words.append(said._replace(effect="not_modelled", reason=reason))
+            words.append(prefill_word._replace(effect="not_modelled", reason=reason))
     return LaunchLine(decode.engine, flags, tuple(words))
 
 
@@ -295,26 +300,26 @@ def _states_role(word: Word) -> bool:
 
 
 def with_launch_line(
-    flags: Mapping[str, Any], known: dict[tuple[str, bool], LaunchLine] | None = None
+    flags: Mapping[str, Any], lines_read: dict[tuple[str, bool], LaunchLine] | None = None
 ) -> dict[str, Any]:
     """Return flags in which those of the flag ``launch`` are filled in; flags beside it have precedence.
 
     ``read_launch_files`` goes with it: whether files that the line names are read.
 
-    ``known``: lines read before, by their text and ``read_launch_files``, which this fills.
+    ``lines_read``: cache of lines by their text and ``read_launch_files``.
 
     >>> with_launch_line({"launch": "vllm serve Qwen/Qwen3-8B -tp 2", "tensor_parallel_size": 1, "gpu": "l4"})
     {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 1, 'gpu': 'l4'}
     """
-    stated = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
-    text, read_files = flags.get("launch"), checked("read_launch_files", flags.get("read_launch_files") or False)
+    flags_beside = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
+    text, read_files = flags.get("launch"), typed_value("read_launch_files", flags.get("read_launch_files") or False)
     if text is None:
         if read_files:
             raise InvalidInput("read_launch_files needs launch, the line that names the files; give both, or neither.")
-        return stated
+        return flags_beside
     if not isinstance(text, str):
         raise InvalidInput(f"launch is of type {type(text).__name__}; give a launch line as text, or @FILE.")
-    lines = {} if known is None else known
+    lines = {} if lines_read is None else lines_read
     if (text, read_files) not in lines:
         lines[text, read_files] = read_launch_line(text, read_files)
-    return lines[text, read_files].flags | {name: value for name, value in stated.items() if value is not None}
+    return lines[text, read_files].flags | {name: value for name, value in flags_beside.items() if value is not None}

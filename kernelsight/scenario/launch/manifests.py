@@ -44,13 +44,13 @@ def _fields(container: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _are_words(value: Any) -> bool:
     return isinstance(value, str) or (
-        isinstance(value, list) and not any(isinstance(each, list | dict) for each in value)
+        isinstance(value, list) and not any(isinstance(item, list | dict) for item in value)
     )
 
 
 def _are_variables(value: Any) -> bool:
     return isinstance(value, Mapping) or (
-        isinstance(value, list) and all(isinstance(each, str | Mapping) for each in value)
+        isinstance(value, list) and all(isinstance(item, str | Mapping) for item in value)
     )
 
 

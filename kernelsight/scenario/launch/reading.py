@@ -1,11 +1,11 @@
-"""A launch line while it is read: the flags so far, and what became of each word."""
+"""The state of reading a launch line: the flags so far, and the effect of each word."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flag_values import checked
+from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.launch.command_options import Setting
 from kernelsight.scenario.launch.engine_options import Option
@@ -25,7 +25,7 @@ class Word(NamedTuple):
 
 
 class Reading:
-    """The flags read so far, and what became of each word; rules work on it after all words are read."""
+    """The flags read so far, and the effect of each word; rules work on it after all words are read."""
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
@@ -54,7 +54,7 @@ def _typed(flag: str, value: Any, setting: Setting) -> Any:
     if FLAGS[flag].kind in ("yes", "switch") and isinstance(value, str):
         value = value == "true"
     try:
-        return checked(flag, value)
+        return typed_value(flag, value)
     except InvalidInput as error:
-        what = f"the value is none of {flag}; correct the file." if setting.of_file else error
-        raise InvalidInput(f"{setting.words} of the launch line: {what}") from None
+        problem = f"the value is none of {flag}; correct the file." if setting.of_file else error
+        raise InvalidInput(f"{setting.words} of the launch line: {problem}") from None

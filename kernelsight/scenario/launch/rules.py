@@ -30,29 +30,29 @@ def _quantization(reading: Reading, option: Option, setting: Setting, value: str
         reading.use(setting, option.flag, value, "weights are quantised while they are loaded")
 
 
-def _is_quantised(known: Callable[[str], bool], model: str) -> bool:
+def _is_quantised(is_known: Callable[[str], bool], model: str) -> bool:
     try:
-        return known(model)
+        return is_known(model)
     except KernelSightError:
         return False
 
 
 def _blocks(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     tokens = reading.flags.get("block_size", BLOCK_TOKENS[reading.engine])
-    reading.use(setting, option.flag, _whole(setting, value) * tokens, option.reason)
+    reading.use(setting, option.flag, _whole_number(setting, value) * tokens, option.reason)
 
 
 def _per_stage(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     """TensorRT-LLM: the requests of a micro-batch; every pipeline stage holds as many."""
     stages = reading.flags.get("pipeline_parallel_size", 1)
     reason = f"requests of a micro-batch, times {stages} pipeline stages" if stages > 1 else option.reason
-    reading.use(setting, option.flag, _whole(setting, value) * stages, reason)
+    reading.use(setting, option.flag, _whole_number(setting, value) * stages, reason)
 
 
 def _largest(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     numbers = value.strip("[]").replace(",", " ").split()
     if numbers:
-        reading.use(setting, option.flag, max(_whole(setting, number) for number in numbers), option.reason)
+        reading.use(setting, option.flag, max(_whole_number(setting, number) for number in numbers), option.reason)
     else:
         reading.ignore(setting, "none", "an empty list: the engine chooses")
 
@@ -81,7 +81,7 @@ def _attention_dp(reading: Reading, option: Option, setting: Setting, value: str
     elif value == "true":
         replicas = flags.get(sizes[1], 1)
     else:
-        replicas = _whole(setting, value)
+        replicas = _whole_number(setting, value)
     if tp % replicas:
         raise InvalidInput(
             f"{setting.words} of the launch line: {replicas} attention replicas do not divide the tensor-parallel size "
@@ -119,10 +119,11 @@ def _rope(reading: Reading, option: Option, setting: Setting, value: str) -> Non
         fields = parse_json(value, InvalidInput)
     except InvalidInput:
         fields = None
-    stated = fields if isinstance(fields, dict) else {}
-    inner = stated.get("text_config")
+    read_fields = fields if isinstance(fields, dict) else {}
+    inner = read_fields.get("text_config")
     reach = max(
-        _positions(each) for each in ({"rope_scaling": stated}, stated, inner if isinstance(inner, dict) else {})
+        _positions(config)
+        for config in ({"rope_scaling": read_fields}, read_fields, inner if isinstance(inner, dict) else {})
     )
     if reach:
         reading.use(setting, option.flag, reach, "so far reaches the model's RoPE")
@@ -131,8 +132,8 @@ def _rope(reading: Reading, option: Option, setting: Setting, value: str) -> Non
 
 
 def _positions(config: dict[str, Any]) -> int:
-    stated = config.get("max_position_embeddings")
-    return longest_context(ConfigFields(config, "the launch line"), stated if isinstance(stated, int) else 0)
+    positions = config.get("max_position_embeddings")
+    return longest_context(ConfigFields(config, "the launch line"), positions if isinstance(positions, int) else 0)
 
 
 def _speculation(reading: Reading, option: Option, setting: Setting, value: str) -> None:
@@ -148,20 +149,24 @@ def _speculation(reading: Reading, option: Option, setting: Setting, value: str)
 
 def _drafts(reading: Reading) -> str | None:
     """Return the source of drafts that a line states: ngram, mtp or draft_model; None: another, or none."""
-    stated = {
+    pending_values = {
         option.rule if option.rule != "speculation" else option.flag: value for option, _, value in reading.pending
     }
     refused = any("not predicted" in (word.reason or "") and _names_method(word.words) for word in reading.words)
-    if refused or stated.get("draft_tree", "1") != "1" or "num_speculative_tokens" not in stated | _counted(stated):
+    if (
+        refused
+        or pending_values.get("draft_tree", "1") != "1"
+        or "num_speculative_tokens" not in pending_values | _counted(pending_values)
+    ):
         return None
-    method = stated.get("speculative_method")
-    if reading.engine == "sglang" and method == "mtp" and "speculative_model" in stated:
+    method = pending_values.get("speculative_method")
+    if reading.engine == "sglang" and method == "mtp" and "speculative_model" in pending_values:
         return None  # EAGLE with a head of its own
-    return method or ("draft_model" if "speculative_model" in stated else "mtp")
+    return method or ("draft_model" if "speculative_model" in pending_values else "mtp")
 
 
-def _counted(stated: dict[str, Any]) -> dict[str, Any]:
-    return {"num_speculative_tokens": None} if "draft_tokens" in stated else {}
+def _counted(pending_values: dict[str, Any]) -> dict[str, Any]:
+    return {"num_speculative_tokens": None} if "draft_tokens" in pending_values else {}
 
 
 def _names_method(words: str) -> bool:
@@ -172,10 +177,13 @@ def _draft_tokens(reading: Reading, option: Option, setting: Setting, value: str
     """SGLang: the tokens to verify, one more than the drafts of a chain."""
     if _drafts(reading) is None:
         reading.ignore(setting, "not_modelled", "this source of drafts is not predicted: steps have no draft tokens")
-    elif any(other.flag == option.flag and other.rule == "speculation" for other, _, _ in reading.pending):
+    elif any(
+        pending_option.flag == option.flag and pending_option.rule == "speculation"
+        for pending_option, _, _ in reading.pending
+    ):
         reading.ignore(setting, "none", "the number of draft steps says it")
     else:
-        reading.use(setting, option.flag, max(_whole(setting, value) - 1, 1), option.reason)
+        reading.use(setting, option.flag, max(_whole_number(setting, value) - 1, 1), option.reason)
 
 
 def _draft_tree(reading: Reading, option: Option, setting: Setting, value: str) -> None:
@@ -185,12 +193,12 @@ def _draft_tree(reading: Reading, option: Option, setting: Setting, value: str) 
         reading.ignore(setting, "not_modelled", "trees of drafts are not predicted: steps have no draft tokens")
 
 
-def _whole(setting: Setting, text: str) -> int:
+def _whole_number(setting: Setting, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        has = "" if setting.of_file else f", and has {text!r}"
-        raise InvalidInput(f"{setting.words} of the launch line needs whole numbers{has}.") from None
+        value_shown = "" if setting.of_file else f", and has {text!r}"
+        raise InvalidInput(f"{setting.words} of the launch line needs whole numbers{value_shown}.") from None
 
 
 RULES: dict[str, Callable[[Reading, Option, Setting, Any], None]] = {

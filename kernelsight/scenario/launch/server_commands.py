@@ -45,7 +45,7 @@ _VERSION = re.compile(r"v?(\d+\.\d+[\w.]*)")
 
 
 class Command(NamedTuple):
-    """A command that starts a server: its engine, the words after the program, and what stands around them.
+    """A command that starts a server: its engine, the words after the program, and the words around them.
 
     ``around``: words that are no option of the engine, each with why it is ignored; ``folder``: where its files are;
     ``selectors``: values that the nodes of a manifest must have, among them names of GPUs or instances; ``replicas``:
@@ -74,7 +74,7 @@ def read_commands(text: str) -> list[Command]:
         return commands_in(text, "the launch text")
     path = Path(text[1:])
     origin = f"the launch file {path}"
-    text = read_text(path, lambda found: InvalidInput(f"{origin} {found}; {INSTEAD}."), piped=True)
+    text = read_text(path, lambda problem: InvalidInput(f"{origin} {problem}; {INSTEAD}."), piped=True)
     return [command._replace(folder=path.parent) for command in commands_in(text, origin)]
 
 
@@ -107,23 +107,23 @@ def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iter
             f"the launch line has shells within shells, more than {MOST_NESTED} deep; give the command of the "
             "innermost one."
         )
-    known = dict(environment)
+    variables = dict(environment)
     characters = MOST_CHARACTERS
     for words in split_commands(text):
-        words = expanded_words(words, known, characters)
+        words = expanded_words(words, variables, characters)
         characters -= sum(map(len, words))
         words = redacted_words(words)
         if words and words[0] in ("export", "set", "declare"):
             words = words[1:]
         assigned, words = _leading_assignments(words)
         if not words:
-            known |= assigned
+            variables |= assigned
             continue
-        yield from _of_words(words, known | assigned, depth)
+        yield from _of_words(words, variables | assigned, depth)
 
 
 def _leading_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    count = next((place for place, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
+    count = next((index for index, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
     return dict(word.split("=", 1) for word in words[:count]), list(words[count:])
 
 
@@ -169,20 +169,20 @@ def _of_words(words: list[str], environment: Mapping[str, str], depth: int = 0) 
     if words[0] in ("docker", "podman", "nerdctl") and "run" in words:
         yield from _of_docker(words, environment, depth)
         return
-    for place, word in enumerate(words):
-        if Path(word).name in SHELLS and place + 1 < len(words):
-            inner = next((place + 2 + n for n, w in enumerate(words[place + 1 :]) if re.fullmatch(r"-\w*c", w)), None)
+    for index, word in enumerate(words):
+        if Path(word).name in SHELLS and index + 1 < len(words):
+            inner = next((index + 2 + n for n, w in enumerate(words[index + 1 :]) if re.fullmatch(r"-\w*c", w)), None)
             if inner is not None and inner < len(words):
                 for command in _of_shell(words[inner], environment, depth + 1):
-                    yield command._replace(around=(*_wrapping(words[:place]), *command.around))
+                    yield command._replace(around=(*_wrapping(words[:index]), *command.around))
                 return
             break  # after a later shell there is no -c either
     program = _program(words)
     if program is None:
         return
-    engine, first, last = program
-    assigned, wrapping = _leading_assignments([word for word in words[:first] if word != "env"])
-    yield Command(engine, words[last:], {**environment, **assigned}, around=tuple(_wrapping(wrapping)))
+    engine, program_start, options_start = program
+    assigned, wrapping = _leading_assignments([word for word in words[:program_start] if word != "env"])
+    yield Command(engine, words[options_start:], {**environment, **assigned}, around=tuple(_wrapping(wrapping)))
 
 
 def _wrapping(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -191,27 +191,27 @@ def _wrapping(words: Sequence[str]) -> list[tuple[str, str]]:
 
 def _program(words: Sequence[str]) -> tuple[str, int, int] | None:
     """Return the engine, where its program stands, and where its options begin."""
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         module = word.removesuffix(".py").replace("/", ".")
         engine = MODULES.get(word) or next((e for name, e in MODULES.items() if module.endswith("." + name)), None)
         if engine:
-            first = place - 2 if place > 1 and words[place - 1] == "-m" else max(place - 1, 0)
-            return engine, first, place + 1 + (list(words[place + 1 : place + 2]) == ["serve"])
+            start = index - 2 if index > 1 and words[index - 1] == "-m" else max(index - 1, 0)
+            return engine, start, index + 1 + (list(words[index + 1 : index + 2]) == ["serve"])
         engine = PROGRAMS.get(Path(word).name)
-        following = words[place + 1] if place + 1 < len(words) else ""
+        following = words[index + 1] if index + 1 < len(words) else ""
         if engine and (following == "serve" or engine == "trtllm"):
-            return engine, place, place + 1 + (following == "serve")
+            return engine, index, index + 1 + (following == "serve")
     return None
 
 
 def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> Iterator[Command]:
     """Yield the server command of a docker run line; an image of vLLM starts `vllm serve` by itself."""
     variables, around, entrypoint = dict(environment), [], []
-    place = words.index("run") + 1
-    while place < len(words) and words[place].startswith("-"):
-        option, equals, value = words[place].partition("=")
-        if not equals and option not in DOCKER_SWITCHES and place + 1 < len(words):
-            place, value = place + 1, words[place + 1]
+    index = words.index("run") + 1
+    while index < len(words) and words[index].startswith("-"):
+        option, equals, value = words[index].partition("=")
+        if not equals and option not in DOCKER_SWITCHES and index + 1 < len(words):
+            index, value = index + 1, words[index + 1]
         if option in ("-e", "--env"):
             name, _, setting = value.partition("=")
             variables[name] = setting
@@ -219,24 +219,24 @@ def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> 
             entrypoint = [value]
         else:
             around.append((f"{option} {value}".strip(), "option of the container: no step takes longer"))
-        place += 1
-    if place < len(words):
-        yield from _of_container(words[place], [*entrypoint, *words[place + 1 :]], variables, around, depth)
+        index += 1
+    if index < len(words):
+        yield from _of_container(words[index], [*entrypoint, *words[index + 1 :]], variables, around, depth)
 
 
 def _of_container(
     image: str, words: list[str], environment: Mapping[str, str], around: Sequence[tuple[str, str]], depth: int = 0
 ) -> Iterator[Command]:
     _, _, tag = image.rpartition("/")[2].partition(":")
-    engine = next((engine for part, engine in IMAGES.items() if part in image.lower()), None)
+    engine = next((engine for image_name, engine in IMAGES.items() if image_name in image.lower()), None)
     version = _VERSION.match(tag)
     shipped = version[1] if version and engine else None
     commands = list(_of_words(words, environment, depth)) if words else []
     if not commands and engine and (not words or words[0].startswith("-") or engine == "vllm"):
         commands = [Command(engine, words, dict(environment))]
     for command in commands:
-        known = shipped if command.engine == engine else None
-        yield command._replace(version=known, around=(*around, *command.around))
+        known_version = shipped if command.engine == engine else None
+        yield command._replace(version=known_version, around=(*around, *command.around))
 
 
 def _containers(node: Any, outer: Mapping[str, Any]) -> Iterator[Command]:

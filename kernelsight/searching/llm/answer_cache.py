@@ -35,20 +35,20 @@ def answer_cache(file: Path | None, read: Callable[[Path], pa.Table]) -> Iterato
 
     ``read`` returns the rows of the file. Without a file nothing is kept. InvalidInput: another process writes it.
     """
-    answers = AnswerCache()
+    cache = AnswerCache()
     if file is None:
-        yield answers
+        yield cache
         return
     with locked(file):
         path = journal_path(file)
         rows = read(file).to_pylist() if file.exists() else []
         earlier = read_journal(path, KIND).records if path.exists() else []
-        answers.update({(row["prompt_hash"], row["sample"]): row for row in [*rows, *earlier]})
-        answers.journal = Journal(path, KIND, file.name, earlier)
+        cache.update({(row["prompt_hash"], row["sample"]): row for row in [*rows, *earlier]})
+        cache.journal = Journal(path, KIND, file.name, earlier)
         try:
-            yield answers
+            yield cache
         finally:
-            answers.journal.close()
+            cache.journal.close()
             with durable_file(file) as draft:
-                pq.write_table(answer_table(answers), draft)
+                pq.write_table(answer_table(cache), draft)
             path.unlink()

@@ -54,39 +54,39 @@ def _tool_fields(message: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(calls, list) or not calls or not isinstance(calls[0], dict):
         return None
     function = calls[0].get("function")
-    stated = function.get("arguments") if isinstance(function, dict) else None
-    if isinstance(stated, str):
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if isinstance(arguments, str):
         try:
-            stated = json.loads(stated)
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             return None
-    return stated if isinstance(stated, dict) else None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _text_fields(text: Any) -> dict[str, Any] | None:
     """Return the last JSON object in a text that has a field of the answer."""
     if not isinstance(text, str):
         return None
-    decoder, fields, at = json.JSONDecoder(), None, text.find("{")
-    while at >= 0:
+    decoder, fields, start = json.JSONDecoder(), None, text.find("{")
+    while start >= 0:
         try:
-            value, length = decoder.raw_decode(text[at:])
+            value, length = decoder.raw_decode(text[start:])
         except (ValueError, RecursionError):
             length = 1
         else:
             if isinstance(value, dict) and any(name in value for name in BINS):
                 fields = value
-        at = text.find("{", at + length)
+        start = text.find("{", start + length)
     return fields
 
 
-def log_quantile(probabilities: np.ndarray, share: float) -> float:
+def log_quantile(probabilities: np.ndarray, probability: float) -> float:
     """Return the log speed-up below which a share of the probability lies; it is spread evenly inside a bin.
 
     >>> round(float(np.exp(log_quantile(np.array([0, 0, 0, 0.5, 0.5, 0, 0, 0]), 0.5))), 3)
     1.0
     """
-    return float(np.interp(share, *_rising(np.append(0.0, np.cumsum(probabilities)), LOG_EDGES)))
+    return float(np.interp(probability, *_rising(np.append(0.0, np.cumsum(probabilities)), LOG_EDGES)))
 
 
 def share_below(probabilities: np.ndarray, log_speed_up: float) -> float:
@@ -94,12 +94,12 @@ def share_below(probabilities: np.ndarray, log_speed_up: float) -> float:
     return float(np.interp(log_speed_up, LOG_EDGES, np.append(0.0, np.cumsum(probabilities))))
 
 
-def _rising(shares: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _rising(cumulative: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Leave out empty bins, over which the inverse is not unique: their edges that end a bin with probability stay."""
-    rises = np.append(True, np.diff(shares) > 0.0)
-    starts = np.append(np.diff(shares) > 0.0, False)
+    rises = np.append(True, np.diff(cumulative) > 0.0)
+    starts = np.append(np.diff(cumulative) > 0.0, False)
     keep = rises | starts
-    return shares[keep] + np.arange(int(keep.sum())) * 1e-15, edges[keep]
+    return cumulative[keep] + np.arange(int(keep.sum())) * 1e-15, edges[keep]
 
 
 def log_spread(probabilities: np.ndarray) -> float:
@@ -116,6 +116,6 @@ def isotonic(confidence: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.nd
     >>> isotonic(np.array([0.2, 0.4, 0.6, 0.8]), np.array([0.0, 1.0, 0.0, 1.0]))[1].tolist()
     [0.0, 0.5, 0.5, 1.0]
     """
-    levels, place = np.unique(confidence, return_inverse=True)
-    hits, counts = np.bincount(place, hit.astype(float)), np.bincount(place)
+    levels, level = np.unique(confidence, return_inverse=True)
+    hits, counts = np.bincount(level, hit.astype(float)), np.bincount(level)
     return levels, isotonic_regression(hits / counts, weights=counts).x

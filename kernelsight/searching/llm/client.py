@@ -49,8 +49,8 @@ class Reply(NamedTuple):
 
 def server_of(url: str, model: str, timeout_s: float, retries: int) -> Server:
     """Return a server after checks; InvalidInput for an address that is not http(s), or limits that are no limits."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https") or not address.netloc:
         raise InvalidInput(
             f"--llm-url is {redacted_text(url)!r}; give an http or https address such as http://127.0.0.1:8000/v1."
         )
@@ -95,8 +95,8 @@ def _once(server: Server, request: Mapping[str, Any]) -> tuple[dict[str, Any] | 
     data = json.dumps({"model": server.model, **request}).encode()
     message = urllib.request.Request(f"{server.url}/chat/completions", data, headers, method="POST")
     try:
-        with opener().open(message, timeout=server.timeout_s) as answer:
-            raw = read_answer(answer, server.timeout_s, MOST_BYTES)
+        with opener().open(message, timeout=server.timeout_s) as response:
+            raw = read_answer(response, server.timeout_s, MOST_BYTES)
     except urllib.error.HTTPError as error:
         with error:
             return None, f"http_{error.code}", error.code, _pause(error.headers.get("Retry-After"))
@@ -114,9 +114,9 @@ def _once(server: Server, request: Mapping[str, Any]) -> tuple[dict[str, Any] | 
     return (body, "", 200, None) if isinstance(body, dict) else (None, "broken_answer", None, None)
 
 
-def _pause(stated: str | None) -> float | None:
+def _pause(header: str | None) -> float | None:
     try:
-        seconds = float(stated or "")
+        seconds = float(header or "")
     except ValueError:
         return None
     return seconds if 0.0 <= seconds < math.inf else None

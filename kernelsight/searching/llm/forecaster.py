@@ -58,18 +58,18 @@ def llm_forecaster(
 
     def forecast(candidates: pa.Table, measurements: pa.Table, scenario: Mapping[str, Any]) -> pa.Table:
         rows = {row["candidate_id"]: row for row in candidates.to_pylist()}
-        place = _place(scenario)
-        times = measured_times(measurements, place, rows)
+        gpu_name = _measured_gpu(scenario)
+        times = measured_times(measurements, gpu_name, rows)
         anchor = anchor_of(times, scenario)
-        known = [{**rows[name], "latency_us": time, "on": place} for name, time in times.items()]
-        first = {**rows[anchor], "latency_us": times[anchor], "on": place}
+        measured = [{**rows[name], "latency_us": time, "on": gpu_name} for name, time in times.items()]
+        anchor_row = {**rows[anchor], "latency_us": times[anchor], "on": gpu_name}
         questions = {
-            name: messages(gpu, first, row, nearest(row, known, settings.neighbours, (name, anchor)))
+            name: messages(gpu, anchor_row, row, nearest(row, measured, settings.neighbours, (name, anchor)))
             for name, row in rows.items()
         }
         answer_all(settings, questions, known_answers)
-        answers = {name: answers_to(settings, chat, known_answers) for name, chat in questions.items()}
-        return forecast_rows(answers, times, anchor, scenario)
+        answer_lists = {name: answers_to(settings, chat, known_answers) for name, chat in questions.items()}
+        return forecast_rows(answer_lists, times, anchor, scenario)
 
     return forecast
 
@@ -88,36 +88,39 @@ def anchor_of(times: Mapping[str, float], scenario: Mapping[str, Any]) -> str:
 
     InvalidInput: it, or any at all, was not measured on the GPU.
     """
-    stated = scenario.get("anchor")
-    if stated is not None and stated not in times:
+    named = scenario.get("anchor")
+    if named is not None and named not in times:
         raise InvalidInput(
-            f"the anchor {stated!r} has no working measurement on {_place(scenario)}; give its measurement, or another."
+            f"the anchor {named!r} has no working measurement on {_measured_gpu(scenario)}; give its measurement, or "
+            "another."
         )
     if not times:
         raise InvalidInput(
-            f"no candidate has a working measurement on {_place(scenario)}; a language model forecasts speed-ups over "
-            "a measured one, so measure one first and give it with --measurements."
+            f"no candidate has a working measurement on {_measured_gpu(scenario)}; a language model forecasts "
+            "speed-ups over a measured one, so measure one first and give it with --measurements."
         )
     ordered = sorted(times, key=lambda name: (times[name], name))
-    return stated if stated is not None else ordered[(len(ordered) - 1) // 2]
+    return named if named is not None else ordered[(len(ordered) - 1) // 2]
 
 
-def _place(scenario: Mapping[str, Any]) -> str:
+def _measured_gpu(scenario: Mapping[str, Any]) -> str:
     """Return the GPU that the anchor was measured on."""
     return scenario.get("measured_on") or scenario["gpu"]
 
 
-def nearest(row: Mapping[str, Any], known: Sequence[Mapping], count: int, without: Sequence[str]) -> list[Mapping]:
+def nearest(row: Mapping[str, Any], measured: Sequence[Mapping], count: int, excluded: Sequence[str]) -> list[Mapping]:
     """Return the measured candidates whose parameters differ least from a candidate's."""
     its_parameters = json.loads(row["parameters"])
 
-    def differences(other: Mapping[str, Any]) -> tuple[int, str]:
-        theirs = json.loads(other["parameters"])
-        return sum(its_parameters.get(name) != theirs.get(name) for name in {*its_parameters, *theirs}), other[
+    def differences(candidate: Mapping[str, Any]) -> tuple[int, str]:
+        theirs = json.loads(candidate["parameters"])
+        return sum(its_parameters.get(name) != theirs.get(name) for name in {*its_parameters, *theirs}), candidate[
             "candidate_id"
         ]
 
-    return sorted((one for one in known if one["candidate_id"] not in without), key=differences)[:count]
+    return sorted(
+        (row_measured for row_measured in measured if row_measured["candidate_id"] not in excluded), key=differences
+    )[:count]
 
 
 def answer_all(
@@ -135,18 +138,18 @@ def answer_all(
             if key not in known_answers or (passing and settings.again):
                 missing.setdefault(key, (name, chat))
     with ThreadPoolExecutor(max(1, settings.parallel)) as pool:
-        jobs = {pool.submit(_answer, server, chat, key[1]): key for key, (_, chat) in missing.items()}
+        jobs = {pool.submit(_ask_once, server, chat, key[1]): key for key, (_, chat) in missing.items()}
         try:
             for job in as_completed(jobs):
                 key = jobs[job]
-                stated = {"prompt_hash": key[0], "sample": key[1], "model": server.model}
-                known_answers[key] = {**stated, "candidate_id": missing[key][0], **job.result()}
+                row = {"prompt_hash": key[0], "sample": key[1], "model": server.model}
+                known_answers[key] = {**row, "candidate_id": missing[key][0], **job.result()}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _answer(server: Server, chat: Sequence[Mapping[str, str]], sample: int) -> dict[str, Any]:
+def _ask_once(server: Server, chat: Sequence[Mapping[str, str]], sample: int) -> dict[str, Any]:
     """Ask with the tool, and where a server does not know tools, in plain text."""
     request = {"messages": list(chat), "max_tokens": MOST_TOKENS, "seed": sample}
     forced = {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": TOOL}}}
@@ -155,15 +158,14 @@ def _answer(server: Server, chat: Sequence[Mapping[str, str]], sample: int) -> d
     if reply.body is None and reply.status in UNKNOWN_FIELD:
         reply = ask(server, request)
         spent += reply.elapsed_s
-    return {**_read(reply), "elapsed_s": spent}
+    return {**_answer_row(reply), "elapsed_s": spent}
 
 
-def _read(reply: Reply) -> dict[str, Any]:
+def _answer_row(reply: Reply) -> dict[str, Any]:
     body = reply.body or {}
     usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
     tokens = {
-        name: usage.get(stated)
-        for name, stated in (("tokens_in", "prompt_tokens"), ("tokens_out", "completion_tokens"))
+        name: usage.get(field) for name, field in (("tokens_in", "prompt_tokens"), ("tokens_out", "completion_tokens"))
     }
     tokens = {name: value if isinstance(value, int) else None for name, value in tokens.items()}
     if reply.body is None:
@@ -199,9 +201,9 @@ def forecast_rows(
 ) -> pa.Table:
     """Return ``kernel_forecasts`` of the candidates with a readable answer, calibrated by those that were measured."""
     bins = {
-        name: np.mean([one["probabilities"] for one in given if one["probabilities"]], axis=0)
-        for name, given in answers.items()
-        if any(one["probabilities"] for one in given)
+        name: np.mean([sample["probabilities"] for sample in samples if sample["probabilities"]], axis=0)
+        for name, samples in answers.items()
+        if any(sample["probabilities"] for sample in samples)
     }
     best = math.log(min(times.values()))
     start = math.log(times[anchor])
@@ -210,10 +212,10 @@ def forecast_rows(
     for name, mass in bins.items():
         median = start - log_quantile(mass, 0.5)
         quantiles = {
-            column: math.exp(median + width * (start - log_quantile(mass, share) - median))
-            for column, share in SHARES.items()
+            column: math.exp(median + width * (start - log_quantile(mass, quantile) - median))
+            for column, quantile in SHARES.items()
         }
-        needed = median + (best + math.log1p(-LEAD) - median) / width
+        log_to_beat = median + (best + math.log1p(-LEAD) - median) / width
         rows.append(
             {
                 "search_id": scenario["search_id"],
@@ -224,15 +226,15 @@ def forecast_rows(
                 **quantiles,
                 "log_sd": width * log_spread(mass),
                 "p_ok": 1.0,
-                "p_faster": 1.0 - share_below(mass, start - needed),
+                "p_faster": 1.0 - share_below(mass, start - log_to_beat),
                 "confidence": float(np.interp(mass.max(), *trust)) if trust else float(mass.max()),
-                **{f"bin_{number}": float(share) for number, share in enumerate(mass, start=1)},
+                **{f"bin_{number}": float(quantile) for number, quantile in enumerate(mass, start=1)},
                 "evidence": "llm",
                 "measured_n": len(times),
                 "raw_probability_sum": _mean(answers[name], "raw_probability_sum"),
                 "tokens_in": _total(answers[name], "tokens_in"),
                 "tokens_out": _total(answers[name], "tokens_out"),
-                "elapsed_s": sum(one["elapsed_s"] for one in answers[name]),
+                "elapsed_s": sum(sample["elapsed_s"] for sample in answers[name]),
             }
         )
     return pa.Table.from_pylist(rows, contracts()["kernel_forecasts"].schema)
@@ -242,17 +244,19 @@ def _calibration(
     bins: Mapping[str, np.ndarray], times: Mapping[str, float], start: float
 ) -> tuple[float, tuple[np.ndarray, np.ndarray] | None]:
     """Return what the widths are multiplied by, and the confidences with their share of right bins."""
-    known = [name for name in bins if name in times]
-    if len(known) < LEAST_CALIBRATED:
+    measured_names = [name for name in bins if name in times]
+    if len(measured_names) < LEAST_CALIBRATED:
         return 1.0, None
-    truth = np.array([start - math.log(times[name]) for name in known])
-    middle = np.array([log_quantile(bins[name], 0.5) for name in known])
-    half = np.array([0.5 * (log_quantile(bins[name], 0.95) - log_quantile(bins[name], 0.05)) for name in known])
+    truth = np.array([start - math.log(times[name]) for name in measured_names])
+    middle = np.array([log_quantile(bins[name], 0.5) for name in measured_names])
+    half = np.array(
+        [0.5 * (log_quantile(bins[name], 0.95) - log_quantile(bins[name], 0.05)) for name in measured_names]
+    )
     # the order statistic that covers 90 % of one more (split conformal: Vovk et al. 2005)
-    place = min(len(known), math.ceil(0.9 * (len(known) + 1))) - 1
-    width = float(np.sort(np.abs(truth - middle) / half)[place])
-    right = [bins[name].argmax() == _bin_of(value) for name, value in zip(known, truth, strict=True)]
-    return max(width, 1e-3), isotonic(np.array([bins[name].max() for name in known]), np.array(right))
+    rank = min(len(measured_names), math.ceil(0.9 * (len(measured_names) + 1))) - 1
+    width = float(np.sort(np.abs(truth - middle) / half)[rank])
+    right = [bins[name].argmax() == _bin_of(value) for name, value in zip(measured_names, truth, strict=True)]
+    return max(width, 1e-3), isotonic(np.array([bins[name].max() for name in measured_names]), np.array(right))
 
 
 def _bin_of(log_speed_up: float) -> int:
@@ -260,10 +264,10 @@ def _bin_of(log_speed_up: float) -> int:
 
 
 def _mean(answers: Sequence[Mapping], name: str) -> float | None:
-    values = [one[name] for one in answers if one[name] is not None]
+    values = [sample[name] for sample in answers if sample[name] is not None]
     return float(np.mean(values)) if values else None
 
 
 def _total(answers: Sequence[Mapping], name: str) -> int | None:
-    values = [one[name] for one in answers if one[name] is not None]
+    values = [sample[name] for sample in answers if sample[name] is not None]
     return sum(values) if values else None

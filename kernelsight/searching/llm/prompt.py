@@ -73,15 +73,15 @@ def messages(
         f"object with the fields {', '.join(BINS)}, predicted_bin."
     )
     hardware = "\n".join(f"{label}: {gpu[name]}" for name, label in HARDWARE.items() if gpu.get(name) is not None)
-    parts = [
+    sections = [
         f"GPU\n{hardware}",
         f"Anchor, measured on {anchor['on']}: {anchor['latency_us']:.6g} us\n{_kernel(anchor)}",
     ]
-    parts += [
+    sections += [
         f"Also measured on {row['on']}: {row['latency_us']:.6g} us\n{_kernel(row, source=False)}" for row in neighbours
     ]
-    parts.append(f"Candidate, not measured\n{_kernel(candidate)}")
-    return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(parts)}]
+    sections.append(f"Candidate, not measured\n{_kernel(candidate)}")
+    return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(sections)}]
 
 
 def _kernel(row: Mapping[str, Any], source: bool = True) -> str:
@@ -112,7 +112,7 @@ def without_comments(source: str) -> str:
             return _python_without_comments(source)
         except (SyntaxError, ValueError, RecursionError):
             return re.sub(r"#[^\n]*", "", source)
-    return _C_COMMENTS.sub(lambda found: found[1] or " " * found[0].startswith("/*"), source)
+    return _C_COMMENTS.sub(lambda match: match[1] or " " * match[0].startswith("/*"), source)
 
 
 def _python_without_comments(source: str) -> str:
@@ -120,7 +120,11 @@ def _python_without_comments(source: str) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            code = [one for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+            code = [
+                statement
+                for statement in body
+                if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+            ]
             node.body = code or ([ast.Pass()] if body else [])  # type: ignore[attr-defined]
     return ast.unparse(tree)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.scenario.plan import and_drafts
+from kernelsight.scenario.plan import with_drafts
 from kernelsight.serving.costs.knots import Reach
 from kernelsight.serving.load.requests import spans_of
 
@@ -25,7 +25,7 @@ def reach_of(scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Ta
         if load is None:
             continue
         reach_of_load = Reach(min(load.requests, concurrency or load.requests), load.tokens)
-        for deployment in and_drafts(filter(None, serving), by_id):
+        for deployment in with_drafts(filter(None, serving), by_id):
             known = reaches.get(deployment, reach_of_load)
             reaches[deployment] = Reach(
                 max(known.requests, reach_of_load.requests), max(known.tokens, reach_of_load.tokens)

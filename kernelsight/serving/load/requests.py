@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from kernelsight import errors
 from kernelsight.dataflow.columns import in_one_piece
-from kernelsight.scenario.load_rules import RAMP_UP, distribution, first_fault, stated
+from kernelsight.scenario.load_rules import RAMP_UP, distribution, first_fault, flags_set
 from kernelsight.serving.load.arrivals import ramp_rates, ramped_arrivals, steady_arrivals
 from kernelsight.serving.load.conversations import (
     NO_REQUEST,
@@ -126,7 +126,7 @@ def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
     requests that have arrivals of their own.
     """
     requests, dependencies = recorded.requests, recorded.dependencies
-    rated = stated(row, ("request_rate", *RAMP_UP))
+    rated = flags_set(row, ("request_rate", *RAMP_UP))
     if recorded.timed and rated:
         problem = f"trace and {', '.join(rated)} are both set, but a trace has its own arrivals and lengths"
         raise errors.load_unclear(row["load_id"], problem, "Remove one or the other.")

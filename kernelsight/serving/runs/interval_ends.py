@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import Recent, remembered
-from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.scenario.plan import deployments_of, with_drafts
 from kernelsight.serving.engine.host import Z_90
 from kernelsight.serving.runs.capacity import capacities
 from kernelsight.serving.runs.pools import cost_tables
@@ -122,7 +122,7 @@ def _near_capacity(world: World, statistics: pa.Table) -> list[dict[str, Any]]:
 
 def deployments_served(world: World, scenario: dict[str, Any]) -> list[str]:
     """Return the deployments that serve a scenario, and their drafts."""
-    return list(and_drafts(deployments_of(scenario), world.deployments))
+    return list(with_drafts(deployments_of(scenario), world.deployments))
 
 
 def _at_end(statistics: pa.Table, end: str) -> pa.Table:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.scenario.plan import deployments_of, with_drafts
 from kernelsight.serving.engine import replica
 from kernelsight.serving.runs.capacity import capacities
 from kernelsight.serving.runs.pools import replicated, transfer_of
@@ -92,7 +92,7 @@ def serve_replicas(
         if rows.size == 0:
             return []
         *_, front = keys = deployments_of(scenario)
-        costed = [key for pool_key in keys for key in and_drafts([pool_key], deployments)]
+        costed = [key for pool_key in keys for key in with_drafts([pool_key], deployments)]
         load = load_of(world, rows, scenario, deployments[front], world.plans[front])
         scratch = None if count_uses else scratch_of(scratches, sum(costs[key].packed.values.size for key in costed))
         start_us = columns["arrival_s"][world.spans[scenario["scenario_id"]][0]] * 1e6

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.plan import and_drafts, deployments_of
+from kernelsight.scenario.plan import deployments_of, with_drafts
 from kernelsight.scenario.router_weights import parse_weights
 from kernelsight.serving.costs.stages import layers_of_stages
 from kernelsight.serving.engine import records, replica
@@ -93,13 +93,13 @@ def read_world(
     deployments = by_key(settings, "deployment_id")
     broken = set(faults["deployment_id"].to_pylist())
     wanted = [
-        row for row in scenarios.to_pylist() if not broken.intersection(and_drafts(deployments_of(row), deployments))
+        row for row in scenarios.to_pylist() if not broken.intersection(with_drafts(deployments_of(row), deployments))
     ]
     loads = remembered((load_requests,), "spans", lambda: spans_of(load_requests["load_id"]))
     load_of_scenario = zip(*(scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id")), strict=True)
     pairs = list(load_of_scenario)
     waits = waits_of(load_requests, load_dependencies, loads)
-    keys = and_drafts((key for row in wanted for key in deployments_of(row)), deployments)
+    keys = with_drafts((key for row in wanted for key in deployments_of(row)), deployments)
     return World(
         wanted, load_requests, {scenario: waits[load] for scenario, load in pairs if load in waits},
         remembered((load_requests,), "columns", lambda: load_columns(load_requests)),

@@ -1,7 +1,7 @@
-"""Inputs of the simulation for replays of a log: read once per deployment, served again with any corrections.
+"""Replays a log on deployments: simulation inputs are read once per deployment, and served with any corrections.
 
 A replay with other factors has the same knots, memory and settings; only step costs and host time differ. They are
-changed here as ``step_costs`` and ``host_settings`` change them for rows of ``corrections``, without asking the graph:
+changed here as ``step_costs`` and ``host_settings`` change them for rows of ``corrections``, without running the graph:
 costs are linear in every factor, so that what a kind of kernels adds to them is laid out for the loop once.
 """
 
@@ -43,13 +43,13 @@ class _Deployment(NamedTuple):
     added: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-class LogWorlds:
-    """Serves the requests of one log on deployments; each is planned and its step costs are read once."""
+class LogReplayer:
+    """Replays the requests of one log on deployments; each is planned and its step costs are read once."""
 
     def __init__(self, session: Session, load: pa.Table) -> None:
         self._session, self._load = session, load
-        self._known: dict[str, _Deployment | None] = {}
-        self._world: World | None = None
+        self._deployments: dict[str, _Deployment | None] = {}
+        self._inputs: World | None = None
 
     def serve(
         self, variants: Sequence[Variant], rows: np.ndarray | None = None, *, with_parts: bool = True
@@ -61,24 +61,35 @@ class LogWorlds:
         if self._load.num_rows >= LONG:
             return_freed_memory()
         names = [_name(variant.flags) for variant in variants]
-        self._read({name: one.flags for name, one in zip(names, variants, strict=True) if name not in self._known})
+        self._read(
+            {
+                name: named_variant.flags
+                for name, named_variant in zip(names, variants, strict=True)
+                if name not in self._deployments
+            }
+        )
         n = self._load.num_rows if rows is None else rows.size
-        known = [(f"v{at}", self._known[name], one) for at, (name, one) in enumerate(zip(names, variants, strict=True))]
-        served = [(name, deployment, one) for name, deployment, one in known if deployment is not None]
-        if not served or self._world is None or not n:
-            return [_nothing(n, with_parts) for _ in variants]
-        world = self._of_rows(rows)
-        span = world.spans[LOAD]
+        planned = [
+            (f"v{number}", self._deployments[name], named_variant)
+            for number, (name, named_variant) in enumerate(zip(names, variants, strict=True))
+        ]
+        served = [
+            (name, deployment, named_variant) for name, deployment, named_variant in planned if deployment is not None
+        ]
+        if not served or self._inputs is None or not n:
+            return [_unserved(n, with_parts) for _ in variants]
+        inputs = self._inputs_of_rows(rows)
+        span = inputs.spans[LOAD]
         for name, deployment, variant in served:
-            world = self._with(world, name, deployment, variant, span)
+            inputs = self._with_variant(inputs, name, deployment, variant, span)
         threads = 1 if n * len(served) <= SHORT else None
-        replicas: dict[str, list[Replica]] = {name: [] for name, *_ in known}
-        for each in serve_replicas(world, count_uses=False, split=with_parts, threads=threads):
-            replicas[each.scenario].append(each)
-        return [_replayed(n, replicas[name], span[0], with_parts) for name, *_ in known]
+        replicas: dict[str, list[Replica]] = {name: [] for name, *_ in planned}
+        for replica in serve_replicas(inputs, count_uses=False, split=with_parts, threads=threads):
+            replicas[replica.scenario].append(replica)
+        return [_replayed(n, replicas[name], span[0], with_parts) for name, *_ in planned]
 
     def _read(self, missing: Mapping[str, Mapping[str, Any]]) -> None:
-        """Plan deployments and read what they are served from; one that cannot run is known as None."""
+        """Plan deployments and read their simulation inputs; None for one that cannot run."""
         if not missing:
             return
         with self._session.fork() as fork:
@@ -87,79 +98,83 @@ class LogWorlds:
             names = [row["scenario_id"] for row in plan.planned]
             fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in names])
             fork.give("load_requests", self._load, trusted=True)
-            world = world_of(fork.table)
+            inputs = world_of(fork.table)
             costs, shapes = (split_by_deployment(fork.table(name)) for name in ("step_costs", "step_shapes"))
-            parts = _parts_of_knots(fork, costs)
-        able = {row["scenario_id"]: row for row in world.scenarios}
+            knot_parts = _parts_of_knots(fork, costs)
+        able = {row["scenario_id"]: row for row in inputs.scenarios}
         for name, scenario in zip(missing, plan.scenarios, strict=True):
             row = able.get(scenario["scenario_id"]) if scenario else None
             deployment_id = row and row["deployment_id"]
             if deployment_id is None:
-                self._known[name] = None
+                self._deployments[name] = None
                 continue
-            times = {part: np.rint(costs[deployment_id][column].to_numpy() * 1e6) for part, column in COLUMN.items()}
-            self._known[name] = _Deployment(
-                row, costs[deployment_id], shapes[deployment_id], times, parts[deployment_id], {}
+            times = {timed: np.rint(costs[deployment_id][column].to_numpy() * 1e6) for timed, column in COLUMN.items()}
+            self._deployments[name] = _Deployment(
+                row, costs[deployment_id], shapes[deployment_id], times, knot_parts[deployment_id], {}
             )
-        self._world = world if self._world is None else _together(self._world, world)
+        self._inputs = inputs if self._inputs is None else _merged(self._inputs, inputs)
 
-    def _of_rows(self, rows: np.ndarray | None) -> World:
+    def _inputs_of_rows(self, rows: np.ndarray | None) -> World:
         """Return the world with some of the requests; those that follow one another are a slice of the log's."""
         shared_tables = ("deployments", "plans", "hosts", "links", "tiers", "costs")
-        world = self._world._replace(scenarios=[], **{name: dict(getattr(self._world, name)) for name in shared_tables})
+        inputs = self._inputs._replace(
+            scenarios=[], **{name: dict(getattr(self._inputs, name)) for name in shared_tables}
+        )
         if rows is None:
-            return world._replace(spans={LOAD: (0, self._load.num_rows)})
+            return inputs._replace(spans={LOAD: (0, self._load.num_rows)})
         if np.array_equal(rows, np.arange(rows[0], rows[0] + rows.size)):
-            return world._replace(spans={LOAD: (int(rows[0]), int(rows[-1]) + 1)})
-        taken = self._load.take(pa.array(rows))
-        return world._replace(requests=taken, columns=load_columns(taken), spans={LOAD: (0, rows.size)})
+            return inputs._replace(spans={LOAD: (int(rows[0]), int(rows[-1]) + 1)})
+        load = self._load.take(pa.array(rows))
+        return inputs._replace(requests=load, columns=load_columns(load), spans={LOAD: (0, rows.size)})
 
-    def _with(self, world: World, name: str, deployment: _Deployment, variant: Variant, span: tuple[int, int]) -> World:
+    def _with_variant(
+        self, inputs: World, name: str, deployment: _Deployment, variant: Variant, span: tuple[int, int]
+    ) -> World:
         """Return the world with one more scenario: a variant, whose deployment has its own costs."""
-        stated, scenario = deployment.scenario["deployment_id"], deployment.scenario["scenario_id"]
+        planned_id, scenario = deployment.scenario["deployment_id"], deployment.scenario["scenario_id"]
         row = {**deployment.scenario, "scenario_id": name, "deployment_id": name, "max_concurrency": None}
-        for place in (world.deployments, world.plans):
-            place[name] = place[stated]
-        world.hosts[name] = _corrected_host(world.hosts[stated], variant)
-        world.costs[name] = self._costs_of(stated, deployment, variant)
-        if stated in world.tiers:
-            world.tiers[name] = world.tiers[stated]
-        if scenario in world.links:
-            world.links[name] = world.links[scenario]
-        world.spans[name] = span
-        world.scenarios.append(row)
-        return world
+        for settings in (inputs.deployments, inputs.plans):
+            settings[name] = settings[planned_id]
+        inputs.hosts[name] = _corrected_host(inputs.hosts[planned_id], variant)
+        inputs.costs[name] = self._costs_of(planned_id, deployment, variant)
+        if planned_id in inputs.tiers:
+            inputs.tiers[name] = inputs.tiers[planned_id]
+        if scenario in inputs.links:
+            inputs.links[name] = inputs.links[scenario]
+        inputs.spans[name] = span
+        inputs.scenarios.append(row)
+        return inputs
 
-    def _costs_of(self, stated: str, deployment: _Deployment, variant: Variant) -> CostTables:
+    def _costs_of(self, planned_id: str, deployment: _Deployment, variant: Variant) -> CostTables:
         """Return the step costs of a deployment times the factors of a variant, laid out for the loop."""
-        laid_out = self._world.costs[stated]
-        factors = {part: factor for part, factor in variant.factors.items() if factor != 1.0}
+        laid_out = self._inputs.costs[planned_id]
+        factors = {kernel: factor for kernel, factor in variant.factors.items() if factor != 1.0}
         if not factors:
             return laid_out
         values = laid_out.packed.values.copy()
-        for part, factor in factors.items():
-            if part not in deployment.added:
-                deployment.added[part] = self._added(stated, deployment, part)
-            place, microseconds = deployment.added[part]
-            values[place] += (factor - 1.0) * microseconds
+        for kernel, factor in factors.items():
+            if kernel not in deployment.added:
+                deployment.added[kernel] = self._added(planned_id, deployment, kernel)
+            indices, microseconds = deployment.added[kernel]
+            values[indices] += (factor - 1.0) * microseconds
         return laid_out._replace(packed=laid_out.packed._replace(values=values))
 
-    def _added(self, stated: str, deployment: _Deployment, part: str) -> tuple[np.ndarray, np.ndarray]:
+    def _added(self, planned_id: str, deployment: _Deployment, kernel: str) -> tuple[np.ndarray, np.ndarray]:
         """Return where a kind of kernels takes time in the costs of the loop, and microseconds there.
 
         They are what is added where costs are laid out with twice its time.
         """
-        twice = np.array([np.nan, *(2.0 if name == part else np.nan for name in KERNELS)])
+        twice = np.array([np.nan, *(2.0 if name == kernel else np.nan for name in KERNELS)])
         longer = corrected(
             deployment.times, *(pa.array(twice[deployment.part[name]], from_pandas=True) for name in FACTORS)
         )
         costs = deployment.costs
         for name, column in COLUMN.items():
             costs = costs.set_column(costs.column_names.index(column), column, pa.array(longer[name] / 1e6))
-        laid_out = cost_tables(costs, deployment.shapes, self._world.deployments[stated])
-        added = laid_out.packed.values - self._world.costs[stated].packed.values
-        place = np.flatnonzero(added)
-        return place, added[place]
+        laid_out = cost_tables(costs, deployment.shapes, self._inputs.deployments[planned_id])
+        added = laid_out.packed.values - self._inputs.costs[planned_id].packed.values
+        indices = np.flatnonzero(added)
+        return indices, added[indices]
 
 
 def _parts_of_knots(fork: Session, costs: Mapping[str, pa.Table]) -> dict[str, dict[str, np.ndarray]]:
@@ -168,19 +183,19 @@ def _parts_of_knots(fork: Session, costs: Mapping[str, pa.Table]) -> dict[str, d
     ``knot_corrections`` says so itself: each kind of kernels gets its own number as its factor.
     """
     numbers = [
-        {"deployment_id": name, "part": part, "factor": float(number), "exposed_us": 0.0}
+        {"deployment_id": name, "part": kernel, "factor": float(number), "exposed_us": 0.0}
         for name in costs
-        for number, part in enumerate(KERNELS, 1)
+        for number, kernel in enumerate(KERNELS, 1)
     ]
     fork.give("corrections", numbers)
-    parts = {}
+    numbers_of_knots = {}
     for name, table in split_by_deployment(fork.table("knot_corrections")).items():
         if name in costs:
-            place = np.zeros(max(_most(table), _most(costs[name])) + 1, np.int64)
-            place[table["step_shape_id"].to_numpy()] = np.arange(table.num_rows)
-            rows = place[costs[name]["step_shape_id"].to_numpy()]
-            parts[name] = {factor: table[factor].to_numpy().astype(np.int64)[rows] for factor in FACTORS}
-    return parts
+            row_of_shape = np.zeros(max(_most(table), _most(costs[name])) + 1, np.int64)
+            row_of_shape[table["step_shape_id"].to_numpy()] = np.arange(table.num_rows)
+            rows = row_of_shape[costs[name]["step_shape_id"].to_numpy()]
+            numbers_of_knots[name] = {factor: table[factor].to_numpy().astype(np.int64)[rows] for factor in FACTORS}
+    return numbers_of_knots
 
 
 def _most(table: pa.Table) -> int:
@@ -193,9 +208,9 @@ def _corrected_host(host: Mapping[str, Any], variant: Variant) -> dict[str, Any]
     return {**host, "step_exposed_us": step, "request_us": max(request, 0.0)}
 
 
-def _together(one: World, other: World) -> World:
+def _merged(earlier: World, later: World) -> World:
     names = ("deployments", "plans", "hosts", "links", "tiers", "layers", "costs")
-    return one._replace(**{name: getattr(one, name) | getattr(other, name) for name in names})
+    return earlier._replace(**{name: getattr(earlier, name) | getattr(later, name) for name in names})
 
 
 def _name(flags: Mapping[str, Any]) -> str:
@@ -203,25 +218,25 @@ def _name(flags: Mapping[str, Any]) -> str:
 
 
 def _replayed(n: int, replicas: Sequence[Replica], start: int, with_parts: bool) -> Replayed:
-    """Return what became of n requests, from the engines that served them."""
-    replayed = _nothing(n, with_parts)
+    """Return the replay of n requests from the results of the replicas that served them."""
+    replayed = _unserved(n, with_parts)
     moments = (replayed.sent_ns, replayed.scheduled_ns, replayed.first_ns, replayed.finish_ns)
-    for one in replicas:
-        rows, out = one.rows - start, one.served.out
-        replayed.cached_tokens[rows] = out.cached_tokens
+    for replica in replicas:
+        rows, outputs = replica.rows - start, replica.served.out
+        replayed.cached_tokens[rows] = outputs.cached_tokens
         for values, name in zip(moments, ("sent_us", "scheduled_us", "first_token_us", "finish_us"), strict=True):
-            seconds = getattr(out, name)
+            seconds = getattr(outputs, name)
             values[rows] = np.where(seconds < 0.0, -1, np.rint(seconds * NANOSECONDS).astype(np.int64))
-        if with_parts and one.served.parts is not None:
+        if with_parts and replica.served.parts is not None:
             for values, name in zip(replayed.parts_ns, KEPT, strict=True):
-                values[:, rows] = one.served.parts.nanoseconds[:, PARTS.index(name)]
-            replayed.steps[:, rows] = one.served.parts.steps[:, 0]
+                values[:, rows] = replica.served.parts.nanoseconds[:, PARTS.index(name)]
+            replayed.steps[:, rows] = replica.served.parts.steps[:, 0]
     return replayed
 
 
-def _nothing(n: int, with_parts: bool) -> Replayed:
+def _unserved(n: int, with_parts: bool) -> Replayed:
     """Return a replay in which no request was served."""
     phases, size = 2, n if with_parts else 0
-    parts = [np.zeros((phases, size), np.int64) for _ in (KEPT if with_parts else ())]
+    parts_ns = [np.zeros((phases, size), np.int64) for _ in (KEPT if with_parts else ())]
     moments = (np.full(n, -1, np.int64) for _ in range(4))
-    return Replayed(np.zeros(n, np.int64), *moments, parts, np.zeros((phases, size), np.int64))
+    return Replayed(np.zeros(n, np.int64), *moments, parts_ns, np.zeros((phases, size), np.int64))

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.comparison.log_worlds import LogWorlds
-from kernelsight.comparison.replay import KEPT, Variant, given
+from kernelsight.comparison.log_replayer import LogReplayer
+from kernelsight.comparison.replay import KEPT, Variant, give_log
 from kernelsight.session import Session
 from tests.comparison.test_comparison import FLAGS, drawn, session  # noqa: F401
 
@@ -24,9 +24,9 @@ ROUNDED_NS = 5
 
 def test_replays_are_those_of_the_graph(session: Session) -> None:  # noqa: F811
     load = drawn(n=60)
-    found = LogWorlds(session, load).serve(VARIANTS)
+    found = LogReplayer(session, load).serve(VARIANTS)
     with session.fork() as fork:
-        places = given(fork, load, VARIANTS)
+        places = give_log(fork, load, VARIANTS)
         fork.compute("request_events", "request_parts")
         events, parts = (fork.table(name).to_pylist() for name in ("request_events", "request_parts"))
     for name, number in places.items():
@@ -48,16 +48,16 @@ def test_replays_are_those_of_the_graph(session: Session) -> None:  # noqa: F811
 
 def test_some_requests_are_served_as_if_they_were_all(session: Session) -> None:  # noqa: F811
     load = drawn(n=60)
-    worlds, rows = LogWorlds(session, load), np.arange(20, 50)
+    worlds, rows = LogReplayer(session, load), np.arange(20, 50)
     (sliced,) = worlds.serve(VARIANTS[:1], rows)
     (taken,) = worlds.serve(VARIANTS[:1], np.append(rows, 59))
     for served, own in ((sliced, rows), (taken, np.append(rows, 59))):
-        (alone,) = LogWorlds(session, load.take(pa.array(own))).serve(VARIANTS[:1])
+        (alone,) = LogReplayer(session, load.take(pa.array(own))).serve(VARIANTS[:1])
         assert served.finish_ns.tolist() == alone.finish_ns.tolist() and alone.served.all()
 
 
 def test_a_deployment_that_cannot_run_serves_nothing(session: Session) -> None:  # noqa: F811
     wrong = [Variant({"model": "llama-3.1-405b", "gpu": "l4"}), Variant({**FLAGS, "gpu": "no such"}), Variant(FLAGS)]
-    small, unknown, able = LogWorlds(session, drawn(n=10)).serve(wrong)
+    small, unknown, able = LogReplayer(session, drawn(n=10)).serve(wrong)
     assert not small.served.any() and not unknown.served.any() and able.served.all()
     assert able.part("host").size == small.part("host").size == 10
