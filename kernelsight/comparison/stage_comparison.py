@@ -65,18 +65,15 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
         with session.fork() as fork:
             give_stages(fork, comparison)
             fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers")
-            summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda fork_row: fork_row["scenario_id"])
+            summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
             intervals: dict[str, dict[str, Any]] = {}
-            for fork_row in fork.table("scenario_intervals").to_pylist():
-                intervals.setdefault(fork_row["scenario_id"], {})[fork_row["metric"]] = (
-                    fork_row["low"],
-                    fork_row["high"],
-                )
+            for end in fork.table("scenario_intervals").to_pylist():
+                intervals.setdefault(end["scenario_id"], {})[end["metric"]] = (end["low"], end["high"])
             tiers.append({"comparison_id": comparison.comparison_id, **fork.table("deployment_tiers").to_pylist()[0]})
         for stage, summary in zip(comparison.stages, summaries, strict=True):
             rows += [
-                {"comparison_id": comparison.comparison_id, **fork_row}
-                for fork_row in _stage_rows(stage, summary, intervals.get(summary["scenario_id"], {}))
+                {"comparison_id": comparison.comparison_id, **values}
+                for values in _stage_rows(stage, summary, intervals.get(summary["scenario_id"], {}))
             ]
     rows_by_table = {"stage_vs_prediction": rows, "stage_tiers": tiers}
     return {name: as_table(contracts()[name], values) for name, values in rows_by_table.items()}

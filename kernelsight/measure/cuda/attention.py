@@ -282,8 +282,8 @@ def _cudnn(bench: Bench) -> Callable[[], Any]:
         cudnn.set_stream(handle=handle, stream=bench.gpu.stream.ptr)
     floats = {"intermediate_data_type": cudnn.data_type.FLOAT, "compute_data_type": cudnn.data_type.FLOAT}
     graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16, handle=handle, **floats)
-    laid = [{"dim": list(tensor.shape), "stride": list(tensor.stride())} for tensor in (q, k, v)]
-    inputs = [graph.tensor(**tensor, data_type=cudnn.data_type.BFLOAT16) for tensor in laid]
+    layouts = [{"dim": list(tensor.shape), "stride": list(tensor.stride())} for tensor in (q, k, v)]
+    inputs = [graph.tensor(**layout, data_type=cudnn.data_type.BFLOAT16) for layout in layouts]
     mask = "use_causal_mask" if shape.new == shape.keys else "use_causal_mask_bottom_right"
     words = {"attn_scale": shape.head_dim**-0.5, mask: True, "is_inference": True}
     if shape.window:
