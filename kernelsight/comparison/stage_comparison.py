@@ -81,16 +81,18 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
 
 def give_stages(fork: Session, comparison: Stages) -> None:
     """Give a session one scenario for each stage, with the load that its client sent; ids in the order of stages."""
-    stated = dict(comparison.question.stated or {})
+    described = dict(comparison.question.stated or {})
     plan = plan_rows(fork, [{**NO_LOAD, **comparison.question.flags}], origin="")
     scenario = plan.planned[0]
     scenarios, loads = [], []
     for number, stage in enumerate(comparison.stages):
         name = f"{number:03d}"
-        concurrency = stated.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
+        concurrency = (
+            described.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
+        )
         most = int(concurrency) if concurrency else None if stage.is_open else stage.in_flight
         scenarios.append({**scenario, "scenario_id": name, "max_concurrency": most})
-        columns = load_of_stage(stage, stated.get("seed", 0) + number, stated, comparison.client)
+        columns = load_of_stage(stage, described.get("seed", 0) + number, described, comparison.client)
         loads.append(pa.table({"load_id": pa.array([name] * stage.requests), **columns}))
     give_plan(fork, plan.deployments_of(plan.planned), scenarios)
     names = [row["scenario_id"] for row in scenarios]
