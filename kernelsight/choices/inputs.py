@@ -53,7 +53,7 @@ def choice_of(
     if gpu not in gpu_names:
         raise unknown("GPU", gpu, gpu_names, "Give a row for it with --gpus.")
     check_sweeps(sweeps)
-    rows_elsewhere = _others(sweeps, family, gpu, sources)
+    rows_elsewhere = _rows_elsewhere(sweeps, family, gpu, sources)
     _same_vendor(gpu, rows_elsewhere, gpus, family)
     measured = measured_rows(sweeps, family, [gpu])
     like = candidates_like(family, gpu, measured, rows_elsewhere, gpus)
@@ -73,7 +73,7 @@ def choice_of(
     return with_expectations(family, gpu, candidates, rows_elsewhere, gpus)
 
 
-def _others(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str] | None) -> pl.DataFrame:
+def _rows_elsewhere(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str] | None) -> pl.DataFrame:
     gpus_measured = sorted(measured_gpus(sweeps) - {gpu})
     for name in sources or ():
         if name == gpu:
