@@ -367,14 +367,14 @@ class Session(dataflow.Session):
     def _run(self, node: Node, asked: Collection[str]) -> None:
         """Run a node, but for kernels that no deployment launches: a query that finds nothing takes 10 ms to plan."""
         name = node.names[0]
-        family, _, what = name.rpartition("_")
-        if family in LOWERED and what in ("calls", "latencies") and not self._has_kernels(family, what):
+        family, _, table_kind = name.rpartition("_")
+        if family in LOWERED and table_kind in ("calls", "latencies") and not self._has_kernels(family, table_kind):
             self._tables[name] = self.graph.known(name).schema.empty_table()
         else:
             super()._run(node, asked)
 
-    def _has_kernels(self, family: str, what: str) -> bool:
-        if what == "latencies":
+    def _has_kernels(self, family: str, table_kind: str) -> bool:
+        if table_kind == "latencies":
             return self.table(f"{family}_calls").num_rows > 0
         from kernelsight.kernels.launches import launched_families
 
@@ -383,9 +383,9 @@ class Session(dataflow.Session):
         return family in remembered(tables, "launched families", lambda: frozenset(launched_families(*tables)))
 
     def __repr__(self) -> str:
-        place = f" on {self.path}" if self.path else ""
-        given = ", ".join(sorted(self.given() | self._own)) or "nothing"
-        return visible(f"Session{place}: given {given}; .tables() lists all, .sql(...) asks")
+        path_text = f" on {self.path}" if self.path else ""
+        given_tables = ", ".join(sorted(self.given() | self._own)) or "nothing"
+        return visible(f"Session{path_text}: given {given_tables}; .tables() lists all, .sql(...) asks")
 
     def _repr_html_(self) -> str:
         return f"<p>{as_html(repr(self))}</p>"

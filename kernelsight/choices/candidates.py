@@ -115,33 +115,33 @@ def existing_candidates(family: str, shapes: pl.DataFrame, like: pl.DataFrame, g
 
 
 def with_expectations(
-    family: str, gpu: str, candidates: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table | None = None
+    family: str, gpu: str, candidates: pl.DataFrame, rows_elsewhere: pl.DataFrame, gpus: pa.Table | None = None
 ) -> Choice:
     """Return the candidates with what the kernel model expects of each, fitted to the other GPUs.
 
-    ``candidates``: on ``gpu``, the latency null where it is not known; ``others``: measured rows of other GPUs.
+    ``candidates``: on ``gpu``, the latency null where it is not known; ``rows_elsewhere``: measured rows of other GPUs.
     Each generation of these is predicted by a fit without it, as the asked one has to be.
     """
     tables = facts("kernel_implementations"), gpus or facts("gpus"), facts("fabrics")
     order = ["gpu", *site_columns(family), "engine", "implementation"]
     columns = [*NOT_CALLS - {"engine_version"}, *(name for name in candidates.columns if name not in NOT_CALLS)]
     candidates = candidates.sort(order)
-    learned = spread_sites(family, shared_sites(family, others)).sort(order)
+    learned = spread_sites(family, shared_sites(family, rows_elsewhere)).sort(order)
     generations = family_facts(family, *tables[:2]).generation
     latency = np.empty(learned.height)
     of_row = np.array([generations.get(name) or name for name in learned["gpu"].to_list()], dtype=object)
-    of_other = np.array([generations.get(name) or name for name in others["gpu"].to_list()], dtype=object)
+    of_other = np.array([generations.get(name) or name for name in rows_elsewhere["gpu"].to_list()], dtype=object)
     for name in np.unique(of_row) if learned.height else ():
         elsewhere = of_other != name
-        training = others.filter(pl.Series(elsewhere if elsewhere.any() else ~elsewhere))
+        training = rows_elsewhere.filter(pl.Series(elsewhere if elsewhere.any() else ~elsewhere))
         of_generation = pl.Series(of_row == name)
         latency[of_row == name] = _model(family, training, learned.filter(of_generation), tables)
-    expected = _model(family, others, candidates, tables)
+    expected = _model(family, rows_elsewhere, candidates, tables)
     all_rows = pl.concat([learned.select(columns), candidates.select(columns)])
-    names = sorted(others["gpu"].unique().to_list())
+    names = sorted(rows_elsewhere["gpu"].unique().to_list())
     sibling_of = siblings(gpu, names, tables[1], generations)
     sibling_logs = sibling_differences(
-        all_rows, np.concatenate([latency, expected]), others, site_columns(family), sibling_of
+        all_rows, np.concatenate([latency, expected]), rows_elsewhere, site_columns(family), sibling_of
     )
     rows = _candidates(family, all_rows, np.concatenate([latency, expected]), sibling_logs, tables)
     asked_start = learned.height

@@ -53,11 +53,11 @@ def choice_of(
     if gpu not in gpu_names:
         raise unknown("GPU", gpu, gpu_names, "Give a row for it with --gpus.")
     check_sweeps(sweeps)
-    others = _others(sweeps, family, gpu, sources)
-    _same_vendor(gpu, others, gpus, family)
+    rows_elsewhere = _rows_elsewhere(sweeps, family, gpu, sources)
+    _same_vendor(gpu, rows_elsewhere, gpus, family)
     measured = measured_rows(sweeps, family, [gpu])
-    like = candidates_like(family, gpu, measured, others, gpus)
-    shapes = pl.concat([measured, others], how="diagonal") if calls is None else shapes_of_calls(family, calls)
+    like = candidates_like(family, gpu, measured, rows_elsewhere, gpus)
+    shapes = pl.concat([measured, rows_elsewhere], how="diagonal") if calls is None else shapes_of_calls(family, calls)
     candidates = shared_sites(family, existing_candidates(family, shapes, like, gpu))
     if not candidates.height:
         raise InvalidInput(
@@ -70,10 +70,10 @@ def choice_of(
             f"{lacking:,} shapes of the calls are left out: the sweeps hold no two implementations in their number "
             "formats, head size and kind of window"
         )
-    return with_expectations(family, gpu, candidates, others, gpus)
+    return with_expectations(family, gpu, candidates, rows_elsewhere, gpus)
 
 
-def _others(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str] | None) -> pl.DataFrame:
+def _rows_elsewhere(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str] | None) -> pl.DataFrame:
     gpus_measured = sorted(measured_gpus(sweeps) - {gpu})
     for name in sources or ():
         if name == gpu:
@@ -89,9 +89,9 @@ def _others(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str
     return rows
 
 
-def _same_vendor(gpu: str, others: pl.DataFrame, gpus: pa.Table, family: str) -> None:
+def _same_vendor(gpu: str, rows_elsewhere: pl.DataFrame, gpus: pa.Table, family: str) -> None:
     vendor = dict(zip(gpus["gpu"].to_pylist(), gpus["vendor"].to_pylist(), strict=True))
-    if vendor[gpu] not in {vendor.get(name) for name in others["gpu"].unique().to_list()}:
+    if vendor[gpu] not in {vendor.get(name) for name in rows_elsewhere["gpu"].unique().to_list()}:
         raise InvalidInput(
             f"{gpu} is a GPU of {vendor[gpu]}, of which the sweeps hold no {family} kernel; kernels of another vendor "
             "do not run there, so measure some of its shapes first."
@@ -99,14 +99,14 @@ def _same_vendor(gpu: str, others: pl.DataFrame, gpus: pa.Table, family: str) ->
 
 
 def candidates_like(
-    family: str, gpu: str, measured: pl.DataFrame, others: pl.DataFrame, gpus: pa.Table
+    family: str, gpu: str, measured: pl.DataFrame, rows_elsewhere: pl.DataFrame, gpus: pa.Table
 ) -> pl.DataFrame:
     """Return measured rows whose kernels run on the GPU: its own, and in other number formats those of the nearest GPU.
 
     Nearest is the highest compute capability that is not above the GPU's own. Kernels that engines choose by compute
     capability are renamed to what they choose on this one (table ``kernel_sources``).
     """
-    missing = others.filter(~pl.col("dtype").is_in(measured["dtype"].unique().implode()))
+    missing = rows_elsewhere.filter(~pl.col("dtype").is_in(measured["dtype"].unique().implode()))
     capability = {
         name: _number(text)
         for name, text in zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True)

@@ -104,12 +104,12 @@ def planned_rows(choice: Choice, sites: Sequence[int]) -> pl.DataFrame:
     Columns: place, dtype, distribution, shape (JSON), engine, implementation, measured_as.
     """
     order = {site: rank for rank, site in enumerate(sites)}
-    places = np.array([order.get(site, -1) for site in choice.asked.site.tolist()])
-    chosen = np.flatnonzero(places >= 0)
-    chosen = chosen[np.argsort(places[chosen], kind="stable")]
+    ranks = np.array([order.get(site, -1) for site in choice.asked.site.tolist()])
+    chosen = np.flatnonzero(ranks >= 0)
+    chosen = chosen[np.argsort(ranks[chosen], kind="stable")]
     rows = choice.rows[chosen]
     columns = {
-        "place": places[chosen] + 1,
+        "place": ranks[chosen] + 1,
         "dtype": rows["dtype"],
         "distribution": rows["distribution"],
         "shape": shape_texts(choice.family, rows),

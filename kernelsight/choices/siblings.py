@@ -14,7 +14,7 @@ import pyarrow as pa
 
 
 def siblings(
-    gpu: str, others: Collection[str], gpus: pa.Table, generations: Mapping[str, str | None]
+    gpu: str, gpu_names: Collection[str], gpus: pa.Table, generations: Mapping[str, str | None]
 ) -> dict[str, str | None]:
     """Return for ``gpu`` and each other one the GPU of the same generation with the nearest memory bandwidth, or None.
 
@@ -25,7 +25,7 @@ def siblings(
     def nearest(name: str) -> str | None:
         kind = generations.get(name)
         same_generation = [
-            candidate for candidate in others if candidate != name and kind and generations.get(candidate) == kind
+            candidate for candidate in gpu_names if candidate != name and kind and generations.get(candidate) == kind
         ]
         return min(
             same_generation,
@@ -34,7 +34,7 @@ def siblings(
         )
 
     of_gpu = nearest(gpu)
-    return {name: nearest(name) if of_gpu else None for name in others} | {gpu: of_gpu}
+    return {name: nearest(name) if of_gpu else None for name in gpu_names} | {gpu: of_gpu}
 
 
 def sibling_differences(

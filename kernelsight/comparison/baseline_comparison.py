@@ -56,7 +56,7 @@ class BaselineComparison:
     ) -> None:
         self._session = session
         logs = merged_logs(after, before)
-        ids = [logs["production_logs"]["log_id"].to_pylist()[rows] for rows in _parts(after)]
+        ids = [logs["production_logs"]["log_id"].to_pylist()[rows] for rows in _row_slices(after)]
         session.give("comparisons", [question._replace(log_ids=tuple(ids[0]), baseline=tuple(ids[1])).as_row(NAME)])
         for name, table in logs.items():
             session.give(name, table, trusted=True)
@@ -120,7 +120,7 @@ class BaselineComparison:
         return verdict_table(self.summary, rows, ("what", "before", "after", "factor"))
 
 
-def _parts(later_tables: Mapping[str, pa.Table]) -> tuple[slice, slice]:
+def _row_slices(later_tables: Mapping[str, pa.Table]) -> tuple[slice, slice]:
     count = later_tables["production_logs"].num_rows
     return slice(0, count), slice(count, None)
 

@@ -185,10 +185,10 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
     """Take one Gauss-Newton step on the residuals by group; slopes are those between replays on either side."""
     widths = [_widths(log, state) for state in states]
     points = [
-        (state, state.values + residuals * width * direction)
+        (state, state.values + sign * width * direction)
         for state, state_widths in zip(states, widths, strict=True)
         for direction, width in zip(state.basis.T, state_widths, strict=True)
-        for residuals in (-1.0, 1.0)
+        for sign in (-1.0, 1.0)
     ]
     replayed_sides = log.states([state for state, _ in points], [values for _, values in points], with_parts=False)
     tried = iter([replayed.residuals for replayed in replayed_sides])

@@ -63,7 +63,7 @@ def incidents_of(measured: Measured, base: Replayed, gaps: pa.ChunkedArray | Non
     boxes = []
     if not pauses:
         boxes = _boxes(speed, [(incident.from_s, incident.to_s) for incident in outages])
-    incidents = [*outages, *pauses, *(_named(box, speed, measured, base, gaps) for box in boxes)]
+    incidents = [*outages, *pauses, *(_incident_of(box, speed, measured, base, gaps) for box in boxes)]
     if outages:  # what follows on an outage is its backlog
         incidents = [
             incident for incident in incidents if incident.name == "restart" or incident.to_s < outages[0].from_s
@@ -195,7 +195,7 @@ def _clearest(values: np.ndarray) -> tuple[int, int, float] | None:
     return int(starts[best]), int(stops[best]), float(difference[best])
 
 
-def _named(box: _Box, speed: Speed, measured: Measured, base: Replayed, gaps: pa.ChunkedArray | None) -> Incident:
+def _incident_of(box: _Box, speed: Speed, measured: Measured, base: Replayed, gaps: pa.ChunkedArray | None) -> Incident:
     """Return what a box is: a change where it lasts to the end; the GPU, or other load beside the log's."""
     begin, end = float(speed.start_s[box.first]), float(speed.start_s[box.last] + speed.width_s)
     measured_s = speed.start_s[np.isfinite(speed.log_factor)]

@@ -59,17 +59,17 @@ def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session
             {name: of_logs(table, question._replace(log_ids=ids)) for name, table in tables.items()}
             for ids in (question.baseline, question.log_ids)
         ]
-        settings = [_settings(log_requests["production_settings"]) for log_requests in beside]
+        settings = [_settings(log_tables["production_settings"]) for log_tables in beside]
         power = [
-            mean_power(measured_power(log_requests, log_tables, others), log_tables)
-            for log_requests, log_tables, others in zip(requests, measured, beside, strict=True)
+            mean_power(measured_power(log_requests, log_measured, log_tables), log_measured)
+            for log_requests, log_measured, log_tables in zip(requests, measured, beside, strict=True)
         ]
         gaps = requests[1]["chunk_gaps_ms"]
         pair = LogPair(*measured, (settings[0], settings[1]), gaps, (power[0], power[1]))
         changes = changes_between(pair, _replays(question, requests, session) if question.flags else None)
-        for name, log_requests in _rows(changes, requests, measured).items():
-            rows[name] += [{"comparison_id": row["comparison_id"], **log_tables} for log_tables in log_requests]
-    return {name: as_table(contracts()[name], log_requests) for name, log_requests in rows.items()}
+        for name, changed in _rows(changes, requests, measured).items():
+            rows[name] += [{"comparison_id": row["comparison_id"], **values} for values in changed]
+    return {name: as_table(contracts()[name], table_rows) for name, table_rows in rows.items()}
 
 
 def _replays(question: Question, requests: Sequence[pa.Table], session: Session) -> Any:
@@ -113,7 +113,7 @@ def _latencies(
     times = [measured_by_metric(log_measured) for log_measured in measured]
     expected = predicted_of(base, measured[1].output_tokens) if base else {}
     values = {f"{name}_ms": [pair_of_times[name] for pair_of_times in times] for name in METRICS}
-    values["itl_ms"] = [_gaps(pair_of_times) for pair_of_times in requests]
+    values["itl_ms"] = [_gaps(log_requests) for log_requests in requests]
     rows = []
     for metric, pair_of_times in values.items():
         measured_times = [times_ms[np.isfinite(times_ms)] for times_ms in pair_of_times]

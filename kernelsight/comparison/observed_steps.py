@@ -126,8 +126,8 @@ def _in_time(frame: pl.DataFrame, production_logs: pa.Table, until_s: float, fit
 
 def _spread(steps: pl.DataFrame) -> pl.DataFrame:
     ordered = steps.sort("prefill_tokens", "decode_requests", "decode_context_tokens", "log_id", "replica", "step")
-    places = np.unique(np.linspace(0, max(ordered.height - 1, 0), min(MOST_STEPS, ordered.height)).astype(int))
-    return ordered[places] if ordered.height else ordered
+    indices = np.unique(np.linspace(0, max(ordered.height - 1, 0), min(MOST_STEPS, ordered.height)).astype(int))
+    return ordered[indices] if ordered.height else ordered
 
 
 def _shape_of_step(row: Mapping[str, Any], number: int, context: int) -> dict[str, Any]:

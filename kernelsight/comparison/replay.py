@@ -95,7 +95,7 @@ class Replayed(NamedTuple):
 def give_log(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
     """Give a session the log on every variant that can be planned; return the number of each scenario's variant."""
     plan = plan_rows(fork, [{**NO_LOAD, **variant.flags} for variant in variants], on_fault="collect", origin="")
-    deployments, scenarios, corrections, places = {}, [], [], {}
+    deployments, scenarios, corrections, number_of_scenario = {}, [], [], {}
     for number, (variant, scenario) in enumerate(zip(variants, plan.scenarios, strict=True)):
         if scenario is None:
             continue
@@ -108,13 +108,13 @@ def give_log(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict
             {**scenario, "scenario_id": scenario_id, "deployment_id": scenario_id, "max_concurrency": None}
         )
         corrections += [{"deployment_id": scenario_id, **row} for row in variant.corrections()]
-        places[scenario_id] = number
+        number_of_scenario[scenario_id] = number
     give_plan(fork, list(deployments.values()), scenarios)
-    fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in places])
+    fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in number_of_scenario])
     fork.give("load_requests", load, trusted=True)
     if corrections:
         fork.give("corrections", corrections)
-    return places
+    return number_of_scenario
 
 
 def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict[str, tuple[float, float]]:

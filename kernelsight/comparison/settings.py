@@ -98,10 +98,10 @@ def _differs(session: Session, setting: str, stated: Any, logged: str) -> bool:
     return stated_value != logged_value and not ("/" in logged_value or stated_value in logged_value)
 
 
-def _other_shape(session: Session, stated: str, logged: str) -> bool:
+def _other_shape(session: Session, stated_model: str, logged: str) -> bool:
     """Return whether a log names a known model of another shape; variants of one model and unknown names are none."""
     shapes = {row["model"]: [row[name] for name in SHAPE] for row in session.table("models").to_pylist()}
-    ours, theirs = (shapes.get(name, shapes.get(_base(name) or "")) for name in (stated, logged))
+    ours, theirs = (shapes.get(name, shapes.get(_base(name) or "")) for name in (stated_model, logged))
     return ours is not None and theirs is not None and ours != theirs
 
 

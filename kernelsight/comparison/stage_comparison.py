@@ -65,18 +65,15 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
         with session.fork() as fork:
             give_stages(fork, comparison)
             fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers")
-            summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda fork_row: fork_row["scenario_id"])
+            summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
             intervals: dict[str, dict[str, Any]] = {}
-            for fork_row in fork.table("scenario_intervals").to_pylist():
-                intervals.setdefault(fork_row["scenario_id"], {})[fork_row["metric"]] = (
-                    fork_row["low"],
-                    fork_row["high"],
-                )
+            for end in fork.table("scenario_intervals").to_pylist():
+                intervals.setdefault(end["scenario_id"], {})[end["metric"]] = (end["low"], end["high"])
             tiers.append({"comparison_id": comparison.comparison_id, **fork.table("deployment_tiers").to_pylist()[0]})
         for stage, summary in zip(comparison.stages, summaries, strict=True):
             rows += [
-                {"comparison_id": comparison.comparison_id, **fork_row}
-                for fork_row in _stage_rows(stage, summary, intervals.get(summary["scenario_id"], {}))
+                {"comparison_id": comparison.comparison_id, **values}
+                for values in _stage_rows(stage, summary, intervals.get(summary["scenario_id"], {}))
             ]
     rows_by_table = {"stage_vs_prediction": rows, "stage_tiers": tiers}
     return {name: as_table(contracts()[name], values) for name, values in rows_by_table.items()}
@@ -84,16 +81,18 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
 
 def give_stages(fork: Session, comparison: Stages) -> None:
     """Give a session one scenario for each stage, with the load that its client sent; ids in the order of stages."""
-    stated = dict(comparison.question.stated or {})
+    described = dict(comparison.question.stated or {})
     plan = plan_rows(fork, [{**NO_LOAD, **comparison.question.flags}], origin="")
     scenario = plan.planned[0]
     scenarios, loads = [], []
     for number, stage in enumerate(comparison.stages):
         name = f"{number:03d}"
-        concurrency = stated.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
+        concurrency = (
+            described.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
+        )
         most = int(concurrency) if concurrency else None if stage.is_open else stage.in_flight
         scenarios.append({**scenario, "scenario_id": name, "max_concurrency": most})
-        columns = load_of_stage(stage, stated.get("seed", 0) + number, stated, comparison.client)
+        columns = load_of_stage(stage, described.get("seed", 0) + number, described, comparison.client)
         loads.append(pa.table({"load_id": pa.array([name] * stage.requests), **columns}))
     give_plan(fork, plan.deployments_of(plan.planned), scenarios)
     names = [row["scenario_id"] for row in scenarios]

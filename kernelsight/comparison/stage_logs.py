@@ -115,24 +115,24 @@ def _per_request(lengths: Mapping[str, float], requests: int) -> dict[str, float
     return statistics
 
 
-def drawn_lengths(stated: Mapping[str, float], n: int, draw: np.random.Generator) -> np.ndarray:
+def drawn_lengths(statistics: Mapping[str, float], n: int, draw: np.random.Generator) -> np.ndarray:
     """Return n lengths of a distribution that is known by its quantiles and its mean, whole numbers from 1.
 
     >>> drawn_lengths({"min": 10.0, "p50": 20.0, "max": 30.0, "mean": 20.0}, 4, np.random.default_rng(0)).tolist()
     [22, 12, 18, 28]
     """
-    quantiles = sorted((SHARES[name], value) for name, value in stated.items() if name in SHARES)
+    quantiles = sorted((SHARES[name], value) for name, value in statistics.items() if name in SHARES)
     if not quantiles:
-        return np.full(n, max(round(stated["mean"]), 1))
-    places = draw.permutation((np.arange(n) + 0.5) / n)
-    values = np.interp(places, *zip(*quantiles, strict=True))
-    if "mean" in stated:
+        return np.full(n, max(round(statistics["mean"]), 1))
+    shares = draw.permutation((np.arange(n) + 0.5) / n)
+    values = np.interp(shares, *zip(*quantiles, strict=True))
+    if "mean" in statistics:
         # what lies between the stated quantiles is not known: the mean says on which side most of it is
         least, most = quantiles[0][1], quantiles[-1][1]
         low, high = least - most, most - least
         for _ in range(40):
             middle = (low + high) / 2.0
-            below = np.clip(values + middle, least, most).mean() < stated["mean"]
+            below = np.clip(values + middle, least, most).mean() < statistics["mean"]
             low, high = (middle, high) if below else (low, middle)
         values = np.clip(values + high, least, most)
     return np.maximum(np.rint(values), 1).astype(np.int64)

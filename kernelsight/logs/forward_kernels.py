@@ -65,8 +65,8 @@ def _run(file: LogFile, summary: Mapping[str, Any], cases: Mapping[str, list[Any
     ]
     frame = pl.DataFrame(rows, schema_overrides={"query_lens": pl.List(pl.Int64), "kv_lens": pl.List(pl.Int64)})
     run = LogRun(file, NAME)
-    trace_name = with_families(frame, run.faults, "full_name").filter(pl.col("calls") > 0)
-    run.kernels = trace_name.with_columns(_attention(requests).alias("family")).drop("full_name")
+    kernels = with_families(frame, run.faults, "full_name").filter(pl.col("calls") > 0)
+    run.kernels = kernels.with_columns(_attention(requests).alias("family")).drop("full_name")
     return run
 
 

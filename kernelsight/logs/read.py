@@ -78,7 +78,9 @@ def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[st
     InvalidInput: what ``read_logs`` refuses.
     """
     given = _open_file(path, "requests", format, columns)
-    runs = [finish_requests(run) for run in _read(given.format, [given.file], columns) if run.requests is not None]
+    runs = [
+        finish_requests(run) for run in _read_files(given.format, [given.file], columns) if run.requests is not None
+    ]
     for requests in runs:
         _checked_frame("production_requests", requests.with_columns(pl.lit("").alias("log_id")), given.file.path)
     return pl.concat(runs).drop(FILE_ROW)
@@ -121,7 +123,7 @@ def _all_tables(
     for given_file in files_given:
         by_format.setdefault((given_file.role, given_file.format), []).append(given_file.file)
     tables = _tables(
-        runs + [run for (_, log_format), files in by_format.items() for run in _read(log_format, files, columns)]
+        runs + [run for (_, log_format), files in by_format.items() for run in _read_files(log_format, files, columns)]
     )
     rows = [given_file.row() for given_file in files_given] + unread
     tables["production_files"] = _checked_rows(
@@ -167,7 +169,7 @@ def _open_file(
     return GivenFile(file, recognise(file, role) if name == "auto" else format_named(name), role)
 
 
-def _read(log_format: LogFormat, files: Sequence[LogFile], columns: Mapping[str, str] | None) -> list[LogRun]:
+def _read_files(log_format: LogFormat, files: Sequence[LogFile], columns: Mapping[str, str] | None) -> list[LogRun]:
     """Read files of one format; a file of its fields with values of other types is refused without quoting them."""
     try:
         return read_plain(files, columns) if log_format.name == PLAIN else log_format.read(files)

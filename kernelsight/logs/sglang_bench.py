@@ -65,7 +65,7 @@ def _requests(file: LogFile, result: Mapping[str, Any], run: LogRun) -> pl.DataF
         raise unusable(file.path, "has lists of different lengths in one run", "Write it again.")
     errors = lists.get("errors", [""] * count)
     # a request without a chunk of text leaves its TTFT at 0.0
-    silent = [not error and not ttft_ms for error, ttft_ms in zip(errors, result["ttfts"], strict=True)]
+    silent = [not error and not ttft_s for error, ttft_s in zip(errors, result["ttfts"], strict=True)]
     run.faults.add("no_first_chunk", sum(silent), f"row {silent.index(True) + 1}" if any(silent) else None)
     ttft_ms = [None if is_silent else 1e3 * value for is_silent, value in zip(silent, result["ttfts"], strict=True)]
     gaps = [1e3 * sum(row) for row in lists["itls"]]
@@ -83,7 +83,8 @@ def _requests(file: LogFile, result: Mapping[str, Any], run: LogRun) -> pl.DataF
         }
     ).with_columns(gap_lists(lists["itls"]))
     latency = [
-        None if ttft_ms is None else (ttft_ms + gaps_ms) / 1e3 for ttft_ms, gaps_ms in zip(ttft_ms, gaps, strict=True)
+        None if first_ms is None else (first_ms + gaps_ms) / 1e3
+        for first_ms, gaps_ms in zip(ttft_ms, gaps, strict=True)
     ]
     frame = with_times(frame, times_of_sending(result, latency), run.faults)
     run.clock = "monotonic" if "sent_s" in frame.columns else "none"

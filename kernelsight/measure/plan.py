@@ -142,7 +142,7 @@ def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
     ]
 
 
-def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> list[np.ndarray]:
+def features_of_points(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> list[np.ndarray]:
     """Return the features of each point as the correction uses them: sizes, work, and rounding to tiles and waves."""
     import pyarrow as pa
 
@@ -189,7 +189,7 @@ def choose(
         if step.seconds > seconds and chosen:
             break
         chosen.append(step.candidate)
-    return chosen, _by_family(points, chosen, deviation, _left(sizes, deviation, groups, chosen))
+    return chosen, _by_family(points, chosen, deviation, _deviation_after(sizes, deviation, groups, chosen))
 
 
 def choose_points(
@@ -254,7 +254,9 @@ def _positions(features: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndar
     return padded
 
 
-def _left(sizes: np.ndarray, deviation: np.ndarray, groups: Sequence[str], chosen: Sequence[int]) -> np.ndarray:
+def _deviation_after(
+    sizes: np.ndarray, deviation: np.ndarray, groups: Sequence[str], chosen: Sequence[int]
+) -> np.ndarray:
     """Return the expected deviation of every point once the chosen ones are measured."""
     from kernelsight.fitting.placing import remaining
 

@@ -108,10 +108,10 @@ def hunyuan_moe(fields: ConfigFields) -> Shape:
     """Read Hunyuan mixtures, whose config lists the same number for each layer; one shared expert of its own width."""
     columns = trunk(fields) | {"qk_norm": "head" if fields.flag("use_qk_norm", default=True) else "none"}
     columns |= attention_heads(fields, columns["hidden"], kv_heads_default_to_heads=True)
-    experts, top_k = _same(fields, "num_experts"), _same(fields, "moe_topk")
+    experts, top_k = _one_size(fields, "num_experts"), _one_size(fields, "moe_topk")
     columns |= _experts(fields, experts, top_k, "moe_topk")
-    columns["expert_intermediate"] = _same(fields, "moe_intermediate_size", "intermediate_size")
-    shared = _same(fields, "num_shared_expert", default=1)
+    columns["expert_intermediate"] = _one_size(fields, "moe_intermediate_size", "intermediate_size")
+    shared = _one_size(fields, "num_shared_expert", default=1)
     columns["shared_intermediate"] = shared * fields.size("intermediate_size")
     layers = columns["layer_count"]
     dense = fields.size("moe_layer_num_skipped", default=0, least=0)
@@ -122,7 +122,7 @@ def hunyuan_moe(fields: ConfigFields) -> Shape:
     return Shape(columns, attention, ["dense"] * dense + ["moe"] * (layers - dense)).named(**names)
 
 
-def _same(fields: ConfigFields, *names: str, default: int | None = None) -> int:
+def _one_size(fields: ConfigFields, *names: str, default: int | None = None) -> int:
     """Return a size that the config states once, or as a list of equal numbers, one for each layer."""
     name = next((name for name in names if fields.values.get(name) is not None), names[0])
     value = fields.values.get(name)

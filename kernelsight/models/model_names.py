@@ -51,20 +51,20 @@ def find_variant(name: str) -> Variant | None:
     owner, _, repository = name.rstrip("/").rpartition("/")
     owner, lowered = owner.rpartition("/")[2].lower(), repository.lower()
     for ending, format_name in UNSUPPORTED.items():
-        if lowered.endswith(ending) and _known(repository[: -len(ending)]):
+        if lowered.endswith(ending) and _name_in_catalogue(repository[: -len(ending)]):
             raise InvalidInput(
                 f"{name} is quantised as {format_name}, which no kernel here has; use the model without {ending} and "
                 "--quantization, or give the path to a config.json."
             )
     for row in _endings():
-        base = _known(repository[: -len(row["suffix"])]) if lowered.endswith(row["suffix"]) else None
+        base = _name_in_catalogue(repository[: -len(row["suffix"])]) if lowered.endswith(row["suffix"]) else None
         if base and row["owner"] in ("*", owner):
             return Variant(base, row["quantization"], row["source"])
-    base = _known(repository)
+    base = _name_in_catalogue(repository)
     return Variant(base, None, "a copy of the same name") if base else None
 
 
-def _known(repository: str) -> str | None:
+def _name_in_catalogue(repository: str) -> str | None:
     try:
         return resolve(repository)
     except KernelSightError:

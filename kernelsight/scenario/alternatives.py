@@ -56,9 +56,9 @@ def alternatives(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[
     if "ffn_format" in settings:
         add("quantization", "fp8" if settings["ffn_format"] in ("bf16", "fp16") else "none")
     tp = settings.get("tp", 1)
-    for change in (tp // 2, tp * 2):
-        if 1 <= change <= 8:
-            neighbours.append((f"tensor_parallel_size={change}", {"tensor_parallel_size": change}))
+    for size in (tp // 2, tp * 2):
+        if 1 <= size <= 8:
+            neighbours.append((f"tensor_parallel_size={size}", {"tensor_parallel_size": size}))
     return [
         (name, change) for name, change in neighbours if any(flags.get(key) != value for key, value in change.items())
     ]

@@ -67,18 +67,18 @@ def _measured(rows: pa.Table, ids: np.ndarray, space: str, gpu: str) -> Measured
     if index.null_count:
         strange = rows["candidate_id"].filter(pc.is_null(index))[0].as_py()
         raise unknown("candidate", strange, [], f"Measured on {gpu}, but not among the candidates of {space!r}.")
-    places = index.to_numpy()
+    candidate_rows = index.to_numpy()
     coded = np.array([STATUS.index(word) for word in rows["status"].to_pylist()], dtype=np.int8)
     status = np.zeros(len(ids), dtype=np.int8)
-    np.maximum.at(status, places, coded)
+    np.maximum.at(status, candidate_rows, coded)
     worked = coded == OK
     columns = [
-        _median(places[worked], rows[name].to_numpy(zero_copy_only=False).astype(float)[worked], len(ids))
+        _median(candidate_rows[worked], rows[name].to_numpy(zero_copy_only=False).astype(float)[worked], len(ids))
         for name in ("latency_us", "cv", "samples")
     ]
     columns[0][status != OK] = np.nan
     costs = [
-        _median(places, rows[name].to_numpy(zero_copy_only=False).astype(float), len(ids))
+        _median(candidate_rows, rows[name].to_numpy(zero_copy_only=False).astype(float), len(ids))
         for name in ("compile_s", "benchmark_s")
     ]
     return Measured(status, *columns, *costs)

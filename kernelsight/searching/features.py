@@ -115,9 +115,9 @@ def _derived(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         derived[f"tile_{axis}"] = blocks[axis] * works[axis]
     if blocks and works:
         derived["tile"] = derived["threads"] * derived["work_per_thread"]
-    return {name: column for name, column in sorted(derived.items()) if not _same(column, columns)}
+    return {name: column for name, column in sorted(derived.items()) if not _repeats_a_parameter(column, columns)}
 
 
-def _same(column: np.ndarray, columns: Mapping[str, np.ndarray]) -> bool:
+def _repeats_a_parameter(column: np.ndarray, columns: Mapping[str, np.ndarray]) -> bool:
     """Return whether a parameter has these values already."""
     return any(np.array_equal(column, existing) for existing in columns.values())

@@ -56,23 +56,29 @@ def forecast(
 
     ``beside``: another view's forecast of these rows, whose chances to work are taken; the spread is not widened then.
     """
-    places = history.worked
+    fitted_runs = history.worked
     works = chance_to_work(target, history, rows) if beside is None else beside.works
     has_sources = inputs.sources.shape[1] > 0
-    if len(places) < LEAST_FITTED:
-        level = float(np.median(history.logs[places] - inputs.mean[history.rows[places]])) if len(places) else 0.0
-        if not len(places) and has_sources:
+    if len(fitted_runs) < LEAST_FITTED:
+        level = (
+            float(np.median(history.logs[fitted_runs] - inputs.mean[history.rows[fitted_runs]]))
+            if len(fitted_runs)
+            else 0.0
+        )
+        if not len(fitted_runs) and has_sources:
             level = float(np.mean(target.medians))
-        spread = np.sqrt(gp.variance(inputs, rows, settings) - gp.LEVEL_SD**2 * bool(len(places)))
+        spread = np.sqrt(gp.variance(inputs, rows, settings) - gp.LEVEL_SD**2 * bool(len(fitted_runs)))
         evidence = "sources" if has_sources else "prior"
-        return Forecast(name, rows, inputs.mean[rows] + level, spread, spread, works, evidence, len(places), None, None)
-    places = history.fitted
-    fitted = gp.fit(inputs, history.rows[places], history.logs[places], history.noise[places], settings)
+        return Forecast(
+            name, rows, inputs.mean[rows] + level, spread, spread, works, evidence, len(fitted_runs), None, None
+        )
+    fitted_runs = history.fitted
+    fitted = gp.fit(inputs, history.rows[fitted_runs], history.logs[fitted_runs], history.noise[fitted_runs], settings)
     mean, variance, white = gp.predict(inputs, fitted, rows)
     evidence = "both" if has_sources else "measured"
     sd = np.sqrt(variance)
     wide = sd * widening(history, mean) if beside is None else sd
-    return Forecast(name, rows, mean, wide, sd, works, evidence, len(places), fitted, white)
+    return Forecast(name, rows, mean, wide, sd, works, evidence, len(fitted_runs), fitted, white)
 
 
 def widening(history: History, mean: np.ndarray) -> np.ndarray:

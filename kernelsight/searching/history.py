@@ -35,10 +35,10 @@ class History(NamedTuple):
     @property
     def fitted(self) -> np.ndarray:
         """Indices of the measurements that a process is fitted to: all that worked, or the fastest and some others."""
-        places = self.worked
-        if len(places) <= MOST_FITTED:
-            return places
-        order = places[np.argsort(self.logs[places], kind="stable")]
+        indices = self.worked
+        if len(indices) <= MOST_FITTED:
+            return indices
+        order = indices[np.argsort(self.logs[indices], kind="stable")]
         fastest, slower = order[: MOST_FITTED // 2], order[MOST_FITTED // 2 :]
         return np.sort(np.concatenate([fastest, slower[np.linspace(0, len(slower) - 1, MOST_FITTED // 2).astype(int)]]))
 
@@ -97,8 +97,8 @@ def with_round(
 
 def weighted_means(history: History) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the rows that worked, the mean of each one's logs weighed by their noise, and its variance."""
-    places = history.worked
-    rows, where = np.unique(history.rows[places], return_inverse=True)
-    weight = np.bincount(where, 1.0 / history.noise[places], minlength=len(rows))
-    mean = np.bincount(where, history.logs[places] / history.noise[places], minlength=len(rows)) / weight
+    indices = history.worked
+    rows, where = np.unique(history.rows[indices], return_inverse=True)
+    weight = np.bincount(where, 1.0 / history.noise[indices], minlength=len(rows))
+    mean = np.bincount(where, history.logs[indices] / history.noise[indices], minlength=len(rows)) / weight
     return rows, mean, 1.0 / weight

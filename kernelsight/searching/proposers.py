@@ -42,10 +42,10 @@ class Proposals(NamedTuple):
 class Proposer:
     """Takes configurations from a source and keeps those that a search can use; counts the others."""
 
-    def __init__(self, source: Source, arrays: SpaceArrays, ids: np.ndarray, wanted: int) -> None:
-        if wanted < 1:
-            raise InvalidInput(f"--proposals is {wanted}; give a whole number above 0.")
-        self.source, self.wanted = source, wanted
+    def __init__(self, source: Source, arrays: SpaceArrays, ids: np.ndarray, per_round: int) -> None:
+        if per_round < 1:
+            raise InvalidInput(f"--proposals is {per_round}; give a whole number above 0.")
+        self.source, self.wanted = source, per_round
         self.places = {str(name): row for row, name in enumerate(ids)}
         first_configuration = json.loads(arrays.parameters[0])
         configurations = [json.loads(text) for text in arrays.parameters]
@@ -126,8 +126,8 @@ def words_of(command: str) -> list[str]:
 def from_file(configurations: Sequence[dict[str, Any]]) -> Source:
     """Return a source that gives the next configurations of a list every round."""
 
-    def source(number: int, history: History, wanted: int) -> list[dict[str, Any]]:
-        return list(configurations[(number - 1) * wanted : number * wanted])
+    def source(number: int, history: History, per_round: int) -> list[dict[str, Any]]:
+        return list(configurations[(number - 1) * per_round : number * per_round])
 
     return source
 
@@ -196,8 +196,8 @@ def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, t
     configurations = [json.loads(text) for text in arrays.parameters]
     values = {name: sorted({row[name] for row in configurations}) for name in configurations[0]}
 
-    def source(number: int, history: History, wanted: int) -> list[dict[str, Any]]:
-        request = {"space": arrays.space, "gpu": gpu, "round": number, "wanted": wanted, "values": values}
+    def source(number: int, history: History, per_round: int) -> list[dict[str, Any]]:
+        request = {"space": arrays.space, "gpu": gpu, "round": number, "wanted": per_round, "values": values}
         request["measured"] = [_result(str(ids[row]), texts, history, index) for index, row in enumerate(history.rows)]
         ended = run_bounded(words, "--propose", time_limit_s, MOST_OUTPUT, json.dumps(request), ends_above=True)
         if not ended.is_complete:

@@ -249,8 +249,8 @@ def _expected(main: Forecast | None, rows: np.ndarray) -> tuple[np.ndarray, np.n
     """Return the forecast mean and stated standard deviation of rows; nan where a round did not forecast."""
     if main is None or main.fit is None:
         return np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    places = np.minimum(np.searchsorted(main.rows, rows), len(main.rows) - 1)
-    return main.mean[places], main.stated[places]
+    indices = np.minimum(np.searchsorted(main.rows, rows), len(main.rows) - 1)
+    return main.mean[indices], main.stated[indices]
 
 
 def _believed_best(

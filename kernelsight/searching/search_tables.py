@@ -142,8 +142,8 @@ def forecast_table(
     """Return rows of ``kernel_forecasts`` for candidates that a round forecast."""
     forecast = search_round.forecast
     assert forecast is not None
-    places = np.searchsorted(forecast.rows, rows)
-    mean, sd, works = forecast.mean[places], forecast.sd[places], forecast.works[places]
+    indices = np.searchsorted(forecast.rows, rows)
+    mean, sd, works = forecast.mean[indices], forecast.sd[indices], forecast.works[indices]
     latencies = quantiles(mean, sd)
     bins = bin_probabilities(mean, sd, anchor_log(target, scenario, search_round, logs))
     best = search_round.believed_log if np.isfinite(search_round.believed_log) else np.inf

@@ -44,7 +44,9 @@ def read_spaces(paths: Sequence[str | Path]) -> SpaceTables:
 
     Columns: space, gpu, parameters (JSON object), latency_us, status; cv, samples, compile_s, benchmark_s if known.
     """
-    return space_tables(pa.concat_tables([_read(Path(path)) for path in paths]), ", ".join(Path(p).name for p in paths))
+    return space_tables(
+        pa.concat_tables([_read_rows(Path(path)) for path in paths]), ", ".join(Path(p).name for p in paths)
+    )
 
 
 def read_forecasts(path: Path) -> pa.Table:
@@ -64,7 +66,7 @@ def read_forecasts(path: Path) -> pa.Table:
     return table
 
 
-def _read(path: Path) -> pa.Table:
+def _read_rows(path: Path) -> pa.Table:
     table = read_parquet(path, lambda problem: InvalidInput(f"{path} {problem}; give a file of `search import`."))
     missing = [name for name in NEEDED if name not in table.column_names]
     if missing:

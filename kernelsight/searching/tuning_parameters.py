@@ -173,12 +173,10 @@ def allowed(
         columns = {parameter: np.repeat(column, len(column_values)) for parameter, column in columns.items()}
         columns[name] = np.tile(_array(column_values), count)
         count *= len(column_values)
-        for parameter in [
-            condition for condition in restrictions if condition not in applied and condition.names <= columns.keys()
-        ]:
-            applied.add(parameter)
-            passes = _satisfied(parameter, columns, count, origin)
-            columns = {parameter_name: column[passes] for parameter_name, column in columns.items()}
+        for condition in [new for new in restrictions if new not in applied and new.names <= columns.keys()]:
+            applied.add(condition)
+            passes = _satisfied(condition, columns, count, origin)
+            columns = {parameter: column[passes] for parameter, column in columns.items()}
             count = int(passes.sum())
     if not count:
         raise InvalidInput(f"{origin}: no configuration satisfies all restrictions; correct them.")

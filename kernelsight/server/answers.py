@@ -66,7 +66,7 @@ class Job:
             "prompt_tokens_details": details,
         }
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """Return the answer to a request that does not stream."""
         choices = []
         for choice in self.choices:

@@ -179,7 +179,7 @@ class _Stream:
                     # a slow client holds this up: its next event has all tokens that came meanwhile
                     await send({"type": "http.response.body", "body": job.chunks(), "more_body": not last})
             if last and not job.asked.stream and not watching.done():
-                await JSONResponse(job.whole())(scope, receive, send)
+                await JSONResponse(job.body())(scope, receive, send)
         finally:
             watching.cancel()
             self._server.leave(job)

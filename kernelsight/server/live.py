@@ -135,7 +135,7 @@ class LiveEngines:
         record["priority"] = priority
         numbers = self.blocks.take(keys if self.hash_tokens else ())
         self._numbers[slot] = numbers
-        record["hash_at"], record["hash_count"] = self._place(numbers), numbers.size
+        record["hash_at"], record["hash_count"] = self._write_hashes(numbers), numbers.size
         self._given[slot], self._last_us[slot] = 0, -1.0
         self.client["next"] = slot
         self.active.add(slot)
@@ -146,7 +146,7 @@ class LiveEngines:
             return -1, tokens
         return slot, tokens
 
-    def _place(self, numbers: np.ndarray) -> int:
+    def _write_hashes(self, numbers: np.ndarray) -> int:
         """Write hash blocks after those of other requests, and return their start; compacts where there is no space."""
         hashes = self.arrays.hashes
         if self._hashes_used + numbers.size > hashes.size:

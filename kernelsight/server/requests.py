@@ -60,14 +60,14 @@ def read_request(
     if not isinstance(options, Mapping):
         raise Refused("`stream_options` is not an object.", param="stream_options")
     most = body.get("max_completion_tokens") if chat else None
-    most = _whole(body, "max_tokens", 1) if most is None else _whole(body, "max_completion_tokens", 1)
+    most = _whole_number(body, "max_tokens", 1) if most is None else _whole_number(body, "max_completion_tokens", 1)
     if most is None and body.get("ignore_eos"):
         most = max_model_len - max(prompt_ids.size for prompt_ids in prompts)
     elif most is None and not chat:
         most = COMPLETION_TOKENS
     for prompt in prompts:
         _check_length(prompt.size, most, max_model_len)
-    choices = _whole(body, "n", 1) or 1
+    choices = _whole_number(body, "n", 1) or 1
     if choices * len(prompts) > MOST_CHOICES:
         raise Refused(f"{choices * len(prompts)} answers are asked for; ask for at most {MOST_CHOICES} at once.")
     include, continuous = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
@@ -109,7 +109,7 @@ def _ids(tokens: list[int]) -> np.ndarray:
         raise Refused("a token id of `prompt` is out of vocabulary.", param="prompt") from None
 
 
-def _whole(body: Mapping[str, Any], name: str, least: int) -> int | None:
+def _whole_number(body: Mapping[str, Any], name: str, least: int) -> int | None:
     value = body.get(name)
     if value is None:
         return None

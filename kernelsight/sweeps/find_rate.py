@@ -50,16 +50,16 @@ def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
             report(f"rates of {before + count:,} of {len(questions_read):,} rows")
 
         with fork() as session:
-            found = _searched_rates(session, [flags for _, flags in members], grid_of[name], say)
-        for (question_id, _), (row, figures) in zip(members, found, strict=True):
+            searched = _searched_rates(session, [flags for _, flags in members], grid_of[name], say)
+        for (question_id, _), (row, figures) in zip(members, searched, strict=True):
             rows[question_id] = {"question_id": question_id, **row}
             statistics[question_id] = [{"question_id": question_id, **figure} for figure in figures]
         done += len(members)
     names = [question_id for question_id, *_ in questions_read]
-    found = as_table(contracts()["found_rates"], [rows[name] for name in names])
+    rates = as_table(contracts()["found_rates"], [rows[name] for name in names])
     figures = [row for name in names for row in statistics[name]]
     return {
-        "found_rates": with_costs(found.drop_columns(list(COSTS.values()))),
+        "found_rates": with_costs(rates.drop_columns(list(COSTS.values()))),
         "rate_statistics": as_table(contracts()["rate_statistics"], figures),
     }
 

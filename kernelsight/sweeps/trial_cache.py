@@ -66,7 +66,7 @@ class TrialCache:
 
 def _name(scenario_id: str, objectives: Sequence[Objective], tried: Sequence[float]) -> str:
     slo = " ".join(f"{figure.column}:{figure.most_ms!r}" for figure in objectives)
-    return " ".join([scenario_id, slo, *(repr(float(figure)) for figure in tried)])
+    return " ".join([scenario_id, slo, *(repr(float(value)) for value in tried)])
 
 
 def trial_cache(session: Session) -> TrialCache:

@@ -176,7 +176,7 @@ class Trials:
         }
         totals = [replica.served.totals for replica in replicas]
         arrivals = (stop - start) / (row["num_turns"] or 1)
-        busy_us = sum(replica.gpu_us + replica.host_us + replica.idle_us for replica in totals)
+        busy_us = sum(total.gpu_us + total.host_us + total.idle_us for total in totals)
         peaks = [
             replica.served.totals.peak_units / max(inputs.plans[replica.deployment]["capacity_units"], 1)
             for replica in replicas
@@ -188,9 +188,9 @@ class Trials:
             (float(prompts.sum() / arrivals), float(outputs.sum() / arrivals)),
             float((finish.max() - sent.min()) / 1e9) if finish.size else 0.0,
             max(peaks),
-            sum(replica.preemptions for replica in totals),
-            sum(replica.idle_us for replica in totals) / max(busy_us, 1.0),
-            sum(replica.host_us for replica in totals) / max(busy_us, 1.0),
+            sum(total.preemptions for total in totals),
+            sum(total.idle_us for total in totals) / max(busy_us, 1.0),
+            sum(total.host_us for total in totals) / max(busy_us, 1.0),
         )
 
 

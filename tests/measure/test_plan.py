@@ -11,7 +11,7 @@ import pytest
 from kernelsight.catalog.tables import facts
 from kernelsight.cli.main import main
 from kernelsight.errors import KernelSightError
-from kernelsight.measure.plan import _positions, _seconds, measurable, of_families, seen_of
+from kernelsight.measure.plan import _positions, _seconds, features_of_points, measurable, of_families
 from kernelsight.measure.suite import read_suite
 
 
@@ -70,7 +70,7 @@ def test_points_lie_apart_by_what_a_correction_sees_of_them() -> None:
     given = {"family": "gemm", "implementation": "cublas", "dtype": "bf16", "cache": "cold", "latency_us": 9.0}
     points = [{**given, "shape": shape} for shape in shapes]
     points += [{**given, "family": "norm", "implementation": "rms_norm", "shape": {"rows": 8, "columns": 4096}}]
-    seen = seen_of(points, "h100_sxm", facts("gpus"))
+    seen = features_of_points(points, "h100_sxm", facts("gpus"))
     place = _positions(seen, ["gemm"] * 4 + ["norm"])
     apart = np.linalg.norm(place[:4, None] - place[:4], axis=2)
     assert apart[1, 2] < apart[2, 3] and len(seen[4]) < len(seen[0])

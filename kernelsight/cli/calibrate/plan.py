@@ -12,9 +12,9 @@ from kernelsight.measure.plan import (
     attention_of,
     choose,
     choose_points,
+    features_of_points,
     measurable,
     of_families,
-    seen_of,
     served_calls,
     suite_of_points,
 )
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
         points = of_families(measurable(calls, attention_of(arguments.attention)), arguments.families)
         if not points:
             raise InvalidInput("none of these models' kernels can be measured; name other models with --models.")
-        family_errors = seen_of(points, arguments.gpu, session.table("gpus"))
+        family_errors = features_of_points(points, arguments.gpu, session.table("gpus"))
     if arguments.points:
         chosen, rows = choose_points(points, family_errors, arguments.points)
     else:

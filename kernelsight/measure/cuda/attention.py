@@ -158,7 +158,7 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
     try:
         with torch.cuda.device(gpu.ordinal), torch.cuda.stream(stream), torch.inference_mode():
             for _ in range(gpu.copies_of(shape.held, point.cache)):
-                launches.append(_on(torch, stream, library.builds[decode](bench)))
+                launches.append(_on_stream(torch, stream, library.builds[decode](bench)))
     except (CannotMeasure, MemoryError, gpu.runtime.CUDARuntimeError):
         raise
     except Exception as error:  # errors for unsupported shapes differ between versions of a library
@@ -185,7 +185,7 @@ def _refuse_what_it_lacks(name: str, library: Library, shape: Shape) -> None:
         raise CannotMeasure(f"{name} does not support an 8-bit cache")
 
 
-def _on(torch: Any, stream: Any, run: Callable[[], Any]) -> Callable[[], Any]:
+def _on_stream(torch: Any, stream: Any, run: Callable[[], Any]) -> Callable[[], Any]:
     """Return a launch on CuPy's stream, which a graph captures."""
 
     def launch() -> Any:
@@ -212,7 +212,7 @@ def _torch(bench: Bench) -> Callable[[], Any]:
 def _flashinfer_prefill(bench: Bench) -> Callable[[], Any]:
     """Without a prefix keys and values are contiguous; with a prefix, or in 8 bits, they are read from the cache."""
     shape, flashinfer, bf16 = bench.shape, bench.library, bench.torch.bfloat16
-    words = {"causal": True, "window_left": _left(shape), "q_data_type": bf16, "kv_data_type": bf16}
+    words = {"causal": True, "window_left": _keys_before(shape), "q_data_type": bf16, "kv_data_type": bf16}
     q, heads = bench.queries(), (shape.heads, shape.kv_heads, shape.head_dim)
     output, starts = bench.like(q), bench.starts(shape.new)
     if shape.new == shape.keys and shape.cache_bytes == 2:
@@ -233,7 +233,7 @@ def _flashinfer_decode(bench: Bench) -> Callable[[], Any]:
     heads = (shape.heads, shape.kv_heads, shape.head_dim)
     types = {"q_data_type": bench.torch.bfloat16, "kv_data_type": cache[0].dtype}
     starts, last_page = bench.starts(shape.pages), _last_page(bench)
-    wrapper.plan(starts, bench.blocks(), last_page, *heads, PAGE, window_left=_left(shape), **types)
+    wrapper.plan(starts, bench.blocks(), last_page, *heads, PAGE, window_left=_keys_before(shape), **types)
     output = bench.like(q)
     return lambda: wrapper.run(q, cache, out=output)
 
@@ -242,7 +242,7 @@ def _last_page(bench: Bench) -> Any:
     return bench.full((bench.shape.keys - 1) % PAGE + 1, "int32", bench.shape.batch)
 
 
-def _left(shape: Shape) -> int:
+def _keys_before(shape: Shape) -> int:
     """Keys before a query's own within the window, -1 for all: a window includes the query's own."""
     return shape.window - 1 if shape.window else -1
 
@@ -252,7 +252,7 @@ def _vllm(bench: Bench) -> Callable[[], Any]:
     shape, flash, eight_bit = bench.shape, bench.library, bench.shape.cache_bytes == 1
     # its 8-bit kernels take 8-bit queries, and a scale per sequence and head
     (k, v), q, starts = bench.cache(), bench.queries(eight_bit), bench.starts(shape.new)
-    lengths, window = bench.full(shape.keys, "int32", shape.batch), [_left(shape), 0] if shape.window else None
+    lengths, window = bench.full(shape.keys, "int32", shape.batch), [_keys_before(shape), 0] if shape.window else None
     words = {
         "cu_seqlens_q": starts, "max_seqlen_q": shape.new, "seqused_k": lengths, "max_seqlen_k": shape.keys,
         "block_table": bench.blocks().view(shape.batch, shape.pages), "causal": True, "window_size": window,
@@ -282,8 +282,8 @@ def _cudnn(bench: Bench) -> Callable[[], Any]:
         cudnn.set_stream(handle=handle, stream=bench.gpu.stream.ptr)
     floats = {"intermediate_data_type": cudnn.data_type.FLOAT, "compute_data_type": cudnn.data_type.FLOAT}
     graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16, handle=handle, **floats)
-    laid = [{"dim": list(tensor.shape), "stride": list(tensor.stride())} for tensor in (q, k, v)]
-    inputs = [graph.tensor(**tensor, data_type=cudnn.data_type.BFLOAT16) for tensor in laid]
+    layouts = [{"dim": list(tensor.shape), "stride": list(tensor.stride())} for tensor in (q, k, v)]
+    inputs = [graph.tensor(**layout, data_type=cudnn.data_type.BFLOAT16) for layout in layouts]
     mask = "use_causal_mask" if shape.new == shape.keys else "use_causal_mask_bottom_right"
     words = {"attn_scale": shape.head_dim**-0.5, mask: True, "is_inference": True}
     if shape.window:

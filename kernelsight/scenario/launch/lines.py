@@ -127,17 +127,19 @@ def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
     """
     commands = read_commands(text)
     if len(commands) == 1:
-        return _read(commands[0], read_files, "replicas")
+        return _read_command(commands[0], read_files, "replicas")
     roles = {_role(command): command for command in commands}
     if len(commands) == 2 and set(roles) == {"prefill", "decode"}:
-        return _disaggregated(*(_read(roles[name], read_files, f"{name}_replicas") for name in ("prefill", "decode")))
+        return _disaggregated(
+            *(_read_command(roles[name], read_files, f"{name}_replicas") for name in ("prefill", "decode"))
+        )
     raise InvalidInput(
         f"the launch text starts {len(commands)} servers; give one, or the prefill and the decode replicas of one "
         "disaggregated deployment."
     )
 
 
-def _read(command: Command, read_files: bool, replicas: str) -> LaunchLine:
+def _read_command(command: Command, read_files: bool, replicas: str) -> LaunchLine:
     """Return what a command says; ``replicas``: the flag that a manifest's number of replicas sets."""
     reading = Reading(command.engine)
 

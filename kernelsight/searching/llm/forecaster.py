@@ -228,7 +228,7 @@ def forecast_rows(
                 "p_ok": 1.0,
                 "p_faster": 1.0 - share_below(mass, start - log_to_beat),
                 "confidence": float(np.interp(mass.max(), *trust)) if trust else float(mass.max()),
-                **{f"bin_{number}": float(quantile) for number, quantile in enumerate(mass, start=1)},
+                **{f"bin_{number}": float(probability) for number, probability in enumerate(mass, start=1)},
                 "evidence": "llm",
                 "measured_n": len(times),
                 "raw_probability_sum": _mean(answers[name], "raw_probability_sum"),
