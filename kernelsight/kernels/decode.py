@@ -137,8 +137,8 @@ def _split_kv(
     """Return (latency_us, blocks) of ``lanes`` independent KV streams of ``keys`` tokens, each read ``passes`` times.
 
     t = floor + gap + narrow + queries + overlap-norm(8-norm(memory, stream, tensor), 2-norm(blocks, combine)).
-    ``group``: query heads of a lane; ``masked``: whether CUDA cores take the place of tensor cores; ``width``: elements that it reads per token; ``wasted``: at least 1, what padding
-    of the head width costs a multiprocessor.
+    ``group``: query heads of a lane; ``masked``: whether CUDA cores take the place of tensor cores; ``width``:
+    elements that a lane reads per token; ``wasted``: at least 1, what padding of the head width costs a multiprocessor.
     """
     units, clock = gpu["sm_count"], gpu["clock_per_us"]
     slowness = REFERENCE_CLOCK_PER_US / clock

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kernelsight.evaluation.runs.campaigns import METRICS, compared
+from kernelsight.evaluation.runs.host_constants import priors
 from kernelsight.evaluation.runs.simulate_runs import Planned, serve_runs
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ CONSTANTS = tuple(
     for loop, of_running in OF_RUNNING.items()
     for column, prior, grid in (
         of_running,
-        ("request_us", 6_000.0, (3_000.0, 6_000.0, 10_000.0, 20_000.0)),
-        ("per_eager_launch_us", 25.0, (10.0, 25.0, 40.0)),
+        ("request_us", priors()["request_us"], (3_000.0, priors()["request_us"], 10_000.0, 20_000.0)),
+        ("per_eager_launch_us", priors()["per_eager_launch_us"], (15.0, priors()["per_eager_launch_us"], 60.0)),
     )
 )
 
