@@ -18,7 +18,7 @@ LEVELS = {
     "transfer": "`transfer`: constants of other groups",
     "shipped": "`shipped`: one set for all groups, fitted on the fitting fifth of all (the own group's among them)",
     "group": "`group`: constants and one factor on kernels of the group's own fitting runs: calibrated",
-    "none": "`none`: nothing fitted; the published gap between kernels is all the host time there is",
+    "none": "`none`: nothing fitted; host times as published of their parts (table `host_priors`)",
 }
 ASKED = {
     "peer": "AIConfigurator 0.12, launch flags that it has words for (mean lengths, KV format)",
@@ -373,7 +373,7 @@ def host_constants() -> str:
         ],
         [
             "each request: HTTP, queues, the first answer",
-            f"{ms(vllm['request_us'])} on vLLM, {ms(sglang['request_us'])} elsewhere",
+            f"{ms(vllm['request_us'])} on vLLM, {ms(trtllm['request_us'])} on TensorRT-LLM, {ms(sglang['request_us'])} on SGLang",
         ],
         [
             "each prompt token, where prompts are text of random tokens",

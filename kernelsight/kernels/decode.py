@@ -18,8 +18,6 @@ Columns = Mapping[str, Any]
 
 # clock at which block_us and combine_us are stated: in clocks they carry over between generations, in time they do not
 REFERENCE_CLOCK_PER_US = 1800.0
-# rows of the smallest tensor instruction: query heads of a block are padded to them (PTX mma.sync m16n8k16)
-INSTRUCTION_ROWS = 16.0
 # pieces beyond the first over which the second pass of a split reaches its full cost
 COMBINE_PIECES = 4.0
 
@@ -40,6 +38,10 @@ COEFFICIENTS = (
     Coefficient(
         "tensor_factor", "1", 2.5, 1.0, 12.0, "implementation", "padded tensor time against the dense peak", 0.4
     ),
+    Coefficient(
+        "masked_elements_per_clock", "1/clock", 11.0, 0.5, 200.0, "implementation",
+        "elements that a multiprocessor takes in without tensor cores, where groups are outside what the kernel packs",
+    ),
     Coefficient("block_us", "us", 2.0, 0.2, 20.0, "implementation", "start and end of a block at 1.8 GHz"),
     Coefficient("combine_us", "us", 4.0, 0.2, 40.0, "implementation", "second pass of a split at 1.8 GHz", 0.6),
     Coefficient(
@@ -58,6 +60,8 @@ COEFFICIENTS = (
     Coefficient("most_splits", "1", 128.0, 1.0, 1e6, "fixed", "pieces of a sequence at most"),
     Coefficient("heads_per_block", "heads", 1e6, 1.0, 1e6, "fixed", "query heads of a group that share a block"),
     Coefficient("largest_group", "heads", 1e6, 1.0, 1e6, "fixed", "groups above it run one block a query head"),
+    Coefficient("smallest_group", "heads", 0.0, 0.0, 1e6, "fixed", "groups below it run one block a query head"),
+    Coefficient("query_rows", "heads", 16.0, 1.0, 64.0, "fixed", "query heads that an instruction takes at least"),
     Coefficient("streams", "1", 1.0, 0.0, 1.0, "fixed", "0: one block keeps up with a multiprocessor's share of DRAM"),
     Coefficient("packs_window", "1", 1.0, 0.0, 1.0, "fixed", "0: with a window, one block a query head"),
 )  # fmt: skip
@@ -94,13 +98,14 @@ def decode_attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple
     """
     keys = xp.where(call["window"] > 0, xp.minimum(call["context"] + 1.0, call["window"]), call["context"] + 1.0)
     group = call["heads"] / call["kv_heads"]
-    packed = (group <= at["largest_group"]) & ((call["window"] <= 0) | (at["packs_window"] > 0))
+    masked = (group > at["largest_group"]) | (group < at["smallest_group"])
+    packed = ~masked & ((call["window"] <= 0) | (at["packs_window"] > 0))
     passes = xp.where(packed, xp.ceil(group / at["heads_per_block"]), group)
     width = call["head_dim"]
     wasted = (xp.exp2(xp.ceil(xp.log2(width))) / width) ** at["width_padding"]
     query_bytes = 4.0 * call["batch"] * call["heads"] * width
     lanes = call["batch"] * call["kv_heads"]
-    return _split_kv(xp, call, gpu, at, lanes, keys, group, passes, query_bytes, 2.0 * width, wasted)
+    return _split_kv(xp, call, gpu, at, lanes, keys, group, passes, masked, query_bytes, 2.0 * width, wasted)
 
 
 def mla_decode(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
@@ -112,7 +117,7 @@ def mla_decode(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, 
     passes = xp.ceil(heads / at["heads_per_block"])
     query_bytes = 2.0 * call["batch"] * heads * (2.0 * call["kv_lora_rank"] + call["rope_dim"])
     keys, width = call["context"] + 1.0, call["kv_lora_rank"] + call["rope_dim"]
-    return _split_kv(xp, call, gpu, at, call["batch"], keys, heads, passes, query_bytes, width, 1.0)
+    return _split_kv(xp, call, gpu, at, call["batch"], keys, heads, passes, False, query_bytes, width, 1.0)
 
 
 def _split_kv(
@@ -124,6 +129,7 @@ def _split_kv(
     keys: Any,
     group: Any,
     passes: Any,
+    masked: Any,
     query_bytes: Any,
     width: Any,
     wasted: Any,
@@ -131,8 +137,8 @@ def _split_kv(
     """Return (latency_us, blocks) of ``lanes`` independent KV streams of ``keys`` tokens, each read ``passes`` times.
 
     t = floor + gap + narrow + queries + overlap-norm(8-norm(memory, stream, tensor), 2-norm(blocks, combine)).
-    ``group``: query heads of a lane; ``width``: elements that it reads per token; ``wasted``: at least 1, what padding
-    of the head width costs a multiprocessor.
+    ``group``: query heads of a lane; ``masked``: whether CUDA cores take the place of tensor cores; ``width``:
+    elements that a lane reads per token; ``wasted``: at least 1, what padding of the head width costs a multiprocessor.
     """
     units, clock = gpu["sm_count"], gpu["clock_per_us"]
     slowness = REFERENCE_CLOCK_PER_US / clock
@@ -156,10 +162,11 @@ def _split_kv(
     hits = _l2_hits(xp, call["working_set_bytes"] / kept_bytes)
     memory_us = kv_bytes * ((1.0 - hits) / dram + (hits + passes - 1.0) / l2)
     stream_us = at["streams"] * wasted * elements * passes / (running * clock * at["stream_elements_per_clock"])
-    padded = passes * xp.ceil(group / passes / INSTRUCTION_ROWS) * INSTRUCTION_ROWS / group
+    padded = passes * xp.ceil(group / passes / at["query_rows"]) * at["query_rows"] / group
     padded_flops = wasted * padded * call["flops"]
     whole_us = at["tensor_factor"] * padded_flops / gpu["uncut_flops_per_us"]
-    tensor_us = beside_cut(xp, whole_us, padded_flops, gpu) / busy
+    masked_us = wasted * elements * passes / (units * clock * at["masked_elements_per_clock"])
+    tensor_us = xp.where(masked, masked_us, beside_cut(xp, whole_us, padded_flops, gpu)) / busy
     core_us = _norm(xp, _norm(xp, memory_us, stream_us, 3), tensor_us, 3)
 
     # the second pass is paid in full only where blocks do not already follow one another for longer

@@ -116,9 +116,9 @@ def give_host_overheads(session: Session, path: Path) -> None:
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
     measured, on the CPU that serves, and as exact unless it states its step_log_sd. What a figure implies is 0 where it
-    is not stated: beside request_us what tokens and experts add, beside per_eager_launch_us what latent attention adds;
-    and beside exposed_per_request_us all requests cost the same. InvalidInput: the file cannot be read, or a value does
-    not fit.
+    is not stated: beside request_us what tokens and experts add, beside per_eager_launch_us what latent attention adds,
+    beside per_request_us what requests of other stages add; and beside exposed_per_request_us all requests cost the
+    same. InvalidInput: the file cannot be read, or a value does not fit.
     """
     columns = session.graph.known("host_overheads").columns
     catalogue_rows = session.table("host_overheads").to_pylist()
@@ -138,6 +138,8 @@ def give_host_overheads(session: Session, path: Path) -> None:
             raise unknown("column of host_overheads", strange[0], [column.name for column in columns])
         if "request_us" in fields:
             fields = {"per_prompt_token_us": 0.0, "per_output_token_us": 0.0, "experts_request_us": 0.0} | fields
+        if "per_request_us" in fields:
+            fields = {"per_active_us": 0.0} | fields
         if "per_eager_launch_us" in fields:
             fields = {"latent_launch_us": 0.0} | fields
         if "exposed_per_request_us" in fields:

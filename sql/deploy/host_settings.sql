@@ -48,6 +48,7 @@ select
   ) as request_us,
   coalesce(per_prompt_token_us, 0) / cpu_speed as per_prompt_token_us,
   coalesce(per_output_token_us, 0) / cpu_speed as per_output_token_us,
+  coalesce(per_active_us, 0) / cpu_speed as per_active_us,
   front_ends,
   held.cpu,
   cpu_speed,

@@ -17,6 +17,7 @@ select
   settings.deployment_id,
   settings.gpu,
   settings.engine,
+  deployments.engine_version,
   layers.layer_kind,
   layers.count,
   layers.attention,
@@ -36,7 +37,9 @@ select
   settings.moe_tp,
   settings.moe_ep,
   models.hidden,
-  fusions.engine is not null as norms_in_all_reduce,
+  -- messages of 2 bytes an element
+  case when fusions.engine is not null
+       then coalesce(fusions.most_bytes * case when settings.tp > 2 then 1 else 2 end // (2 * models.hidden), 2147483647) end as fused_norm_tokens,
   beside.most_tokens as shared_beside_tokens,
   -- read where products run by instructions of many warps: on GPUs before, sweeps are of the small tiles themselves
   coalesce(tiles.small_tiles and try_cast(gpus.compute_capability as double) between 9 and 11, false) as small_expert_tiles
@@ -44,10 +47,12 @@ from deployment_settings as settings
 join model_layers as layers on layers.model = settings.model
 join models on models.model = settings.model
 join gpus on gpus.gpu = settings.gpu
+join deployments on deployments.deployment_id = settings.deployment_id
 left join tiles on tiles.deployment_id = settings.deployment_id and tiles.layer_kind = layers.layer_kind
 left join engine_fusions as fusions
   on fusions.engine = settings.engine and fusions.operation = 'residual_norm' and fusions.condition = 'tensor_parallel' and not fusions.launched
  and settings.tp > 1 and settings.dp = 1 and fusions.architecture in ('*', models.architecture) and models.hidden >= coalesce(fusions.least_hidden, 0)
+ and is_of_versions(deployments.engine_version, fusions.from_version, fusions.before_version)
 left join engine_fusions as beside
   on beside.engine = settings.engine and beside.operation = 'shared_experts' and beside.launched
  and beside.architecture in ('*', models.architecture) and layers.shared_intermediate > 0

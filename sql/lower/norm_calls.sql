@@ -6,23 +6,23 @@ with layers as (
   join models on models.model = settings.model
 ),
 norms as (
-  select deployment_id, layer_kind, 'residual_norm' as name, count * norms_per_layer as count, 1 as rows_per_token, hidden as columns, true as with_residual
-  from layers where norms_per_layer > 0 and not norms_in_all_reduce
+  select deployment_id, layer_kind, 'residual_norm' as name, count * norms_per_layer as count, 1 as rows_per_token, hidden as columns, true as with_residual, coalesce(fused_norm_tokens, 0) as above_tokens
+  from layers where norms_per_layer > 0
   union all
   -- over all heads of several ranks: squares first, the norm after their all-reduce
   select layers.deployment_id, layer_kind, 'qk_norm', count * case when qk_norm = 'full' and tp > 1 then 2 else 1 end, case qk_norm when 'head' then heads + kv_heads else 1 end,
-         case qk_norm when 'head' then head_dim else (heads + kv_heads) * head_dim end, false
+         case qk_norm when 'head' then head_dim else (heads + kv_heads) * head_dim end, false, 0
   from layers
   join engine_fusions as fusions on fusions.engine = layers.engine and fusions.operation = 'qk_norm' and fusions.launched
   where qk_norm <> 'none' and attention in ('full', 'sliding')
   union all
-  select deployment_id, layer_kind, 'q_a_norm', count, 1, q_lora_rank, false from layers where attention in ('mla', 'sparse') and q_lora_rank is not null
+  select deployment_id, layer_kind, 'q_a_norm', count, 1, q_lora_rank, false, 0 from layers where attention in ('mla', 'sparse') and q_lora_rank is not null
   union all
-  select deployment_id, layer_kind, 'kv_a_norm', count, 1, kv_lora_rank, false from layers where attention in ('mla', 'sparse')
+  select deployment_id, layer_kind, 'kv_a_norm', count, 1, kv_lora_rank, false, 0 from layers where attention in ('mla', 'sparse')
   union all
-  select deployment_id, 'model', 'final_norm', 1, 1, any_value(hidden), true from layers group by deployment_id
+  select deployment_id, 'model', 'final_norm', 1, 1, any_value(hidden), true, 0 from layers group by deployment_id
   union all
-  select deployment_id, 'model', 'draft_input_norm', any_value(draft_inputs), 1, any_value(hidden), false from layers
+  select deployment_id, 'model', 'draft_input_norm', any_value(draft_inputs), 1, any_value(hidden), false, 0 from layers
   where draft_inputs is not null group by deployment_id
 )
 select
@@ -40,4 +40,4 @@ select
 from norms
 join deployment_settings as settings using (deployment_id)
 join step_tokens using (deployment_id)
-where step_tokens.tokens > 0
+where step_tokens.tokens > norms.above_tokens

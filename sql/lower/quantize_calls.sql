@@ -25,9 +25,11 @@ select
   quantize_bytes(step_tokens.tokens, inputs.columns, inputs.activation_bits) as bytes
 from inputs
 join deployment_settings as settings using (deployment_id)
+left join sharded_layers as layers on layers.deployment_id = inputs.deployment_id and layers.layer_kind = inputs.layer_kind
 join engine_fusions as fusions
   on fusions.engine = settings.engine and fusions.operation = inputs.operation
  and fusions.condition = case inputs.format when 'nvfp4' then 'nvfp4' else settings.activation_scales end and fusions.launched
-left join sharded_layers as layers on layers.deployment_id = inputs.deployment_id and layers.layer_kind = inputs.layer_kind
+ and is_of_versions(layers.engine_version, fusions.from_version, fusions.before_version)
 join step_tokens on step_tokens.deployment_id = inputs.deployment_id
-where step_tokens.tokens > 0 and not (inputs.format = 'nvfp4' and inputs.operation = 'quantize_hidden' and coalesce(layers.norms_in_all_reduce, false))
+where step_tokens.tokens > 0
+  and not (inputs.operation = 'quantize_hidden' and (inputs.format = 'nvfp4' or settings.activation_scales = 'static') and step_tokens.tokens <= coalesce(layers.fused_norm_tokens, 0))

@@ -8,3 +8,7 @@ create macro version_numbers(version) as
 create macro holding_version(from_version, version) as
   case when version_numbers(version) is null or version_numbers(from_version) <= version_numbers(version)
        then version_numbers(from_version) end;
+-- whether a version is one of those from a row's first to before another, where that is not null; one without numbers is the newest
+create macro is_of_versions(version, from_version, before_version) as
+  holding_version(from_version, version) is not null
+  and (before_version is null or holding_version(before_version, version) is null);

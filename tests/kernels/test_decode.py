@@ -204,3 +204,19 @@ def test_kernels_of_one_lineage_state_the_same_coefficients(family: str) -> None
         stated[row["lineage"]][row["implementation"]] |= {row["coefficient"]} - SERVED
     for kernels in stated.values():
         assert len({frozenset(names) for names in kernels.values()}) == 1
+
+
+def test_groups_that_a_kernel_does_not_pack_read_the_cache_once_for_each_head_without_tensor_cores() -> None:
+    at = {name: np.full(4, value) for name, value in STARTS.items()} | {"smallest_group": np.full(4, 2.0)}
+    at |= {"largest_group": np.full(4, 8.0), "query_rows": np.full(4, 8.0)}
+    heads = np.array([8.0, 16.0, 64.0, 128.0])
+    sizes = {"batch": np.full(4, 256.0), "context": np.full(4, 4095.0), "kv_heads": np.full(4, 8.0), "heads": heads}
+    call = work(sizes | {"head_dim": np.full(4, 128.0), "window": np.zeros(4)}, kv_bytes=1.0)
+    single, pair, eight, sixteen = latency("decode_attention", call, H100, at)
+    # eight heads are the columns of one instruction
+    assert eight < 1.05 * pair
+    # what CUDA cores take in, of each head
+    elements = 256 * 4096 * 8 * 256
+    alone_us = elements / (H100["sm_count"] * H100["clock_per_us"] * STARTS["masked_elements_per_clock"])
+    assert single > max(alone_us, 1.1 * pair)
+    assert sixteen > 16 * alone_us

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kernelsight.evaluation.runs.campaigns import METRICS, compared
+from kernelsight.evaluation.runs.host_constants import priors
 from kernelsight.evaluation.runs.simulate_runs import Planned, serve_runs
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Constant(NamedTuple):
     grid: tuple[float, ...]
 
 
+# column of what a kernel outside CUDA graphs takes
+LAUNCHES = "per_eager_launch_us"
 # vLLM's loop that schedules ahead by default
 AHEAD = "vllm from 0.14"
 # what running requests cost: vLLM's CPU, which shows where steps are not scheduled ahead (its sampler is counted as
@@ -54,8 +57,8 @@ CONSTANTS = tuple(
     for loop, of_running in OF_RUNNING.items()
     for column, prior, grid in (
         of_running,
-        ("request_us", 6_000.0, (3_000.0, 6_000.0, 10_000.0, 20_000.0)),
-        ("per_eager_launch_us", 25.0, (10.0, 25.0, 40.0)),
+        ("request_us", priors()["request_us"], (3_000.0, priors()["request_us"], 10_000.0, 20_000.0)),
+        (LAUNCHES, priors()[LAUNCHES], (15.0, priors()[LAUNCHES], 60.0)),
     )
 )
 
@@ -79,9 +82,12 @@ class EngineHost(NamedTuple):
     pace: float = 1.0
 
     def host(self, row: Mapping[str, Any]) -> dict[str, float]:
-        """Return columns of a row of ``host_settings``."""
+        """Return columns of a row of ``host_settings``; what latent attention adds to launches is a priori."""
         engine_loop = loop_of(row["engine"], row["from_version"])
-        return {column: value for (loop, column), value in self.values.items() if loop == engine_loop}
+        own = {column: value for (loop, column), value in self.values.items() if loop == engine_loop}
+        if row["latent_attention"] and LAUNCHES in own:
+            own[LAUNCHES] += priors()["latent_launch_us"]
+        return own
 
 
 PRIOR = {(constant.loop, constant.column): constant.prior for constant in CONSTANTS}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.evaluation.runs.fit_host import fit, fit_near
-from kernelsight.evaluation.runs.host_constants import NONE, Constants
+from kernelsight.evaluation.runs.host_constants import Constants, a_priori
 from kernelsight.evaluation.runs.responses import Response
 from kernelsight.evaluation.runs.scores import GROUP
 
@@ -23,11 +23,11 @@ def constants_of(
     """Return the constants of each group of ``runs``, fitted on ``fitting`` runs and their responses.
 
     transfer: fitted on all groups but the own. all: fitted on all groups; the catalogue ships these. group: the group's
-    own constants, regularised towards those of all. none: no exposed host time.
+    own constants, regularised towards those of all. none: nothing fitted, a priori.
     """
     groups = dict.fromkeys(group_of(run) for run in runs)
     if level == "none":
-        return dict.fromkeys(groups, NONE)
+        return dict.fromkeys(groups, a_priori())
     pairs = [(run, response) for run, response in zip(fitting, fitting_responses, strict=True) if response is not None]
     everyone = fit(pairs)
     chosen = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.evaluation.runs.host_constants import NONE, Constants
+from kernelsight.evaluation.runs.host_constants import Constants, a_priori
 from kernelsight.evaluation.runs.responses import Response, means_of
 from kernelsight.evaluation.runs.scores import GROUP
 
@@ -42,7 +42,6 @@ SPREADS = {
 PULL = 0.05
 # larger errors do not come from host time
 LARGEST_LOG_ERROR = 0.7
-START = Constants(20.0, 10.0, eager_launch_us=25.0, latent_launch_us=25.0)
 MOST_ROUNDS = 12
 
 
@@ -84,8 +83,8 @@ def distance(at: Constants, centre: Constants) -> float:
 
 
 def fit(pairs: Sequence[Pair]) -> Constants:
-    """Return the host constants of least loss, kernels as predicted, gaps as published; without runs: no others."""
-    return _descend(_errors(pairs), HOST, START) if pairs else NONE
+    """Return the host constants of least loss, from ``a_priori`` on; kernels as predicted, gaps as published."""
+    return _descend(_errors(pairs), HOST, a_priori()) if pairs else a_priori()
 
 
 def fit_near(pairs: Sequence[Pair], centre: Constants) -> Constants:

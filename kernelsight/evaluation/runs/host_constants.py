@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+
+from kernelsight.catalog.tables import facts
 
 # running requests of which each costs half of ``per_request_us``
 REQUESTS_HALF = 64.0
@@ -51,8 +54,27 @@ class Constants(NamedTuple):
         }
 
 
-# nothing that is fitted
-NONE = Constants(0.0, 0.0)
+def priors() -> dict[str, float]:
+    """Return the figures of ``host_priors``: published times of parts, in microseconds.
+
+    >>> sorted(priors())
+    ['latent_launch_us', 'per_eager_launch_us', 'per_prompt_token_us', 'request_us']
+    """
+    table = facts("host_priors")
+    return dict(zip(table["constant"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+@cache
+def a_priori() -> Constants:
+    """Return the constants that no measured run was asked for: nothing for running requests and late answers."""
+    known = priors()
+    return Constants(
+        0.0,
+        known["request_us"] / 1000.0,
+        eager_launch_us=known["per_eager_launch_us"],
+        latent_launch_us=known["latent_launch_us"],
+        per_prompt_token_us=known["per_prompt_token_us"],
+    )
 
 
 def with_host(

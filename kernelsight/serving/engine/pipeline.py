@@ -167,6 +167,7 @@ def pass_stages(
 
     The host prepares batches in turn. The first stage computes the embedding, the last one logits and drafts, all but
     the first wait for a transfer; layers, launches and gaps between kernels are split by each stage's share of layers.
+    Where every stage has a scheduler of its own (TensorRT-LLM), it looks at all running requests before its part.
     """
     engine, limits, host, stages = core.engine, core.limits, core.host, core.stages
     values, layout = costs.values, costs.layout
@@ -194,6 +195,8 @@ def pass_stages(
         if s == last:
             own_us += logits_us + drafts_us
         exposed_here_us += host.gap_us * stage.share + max(0.0, hidden_here_us - own_us)
+        if last > 0:
+            exposed_here_us += host.per_active_us * engine.running
         stage.idle_us += moment - stage.free_us
         stage.gpu_us += own_us
         host_us += exposed_here_us

@@ -293,7 +293,9 @@ class FullEngine(NamedTuple):
         embedding_us, transfer_us = (self.costs.part_us(name, tokens) for name in ("embedding_us", "transfer_us"))
         own_us = (layers_us - embedding_us - transfer_us) * share
         own_us += max(embedding_us, transfer_us / last + logits_us + drafts_us)
-        busy_us = host.gap_us * share + max(own_us, launch_us * share)
+        # decodes of all stages and this one's prompts are what each stage's scheduler looks at
+        active_us = host.per_active_us * (decoding * len(stages) + chunks)
+        busy_us = host.gap_us * share + max(own_us, launch_us * share) + active_us
         prepared_us = exposed_us - host.gap_us + max(hidden_us - launch_us, 0.0)
         if busy_us >= prepared_us:
             return Time(busy_us, min(own_us, busy_us), 0.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.evaluation.runs.campaign_fit import CONSTANTS, PRIOR, EngineHost, fit_over_campaigns
+from kernelsight.evaluation.runs.campaign_fit import CONSTANTS, LAUNCHES, PRIOR, EngineHost, fit_over_campaigns
 from kernelsight.evaluation.runs.campaigns import METRICS, campaign_scores, compared, scored_of_campaigns, spread_runs
+from kernelsight.evaluation.runs.host_constants import priors
 from kernelsight.evaluation.runs.scores import is_fitting
 
 RUN = {"campaign": "mine", "engine": "vllm", "model": "m", "gpu": "g", "tp": 1, "ttft_ms": 100.0, "tpot_ms": None}
@@ -79,8 +80,12 @@ def test_the_campaign_that_is_left_out_decides_nothing() -> None:
 
 
 def test_constants_are_those_of_the_engine() -> None:
-    host = EngineHost({("vllm", "request_us"): 1.0, ("sglang", "request_us"): 2.0})
-    assert host.host({"engine": "sglang", "from_version": "0.5.6"}) == {"request_us": 2.0}
-    assert host.host({"engine": "vllm", "from_version": "0.10"}) == {"request_us": 1.0}
-    assert host.host({"engine": "vllm", "from_version": "0.14"}) == {}
-    assert host.host({"engine": "trtllm", "from_version": "0"}) == {}
+    host = EngineHost({("vllm", "request_us"): 1.0, ("sglang", "request_us"): 2.0, ("sglang", LAUNCHES): 30.0})
+
+    def of(engine: str, from_version: str, latent: bool = False) -> dict[str, float]:
+        return host.host({"engine": engine, "from_version": from_version, "latent_attention": latent})
+
+    assert of("sglang", "0.5.6") == {"request_us": 2.0, LAUNCHES: 30.0}
+    assert of("sglang", "0.5.6", latent=True)[LAUNCHES] == 30.0 + priors()["latent_launch_us"]
+    assert of("vllm", "0.10", latent=True) == {"request_us": 1.0}
+    assert of("vllm", "0.14") == of("trtllm", "0") == {}

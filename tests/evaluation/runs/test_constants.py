@@ -8,12 +8,13 @@ import pytest
 
 from kernelsight.evaluation.runs.constants import constants_of
 from kernelsight.evaluation.runs.fit_host import fit, fit_near, loss
-from kernelsight.evaluation.runs.host_constants import NONE, REQUESTS_HALF, Constants, with_host
+from kernelsight.evaluation.runs.host_constants import REQUESTS_HALF, Constants, a_priori, with_host
 from kernelsight.evaluation.runs.responses import GRID, Response, means_of
 
 TRUTH = Constants(
     30.0, 20.0, eager_launch_us=45.0, latent_launch_us=35.0, experts_request_ms=90.0, per_prompt_token_us=4.0
 )
+NOTHING = Constants(0.0, 0.0)
 # time of each of 50 running requests of which 20 us are seen
 TWENTY = 20.0 * (1.0 + 50.0 / REQUESTS_HALF)
 
@@ -56,10 +57,10 @@ def world(at: Constants, **names: object) -> list[tuple[dict, Response]]:
 
 def test_means_are_read_between_the_simulated_points() -> None:
     found = response(5.0, 50.0)
-    assert means_at(found, NONE) == pytest.approx((15.0, 5.0))
+    assert means_at(found, NOTHING) == pytest.approx((15.0, 5.0))
     # 50 requests of 20 us that are seen, and half a millisecond of gaps between kernels: 1.5 ms a step
     gaps = response(5.0, 50.0, gaps_ms=0.5)
-    assert means_at(gaps, NONE) == pytest.approx((16.5, 5.5))
+    assert means_at(gaps, NOTHING) == pytest.approx((16.5, 5.5))
     assert means_at(gaps, Constants(TWENTY, 7.5)) == pytest.approx((3 * 6.5 + 7.5, 6.5))
     assert means_at(gaps, Constants(TWENTY, 7.5, gap=0.0)) == pytest.approx((3 * 6.0 + 7.5, 6.0))
     # 100 launches of 20 us, of which one step in twenty pays
@@ -121,7 +122,7 @@ def test_known_constants_are_found_again() -> None:
     pairs = world(TRUTH)
     assert loss(pairs, TRUTH) == pytest.approx(0.0, abs=1e-9)
     assert fit(pairs) == TRUTH
-    assert fit([]) == NONE
+    assert fit([]) == a_priori()
 
 
 def test_a_group_finds_its_pace_and_a_few_runs_stay_near_the_others() -> None:
@@ -154,7 +155,7 @@ def test_each_level_takes_the_runs_that_it_may() -> None:
     groups = {"a": ("a", "h100_sxm", "vllm", None), "b": ("b", "h100_sxm", "vllm", None)}
     few = ("c", "h100_sxm", "vllm", None)
     unseen = {**fitting[0], "model": "d"}
-    assert set(constants_of("none", fitting, [], []).values()) == {NONE}
+    assert set(constants_of("none", fitting, [], []).values()) == {a_priori()}
     everyone = constants_of("all", [*fitting, unseen], fitting, found)
     assert len(set(everyone.values())) == 1
     group = constants_of("group", [*fitting, unseen], fitting, found)

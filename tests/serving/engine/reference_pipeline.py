@@ -11,8 +11,9 @@ Written from the semantics alone. Where these leave a choice open:
 - A batch enters a stage when it has left the one before it and its forerunner has left this one. In the first stage it
   begins when the host begins to prepare it, or when the stage is free, if that is later, but not before it is prepared
   where the stage was free before that: a stage that waits for the host works on the batch.
-- A stage takes its share of the gaps, and the longer of GPU and launches. Its share goes by layers; the first stage has
-  the embedding beside them, the last one the logits, and all but the first wait for a transfer, of equal length.
+- A stage looks at each running request where it has a scheduler, takes its share of the gaps, and the longer of GPU and
+  launches. Its share goes by layers; the first stage has the embedding beside them, the last one the logits, and all
+  but the first wait for a transfer, of equal length.
 - A stage without a batch is idle, from the first arrival until the last batch has left the last stage.
 """
 
@@ -72,8 +73,8 @@ class Pipeline:
         times[-1] += parts.logits_us
         return times
 
-    def send(self, work: Work, now: float) -> Passage:
-        """Send a batch that is formed now through the stages."""
+    def send(self, work: Work, now: float, running: int) -> Passage:
+        """Send a batch that is formed now through the stages; ``running``: requests that run, in it or in another."""
         host = self.host
         own_us = host.base_us + host.per_token_us * work.tokens
         own_us += host.per_request_us * (len(work.chunks) + len(work.contexts))
@@ -90,6 +91,7 @@ class Pipeline:
             self.idle_us += moment - self.left_us[s]
             beside_us = launches_us * share + (own_us if host.overlapped and s == 0 else 0.0)
             exposed_us = host.gap_us * share + max(beside_us - gpu_us, 0.0) + (ready - start if s == 0 else 0.0)
+            exposed_us += host.per_active_us * running if len(self.shares) > 1 else 0.0
             host_us += exposed_us
             moment += exposed_us + gpu_us
             self.left_us[s] = moment

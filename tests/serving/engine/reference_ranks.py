@@ -90,7 +90,7 @@ class Ranks:
                 pipeline = engine.pipeline
                 alone = pipeline.gpu_time
                 pipeline.gpu_time = lambda work, alone=alone: alone(work) + self.experts_us[shared]
-                passages.append((engine, work, pipeline.send(work, now)))
+                passages.append((engine, work, pipeline.send(work, now, len(engine.scheduler.running))))
                 pipeline.gpu_time = alone
                 self.experts.append((work.phase, shared))
         end = max((passage.end_us for _, _, passage in passages), default=now)

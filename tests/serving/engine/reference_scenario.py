@@ -154,7 +154,7 @@ class PipelineEngine(Engine):
             work = scheduler.work(granted)
             if not work.tokens:
                 break
-            passage = self.pipeline.send(work, now)
+            passage = self.pipeline.send(work, now, len(scheduler.running))
             counts = (len(scheduler.running), self.in_flight - len(scheduler.running), scheduler.memory.used)
             times = (passage.gpu_us, passage.host_us)
             self.run.steps.append(Step(passage.start_us, passage.end_us, work, *counts, *times))
