@@ -97,6 +97,7 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
         overhead["per_prompt_token_us"],
         prompts, launch_us * pieces, math.inf if half is None else half,
         overhead["per_output_token_us"] / overhead["front_ends"],
+        overhead["ranks_padded"] and largest > 0,
     )  # fmt: skip
 
 

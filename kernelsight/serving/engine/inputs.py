@@ -28,6 +28,7 @@ class Host(NamedTuple):
     piecewise_launches_us: float = 0.0
     exposed_requests_half: float = np.inf
     per_output_token_us: float = 0.0
+    ranks_padded: bool = False
 
 
 class Surface(NamedTuple):
