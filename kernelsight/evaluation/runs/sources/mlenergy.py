@@ -25,7 +25,7 @@ COLUMNS = frozenset(
 GPUS = {"H100": "h100_sxm", "B200": "b200_sxm"}
 # tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices;
 # the others are assumed
-PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 500, "sourcegraph-fim": 1500}
+PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 600, "sourcegraph-fim": 2000}
 # requests of a task; more are these, sent again as a whole (num_requests of configs/vllm/<task>/benchmark.yaml and
 # num_request_repeats of sweeps.yaml; load_requests of mlenergy/llm/workloads.py), which vLLM finds cached while it can
 DISTINCT_PROMPTS = {"gpqa": 198, "lm-arena-chat": 1024, "sourcegraph-fim": 1024}
