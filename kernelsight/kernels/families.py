@@ -230,6 +230,7 @@ _REGISTRY = (
         collectives.COLUMNS,
         launched_by=("dp",),
         wire_share=collectives.share_once,
+        kernel_column="implementation",
         step_cost="communication",
     ),
     Family(
