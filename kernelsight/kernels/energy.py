@@ -65,7 +65,8 @@ def work_of(family: str, calls: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> 
 
 def work_on(family: str, calls: pa.Table, hardware: Mapping[str, np.ndarray], row: np.ndarray) -> Work:
     """Return the work of a family's calls, each on the hardware of its ``row`` of the hardware columns."""
-    names = ["flops", "bytes", "group_size", "tokens", "top_k", "moe_ep", "local_experts", "active_experts", "block_rows"]
+    names = ["flops", "bytes", "group_size", "tokens", "top_k", "moe_ep"]
+    names += ["local_experts", "active_experts", "block_rows"]
     columns = numeric(calls, [name for name in names if name in calls.column_names])
     nothing = np.zeros(calls.num_rows)
     if share := FAMILIES[family].wire_share:

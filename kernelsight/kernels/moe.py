@@ -36,8 +36,8 @@ ROUTINGS_IN_A_SWEEP = 5.0
 SMALL_TILE, SMALL_DEPTH = 64.0, 32.0
 BLOCK_STEP_CLOCKS, UNIT_STEP_CLOCKS = 630.0, 206.0
 SMALL_EXPONENT = 1.9
-# share of the peak that DeepGEMM's grouped products reach with the activation between them: the most in published sweeps
-# of evenly loaded experts (SGLang 0.5, TensorRT-LLM 1.x: 0.57 on H100, 0.62 on H200 and B200)
+# share of the peak that DeepGEMM's grouped products reach with the activation between them: the most in published
+# sweeps of evenly loaded experts (SGLang 0.5, TensorRT-LLM 1.x: 0.57 on H100, 0.62 on H200 and B200)
 BLOCK_EFFICIENCY = 0.6
 # exponent that marks a sweep in which every expert gets the same number of tokens
 EVEN = 0.0

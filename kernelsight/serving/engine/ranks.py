@@ -2,9 +2,9 @@
 
 Every MoE layer exchanges tokens among all ranks, so a step lasts as long as its slowest rank, and routed experts work
 on the tokens of all. In a CUDA graph ranks are padded to the largest batch among them (vLLM
-``coordinate_batch_across_dp``, SGLang ``DpPaddingMode.MAX_LEN``, TensorRT-LLM ``CUDAGraphRunner``), before vLLM
-0.17 in every step (``engine_ranks``); otherwise the experts get the tokens that there are. A rank without requests runs an empty batch beside the others: it waits for them,
-and takes no time of its own.
+``coordinate_batch_across_dp``, SGLang ``DpPaddingMode.MAX_LEN``, TensorRT-LLM ``CUDAGraphRunner``), before vLLM 0.17 in
+every step (``engine_ranks``); otherwise the experts get the tokens that there are. A rank without requests runs an
+empty batch beside the others: it waits for them, and takes no time of its own.
 
 A prompt on one rank delays the decodes of all. TensorRT-LLM's ``attention_dp_config.enable_balance`` holds prompts back
 until every rank has one (``RequestScheduler._balance_adp_context_requests``).

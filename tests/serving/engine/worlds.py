@@ -274,6 +274,7 @@ def hosts_drawn(draw: st.DrawFn, whole: bool) -> inputs.Host:
         prompt_graph_max_tokens=draw(st.sampled_from([0, 4, 16])),
         piecewise_launches_us=draw(st.sampled_from([0.0, 30.0])) + uneven,
         exposed_requests_half=math.inf if whole else draw(st.sampled_from([math.inf, 3.0])),
+        ranks_padded=draw(st.booleans()),
     )
 
 

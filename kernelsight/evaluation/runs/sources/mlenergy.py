@@ -23,8 +23,8 @@ COLUMNS = frozenset(
     ("task", "weight_precision", "max_num_seqs", "mean_running", "itl_p50_ms", "joules_per_output_token")
 )
 GPUS = {"H100": "h100_sxm", "B200": "b200_sxm"}
-# tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices;
-# the others are assumed
+# tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices; the
+# others were chosen on H100 (chat of dense models, completion by Qwen3-Coder-30B) and checked on B200
 PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 600, "sourcegraph-fim": 2000}
 # requests of a task; more are these, sent again as a whole (num_requests of configs/vllm/<task>/benchmark.yaml and
 # num_request_repeats of sweeps.yaml; load_requests of mlenergy/llm/workloads.py), which vLLM finds cached while it can
