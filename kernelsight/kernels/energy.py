@@ -65,7 +65,8 @@ def work_of(family: str, calls: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> 
 
 def work_on(family: str, calls: pa.Table, hardware: Mapping[str, np.ndarray], row: np.ndarray) -> Work:
     """Return the work of a family's calls, each on the hardware of its ``row`` of the hardware columns."""
-    names = ["flops", "bytes", "group_size", "tokens", "top_k", "moe_ep", "local_experts", "active_experts"]
+    names = ["flops", "bytes", "group_size", "tokens", "top_k", "moe_ep"]
+    names += ["local_experts", "active_experts", "block_rows"]
     columns = numeric(calls, [name for name in names if name in calls.column_names])
     nothing = np.zeros(calls.num_rows)
     if share := FAMILIES[family].wire_share:
@@ -97,16 +98,19 @@ def narrow_weights(formats: pa.ChunkedArray, math_bits: np.ndarray) -> np.ndarra
 
 
 def padded_rows(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """Return by how much the rows that experts multiply grow when each expert's fill whole tiles.
+    """Return by how much the rows that experts multiply grow when each expert's fill whole tiles, or to ``block_rows``.
 
-    >>> one = {name: np.array([value]) for name, value in (("tokens", 128.0), ("top_k", 8.0), ("moe_ep", 1.0))}
-    >>> padded_rows(one | {"local_experts": np.array([128.0]), "active_experts": np.array([128.0])}).round(2).tolist()
-    [2.31]
+    >>> sizes = {"tokens": 128.0, "top_k": 8.0, "moe_ep": 1.0, "local_experts": 128.0, "active_experts": 128.0}
+    >>> one = {name: np.array([value, value]) for name, value in sizes.items()}
+    >>> padded_rows(one | {"block_rows": np.array([0.0, 17280.0])}).round(2).tolist()
+    [2.31, 16.88]
     """
     rows = columns["tokens"] * columns["top_k"] / columns["moe_ep"] / columns["active_experts"]
     tile = np.where(columns["tokens"] <= columns["local_experts"], *PADDED_ROWS)
     # counts of an expert spread exponentially: see ``moe.expert_tiles``
-    return np.maximum(tile / rows / -np.expm1(-tile / rows), 1.0)
+    padded = np.maximum(tile / rows / -np.expm1(-tile / rows), 1.0)
+    blocks = columns["block_rows"] / (rows * columns["active_experts"])
+    return np.where(columns["block_rows"] > 0.0, blocks, padded)
 
 
 def dynamic_j(

@@ -43,7 +43,10 @@ class Family(NamedTuple):
 
 _PROMPT = ("batch", "new_tokens", "cached_tokens", "heads", "visible_pairs")
 _HEADS = ("kv_heads", "head_dim", "window")
-_EXPERTS = ("tokens", "hidden", "intermediate", "local_experts", "top_k", "moe_ep", "active_experts", "small_tiles")
+_EXPERTS = (
+    *("tokens", "hidden", "intermediate", "local_experts", "top_k", "moe_ep", "active_experts"),
+    *("small_tiles", "block_rows"),
+)
 _ROWS = ("rows", "columns")
 _MOVED = Form(streaming.streaming, _ROWS, same, streaming.COEFFICIENTS, 1.6)
 _QUANTIZED = Form(streaming.quantize, _ROWS, same, streaming.QUANTIZE_COEFFICIENTS, 1.6)
@@ -227,6 +230,7 @@ _REGISTRY = (
         collectives.COLUMNS,
         launched_by=("dp",),
         wire_share=collectives.share_once,
+        kernel_column="implementation",
         step_cost="communication",
     ),
     Family(

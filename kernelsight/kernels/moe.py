@@ -36,6 +36,9 @@ ROUTINGS_IN_A_SWEEP = 5.0
 SMALL_TILE, SMALL_DEPTH = 64.0, 32.0
 BLOCK_STEP_CLOCKS, UNIT_STEP_CLOCKS = 630.0, 206.0
 SMALL_EXPONENT = 1.9
+# share of the peak that DeepGEMM's grouped products reach with the activation between them: the most in published
+# sweeps of evenly loaded experts (SGLang 0.5, TensorRT-LLM 1.x: 0.57 on H100, 0.62 on H200 and B200)
+BLOCK_EFFICIENCY = 0.6
 # exponent that marks a sweep in which every expert gets the same number of tokens
 EVEN = 0.0
 
@@ -80,8 +83,9 @@ FEATURES = Features(
 COLUMNS = {
     **fields("tokens", "hidden", "intermediate", local_experts="experts"),
     **fields("top_k", "moe_tp", "moe_ep", matrices="expert_matrices"),
-    # sweeps are of the tiles that their engine's version takes
+    # sweeps are of the tiles that their engine's version takes, and of no blocks without tokens
     "small_tiles": "0",
+    "block_rows": "0",
     # how the collector drew the experts: the exponent of its power law, 0 where all get equally many tokens
     "load_exponent": "coalesce(try_cast(regexp_extract(distribution, '^power_law_([0-9.]+)$', 1) as double), 0)",
     "active_experts": "evenly_reached_experts(tokens, local_experts, top_k, moe_ep)",
@@ -141,6 +145,10 @@ def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     core_us = power_mean(xp, compute_us, weights_us, at["norm_exponent"])
     small_us = call["small_tiles"] * small_tiles_us(xp, call, active, per_expert, units, clock)
     core_us = power_mean(xp, core_us, small_us, SMALL_EXPONENT)
+    # whole blocks: those with tokens come first and wait for their weights, the others compute after them
+    block_flops = 2.0 * call["block_rows"] * hidden * width * call["matrices"]
+    blocks_us = weights_us + block_flops / (BLOCK_EFFICIENCY * gpu["math_flops_per_us"])
+    core_us = xp.where(call["block_rows"] > 0.0, blocks_us, core_us)
     return at["floor_us"] + at["gap_us"] + at["expert_us"] * active + core_us + moved_us, tiles
 
 

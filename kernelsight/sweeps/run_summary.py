@@ -92,7 +92,7 @@ def run_summary(session: Session) -> dict[str, Any]:
         "duration_s": row["duration_s"],
         **nested,
         **{name: row[name] for name in FIGURES},
-        "power_w": _with_ends(row, "mean_power_w", ("mean", "low", "high")),
+        "power_w": _with_ends(row, "mean_power_w", ("mean", "low", "high")) | _servers_power(session),
         "energy": {
             end: value
             for name, column in ENERGY.items()
@@ -120,6 +120,12 @@ def run_summary(session: Session) -> dict[str, Any]:
 def _with_ends(row: dict[str, Any], column: str, names: tuple[str, str, str]) -> dict[str, float | None]:
     """Return a figure of ``scenario_summary`` and the ends of its interval by these names."""
     return dict(zip(names, (row[column], row[f"{column}_low"], row[f"{column}_high"]), strict=True))
+
+
+def _servers_power(session: Session) -> dict[str, float | None]:
+    """Return what a server draws beside its GPUs, for each GPU, as stated; None: it is in no figure."""
+    (stated,) = session.table("scenarios")["host_power_w"].to_pylist()
+    return {"host_per_gpu": stated}
 
 
 def _mean_kv_share(windows: list[dict[str, Any]]) -> float | None:

@@ -17,6 +17,16 @@ with held as (
   join gpus using (gpu)
   left join cpus on cpus.cpu = coalesce(deployments.cpu, gpus.cpu, 'x86')
 ),
+-- how ranks that share experts agree on a step; one rank alone agrees with nobody
+agreed as (
+  select deployments.deployment_id, known.padded, known.waits
+  from deployments
+  join models using (model)
+  join engine_ranks as known using (engine)
+  where deployments.dp > 1 and models.experts is not null and holding_version(known.from_version, deployments.engine_version) is not null
+  qualify row_number() over (
+    partition by deployments.deployment_id order by holding_version(known.from_version, deployments.engine_version) desc) = 1
+),
 added as (
   select
     deployment_id,
@@ -55,12 +65,14 @@ select
   coalesce(exposed_per_request_us, 0) / cpu_speed as exposed_per_request_us,
   exposed_requests_half,
   coalesce(step_log_sd, 0) as step_log_sd,
-  overlapped,
+  overlapped and not coalesce(agreed.waits, false) as overlapped,
+  coalesce(agreed.padded, false) as ranks_padded,
   assumed,
   held.source
 from held
 join models using (model)
 join gpus using (gpu)
 left join added using (deployment_id)
+left join agreed using (deployment_id)
 -- older than every row: the oldest
 qualify row_number() over (partition by deployment_id order by holding desc nulls last, version_numbers(from_version)) = 1

@@ -12,6 +12,15 @@ with tiles as (
   qualify row_number() over (
     partition by settings.deployment_id, layers.layer_kind
     order by known.experts > 0 desc, holding_version(known.from_version, deployments.engine_version) desc) = 1
+),
+blocks as (
+  select settings.deployment_id, known.*
+  from deployment_settings as settings
+  join deployments using (deployment_id)
+  join engine_expert_blocks as known on known.engine = settings.engine
+  where holding_version(known.from_version, deployments.engine_version) is not null
+  qualify row_number() over (
+    partition by settings.deployment_id order by holding_version(known.from_version, deployments.engine_version) desc) = 1
 )
 select
   settings.deployment_id,
@@ -42,13 +51,16 @@ select
        then coalesce(fusions.most_bytes * case when settings.tp > 2 then 1 else 2 end // (2 * models.hidden), 2147483647) end as fused_norm_tokens,
   beside.most_tokens as shared_beside_tokens,
   -- read where products run by instructions of many warps: on GPUs before, sweeps are of the small tiles themselves
-  coalesce(tiles.small_tiles and try_cast(gpus.compute_capability as double) between 9 and 11, false) as small_expert_tiles
+  coalesce(tiles.small_tiles and try_cast(gpus.compute_capability as double) between 9 and 11, false) as small_expert_tiles,
+  coalesce(layers.ffn = 'moe' and blocks.whole_blocks and list_contains(string_split(blocks.capabilities, ' '), gpus.compute_capability)
+           and settings.moe_tp <= coalesce(blocks.largest_moe_tp, settings.moe_tp), false) as whole_expert_blocks
 from deployment_settings as settings
 join model_layers as layers on layers.model = settings.model
 join models on models.model = settings.model
 join gpus on gpus.gpu = settings.gpu
 join deployments on deployments.deployment_id = settings.deployment_id
 left join tiles on tiles.deployment_id = settings.deployment_id and tiles.layer_kind = layers.layer_kind
+left join blocks on blocks.deployment_id = settings.deployment_id
 left join engine_fusions as fusions
   on fusions.engine = settings.engine and fusions.operation = 'residual_norm' and fusions.condition = 'tensor_parallel' and not fusions.launched
  and settings.tp > 1 and settings.dp = 1 and fusions.architecture in ('*', models.architecture) and models.hidden >= coalesce(fusions.least_hidden, 0)

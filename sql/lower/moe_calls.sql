@@ -1,6 +1,6 @@
 -- Routed experts of a MoE layer on one GPU: routing, the grouped products and their activation
 with layers as (
-  select sharded_layers.*, settings.dtype, weights.math, weights.weight_bits, weights.format, weights.n as expert_rows
+  select sharded_layers.*, settings.dtype, settings.moe_backend, weights.math, weights.weight_bits, weights.format, weights.n as expert_rows
   from sharded_layers
   join deployment_settings as settings using (deployment_id)
   join layer_weights as weights on weights.deployment_id = settings.deployment_id and weights.layer_kind = sharded_layers.layer_kind and weights.name = 'experts'
@@ -35,6 +35,9 @@ select
   math,
   active_experts,
   (small_expert_tiles and format in ('bf16', 'fp16') and all_tokens > experts // moe_ep)::bigint as small_tiles,
+  -- room for every choice of all tokens, and for a block less a row of every expert
+  case when whole_expert_blocks and format = 'fp8_block' and coalesce(moe_backend, 'deepgemm_moe') = 'deepgemm_moe'
+       then whole_blocks(all_tokens * top_k + experts // moe_ep * (expert_block_rows() - 1)) else 0 end as block_rows,
   moe_flops(all_tokens, top_k, moe_ep, expert_rows, hidden) as flops,
   moe_bytes(active_experts, expert_rows, hidden, weight_bits, all_tokens, top_k, moe_ep) as bytes
 from routed

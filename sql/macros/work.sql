@@ -62,6 +62,11 @@ create macro popularity_variance() as 0.3;
 create macro unevenly_reached_experts(tokens, experts, top_k, moe_ep, popularity) as
   experts / moe_ep * (1 - (1 - top_k::double / experts)
     * pow(1 - popularity * ln(1 - least(top_k::double / experts, 0.999999)) * (tokens - 1), -1 / popularity));
+-- rows of a block of DeepGEMM's grouped products (get_mk_alignment_for_contiguous_layout), and rows filled up to whole blocks
+create macro expert_block_rows() as 128;
+create macro whole_blocks(rows) as (((rows + expert_block_rows() - 1) // expert_block_rows()) * expert_block_rows())::bigint;
+-- tokens of a rank that DeepEP's low-latency buffers hold (SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK in published recipes of decode servers)
+create macro most_low_latency_tokens() as 1024;
 create macro moe_flops(tokens, top_k, moe_ep, expert_rows, hidden) as 2.0 * tokens * top_k / moe_ep * expert_rows * hidden;
 -- tokens in and out of a rank: those of its experts, but each once
 create macro moe_token_bytes(tokens, top_k, moe_ep, hidden) as 4.0 * tokens * least(1.0, top_k / moe_ep) * hidden;

@@ -119,7 +119,7 @@ def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
     others |= {"capacity": 9.5, "capacity_low": 8.25, "capacity_high": 11.0, "capacity_limit": "steps", "load": 0.75}
     times = {"gpu_s": 1.25, "host_exposed_s": 0.175, "idle_s": 0.075, "accepted_draft_tokens": 30}
     answer = saved_run[1].json | counts | rates | others | times
-    answer["power_w"] = {"mean": 400.0, "low": 300.0, "high": 500.0}
+    answer["power_w"] = {"mean": 400.0, "low": 300.0, "high": 500.0, "host_per_gpu": None}
     answer["energy"] = {
         **{"j_per_output_token": 0.5, "j_per_output_token_low": 0.25, "j_per_output_token_high": 0.75},
         **dict.fromkeys(("carbon_g_per_million_tokens",)),
@@ -146,7 +146,7 @@ def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
         "request time front end / queued / prefill / decode": "5.0% / 10.0% / 25.0% / 60.0%",
         "of which preempted or recomputed": "15.0%",
         "GPU busy / waiting for host / idle (s)": "1.25 / 0.175 / 0.075",
-        "power, mean (W)": "400 (90 % interval 300 to 500)",
+        "power, mean (W)": "400 (90 % interval 300 to 500): GPUs alone",
         "energy per output token (J)": "0.5 (90 % interval 0.25 to 0.75)",
         "energy per request (J)": "8 (90 % interval 4 to 12)",
     }

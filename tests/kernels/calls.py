@@ -175,7 +175,8 @@ def work(family: str, of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         share = of["top_k"] / of["moe_ep"]
         rows_read = 4.0 * of["tokens"] * np.minimum(1.0, share) * of["hidden"]
         flops, moved = 2.0 * of["tokens"] * share * width, 2.0 * active * width + rows_read
-        return {"local_experts": local, "active_experts": active, "small_tiles": 0, "flops": flops, "bytes": moved}
+        tiles = {"small_tiles": 0, "block_rows": 0}
+        return {"local_experts": local, "active_experts": active, **tiles, "flops": flops, "bytes": moved}
     if family in LINKED:
         return {"flops": 0.0 * of["elements"], "bytes": 2.0 * of["elements"]}
     elements = of["rows"] * of["columns"]

@@ -66,11 +66,13 @@ def test_held_power_never_exceeds_the_limit_of_the_board():
 
 
 def test_experts_with_few_rows_pad_most():
-    def padded(tokens: float) -> float:
+    def padded(tokens: float, block_rows: float = 0.0) -> float:
         columns = {"tokens": tokens, "top_k": 2.0, "moe_ep": 1.0, "local_experts": 64.0, "active_experts": 64.0}
+        columns["block_rows"] = block_rows
         return float(padded_rows({name: np.array([value]) for name, value in columns.items()})[0])
 
     assert padded(100.0) > padded(1000.0) > padded(1e5) == pytest.approx(1.0, abs=0.02)
+    assert padded(100.0, 8192.0) == pytest.approx(8192.0 / 200.0)
 
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "h100_sxm", "phase": "prefill", "input_len": 4096, "batch_size": 2}

@@ -61,6 +61,10 @@ WORKED = {
     "popularity_variance()": POPULARITY_VARIANCE,
     "unevenly_reached_experts(1, 16, 2, 2, 0.3)": 1,
     "unevenly_reached_experts(2, 16, 2, 2, 1.0)": 8 * (1 - 7 / 8 / (1 + log(8 / 7))),
+    "expert_block_rows()": 128,
+    "whole_blocks(128)": 128,
+    "whole_blocks(129)": 2 * 128,
+    "most_low_latency_tokens()": 1024,
     "moe_flops(6, 2, 2, 96, 64)": 2 * 6 * 2 / 2 * 96 * 64,
     "moe_token_bytes(6, 2, 2, 64)": 2 * 2 * 6 * 64,
     # of four ranks each gets half of the tokens

@@ -91,9 +91,12 @@ def _energy(power: dict[str, Any], energy: dict[str, Any]) -> dict[str, str | No
             return None
         return f"{number(figures[name])} (90 % interval {interval(figures[low], figures[high])})"
 
+    servers = power["host_per_gpu"]
+    drawn = with_interval(power, "mean", "low", "high")
+    of = "GPUs alone" if servers is None else f"with {number(servers)} W of the server for each GPU"
     token, request, carbon = "j_per_output_token", "j_per_request", "carbon_g_per_million_tokens"
     return {
-        "power, mean (W)": with_interval(power, "mean", "low", "high"),
+        "power, mean (W)": drawn and f"{drawn}: {of}",
         "energy per output token (J)": with_interval(energy, token, f"{token}_low", f"{token}_high"),
         "energy per request (J)": with_interval(energy, request, f"{request}_low", f"{request}_high"),
         "carbon per million tokens (g)": with_interval(energy, carbon, f"{carbon}_low", f"{carbon}_high"),

@@ -37,6 +37,7 @@ HEADERS = {
     "output_throughput_per_user": "tok/s/user",
     "goodput": "good req/s",
     "cost_per_million_tokens": "$/M tokens",
+    "energy_per_output_token_j": "J/token",
     "meets_slo": "meets SLO",
 }
 # what --find-rate finds
@@ -77,11 +78,17 @@ def print_sweep(table: pa.Table, fronts: Mapping[str, pa.Table], arguments: Any)
     page = [f"{count}, {answer['served']:,} served, {answer['faults']:,} cannot run"]
     # no request rate is an infinite one, and stands last
     rows.sort(key=lambda row: [((row[name] is not None) != (name == "request_rate"), row[name] or 0) for name in flags])
-    front = front_rows["pareto_front"] if len(rows) > 1 else []
-    for title, ranked in (("", rows), ("Pareto front, tokens/s per GPU against tokens/s per user", front)):
+    printed = [("", rows, columns)]
+    if len(rows) > 1:
+        with_energy = [*columns, "energy_per_output_token_j"]
+        printed += [
+            ("Pareto front, tokens/s per GPU against tokens/s per user", front_rows["pareto_front"], columns),
+            ("Energy front, J per output token against tokens/s per user", front_rows["energy_front"], with_energy),
+        ]
+    for title, ranked, shown in printed:
         if ranked:
             page += ["", title] if title else [""]
-            cells = [_shown(row, columns) for row in _with_defaults(ranked[:MOST_SHOWN], flags)]
+            cells = [_shown(row, shown) for row in _with_defaults(ranked[:MOST_SHOWN], flags)]
             page += table_lines(cells, list(cells[0]), terminal_width())
         if len(ranked) > MOST_SHOWN:
             page.append(f"... and {len(ranked) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")

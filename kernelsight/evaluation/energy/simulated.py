@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kernelsight.evaluation.energy.fit import Constants
+from kernelsight.evaluation.runs.full_loops import FULL_WINDOWS, full_throughputs
 from kernelsight.evaluation.runs.host_constants import with_host
 from kernelsight.evaluation.runs.recipes import flags_of, is_prose
 from kernelsight.evaluation.runs.simulate_runs import partitions, plan_runs
@@ -16,27 +17,18 @@ from kernelsight.scenario.scenarios import give_plan
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-# seats taken in a window that counts as full
-FULL = 0.9
 FULL_QUERY = f"""
-with running as (
-  select scenario_id, "window", sum(running_us) / max((end_ns - start_ns) / 1e3) as running
-  from serving_windows
-  where end_ns > start_ns
-  group by all
-),
-full_windows as (
-  select power.scenario_id, sum(power.energy_j) / sum(power.end_s - power.start_s) as power_w
+with full_windows as ({FULL_WINDOWS}),
+powers as (
+  select scenario_id, sum(power.energy_j) / sum(power.end_s - power.start_s) as power_w
   from power_over_time as power
-  join running using (scenario_id, "window")
-  join scenarios using (scenario_id)
-  where running >= {FULL} * max_concurrency
-  group by power.scenario_id
+  join full_windows using (scenario_id, "window")
+  group by scenario_id
 )
-select scenario_id, coalesce(full_windows.power_w, mean_power_w) as power_w, e2e_mean_ms,
+select scenario_id, coalesce(powers.power_w, mean_power_w) as power_w, e2e_mean_ms,
        output_throughput / request_throughput as output_tokens
 from scenario_summary
-left join full_windows using (scenario_id)
+left join powers using (scenario_id)
 where status = 'served'
 """
 
@@ -59,6 +51,7 @@ def simulated(session: Session, runs: Sequence[Mapping[str, Any]], constants: Co
         if is_prose(run)
     }
     rows_by_scenario: dict[str, dict[str, Any]] = {}
+    full_by_scenario: dict[str, float] = {}
     with session.fork() as priced:
         priced.progress = None
         priced.give("energy_constants", rows_of(priced.table("energy_constants").to_pylist(), constants))
@@ -68,12 +61,15 @@ def simulated(session: Session, runs: Sequence[Mapping[str, Any]], constants: Co
                 host = with_host(fork.table("host_settings"), lambda row: None, prose)
                 fork.give("host_settings", host, trusted=True)
                 rows_by_scenario |= {row["scenario_id"]: row for row in fork.query(FULL_QUERY).to_pylist()}
+                full_by_scenario |= full_throughputs(fork)
     rows = [rows_by_scenario.get(plan.scenario["scenario_id"], {}) if plan.scenario else {} for plan in planned]
     power = np.array([row.get("power_w", np.nan) for row in rows], float)
     e2e_s = np.array([row.get("e2e_mean_ms", np.nan) for row in rows], float) / 1e3
     tokens = np.array([row.get("output_tokens", np.nan) for row in rows], float)
-    # a closed loop that stays full gives each user its tokens in the time of a request
+    # one that is never full, as its cache is too small: every user gets its tokens in the time of a request
     tokens_per_s = np.array([run["max_concurrency"] for run in runs]) * tokens / e2e_s
+    full = [full_by_scenario.get(plan.scenario["scenario_id"]) if plan.scenario else None for plan in planned]
+    tokens_per_s = np.where([each is None for each in full], tokens_per_s, np.array(full, float))
     return Simulated(power, power / tokens_per_s)
 
 

@@ -7,6 +7,7 @@ ones: power has no error of time in it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,9 +59,10 @@ def _works(session: Session, pairs: Sequence[tuple[Mapping[str, Any], Mapping[st
         fork.progress = None
         fork.give("deployments", list({each["deployment_id"]: each for _, each in pairs}.values()))
         windows = {row["deployment_id"]: row["window_tokens"] for row in fork.table("kv_layout").to_pylist()}
+        cached = {row["deployment_id"]: row["kv_cache_tokens"] for row in fork.table("memory_plan").to_pylist()}
         shapes, prompts = [], []
         for number, (run, deployment) in enumerate(pairs):
-            users, context, share = _mean_step(run)
+            users, context, share = _mean_step(run, cached[deployment["deployment_id"]])
             decodes = whole_step(2 * number, users, context, 0, 0, 0)
             window = windows[deployment["deployment_id"]]
             decodes["decode_window_context"] = min(context, window) if window else context
@@ -76,13 +78,18 @@ def _works(session: Session, pairs: Sequence[tuple[Mapping[str, Any], Mapping[st
         yield (decodes + prompts[number] * prompt) / step_us(run)
 
 
-def _mean_step(run: Mapping[str, Any]) -> tuple[int, int, float]:
-    """Return users of one rank, their mean context, and prompts in a step; a longer output is running for longer."""
-    import json
-
+def _mean_step(run: Mapping[str, Any], cache_tokens: int) -> tuple[int, int, float]:
+    """Return users of one rank, their mean context, and prompts computed in a step; long outputs run for longer."""
     users = max(round(run["max_concurrency"] / run["dp"]), 1)
-    spread = json.loads(run["stated_flags"] or "{}").get("output_len_cv", 0.0)
-    return users, round(run["isl"] + run["osl"] * (1.0 + spread**2) / 2.0), users / run["osl"]
+    flags = json.loads(run["stated_flags"] or "{}")
+    spread = flags.get("output_len_cv", 0.0)
+    distinct = flags.get("num_prefixes", run["num_prompts"])
+    share = 1.0
+    # prompts that are sent again are cached, where all of them fit: those used longest ago make room, and are next
+    if distinct * (run["isl"] + run["osl"]) <= cache_tokens * run["dp"]:
+        later, new = (max(count - run["max_concurrency"], 0) for count in (run["num_prompts"], distinct))
+        share = new / max(later, 1)
+    return users, round(run["isl"] + run["osl"] * (1.0 + spread**2) / 2.0), share * users / run["osl"]
 
 
 def _summed(session: Session, family: str, steps: int) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelsight.evaluation.runs.full_loops import FULL_THROUGHPUT
 from kernelsight.evaluation.runs.scores import is_scored_separately, score, stated_again
 
 
@@ -64,9 +65,10 @@ def compared(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, dic
         if measured is None or predicted is None:
             continue
         if name == "throughput" and run.get("while_full"):
-            # of a closed loop that stays full, without its first and its last requests; outputs as long as drawn
+            # one that is never full, as its cache is too small: every user gets its tokens in the time of a request
             tokens = predicted / served["predicted"]["request_throughput"]
-            predicted = 1e3 * run["max_concurrency"] * tokens / served["predicted"]["e2e_mean_ms"]
+            whole = 1e3 * run["max_concurrency"] * tokens / served["predicted"]["e2e_mean_ms"]
+            predicted = served["predicted"].get(FULL_THROUGHPUT, whole)
         low, high = served["factors"].get(metric.interval, (1.0, 1.0))
         answer[name] = {
             "measured": measured,

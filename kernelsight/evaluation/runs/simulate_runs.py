@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.evaluation.runs.full_loops import FULL_THROUGHPUT, full_throughputs
 from kernelsight.kernels.families import COMMUNICATION
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.sweeps.partitions import Partition
@@ -26,7 +27,7 @@ THROUGHPUT = "output_throughput"
 FURTHER_INTERVALS = {"e2e_p99_ms": "e2e_p99", THROUGHPUT: THROUGHPUT}
 PREDICTED = ("itl_mean_ms", "itl_p50_ms", "e2e_mean_ms", "e2e_p99_ms", "request_throughput", THROUGHPUT)
 # what falls where steps take longer
-RATES = (THROUGHPUT, "request_throughput")
+RATES = (THROUGHPUT, FULL_THROUGHPUT, "request_throughput")
 SUMMARY = (
     *(
         "ttft_mean_ms",
@@ -161,6 +162,8 @@ def _serve(
         waits = row.pop("front_end_mean_ms"), row.pop("queue_mean_ms")
         row["queue_ms"] = None if None in waits else sum(waits)
         row["predicted"] = {name: row.pop(name) for name in PREDICTED}
+    for name, tokens_per_s in full_throughputs(session).items() if parts else ():
+        rows[name]["predicted"][FULL_THROUGHPUT] = tokens_per_s
     for row in session.query(PARTS_QUERY).to_pylist() if parts else ():
         rows[row["scenario_id"]] |= {name: value or 0.0 for name, value in row.items()}
     for row in session.table("scenario_intervals").to_pylist() if parts else ():

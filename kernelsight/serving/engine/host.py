@@ -98,6 +98,7 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
         prompts, launch_us * pieces, math.inf if half is None else half,
         overhead["per_output_token_us"] / overhead["front_ends"],
         overhead["per_active_us"],
+        overhead["ranks_padded"] and largest > 0,
     )  # fmt: skip
 
 

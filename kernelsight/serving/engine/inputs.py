@@ -29,6 +29,7 @@ class Host(NamedTuple):
     exposed_requests_half: float = np.inf
     per_output_token_us: float = 0.0
     per_active_us: float = 0.0
+    ranks_padded: bool = False
 
 
 class Surface(NamedTuple):

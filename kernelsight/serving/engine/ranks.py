@@ -2,9 +2,9 @@
 
 Every MoE layer exchanges tokens among all ranks, so a step lasts as long as its slowest rank, and routed experts work
 on the tokens of all. In a CUDA graph ranks are padded to the largest batch among them (vLLM
-``coordinate_batch_across_dp``, SGLang ``DpPaddingMode.MAX_LEN``, TensorRT-LLM ``CUDAGraphRunner``); otherwise the
-experts get the tokens that there are. A rank without requests runs an empty batch beside the others: it waits for them,
-and takes no time of its own.
+``coordinate_batch_across_dp``, SGLang ``DpPaddingMode.MAX_LEN``, TensorRT-LLM ``CUDAGraphRunner``), before vLLM 0.17 in
+every step (``engine_ranks``); otherwise the experts get the tokens that there are. A rank without requests runs an
+empty batch beside the others: it waits for them, and takes no time of its own.
 
 A prompt on one rank delays the decodes of all. TensorRT-LLM's ``attention_dp_config.enable_balance`` holds prompts back
 until every rank has one (``RequestScheduler._balance_adp_context_requests``).
@@ -272,14 +272,14 @@ def form_rank(core: Core, metrics: Metrics, now: float) -> None:
 
 @compiled
 def shared_tokens(engines: np.ndarray, host: np.void, first: int, ranks: int) -> int:
-    """Tokens that each rank sends to the experts, in the mean; the largest batch, where a CUDA graph holds all."""
+    """Tokens that each rank sends to the experts, in the mean; the largest batch, where all ranks are padded to it."""
     largest = total = prompt_tokens = 0
     for i in range(first, first + ranks):
         tokens = engines[i].step_prompt_tokens + engines[i].step_decode_tokens
         largest, total = max(largest, tokens), total + tokens
         prompt_tokens += engines[i].step_prompt_tokens
     most = host.prompt_graph_max_tokens if prompt_tokens > 0 else host.graph_max_tokens
-    return largest if largest <= most else -(-total // ranks)
+    return largest if host.ranks_padded or largest <= most else -(-total // ranks)
 
 
 @compiled

@@ -61,6 +61,7 @@ HOST = record(
     exposed_requests_half=_REAL,  # running requests of which each costs half of exposed_per_request_us; inf: none
     per_output_token_us=_REAL,  # of the front end, which sets the pace where steps are shorter
     per_active_us=_REAL,  # of each pipeline stage before a batch, for each request that runs in any batch
+    ranks_padded=_TRUTH,  # ranks that step together compute as many tokens as the fullest
 )
 
 # offsets of a surface in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the

@@ -30,6 +30,8 @@ def test_throughput_of_a_loop_that_stays_full_is_that_of_its_users() -> None:
     for full, expected in ((True, 500.0), (None, 300.0)):
         found = compared(run | {"while_full": full}, {"predicted": predicted, "factors": {}})
         assert found["throughput"]["predicted"] == expected
+    full = {"predicted": predicted | {"full_output_throughput": 450.0}, "factors": {}}
+    assert compared(run | {"while_full": True}, full)["throughput"]["predicted"] == 450.0
 
 
 def test_scores_are_of_each_campaign_and_metric_without_what_was_fitted_on() -> None:

@@ -83,7 +83,7 @@ class Ranks:
         most = self.host.prompt_graph_max_tokens if any(work.chunks for work in works) else self.host.graph_max_tokens
         largest = max(work.tokens for work in works)
         mean = -(-sum(work.tokens for work in works) // len(works))
-        shared = largest if largest <= most else mean
+        shared = largest if self.host.ranks_padded or largest <= most else mean
         passages = []
         for engine, work in zip(self.engines, works, strict=True):
             if work.tokens:

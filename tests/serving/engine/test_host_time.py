@@ -49,6 +49,7 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
                 **key,
                 **figures,
                 "overlapped": bool(random.integers(2)),
+                "ranks_padded": False,
                 "piecewise_launches": int(random.integers(1, 200)),
                 "front_ends": int(random.integers(1, 4)),
                 "exposed_requests_half": random.choice([None, 64.0]),
@@ -94,6 +95,7 @@ def test_graphs_of_decode_steps_are_sized_by_requests_where_drafts_are_verified(
         "piecewise_launches": 3,
         "front_ends": 1,
         "overlapped": True,
+        "ranks_padded": False,
         "exposed_requests_half": None,
     }
 
@@ -124,6 +126,7 @@ def test_a_front_end_that_streams_more_slowly_than_steps_end_sets_their_pace(
     """64 sequences at 100 us a token, steps of 1,500 us: several processes share the tokens, and prompts have none."""
     row = dict.fromkeys(FIGURES, 0.0) | {"per_output_token_us": 100.0, "front_ends": front_ends}
     row |= {"step_exposed_us": 500.0, "overlapped": True, "piecewise_launches": 1, "exposed_requests_half": None}
+    row |= {"ranks_padded": False}
     settings = {"tier": "auto", "graph_max_tokens": 512, "prompt_graphs": "piecewise", "query_tokens": 1}
     settings |= {"async_scheduling": True, "batch_wait_timeout_ms": 0.0}
     host = np.array([tuple(host_of(row, settings, 10))], HOST)

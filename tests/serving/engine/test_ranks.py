@@ -68,7 +68,7 @@ def test_a_rank_without_requests_waits_for_the_others() -> None:
     assert served.totals[1].idle_us == 104
 
 
-def test_graphs_pad_ranks_to_the_largest_batch() -> None:
+def test_graphs_pad_ranks_to_the_largest_batch_and_some_engines_every_step() -> None:
     # A, C and E are on the first rank, B and D on the second: decodes of 3 and 2 tokens, in a graph as if both had 3
     requests = [(0, 1, 3)] * 5
     eager = run_ranks(two_ranks(requests, slope=10.0), 2)
@@ -88,6 +88,9 @@ def test_graphs_pad_ranks_to_the_largest_batch() -> None:
     assert [row[1] for row in spans(run_ranks(two_ranks(four, slope=10.0), 2), 0)] == [130, 250]
     padded = two_ranks(four, slope=10.0, host={"graph_max_tokens": 4})
     assert [row[1] for row in spans(run_ranks(padded, 2), 0)] == [130, 260]
+    # where ranks are padded in every step, prompts are too: 6 and 2 tokens are 6, and 3 and 2 decodes are 3
+    every = two_ranks(uneven, slope=10.0, host={"ranks_padded": True})
+    assert [row[1] for row in spans(run_ranks(every, 2), 0)] == [160, 290, 420]
 
 
 def test_balance_holds_prompts_until_every_rank_has_one() -> None:

@@ -275,6 +275,7 @@ def hosts_drawn(draw: st.DrawFn, whole: bool) -> inputs.Host:
         piecewise_launches_us=draw(st.sampled_from([0.0, 30.0])) + uneven,
         exposed_requests_half=math.inf if whole else draw(st.sampled_from([math.inf, 3.0])),
         per_active_us=draw(st.sampled_from([0.0, 2.0])),
+        ranks_padded=draw(st.booleans()),
     )
 
 

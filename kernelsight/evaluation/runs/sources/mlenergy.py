@@ -23,9 +23,12 @@ COLUMNS = frozenset(
     ("task", "weight_precision", "max_num_seqs", "mean_running", "itl_p50_ms", "joules_per_output_token")
 )
 GPUS = {"H100": "h100_sxm", "B200": "b200_sxm"}
-# tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices;
-# the others are assumed
-PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 500, "sourcegraph-fim": 1500}
+# tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices; the
+# others were chosen on H100 (chat of dense models, completion by Qwen3-Coder-30B) and checked on B200
+PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 600, "sourcegraph-fim": 2000}
+# requests of a task; more are these, sent again as a whole (num_requests of configs/vllm/<task>/benchmark.yaml and
+# num_request_repeats of sweeps.yaml; load_requests of mlenergy/llm/workloads.py), which vLLM finds cached while it can
+DISTINCT_PROMPTS = {"gpqa": 198, "lm-arena-chat": 1024, "sourcegraph-fim": 1024}
 # --max-output-tokens of the client (configs/vllm/<task>/benchmark.yaml): a fifth of the code completions end there, so
 # that requests which began together end together
 OUTPUT_LIMITS = {"gpqa": 32768, "lm-arena-chat": 4096, "sourcegraph-fim": 1024}
@@ -128,6 +131,8 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
         spread = row["output_tokens_sd"] / row["output_tokens_mean"]
         flags |= {"length_distribution": "lognormal", "output_len_cv": spread}
         flags["output_len_limit"] = OUTPUT_LIMITS[row["task"]]
+    if row["requests"] > (distinct := DISTINCT_PROMPTS[row["task"]]):
+        flags |= {"num_prefixes": distinct, "prefix_len": PROMPT_TOKENS[row["task"]] - 1, "input_len": 1}
     served = dict(_STATED.get((row["task"], row["model"], row["gpu"]), {}))
     return {
         "run_id": f"{CAMPAIGN}/{row['task']}/{row['model']}/{row['gpu']}/{row['gpus']}/{experts}/{row['max_num_seqs']}",
@@ -163,4 +168,6 @@ _STATED: dict[tuple[str, str, str], Mapping[str, Any]] = {
     ("lm-arena-chat", "Qwen/Qwen3-32B", "B200"): {"api_server_count": 8},
     ("sourcegraph-fim", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "B200"): {"api_server_count": 3},
     ("sourcegraph-fim", "Qwen/Qwen3-Coder-480B-A35B-Instruct", "B200"): {"api_server_count": 8},
+    # monolithic.env.yaml: VLLM_USE_FLASHINFER_MOE_FP8=1
+    ("gpqa", "deepseek-ai/DeepSeek-R1-0528", "B200"): {"moe_backend": "trtllm_gen_moe"},
 }
