@@ -144,30 +144,35 @@ def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
 
 def seen_of(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> list[np.ndarray]:
     """Return the features of each point as used by the correction: sizes, work, and rounding to tiles and waves."""
-    import pyarrow as pa
-
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.measured import features_of
-    from kernelsight.fitting.training import call_rows
     from kernelsight.kernels.families import FAMILIES as KERNEL_FAMILIES
-    from kernelsight.measure.rows import sweep_schema
 
     features: dict[int, np.ndarray] = {}
-    for family in {point["family"] for point in points}:
-        places = [place for place, point in enumerate(points) if point["family"] == family]
-        rows = []
-        for place in places:
-            stored, math_of = number_formats(family, points[place]["dtype"], points[place]["implementation"])
-            point_columns = {
-                name: points[place][name] for name in ("family", "implementation", "dtype", "shape", "latency_us")
-            }
-            rows.append({**point_columns, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
-        table = call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
-        seen = features_of(
-            family, KERNEL_FAMILIES[family].form, table, facts("kernel_implementations"), gpus, facts("fabrics")
-        )
+    tables = (facts("kernel_implementations"), gpus, facts("fabrics"))
+    for family, (places, table) in _calls_by_family(points, gpu).items():
+        seen = features_of(family, KERNEL_FAMILIES[family].form, table, *tables)
         features.update(zip(places, seen, strict=True))
     return [features[place] for place in range(len(points))]
+
+
+def _calls_by_family(points: Sequence[Mapping[str, Any]], gpu: str) -> dict[str, tuple[list[int], pa.Table]]:
+    """Return of each family where its points stand, and their calls as a fit reads them."""
+    import pyarrow as pa
+
+    from kernelsight.fitting.training import call_rows
+    from kernelsight.measure.rows import sweep_schema
+
+    found = {}
+    for family in dict.fromkeys(point["family"] for point in points):
+        places = [place for place, point in enumerate(points) if point["family"] == family]
+        rows = []
+        for point in (points[place] for place in places):
+            stored, math_of = number_formats(family, point["dtype"], point["implementation"])
+            columns = {name: point[name] for name in ("family", "implementation", "dtype", "shape", "latency_us")}
+            rows.append({**columns, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
+        found[family] = places, call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
+    return found
 
 
 def choose(
@@ -193,31 +198,29 @@ def choose(
 
 
 def choose_points(
-    points: Sequence[Mapping[str, Any]], seen: Sequence[np.ndarray], per_kernel: int
+    points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table, coefficients: pa.Table, per_kernel: int
 ) -> tuple[list[int], list[dict[str, Any]]]:
     """Return up to ``per_kernel`` points of each kernel that lower the expected error most, and the printed rows.
 
-    Points of a kernel come by their size: a suite begins with the smallest call of each.
+    Points of a kernel come by their size: a suite begins with the smallest call of each. ``coefficients``: the pack,
+    which says how latencies go with its constants.
     """
+    from kernelsight.catalog.tables import facts
+    from kernelsight.fitting.few_points import measured_calls
     from kernelsight.fitting.planned_points import deviation_after, planned
-    from kernelsight.kernels.points import joined, places, sizes_of
+    from kernelsight.kernels.kinds import ALONE
+    from kernelsight.kernels.pack import with_assumed
 
-    where = joined(
-        [
-            places(
-                {**{name: point[name] for name in ("family", "implementation", "dtype")}, "engine": "planned"},
-                np.log([point["latency_us"]]),
-                sizes_of(point["family"], features[None]),
-            )
-            for point, features in zip(points, seen, strict=True)
-        ]
-    )
-    weight = np.array([point["weight"] for point in points])
-    chosen = planned(where, weight, per_kernel)
-    deviation = np.array([point["deviation"] for point in points])
-    remaining = deviation_after(where, chosen) / deviation_after(where, chosen[:0])
-    ordered = sorted(chosen.tolist(), key=lambda number: points[number]["latency_us"])
-    return ordered, _by_family(points, ordered, deviation, deviation * remaining)
+    tables, whole = (facts("kernel_implementations"), gpus, facts("fabrics")), with_assumed(coefficients)
+    weight, deviation = (np.array([point[name] for point in points]) for name in ("weight", "deviation"))
+    chosen, after = [], deviation.copy()
+    for family, (places, table) in _calls_by_family(points, gpu).items():
+        where = measured_calls(family, table, gpu, whole, tables, ALONE).places
+        own = planned(where, weight[places], per_kernel)
+        after[places] *= deviation_after(where, own) / deviation_after(where, own[:0])
+        chosen += [places[place] for place in own.tolist()]
+    ordered = sorted(chosen, key=lambda place: points[place]["latency_us"])
+    return ordered, _by_family(points, ordered, deviation, after)
 
 
 def _by_family(
