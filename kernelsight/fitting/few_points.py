@@ -20,7 +20,7 @@ from kernelsight.fitting.expressions import Calls, calls_of, fitted_coefficients
 from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import features_of
 from kernelsight.fitting.training import training_rows
-from kernelsight.kernels.families import FAMILIES, MEASURED
+from kernelsight.kernels.families import FAMILIES, LOWERED, MEASURED
 from kernelsight.kernels.kinds import ALONE
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.points import (
@@ -195,6 +195,8 @@ def fit_few(
             continue
         points, kernels = (sum(of(one.places) for one in by_family.values()) for of in (_size, _kernel_count))
         log(f"{gpu}: {points:,} points of {kernels:,} kernels in {len(by_family):,} families")
+        unmeasured = [name for name in LOWERED if name not in by_family]
+        log(f"{gpu}: not measured, so as without points: {', '.join(unmeasured)}")
         for family, measured in by_family.items():
             source = f"fitted to {measured.places.size} points of {gpu}"
             rows += point_rows(family, gpu, fit_points(measured), source)
