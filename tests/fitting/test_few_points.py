@@ -15,6 +15,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.fitting.few_points import (
     OWN_SOURCE,
     Measured,
+    both,
     fit_few,
     fit_points,
     measured_calls,
@@ -218,6 +219,14 @@ def test_a_pack_keeps_what_points_say(products: Measured) -> None:
     assert not np.allclose(moved_calls(measured.calls, again).latency_us(), measured.predicted_us, rtol=0.05)
     counts = [again.count(f"{engine}|{implementation}|bf16") for engine, implementation in KERNELS]
     assert counts == [5, 5, 5, 5] and again.count("trtllm|cublas|bf16") == 0
+
+
+def test_calls_measured_in_two_ways_are_fitted_together(products: Measured) -> None:
+    measured = scattered(products, 4)
+    halves = both([measured.at(np.arange(start, measured.places.size, 2)) for start in (0, 1)])
+    order = np.concatenate([np.arange(start, measured.places.size, 2) for start in (0, 1)])
+    together = fit_points(measured.at(order))
+    assert np.allclose(halves.latency_us(fit_points(halves)), measured.at(order).latency_us(together))
 
 
 def test_points_leave_less_than_there_was(products: Measured) -> None:
