@@ -1,6 +1,6 @@
 """A new GPU from a few measured calls: error against points a kernel, planned and random, each generation left out.
 
-    python benches/points.py --sweep sweep.parquet --gpus a100_sxm,l40s,h100_sxm,rtx_pro_6000_server,mi300x
+    python benches/points.py --sweep sweep.parquet --gpus a100_sxm,l40s,h100_sxm,rtx_pro_6000_server
     python benches/points.py --sweep sweep.parquet --gpus gb200,b200_sxm --record   # one look
 
 A published sweep plays the device. The shipped fit without the GPU's generation predicts up to CALLS served calls of

@@ -12,10 +12,12 @@ import pyarrow as pa
 from kernelsight.fitting.fit import fit_nodes
 from kernelsight.fitting.pack_rows import node_rows
 from kernelsight.kernels.columns import combinations
-from kernelsight.kernels.forms import LEVELS, PATH, Form
+from kernelsight.kernels.forms import LEVELS, PATH, Coefficient, Form
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.resolve import Facts, constants_at, family_facts, lineage_of, structure_at
 
+# of the logarithm of a constant, on both sides of it, over which a slope is taken
+STEP = 0.05
 # rows of one (GPU, engine, implementation, dtype) that a fit reads: more say nothing new about a dozen constants
 ROWS_PER_LEAF = 1500
 
@@ -28,6 +30,65 @@ class Rows(NamedTuple):
     leaves: list[dict[str, str]]
     leaf_of_row: np.ndarray
     latency_us: np.ndarray
+
+
+class Calls(NamedTuple):
+    """Measured rows with the constants (of each leaf) that a form's expression evaluates them with."""
+
+    form: Form
+    rows: Rows
+    at: dict[str, np.ndarray]
+
+    def latency_us(self) -> np.ndarray:
+        """Return the latency of each row in us."""
+        rows, form = self.rows, self.form
+        found = np.empty(rows.latency_us.size)
+        for first in range(0, found.size, 65_536):
+            block = slice(first, first + 65_536)
+            leaf = rows.leaf_of_row[block]
+            call = form.view(np, {name: values[block] for name, values in rows.call.items()})
+            gpu = {name: values[block] for name, values in rows.gpu.items()}
+            at = {name: values[leaf] for name, values in self.at.items()}
+            found[block] = form.expression(np, call, gpu, at)[0]
+        return found
+
+    def slopes(self) -> np.ndarray:
+        """Return (rows, fitted coefficients): d log latency / d log coefficient, times the coefficient's spread."""
+        found = np.zeros((self.rows.latency_us.size, len(fitted_coefficients(self.form))))
+        for number, one in enumerate(fitted_coefficients(self.form)):
+            more, less = (
+                self._replace(at={**self.at, one.name: self.at[one.name] * np.exp(step)}).latency_us()
+                for step in (STEP, -STEP)
+            )
+            found[:, number] = one.spread * (np.log(more) - np.log(less)) / (2.0 * STEP)
+        return np.nan_to_num(found)
+
+    def taken(self, taken: np.ndarray) -> Calls:
+        """Return some of the rows."""
+        rows = self.rows
+        columns = ({name: values[taken] for name, values in each.items()} for each in (rows.call, rows.gpu))
+        return self._replace(rows=Rows(*columns, rows.leaves, rows.leaf_of_row[taken], rows.latency_us[taken]))
+
+
+def joined_calls(parts: Sequence[Calls]) -> Calls:
+    """Return calls of one form after one another."""
+    first, *more = parts
+    for one in more:
+        left, right = first.rows, one.rows
+        columns = (
+            {name: np.concatenate([mine[name], other[name]]) for name in mine}
+            for mine, other in ((left.call, right.call), (left.gpu, right.gpu))
+        )
+        leaf = np.concatenate([left.leaf_of_row, right.leaf_of_row + len(left.leaves)])
+        us = np.concatenate([left.latency_us, right.latency_us])
+        at = {name: np.concatenate([first.at[name], one.at[name]]) for name in first.at}
+        first = Calls(first.form, Rows(*columns, [*left.leaves, *right.leaves], leaf, us), at)
+    return first
+
+
+def fitted_coefficients(form: Form) -> list[Coefficient]:
+    """Return the coefficients of a form that are fitted."""
+    return [one for one in form.coefficients if one.owner != "fixed"]
 
 
 def read_rows(form: Form, table: pa.Table, facts: Facts, gpus: pa.Table, fabrics: pa.Table) -> Rows:
@@ -90,6 +151,16 @@ def fit_family(
 
 
 def predict_family(
+    family: str, form: Form, table: pa.Table, coefficients: pa.Table, *tables: pa.Table, **how: Any
+) -> np.ndarray:
+    """Return the latency in us of each training row as its sweep measured it: replay gap and warm data included.
+
+    ``tables``, ``how``: of :func:`calls_of`.
+    """
+    return calls_of(family, form, table, coefficients, *tables, **how).latency_us()
+
+
+def calls_of(
     family: str,
     form: Form,
     table: pa.Table,
@@ -101,8 +172,8 @@ def predict_family(
     measured: bool = True,
     vendor: str | None = None,
     stated: Mapping[str, float] = MappingProxyType({}),
-) -> np.ndarray:
-    """Return the latency in us of each training row as its sweep measured it: replay gap and warm data included.
+) -> Calls:
+    """Return training rows with the constants that a pack has for them.
 
     ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.resolve.constants_at`; ``stated``: values of
     coefficients in place of those fitted.
@@ -111,14 +182,7 @@ def predict_family(
     rows = read_rows(form, table, facts, gpus, fabrics)
     at = constants_at(facts, coefficients, family, form.coefficients, rows.leaves, without, measured, vendor)
     at |= {name: np.full(len(rows.leaves), value) for name, value in stated.items() if name in at}
-    found = np.empty(rows.latency_us.size)
-    for first in range(0, found.size, 65_536):
-        block = slice(first, first + 65_536)
-        leaf = rows.leaf_of_row[block]
-        call = form.view(np, {name: values[block] for name, values in rows.call.items()})
-        gpu = {name: values[block] for name, values in rows.gpu.items()}
-        found[block] = form.expression(np, call, gpu, {name: values[leaf] for name, values in at.items()})[0]
-    return found
+    return Calls(form, rows, at)
 
 
 def thinned(rows: Rows, per_leaf: int = ROWS_PER_LEAF) -> Rows:

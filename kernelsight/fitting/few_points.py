@@ -1,7 +1,7 @@
 """A few measured calls of a GPU as a pack's points: what the fit without that GPU's generation leaves of each.
 
-The model is :mod:`kernelsight.kernels.points`. A pack holds of each family the points of its kernels with their
-weights, and on a line of times what the points of other families say of the GPU.
+The model is :mod:`kernelsight.kernels.points`. Moves of constants are those of highest probability, by Gauss-Newton
+steps; a pack holds them, and of each kernel its points with the weights of what moved constants leave.
 """
 
 from __future__ import annotations
@@ -16,73 +16,134 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.expressions import predict_family
+from kernelsight.fitting.expressions import Calls, calls_of, fitted_coefficients, joined_calls
 from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import features_of
 from kernelsight.fitting.training import training_rows
-from kernelsight.kernels.families import FAMILIES, MEASURED
-from kernelsight.kernels.forms import Form
+from kernelsight.kernels.families import FAMILIES, LOWERED, MEASURED
 from kernelsight.kernels.kinds import ALONE
 from kernelsight.kernels.pack import pack_table, with_assumed
-from kernelsight.kernels.points import Places, PointsOf, joined, shared_by_time, size_count, sizes_of, weights_of
+from kernelsight.kernels.points import (
+    PARTS,
+    Parts,
+    Places,
+    PointsOf,
+    covariance,
+    covariance_of_left,
+    levels_of,
+    mean_of,
+    moved_constants,
+    places,
+    size_count,
+    sizes_of,
+)
 from kernelsight.kernels.resolve import Facts, family_facts, fitted_vendors, rows_of_part, vendors_of
 
 # points of one GPU: more are a sweep, which `calibrate fit` learns from without --few
 MOST_POINTS = 3000
 # of rows that `calibrate measure` wrote: it times a kernel alone, and takes the gap between replays off
 OWN_SOURCE = "kernelsight calibrate measure"
+# Gauss-Newton steps to the moves of constants: a constant that moves far needs the later ones
+STEPS = 3
 Tables = tuple[pa.Table, pa.Table, pa.Table]
 
 
 class Measured(NamedTuple):
-    """Measured calls of one GPU: where they lie, and log(measured / predicted) of each."""
+    """Measured calls of one family on one GPU: where they lie, predicted us, and log(measured / predicted) of each."""
 
     places: Places
+    predicted_us: np.ndarray
     log_error: np.ndarray
+    calls: Calls
 
     def at(self, rows: np.ndarray) -> Measured:
         """Return some of the calls."""
-        return Measured(self.places.at(rows), self.log_error[rows])
+        return Measured(self.places.at(rows), self.predicted_us[rows], self.log_error[rows], self.calls.taken(rows))
+
+    def latency_us(self, points: PointsOf) -> np.ndarray:
+        """Return the latency of each call in us by constants as points move them, and by what these leave."""
+        return moved_calls(self.calls, points).latency_us() * np.exp(mean_of(self.places, points))
 
 
-def places_of(family: str, form: Form, table: pa.Table, predicted_us: np.ndarray, tables: Tables) -> Places:
-    """Return where training rows lie, by what a fit across generations predicts of them; no latency is read."""
-    words = (np.array(table[name].to_pylist(), dtype=object) for name in ("engine", "implementation", "dtype"))
-    names = np.full(table.num_rows, family, dtype=object)
-    seen = features_of(family, form, table, *tables)
-    return Places(names, *words, np.log(predicted_us), sizes_of(family, seen))
+def places_of(family: str, table: pa.Table, calls: Calls, tables: Tables) -> Places:
+    """Return where training rows lie; no latency is read."""
+    words = {name: table[name].to_pylist() for name in ("engine", "implementation", "dtype")}
+    seen = features_of(family, calls.form, table, *tables)
+    return places(words, sizes_of(family, seen), calls.slopes())
 
 
-def joined_calls(parts: Sequence[Measured]) -> Measured:
-    """Return the calls of several families together."""
-    return Measured(joined([one.places for one in parts]), np.concatenate([one.log_error for one in parts]))
+def moved_calls(calls: Calls, points: PointsOf) -> Calls:
+    """Return calls with their constants as points move them."""
+    at = [
+        moved_constants(
+            points, calls.form.coefficients, leaf, {name: values[number] for name, values in calls.at.items()}
+        )
+        for number, leaf in enumerate(calls.rows.leaves)
+    ]
+    return calls._replace(at={name: np.array([float(one[name]) for one in at]) for name in calls.at})
 
 
-def fit_points(measured: Measured) -> dict[str, PointsOf]:
-    """Return of each family its points, and what those of other families say of it."""
-    weights, family = weights_of(*measured), measured.places.family
-    found = {}
-    for name in dict.fromkeys(family.tolist()):
-        own = family == name
-        shared = shared_by_time(measured.places.at(~own), weights[~own])
-        found[name] = PointsOf(measured.places.at(own), weights[own], shared)
+def fit_points(measured: Measured, steps: int = STEPS, parts: Parts = PARTS) -> PointsOf:
+    """Return what measured calls of one family say of its constants, and of what these leave.
+
+    The last step leaves a residual e of the moved constants; its weights are (K + noise^2)^-1 e.
+    """
+    where, moves = measured.places, {}
+    log_us = np.log(measured.predicted_us) + measured.log_error
+    noise = parts.noise**2 * np.eye(where.size)
+    names, spread = zip(*((one.name, one.spread) for one in fitted_coefficients(measured.calls.form)), strict=True)
+    left, moved = measured.log_error, np.zeros_like(where.slopes)
+    found = PointsOf(moves, where, left)
+    for step in range(steps):
+        if step:
+            calls = moved_calls(measured.calls, found)
+            where = where._replace(slopes=calls.slopes())
+            left = log_us - np.log(calls.latency_us())
+        linear = left + (where.slopes * moved).sum(axis=1)
+        weights = np.linalg.solve(covariance(where, where, parts) + noise, linear)
+        by_level = _moves_by_level(where, weights, parts)
+        moved = _moves_of(by_level, where)
+        moves = {level: dict(zip(names, np.multiply(of, spread), strict=True)) for level, of in by_level.items()}
+        found = found._replace(moves=moves)
+    left = log_us - np.log(moved_calls(measured.calls, found).latency_us())
+    weights = np.linalg.solve(covariance_of_left(where, where, parts) + noise, left)
+    return PointsOf(moves, where, weights)
+
+
+def _moves_by_level(where: Places, weights: np.ndarray, parts: Parts) -> dict[tuple[str, ...], np.ndarray]:
+    """Return the moves of constants in units of their spreads, by the words of each level that has points."""
+    found: dict[tuple[str, ...], np.ndarray] = {}
+    for row, words in enumerate(zip(where.engine, where.implementation, where.dtype, strict=True)):
+        for level in levels_of(*words):
+            found[level] = found.get(level, 0.0) + parts.constant**2 * weights[row] * where.slopes[row]
     return found
 
 
+def _moves_of(by_level: Mapping[tuple[str, ...], np.ndarray], where: Places) -> np.ndarray:
+    words = zip(where.engine, where.implementation, where.dtype, strict=True)
+    return np.array([sum(by_level[level] for level in levels_of(*one)) for one in words])
+
+
 def point_rows(family: str, gpu: str, points: PointsOf, source: str) -> list[dict]:
-    """Return the points of a family as ``eta_coefficients`` rows, one an array."""
-    named = {"family": family, "part": "points", "level": "gpu", "gpu": gpu, "unit": "1", "source": source}
-    rows = [{**named, "coefficient": "shared", "array": points.shared.tolist()}]
-    width = size_count(family)
-    kernels = points.places.kernels()
+    """Return the points of a family as ``eta_coefficients`` rows: moves of constants, and one an array."""
+    named = {"family": family, "part": "points", "gpu": gpu, "unit": "1", "source": source}
+    rows = []
+    for words, moves in points.moves.items():
+        engine, implementation, dtype = words if len(words) == 3 else (None, words[0] if words else None, None)
+        level = ("family", "implementation", "engine")[len(words) - len(words) // 3]
+        path = {"level": level, "engine": engine, "implementation": implementation, "dtype": dtype}
+        rows += [
+            {**named, **path, "coefficient": name, "value": float(np.exp(move))} for name, move in moves.items() if move
+        ]
+    kernels, width = points.places.kernels(), size_count(family)
     for kernel in dict.fromkeys(kernels.tolist()):
         of = np.flatnonzero(kernels == kernel)
-        _, engine, implementation, dtype = kernel.split("|")
-        where = points.places.at(of)
-        arrays = {"log_us": where.log_us, "features": where.features[:, :width], "weights": points.weights[of]}
+        engine, implementation, dtype = kernel.split("|")
+        arrays = {"features": points.places.features[of, :width], "weights": points.weights[of]}
+        path = {"level": "gpu", "engine": engine, "implementation": implementation, "dtype": dtype}
         rows += [
             {
-                **named, "engine": engine, "implementation": implementation, "dtype": dtype, "coefficient": name,
+                **named, **path, "coefficient": name,
                 "array": np.ravel(values).astype(np.float32).astype(float).tolist(),
             }
             for name, values in arrays.items()
@@ -106,7 +167,7 @@ def fit_few(
     base = without_points(base, gpus_wanted)
     whole = with_assumed(base)
     for gpu in gpus_wanted:
-        parts: list[Measured] = []
+        by_family: dict[str, Measured] = {}
         for family in MEASURED if families is None else families:
             own = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
             published = training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'")
@@ -116,27 +177,47 @@ def fit_few(
             if vendor not in fitted_vendors(whole, family):
                 log(f"{family}: no kernel of {(vendor or '').upper()} was fitted, so its points are not used")
                 continue
-            parts += [
-                measured_calls(family, table, gpu, whole, tables, stated)
-                for table, stated in ((own, ALONE), (published, {}))
-                if table.num_rows
-            ]
+            if own.num_rows + published.num_rows > MOST_POINTS:
+                raise InvalidInput(
+                    f"--few has {own.num_rows + published.num_rows:,} points of {family} on {gpu}, and up to "
+                    f"{MOST_POINTS:,} are few; fit them as a sweep, with --sweep."
+                )
+            by_family[family] = both(
+                [
+                    measured_calls(family, table, gpu, whole, tables, stated)
+                    for table, stated in ((own, ALONE), (published, {}))
+                    if table.num_rows
+                ]
+            )
             if gpu not in swept_gpus(base, family):
                 rows += choice_rows(sweeps, family, [gpu], implementations)
-        if not parts:
+        if not by_family:
             continue
-        measured = joined_calls(parts)
-        if measured.places.size > MOST_POINTS:
-            raise InvalidInput(
-                f"--few has {measured.places.size:,} points of {gpu}, and up to {MOST_POINTS:,} are few; fit them "
-                "as a sweep, with --sweep."
-            )
-        where = measured.places
-        kernels, counted = len(set(where.kernels().tolist())), len(set(where.family.tolist()))
-        log(f"{gpu}: {where.size:,} points of {kernels:,} kernels in {counted:,} families")
-        for family, points in fit_points(measured).items():
-            rows += point_rows(family, gpu, points, f"fitted to {points.places.size} points of {gpu}")
+        points, kernels = (sum(of(one.places) for one in by_family.values()) for of in (_size, _kernel_count))
+        log(f"{gpu}: {points:,} points of {kernels:,} kernels in {len(by_family):,} families")
+        unmeasured = [name for name in LOWERED if name not in by_family]
+        log(f"{gpu}: not measured, so as without points: {', '.join(unmeasured)}")
+        for family, measured in by_family.items():
+            source = f"fitted to {measured.places.size} points of {gpu}"
+            rows += point_rows(family, gpu, fit_points(measured), source)
     return pa.concat_tables([base, pack_table(rows)])
+
+
+def _size(where: Places) -> int:
+    return where.size
+
+
+def _kernel_count(where: Places) -> int:
+    return len(set(where.kernels().tolist()))
+
+
+def both(parts: Sequence[Measured]) -> Measured:
+    """Return calls of one family that were measured in two ways together."""
+    if len(parts) == 1:
+        return parts[0]
+    where = Places(*map(np.concatenate, zip(*(one.places for one in parts), strict=True)))
+    columns = ((one.predicted_us, one.log_error) for one in parts)
+    return Measured(where, *map(np.concatenate, zip(*columns, strict=True)), joined_calls([one.calls for one in parts]))
 
 
 def measured_calls(
@@ -154,11 +235,10 @@ def measured_calls(
     form, facts = FAMILIES[family].form, family_facts(family, tables[0], tables[1])
     vendor = facts.vendor.get(gpu)
     without = left_out(base, family, facts, gpu)
-    predicted = predict_family(
-        family, form, table, base, *tables, without=without, measured=False, vendor=vendor, stated=stated
-    )
-    places = places_of(family, form, table, predicted, tables)
-    return Measured(places, np.log(table["latency_us"].to_numpy() / predicted))
+    calls = calls_of(family, form, table, base, *tables, without=without, measured=False, vendor=vendor, stated=stated)
+    predicted = calls.latency_us()
+    error = np.log(table["latency_us"].to_numpy() / predicted)
+    return Measured(places_of(family, table, calls, tables), predicted, error, calls)
 
 
 def left_out(base: pa.Table, family: str, facts: Facts, gpu: str) -> str | None:

@@ -1,7 +1,9 @@
 """Which few calls of each kernel to measure: those that lower the expected error of served calls most.
 
-Greedy: the next call is the one whose measurement takes most off the sum of weight x variance over the kernel's calls,
-by the covariance of :mod:`kernelsight.kernels.points`. It sees where calls lie, never how long they took.
+Greedy: the next call is the one whose measurement takes most off the sum of weight x standard deviation over the
+kernel's calls, by the covariance of :mod:`kernelsight.kernels.points`: calls in which constants count that no other
+point shows. It sees where calls lie, never how long they took. Sums of variances choose the calls at the ends of a
+kernel's range, and leave 0.3 points of error more; points planned for all kernels of a family together leave no less.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def planned(where: Places, weight: np.ndarray, per_kernel: int, parts: Parts = P
 
 def deviation_after(where: Places, points: np.ndarray, parts: Parts = PARTS) -> np.ndarray:
     """Return the standard deviation of each call's log error once points are measured, by the same covariance."""
-    variance = np.full(where.size, prior_variance(parts))
+    variance = prior_variance(where, parts)
     if points.size:
         shared = covariance(where, where.at(points), parts)
         among = shared[points] + parts.noise**2 * np.eye(points.size)
@@ -66,8 +68,10 @@ def _drawn(rows: np.ndarray) -> np.ndarray:
 def _greedy(among: np.ndarray, weight: np.ndarray, most: int, parts: Parts) -> list[int]:
     chosen: list[int] = []
     for _ in range(min(most, weight.size)):
-        measured = np.diag(among) + parts.noise**2
-        gain = weight @ among**2 / measured
+        variance = np.maximum(np.diag(among), 0.0)
+        measured = variance + parts.noise**2
+        after = np.maximum(variance[:, None] - among**2 / measured, 0.0)
+        gain = weight @ (np.sqrt(variance)[:, None] - np.sqrt(after))
         gain[chosen] = -1.0
         best = int(np.argmax(gain))
         chosen.append(best)

@@ -16,16 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.fitting.cells import generation_of, is_serving
-from kernelsight.fitting.few_points import Measured, Tables, joined_calls, left_out, measured_calls
+from kernelsight.fitting.few_points import Measured, Tables, fit_points, left_out, measured_calls
 from kernelsight.fitting.intervals import curve_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.planned_points import planned
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import POINTS, points_group
-from kernelsight.kernels.points import PARTS, covariance
 from kernelsight.kernels.resolve import family_facts, vendors_of
 
-# a kernel without points is learnt beside others that have this many
+# a kernel without points is learnt beside others of its family that have this many
 LEARNT_BESIDE = 3
 # calls of one kernel on one GPU: quantiles need no more
 MOST_CALLS = 150
@@ -40,28 +39,34 @@ class Rest(NamedTuple):
     generation: np.ndarray
 
 
-def left_after(measured: Measured, generation: str, count: int) -> Rest:
-    """Return what ``count`` planned points of each kernel of a GPU leave of its other calls.
+def left_after(family: str, measured: Measured, generation: str, count: int) -> Rest:
+    """Return what ``count`` planned points of each kernel of a family on a GPU leave of its other calls.
 
     0: what points of the other kernels leave of each kernel.
     """
     where, kernels = measured.places, measured.places.kernels()
     points = planned(where, np.ones(where.size), count or LEARNT_BESIDE)
-    shared = covariance(where, where.at(points))
-    among = shared[points] + PARTS.noise**2 * np.eye(points.size)
-    error, known = measured.log_error.copy(), measured.log_error[points]
+    us = measured.predicted_us.copy()
     for kernel in [None] if count else dict.fromkeys(kernels.tolist()):
-        rows, use = kernels == kernel, kernels[points] != kernel
-        rows = rows if kernel else np.ones(where.size, dtype=bool)
-        error[rows] -= shared[np.ix_(rows, use)] @ np.linalg.solve(among[np.ix_(use, use)], known[use])
+        rows = np.flatnonzero(kernels == kernel) if kernel else np.arange(where.size)
+        use = points[kernels[points] != kernel]
+        if use.size:
+            # constants that are linearised where they were serve as well for kernels beside
+            us[rows] = measured.at(rows).latency_us(fit_points(measured.at(use), **({} if count else {"steps": 1})))
     rest = np.setdiff1d(np.arange(where.size), points)
-    us = np.exp(where.log_us[rest] + measured.log_error[rest] - error[rest])
-    return Rest(where.family[rest], error[rest], us, np.full(rest.size, generation, dtype=object))
+    error = np.log(measured.predicted_us[rest] / us[rest]) + measured.log_error[rest]
+    names = (np.full(rest.size, name, dtype=object) for name in (family, generation))
+    return Rest(next(names), error, us[rest], next(names))
+
+
+def joined_rests(rests: Sequence[Rest]) -> Rest:
+    """Return what is left of several families or GPUs together."""
+    return Rest(*map(np.concatenate, zip(*rests, strict=True)))
 
 
 def fit_points_intervals(rests: Sequence[Rest]) -> dict[str, np.ndarray]:
     """Return of each family the half widths at the knots of latency, from what the GPUs of several generations left."""
-    whole = Rest(*(np.concatenate(column) for column in zip(*rests, strict=True)))
+    whole = joined_rests(rests)
     curves = {}
     for family in dict.fromkeys(whole.family.tolist()):
         of = whole.family == family
@@ -81,10 +86,16 @@ def held_out_calls(family: str, table: pa.Table, constants: pa.Table, tables: Ta
     return found
 
 
-def rests_of(calls: Mapping[str, Sequence[Measured]], counts: Sequence[int]) -> dict[int, dict[str, Rest]]:
-    """Return by points a kernel what each held-out GPU has left; ``calls``: of each GPU, one a family."""
-    whole = {gpu: joined_calls(parts) for gpu, parts in calls.items() if parts}
-    return {count: {gpu: left_after(one, generation_of(gpu), count) for gpu, one in whole.items()} for count in counts}
+def rests_of(calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int]) -> dict[int, dict[str, Rest]]:
+    """Return by points a kernel what each held-out GPU has left; ``calls``: of each GPU, by family."""
+    return {
+        count: {
+            gpu: joined_rests([left_after(name, one, generation_of(gpu), count) for name, one in by_family.items()])
+            for gpu, by_family in calls.items()
+            if by_family
+        }
+        for count in counts
+    }
 
 
 def points_intervals(
@@ -111,12 +122,12 @@ def points_interval_rows(
     generation: of all generations, and without each."""
     vendor_of = vendors_of(gpus)
     first = [gpu for gpu in train_gpus if vendor_of[gpu] is None]
-    calls: dict[str, list[Measured]] = {}
+    calls: dict[str, dict[str, Measured]] = {}
     for family in sorted(set(pack["family"].to_pylist())):
         table = training_rows(sweeps, family, first)
         served = table.filter(pa.array(is_serving(family, table)))
         for gpu, one in held_out_calls(family, served, pack, (implementations, gpus, fabrics)).items():
-            calls.setdefault(gpu, []).append(one)
+            calls.setdefault(gpu, {})[family] = one
     rows: list[dict] = []
     rests = rests_of(calls, POINTS)
     for without in [None, *sorted({generation_of(gpu) for gpu in calls})]:

@@ -86,6 +86,17 @@ def same(xp: Any, call: Any) -> Any:
     return call
 
 
+def moved(one: Coefficient, value: Any, log_move: Any) -> Any:
+    """Return a value of a coefficient times exp(move), within its bounds; one that was stated outside of them stays.
+
+    >>> floor = Coefficient("floor_us", "us", 2.0, 1.0, 5.0, "hardware", "")
+    >>> float(moved(floor, 2.0, 0.0)), float(moved(floor, 2.0, 9.0)), float(moved(floor, 0.0, 1.0))
+    (2.0, 5.0, 0.0)
+    """
+    inside = (value >= one.low) & (value <= one.high)
+    return np.where(inside, np.clip(value * np.exp(log_move), one.low, one.high), value)
+
+
 class Node(NamedTuple):
     """One fitted number: the constant of a family (log of the value) or the factor of a deeper node (log of it)."""
 

@@ -27,7 +27,7 @@ from kernelsight.kernels.intervals import (
 from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
-from kernelsight.kernels.points import PointsOf, points_of
+from kernelsight.kernels.points import PointsOf, moved_constants, points_of
 from kernelsight.kernels.resolve import (
     UNKNOWN,
     Facts,
@@ -205,6 +205,9 @@ def _constants_of(
         path = path if known else dict.fromkeys(path, UNKNOWN)
         vendor = kind["vendor"] if known else None
         at = constants_at(facts, coefficients, family, form.coefficients, [path], kind["without"], own, vendor)
+        if kind["points"] is not None:
+            points = points_at(coefficients, family, kind["fit"])
+            at = moved_constants(points, form.coefficients, words_of(kind["kernel"]), at)
         for name, value in at.items():
             values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
         evidence.append(_evidence(kind, implementation, seen, fits.measured))
@@ -336,6 +339,11 @@ def points_at(coefficients: pa.Table, family: str, gpu: str) -> PointsOf:
     return remembered(
         (coefficients,), ("points", family, gpu), lambda: points_of(_rows_of(coefficients, "points", family, gpu))
     )
+
+
+def words_of(kernel: str) -> dict[str, str]:
+    """Return engine, implementation and dtype of a kernel that is named by all three."""
+    return dict(zip(("engine", "implementation", "dtype"), kernel.split("|"), strict=True))
 
 
 def _rows_of(coefficients: pa.Table, part: str, family: str, gpu: str) -> list[dict[str, Any]]:

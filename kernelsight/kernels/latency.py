@@ -156,8 +156,8 @@ def answers(
     results: dict[str, np.ndarray] = {}
     for one in parts_of(ready):
         found = evaluated(ready, one, backend)
-        for factor in factors_of(ready, one, found["latency_us"], found["roofline_us"], coefficients):
-            found["latency_us"] = raised(np, is_cold(ready), found["latency_us"], found["roofline_us"], factor.value)
+        for factor in factors_of(ready, one, coefficients):
+            found["latency_us"] = raised(np, is_cold(ready), found["latency_us"], found["roofline_us"], factor)
         for name, values in found.items():
             results.setdefault(name, np.empty(calls.num_rows))[one.rows] = values
     latency = limited(np, results["latency_us"], results["roofline_us"], ready.limits)

@@ -19,7 +19,7 @@ from kernelsight.kernels.columns import positions
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import MATH, hardware_columns
-from kernelsight.kernels.kinds import TIERS, constants_of, kinds_of, nearby_at, network_at, points_at
+from kernelsight.kernels.kinds import TIERS, constants_of, kinds_of, nearby_at, network_at, points_at, words_of
 from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, scaled
@@ -31,8 +31,6 @@ from kernelsight.kernels.resolve import family_facts, fitted_gpus, siblings
 SLOWEST_US, SLOWEST_ETA = 50.0, 8.0
 # a forward pass touches far more bytes than L2 holds before it reads a weight or a cached key again
 COLD_BYTES = 1e15
-# of the logarithm of a latency, over which the slope of what measured points say of it is taken
-STEP = 1e-3
 
 
 class Limits(NamedTuple):
@@ -65,13 +63,6 @@ class Part(NamedTuple):
     rows: Any  # a slice, or places
     columns: dict[str, np.ndarray]
     kind_of_row: np.ndarray
-
-
-class Factor(NamedTuple):
-    """What measured points make of the latencies of calls near them, and how that factor goes with their latency."""
-
-    value: np.ndarray
-    by_latency: np.ndarray | float = 0.0  # d log factor / d log latency
 
 
 def prepared(
@@ -116,17 +107,13 @@ def parts_of(ready: Prepared) -> Iterator[Part]:
         yield Part(gpu, rows, {name: values[rows] for name, values in ready.columns.items()}, ready.kind_of_row[rows])
 
 
-def factors_of(
-    ready: Prepared, part: Part, latency_us: np.ndarray, roofline_us: np.ndarray, coefficients: pa.Table
-) -> Iterator[Factor]:
-    """Yield what the points of a small sweep, and a few points of a GPU, make of the latencies of calls near them."""
+def factors_of(ready: Prepared, part: Part, coefficients: pa.Table) -> Iterator[np.ndarray]:
+    """Yield by which factors the points of a small sweep, and a few points of a GPU, change latencies of calls near."""
     common = (ready.family, part.columns, part.kind_of_row, ready.kinds, ready.hardware)
     if nearby := nearby_at(coefficients, ready.family, part.corrected) if part.corrected else {}:
-        factor = Factor(_nearby_factor(*common, ready.networks[part.corrected][0], nearby))
-        latency_us = raised(np, is_cold(ready), latency_us, roofline_us, factor.value)
-        yield factor
+        yield _nearby_factor(*common, ready.networks[part.corrected][0], nearby)
     if any(kind["points"] is not None for kind in ready.kinds):
-        yield _points_factor(*common, latency_us, coefficients)
+        yield _points_factor(*common, coefficients)
 
 
 def is_cold(ready: Prepared) -> bool:
@@ -175,11 +162,10 @@ def _points_factor(
     kind_of_row: np.ndarray,
     kinds: Sequence[Mapping[str, Any]],
     hardware: Mapping[str, np.ndarray],
-    latency_us: np.ndarray,
     coefficients: pa.Table,
-) -> Factor:
-    """Return what a few points of a GPU make of the latencies that the fit across generations gives its calls."""
-    factor, by_latency = np.ones(latency_us.size), np.zeros(latency_us.size)
+) -> np.ndarray:
+    """Return what a few points of a GPU make of the latencies that its moved constants give its calls."""
+    factor = np.ones(kind_of_row.size)
     for number, kind in enumerate(kinds):
         rows = np.flatnonzero(kind_of_row == number)
         if kind["points"] is None or not rows.size:
@@ -187,10 +173,6 @@ def _points_factor(
         part = {name: values[rows] for name, values in columns.items()}
         call = FAMILIES[family].form.view(np, {"working_set_bytes": COLD_BYTES, **part})
         seen = features(np, family, call, {"sm_count": hardware["sm_count"][part["gpu"]]})
-        words = dict(zip(("engine", "implementation", "dtype"), kind["kernel"].split("|"), strict=True))
-        where = places({"family": family, **words}, np.log(latency_us[rows]), sizes_of(family, seen))
-        points = points_at(coefficients, family, kind["fit"])
-        factor[rows] = np.exp(mean_of(where, points))
-        longer = where._replace(log_us=where.log_us + STEP)
-        by_latency[rows] = (mean_of(longer, points) - np.log(factor[rows])) / STEP
-    return Factor(factor, by_latency)
+        where = places(words_of(kind["kernel"]), sizes_of(family, seen))
+        factor[rows] = np.exp(mean_of(where, points_at(coefficients, family, kind["fit"])))
+    return factor

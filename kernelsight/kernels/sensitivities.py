@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from kernelsight.kernels.compiled_jax import compiled
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
-from kernelsight.kernels.latency import columns_read, evaluated, kernel_of
+from kernelsight.kernels.latency import columns_read, kernel_of
 from kernelsight.kernels.limited_power import PowerLimits, Sides, power_limits
 from kernelsight.kernels.network import BY_NODE
 from kernelsight.kernels.prepared import (
@@ -206,11 +206,7 @@ def _differentiated(
     ``pairs``: of each, the call and the (GPU, fact) of ``moved``.
     """
     call, place = pairs
-    found = evaluated(ready, part, "numpy")
-    latency, factors = found["latency_us"], []
-    for factor in factors_of(ready, part, latency, found["roofline_us"], coefficients):
-        factors.append((factor.value, np.broadcast_to(factor.by_latency, latency.shape), latency))
-        latency = raised(np, is_cold(ready), latency, found["roofline_us"], factor.value)
+    factors = list(factors_of(ready, part, coefficients))
     by_row: dict[str, Any] = {name: values for name, values in part.columns.items() if name != "gpu"}
     by_row |= {"kind": part.kind_of_row, "limits": tuple(each[part.rows] for each in ready.limits), "factors": factors}
     at: dict[str, Any] = {name: _filled(values) for name, values in ready.at.items()}
@@ -251,8 +247,8 @@ def _derivative(family: str, cold: bool) -> Any:
         def latency_of(hardware: dict) -> Any:
             found = kernel(jnp, columns, {}, fixed | hardware, at)
             latency, roofline = found["latency_us"], found["roofline_us"]
-            for value, by_latency, at_us in factors:
-                latency = raised(jnp, cold, latency, roofline, value * (latency / at_us) ** by_latency)
+            for factor in factors:
+                latency = raised(jnp, cold, latency, roofline, factor)
             return limited(jnp, latency, roofline, limits)
 
         return jax.jvp(latency_of, (changed,), (tangents,))

@@ -143,31 +143,36 @@ def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
 
 
 def features_of_points(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> list[np.ndarray]:
-    """Return the features of each point as the correction uses them: sizes, work, and rounding to tiles and waves."""
-    import pyarrow as pa
-
+    """Return the features of each point as used by the correction: sizes, work, and rounding to tiles and waves."""
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.measured import features_of
-    from kernelsight.fitting.training import call_rows
     from kernelsight.kernels.families import FAMILIES as KERNEL_FAMILIES
-    from kernelsight.measure.rows import sweep_schema
 
     features: dict[int, np.ndarray] = {}
-    for family in {point["family"] for point in points}:
-        indices = [index for index, point in enumerate(points) if point["family"] == family]
-        rows = []
-        for index in indices:
-            stored, math_of = number_formats(family, points[index]["dtype"], points[index]["implementation"])
-            point_columns = {
-                name: points[index][name] for name in ("family", "implementation", "dtype", "shape", "latency_us")
-            }
-            rows.append({**point_columns, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
-        table = call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
-        family_features = features_of(
-            family, KERNEL_FAMILIES[family].form, table, facts("kernel_implementations"), gpus, facts("fabrics")
-        )
+    tables = (facts("kernel_implementations"), gpus, facts("fabrics"))
+    for family, (indices, table) in _calls_by_family(points, gpu).items():
+        family_features = features_of(family, KERNEL_FAMILIES[family].form, table, *tables)
         features.update(zip(indices, family_features, strict=True))
     return [features[index] for index in range(len(points))]
+
+
+def _calls_by_family(points: Sequence[Mapping[str, Any]], gpu: str) -> dict[str, tuple[list[int], pa.Table]]:
+    """Return the indices of each family's points, and their calls as a fit reads them."""
+    import pyarrow as pa
+
+    from kernelsight.fitting.training import call_rows
+    from kernelsight.measure.rows import sweep_schema
+
+    by_family = {}
+    for family in dict.fromkeys(point["family"] for point in points):
+        indices = [index for index, point in enumerate(points) if point["family"] == family]
+        rows = []
+        for point in (points[index] for index in indices):
+            stored, math_of = number_formats(family, point["dtype"], point["implementation"])
+            columns = {name: point[name] for name in ("family", "implementation", "dtype", "shape", "latency_us")}
+            rows.append({**columns, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
+        by_family[family] = indices, call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
+    return by_family
 
 
 def choose(
@@ -193,31 +198,29 @@ def choose(
 
 
 def choose_points(
-    points: Sequence[Mapping[str, Any]], all_features: Sequence[np.ndarray], per_kernel: int
+    points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table, coefficients: pa.Table, per_kernel: int
 ) -> tuple[list[int], list[dict[str, Any]]]:
     """Return up to ``per_kernel`` points of each kernel that lower the expected error most, and the printed rows.
 
-    Points of a kernel come by their size: a suite begins with the smallest call of each.
+    Points of a kernel come by their size: a suite begins with the smallest call of each. ``coefficients``: the pack,
+    which says how latencies go with its constants.
     """
+    from kernelsight.catalog.tables import facts
+    from kernelsight.fitting.few_points import measured_calls
     from kernelsight.fitting.planned_points import deviation_after, planned
-    from kernelsight.kernels.points import joined, places, sizes_of
+    from kernelsight.kernels.kinds import ALONE
+    from kernelsight.kernels.pack import with_assumed
 
-    where = joined(
-        [
-            places(
-                {**{name: point[name] for name in ("family", "implementation", "dtype")}, "engine": "planned"},
-                np.log([point["latency_us"]]),
-                sizes_of(point["family"], features[None]),
-            )
-            for point, features in zip(points, all_features, strict=True)
-        ]
-    )
-    weight = np.array([point["weight"] for point in points])
-    chosen = planned(where, weight, per_kernel)
-    deviation = np.array([point["deviation"] for point in points])
-    remaining = deviation_after(where, chosen) / deviation_after(where, chosen[:0])
-    ordered = sorted(chosen.tolist(), key=lambda number: points[number]["latency_us"])
-    return ordered, _by_family(points, ordered, deviation, deviation * remaining)
+    tables, whole = (facts("kernel_implementations"), gpus, facts("fabrics")), with_assumed(coefficients)
+    weight, deviation = (np.array([point[name] for point in points]) for name in ("weight", "deviation"))
+    chosen, after = [], deviation.copy()
+    for family, (indices, table) in _calls_by_family(points, gpu).items():
+        where = measured_calls(family, table, gpu, whole, tables, ALONE).places
+        family_chosen = planned(where, weight[indices], per_kernel)
+        after[indices] *= deviation_after(where, family_chosen) / deviation_after(where, family_chosen[:0])
+        chosen += [indices[number] for number in family_chosen.tolist()]
+    ordered = sorted(chosen, key=lambda index: points[index]["latency_us"])
+    return ordered, _by_family(points, ordered, deviation, after)
 
 
 def _by_family(

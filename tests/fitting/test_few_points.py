@@ -12,13 +12,22 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.few_points import OWN_SOURCE, Measured, fit_few, measured_calls
+from kernelsight.fitting.few_points import (
+    OWN_SOURCE,
+    Measured,
+    both,
+    fit_few,
+    fit_points,
+    measured_calls,
+    moved_calls,
+    point_rows,
+)
 from kernelsight.fitting.planned_points import planned, random_points
 from kernelsight.fitting.points_intervals import left_after, points_intervals, rests_of
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.pack import shipped_pack, with_assumed
-from kernelsight.kernels.points import joined, places, size_count
+from kernelsight.kernels.points import points_of
 from tests.fitting.measured import gemm, point, write
 from tests.kernels.calls import call_table, price, work
 
@@ -41,7 +50,7 @@ def sweep_of(tmp_path: Path, gpu: str, base: pa.Table, shapes: list = SHAPES, fa
     table = training_rows([draft], "gemm", [gpu])
     found = measured_calls("gemm", table, gpu, with_assumed(base), TABLES)
     sizes = zip(*(table[name].to_pylist() for name in ("m", "n", "k")), strict=True)
-    us = factor * np.exp(found.places.log_us)
+    us = factor * found.predicted_us
     rows = [gemm(gpu, *map(int, shape), float(one)) for shape, one in zip(sizes, us, strict=True)]
     return write(tmp_path / f"{gpu}.parquet", rows)
 
@@ -131,51 +140,106 @@ def test_without_points_the_tier_is_refused(base: pa.Table) -> None:
 
 def test_many_points_are_a_sweep(tmp_path: Path, base: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernelsight.fitting.few_points.MOST_POINTS", 7)
-    with pytest.raises(InvalidInput, match=r"--few has 8 points of l4, and up to 7 are few; fit them as a sweep"):
+    with pytest.raises(InvalidInput, match=r"--few has 8 points of gemm on l4, and up to 7 are few; fit them as a sw"):
         fit_few([sweep_of(tmp_path, "l4", base)], ["l4"], base, *KNOWN)
 
 
-def calls_of(seed: int, scatter: float = 0.05, kernels: int = 4) -> Measured:
-    """Return calls of some kernels of a GPU that errs by a factor, and by a slope over time."""
-    random, parts, errors = np.random.default_rng(seed), [], []
-    for number in range(kernels):
-        words = {"family": "gemm", "engine": "vllm", "implementation": f"kernel_{number}", "dtype": "bf16"}
-        log_us = random.uniform(1.0, 8.0, 60)
-        parts.append(places(words, log_us, random.uniform(5.0, 10.0, (60, size_count("gemm")))))
-        errors.append(0.3 + 0.03 * log_us + random.normal(0.0, scatter, 60))
-    return Measured(joined(parts), np.concatenate(errors))
+GRID = [(m, n, k) for m in (1, 16, 128, 1024, 8192) for n in (1024, 4096, 8192) for k in (1024, 2048, 8192)]
+KERNELS = (("vllm", "cublas"), ("vllm", "marlin"), ("sglang", "cublas"), ("sglang", "marlin"))
 
 
-def test_a_plan_takes_as_many_of_each_kernel_and_spreads_them_over_time() -> None:
-    measured = calls_of(0)
-    chosen = planned(measured.places, np.ones(measured.places.size), 3)
-    names = measured.places.kernels()[chosen]
+@pytest.fixture(scope="module")
+def products(tmp_path_factory: pytest.TempPathFactory, base: pa.Table) -> Measured:
+    """Return products of four kernels on a GPU without a sweep, all as the fit across generations says."""
+    draft = tmp_path_factory.mktemp("products") / "draft.parquet"
+    rows = [
+        gemm("l4", *shape, 1.0, engine=engine, implementation=implementation)
+        for engine, implementation in KERNELS
+        for shape in GRID
+    ]
+    measured = measured_calls(
+        "gemm", training_rows([write(draft, rows)], "gemm", ["l4"]), "l4", with_assumed(base), TABLES
+    )
+    return measured._replace(log_error=np.zeros(measured.places.size))
+
+
+def scattered(products: Measured, seed: int, scatter: float = 0.05) -> Measured:
+    """Return products of a GPU on which all take longer by a factor, and short ones by another."""
+    random = np.random.default_rng(seed)
+    error = 0.3 - 0.03 * np.log(products.predicted_us) + random.normal(0.0, scatter, products.places.size)
+    return products._replace(log_error=error)
+
+
+def test_a_plan_takes_as_many_of_each_kernel_where_other_constants_count(products: Measured) -> None:
+    chosen = planned(products.places, np.ones(products.places.size), 3)
+    names = products.places.kernels()[chosen]
     assert [int((names == name).sum()) for name in sorted(set(names))] == [3, 3, 3, 3]
     for name in set(names):
-        times = measured.places.log_us[chosen][names == name]
-        assert np.ptp(times) > 2.0
+        own = products.places.slopes[chosen][names == name]
+        directions = own / np.linalg.norm(own, axis=1, keepdims=True)
+        assert (directions @ directions.T)[~np.eye(3, dtype=bool)].min() < 0.8
 
 
-def test_a_plan_takes_served_calls_where_there_are_any() -> None:
-    where = calls_of(1, kernels=2).places
-    weight = np.where(where.implementation == "kernel_0", where.log_us < 3.0, 0.0)
+def test_a_plan_takes_served_calls_where_there_are_any(products: Measured) -> None:
+    short = products.predicted_us < np.median(products.predicted_us)
+    weight = np.where(products.places.implementation == "cublas", short, 0.0)
     for choose in (planned, random_points):
-        chosen = choose(where, weight, 4)
-        mine = chosen[where.implementation[chosen] == "kernel_0"]
-        assert chosen.size == 8 and (where.log_us[mine] < 3.0).all()
+        chosen = choose(products.places, weight, 4)
+        mine = chosen[products.places.implementation[chosen] == "cublas"]
+        assert chosen.size == 16 and short[mine].all()
 
 
-def test_points_leave_less_than_there_was_and_planned_ones_less_than_random() -> None:
-    measured = calls_of(2)
+def test_a_constant_that_is_another_on_a_gpu_is_found(products: Measured) -> None:
+    """Floors that take three times as long move short calls of every kernel, and none that are long."""
+    floors = {name: products.calls.at[name] * 3.0 for name in ("floor_us", "floor_clocks")}
+    slow = products.calls._replace(at={**products.calls.at, **floors})
+    measured = products._replace(log_error=np.log(slow.latency_us() / products.predicted_us))
+    kernels = products.places.kernels()
+    own = np.flatnonzero(kernels == "vllm|cublas|bf16")
+    points = own[planned(products.places.at(own), np.ones(own.size), 5)]
+    found = measured.latency_us(fit_points(measured.at(points)))
+    before, after = (np.abs(np.log(us / slow.latency_us())) for us in (products.predicted_us, found))
+    short = products.predicted_us < np.quantile(products.predicted_us, 0.3)
+
+    def left(kernel: str) -> float:
+        of = short & (kernels == kernel)
+        return float(after[of].mean() / before[of].mean())
+
+    assert before[short].mean() > 0.2
+    assert left("vllm|cublas|bf16") < 0.3
+    assert left("vllm|cublas|bf16") < left("sglang|cublas|bf16") < left("vllm|marlin|bf16") < 0.9
+
+
+def test_a_pack_keeps_what_points_say(products: Measured) -> None:
+    measured = scattered(products, 3)
+    rows = np.arange(0, measured.places.size, 9)
+    fitted = fit_points(measured.at(rows))
+    again = points_of([{"value": None, "array": None, **row} for row in point_rows("gemm", "l4", fitted, "a test")])
+    assert np.allclose(measured.latency_us(again), measured.latency_us(fitted), rtol=1e-5)
+    assert not np.allclose(moved_calls(measured.calls, again).latency_us(), measured.predicted_us, rtol=0.05)
+    counts = [again.count(f"{engine}|{implementation}|bf16") for engine, implementation in KERNELS]
+    assert counts == [5, 5, 5, 5] and again.count("trtllm|cublas|bf16") == 0
+
+
+def test_calls_measured_in_two_ways_are_fitted_together(products: Measured) -> None:
+    measured = scattered(products, 4)
+    halves = both([measured.at(np.arange(start, measured.places.size, 2)) for start in (0, 1)])
+    order = np.concatenate([np.arange(start, measured.places.size, 2) for start in (0, 1)])
+    together = fit_points(measured.at(order))
+    assert np.allclose(halves.latency_us(fit_points(halves)), measured.at(order).latency_us(together))
+
+
+def test_points_leave_less_than_there_was(products: Measured) -> None:
+    measured = scattered(products, 2)
     before = np.abs(measured.log_error).mean()
-    left = [np.abs(left_after(measured, "ada", count).log_error).mean() for count in (0, 1, 3, 10)]
-    assert before > left[0] > left[2] > left[3]
+    left = [np.abs(left_after("gemm", measured, "ada", count).log_error).mean() for count in (0, 1, 3, 10)]
+    assert before > left[1] > left[2] and before > left[0]
     assert left[3] < 0.08
 
 
-def test_intervals_after_points_are_what_other_generations_leave() -> None:
-    calls = {gpu: [calls_of(seed, 0.1)] for seed, gpu in enumerate(("a100_sxm", "l40s", "h100_sxm"))}
-    calls["b200_sxm"] = [calls_of(9, 0.8)]
+def test_intervals_after_points_are_what_other_generations_leave(products: Measured) -> None:
+    calls = {gpu: {"gemm": scattered(products, seed, 0.1)} for seed, gpu in enumerate(("a100_sxm", "l40s", "h100_sxm"))}
+    calls["b200_sxm"] = {"gemm": scattered(products, 9, 0.8)}
     rests = rests_of(calls, (3, 10))
     curves, without = points_intervals(rests)["gemm"], points_intervals(rests, without="sm_100")["gemm"]
     assert set(curves) == {"3 points", "10 points"}

@@ -1,83 +1,104 @@
-"""A few measured calls: what they say of calls like them, of others, and that a pack keeps it."""
+"""A few measured calls: what they say of constants, of calls like them and of others, and that a pack keeps it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from kernelsight.fitting.few_points import Measured, fit_points, point_rows
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.forms import Coefficient
 from kernelsight.kernels.points import (
     MOST_DELTA,
     PARTS,
     Places,
+    PointsOf,
     covariance,
-    joined,
+    covariance_of_left,
     mean_of,
+    moved_constants,
     places,
-    points_of,
+    prior_variance,
     size_count,
 )
 
-CUBLAS = {"family": "gemm", "engine": "vllm", "implementation": "cublas", "dtype": "bf16"}
-LINE = np.linspace(1.0, 8.0, 15)
+CUBLAS = {"engine": "vllm", "implementation": "cublas", "dtype": "bf16"}
+SIZES = np.linspace(5.0, 12.0, 15)
+# a floor that counts less the longer a call takes, and a rate that counts more
+SLOPES = np.stack([np.linspace(0.3, 0.0, 15), np.linspace(0.0, 0.5, 15)], axis=1)
 
 
-def at(log_us: np.ndarray, size: float = 10.0, **words: str) -> Places:
-    """Return calls at some times, all of one size."""
-    named = CUBLAS | words
-    return places(named, log_us, np.full((log_us.size, size_count(named["family"])), size))
+def at(sizes: np.ndarray = SIZES, slopes: np.ndarray | None = None, **words: str) -> Places:
+    """Return calls of products whose sizes are all alike."""
+    features = np.repeat(sizes[:, None], size_count("gemm"), axis=1)
+    return places(CUBLAS | words, features, slopes)
 
 
-def mean_after(points: Places, log_error: float, of: Places) -> np.ndarray:
-    """Return the mean of some calls after points that all err by as much."""
-    return mean_of(of, fit_points(Measured(points, np.full(points.size, log_error)))[of.family[0]])
+def joined(*parts: Places) -> Places:
+    return Places(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def kriged(points: Places, log_error: float) -> PointsOf:
+    """Return points that all leave as much of constants that did not move."""
+    noise = PARTS.noise**2 * np.eye(points.size)
+    weights = np.linalg.solve(covariance_of_left(points, points) + noise, np.full(points.size, log_error))
+    return PointsOf({}, points, weights)
 
 
 def test_the_covariance_is_one() -> None:
-    words = [{}, {"dtype": "fp8"}, {"engine": "trtllm"}, {"implementation": "marlin"}, {"family": "batched_gemm"}]
-    where = joined([at(LINE, **one) for one in words])
+    words = [{}, {"dtype": "fp8"}, {"engine": "trtllm"}, {"implementation": "marlin"}]
+    where = joined(*(at(slopes=SLOPES, **one) for one in words))
     found = covariance(where, where)
     assert np.allclose(found, found.T)
     assert np.linalg.eigvalsh(found).min() > -1e-9
     assert (covariance(where.at([0]), where) == found[[0]]).all()
+    assert np.diag(found) == pytest.approx(prior_variance(where))
+    without = where._replace(slopes=np.zeros_like(where.slopes))
+    assert np.allclose(covariance(without, without), covariance_of_left(where, where))
 
 
 def test_calls_share_the_more_the_more_they_have_in_common() -> None:
-    first, now = at(LINE[:1]), LINE[:1]
+    first = at(SIZES[:1], SLOPES[:1])
     shared = [
         covariance(first, one)[0, 0]
         for one in (
-            at(now),
-            at(now, engine="trtllm"),
-            at(now, size=14.0),
-            at(now, implementation="marlin"),
-            at(now, family="moe"),
-            at(now + 6.0, family="moe"),
+            first,
+            at(SIZES[:1], SLOPES[:1], engine="trtllm"),
+            at(SIZES[:1] + 4.0, SLOPES[:1], engine="trtllm"),
+            at(SIZES[:1], SLOPES[:1], implementation="marlin"),
+            at(SIZES[:1], SLOPES[-1:], implementation="marlin"),
         )
     ]
     assert shared == sorted(shared, reverse=True) and len(set(shared)) == len(shared)
-    assert shared[-1] == pytest.approx(PARTS.gpu**2, rel=0.01)
+    assert shared[-1] == pytest.approx(PARTS.family**2)
 
 
-def test_points_move_calls_near_them_most_and_other_families_least() -> None:
-    near = mean_after(at(LINE), 0.4, at(LINE[7:8]))[0]
-    other = mean_after(at(LINE), 0.4, at(LINE[7:8], implementation="marlin"))[0]
-    assert 0.3 < near < 0.4 and 0.0 < other < near
-    both = joined([at(LINE), at(LINE[:1], family="moe")])
-    fitted = fit_points(Measured(both, np.append(np.full(LINE.size, 0.4), 0.0)))
-    assert 0.0 < mean_of(at(LINE[7:8], family="moe"), fitted["moe"])[0] < other
+def test_points_move_calls_near_them_most() -> None:
+    points = kriged(at(), 0.4)
+    near, far, other = (
+        mean_of(one, points)[0] for one in (at(SIZES[7:8]), at(SIZES[7:8] + 30.0), at(SIZES[7:8], implementation="m"))
+    )
+    assert 0.3 < near < 0.4 and 0.0 < other < far < near
 
 
 def test_no_points_move_a_call_by_more_than_a_factor_of_twenty() -> None:
-    assert mean_after(at(LINE), 50.0, at(LINE)).max() == MOST_DELTA
+    assert mean_of(at(), kriged(at(), 50.0)).max() == MOST_DELTA
 
 
-def test_a_pack_keeps_what_points_say() -> None:
-    where = joined([at(LINE), at(LINE, engine="trtllm"), at(LINE, family="moe")])
-    fitted = fit_points(Measured(where, np.sin(np.arange(where.size))))
-    again = points_of(point_rows("gemm", "l4", fitted["gemm"], "a test"))
-    asked = at(LINE + 0.3, size=11.0)
-    assert np.allclose(mean_of(asked, again), mean_of(asked, fitted["gemm"]), atol=1e-5)
-    assert [again.count(kernel) for kernel in ("vllm|cublas|bf16", "trtllm|cublas|bf16", "sglang|cublas|bf16")] == [
-        LINE.size, LINE.size, 0
-    ]  # fmt: skip
+def test_constants_move_by_family_implementation_and_kernel_within_their_bounds() -> None:
+    form = FAMILIES["gemm"].form.coefficients
+    floor, fixed = (next(one for one in form if (one.owner == "fixed") is owned) for owned in (False, True))
+    moves = {(): {floor.name: 0.1}, ("cublas",): {floor.name: 0.2}, ("vllm", "cublas", "fp8"): {floor.name: 9.0}}
+    points = PointsOf(moves, at(), np.zeros(15))
+    constants = {floor.name: floor.start, fixed.name: fixed.start}
+    found = moved_constants(points, form, CUBLAS, constants)
+    assert found[floor.name] == pytest.approx(_bounded(floor, floor.start * np.exp(0.3)))
+    assert found[fixed.name] == fixed.start
+    assert moved_constants(points, form, CUBLAS | {"dtype": "fp8"}, constants)[floor.name] == floor.high
+    other = moved_constants(points, form, CUBLAS | {"implementation": "marlin"}, constants)
+    assert other[floor.name] == pytest.approx(_bounded(floor, floor.start * np.exp(0.1)))
+    # what is stated outside of the bounds of a fit, such as no gap between replays, stays
+    assert moved_constants(points, form, CUBLAS, constants | {floor.name: 0.0})[floor.name] == 0.0
+
+
+def _bounded(one: Coefficient, value: float) -> float:
+    return min(max(value, one.low), one.high)

@@ -65,7 +65,10 @@ def test_a_minute_on_a_simulated_gpu_is_served(plan: Path, tmp_path: Path, capsy
     device = Simulated(truth_us, noise=0.01, moved=lambda point: moved(point) if "rows" in point.sizes else 0)
     assert measure_suite(device, read_suite(str(suite)), sweep).measured == 9
     assert main(["calibrate", "fit", "--few", str(sweep), "--onto", "default", "-o", str(pack)]) == 0
-    assert "6 points of 2 kernels in 2 families" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "6 points of 2 kernels in 2 families" in said
+    unmeasured = said.partition("not measured, so as without points: ")[2].split("\n")[0].split(", ")
+    assert {"gemm", "moe", "all_reduce"} <= set(unmeasured) and not {"norm", "activation"} & set(unmeasured)
     before = norm_us(capsys, "--tier", "cross-generation", "--pack", str(pack))
     after = norm_us(capsys, "--tier", "points-measured", "--pack", str(pack))
     expected = truth_us(Point("norm", "", "", "warm", (("columns", 4096), ("rows", 64))))

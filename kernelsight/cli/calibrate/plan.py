@@ -68,11 +68,12 @@ def run(arguments: argparse.Namespace) -> None:
         points = of_families(measurable(calls, attention_of(arguments.attention)), arguments.families)
         if not points:
             raise InvalidInput("none of these models' kernels can be measured; name other models with --models.")
-        family_errors = features_of_points(points, arguments.gpu, session.table("gpus"))
-    if arguments.points:
-        chosen, rows = choose_points(points, family_errors, arguments.points)
-    else:
-        chosen, rows = choose(points, family_errors, 60.0 * arguments.minutes)
+        gpus = session.table("gpus")
+        if arguments.points:
+            pack = session.table("eta_coefficients")
+            chosen, rows = choose_points(points, arguments.gpu, gpus, pack, arguments.points)
+        else:
+            chosen, rows = choose(points, features_of_points(points, arguments.gpu, gpus), 60.0 * arguments.minutes)
     minutes = sum(row["seconds"] for row in rows) / 60.0 if arguments.points else arguments.minutes
     suite = suite_of_points([points[number] for number in chosen], target.stem, arguments.gpu, minutes, models, engines)
     write_text(as_json(suite) + "\n", target)

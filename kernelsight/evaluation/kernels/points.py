@@ -1,8 +1,8 @@
 """Score the tier points-measured: a few calls of each kernel of the test GPU are measured, all others predicted.
 
-Constants are fitted without the test GPU, each family alone; points and their model join all families of a GPU. The
-choice of points reads shapes and predictions, never latencies; intervals are what the same exercise leaves on each
-generation of the training GPUs, fitted without it.
+Constants are fitted without the test GPU, and moved by its points, each family alone. The choice of points reads shapes
+and predictions, never latencies; intervals are what the same exercise leaves on each generation of the training GPUs,
+fitted without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernelsight.evaluation.kernels import baselines
 from kernelsight.evaluation.kernels.evaluate import UNMEASURED, labelled, mean_over_cells
 from kernelsight.fitting.cells import generation_of, is_serving
 from kernelsight.fitting.expressions import fit_family
-from kernelsight.fitting.few_points import Measured, fit_points, joined_calls, measured_calls
+from kernelsight.fitting.few_points import Measured, fit_points, measured_calls
 from kernelsight.fitting.held_out import folds_of
 from kernelsight.fitting.planned_points import planned, random_points
 from kernelsight.fitting.points_intervals import Rest, held_out_calls, points_intervals, rests_of
@@ -29,7 +29,6 @@ from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import POINTS, half_widths_for, points_group, spread
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.points import mean_of
 
 Choose = Callable[..., np.ndarray]
 CHOICES: dict[str, Choose] = {"planned": planned, "random": random_points}
@@ -98,11 +97,11 @@ def against(
 
 
 def rests_after(fits: Mapping[str, Family]) -> dict[int, dict[str, Rest]]:
-    """Return what points leave of the calls of training GPUs, all families of a GPU together."""
-    calls: dict[str, list[Measured]] = {}
-    for one in fits.values():
+    """Return what points leave of the calls of training GPUs."""
+    calls: dict[str, dict[str, Measured]] = {}
+    for family, one in fits.items():
         for gpu, measured in one.held_out.items():
-            calls.setdefault(gpu, []).append(measured)
+            calls.setdefault(gpu, {})[family] = measured
     return rests_of(calls, POINTS)
 
 
@@ -145,16 +144,15 @@ def predicted_after(
         for name, one in families.items()
         if budget.per_kernel
     }
-    points = [families[name].own[gpu].at(rows) for name, rows in chosen.items()]
-    few = fit_points(joined_calls(points)) if points else {}
     by_family = {}
     for name, one in families.items():
-        mine, measured = one.test[gpu], chosen.get(name, np.empty(0, dtype=int))
+        mine, measured, own = one.test[gpu], chosen.get(name, np.empty(0, dtype=int)), one.own[gpu]
+        few = fit_points(own.at(measured)) if measured.size else None
         rest = np.setdiff1d(np.arange(mine.num_rows), measured)
-        where = one.own[gpu].places.at(rest)
-        latency = np.exp(where.log_us + (mean_of(where, few[name]) if name in few else 0.0))
-        kernels, place = np.unique(where.kernels().astype(str), return_inverse=True)
-        counts = [few[name].count(kernel.partition("|")[2]) if name in few else 0 for kernel in kernels.tolist()]
+        left = own.at(rest)
+        latency = left.latency_us(few) if few else left.predicted_us
+        kernels, place = np.unique(left.places.kernels().astype(str), return_inverse=True)
+        counts = [few.count(kernel) if few else 0 for kernel in kernels.tolist()]
         halves = half_widths_for(curves.get(name, {}), [points_group(count) for count in counts])[place]
         factor = spread(np, latency, halves)
         _, sites = site_names(name, mine)
