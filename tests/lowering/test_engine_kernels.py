@@ -121,7 +121,7 @@ def test_element_wise_kernels_before_attention(ask, engine, names):
         ("trtllm", "fp8", {"quantize_hidden", "quantize_attention", "quantize_activation"}),
         ("vllm", "fp8_static", {"quantize_attention"}),
         ("sglang", "fp8_static", {"quantize_hidden", "quantize_attention", "quantize_activation"}),
-        ("trtllm", "fp8_static", set()),
+        ("trtllm", "fp8_static", {"quantize_hidden"}),
         ("vllm", "int4_wo", set()),
         ("vllm", "none", set()),
     ],

@@ -31,6 +31,9 @@ def compiled(source: str, architecture: str, path: Path, *more: bytes) -> tuple[
 
     For one such as sm_90 its PTX is assembled too: the first 4 letters of the machine code, as text.
     """
+    # NVRTC opens them by their name alone, which is found where they are loaded already
+    for builtins in path.parent.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
     nvrtc = ctypes.CDLL(str(path))
     program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"a.cu", 0, None, None) == 0
