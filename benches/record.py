@@ -78,6 +78,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "server_many": ("serving", "server"),
     "server_steps": ("serving",),
     "sensitivities": (*SIMULATION, "sweep"),
+    "design": (*SIMULATION, "sweep"),
     "teacher": (*SIMULATION, "backtest", "compare"),
     "speed_serving": ("serving",),
     "speed_million": ("serving", "sweep"),

@@ -136,6 +136,12 @@ def script(name: str) -> str:
     return TIMED.format(before=before, work=work)
 
 
+def commit(tree: Path) -> str:
+    """Return the commit that a tree is at."""
+    words = ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def measure(trees: list[Path], names: list[str], repeats: int) -> list[dict[str, Any]]:
     """Return a row for each wait and tree: the median of its CPU seconds, and of its multiples of the yardstick."""
     found = []
@@ -146,7 +152,7 @@ def measure(trees: list[Path], names: list[str], repeats: int) -> list[dict[str,
                 spent[tree].append((cpu_seconds(tree, name, folder), yardstick()))
             for tree in trees:
                 seconds, units = zip(*spent[tree][1:], strict=True)
-                row = {"wait": name, "tree": tree.name, "first CPU s": round(spent[tree][0][0], 2)}
+                row = {"wait": name, "commit": commit(tree), "first CPU s": round(spent[tree][0][0], 2)}
                 row |= {"again CPU s": round(statistics.median(seconds), 3)}
                 found.append(row | {"yardsticks": round(statistics.median(seconds) / statistics.median(units), 1)})
                 print(json.dumps(found[-1]), file=sys.stderr)
@@ -165,8 +171,8 @@ def main() -> None:
     names = [name for name in (*COMMANDS, *WORK) if any(word in name for word in arguments.only or [""])]
     found = measure([tree.resolve() for tree in arguments.tree], names, arguments.repeats)
     print(as_text(found, list(found[0])))
-    if arguments.record:
-        record("speed_waits", {"rows": found, "repeats": arguments.repeats}, "python benches/waits.py")
+    if arguments.record:  # the last tree is the one that the documentation is about
+        record("speed_waits", {"rows": found, "repeats": arguments.repeats}, "python benches/waits.py --tree FORMER .")
     if arguments.output:
         Path(arguments.output).write_text(json.dumps(found, indent=1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.graph import Graph, Node
-from kernelsight.dataflow.kept import Kept
+from kernelsight.dataflow.kept import Kept, is_kept, of_program
 from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
@@ -60,9 +61,17 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     """
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
-    graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
     disk_cache = Kept(KEPT, BY_CONTENT, catalog.program, PASSING)
-    return Session(graph, embedded_facts(), path=path, read_only=read_only, files=files, kept=disk_cache)
+    return Session(_graph(), embedded_facts(), path=path, read_only=read_only, files=files, kept=disk_cache)
+
+
+@cache
+def _graph() -> Graph:
+    """Return the project's graph; where files are kept, its nodes are read once for each state of the program."""
+    graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
+    if is_kept():
+        graph.know(of_program(catalog.program(), "nodes", graph.nodes))
+    return graph
 
 
 class Session(dataflow.Session):

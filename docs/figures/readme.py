@@ -68,7 +68,7 @@ def speed() -> str:
     """Ratios to BLIS and to AIConfigurator, and what a process takes."""
     whole, short, *_ = result("speed_peers")["rows"]
     rates = result("speed_kernels")["expression"].values()
-    predict = next(row for row in result("speed_waits")["rows"] if row["wait"].startswith("predict"))
+    *_, predict = (row for row in result("speed_waits")["rows"] if row["wait"] == "predict, one step")
     return (
         f"- Serving 10,000 requests takes {whole['ours']} as a process, BLIS {whole['theirs']}; 100 requests {short['ours']}, BLIS "
         f"{short['theirs']}.\n"

@@ -114,8 +114,14 @@ def decisions() -> str:
 
 
 def waits() -> str:
-    """What users wait for, in multiples of a loop of five million additions in Python, measured beside each."""
+    """What users wait for, in multiples of a loop of five million additions in Python, and of a former state."""
+    measured = result("speed_waits")["rows"]
+    former, now = measured[0]["commit"], measured[-1]["commit"]
+    before = {row["wait"]: row["again CPU s"] for row in measured if row["commit"] == former}
     rows = [
-        [row["wait"], f"{row['yardsticks']:.1f}", f"{row['again CPU s']:.2f}"] for row in result("speed_waits")["rows"]
+        [row["wait"], f"{row['yardsticks']:.1f}", f"{row['again CPU s']:.2f}"]
+        + [f"{row['again CPU s'] / before[row['wait']]:.2f}"]
+        for row in measured
+        if row["commit"] == now
     ]
-    return table(["wait", "yardsticks", "CPU-seconds"], rows)
+    return table(["wait", "yardsticks", "CPU-seconds", f"of {former}, in turn"], rows)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import itertools
 import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from types import ModuleType
+from typing import NoReturn, cast
 
 from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, flags_in_errors, unknown
@@ -99,6 +101,15 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
+class _Undocumented:
+    """Stands for Arrow's reader of documentation: Arrow writes that of 300 functions when it is imported."""
+
+    @staticmethod
+    def NumpyDocString(text: str) -> dict[str, Sequence[object]]:
+        """Find no parameters in a text."""
+        return {"Parameters": ()}
+
+
 class _Notes(logging.Handler):
     """Prints what the package logs as notes on stderr."""
 
@@ -107,7 +118,10 @@ class _Notes(logging.Handler):
 
 
 def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of all verbs; for the words of a command, only the verb that they name has its arguments."""
+    """Return the parser of all verbs; for the words of a command, of the verb that they name, if they begin with one.
+
+    Only that one has its arguments.
+    """
     top = _Parser(
         prog="kernelsight",
         description="Predict the latency of every GPU kernel of an LLM forward pass, and simulate serving from it.",
@@ -116,7 +130,10 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"kernelsight {VERSION}")
     verbs = {"": top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)}
     command = None if words is None else [word for word in words if not word.startswith("-")]
+    named = command if words and not words[0].startswith("-") else None
     for name, (text, module) in VERBS.items():
+        if not _may_be_meant(name, named or []):
+            continue
         group, _, short = name.rpartition(" ")
         how = {"help": text, "description": text[0].upper() + text[1:] + "."}
         if module is None:
@@ -133,6 +150,11 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     return top
 
 
+def _may_be_meant(verb: str, words: Sequence[str]) -> bool:
+    """Tell whether words begin with a verb, or with the group that it is of; without words, any verb may be meant."""
+    return all(one == other for one, other in zip(verb.split(), words, strict=False))
+
+
 def main(words: list[str] | None = None) -> int:
     """Run one command; return 0 on success, 1 if the run failed, 2 for wrong arguments or input.
 
@@ -141,6 +163,9 @@ def main(words: list[str] | None = None) -> int:
     if words is None:
         # a command's products are small, and threads of BLAS on busy cores wait for each other longer than they compute
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # most of what a command makes it needs to its end: to look for garbage every 700 objects is a tenth of its time
+        gc.set_threshold(100_000)
+        sys.modules.setdefault("pyarrow.vendored.docscrape", cast(ModuleType, _Undocumented))
     with ending_signals() as ended, flags_in_errors():
         return ended.status(_run(sys.argv[1:] if words is None else words))
 

@@ -73,7 +73,7 @@ class Graph:
         self.contracts: dict[str, Contract] = member_contracts(contracts, self._groups)
         self._sql_folder = sql_folder
         self._modules = [modules] if isinstance(modules, str) and modules else list(modules)
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, Node | None] = {}
         self._roots: dict[tuple[str, frozenset[str]], tuple[str, ...]] = {}
 
     @cached_property
@@ -106,6 +106,14 @@ class Graph:
     def made(self) -> set[str]:
         """The tables that a node makes."""
         return {*self._files, *self._functions}
+
+    def nodes(self) -> dict[str, Node | None]:
+        """Return the node of every table that has a contract, read now; None where no node makes it."""
+        return {name: self.node(name) for name in self.contracts}
+
+    def know(self, nodes: Mapping[str, Node | None]) -> None:
+        """Take nodes as they were read from the same files, instead of reading these."""
+        self._nodes.update(nodes)
 
     def node(self, table: str) -> Node | None:
         """Return the node that makes a table, or None; UnknownName where it reads a table that does not exist."""

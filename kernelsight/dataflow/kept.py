@@ -141,6 +141,11 @@ def _folder(named: str | None) -> PrivateFolder | None:
     return None
 
 
+def is_kept() -> bool:
+    """Tell whether there is a folder for kept files."""
+    return _folder(os.environ.get(VARIABLE)) is not None
+
+
 def read_kept(key: str, decode: Callable[[bytes], Read]) -> Read | None:
     """Return what was kept under a key, decoded, or None; a damaged file is as good as none."""
     folder = _folder(os.environ.get(VARIABLE))

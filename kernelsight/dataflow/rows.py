@@ -25,8 +25,11 @@ def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """
     import pyarrow as pa
 
-    columns = {}
+    columns, stated = {}, set().union(*rows)
     for column in contract.columns:
+        if column.name not in stated:
+            columns[column.name] = pa.nulls(len(rows), column.arrow_type)
+            continue
         values = [row.get(column.name) for row in rows]
         types = set(map(type, values)) - {type(None)}
         if not types:

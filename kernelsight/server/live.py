@@ -97,7 +97,8 @@ class LiveEngines:
             np.zeros(slots), count, count, np.array([blocks - 1] if blocks else [], np.int64),
             np.zeros(slots + 1, np.int64), self.hash_tokens,
         )  # fmt: skip
-        arrays = fresh_scenario(load, [pool], routing or Routing(), None, np.zeros((3, pool.costs.values.size)), False)
+        uses = np.zeros((3, pool.costs.values.size))
+        arrays, _ = fresh_scenario(load, [pool], routing or Routing(), None, uses, False)
         self._rows = np.zeros((pool.engines, max(len(pool.layers), 1), COLUMNS))
         self.arrays = arrays._replace(hashes=np.zeros(max(blocks, 1), np.int64), rows=self._rows)
         arrays.requests["arrival_us"] = FOREVER

@@ -254,7 +254,9 @@ def are_full(scenario: Scenario, i: int) -> bool:
 
 @loop_entry
 def serve_until_full(*arrays: np.ndarray) -> None:
-    """Simulate until all requests have ended, or an engine's buffer of rows is full; call again then.
+    """Simulate until all requests have ended, an engine's buffer of rows is full, or all filled records are sent.
+
+    Call again then.
 
     Where the client has an ``until_us``, also until all that happens by then is done, except that no step begins at
     that moment: requests may still be sent then. Decode runs are cut there, which changes no result.
@@ -264,6 +266,8 @@ def serve_until_full(*arrays: np.ndarray) -> None:
     scenario = Scenario(*arrays)
     client, engines, requests, limits = scenario.clients[0], scenario.engines, scenario.requests, scenario.limits
     while client.ended < requests.size:
+        if client.next == client.filled and client.filled < requests.size:
+            return
         i, engine_us = next_engine(engines, requests, limits)
         engine = engines[i]
         send_us = next_send_us(client, requests, scenario.turns)

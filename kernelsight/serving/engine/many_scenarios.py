@@ -121,6 +121,7 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
     clients = np.zeros(k, CLIENT)
     clients["now"], clients["until_us"] = columns.arrival_us[loads.first], FOREVER
     clients["warmups"] = clients["warmups_left"] = loads.warmups
+    clients["filled"] = loads.count
     clients["max_concurrency"], clients["front"] = loads.max_concurrency, 1
     engines = engine_records([pool._replace(engines=k)], clients["now"])
     limits = limit_records([pool._replace(engines=k)], NO_HASHES)

@@ -180,6 +180,7 @@ CLIENT = record(
     until_us=_REAL,  # the loop returns before what happens later; inf: never, see ``loop``
     next_us=_REAL,  # the first event after ``until_us``, as far as was known when the loop returned
     next=_WHOLE,  # first request in order of arrival that is not sent yet
+    filled=_WHOLE,  # records that are filled; the loop returns before it needs one more, see ``request_blocks``
     in_flight=_WHOLE,  # slots in use: requests, and sessions that have begun
     ended=_WHOLE,
     turns=_WHOLE,  # scheduled turns and KV transfers

@@ -25,10 +25,9 @@ from kernelsight.serving.engine.records import (
     NO_LIMIT,
     NOBODY,
     PREFIX_AWARE,
-    REQUEST,
     STAGE,
 )
-from kernelsight.serving.engine.request_columns import fill_requests, outcome_of
+from kernelsight.serving.engine.request_blocks import RequestBlocks
 from kernelsight.serving.engine.served import Served, ServedScenario, Totals
 from kernelsight.serving.engine.session_records import put_waits
 from kernelsight.serving.engine.state import Scenario
@@ -95,26 +94,28 @@ def decode_limits(limits: Limits) -> Limits:
     return limits._replace(chunked=True, prefill_first=False, **others)
 
 
-def request_records(load: Load, hashed: bool, handed_over: bool) -> np.ndarray:
-    """Return fresh REQUEST records, shape [requests].
+def request_records(load: Load, hashed: bool, handed_over: bool) -> RequestBlocks:
+    """Return fresh REQUEST records.
 
     ``hashed``: with their prompts' hash blocks. ``handed_over``: prefilled on one engine, decoded on another.
     """
-    requests = np.zeros(load.arrival_us.size, REQUEST)
-    fill_requests(requests, load.arrival_us, load.prompt_tokens, load.output_tokens)
-    if load.priority.size:
-        requests["priority"] = load.priority
+    blocks = RequestBlocks(load, at_once=hashed or handed_over or load.waits is not None)
+    requests = blocks.records
     if hashed:
         requests["hash_at"], requests["hash_count"] = load.hash_offsets[:-1], np.diff(load.hash_offsets)
     if handed_over:
         requests["tokens_after_transfer"] = load.output_tokens - 1
         requests["target"] = load.prompt_tokens + 1
-    return requests
+    return blocks
 
 
-def client_record(load: Load, routing: Routing, front: int, transfer: Transfer | None) -> np.ndarray:
-    """Return a fresh CLIENT record, shape [1]; ``front``: number of engines that it sends to."""
+def client_record(load: Load, routing: Routing, front: int, transfer: Transfer | None, filled: int) -> np.ndarray:
+    """Return a fresh CLIENT record, shape [1].
+
+    ``front``: number of engines that it sends to; ``filled``: number of requests whose records are filled.
+    """
     client = np.zeros(1, CLIENT)
+    client["filled"] = filled
     client["now"], client["until_us"] = load.arrival_us[0], FOREVER
     if load.waits is not None:
         client["next"] = np.setdiff1d(np.arange(load.arrival_us.size), load.waits.request)[0]
@@ -196,8 +197,11 @@ def fresh_scenario(
     transfer: Transfer | None,
     scratch: np.ndarray | None,
     split: bool,
-) -> Scenario:
-    """Return a scenario before its first arrival, without room for step rows; see ``serve_scenario``."""
+) -> tuple[Scenario, RequestBlocks]:
+    """Return a scenario before its first arrival, without room for step rows, and its requests' records.
+
+    See ``serve_scenario``.
+    """
     n, sizes = load.arrival_us.size, [pool.engines for pool in pools]
     engines, limits = engine_records(pools, load.arrival_us[0]), limit_records(pools, load)
     front = engines.size if transfer is None else pools[0].engines
@@ -209,11 +213,12 @@ def fresh_scenario(
     draft_layouts = np.zeros(len(pools), LAYOUT)
     draft_layouts[[pool.draft is not None for pool in pools]] = layouts[len(pools) :]
     layouts["split"] = split
-    requests = request_records(load, caching or routed, transfer is not None)
+    blocks_of_requests = request_records(load, caching or routed, transfer is not None)
+    requests = blocks_of_requests.records
     groups, most_running = group_records(limits), min(int(limits["max_num_seqs"].max()), n)
     heaps = 2 if groups.shape[1] == 1 else 3
-    return Scenario(
-        clients=client_record(load, routing, front, transfer),
+    scenario = Scenario(
+        clients=client_record(load, routing, front, transfer, blocks_of_requests.filled),
         engines=engines,
         requests=requests,
         edges=put_waits(requests, load.waits),
@@ -236,6 +241,7 @@ def fresh_scenario(
         rows=np.zeros((engines.size, 0, COLUMNS)),
         sums=fresh_sums(n, split),
     )
+    return scenario, blocks_of_requests
 
 
 def serve_scenario(
@@ -268,18 +274,21 @@ def serve_scenario(
         raise ValueError("pipeline stages need to know what of a step's time is embedding, and what transfers")
     if any(len(pool.layers) >= MOST_GROUPS for pool in pools):
         raise ValueError(f"an engine has fewer than {MOST_GROUPS} pipeline stages")
-    scenario = fresh_scenario(load, pools, routing or Routing(), transfer, scratch, split)
+    scenario, requests = fresh_scenario(load, pools, routing or Routing(), transfer, scratch, split)
     engines, depths = scenario.engines, scenario.limits["stages"].tolist()
     per_request_progress = scenario.limits["per_request_progress"].tolist()
     rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
     scenario = scenario._replace(rows=rows.buffer)
     while scenario.clients[0]["ended"] < n:
         serve_until_full(*scenario)
-        rows.take(engines)
+        # a decode run ends where the rows are full, so that these are taken then alone
+        if not requests.turn_over(scenario.clients[0]):
+            rows.take(engines)
     for engine, stages, depth, alone in zip(engines, scenario.stages, depths, per_request_progress, strict=True):
         if alone:
             close_stages(engine, stages[:depth])
-    steps, windows = rows.finish(engines, scenario.requests)
+    out, parts = requests.outcome(), None
+    steps, windows = rows.finish(engines, out)
     totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
     paid = drafted = None
     if scratch is None:
@@ -289,7 +298,6 @@ def serve_scenario(
             unpack_uses(scenario.uses, pool.draft.costs, scenario.draft_layout[i]) if pool.draft else None
             for pool, i in firsts
         ]
-    out, parts = outcome_of(scenario.requests), None
     if split:
         host = pools[0].host
         parts = request_parts(out, load.prompt_tokens, scenario.sums, host.request_us, host.per_prompt_token_us)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kernelsight.serving.engine.records import FINISHED
-from kernelsight.serving.engine.served import Windows
+from kernelsight.serving.engine.served import Outcome, Windows
 from kernelsight.serving.engine.steps import COLUMNS, END, RUNNING, START, WAITING
 from kernelsight.serving.engine.windows import NARROWEST_US, add_steps, fresh, windows_of
 
@@ -53,11 +53,11 @@ class StepRows:
         """Add rows that do not overlap to an engine's windows."""
         self.widths_us[i] = add_steps(rows, *self.sums[i], self.from_us, self.widths_us[i])
 
-    def finish(self, engines: np.ndarray, requests: np.ndarray) -> tuple[list[np.ndarray], list[Windows] | None]:
+    def finish(self, engines: np.ndarray, out: Outcome) -> tuple[list[np.ndarray], list[Windows] | None]:
         """Return the rows of each engine, with its waiting requests, and its windows."""
         steps, windows = [np.concatenate(each) if each else self.buffer[0, :0] for each in self.kept], []
         for i in range(len(self.stages) if self.wanted else 0):
-            stays = stays_on(i, len(self.stages), requests)
+            stays = stays_on(i, len(self.stages), out)
             if self.keep and not self.per_request_progress[i]:
                 steps[i][:, WAITING] = in_flight_at(steps[i][:, START], *stays) - steps[i][:, RUNNING]
             if self.from_us is not None:
@@ -74,20 +74,21 @@ def one_after_another(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return cut[:-1], cut[-1:]
 
 
-def stays_on(engine: int, engines: int, requests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def stays_on(engine: int, engines: int, out: Outcome) -> tuple[np.ndarray, np.ndarray]:
     """Return when the accepted requests of an engine arrived there and left it, in no common order."""
-    accepted = requests["status"] == FINISHED
+    accepted = out.status == FINISHED
+    if engines == 1 and accepted.all():
+        return out.sent_us, out.finish_us
     if engines == 1:
-        return requests["sent_us"][accepted], requests["finish_us"][accepted]
-    own = requests[accepted & (requests["replica"] == engine)]
-    sent_on = requests[requests["prefill_replica"] == engine]
-    came = np.where(own["received_us"] >= 0.0, own["received_us"], own["sent_us"])
+        return out.sent_us[accepted], out.finish_us[accepted]
+    own, sent_on = out.of(accepted & (out.replica == engine)), out.of(out.prefill_replica == engine)
+    came = np.where(own.received_us >= 0.0, own.received_us, own.sent_us)
     # a request leaves a prefill engine with its first token
-    left = np.concatenate([own["finish_us"], sent_on["first_token_us"]])
-    return np.concatenate([came, sent_on["sent_us"]]), left
+    left = np.concatenate([own.finish_us, sent_on.first_token_us])
+    return np.concatenate([came, sent_on.sent_us]), left
 
 
 def in_flight_at(moments_us: np.ndarray, came_us: np.ndarray, left_us: np.ndarray) -> np.ndarray:
     """Return the number of requests in flight at each moment, shape [moments]."""
-    came, left = np.sort(came_us), np.sort(left_us)
+    came, left = np.sort(came_us, kind="stable"), np.sort(left_us, kind="stable")
     return np.searchsorted(came, moments_us, side="right") - np.searchsorted(left, moments_us, side="right")

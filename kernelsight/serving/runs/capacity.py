@@ -27,7 +27,7 @@ COLUMNS = {
 
 def capacities(world: World, statistics: pa.Table) -> pa.Table:
     """Return ``scenario_capacity``; ``statistics`` say which share of the prompts the prefix cache held."""
-    rows, known = [], {}
+    rows, known, loads = [], {}, {}
     served = {row["scenario_id"]: row for row in _selected(statistics)}
     for scenario in world.scenarios:
         totals = served.get(scenario["scenario_id"])
@@ -35,12 +35,14 @@ def capacities(world: World, statistics: pa.Table) -> pa.Table:
             continue
         start, stop = world.spans[scenario["scenario_id"]]
         cached = totals["cached_tokens"] / totals["asked_tokens"] if totals["asked_tokens"] else 0.0
-        prompts, outputs = (world.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
-        lengths = lengths_of(prompts, outputs, cached)
+        if (start, stop, cached) not in loads:
+            prompts, outputs = (world.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
+            loads[start, stop, cached] = lengths_of(prompts, outputs, cached), int((prompts + outputs).max())
+        lengths, longest = loads[start, stop, cached]
         keys = tuple(deployments_of(scenario))
         replicas = tuple(scenario[name] for name in ("replicas", "prefill_replicas", "decode_replicas"))
         at_once = min(stop - start, scenario["max_concurrency"] or stop - start)
-        reach = Reach(at_once, int((prompts + outputs).max()))
+        reach = Reach(at_once, longest)
         key = (keys, replicas, lengths, reach)
         if key not in known:
             known[key] = _ends(world, scenario, keys, lengths, reach)

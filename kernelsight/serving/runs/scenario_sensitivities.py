@@ -1,9 +1,9 @@
 """Derivatives of a scenario's latencies and throughput by the facts of its GPUs, from those of its step costs.
 
-In a closed loop, or where all requests are sent at once, what the steps hold does not depend on how long they take: a
-small change of step costs makes every wait longer or shorter by the share of it that goes with the fact, and one
-simulation says of what each wait was made. Requests with arrivals of their own meet other steps when these get
-shorter, so that batches change with them: there the scenario is served again with moved step costs.
+No kernel is priced again: the scenario is served with 1 % more and 1 % less of each fact at step costs that are moved
+along their derivatives. In a closed loop, or where all requests are sent at once, what the steps hold does not depend
+on how long they take. Requests with arrivals of their own meet other steps when these get shorter, so that batches
+change with them, and latencies by leaps.
 """
 
 from __future__ import annotations
@@ -16,13 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.scenario.plan import deployments_of
-from kernelsight.serving.engine.host import front_end_of
-from kernelsight.serving.engine.records import FINISHED
-from kernelsight.serving.engine.steps import DECODES, END, HOST_TIME, PROMPTS, START
 from kernelsight.serving.runs.interval_ends import MOST_REQUESTS, deployments_served
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.resource_gains import SENT
-from kernelsight.serving.runs.result_tables import PHASES, Replica, use_rows
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.statistics_tables import QUANTILES, statistics_table
 from kernelsight.serving.runs.summaries import summarise
@@ -30,10 +26,9 @@ from kernelsight.serving.runs.world import World, first_requests, split_by_deplo
 
 # share of a fact by which a scenario is moved to both sides
 STEP = 0.01
-# of the GPU time: host time above it may be that of steps for which the GPU waits, which go with no fact
-HOST_SHARE = 0.25
+# the method where requests keep their order
+ORDERED = "replay in order"
 LATENCIES = ("ttft", "tpot", "e2e")
-THROUGHPUTS = ("request_throughput", "output_throughput")
 # elasticity of each column of step costs; what pipeline stages do not share goes with the whole
 COLUMNS = {
     "gpu_us": "elasticity",
@@ -62,19 +57,9 @@ def sensitivities_of_scenarios(
         for table in (step_costs, step_shapes, elasticities)
     )
     moves = {key: _elasticities(table) for key, table in tables.items()}
-    ordered = {row["scenario_id"] for row in world.scenarios if keeps_order(short, row)}
-    rows: list[tuple] = []
-    first, others = (
-        short._replace(scenarios=[row for row in short.scenarios if (row["scenario_id"] in ordered) == is_first])
-        for is_first in (True, False)
-    )
-    if first.scenarios:
-        rows, again = _first_order(first, costs, moves, threads)
-        others = others._replace(
-            scenarios=[row for row in short.scenarios if row["scenario_id"] not in ordered - again]
-        )
-    if others.scenarios:
-        rows += _replayed(others, costs, shapes, moves, threads)
+    methods = {row["scenario_id"]: ORDERED if keeps_order(short, row) else "replay" for row in world.scenarios}
+    found = _replayed(short, costs, shapes, moves, threads) if short.scenarios else []
+    rows = [(*row, methods[row[0]]) for row in found]
     names = ("scenario_id", "fact", "metric", "elasticity", "method")
     columns = zip(*sorted(rows), strict=True) if rows else [[]] * len(names)
     types = dict.fromkeys(names, pa.string()) | {"elasticity": pa.float64()}
@@ -135,9 +120,9 @@ def _replayed(
                 less = ends[1].get(scenario, {}).get(metric)
                 if more and less:
                     value = float(np.log(more / less) / np.log((1.0 + STEP) / (1.0 - STEP)))
-                    rows.append((scenario, fact, metric, value, "replay"))
+                    rows.append((scenario, fact, metric, value))
         for scenario, figures in _metrics(world._replace(scenarios=still), threads).items() if still else ():
-            rows += [(scenario, fact, metric, 0.0, "replay") for metric, value in figures.items() if value]
+            rows += [(scenario, fact, metric, 0.0) for metric, value in figures.items() if value]
     return rows
 
 
@@ -179,107 +164,3 @@ def _metrics(world: World, threads: int | None) -> dict[str, dict[str, float | N
             figures["output_throughput"] = row["output_tokens"] / row["duration_s"]
             figures_of[row["scenario_id"]] = figures
     return figures_of
-
-
-def _first_order(
-    world: World, costs: Mapping[str, pa.Table], moves: Mapping[str, Elasticities], threads: int | None
-) -> tuple[list[tuple], set[str]]:
-    """Return rows of scenarios in which a small change of step costs changes no step, and the names of the others."""
-    rows, others = [], set()
-    for one in serve_replicas(world, keep_steps=True, threads=threads):
-        deployment, moments = one.deployment, _moments(one, world)
-        if not moments.gaps.size:
-            continue
-        by_phase = _of_phases(use_rows([one], world.costs, world.deployments), costs[deployment], moves[deployment])
-        shifts = [_shifts(one.served.steps, elasticity, moments.times_us) for elasticity in by_phase]
-        hosted = one.served.totals.host_us > HOST_SHARE * one.served.totals.gpu_us
-        if hosted or any(_changes_order(one.served.steps, moments, shift) for shift in shifts):
-            others.add(one.scenario)
-            continue
-        for fact, shift in zip(moves[deployment].facts, shifts, strict=True):
-            elasticities = _of_latencies(moments, shift) | _of_throughput(one.served.steps, shift, moments)
-            rows += [(one.scenario, fact, metric, value, "first order") for metric, value in elasticities.items()]
-    return rows, others
-
-
-class Moments(NamedTuple):
-    """When finished requests were sent, got their first and their last token, microseconds, shape (3, requests)."""
-
-    times_us: np.ndarray
-    gaps: np.ndarray  # between tokens
-    seen_us: np.ndarray  # when the scheduler saw them
-
-
-def _moments(one: Replica, world: World) -> Moments:
-    out = one.served.out
-    finished = (out.status == FINISHED) & ~world.columns["warmup"][one.rows]
-    rows = one.rows[finished]
-    request_us, token_us = front_end_of(world.hosts[one.deployment], world.deployments[one.deployment])
-    seen_us = out.sent_us[finished] + request_us + token_us * world.columns["prompt_tokens"][rows]
-    times_us = np.stack([out.sent_us, out.first_token_us, out.finish_us])[:, finished]
-    return Moments(times_us, world.columns["output_tokens"][rows] - 1, seen_us)
-
-
-def _of_phases(uses: pa.Table, costs: pa.Table, moves: Elasticities) -> np.ndarray:
-    """Return the elasticity of the GPU time of each phase's steps, shape (facts, PHASES)."""
-    gpu_us = np.zeros(moves.values["elasticity"].shape[1])
-    gpu_us[costs["step_shape_id"].to_numpy()] = costs["gpu_us"].to_numpy()
-    by_phase = np.zeros((len(moves.facts), len(PHASES)))
-    for number, phase in enumerate(PHASES):
-        of_phase = uses.filter(pc.equal(uses["phase"], phase))
-        ids = of_phase["step_shape_id"].to_numpy()
-        spent = of_phase["weight"].to_numpy() * gpu_us[ids]
-        by_phase[:, number] = moves.values["elasticity"][:, ids] @ spent / max(spent.sum(), 1e-9)
-    return by_phase
-
-
-def _shifts(steps: np.ndarray, elasticity: np.ndarray, times_us: np.ndarray) -> np.ndarray:
-    """Return by how much moments come later for one unit of the logarithm of a fact: all steps before them do.
-
-    ``steps``: rows of the loop; ``elasticity``: of the GPU time of each phase.
-    """
-    prompts, decodes = steps[:, PROMPTS] > 0, steps[:, DECODES] > 0
-    phase = np.where(prompts, np.where(decodes, PHASES.index("mixed"), PHASES.index("prefill")), PHASES.index("decode"))
-    gpu_us = np.maximum(steps[:, END] - steps[:, START] - steps[:, HOST_TIME], 0.0)
-    later_us = np.concatenate([[0.0], np.cumsum(gpu_us * elasticity[phase])])
-    moments = np.concatenate([steps[:1, START], steps[:, END]])
-    return np.interp(times_us, moments, later_us)
-
-
-def _changes_order(steps: np.ndarray, moments: Moments, shift: np.ndarray) -> bool:
-    """Whether the scheduler sees a request in another step where the fact is moved by STEP: it is sent when another
-    ends, and the next step begins soon after."""
-    began = steps[:, START]
-    later = np.clip(np.searchsorted(began, moments.seen_us), 1, began.size - 1)
-    margin = np.minimum(np.abs(began[later] - moments.seen_us), np.abs(moments.seen_us - began[later - 1]))
-    waited = moments.seen_us - moments.times_us[0]
-    # between its sending and that step, the step moves by no more than this
-    return bool((margin < STEP * waited)[moments.times_us[0] > began[0]].any()) and bool(shift.any())
-
-
-def _of_latencies(moments: Moments, shift: np.ndarray) -> dict[str, float]:
-    """Return elasticities of means and quantiles of latencies, moved to both sides."""
-    several = moments.gaps > 0
-    (sent, first, last), (sent_by, first_by, last_by) = moments.times_us, shift
-    samples = {
-        "ttft": (first - sent, first_by - sent_by),
-        "e2e": (last - sent, last_by - sent_by),
-        "tpot": tuple(((b - a) / moments.gaps)[several] for a, b in ((first, last), (first_by, last_by))),
-    }
-    elasticities = {}
-    for name, (values, by) in samples.items():
-        if values.size and values.mean() > 0.0:
-            elasticities[f"{name}_mean_ms"] = float(by.mean() / values.mean())
-            ends = (np.quantile(values + side * STEP * by, list(QUANTILES.values())) for side in (1.0, -1.0))
-            slopes = np.subtract(*ends) / (2.0 * STEP * np.quantile(values, list(QUANTILES.values())))
-            elasticities |= {f"{name}_{word}_ms": float(slope) for word, slope in zip(QUANTILES, slopes, strict=True)}
-    return elasticities
-
-
-def _of_throughput(steps: np.ndarray, shift: np.ndarray, moments: Moments) -> dict[str, float]:
-    (sent, _, last), (sent_by, _, last_by) = moments.times_us, shift
-    if not last.size:
-        return {}
-    end, start = last.argmax(), sent.argmin()
-    longer = (last_by[end] - sent_by[start]) / (last[end] - sent[start])
-    return dict.fromkeys(THROUGHPUTS, -float(longer))

@@ -19,6 +19,7 @@ from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.many_scenarios import Columns, Loads, Workspace, serve_loads
 from kernelsight.serving.engine.records import LARGEST_BLOCK, NO_LIMIT
 from kernelsight.serving.engine.replica import TOTALS
+from kernelsight.serving.engine.request_blocks import BLOCK, LEAST_BLOCKS
 from kernelsight.serving.engine.served import REAL, WHOLE, Outcome, Totals
 from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests
 from kernelsight.serving.runs.result_tables import histogram_rows, histogram_table, total_rows, total_table
@@ -85,12 +86,16 @@ def _columns_of(world: World) -> Columns:
 
 
 def _is_single_engine(world: World, scenario: dict[str, Any], shared: np.ndarray) -> bool:
-    """Whether one engine of one stage without drafts serves requests that neither follow others nor share prefixes."""
+    """Whether one engine of one stage without drafts serves requests that neither follow others nor share prefixes.
+
+    So many that their records come in blocks have a call of their own.
+    """
     (deployment, *prefills) = deployments_of(scenario)
     settings, plan = world.deployments[deployment], world.plans[deployment]
     rows = slice(*world.spans[scenario["scenario_id"]])
     return (
         not prefills
+        and rows.stop - rows.start < LEAST_BLOCKS * BLOCK
         and settings["dp"] == settings["pp"] == (scenario["replicas"] or 1) == 1
         and settings["num_speculative_tokens"] == 0
         and 0 < plan["block_size"] <= LARGEST_BLOCK

@@ -31,11 +31,11 @@ def simulated(flags: dict, fact: str, factor: float) -> dict:
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
     session = ks.connect()
-    loads = {"first order": AT_ONCE, "replay": ARRIVING}
+    loads = {"replay in order": AT_ONCE, "replay": ARRIVING}
     return {method: session.simulate(**DEPLOYMENT, **load) for method, load in loads.items()}
 
 
-@pytest.mark.parametrize(("method", "facts"), [("first order", (MEMORY, CORES)), ("replay", (MEMORY,))])
+@pytest.mark.parametrize(("method", "facts"), [("replay in order", (MEMORY, CORES)), ("replay", (MEMORY,))])
 def test_elasticities_are_those_of_central_differences(
     runs: dict[str, Run], method: str, facts: tuple[str, ...]
 ) -> None:
@@ -43,7 +43,7 @@ def test_elasticities_are_those_of_central_differences(
     assert set(table["method"].to_pylist()) == {method}
     found = {(row["fact"], row["metric"]): row["elasticity"] for row in table.to_pylist()}
     for fact in facts:
-        flags = DEPLOYMENT | (AT_ONCE if method == "first order" else ARRIVING)
+        flags = DEPLOYMENT | (AT_ONCE if method == "replay in order" else ARRIVING)
         more, less = (simulated(flags, fact, factor) for factor in (1.01, 0.99))
         for metric in METRICS:
             difference = math.log(more[metric] / less[metric]) / math.log(1.01 / 0.99)
@@ -51,7 +51,7 @@ def test_elasticities_are_those_of_central_differences(
 
 
 def test_what_limits_agrees_with_the_gains_of_resources(runs: dict[str, Run]) -> None:
-    run = runs["first order"]
+    run = runs["replay in order"]
     gains = {row["resource"]: row for row in run.table("resource_gains").to_pylist()}
     for fact, resource in ((MEMORY, "decode bandwidth"), (CORES, "prefill compute")):
         slope = run.gradient("e2e_mean_ms", fact).elasticity
@@ -60,8 +60,8 @@ def test_what_limits_agrees_with_the_gains_of_resources(runs: dict[str, Run]) ->
 
 
 def test_a_gradient_has_the_units_of_its_metric_and_fact(runs: dict[str, Run]) -> None:
-    found = runs["first order"].gradient("tpot_p50_ms", MEMORY)
-    strongest, *others = runs["first order"].gradient("tpot_p50_ms")
+    found = runs["replay in order"].gradient("tpot_p50_ms", MEMORY)
+    strongest, *others = runs["replay in order"].gradient("tpot_p50_ms")
     assert found.derivative == pytest.approx(found.elasticity * found.value / found.at)
     assert found.at > 3e12
     assert abs(strongest.elasticity) >= max(abs(one.elasticity) for one in others)
@@ -72,6 +72,6 @@ def test_refusals(runs: dict[str, Run]) -> None:
     with ks.connect() as session, pytest.raises(InvalidInput, match="holds 0; give the flags of one"):
         session.gradient("tpot_p50_ms", MEMORY)
     with pytest.raises(UnknownName, match="unknown metric 'tpot_p5_ms'"):
-        runs["first order"].gradient("tpot_p5_ms", MEMORY)
+        runs["replay in order"].gradient("tpot_p5_ms", MEMORY)
     with pytest.raises(UnknownName, match="Did you mean memory_bandwidth_bytes_per_s"):
-        runs["first order"].gradient("tpot_p50_ms", "memory_bandwidth")
+        runs["replay in order"].gradient("tpot_p50_ms", "memory_bandwidth")

@@ -1,0 +1,86 @@
+"""Records of requests in blocks: filled before they are sent, given back to the system when all of a block have ended.
+
+A record is 300 bytes, of which a dozen numbers are read in the end: a million of them would take longer to get from the
+system than the loop takes to serve them. Requests that wait for others, or move between engines, are filled at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import numpy as np
+
+from kernelsight.serving.engine.inputs import Load
+from kernelsight.serving.engine.records import FINISHED, REQUEST
+from kernelsight.serving.engine.request_columns import fill_requests, outcome_of
+from kernelsight.serving.engine.served import REAL, WHOLE, Outcome
+
+BLOCK = 32_768
+# blocks of which the first may be given back while the last is served
+LEAST_BLOCKS = 3
+# the system gives and takes memory in pages, of which large ones cost a tenth
+LARGE_PAGE = 2 * 2**20
+
+
+class RequestBlocks:
+    """The records of a load's requests, shape [requests], and what is known of those that have ended."""
+
+    def __init__(self, load: Load, at_once: bool) -> None:
+        self._load, self._count = load, load.arrival_us.size
+        self._memory: mmap.mmap | None = None
+        if not at_once and self._count >= LEAST_BLOCKS * BLOCK and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory = mmap.mmap(-1, self._count * REQUEST.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with contextlib.suppress(OSError):  # a kernel without them
+                    self._memory.madvise(mmap.MADV_HUGEPAGE)
+            self.records = np.frombuffer(self._memory, REQUEST)
+        else:
+            self.records = np.zeros(self._count, REQUEST)
+        self.filled = self._ended = 0
+        self._out: Outcome | None = None
+        self._fill(self._count if self._memory is None else BLOCK)
+
+    def _fill(self, stop: int) -> None:
+        rows, load = slice(self.filled, min(stop, self._count)), self._load
+        fill_requests(self.records[rows], load.arrival_us[rows], load.prompt_tokens[rows], load.output_tokens[rows])
+        if load.priority.size:
+            self.records["priority"][rows] = load.priority[rows]
+        self.filled = rows.stop
+
+    def turn_over(self, client: np.void) -> bool:
+        """Fill the next block where all that are filled are sent, and give back blocks of requests that have ended.
+
+        False: there is nothing to fill now.
+        """
+        if client["next"] < self.filled or self.filled == self._count:
+            return False
+        while self._ended + BLOCK < self.filled and self._have_ended(slice(self._ended, self._ended + BLOCK)):
+            self._read(self._ended + BLOCK)
+        self._fill(self.filled + BLOCK)
+        client["filled"] = self.filled
+        return True
+
+    def _have_ended(self, rows: slice) -> bool:
+        records = self.records[rows]
+        return bool(((records["finish_us"] >= 0.0) | (records["status"] != FINISHED)).all())
+
+    def _read(self, stop: int) -> None:
+        """Take the outcome of the next requests that have ended, and give their records back."""
+        rows = slice(self._ended, stop)
+        if self._out is None:
+            self._out = Outcome(np.empty((len(WHOLE), self._count), np.int64), np.empty((len(REAL), self._count)))
+        for values, ended in zip(self._out, outcome_of(self.records[rows]), strict=True):
+            values[:, rows] = ended
+        if self._memory is not None:
+            first, last = (REQUEST.itemsize * row // LARGE_PAGE * LARGE_PAGE for row in (rows.start, rows.stop))
+            if last > first:
+                self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+        self._ended = stop
+
+    def outcome(self) -> Outcome:
+        """Return the outcome of all requests, which have ended."""
+        if self._out is None:
+            return outcome_of(self.records)
+        self._read(self._count)
+        return self._out
