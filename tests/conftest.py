@@ -8,6 +8,7 @@ import os
 # soon as two workers, or anything else, share the cores
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import gc
 import math
 import subprocess
 import sys
@@ -59,8 +60,9 @@ def in_time() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep what JAX compiles for the other workers, for commands that tests start, and for the next run."""
+    """Keep what JAX compiles and queries gave for the other workers, for commands of tests, and for the next run."""
     if hasattr(config, "cache"):
+        QUERIES.folder = config.cache.mkdir("known-queries")
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("compiled-by-jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
@@ -90,6 +92,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
+    # what is there by now stays to the end: it is looked at no more, and the rest less often
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     # before the other workers run a test: they wait for what is started here
     if worker_of(session.config) == "gw0" and any(map(needs_compiled, session.items)):
         session.config.stash[COMPILING] = start_compiling()
@@ -106,6 +111,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if compiling := session.config.stash.get(COMPILING, None):
         compiling.terminate()
         compiling.wait()
+    if not worker_of(session.config):
+        QUERIES.tidy()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
@@ -70,7 +71,7 @@ def place_of(module: str) -> str:
 def arrows() -> dict[str, dict[str, int]]:
     """Return how many modules of each place import a module of each other place."""
     found: dict[str, dict[str, int]] = {}
-    for module, others in IMPORTS.items():
+    for module, others in all_imports().items():
         own = found.setdefault(place_of(module), {})
         for other in {place_of(other) for other in others} - {place_of(module)}:
             own[other] = own.get(other, 0) + 1
@@ -86,21 +87,24 @@ def levels() -> dict[str, int]:
     return found
 
 
-IMPORTS = {module_of(path): imports_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
+@cache
+def all_imports() -> dict[str, set[str]]:
+    """Return what each module imports: read once, in the processes that run these tests."""
+    return {module_of(path): imports_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
-    list(graphlib.TopologicalSorter(IMPORTS).static_order())  # raises CycleError, which names the circle
+    list(graphlib.TopologicalSorter(all_imports()).static_order())  # raises CycleError, which names the circle
 
 
 def test_every_room_has_its_place() -> None:
-    assert {room_of(module) for module in IMPORTS} == set(ROOMS)
+    assert {room_of(module) for module in all_imports()} == set(ROOMS)
 
 
 def test_nothing_is_imported_from_above() -> None:
     upwards = [
         (module, other)
-        for module, others in IMPORTS.items()
+        for module, others in all_imports().items()
         for other in others
         if ROOMS.index(room_of(other)) > ROOMS.index(room_of(module))
     ]
@@ -110,7 +114,7 @@ def test_nothing_is_imported_from_above() -> None:
 def test_folders_within_a_room_have_an_order() -> None:
     upwards = [
         (module, other)
-        for module, others in IMPORTS.items()
+        for module, others in all_imports().items()
         for other in others
         if (room := room_of(module)) in WITHIN and room_of(other) == room and len(other.split(".")) > 2
         if module.split(".")[2] in WITHIN[room]  # a room's nodes import all of it
@@ -124,13 +128,13 @@ def test_places_have_levels() -> None:
 
 
 def test_what_serves_users_imports_nothing_that_scores_it() -> None:
-    users = {module for module, others in IMPORTS.items() if "evaluation" in {room_of(other) for other in others}}
+    users = {module for module, others in all_imports().items() if "evaluation" in {room_of(other) for other in others}}
     assert not {module for module in users if room_of(module) in PRODUCT}
 
 
 def test_no_folder_bears_the_name_of_a_public_function() -> None:
     """Importing kernelsight.compare.nodes would replace the function kernelsight.compare by a module."""
-    assert not {module.split(".")[1] for module in IMPORTS if "." in module} & PUBLIC_FUNCTIONS
+    assert not {module.split(".")[1] for module in all_imports() if "." in module} & PUBLIC_FUNCTIONS
 
 
 def test_predicting_imports_nothing_of_fitting() -> None:
@@ -139,7 +143,7 @@ def test_predicting_imports_nothing_of_fitting() -> None:
         module = waiting.pop()
         if module not in reached:
             reached.add(module)
-            waiting += IMPORTS.get(module, ())
+            waiting += all_imports().get(module, ())
     assert not {module for module in reached if room_of(module) == "fitting"}
 
 

@@ -93,10 +93,10 @@ def _as_text(values: pa.ChunkedArray) -> list[str | None]:
     import duckdb
     import pyarrow as pa
 
-    from kernelsight.dataflow.engine import open_database
+    from kernelsight.dataflow.engine import cursor_for_values
 
-    # a database of its own: a time that DuckDB cannot hold makes it unusable
-    with open_database() as database:
+    # a time that DuckDB cannot hold makes a database unusable
+    with cursor_for_values() as database:
         database.register("shown", pa.table({"value": values}))
         try:
             return database.sql("select value::varchar as value from shown").to_arrow_table()["value"].to_pylist()

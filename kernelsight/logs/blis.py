@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import duckdb
 import polars as pl
 
-from kernelsight.dataflow.engine import SETTINGS, first_line
+from kernelsight.dataflow.engine import cursor_for_values, first_line
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.plain import count_ragged, csv_source
@@ -57,7 +57,7 @@ def read_blis(files: Sequence[LogFile]) -> list[LogRun]:
 
 def _run(file: LogFile, warm_up: int) -> LogRun:
     run = LogRun(file, NAME, clock="monotonic")
-    connection = duckdb.connect(":memory:", config=SETTINGS)
+    connection = cursor_for_values()
     try:
         connection.execute(f"create temp view rows as select * from {csv_source(file)}")
         frame = connection.sql(_QUERY).pl()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from kernelsight.dataflow.engine import SETTINGS, first_line
+from kernelsight.dataflow.engine import cursor_for_values, first_line
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import Faults
 
@@ -28,7 +28,7 @@ def json_rows(
     """
     import polars as pl
 
-    connection = duckdb.connect(":memory:", config=SETTINGS)
+    connection = cursor_for_values()
     try:
         # one pass over the file: only what is selected is kept
         query = f"select line, coalesce({is_record}, false) as whole, {columns} from ({_scan(file, fields)})"

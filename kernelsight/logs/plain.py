@@ -9,7 +9,7 @@ from typing import NamedTuple
 import duckdb
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.engine import SETTINGS, first_line, quote
+from kernelsight.dataflow.engine import cursor_for_values, first_line, quote
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
@@ -51,7 +51,7 @@ def read_plain(files: Sequence[LogFile], columns: Columns | None = None) -> list
 
 
 def _run(file: LogFile, columns: dict[str, str]) -> LogRun:
-    connection = duckdb.connect(":memory:", config=SETTINGS)
+    connection = cursor_for_values()
     run = LogRun(file, NAME)
     try:
         _open(connection, file, columns)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import duckdb
 import polars as pl
 
-from kernelsight.dataflow.engine import SETTINGS, first_line, quote
+from kernelsight.dataflow.engine import cursor_for_values, first_line, quote
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.plain import EARLIEST_UNIX, count_ragged, csv_source
@@ -47,7 +47,7 @@ def _run(file: LogFile) -> LogRun:
     run = LogRun(file, NAME)
     time, power, gpu = _column(file, TIMES), _power_column(file), _column(file, GPUS)
     assert time and power
-    connection = duckdb.connect(":memory:", config=SETTINGS)
+    connection = cursor_for_values()
     try:
         connection.execute(f"create temp view given as select * from {csv_source(file)}")
         time_text, power_text = f"trim({quote(time)})", f"trim({quote(power)})"

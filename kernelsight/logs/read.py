@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import as_arrow, conform
-from kernelsight.dataflow.engine import SETTINGS, first_line
+from kernelsight.dataflow.engine import cursor_for_values, first_line
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable
@@ -101,7 +101,7 @@ def read_table(
     """
     file = LogFile(Path("requests"), b"", "parquet", False)
     run = LogRun(file, PLAIN)
-    connection = duckdb.connect(":memory:", config=SETTINGS)
+    connection = cursor_for_values()
     try:
         connection.register("given", as_arrow(requests, "production_requests"))
         read_rows(connection, run, "requests", dict(columns or {}))

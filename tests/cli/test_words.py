@@ -147,7 +147,7 @@ def worked_s(process: int) -> float:
 def test_a_signal_stops_with_one_sentence_and_no_half_file(moment, number, status, saved_run, tmp_path):
     target = tmp_path / "run.duckdb"
     # requests to serve for long, or short ones whose rows take seconds to write
-    load = ("2000000", "--osl", "100") if moment == "while it serves" else ("500000", "--osl", "1")
+    load = ("2000000", "--osl", "100") if moment == "while it serves" else ("250000", "--osl", "1")
     words = [*START, *MANY, "--num-prompts", *load, "-o", str(target)]
     serving = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     # by its own clock, so that a busy machine does not interrupt the interpreter's start

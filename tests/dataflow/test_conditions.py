@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import cache
 
 import duckdb
 import pyarrow as pa
@@ -37,11 +38,16 @@ CONDITIONS = (
 
 def answered(conditions: list[str], rows: pa.Table) -> list[tuple[bool, ...]]:
     """Return what DuckDB says of each row, for each condition."""
-    with duckdb.connect() as database:
+    asked = ", ".join(f"coalesce(({condition}), false)" for condition in conditions)
+    with opened().cursor() as database:
         database.execute("set error_on_division_by_zero = false")
         database.register("rows_checked", rows)
-        asked = ", ".join(f"coalesce(({condition}), false)" for condition in conditions)
         return list(zip(*database.execute(f"select {asked} from rows_checked").fetchall(), strict=True))
+
+
+@cache
+def opened() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect()
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)

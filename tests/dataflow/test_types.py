@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelsight.dataflow.engine import cursor_for_values
 from kernelsight.dataflow.types import arrow_type, can_become, duckdb_type, is_finite, type_name
 
 SCALARS = st.sampled_from(["string", "bool", "int32", "int64", "float32", "float64"])
@@ -66,3 +67,12 @@ def test_a_float_that_is_not_finite_is_found_at_any_depth(bad: float) -> None:
     for values in ([1.0, bad], [[1.0], [bad]], [{"a": 1.0}, {"a": bad}], [[{"a": bad}]]):
         assert not is_finite(pa.array(values))
     assert is_finite(pa.array([1.0, None])) and is_finite(pa.array([], pa.float64())) and is_finite(pa.array(["nan"]))
+
+
+def test_a_database_that_a_value_made_unusable_is_opened_anew() -> None:
+    with cursor_for_values() as cursor:
+        cursor.register("shown", pa.table({"value": pa.array([2**62]).view(pa.time64("us"))}))
+        with pytest.raises(duckdb.Error):
+            cursor.sql("select value::varchar from shown").fetchall()
+    with cursor_for_values() as cursor:
+        assert cursor.sql("select 2").fetchall() == [(2,)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,17 +133,18 @@ def interpolated(costs: PackedCosts, shape: dict[str, Any]) -> float:
     return gpu_us
 
 
-@pytest.mark.parametrize("kind", ["decode", "prefill", "mixed"])
-def test_every_step_is_interpolated_within_half_a_percent(served: Served, kind: str) -> None:
-    random = np.random.default_rng(20260)
-    shapes = [shape_of(random_step(random, kind, served.settings), served, number) for number in range(STEPS)]
+def test_every_step_is_interpolated_within_half_a_percent(served: Served) -> None:
+    drawn = [(kind, np.random.default_rng(20260)) for kind in ("decode", "prefill", "mixed")]
+    steps = [random_step(random, kind, served.settings) for kind, random in drawn for _ in range(STEPS)]
+    shapes = [shape_of(step, served, number) for number, step in enumerate(steps)]
     direct = predicted(served, shapes)
     errors = np.abs(np.array([interpolated(served.costs, shape) for shape in shapes]) / direct - 1.0)
     latent = served.settings["model"] == "deepseek-v3"
     few = np.array([latent and 0 < shape["prefill_tokens"] < FEW_TOKENS for shape in shapes])
-    assert errors[~few].max() < LARGEST_ERROR
-    assert errors[few].max(initial=0.0) < LATENT_ERROR
-    assert np.median(errors) < 0.0002
+    for (kind, _), of_kind, are_few in zip(drawn, errors.reshape(-1, STEPS), few.reshape(-1, STEPS), strict=True):
+        assert of_kind[~are_few].max(initial=0.0) < LARGEST_ERROR, kind
+        assert of_kind[are_few].max(initial=0.0) < LATENT_ERROR, kind
+        assert np.median(of_kind) < 0.0002, kind
 
 
 def test_knots_stay_few(served: Served) -> None:
@@ -169,22 +171,30 @@ def test_the_mean_context_stands_for_uneven_contexts(
     assert others + by_mean == pytest.approx(others + np.mean(each), rel=0.022)
 
 
-@pytest.mark.parametrize(("chunks", "tokens"), [(2, 64), (2, 512), (4, 512), (8, 128), (8, 1024), (4, 2048)])
-def test_fresh_prompts_in_one_step_add_up(served: Served, chunks: int, tokens: int) -> None:
+PROMPTS = ((2, 64), (2, 512), (4, 512), (8, 128), (8, 1024), (4, 2048))
+
+
+def chunk_ratios(served: Served, chunks_of: Sequence[tuple[int, int]], cached: int) -> np.ndarray:
+    """Return interpolated over predicted time of steps of so many chunks of so many tokens, after cached ones."""
+    steps = [({"batch": 0, "context": 0, "chunk": tokens, "cached": cached}, chunks) for chunks, tokens in chunks_of]
+    shapes = [shape_of(step, served, number, chunks) for number, (step, chunks) in enumerate(steps)]
+    return np.array([interpolated(served.costs, shape) for shape in shapes]) / predicted(served, shapes)
+
+
+def test_fresh_prompts_in_one_step_add_up(served: Served) -> None:
     """Chunks of one step share a launch: their times add up, less the launches, to within 2.5 % of the step.
 
     A limit of adding up is the delta rule of linear attention: its prompts run beside one another, each one token after
     another. Apart they are overstated by 3 % of the step (2 chunks of 64), 10 % (4 of 512), 21 % at most (8 of 128).
     """
-    shape = shape_of({"batch": 0, "context": 0, "chunk": tokens, "cached": 0}, served, 0, chunks)
-    ratio = interpolated(served.costs, shape) / predicted(served, [shape])[0]
-    assert 0.975 < ratio < (LINEAR_OVERSTATED if served.linear else 1.025)
+    ratios = dict(zip(PROMPTS, chunk_ratios(served, PROMPTS, cached=0), strict=True))
+    most = LINEAR_OVERSTATED if served.linear else 1.025
+    assert {prompts: ratio for prompts, ratio in ratios.items() if not 0.975 < ratio < most} == {}
 
 
 def test_short_chunks_after_long_cached_prompts_are_overstated(served: Served) -> None:
     """A limit of adding up: alone, each short chunk leaves most of the GPU idle; together they would fill it."""
-    shape = shape_of({"batch": 0, "context": 0, "chunk": 64, "cached": 4096}, served, 0, chunks=8)
-    ratio = interpolated(served.costs, shape) / predicted(served, [shape])[0]
+    [ratio] = chunk_ratios(served, [(8, 64)], cached=4096)
     assert 0.995 < ratio < 1.45
 
 
