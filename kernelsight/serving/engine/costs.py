@@ -194,11 +194,11 @@ def steps_until(line: Line, most: int, span_us: float) -> int:
 
 
 @inlined
-def cut_line(line: Line, steps: int, span_us: float, asynchronous: bool) -> tuple:
+def cut_line(line: Line, steps: int, span_us: float, prepared: bool) -> tuple:
     """(steps, whether the run ends with them, whether they pass ``span_us``), of up to ``steps`` linear ones.
 
-    The run ends after the step that passes ``span_us``; with asynchronous scheduling one step later, as that step was
-    prepared already.
+    The run ends after the step that passes ``span_us``; one step later where that was ``prepared`` already, as with
+    asynchronous scheduling.
     """
     if span_us <= 0.0:
         return 1, True, True
@@ -207,7 +207,7 @@ def cut_line(line: Line, steps: int, span_us: float, asynchronous: bool) -> tupl
     passing = steps_until(line, steps, span_us)
     if line_time(line, passing) < span_us:
         return steps, False, False
-    if not asynchronous:
+    if not prepared:
         return passing, True, True
     # the additional step may belong to the same segment
     return (passing + 1, True, True) if passing < steps else (passing, False, True)

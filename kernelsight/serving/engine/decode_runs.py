@@ -134,11 +134,11 @@ def advance_line(
 
 
 @compiled
-def decode_run(core: Core, costs: StepCosts, metrics: Metrics, most: int, stop_us: float) -> None:
+def decode_run(core: Core, costs: StepCosts, metrics: Metrics, most: int, stop_us: float, prepared: bool) -> None:
     """Advance a batch that only decodes by up to ``most`` steps.
 
     Steps are advanced segment by segment: all steps with linear times at once. The run ends early when a request
-    becomes visible at ``stop_us``: see ``cut_line``.
+    becomes visible at ``stop_us``, ``prepared`` one step later: see ``cut_line``.
     """
     engine, requests, limits = core.engine, core.requests, core.limits
     batch = engine.decoding
@@ -154,7 +154,7 @@ def decode_run(core: Core, costs: StepCosts, metrics: Metrics, most: int, stop_u
             filling = next_filling(engine, requests, core.heaps[engine.group])
             if filling >= 0:
                 piece = min(piece, float(filling - engine.clock))
-        steps, ends, seen = cut_line(step, int(piece), stop_us - engine.now, limits.asynchronous)
+        steps, ends, seen = cut_line(step, int(piece), stop_us - engine.now, prepared)
         if seen:
             stop_us = -FOREVER
         advance_line(core, costs, metrics, linear_us, step, gpu, step, steps, taken)

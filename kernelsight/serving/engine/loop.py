@@ -88,25 +88,28 @@ def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -
 
 
 @compiled
-def take_run(scenario: Scenario, i: int, stop_us: float) -> None:
-    """Execute the decode run that engine ``i`` and its ranks have planned, up to the step that passes ``stop_us``."""
+def take_run(scenario: Scenario, i: int, stop_us: float, prepared: bool) -> None:
+    """Execute the decode run that engine ``i`` and its ranks have planned, up to the step that passes ``stop_us``.
+
+    ``prepared``: on an engine without ranks, and the step that is prepared by then (see ``cut_line``).
+    """
     if scenario.limits[i].ranks > 1:
         take_ranks(scenario, i - scenario.limits[i].rank, stop_us)
         return
     engine = scenario.engines[i]
     core, costs, metrics = core_of(scenario, i), costs_of(scenario, i), metrics_of(scenario, i)
-    decode_run(core, costs, metrics, engine.planned_steps, stop_us)
+    decode_run(core, costs, metrics, engine.planned_steps, stop_us, prepared)
     engine.planned = False
     engine.due_us = engine.now
 
 
 @compiled
 def take_runs(scenario: Scenario) -> None:
-    """Execute the planned decode runs up to now: a router that looks at engines sees them as they are."""
+    """Execute the planned decode runs up to the steps of now: a router that looks at engines sees them as they are."""
     client = scenario.clients[0]
     for i in range(client.front):
         if scenario.engines[i].planned:
-            take_run(scenario, i, client.now)
+            take_run(scenario, i, client.now, False)
 
 
 @inlined
@@ -147,7 +150,7 @@ def end_engine(scenario: Scenario, i: int) -> None:
         note_ended(client, engine, scenario.requests, scenario.edges, scenario.turns)
     else:
         if engine.planned:
-            take_run(scenario, i, FOREVER)
+            take_run(scenario, i, FOREVER, False)
             client.now = engine.now
         for k in range(i - own.rank, i - own.rank + own.ranks):
             if scenario.engines[k].underway:  # a rank without requests has no step
@@ -192,12 +195,15 @@ def send_next(scenario: Scenario) -> None:
         if scenario.limits[i].ranks > 1:
             shorten_ranks(engines, scenario.limits, i - scenario.limits[i].rank, stop_us)
         else:
-            take_run(scenario, i, stop_us)
+            take_run(scenario, i, stop_us, scenario.limits[i].asynchronous)
 
 
 @inlined
-def begin_step(core: Core, costs: StepCosts, metrics: Metrics, send_us: float, alone: bool) -> None:
-    """Schedule a step and execute it, or the decode run that it begins; with several engines, only plan the run."""
+def begin_step(core: Core, costs: StepCosts, metrics: Metrics, send_us: float, alone: bool, looked_at: bool) -> None:
+    """Schedule a step and execute it, or the decode run that it begins; with several engines, only plan the run.
+
+    ``looked_at``: by a router, which may come at any time; a run that ends with a request in the front end is stepped.
+    """
     engine, requests, limits = core.engine, core.requests, core.limits
     horizon, ticket = wake(engine, requests, limits), engine.admitted
     prompt_tokens, decode_tokens, again, blocked = schedule(core, horizon)
@@ -211,7 +217,7 @@ def begin_step(core: Core, costs: StepCosts, metrics: Metrics, send_us: float, a
         if not alone and stop_us == FOREVER:
             plan_run(core, costs, most)
             return
-        decode_run(core, costs, metrics, most, stop_us)
+        decode_run(core, costs, metrics, 1 if looked_at else most, stop_us, limits.asynchronous)
     elif prompt_tokens > 0:
         gpu_us, host_us = single_step(engine, requests, core.host, costs, prompt_tokens, decode_tokens, 0)
         end_us, wait_us = engine.now + (gpu_us + host_us), 0.0
@@ -240,7 +246,9 @@ def begin_engine(scenario: Scenario, i: int, now: float, send_us: float) -> None
     if own.per_request_progress:
         begin_batches(core, costs, draft_costs_of(scenario, i), metrics)
     else:
-        begin_step(core, costs, metrics, send_us, scenario.engines.size == 1)
+        client = scenario.clients[0]
+        looked_at = client.router == SCORED and i < client.front and client.front > 1
+        begin_step(core, costs, metrics, send_us, scenario.engines.size == 1, looked_at)
 
 
 @inlined

@@ -23,9 +23,13 @@ def rejection_reason(request: np.void, target: int, limits: np.void) -> int:
 def horizon_us(engine: np.void, limits: np.void) -> float:
     """Requests visible by this time can be in the step that begins now.
 
-    With asynchronous scheduling a step is prepared when the previous one begins, or ``batch_wait_us`` later.
+    With asynchronous scheduling a step is prepared when the previous one begins, or ``batch_wait_us`` later. An engine
+    in which nothing runs or is in flight has no step to prepare another one beside: it sees who is there now.
     """
-    return engine.previous_start + limits.batch_wait_us if limits.asynchronous else engine.now
+    if not limits.asynchronous:
+        return engine.now
+    seen_us = engine.previous_start + limits.batch_wait_us
+    return seen_us if engine.running > 0 or engine.batches > 0 else min(seen_us, engine.now)
 
 
 @compiled

@@ -169,6 +169,8 @@ class PipelineEngine(Engine):
         self.in_flight -= len(ended)
         if not self.limits.asynchronous:
             self.horizon = self.clock
+        elif not self.batches and not self.scheduler.running:
+            self.horizon = min(self.horizon, self.clock)  # at rest there is no look beside a batch
         self.last_end = self.clock
         return ended
 

@@ -27,7 +27,7 @@ semantics leave a choice open:
 - ``fewest_generated`` (SGLang): where the next tokens of all decoding requests do not fit, those with the fewest
   generated tokens are preempted first, and queue behind all that have come; where prompts run short, the newest.
 - ``batch_wait_us`` (TensorRT-LLM, with asynchronous scheduling): a look for new requests lasts so long, beside the step
-  before; after an idle time the step waits for it.
+  before; after an idle time the step waits for it, whatever look was not over when the engine came to rest.
 - ``drafts``: a decoding request has one token and so many proposed ones in a step, fewer where the budget or
   ``max_model_len`` ends. Of the proposed ones those up to the first that is not accepted are its own, with one more;
   those beyond its last token are lost. KV units of those that were not accepted stay with the request.

@@ -134,6 +134,12 @@ def test_the_host_prepares_one_batch_after_another() -> None:
     assert spans(run_pipeline(world, (1, 1))) == [[0, 120, 4, 0], [70, 190, 4, 0], [140, 260, 0, 1]]
 
 
+def test_each_stage_looks_at_all_that_run() -> None:
+    # 10 us a running request: A alone takes 60 us a stage, B's prompt beside A, in another batch, 70
+    world = constant_world([(0, 4, 1), (0, 4, 1)], max_num_batched_tokens=4, host={"per_active_us": 10.0})
+    assert spans(run_pipeline(world, (1, 1))) == [[0, 120, 4, 0], [60, 200, 4, 0]]
+
+
 def test_a_request_that_is_preempted_in_flight_gets_its_token() -> None:
     # 4 blocks. A (8 tokens) and B (7) have two each, in two batches. At 100 A needs a third: B goes, whose prompt is in
     # the second stage until 150; its first token comes back then. A ends at 300, and B's 8 known tokens are recomputed.

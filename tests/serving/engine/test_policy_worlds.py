@@ -12,6 +12,8 @@ from hypothesis import given
 from kernelsight.serving.engine import records
 from kernelsight.serving.engine.served import Served
 from tests.conftest import random_worlds
+from tests.serving.engine.test_pipeline import run_pipeline, with_parts
+from tests.serving.engine.test_pipeline import run_reference as run_reference_pipeline
 from tests.serving.engine.worlds import World, constant_world, run_loop, run_reference, worlds
 
 PROMPT, DECODE, RUNNING, WAITING, UNITS = range(2, 7)
@@ -155,6 +157,27 @@ def test_a_look_for_new_requests_lasts_so_long() -> None:
     assert served.steps[:, :4].astype(int).tolist() == [[300, 600, 8, 0], [600, 900, 4, 1], [900, 1200, 0, 1]]
     # without, the step that begins at 100 was prepared at 0: B starts when the next one but one begins
     assert scheduled(serve([(0, 4, 3), (50, 4, 1)], asynchronous=True)) == [0, 200]
+
+
+def test_a_look_beside_nothing_is_forgotten() -> None:
+    # Stages of 50 us a token, the first one 700 at least. A (6 tokens, 4 a batch) is waited with until 700; its batches
+    # come back at 1600 and 2200. The look that begins at 1600 would last until 2300, but from 2200 on nothing runs: B,
+    # which comes at 2250, is waited with for 700 again.
+    def scheduled_by(requests: list[tuple], request_us: float = 0.0) -> list[float]:
+        host = {"base_us": 700.0, "request_us": request_us}
+        limits = {"asynchronous": True, "batch_wait_us": 700.0, "max_num_batched_tokens": 4}
+        world = constant_world(requests, host=host, **limits)
+        token_us = 100.0 * np.arange(5)
+        world = with_parts(world._replace(surface=world.surface._replace(token_us=token_us)), 0.0, 0.0)
+        served, (asked, _) = run_pipeline(world, (1, 1)), run_reference_pipeline(world, (1, 1))
+        assert scheduled(served) == [request.scheduled_us for request in asked]
+        return scheduled(served)
+
+    assert scheduled_by([(0, 6, 1), (2250, 4, 1)]) == [700, 2950]
+    # the same where it was sent before that, and is in the front end until 2250
+    assert scheduled_by([(-150, 6, 1), (2100, 4, 1)], 150.0) == [700, 2950]
+    # who has come by 2200 is seen
+    assert scheduled_by([(0, 6, 1), (2190, 4, 1)]) == [700, 2200]
 
 
 # ---------------------------------------------------------------- who is preempted

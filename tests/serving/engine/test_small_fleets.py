@@ -131,6 +131,19 @@ def test_the_highest_sum_of_scores() -> None:
         assert scored(world, **{name: 1.0}).out.replica.tolist() == [0, 1, 0, 1, 1]
 
 
+def test_scores_are_of_the_steps_that_engines_are_in() -> None:
+    # A (3 tokens) and B (2) hold a block each in the step from 100 to 200, as C comes: the first engine is next in
+    # turn. The next step, for which A needs a second block, may be prepared (asynchronous), but has not begun.
+    for asynchronous in (False, True):
+        requests = [(0, 3, 9), (0, 2, 9), (150, 4, 1)]
+        served = scored(constant_world(requests, asynchronous=asynchronous), kv_use=1.0)
+        assert served.out.replica.tolist() == [0, 1, 0]
+        # 400 us in the front end: when the fifth comes at 550, the third and fourth, seen at 700, let A and B decode
+        requests = [(0, 3, 9), (0, 1, 9), (300, 4, 1), (300, 4, 1), (550, 4, 1)]
+        world = constant_world(requests, asynchronous=asynchronous, host={"request_us": 400.0})
+        assert scored(world, kv_use=1.0).out.replica.tolist() == [0, 1, 0, 1, 0]
+
+
 def test_a_block_in_a_tier_counts_less_than_one_on_the_gpu() -> None:
     # the first engine's cache loses "ab" to "pqr", and its tier keeps it; the second has "a" of another prompt
     requests = [(0, 9, 1, "ab"), (0, 9, 1, "ac"), (500, 16, 1, "pqr"), (500, 4, 1, "z"), (1000, 9, 1, "ab")]
