@@ -39,6 +39,7 @@ SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
             loads.sizes,
             loads.sizes_limits,
             loads.sensitivities,
+            loads.design,
             loads.server_times,
             loads.server_kept,
             loads.server_steps,
