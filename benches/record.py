@@ -201,5 +201,7 @@ def stale() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    for result, parts in stale().items():
-        print(f"{result}: measured at {read(result)['commit']}, before changes of {', '.join(parts)}")
+    for name, parts in stale().items():
+        result = read(name)
+        at = result.get("run_at_commit") or result["commit"]
+        print(f"{name}: measured at {at}, before changes of {', '.join(parts)}")
