@@ -19,8 +19,10 @@ from kernelsight.errors import InvalidInput
 from kernelsight.fitting.expressions import Calls, calls_of, fitted_coefficients, joined_calls
 from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import features_of
+from kernelsight.fitting.sweep_files import launches_us
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES, LOWERED, MEASURED
+from kernelsight.kernels.floors import EXPECTED_US, floor_at, floor_row, with_floors
 from kernelsight.kernels.kinds import ALONE
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.points import (
@@ -165,6 +167,9 @@ def fit_few(
     """Return the pack ``base`` with a few measured calls of some GPUs in place of what points it had of them."""
     tables, rows = (implementations, gpus, fabrics), []
     base = without_points(base, gpus_wanted)
+    if families is None:
+        floors = floor_rows(sweeps, gpus_wanted, base, vendors_of(gpus), log)
+        base = pa.concat_tables([base, pack_table(floors)])
     whole = with_assumed(base)
     for gpu in gpus_wanted:
         by_family: dict[str, Measured] = {}
@@ -203,6 +208,33 @@ def fit_few(
     return pa.concat_tables([base, pack_table(rows)])
 
 
+def floor_rows(
+    sweeps: Sequence[Path],
+    gpus_wanted: Sequence[str],
+    base: pa.Table,
+    vendor_of: Mapping[str, str | None],
+    log: Callable[[str], None],
+) -> list[dict]:
+    """Return what empty launches say of the floors of GPUs, as ``eta_coefficients`` rows.
+
+    Those of GPUs with a sweep, where there are any, say what is expected of a GPU whose floors are as fitted.
+    """
+    found = launches_us(sweeps)
+    swept = {gpu for family in MEASURED for gpu in swept_gpus(base, family)}
+    of_swept = [us for gpu, us in found.items() if gpu in swept and vendor_of[gpu] is None]
+    expected_us = float(np.exp(np.mean(np.log(of_swept)))) if of_swept else EXPECTED_US
+    rows = []
+    for gpu in gpus_wanted:
+        if gpu not in found:
+            log(f"{gpu}: no empty launch was measured, so its floors are those of the generations that were fitted")
+        elif vendor_of[gpu] is not None:
+            log(f"{gpu}: nothing is known to compare its empty launch with, so it is not used")
+        else:
+            rows.append(floor_row(gpu, found[gpu], expected_us))
+            log(f"{rows[-1]['source']}: floors of all kernels times {rows[-1]['value']:.3g}")
+    return rows
+
+
 def _size(where: Places) -> int:
     return where.size
 
@@ -236,6 +268,7 @@ def measured_calls(
     vendor = facts.vendor.get(gpu)
     without = left_out(base, family, facts, gpu)
     calls = calls_of(family, form, table, base, *tables, without=without, measured=False, vendor=vendor, stated=stated)
+    calls = calls._replace(at=with_floors(form.coefficients, calls.at, floor_at(base, gpu) or 0.0))
     predicted = calls.latency_us()
     error = np.log(table["latency_us"].to_numpy() / predicted)
     return Measured(places_of(family, table, calls, tables), predicted, error, calls)

@@ -15,6 +15,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.kernels.chosen import choose, engine_of_vendor, engine_that_ran, measured_dtype
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.floors import floor_at, with_floors, with_known_floor
 from kernelsight.kernels.intervals import (
     KNOTS_US,
     UNMEASURED_HALF,
@@ -205,6 +206,9 @@ def _constants_of(
         path = path if known else dict.fromkeys(path, UNKNOWN)
         vendor = kind["vendor"] if known else None
         at = constants_at(facts, coefficients, family, form.coefficients, [path], kind["without"], own, vendor)
+        kind["floor"] = None if own or hypothetical else _floor_of(kind, coefficients)
+        if kind["floor"]:
+            at = with_floors(form.coefficients, at, kind["floor"])
         if kind["points"] is not None:
             points = points_at(coefficients, family, kind["fit"])
             at = moved_constants(points, form.coefficients, words_of(kind["kernel"]), at)
@@ -214,6 +218,12 @@ def _constants_of(
     for name in SERVED.keys() & values.keys():
         values[name] = np.full(len(kinds), SERVED[name])
     return values, evidence
+
+
+def _floor_of(kind: Mapping[str, Any], coefficients: pa.Table) -> float | None:
+    """Return the logarithm of the factor on a GPU's floors where an empty launch is known and may count."""
+    across = kind["tier"] != "cross-generation" and kind["answers"] in ("cross-generation", "points-measured")
+    return floor_at(coefficients, kind["fit"]) if across else None
 
 
 def _as_call(kind: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,7 +306,9 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
             half = half_widths_for(others, [group if group in others else kind["group"]])[0]
             # a vendor's own fit, however few its GPUs, is no worse than none
             half = half if kind["vendor"] is None else np.minimum(half, UNMEASURED_HALF)
-            found[number] = half if kind["points"] else half * growth(kind["octaves"])
+            half = half if kind["points"] else half * growth(kind["octaves"])
+            is_floor_known = kind["floor"] is not None and not kind["points"]
+            found[number] = with_known_floor(half, kind["floor"]) if is_floor_known else half
     return found
 
 
@@ -427,4 +439,5 @@ def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured
     if kind["answers"] == "hypothetical":
         return f"fit of {kind['fit']}, hypothetical: {implementation}"
     where = "" if seen else ", not seen on this generation"
-    return f"sweeps of other GPUs: {implementation}{where}"
+    launch = "" if kind["floor"] is None else f", an empty launch of {kind['fit']}"
+    return f"sweeps of other GPUs{launch}: {implementation}{where}"
