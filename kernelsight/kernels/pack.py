@@ -85,9 +85,9 @@ def _refuse_former_points(rows: pa.Table, path: Path) -> None:
     if former.num_rows:
         gpus, found = (", ".join(sorted(set(former[name].to_pylist()))) for name in ("gpu", "coefficient"))
         raise InvalidInput(
-            f"pack {path} holds points of {gpus} as an earlier version fitted them (arrays {found}), and this one reads "
-            f"{' and '.join(POINT_ARRAYS)}; fit the measured calls again: `kernelsight calibrate fit --few FILE --onto "
-            f"default -o {path}`."
+            f"pack {path} holds points of {gpus} as an earlier version fitted them (arrays {found}), and this one "
+            f"reads {' and '.join(POINT_ARRAYS)}; fit the measured calls again: `kernelsight calibrate fit --few FILE "
+            f"--onto default -o {path}`."
         )
 
 
