@@ -35,6 +35,7 @@ from kernelsight.kernels.points import (
     levels_of,
     mean_of,
     moved_constants,
+    parts_of,
     places,
     size_count,
     sizes_of,
@@ -198,13 +199,14 @@ def fit_few(
                 rows += choice_rows(sweeps, family, [gpu], implementations)
         if not by_family:
             continue
-        points, kernels = (sum(of(one.places) for one in by_family.values()) for of in (_size, _kernel_count))
-        log(f"{gpu}: {points:,} points of {kernels:,} kernels in {len(by_family):,} families")
+        count, kernels = (sum(of(one.places) for one in by_family.values()) for of in (_size, _kernel_count))
+        log(f"{gpu}: {count:,} points of {kernels:,} kernels in {len(by_family):,} families")
         unmeasured = [name for name in LOWERED if name not in by_family]
         log(f"{gpu}: not measured, so as without points: {', '.join(unmeasured)}")
         for family, measured in by_family.items():
             source = f"fitted to {measured.places.size} points of {gpu}"
-            rows += point_rows(family, gpu, fit_points(measured), source)
+            points = fit_points(measured, parts=parts_of(vendors_of(gpus)[gpu]))
+            rows += point_rows(family, gpu, points, source)
     return pa.concat_tables([base, pack_table(rows)])
 
 

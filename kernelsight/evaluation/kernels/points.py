@@ -8,6 +8,7 @@ fitted without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +30,14 @@ from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import POINTS, half_widths_for, points_group, spread
 from kernelsight.kernels.pack import pack_table
+from kernelsight.kernels.points import Parts, parts_of
+from kernelsight.kernels.resolve import vendors_of
 
 Choose = Callable[..., np.ndarray]
-CHOICES: dict[str, Choose] = {"planned": planned, "random": random_points}
+CHOICES: dict[str, Callable[[Parts], Choose]] = {
+    "planned": lambda parts: partial(planned, parts=parts),
+    "random": lambda parts: random_points,
+}
 
 
 class PointBudget(NamedTuple):
@@ -139,15 +145,17 @@ def predicted_after(
 ) -> dict[str, tuple[pa.Table, dict[str, np.ndarray], np.ndarray]]:
     """Return of each family of a GPU its rows but for the points, their predictions, and whether their site is new."""
     families = {name: one for name, one in fits.items() if gpu in one.own}
+    parts = parts_of(vendors_of(facts("gpus"))[gpu])
+    choose = CHOICES[budget.how](parts)
     chosen = {
-        name: CHOICES[budget.how](one.own[gpu].places, is_serving(name, one.test[gpu]).astype(float), budget.per_kernel)
+        name: choose(one.own[gpu].places, is_serving(name, one.test[gpu]).astype(float), budget.per_kernel)
         for name, one in families.items()
         if budget.per_kernel
     }
     by_family = {}
     for name, one in families.items():
         mine, measured, own = one.test[gpu], chosen.get(name, np.empty(0, dtype=int)), one.own[gpu]
-        few = fit_points(own.at(measured)) if measured.size else None
+        few = fit_points(own.at(measured), parts=parts) if measured.size else None
         rest = np.setdiff1d(np.arange(mine.num_rows), measured)
         left = own.at(rest)
         latency = left.latency_us(few) if few else left.predicted_us
