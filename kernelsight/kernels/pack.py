@@ -69,8 +69,8 @@ def read_pack(path: Path) -> pa.Table:
     """Read a pack; InvalidInput where there is none, or its points have a former form, ContractBroken where its columns
     are others."""
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"pack {path} {found}; `kernelsight calibrate fit -o {path}` writes one.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"pack {path} {problem}; `kernelsight calibrate fit -o {path}` writes one.")
 
     rows = conform(read_parquet(path, refuse), pack_contract(), origin=str(path))
     _refuse_former_points(rows, path)
