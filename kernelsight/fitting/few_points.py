@@ -170,39 +170,20 @@ def fit_few(
     """Return the pack ``base`` with a few measured calls of some GPUs in place of what points it had of them."""
     tables, rows = (implementations, gpus, fabrics), []
     base = without_points(base, gpus_wanted)
-<<<<<<< HEAD
     if families is None:
         floors = floor_rows(sweeps, gpus_wanted, base, vendors_of(gpus), log)
         base = pa.concat_tables([base, pack_table(floors)])
-    whole = with_assumed(base)
-=======
     pack = with_assumed(base)
->>>>>>> main
     for gpu in gpus_wanted:
-        by_family: dict[str, Measured] = {}
-        for family in MEASURED if families is None else families:
-            own = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
-            published = training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'")
-            if not own.num_rows + published.num_rows:
-                continue
-            vendor = vendors_of(gpus)[gpu]
-            if vendor not in fitted_vendors(pack, family):
-                log(f"{family}: no kernel of {(vendor or '').upper()} was fitted, so its points are not used")
-                continue
-            if own.num_rows + published.num_rows > MOST_POINTS:
-                raise InvalidInput(
-                    f"--few has {own.num_rows + published.num_rows:,} points of {family} on {gpu}, and up to "
-                    f"{MOST_POINTS:,} are few; fit them as a sweep, with --sweep."
-                )
-            by_family[family] = both(
-                [
-                    measured_calls(family, table, gpu, pack, tables, lone_values)
-                    for table, lone_values in ((own, ALONE), (published, {}))
-                    if table.num_rows
-                ]
-            )
-            if gpu not in swept_gpus(base, family):
-                rows += choice_rows(sweeps, family, [gpu], implementations)
+        vendor = vendors_of(gpus)[gpu]
+        asked = (MEASURED if families is None else families, vendor)
+        by_family = _calls_by_family(sweeps, gpu, *asked, pack, tables, log)
+        rows += [
+            row
+            for family in by_family
+            if gpu not in swept_gpus(base, family)
+            for row in choice_rows(sweeps, family, [gpu], implementations)
+        ]
         if not by_family:
             continue
         count, kernels = (sum(of(one.places) for one in by_family.values()) for of in (_size, _kernel_count))
@@ -211,9 +192,42 @@ def fit_few(
         log(f"{gpu}: not measured, so as without points: {', '.join(unmeasured)}")
         for family, measured in by_family.items():
             source = f"fitted to {measured.places.size} points of {gpu}"
-            points = fit_points(measured, parts=parts_of(vendors_of(gpus)[gpu]))
-            rows += point_rows(family, gpu, points, source)
+            rows += point_rows(family, gpu, fit_points(measured, parts=parts_of(vendor)), source)
     return pa.concat_tables([base, pack_table(rows)])
+
+
+def _calls_by_family(
+    sweeps: Sequence[Path],
+    gpu: str,
+    families: Iterable[str],
+    vendor: str | None,
+    pack: pa.Table,
+    tables: Tables,
+    log: Callable[[str], None],
+) -> dict[str, Measured]:
+    """Return the measured calls of a GPU, of families that a GPU of its vendor was fitted to."""
+    by_family: dict[str, Measured] = {}
+    for family in families:
+        own = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
+        published = training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'")
+        if not own.num_rows + published.num_rows:
+            continue
+        if vendor not in fitted_vendors(pack, family):
+            log(f"{family}: no kernel of {(vendor or '').upper()} was fitted, so its points are not used")
+            continue
+        if own.num_rows + published.num_rows > MOST_POINTS:
+            raise InvalidInput(
+                f"--few has {own.num_rows + published.num_rows:,} points of {family} on {gpu}, and up to "
+                f"{MOST_POINTS:,} are few; fit them as a sweep, with --sweep."
+            )
+        by_family[family] = both(
+            [
+                measured_calls(family, table, gpu, pack, tables, lone_values)
+                for table, lone_values in ((own, ALONE), (published, {}))
+                if table.num_rows
+            ]
+        )
+    return by_family
 
 
 def floor_rows(
@@ -229,7 +243,7 @@ def floor_rows(
     """
     found = launches_us(sweeps)
     swept = {gpu for family in MEASURED for gpu in swept_gpus(base, family)}
-    of_swept = [us for gpu, us in found.items() if gpu in swept and vendor_of[gpu] is None]
+    of_swept = [us for gpu, us in found.items() if gpu in swept and vendor_of.get(gpu) is None]
     expected_us = float(np.exp(np.mean(np.log(of_swept)))) if of_swept else EXPECTED_US
     rows = []
     for gpu in gpus_wanted:
