@@ -239,19 +239,18 @@ def floor_rows(
 ) -> list[dict]:
     """Return what empty launches say of the floors of GPUs, as ``eta_coefficients`` rows.
 
-    Those of GPUs with a sweep, where there are any, say what is expected of a GPU whose floors are as fitted.
+    Those of other GPUs with a sweep, where there are any, say what is expected of a GPU whose floors are as fitted.
     """
-    found = launches_us(sweeps)
-    swept = {gpu for family in MEASURED for gpu in swept_gpus(base, family)}
-    of_swept = [us for gpu, us in found.items() if gpu in swept and vendor_of.get(gpu) is None]
-    expected_us = float(np.exp(np.mean(np.log(of_swept)))) if of_swept else EXPECTED_US
-    rows = []
+    found, rows = launches_us(sweeps), []
+    swept = {gpu for family in MEASURED for gpu in swept_gpus(base, family)} & set(found)
     for gpu in gpus_wanted:
+        others = [found[one] for one in sorted(swept - {gpu}) if vendor_of.get(one) is None]
         if gpu not in found:
             log(f"{gpu}: no empty launch was measured, so its floors are those of the generations that were fitted")
         elif vendor_of[gpu] is not None:
             log(f"{gpu}: nothing is known to compare its empty launch with, so it is not used")
         else:
+            expected_us = float(np.exp(np.mean(np.log(others)))) if others else EXPECTED_US
             rows.append(floor_row(gpu, found[gpu], expected_us))
             log(f"{rows[-1]['source']}: floors of all kernels times {rows[-1]['value']:.3g}")
     return rows
