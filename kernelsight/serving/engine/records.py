@@ -153,6 +153,7 @@ REQUEST = record(
     fresh=_TRUTH,  # decoding, with its last token not from the last decode step
     skipped=_TRUTH,  # decoding, but without a token in this step: the budget was exhausted
     moving=_TRUTH,  # its KV is being transferred to a decode engine
+    chunk_returns_us=_REAL,  # with pipeline stages: when the batch with its last chunk comes back, a part of its prompt
     all_in_flight=_TRUTH,  # per-request progress: its prompt's last chunk is in flight, or it was in a batch that is
 )
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from kernelsight.serving.engine.admission import admit, delay_prefills, first_chunk, prefill_next
 from kernelsight.serving.engine.batch import (
+    chunk_must_return,
     is_in_flight,
     is_ready,
     push_fresh,
@@ -34,6 +35,8 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
         request = requests[r]
         left = request.known - request.computed
         if engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)):
+            left = 0
+        if chunk_must_return(engine, request, limits):
             left = 0
         request.chunk = first_chunk(left, budget - tokens, limits)
         tokens += request.chunk
@@ -106,7 +109,9 @@ def schedule_in_order(core: Core, prompts_only: bool) -> tuple:
             r = request.after
             continue
         if not request.decoding and (
-            engine.prefills_delayed or (engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)))
+            engine.prefills_delayed
+            or chunk_must_return(engine, request, limits)
+            or (engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)))
         ):
             r = request.after
             continue
