@@ -21,7 +21,7 @@ from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.policy import admission_closed, candidate, form_static_batch, stays_refused
 from kernelsight.serving.engine.preemption import preempt_until_free, retract
 from kernelsight.serving.engine.prefix import cache_chunk, take_units
-from kernelsight.serving.engine.queue import horizon_us
+from kernelsight.serving.engine.queue import horizon_us, queue_head
 from kernelsight.serving.engine.state import Core
 from kernelsight.serving.engine.tiers import is_loading
 
@@ -215,6 +215,8 @@ def schedule(core: Core, horizon: float) -> tuple:
         admitted, joined, blocked = admit(core, horizon, prompt_tokens, decode_tokens)
         prompt_tokens += admitted
         decode_tokens += joined
+        if limits.prefill_schedule_interval > 1:
+            engine.prompts_left = queue_head(engine, requests, limits, horizon) >= 0
     if prompts_only and prompt_tokens == 0:
         # the partly computed prompt was preempted: decode instead, so that blocks become free
         prompt_tokens, decode_tokens, _ = schedule_running(core, False)

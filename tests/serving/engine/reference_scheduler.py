@@ -228,6 +228,7 @@ class Scheduler:
         self.polling, self.door, self.wait = Polling(limits), Door(limits), BatchWait(limits)
         self.reserve = Reserve(limits, self.memory)
         self.proposed = self.accepted = 0
+        self.prompts_left = False  # requests that were seen, and not admitted
 
     # --- the queue
 
@@ -283,6 +284,7 @@ class Scheduler:
         granted, preempted = self.schedule_running(decodes=not prompts_only)
         if not preempted and (prompts_only or not self.limits.prefill_first):
             self.admit(granted, now, horizon)
+            self.prompts_left = self.head(horizon) is not None
         if prompts_only and not granted:
             granted, _ = self.schedule_running()
         return granted
