@@ -6,6 +6,7 @@ import numpy as np
 
 from kernelsight.serving.engine.admission import admit, delay_prefills, first_chunk, prefill_next
 from kernelsight.serving.engine.batch import (
+    chunk_must_return,
     is_in_flight,
     is_ready,
     push_fresh,
@@ -20,7 +21,7 @@ from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.policy import admission_closed, candidate, form_static_batch, stays_refused
 from kernelsight.serving.engine.preemption import preempt_until_free, retract
 from kernelsight.serving.engine.prefix import cache_chunk, take_units
-from kernelsight.serving.engine.queue import horizon_us
+from kernelsight.serving.engine.queue import horizon_us, queue_head
 from kernelsight.serving.engine.state import Core
 from kernelsight.serving.engine.tiers import is_loading
 
@@ -34,6 +35,8 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
         request = requests[r]
         missing = request.known - request.computed
         if engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)):
+            missing = 0
+        if chunk_must_return(engine, request, limits):
             missing = 0
         request.chunk = first_chunk(missing, budget - tokens, limits)
         tokens += request.chunk
@@ -106,7 +109,9 @@ def schedule_in_order(core: Core, prompts_only: bool) -> tuple:
             r = request.after
             continue
         if not request.decoding and (
-            engine.prefills_delayed or (engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)))
+            engine.prefills_delayed
+            or chunk_must_return(engine, request, limits)
+            or (engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)))
         ):
             r = request.after
             continue
@@ -210,6 +215,8 @@ def schedule(core: Core, horizon: float) -> tuple:
         admitted, joined, blocked = admit(core, horizon, prompt_tokens, decode_tokens)
         prompt_tokens += admitted
         decode_tokens += joined
+        if limits.prefill_schedule_interval > 1:
+            engine.prompts_left = queue_head(engine, requests, limits, horizon) >= 0
     if prompts_only and prompt_tokens == 0:
         # the partly computed prompt was preempted: decode instead, so that blocks become free
         prompt_tokens, decode_tokens, _ = schedule_running(core, False)
