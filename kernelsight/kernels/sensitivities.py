@@ -61,7 +61,8 @@ LENGTHS = (4096, 262_144)
 _WORDS = ("deployment_id", "call", "fact", "kink")
 NO_ROWS = pa.table(
     {name: pa.array([], pa.string()) for name in _WORDS}
-    | {"step_shape_id": pa.array([], pa.int64()), "elasticity": pa.array([], pa.float64())}
+    | {"step_shape_id": pa.array([], pa.int64())}
+    | {name: pa.array([], pa.float64()) for name in ("elasticity", "central_elasticity")}
 )
 
 
@@ -107,7 +108,7 @@ def kernel_sensitivities_of(family: str, calls: pa.Table, facts: Sequence[pa.Tab
     ready, power = _taken(every_call, kept), power.take(kept) if power else None
     gpu_number = np.unique(every_call.columns["gpu"], return_inverse=True)[1][kept]
     moved = moved_hardware(used, fabrics)
-    elasticity, kink = _elasticities(ready, gpu_number, moved, coefficients, power)
+    elasticity, central, kink = _elasticities(ready, gpu_number, moved, coefficients, power)
     states = moved.states[gpu_number][number]
     row, fact = np.nonzero(states)
     call_keys = calls.select(["deployment_id", "step_shape_id", "call"]).take(pa.array(row))
@@ -116,6 +117,7 @@ def kernel_sensitivities_of(family: str, calls: pa.Table, facts: Sequence[pa.Tab
             **{name: call_keys[name] for name in call_keys.column_names},
             "fact": _words(FACTS, fact),
             "elasticity": elasticity[number[row], fact],
+            "central_elasticity": central[number[row], fact],
             "kink": _words(KINKS, kink[number[row], fact]),
         }
     )
@@ -152,12 +154,14 @@ def moved_hardware(gpus: pa.Table, fabrics: pa.Table) -> Moved:
 def _elasticities(
     ready: Prepared, gpu: np.ndarray, moved: Moved, coefficients: pa.Table, power: PowerLimits | None
 ) -> tuple[np.ndarray, ...]:
-    """Return elasticities and numbers of KINKS, shape (calls, FACTS); 0 where an expression does not read the fact.
+    """Return elasticities, those from 1 % less to 1 % more, and numbers of KINKS, shape (calls, FACTS).
+
+    0 where an expression does not read the fact.
 
     ``gpu``: of each call, the place of its GPU among those of ``moved``; ``power``: limits of the calls, if any.
     """
     size = ready.kind_of_row.size
-    elasticity, kink = np.zeros((size, len(FACTS))), np.zeros((size, len(FACTS)), np.int64)
+    (elasticity, central), kink = np.zeros((2, size, len(FACTS))), np.zeros((size, len(FACTS)), np.int64)
     for part in parts_of(ready):
         rows = np.arange(size)[part.rows]
         if not rows.size:
@@ -177,8 +181,9 @@ def _elasticities(
         own = np.where(np.isfinite(own), own, sides.mean(axis=1))
         differs = np.abs(sides - own[:, None]) > SMOOTH
         elasticity[rows[call], fact] = own
+        central[rows[call], fact] = -np.diff(np.log(ratios), axis=1)[:, 0] / np.log((1.0 + STEP) / (1.0 - STEP))
         kink[rows[call], fact] = differs @ [1, 2]
-    return elasticity, kink
+    return elasticity, central, kink
 
 
 def _is_read(ready: Prepared, part: Part, gpu: np.ndarray, moved: Moved) -> np.ndarray:

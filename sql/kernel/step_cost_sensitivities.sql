@@ -1,4 +1,5 @@
--- How the GPU time of each step shape goes with the facts of the GPU: elasticities of its kernels, weighted by their time
+-- How the GPU time of each step shape goes with the facts of the GPU: elasticities of its kernels from 1 %
+-- less to 1 % more of the fact, weighted by their time
 with timed as (
   select
     kernels.deployment_id,
@@ -27,7 +28,7 @@ moved as (
     part,
     -- in millionths, whole numbers, so that the order of rows changes nothing
     sum(round(total_us * 1e6)::hugeint) as spent,
-    sum(round(total_us * elasticity * 1e6)::hugeint) as gained
+    sum(round(total_us * central_elasticity * 1e6)::hugeint) as gained
   from kernel_sensitivities
   join timed using (deployment_id, step_shape_id, call)
   group by all

@@ -52,6 +52,7 @@ def test_elasticities_are_those_of_central_differences(session: ks.Session, fami
         smooth = pc.is_null(own["kink"]).to_numpy(zero_copy_only=False)
         assert smooth.mean() > 0.9
         np.testing.assert_allclose(own["elasticity"].to_numpy()[smooth], difference[smooth], atol=CURVED, err_msg=fact)
+        np.testing.assert_allclose(own["central_elasticity"].to_numpy(), difference, atol=1e-3, err_msg=fact)
 
 
 def test_a_kink_names_the_side_on_which_another_limit_takes_over(session: ks.Session) -> None:
@@ -61,11 +62,13 @@ def test_a_kink_names_the_side_on_which_another_limit_takes_over(session: ks.Ses
     row = calls.slice(0, 1).to_pylist()[0]
     gpu = gpus.filter(pc.equal(gpus["gpu"], row["gpu"])).to_pylist()[0]
     ridge = row["bytes"] / row["flops"] * gpu["bf16_flops_per_s"] / gpu["memory_bandwidth_bytes_per_s"]
-    for factor, elasticity, kink in ((1.005, 0.0, "below"), (0.995, -1.0, "above"), (2.0, 0.0, None)):
+    sides = ((1.005, 0.0, "below", -0.25), (0.995, -1.0, "above", -0.75), (2.0, 0.0, None, 0.0))
+    for factor, elasticity, kink, central in sides:
         moved = scaled(gpus, "memory_bandwidth_bytes_per_s", ridge * factor)
         found = kernel_sensitivities_of("gemm", calls.slice(0, 1), [settings, moved, *others])
         (own,) = found.filter(pc.equal(found["fact"], "memory_bandwidth_bytes_per_s")).to_pylist()
         assert (own["elasticity"], own["kink"]) == (pytest.approx(elasticity), kink)
+        assert own["central_elasticity"] == pytest.approx(central, abs=0.01)
     assert 0.0 < SMOOTH < 1.0
 
 

@@ -6,15 +6,29 @@ answer and its fault are written through two pointers.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
 import inspect
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from kernelsight.errors import RunFailed
 from kernelsight.serving.engine.arguments import WORDS, take, words_of
-from kernelsight.serving.engine.machine_code import SYMBOL, Code, EntryKey, announce_compiling, keep_code, read_code
+from kernelsight.serving.engine.machine_code import (
+    SYMBOL,
+    Code,
+    EntryKey,
+    announce_compiling,
+    code_made_of,
+    keep_code,
+    machine,
+    numba_version,
+    read_code,
+)
+from kernelsight.serving.engine.rule_digest import rules_digest
 from kernelsight.serving.engine.rules import Rule
 
 Kinds = tuple[Any, ...]
@@ -54,6 +68,13 @@ class Entry(Rule):
         kept_code = read_code(key, lambda content: _loaded(Code.of(content), words))
         if kept_code is not None:
             return kept_code
+        made_of = self._made_of(kinds)
+        earlier = code_made_of(made_of) if made_of else None
+        if earlier is not None:
+            with contextlib.suppress(ValueError, RuntimeError):
+                call = _loaded(earlier, words)
+                keep_code(key, earlier)
+                return call
         from kernelsight.serving.engine.linking import compile_entry
 
         if self._notice:
@@ -61,8 +82,14 @@ class Entry(Rule):
         code, is_lasting = compile_entry(self, kinds)
         call = _loaded(code, words)
         if is_lasting:
-            keep_code(key, code)
+            keep_code(key, code._replace(made_of=made_of))
         return call
+
+    def _made_of(self, kinds: Kinds) -> str:
+        """Return a hash of what machine code for arguments of these kinds is made of; empty: that cannot be told."""
+        digest = rules_digest(self.py_func)
+        stated = repr((digest, kinds, machine(), numba_version(), sys.implementation.cache_tag))
+        return hashlib.sha256(stated.encode()).hexdigest() if digest else ""
 
 
 def _loaded(code: Code, words: str) -> Callable[[list[Any]], Any]:

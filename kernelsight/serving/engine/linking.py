@@ -11,6 +11,7 @@ numba's own pipeline: the same results, a longer first compilation.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ from numba.np.numpy_support import from_dtype
 from kernelsight.serving.engine.arguments import is_array
 from kernelsight.serving.engine.machine_code import SYMBOL, Code
 
+# thresholds of the garbage collector while rules are compiled
+SELDOM = (100_000, 50, 100)
 TESTED = ((0, 61), (0, 68))
 SCALARS = {"?": types.boolean, "q": types.int64, "d": types.float64}
 # words of a function's arguments, as LLVM names them; its answer and its fault come first
@@ -146,8 +149,17 @@ class RuleDispatcher(CPUDispatcher):
 @global_compiler_lock
 def compile_entry(rule: Any, kinds: tuple) -> tuple[Code, bool]:
     """Return the machine code of a rule for arguments of these kinds, and whether it holds in other processes too."""
-    code = rule.py_func.__code__
     args = tuple(_type_of(kind) for kind in kinds)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*SELDOM)  # millions of objects are made, and nearly all are kept to the end
+    try:
+        return _compiled_entry(rule, args)
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def _compiled_entry(rule: Any, args: tuple) -> tuple[Code, bool]:
+    code = rule.py_func.__code__
     if code.co_flags & WITH_STAR:
         args = (*args[: code.co_argcount], types.BaseTuple.from_types(args[code.co_argcount :]))
     rule.dispatcher.compile(args)

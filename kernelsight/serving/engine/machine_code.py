@@ -1,7 +1,8 @@
 """Machine code of entry points, kept on disk: one file for each entry point and the kinds of its arguments.
 
 The folder is named by the hash of all modules of this folder: any edit starts a new one, since rules of several modules
-are in one machine code. It lies beside the code where that is ours alone to write, else in the user's cache folder
+are in one machine code. What the edit did not touch is taken over from the folders of earlier states (``rule_digest``).
+A folder lies beside the code where that is ours alone to write, else in the user's cache folder
 (never in a shared place: what lies there is run). A file that is damaged is removed, its entry point compiled again.
 
 An installation may carry machine code for any processor of a kind (``.ci/carried_code.py`` makes it): it counts where
@@ -40,22 +41,26 @@ _noticed: set[str] = set()
 
 
 class Code(NamedTuple):
-    """An object file with one function: the words that it takes, what it answers (as numba names it), its bytes."""
+    """An object file with one function: the words that it takes, what it answers (as numba names it), its bytes.
+
+    ``made_of``: a hash of all that it was compiled from and for; empty: that is not known.
+    """
 
     words: str
     answer: str
     content: bytes
+    made_of: str = ""
 
     def kept(self) -> bytes:
         """Return the bytes of a file."""
-        return json.dumps([self.words, self.answer]).encode() + b"\n" + self.content
+        return json.dumps([self.words, self.answer, self.made_of]).encode() + b"\n" + self.content
 
     @classmethod
     def of(cls, content: bytes) -> Code:
         """Return what a file holds; ValueError: it holds something else."""
         header, _, rest = content.partition(b"\n")
-        words, answer = json.loads(header)
-        return cls(words, answer, rest)
+        words, answer, made_of = json.loads(header)
+        return cls(words, answer, rest, made_of)
 
 
 class EntryKey:
@@ -104,6 +109,25 @@ def read_code(key: Callable[[tuple[str, ...]], str], decode: Callable[[bytes], R
         _notice(DAMAGED)
         return None
     return own_code or read_carried(key((own[0], *ANY_PROCESSOR)), decode)
+
+
+def code_made_of(made_of: str) -> Code | None:
+    """Return what an earlier state of the sources compiled from the same and for the same; None: it did not."""
+
+    def decode(content: bytes) -> Code | None:
+        with contextlib.suppress(ValueError, TypeError):  # a file of another form
+            return Code.of(content)
+        return None
+
+    for place in folders_there():
+        with contextlib.suppress(OSError):
+            folder = opened(place)
+            for path in place.glob(f"*{ENDING}"):
+                with contextlib.suppress(Damaged):
+                    code = folder.read(path.stem, decode)
+                    if code is not None and code.made_of == made_of:
+                        return code
+    return None
 
 
 def keep_code(key: Callable[[tuple[str, ...]], str], code: Code) -> None:

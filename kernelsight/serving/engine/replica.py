@@ -31,8 +31,9 @@ from kernelsight.serving.engine.request_blocks import RequestBlocks
 from kernelsight.serving.engine.served import Served, ServedScenario, Totals
 from kernelsight.serving.engine.session_records import put_waits
 from kernelsight.serving.engine.state import Scenario
-from kernelsight.serving.engine.step_rows import StepRows
+from kernelsight.serving.engine.step_rows import StepRows, stays_on
 from kernelsight.serving.engine.steps import COLUMNS
+from kernelsight.serving.engine.tally import Tally
 from kernelsight.serving.engine.tier_records import NO_TIERS, entry_records, put_tiers, tier_blocks_of
 from kernelsight.serving.engine.waits import fresh_sums, request_parts
 
@@ -94,12 +95,13 @@ def decode_limits(limits: Limits) -> Limits:
     return limits._replace(chunked=True, prefill_first=False, **others)
 
 
-def request_records(load: Load, hashed: bool, handed_over: bool) -> RequestBlocks:
+def request_records(load: Load, hashed: bool, handed_over: bool, tally: Tally | None) -> RequestBlocks:
     """Return fresh REQUEST records.
 
     ``hashed``: with their prompts' hash blocks. ``handed_over``: prefilled on one engine, decoded on another.
+    ``tally``: counts them.
     """
-    blocks = RequestBlocks(load, at_once=hashed or handed_over or load.waits is not None)
+    blocks = RequestBlocks(load, hashed or handed_over or load.waits is not None, tally)
     requests = blocks.records
     if hashed:
         requests["hash_at"], requests["hash_count"] = load.hash_offsets[:-1], np.diff(load.hash_offsets)
@@ -197,6 +199,7 @@ def fresh_scenario(
     transfer: Transfer | None,
     scratch: np.ndarray | None,
     split: bool,
+    tally: Tally | None = None,
 ) -> tuple[Scenario, RequestBlocks]:
     """Return a scenario before its first arrival, without room for step rows, and its requests' records.
 
@@ -213,7 +216,7 @@ def fresh_scenario(
     draft_layouts = np.zeros(len(pools), LAYOUT)
     draft_layouts[[pool.draft is not None for pool in pools]] = layouts[len(pools) :]
     layouts["split"] = split
-    blocks_of_requests = request_records(load, caching or routed, transfer is not None)
+    blocks_of_requests = request_records(load, caching or routed, transfer is not None, tally)
     requests = blocks_of_requests.records
     groups, most_running = group_records(limits), min(int(limits["max_num_seqs"].max()), n)
     heaps = 2 if groups.shape[1] == 1 else 3
@@ -254,12 +257,14 @@ def serve_scenario(
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
     split: bool = False,
+    tally: Tally | None = None,
 ) -> ServedScenario:
     """Simulate one client, its router and all engines, until every request is finished or rejected.
 
     ``transfer``: the first pool prefills, the second decodes, and KV is transferred between them.
     ``windows_from_us``: start of the first window of time; None: no windows. ``scratch``: an array of shape
     (3, size of the pools' costs) for uses that are not read. ``split``: keep what steps cost by part (see ``parts``).
+    ``tally``: counts the requests of a single engine, whose outcome is not returned then.
     ValueError: no request, a block size above LARGEST_BLOCK, or pipeline stages without their costs.
     """
     n = load.arrival_us.size
@@ -274,7 +279,7 @@ def serve_scenario(
         raise ValueError("pipeline stages need to know what of a step's time is embedding, and what transfers")
     if any(len(pool.layers) >= MOST_GROUPS for pool in pools):
         raise ValueError(f"an engine has fewer than {MOST_GROUPS} pipeline stages")
-    scenario, requests = fresh_scenario(load, pools, routing or Routing(), transfer, scratch, split)
+    scenario, requests = fresh_scenario(load, pools, routing or Routing(), transfer, scratch, split, tally)
     engines, depths = scenario.engines, scenario.limits["stages"].tolist()
     per_request_progress = scenario.limits["per_request_progress"].tolist()
     rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
@@ -288,7 +293,7 @@ def serve_scenario(
         if alone:
             close_stages(engine, stages[:depth])
     out, parts = requests.outcome(), None
-    steps, windows = rows.finish(engines, out)
+    steps, windows = rows.finish(engines, lambda i: tally.stays() if tally else stays_on(i, engines.size, out))
     totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
     paid = drafted = None
     if scratch is None:
@@ -318,9 +323,11 @@ def serve(
     windows_from_us: float | None = None,
     scratch: np.ndarray | None = None,
     split: bool = False,
+    tally: Tally | None = None,
 ) -> Served:
     """Simulate a single engine with its own client; see ``Pool`` and ``serve_scenario``."""
     kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch, "split": split}
+    kept["tally"] = tally
     served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft, tiers=tiers)], **kept)
     uses = served.uses[0] if served.uses else None
     windows = served.windows[0] if served.windows else None

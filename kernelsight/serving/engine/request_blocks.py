@@ -13,8 +13,9 @@ import numpy as np
 
 from kernelsight.serving.engine.inputs import Load
 from kernelsight.serving.engine.records import FINISHED, REQUEST
-from kernelsight.serving.engine.request_columns import fill_requests, outcome_of
-from kernelsight.serving.engine.served import REAL, WHOLE, Outcome
+from kernelsight.serving.engine.request_columns import fill_requests, outcome_of, read_requests
+from kernelsight.serving.engine.served import Outcome, empty_outcome
+from kernelsight.serving.engine.tally import Tally
 
 BLOCK = 32_768
 # blocks of which the first may be given back while the last is served
@@ -24,9 +25,12 @@ LARGE_PAGE = 2 * 2**20
 
 
 class RequestBlocks:
-    """The records of a load's requests, shape [requests], and what is known of those that have ended."""
+    """The records of a load's requests, shape [requests], and what is known of those that have ended.
 
-    def __init__(self, load: Load, at_once: bool) -> None:
+    With a ``tally`` those that have ended are counted, and nothing else is kept of them.
+    """
+
+    def __init__(self, load: Load, at_once: bool, tally: Tally | None = None) -> None:
         self._load, self._count = load, load.arrival_us.size
         self._memory: mmap.mmap | None = None
         if not at_once and self._count >= LEAST_BLOCKS * BLOCK and hasattr(mmap, "MADV_DONTNEED"):
@@ -39,6 +43,7 @@ class RequestBlocks:
             self.records = np.zeros(self._count, REQUEST)
         self.filled = self._ended = 0
         self._out: Outcome | None = None
+        self._tally, self._block = tally, empty_outcome(BLOCK if tally else 0)
         self._fill(self._count if self._memory is None else BLOCK)
 
     def _fill(self, stop: int) -> None:
@@ -68,19 +73,29 @@ class RequestBlocks:
     def _read(self, stop: int) -> None:
         """Take the outcome of the next requests that have ended, and give their records back."""
         rows = slice(self._ended, stop)
-        if self._out is None:
-            self._out = Outcome(np.empty((len(WHOLE), self._count), np.int64), np.empty((len(REAL), self._count)))
-        for values, ended in zip(self._out, outcome_of(self.records[rows]), strict=True):
-            values[:, rows] = ended
+        if self._tally is None:
+            self._out = self._out or empty_outcome(self._count)
+            for values, ended in zip(self._out, outcome_of(self.records[rows]), strict=True):
+                values[:, rows] = ended
+        else:
+            self._count_in_blocks(rows, self._tally)
         if self._memory is not None:
             first, last = (REQUEST.itemsize * row // LARGE_PAGE * LARGE_PAGE for row in (rows.start, rows.stop))
             if last > first:
                 self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
         self._ended = stop
 
-    def outcome(self) -> Outcome:
-        """Return the outcome of all requests, which have ended."""
-        if self._out is None:
+    def _count_in_blocks(self, rows: slice, tally: Tally) -> None:
+        """Count requests that have ended, by way of memory that is used again."""
+        for start in range(rows.start, rows.stop, BLOCK):
+            part = slice(start, min(start + BLOCK, rows.stop))
+            block = self._block if part.stop - start == BLOCK else empty_outcome(part.stop - start)
+            read_requests(self.records[part], *block)
+            tally.add(part, block)
+
+    def outcome(self) -> Outcome | None:
+        """Return the outcome of all requests, which have ended; None where they are counted."""
+        if self._out is None and self._tally is None:
             return outcome_of(self.records)
         self._read(self._count)
         return self._out

@@ -6,7 +6,7 @@ import numpy as np
 
 from kernelsight.serving.engine.compiled import entry
 from kernelsight.serving.engine.records import FINISHED, MOST_TOKENS, NOBODY
-from kernelsight.serving.engine.served import REAL, WHOLE, Outcome
+from kernelsight.serving.engine.served import Outcome, empty_outcome
 
 
 @entry
@@ -41,6 +41,6 @@ def read_requests(requests: np.ndarray, whole: np.ndarray, real: np.ndarray) -> 
 
 def outcome_of(requests: np.ndarray) -> Outcome:
     """Return the outcome of each request, as columns."""
-    out = Outcome(np.empty((len(WHOLE), requests.size), np.int64), np.empty((len(REAL), requests.size)))
+    out = empty_outcome(requests.size)
     read_requests(requests, *out)
     return out

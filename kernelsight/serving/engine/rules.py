@@ -15,14 +15,14 @@ class Rule:
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         update_wrapper(self, function)
-        self.py_func, self._options = function, options
+        self.py_func, self.options = function, options
 
     @cached_property
     def dispatcher(self) -> Any:
         """The rule as numba knows it."""
         from kernelsight.serving.engine.linking import rule_dispatcher
 
-        return rule_dispatcher(self.py_func, self._options)
+        return rule_dispatcher(self.py_func, self.options)
 
     @property
     def _numba_type_(self) -> Any:
@@ -30,7 +30,7 @@ class Rule:
         return self.dispatcher._numba_type_
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.py_func, self._options)
+        return type(self), (self.py_func, self.options)
 
     def __call__(self, *args: Any, **kws: Any) -> Any:
         raise TypeError(f"{self.__name__} is a rule of the scheduler; call it through entry({self.__name__}.py_func)")

@@ -42,6 +42,11 @@ class Outcome(NamedTuple):
         return Outcome(self.whole[:, rows], self.real[:, rows])
 
 
+def empty_outcome(requests: int) -> Outcome:
+    """Return room for the outcome of so many requests."""
+    return Outcome(np.empty((len(WHOLE), requests), np.int64), np.empty((len(REAL), requests)))
+
+
 class Uses(NamedTuple):
     """Uses of each cost knot, by phase: counts over the dense tables (padded), weights over the grids."""
 
@@ -105,9 +110,9 @@ class TierBlocks(NamedTuple):
 
 
 class Served(NamedTuple):
-    """Results of one replica; ``steps`` is empty unless kept."""
+    """Results of one replica; ``steps`` is empty unless kept; no ``out`` where its requests were counted."""
 
-    out: Outcome
+    out: Outcome | None
     uses: Uses
     histogram: np.ndarray
     totals: Totals

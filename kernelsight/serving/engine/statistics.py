@@ -78,14 +78,15 @@ def count_requests(
     sums: np.ndarray,
     samples: np.ndarray,
 ) -> None:
-    """Add up the requests of one scenario; warm-ups do not count.
+    """Add up requests of one scenario, all or those that have ended so far; warm-ups do not count.
 
     ``whole``, ``real``: their columns, shape [columns, at least the requests]; ``warmup``: shape [requests].
     ``most_ms``: objectives for TTFT, E2E and TPOT (infinite: none). ``request_us``, ``per_prompt_token_us``: time in
-    the front end. Filled: ``counts``, zeros of shape [COUNTS], ``sums``, zeros of shape [TIMES, 2], ``samples``, of
-    shape [SAMPLES, at least the requests].
+    the front end. Filled on: ``counts``, at first zeros of shape [COUNTS], ``sums``, at first zeros of shape
+    [TIMES, 2], ``samples``, of shape [SAMPLES, at least all requests].
     """
-    counts[FIRST_SENT_NS], counts[LAST_FINISH_NS] = NEVER, -1
+    if counts[REQUESTS] == 0:
+        counts[FIRST_SENT_NS], counts[LAST_FINISH_NS] = NEVER, -1
     for i in range(warmup.size):
         if warmup[i]:
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -53,11 +53,16 @@ class StepRows:
         """Add rows that do not overlap to an engine's windows."""
         self.widths_us[i] = add_steps(rows, *self.sums[i], self.from_us, self.widths_us[i])
 
-    def finish(self, engines: np.ndarray, out: Outcome) -> tuple[list[np.ndarray], list[Windows] | None]:
-        """Return the rows of each engine, with its waiting requests, and its windows."""
+    def finish(
+        self, engines: np.ndarray, stays_on_engine: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    ) -> tuple[list[np.ndarray], list[Windows] | None]:
+        """Return the rows of each engine, with its waiting requests, and its windows.
+
+        ``stays_on_engine``: returns when the accepted requests of an engine came and left, see ``stays_on``.
+        """
         steps, windows = [np.concatenate(each) if each else self.buffer[0, :0] for each in self.kept], []
         for i in range(len(self.stages) if self.wanted else 0):
-            stays = stays_on(i, len(self.stages), out)
+            stays = stays_on_engine(i)
             if self.keep and not self.per_request_progress[i]:
                 steps[i][:, WAITING] = in_flight_at(steps[i][:, START], *stays) - steps[i][:, RUNNING]
             if self.from_us is not None:

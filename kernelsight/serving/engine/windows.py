@@ -105,6 +105,9 @@ def windows_of(
 def _elapsed(moments_us: np.ndarray, edges_us: np.ndarray) -> np.ndarray:
     """Sum of the times since all earlier moments, at each edge."""
     # arrivals stand in order, and finishes nearly so: a sort that merges runs takes a fraction
-    ordered = np.sort(moments_us, kind="stable") - edges_us[0]
+    ordered = np.sort(moments_us, kind="stable")
+    ordered -= edges_us[0]
     passed = np.searchsorted(ordered, edges_us - edges_us[0])
-    return passed * (edges_us - edges_us[0]) - np.concatenate([[0.0], np.cumsum(ordered)])[passed]
+    np.cumsum(ordered, out=ordered)  # in place: millions of moments take memory
+    upto = np.where(passed > 0, ordered[np.maximum(passed, 1) - 1], 0.0) if ordered.size else 0.0
+    return passed * (edges_us - edges_us[0]) - upto

@@ -1,4 +1,4 @@
-"""Gains of a scenario from a fifth more of each resource in turn: it is served again with each."""
+"""Gains of a scenario from a fifth more of each resource in turn: it is served again with each that it uses up."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from kernelsight.kernels.costed import RELIEF
 from kernelsight.serving.runs.interval_ends import First, deployments_served, moved_costs
 from kernelsight.serving.runs.simulate import serve_replicas
+from kernelsight.serving.runs.slack import never_reached
 from kernelsight.serving.runs.statistics_tables import statistics_table
 from kernelsight.serving.runs.summaries import Summary, summarise
 from kernelsight.serving.runs.world import World, by_deployment
@@ -28,11 +29,14 @@ def gains_of_resources(
     first: First, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table, threads: int | None = None
 ) -> pa.Table:
     """Return ``resource_gains``: what each scenario's first requests gain from a fifth more of each resource."""
-    before = _figures(first.middle)
+    before, unused = _figures(first.middle), never_reached(first)
     rows: list[dict[str, Any]] = []
     for resource, relieve in _reliefs(first.world, step_costs, step_shapes, shares).items():
-        relieved = relieve()
-        after = _figures(summarise(relieved, serve_replicas, threads)) if relieved.scenarios else {}
+        relieved, same = relieve(), unused.get(resource, set())
+        served = [row for row in relieved.scenarios if row["scenario_id"] not in same]
+        relieved = relieved._replace(scenarios=served)
+        after = _figures(summarise(relieved, serve_replicas, threads)) if served else {}
+        after |= {name: before[name] for name in same if name in before}
         for name, (throughput, *times_ms) in after.items():
             figures_before = before[name]
             rows.append(

@@ -13,6 +13,7 @@ from kernelsight.serving.costs.knots import PARTS
 from kernelsight.serving.engine import packed_costs, records
 from kernelsight.serving.engine.served import RequestParts, Served, ServedScenario, Totals, Uses
 from kernelsight.serving.engine.steps import COLUMNS, ENERGY, STAGE_WAIT
+from kernelsight.serving.engine.tally import Tally
 from kernelsight.serving.engine.waits import PARTS as PARTS_OF_REQUESTS
 from kernelsight.serving.engine.windows import BUSY, ENERGY_IN, RUNNING_US, STEPS, SUMS, UNITS_US
 
@@ -35,6 +36,7 @@ class CostTables(NamedTuple):
 class Replica(NamedTuple):
     """One scheduler of one scenario: which rows of ``requests`` it serves, and what the loop gave back.
 
+    ``tally``: what its requests add up to, where none has a row.
     Where several share a client, the first has the histogram of all, and the first of each deployment its uses.
     """
 
@@ -43,6 +45,7 @@ class Replica(NamedTuple):
     number: int
     rows: np.ndarray
     served: Served
+    tally: Tally | None = None
 
 
 def replicas_of(scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, served: ServedScenario) -> list[Replica]:

@@ -15,6 +15,10 @@ import pyarrow as pa
 
 from kernelsight.scenario.plan import deployments_of, with_drafts
 from kernelsight.serving.engine import replica
+from kernelsight.serving.engine.host import front_end_of
+from kernelsight.serving.engine.inputs import Load
+from kernelsight.serving.engine.request_blocks import BLOCK, LEAST_BLOCKS
+from kernelsight.serving.engine.tally import Tally
 from kernelsight.serving.runs.capacity import capacities
 from kernelsight.serving.runs.pools import replicated, transfer_of
 from kernelsight.serving.runs.result_tables import (
@@ -27,12 +31,13 @@ from kernelsight.serving.runs.result_tables import (
     window_rows,
 )
 from kernelsight.serving.runs.statistics_tables import gap_percentiles, statistics_table
-from kernelsight.serving.runs.summaries import Summary, summarise, summary_of_replicas
+from kernelsight.serving.runs.summaries import Summary, objectives_of, summarise, summary_of_replicas
 from kernelsight.serving.runs.threads import over_threads
 from kernelsight.serving.runs.world import World, load_of, pool_of, replicas_interact, routing_of
 
 # tables with rows of requests, steps, windows or knots: a summary alone makes none of them
 DETAILS = ("request_events", "step_cost_uses", "serving_windows", "steps", "request_parts")
+ROWS_OF_REQUESTS = ("request_events", "request_parts")
 
 
 def simulate_scenarios(
@@ -42,18 +47,22 @@ def simulate_scenarios(
 
     Where only summaries are wanted, no request has a row and no use of step costs is counted. Where details are, the
     loop's own arrays are kept, and each table is made from them when it is asked for; steps only if they are wanted
-    now, because they take memory by the step, and parts of requests likewise, because the loop adds them up.
+    now, because they take memory by the step, and parts of requests likewise, because the loop adds them up. Of very
+    many requests no row is kept unless rows are wanted now: later ones are served again.
     """
     if not set(DETAILS) & set(wanted):
         return _summary_tables(world, summarise(world, serve_replicas, threads))
-    replicas = serve_replicas(world, keep_steps="steps" in wanted, split="request_parts" in wanted, threads=threads)
+    keep = {"keep_steps": "steps" in wanted, "split": "request_parts" in wanted}
+    keep["keep_requests"] = bool(set(ROWS_OF_REQUESTS) & set(wanted))
+    replicas = serve_replicas(world, **keep, threads=threads)
     served = [row for row in world.scenarios if row["scenario_id"] in world.spans]
     tables: dict[str, pa.Table | Callable[[], pa.Table]] = {
         **_summary_tables(world, summary_of_replicas(world, served, replicas)),
-        "request_events": lambda: event_rows(replicas, world.requests, world.spans),
         "step_cost_uses": lambda: use_rows(replicas, world.costs, world.deployments),
         "serving_windows": lambda: window_rows(replicas),
     }
+    if all(one.tally is None for one in replicas):
+        tables["request_events"] = lambda: event_rows(replicas, world.requests, world.spans)
     if "request_parts" in wanted:
         tables["request_parts"] = lambda: part_rows(replicas, world.requests)
     return tables | ({"steps": step_rows(replicas)} if "steps" in wanted else {})
@@ -77,12 +86,14 @@ def serve_replicas(
     count_uses: bool = True,
     keep_steps: bool = False,
     split: bool = False,
+    keep_requests: bool = True,
     threads: int | None = None,
 ) -> list[Replica]:
     """Serve every scenario, calls spread over threads.
 
-    Without ``count_uses`` uses of step costs and windows are left out; ``split``: with parts of requests. ``threads``:
-    as many as there are cores, unless stated.
+    Without ``count_uses`` uses of step costs and windows are left out; ``split``: with parts of requests. Without
+    ``keep_requests`` those of a single engine are counted where they are very many. ``threads``: as many as there are
+    cores, unless stated.
     """
     columns, deployments, costs = world.columns, world.deployments, world.costs
     scratches = threading.local()
@@ -100,10 +111,12 @@ def serve_replicas(
         keep["windows_from_us"] = start_us if count_uses else None
         pools = replicated(scenario, *(pool_of(world, key) for key in keys))
         if number is not None:
-            served = replica.serve(
-                load, *pools[0][:3], layers=pools[0].layers, draft=pools[0].draft, tiers=pools[0].tiers, **keep
-            )
-            return [Replica(scenario["scenario_id"], front, number, rows, served)]
+            tally = None
+            if not keep_requests and rows.size >= LEAST_BLOCKS * BLOCK and pools[0].engines == 1:
+                tally = tally_of(world, scenario, rows, load, count_uses)
+            keep["layers"], keep["draft"], keep["tiers"] = pools[0].layers, pools[0].draft, pools[0].tiers
+            served = replica.serve(load, *pools[0][:3], tally=tally, **keep)
+            return [Replica(scenario["scenario_id"], front, number, rows, served, tally)]
         if len(keys) > 1:
             keep["transfer"] = transfer_of(world.links[scenario["scenario_id"]])
         together = replica.serve_scenario(load, pools, routing_of(scenario, deployments[front], world.scorers), **keep)
@@ -120,6 +133,14 @@ def serve_replicas(
         else:
             jobs += [(row, rows[number::engines], number) for number in range(engines)]
     return [one for served in over_threads(serve, jobs, threads) for one in served]
+
+
+def tally_of(world: World, scenario: dict[str, Any], rows: np.ndarray, load: Load, in_windows: bool) -> Tally:
+    """Return what counts all requests of a scenario as they end."""
+    front = deployments_of(scenario)[-1]
+    warmup = world.columns["warmup"][rows[0] : rows[-1] + 1]
+    front_end_us = front_end_of(world.hosts[front], world.deployments[front])
+    return Tally(load, warmup, objectives_of([scenario])[0], front_end_us, in_windows)
 
 
 def scratch_of(scratches: threading.local, size: int) -> np.ndarray:

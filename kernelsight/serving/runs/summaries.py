@@ -56,9 +56,11 @@ def summarise(world: World, serve_replicas: Callable[..., list[Replica]], thread
     shared = pc.is_valid(world.requests["hash_ids"]).to_numpy(zero_copy_only=False)
     for row in scenarios:
         (single if _is_single_engine(world, row, shared) else others).append(row)
-    parts = _serve_together(world, _columns_of(world), single, threads)
+    parts = _serve_together(world, single, threads) if single else []
     if others or not parts:
-        replicas = serve_replicas(world._replace(scenarios=others), count_uses=False, threads=threads)
+        replicas = serve_replicas(
+            world._replace(scenarios=others), count_uses=False, keep_requests=False, threads=threads
+        )
         parts.append(summary_of_replicas(world, others, replicas))
     counted, *tables = zip(*parts, strict=True)
     return Summary(joined(counted), *(partial(_concatenated, each) for each in tables))
@@ -104,13 +106,9 @@ def _is_single_engine(world: World, scenario: dict[str, Any], shared: np.ndarray
     )
 
 
-def _serve_together(
-    world: World, columns: Columns, scenarios: list[dict[str, Any]], threads: int | None
-) -> list[Summary]:
+def _serve_together(world: World, scenarios: list[dict[str, Any]], threads: int | None) -> list[Summary]:
     """Serve scenarios that one engine serves, a call for a few of one deployment, spread over threads."""
-    calls = list(_calls(world, scenarios))
-    if not calls:
-        return []
+    calls, columns = list(_calls(world, scenarios)), _columns_of(world)
     pools = {key: pool_of(world, key) for key in dict.fromkeys(call[0]["deployment_id"] for call in calls)}
     most = max(stop - start for start, stop in (world.spans[row["scenario_id"]] for row in scenarios))
     running = max(pool.limits.max_num_seqs for pool in pools.values())
@@ -163,10 +161,10 @@ def _loads_of(world: World, columns: Columns, scenarios: list[dict[str, Any]]) -
     first, count = spans[:, 0].copy(), spans[:, 1] - spans[:, 0]
     warmups = [int(columns.warmup[start:stop].sum()) for start, stop in spans.tolist()]
     concurrency = [NO_LIMIT if row["max_concurrency"] is None else row["max_concurrency"] for row in scenarios]
-    return Loads(first, count, np.array(warmups), np.array(concurrency, np.int64), _objectives(scenarios))
+    return Loads(first, count, np.array(warmups), np.array(concurrency, np.int64), objectives_of(scenarios))
 
 
-def _objectives(scenarios: list[dict[str, Any]]) -> np.ndarray:
+def objectives_of(scenarios: list[dict[str, Any]]) -> np.ndarray:
     """Return the largest TTFT, E2E and TPOT that are good, milliseconds; infinite where none is stated."""
     limits_ms = [[row[name] for name in OBJECTIVES] for row in scenarios]
     most = np.array([[np.inf if value is None else value for value in row] for row in limits_ms], dtype=float)
@@ -175,14 +173,18 @@ def _objectives(scenarios: list[dict[str, Any]]) -> np.ndarray:
 
 def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> Counted:
     """Return the statistics of scenarios from the loop's own arrays of their engines."""
-    columns = _columns_of(world)
+    columns = _columns_of(world) if any(one.tally is None for one in replicas) else None
     counts, sums = np.zeros((len(scenarios), COUNTS), np.int64), np.zeros((len(scenarios), TIMES, 2), np.int64)
-    most_ms, quantiles = _objectives(scenarios), []
+    most_ms, quantiles = objectives_of(scenarios), []
     served: dict[str, list[Replica]] = {}
     for one in replicas:
         served.setdefault(one.scenario, []).append(one)
     for number, row in enumerate(scenarios):
         start, stop = world.spans[row["scenario_id"]]
+        if (tally := served[row["scenario_id"]][0].tally) is not None:
+            counts[number], sums[number] = tally.counts, tally.sums
+            quantiles.append(quantiles_of(counts[number : number + 1], tally.samples[np.newaxis]))
+            continue
         integers, real = _outcome_of(served[row["scenario_id"]], start, stop)
         samples, front = np.empty((len(SAMPLES), stop - start)), deployments_of(row)[-1]
         count_requests(

@@ -292,6 +292,22 @@ def test_an_edited_rule_is_compiled_anew(package: Path) -> None:
     assert asked(package, 1)[0][0] == "8 True\n"
 
 
+def test_an_edit_that_an_entry_point_does_not_reach_compiles_nothing(package: Path) -> None:
+    """Comments, another rule of the same module, and code that Python runs."""
+    engine = package / "kernelsight" / "serving" / "engine"
+    assert asked(package, 1)[0][0] == "7 True\n"
+    for name, before, after in (
+        ("admission.py", "@compiled\ndef first_chunk", "# a comment\n\n\n@compiled\ndef first_chunk"),
+        ("admission.py", "    return max(units, units_held(", "    return 1 + max(units, units_held("),
+        ("step_rows.py", "CHUNK = 16_384", "CHUNK = 16_385"),
+    ):
+        source = (engine / name).read_text()
+        assert source.count(before) == 1
+        (engine / name).write_text(source.replace(before, after))
+        assert asked(package, 1) == [("7 False\n", "")]
+    assert len(list((engine / "__pycache__").glob("numba-*"))) == 4
+
+
 def test_all_compiled_functions_lie_in_the_folder_whose_digest_names_the_cache() -> None:
     package = Path(machine_code.__file__).resolve().parents[2]
     decorator = re.compile(r"^@(compiled|inlined|entry|loop_entry|(numba\.)?n?jit)\b", re.M)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
 from kernelsight.kernels.costed import RELIEF
+from kernelsight.serving.runs import resource_gains
 from kernelsight.session import connect
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 120, "input_len": 256, "output_len": 64}
@@ -49,6 +52,30 @@ def test_a_batch_that_is_kept_small_is_limited_by_what_keeps_it_small(short, res
         limits = run.table("bottlenecks")["limit"].to_pylist()
         assert limits.count(resource) > len(limits) / 2
         assert run.summary["verdict"].startswith(f"limited by {resource}: 20% more give ")
+
+
+@pytest.mark.parametrize(
+    ("load", "unused"),
+    [
+        ({"request_rate": 20.0}, {"seats", "KV cache"}),
+        ({"request_rate": 20.0, "num_turns": 3, "engine": "sglang", "kv_cache_tokens": 9000}, {"seats"}),
+        ({"request_rate": 5.0, "max_num_seqs": 100, "kv_cache_tokens": 7000}, {"KV cache"}),
+        ({"max_concurrency": 60, "max_num_seqs": 60, "kv_cache_tokens": 9000}, set()),
+    ],
+)
+def test_more_of_what_no_request_ran_out_of_gains_nothing_when_it_is_served(load, unused):
+    read = []
+    never_reached = resource_gains.never_reached
+
+    def noted(first):
+        read.append({resource for resource, names in never_reached(first).items() if names})
+        return never_reached(first)
+
+    with connect() as session, patch.object(resource_gains, "never_reached", noted):
+        _, found = gains(session, "e2e_gain", **load)
+    with connect() as session, patch.object(resource_gains, "never_reached", lambda first: {}):
+        assert gains(session, "e2e_gain", **load)[1] == found
+    assert read == [unused]
 
 
 def test_long_prompts_are_limited_by_arithmetic_and_short_ones_by_memory():

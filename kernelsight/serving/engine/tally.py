@@ -1,0 +1,49 @@
+"""Adds up the requests of one engine block by block, where nobody asks for a row of a request."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelsight.serving.engine.inputs import Load
+from kernelsight.serving.engine.records import FINISHED
+from kernelsight.serving.engine.served import Outcome
+from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests
+
+
+class Tally:
+    """Statistics of a load's requests so far (see ``statistics``).
+
+    ``counts``: shape [COUNTS]; ``sums``: [TIMES, 2]; ``samples``: [SAMPLES, requests], as far as counts say.
+    ``warmup``: shape [requests]; ``most_ms``: objectives for TTFT, E2E and TPOT; ``front_end_us``: of a request, and of
+    each token of its prompt. ``in_windows``: windows of time are made, which ask when requests came and left.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        warmup: np.ndarray,
+        most_ms: np.ndarray,
+        front_end_us: tuple[float, float],
+        in_windows: bool,
+    ) -> None:
+        requests, self._warmup = load.arrival_us.size, warmup
+        self.counts, self.sums = np.zeros(COUNTS, np.int64), np.zeros((TIMES, 2), np.int64)
+        self.samples = np.empty((len(SAMPLES), requests))
+        self._load, self._most_ms, self._front_end_us = load, most_ms, front_end_us
+        self._stays_us, self._accepted = np.empty((2, requests if in_windows else 0)), 0
+
+    def add(self, rows: slice, out: Outcome) -> None:
+        """Count the next requests, which have ended."""
+        stated = self._load.prompt_tokens[rows], self._load.output_tokens[rows], self._warmup[rows]
+        count_requests(*out, *stated, self._most_ms, *self._front_end_us, self.counts, self.sums, self.samples)
+        if self._stays_us.size:
+            accepted = out.status == FINISHED
+            upto = self._accepted + int(np.count_nonzero(accepted))
+            for kept, moments_us in zip(self._stays_us, (out.sent_us, out.finish_us), strict=True):
+                kept[self._accepted : upto] = moments_us[accepted]
+            self._accepted = upto
+
+    def stays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return when accepted requests were sent and left, microseconds."""
+        sent_us, left_us = self._stays_us[:, : self._accepted]
+        return sent_us, left_us
