@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import Recent, remembered
-from kernelsight.dataflow.engine import Database
+from kernelsight.dataflow.engine import Database, open_database
 from kernelsight.dataflow.graph import Node
 from kernelsight.dataflow.kept import content_digest
 from kernelsight.dataflow.session import Session
@@ -70,8 +70,10 @@ class KnownQueries:
         """Return the table of a query."""
         rows = {name: session._fetch(name) for name in node.inputs}
         made = [table for name, table in rows.items() if name not in session._facts or name in session._given]
-        if self.anew or any(table.nbytes > MOST_BYTES for table in made):
+        if self.anew:
             return self._run(session, node)
+        if any(table.nbytes > MOST_BYTES for table in made):
+            return {node.names[0]: self._planned_once(session, node)}
         ids = {one for table in made for one in _ids(table)}
         label = ids.pop() if len(ids) == 1 else None
         question = self._question(session, node, rows, label)
@@ -119,11 +121,13 @@ class KnownQueries:
         return self._run(session, node)[node.names[0]]
 
     def _prepared(self, session: Session, node: Node) -> duckdb.DuckDBPyConnection:
-        """Return this thread's cursor for all sessions, which knows the facts already, with what a query reads."""
+        """Return this thread's database for all sessions, which knows the facts already, with what a query reads."""
         cursors = self._cursors.__dict__
         macros = session.graph.macros
         if macros not in cursors:
-            cursors[macros] = self.cursor(Database(lambda: macros, files=False), None), {}
+            cursors[macros] = open_database(macros), {}
+            # another worker has the other core, and threads that wait for each other take a tenth of the time
+            cursors[macros][0].execute("set threads = 1")
         cursor, registered = cursors[macros]
         for name in node.inputs:
             table = session._fetch(name)
