@@ -7,6 +7,8 @@ A published sweep plays the device. The shipped fit without the GPU's generation
 each kernel; points of each are measured, and the others scored: median / mean / 90th percentile of the absolute error
 and the mean error in %, means over cells whose kernels other generations ran; coverage and width of the intervals, and
 in how many cells they cover 85 % at a width of 2.5 or less. ``--record`` writes benches/results/points.json.
+``--intervals`` learns the intervals after points of all families again, by the fits that ship, and writes the pack:
+after the fit of any one family, since each is drawn to the mean of all.
 """
 
 from __future__ import annotations
@@ -19,16 +21,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from record import record
+from record import ROOT, record
 
+from kernelsight.catalog.tables import facts
 from kernelsight.evaluation.kernels.evaluate import NAMED
 from kernelsight.evaluation.kernels.points import Family, PointBudget, against, predicted_after
 from kernelsight.fitting.cells import generation_of, is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.metrics import mean_of, score
-from kernelsight.fitting.points_intervals import some_calls
+from kernelsight.fitting.pack_rows import write_pack
+from kernelsight.fitting.points_intervals import points_interval_rows, some_calls
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import MEASURED
-from kernelsight.kernels.pack import default_pack
+from kernelsight.kernels.pack import default_pack, pack_table, shipped_pack
 
 TRAIN = ("a100_sxm", "l40s", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "rtx_pro_6000_server")
 CALLS = 200
@@ -117,13 +121,28 @@ def scored(gpu: str, fits: Mapping[str, Family]) -> list[dict[str, Any]]:
     return rows
 
 
+def learn_intervals(sweep: Path) -> None:
+    """Write the shipped pack with the intervals after points that its own fits leave on the published sweep."""
+    pack, known = shipped_pack(), (facts("gpus"), facts("fabrics"), facts("kernel_implementations"))
+    after_points = pc.and_(pc.equal(pack["part"], "interval"), pc.ends_with(pack["dtype"], " points"))
+    kept = pack.filter(pc.invert(pc.fill_null(after_points, False)))
+    learnt = pack_table(points_interval_rows([sweep], TRAIN, kept, *known))
+    print(f"{pack.num_rows - kept.num_rows} intervals after points before, {learnt.num_rows} now")
+    write_pack(pa.concat_tables([kept, learnt]), ROOT / "kernelsight" / "packs" / "default.parquet")
+
+
 def main() -> None:
-    """Score and print."""
+    """Score and print, or learn intervals."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--sweep", type=Path, required=True, help="as `calibrate import aiconfigurator` wrote it")
-    words.add_argument("--gpus", required=True, help="GPUs to score, separated by commas")
+    wanted = words.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--gpus", help="GPUs to score, separated by commas")
+    wanted.add_argument("--intervals", action="store_true", help="learn the shipped intervals after points again")
     words.add_argument("--record", action="store_true", help="write benches/results/points.json")
     asked = words.parse_args()
+    if asked.intervals:
+        learn_intervals(asked.sweep)
+        return
     gpus = asked.gpus.split(",")
     fits = fits_of(asked.sweep, gpus)
     rows = [row for gpu in gpus for row in scored(gpu, fits)]

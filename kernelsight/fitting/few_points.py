@@ -19,8 +19,10 @@ from kernelsight.errors import InvalidInput
 from kernelsight.fitting.expressions import Calls, calls_of, fitted_coefficients, joined_calls
 from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import features_of
+from kernelsight.fitting.sweep_files import launches_us
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES, LOWERED, MEASURED
+from kernelsight.kernels.floors import EXPECTED_US, floor_at, floor_row, with_floors
 from kernelsight.kernels.kinds import ALONE
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.points import (
@@ -33,6 +35,7 @@ from kernelsight.kernels.points import (
     levels_of,
     mean_of,
     moved_constants,
+    parts_of,
     places,
     size_count,
     sizes_of,
@@ -92,31 +95,31 @@ def fit_points(measured: Measured, steps: int = STEPS, parts: Parts = PARTS) -> 
     log_us = np.log(measured.predicted_us) + measured.log_error
     noise = parts.noise**2 * np.eye(where.size)
     names, spread = zip(*((one.name, one.spread) for one in fitted_coefficients(measured.calls.form)), strict=True)
-    left, moved = measured.log_error, np.zeros_like(where.slopes)
-    found = PointsOf(moves, where, left)
+    log_error, moved = measured.log_error, np.zeros_like(where.slopes)
+    points = PointsOf(moves, where, log_error)
     for step in range(steps):
         if step:
-            calls = moved_calls(measured.calls, found)
+            calls = moved_calls(measured.calls, points)
             where = where._replace(slopes=calls.slopes())
-            left = log_us - np.log(calls.latency_us())
-        linear = left + (where.slopes * moved).sum(axis=1)
+            log_error = log_us - np.log(calls.latency_us())
+        linear = log_error + (where.slopes * moved).sum(axis=1)
         weights = np.linalg.solve(covariance(where, where, parts) + noise, linear)
         by_level = _moves_by_level(where, weights, parts)
         moved = _moves_of(by_level, where)
         moves = {level: dict(zip(names, np.multiply(of, spread), strict=True)) for level, of in by_level.items()}
-        found = found._replace(moves=moves)
-    left = log_us - np.log(moved_calls(measured.calls, found).latency_us())
-    weights = np.linalg.solve(covariance_of_left(where, where, parts) + noise, left)
+        points = points._replace(moves=moves)
+    log_error = log_us - np.log(moved_calls(measured.calls, points).latency_us())
+    weights = np.linalg.solve(covariance_of_left(where, where, parts) + noise, log_error)
     return PointsOf(moves, where, weights)
 
 
 def _moves_by_level(where: Places, weights: np.ndarray, parts: Parts) -> dict[tuple[str, ...], np.ndarray]:
     """Return the moves of constants in units of their spreads, by the words of each level that has points."""
-    found: dict[tuple[str, ...], np.ndarray] = {}
+    moves: dict[tuple[str, ...], np.ndarray] = {}
     for row, words in enumerate(zip(where.engine, where.implementation, where.dtype, strict=True)):
         for level in levels_of(*words):
-            found[level] = found.get(level, 0.0) + parts.constant**2 * weights[row] * where.slopes[row]
-    return found
+            moves[level] = moves.get(level, 0.0) + parts.constant**2 * weights[row] * where.slopes[row]
+    return moves
 
 
 def _moves_of(by_level: Mapping[tuple[str, ...], np.ndarray], where: Places) -> np.ndarray:
@@ -126,14 +129,16 @@ def _moves_of(by_level: Mapping[tuple[str, ...], np.ndarray], where: Places) -> 
 
 def point_rows(family: str, gpu: str, points: PointsOf, source: str) -> list[dict]:
     """Return the points of a family as ``eta_coefficients`` rows: moves of constants, and one an array."""
-    named = {"family": family, "part": "points", "gpu": gpu, "unit": "1", "source": source}
+    row_keys = {"family": family, "part": "points", "gpu": gpu, "unit": "1", "source": source}
     rows = []
     for words, moves in points.moves.items():
         engine, implementation, dtype = words if len(words) == 3 else (None, words[0] if words else None, None)
         level = ("family", "implementation", "engine")[len(words) - len(words) // 3]
         path = {"level": level, "engine": engine, "implementation": implementation, "dtype": dtype}
         rows += [
-            {**named, **path, "coefficient": name, "value": float(np.exp(move))} for name, move in moves.items() if move
+            {**row_keys, **path, "coefficient": name, "value": float(np.exp(move))}
+            for name, move in moves.items()
+            if move
         ]
     kernels, width = points.places.kernels(), size_count(family)
     for kernel in dict.fromkeys(kernels.tolist()):
@@ -143,7 +148,7 @@ def point_rows(family: str, gpu: str, points: PointsOf, source: str) -> list[dic
         path = {"level": "gpu", "engine": engine, "implementation": implementation, "dtype": dtype}
         rows += [
             {
-                **named, **path, "coefficient": name,
+                **row_keys, **path, "coefficient": name,
                 "array": np.ravel(values).astype(np.float32).astype(float).tolist(),
             }
             for name, values in arrays.items()
@@ -165,42 +170,90 @@ def fit_few(
     """Return the pack ``base`` with a few measured calls of some GPUs in place of what points it had of them."""
     tables, rows = (implementations, gpus, fabrics), []
     base = without_points(base, gpus_wanted)
-    whole = with_assumed(base)
+    if families is None:
+        floors = floor_rows(sweeps, gpus_wanted, base, vendors_of(gpus), log)
+        base = pa.concat_tables([base, pack_table(floors)])
+    pack = with_assumed(base)
     for gpu in gpus_wanted:
-        by_family: dict[str, Measured] = {}
-        for family in MEASURED if families is None else families:
-            own = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
-            published = training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'")
-            if not own.num_rows + published.num_rows:
-                continue
-            vendor = vendors_of(gpus)[gpu]
-            if vendor not in fitted_vendors(whole, family):
-                log(f"{family}: no kernel of {(vendor or '').upper()} was fitted, so its points are not used")
-                continue
-            if own.num_rows + published.num_rows > MOST_POINTS:
-                raise InvalidInput(
-                    f"--few has {own.num_rows + published.num_rows:,} points of {family} on {gpu}, and up to "
-                    f"{MOST_POINTS:,} are few; fit them as a sweep, with --sweep."
-                )
-            by_family[family] = both(
-                [
-                    measured_calls(family, table, gpu, whole, tables, stated)
-                    for table, stated in ((own, ALONE), (published, {}))
-                    if table.num_rows
-                ]
-            )
-            if gpu not in swept_gpus(base, family):
-                rows += choice_rows(sweeps, family, [gpu], implementations)
+        vendor = vendors_of(gpus)[gpu]
+        asked = (MEASURED if families is None else families, vendor)
+        by_family = _calls_by_family(sweeps, gpu, *asked, pack, tables, log)
+        rows += [
+            row
+            for family in by_family
+            if gpu not in swept_gpus(base, family)
+            for row in choice_rows(sweeps, family, [gpu], implementations)
+        ]
         if not by_family:
             continue
-        points, kernels = (sum(of(one.places) for one in by_family.values()) for of in (_size, _kernel_count))
-        log(f"{gpu}: {points:,} points of {kernels:,} kernels in {len(by_family):,} families")
+        count, kernels = (sum(of(one.places) for one in by_family.values()) for of in (_size, _kernel_count))
+        log(f"{gpu}: {count:,} points of {kernels:,} kernels in {len(by_family):,} families")
         unmeasured = [name for name in LOWERED if name not in by_family]
         log(f"{gpu}: not measured, so as without points: {', '.join(unmeasured)}")
         for family, measured in by_family.items():
             source = f"fitted to {measured.places.size} points of {gpu}"
-            rows += point_rows(family, gpu, fit_points(measured), source)
+            rows += point_rows(family, gpu, fit_points(measured, parts=parts_of(vendor)), source)
     return pa.concat_tables([base, pack_table(rows)])
+
+
+def _calls_by_family(
+    sweeps: Sequence[Path],
+    gpu: str,
+    families: Iterable[str],
+    vendor: str | None,
+    pack: pa.Table,
+    tables: Tables,
+    log: Callable[[str], None],
+) -> dict[str, Measured]:
+    """Return the measured calls of a GPU, of families that a GPU of its vendor was fitted to."""
+    by_family: dict[str, Measured] = {}
+    for family in families:
+        own = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
+        published = training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'")
+        if not own.num_rows + published.num_rows:
+            continue
+        if vendor not in fitted_vendors(pack, family):
+            log(f"{family}: no kernel of {(vendor or '').upper()} was fitted, so its points are not used")
+            continue
+        if own.num_rows + published.num_rows > MOST_POINTS:
+            raise InvalidInput(
+                f"--few has {own.num_rows + published.num_rows:,} points of {family} on {gpu}, and up to "
+                f"{MOST_POINTS:,} are few; fit them as a sweep, with --sweep."
+            )
+        by_family[family] = both(
+            [
+                measured_calls(family, table, gpu, pack, tables, lone_values)
+                for table, lone_values in ((own, ALONE), (published, {}))
+                if table.num_rows
+            ]
+        )
+    return by_family
+
+
+def floor_rows(
+    sweeps: Sequence[Path],
+    gpus_wanted: Sequence[str],
+    base: pa.Table,
+    vendor_of: Mapping[str, str | None],
+    log: Callable[[str], None],
+) -> list[dict]:
+    """Return what empty launches say of the floors of GPUs, as ``eta_coefficients`` rows.
+
+    Those of other GPUs with a sweep, where there are any, say what is expected of a GPU whose floors are as fitted.
+    """
+    found, rows = launches_us(sweeps), []
+    swept = {gpu for family in MEASURED for gpu in swept_gpus(base, family)} & set(found)
+    for gpu in gpus_wanted:
+        others = [found[one] for one in sorted(swept - {gpu}) if vendor_of.get(one) is None]
+        if gpu not in found:
+            log(f"{gpu}: no empty launch was measured, so its floors are those of the generations that were fitted")
+        elif vendor_of[gpu] is not None:
+            log(f"{gpu}: nothing is known to compare its empty launch with, so it is not used")
+        else:
+            expected_us = float(np.exp(np.mean(np.log(others)))) if others else EXPECTED_US
+            rows.append(floor_row(gpu, found[gpu], expected_us))
+            log(f"{rows[-1]['source']}: floors of all kernels times {rows[-1]['value']:.3g}")
+    return rows
 
 
 def _size(where: Places) -> int:
@@ -236,6 +289,7 @@ def measured_calls(
     vendor = facts.vendor.get(gpu)
     without = left_out(base, family, facts, gpu)
     calls = calls_of(family, form, table, base, *tables, without=without, measured=False, vendor=vendor, stated=stated)
+    calls = calls._replace(at=with_floors(form.coefficients, calls.at, floor_at(base, gpu) or 0.0))
     predicted = calls.latency_us()
     error = np.log(table["latency_us"].to_numpy() / predicted)
     return Measured(places_of(family, table, calls, tables), predicted, error, calls)
@@ -259,9 +313,9 @@ def without_points(base: pa.Table, gpus: Sequence[str]) -> pa.Table:
     pointed = base.filter(pc.and_(pc.equal(base["part"], "points"), pc.is_in(base["gpu"], pa.array(gpus))))
     pairs = set(zip(pointed["family"].to_pylist(), pointed["gpu"].to_pylist(), strict=True))
     counted = {pair for pair in pairs if pair[1] not in swept_gpus(base, pair[0])}
-    named = zip(*(base[name].to_pylist() for name in ("part", "family", "gpu")), strict=True)
+    row_keys = zip(*(base[name].to_pylist() for name in ("part", "family", "gpu")), strict=True)
     kept = [
         not ((part == "points" and (family, gpu) in pairs) or (part == "choice" and (family, gpu) in counted))
-        for part, family, gpu in named
+        for part, family, gpu in row_keys
     ]
     return base.filter(pa.array(kept, pa.bool_()))

@@ -17,16 +17,17 @@ from kernelsight.errors import InvalidInput, breaks_contract, extra_missing
 from kernelsight.fitting.kernel_sweeps import aiconfigurator, plain
 from kernelsight.fitting.kernel_sweeps.importing import imported_points
 from kernelsight.fitting.kernel_sweeps.points import MEASURED_HERE
+from kernelsight.kernels.floors import IN_A_GRAPH, LAUNCH
 
 
 def check_sweeps(sweeps: Sequence[Path]) -> None:
     """Refuse a sweep that is not there, that is no Parquet, or whose columns or figures break sweep_points."""
     needed = [name for name in contracts()["sweep_points"].schema.names if name not in MEASURED_HERE]
     for path in sweeps:
-        found = read_schema(path, partial(no_sweep, path)).names
-        if missing := [name for name in needed if name not in found]:
+        columns = read_schema(path, partial(no_sweep, path)).names
+        if missing := [name for name in needed if name not in columns]:
             raise breaks_contract("sweep_points", [f"missing column {name}" for name in missing], str(path))
-        plain.check_figures(path, found)
+        plain.check_figures(path, columns)
 
 
 def no_sweep(path: Path, found: str) -> InvalidInput:
@@ -53,6 +54,13 @@ def measured_families(sweeps: Sequence[Path], gpus: Sequence[str]) -> dict[str, 
     points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
     counts = points.filter(f"gpu in ({', '.join(_text(gpu) for gpu in gpus)})").aggregate("family, count(*)", "family")
     return dict(sorted(counts.fetchall()))
+
+
+def launches_us(sweeps: Sequence[Path]) -> dict[str, float]:
+    """Return by GPU the median of the empty launches in a graph that the sweeps hold, microseconds."""
+    points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
+    of_launches = f"family = '{LAUNCH}' and implementation = '{IN_A_GRAPH}' and not_fitted is null"
+    return dict(points.filter(of_launches).aggregate("gpu, median(latency_us)", "gpu").fetchall())
 
 
 def measured_gpus(sweeps: Sequence[Path]) -> set[str]:

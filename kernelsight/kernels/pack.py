@@ -18,6 +18,8 @@ from kernelsight.kernels.forms import PATH, Coefficient, Node, names_at
 if TYPE_CHECKING:
     from kernelsight.dataflow.contract import Contract
 
+# of each kernel with points: where these lie, and what they weigh
+POINT_ARRAYS = ("features", "weights")
 _PACKS = Path(__file__).resolve().parents[1] / "packs"
 
 
@@ -64,12 +66,29 @@ def shipped_pack() -> pa.Table:
 
 
 def read_pack(path: Path) -> pa.Table:
-    """Read a pack; InvalidInput where there is none, ContractBroken where its columns are others."""
+    """Read a pack; InvalidInput where there is none, or its points have a former form, ContractBroken where its columns
+    are others."""
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"pack {path} {found}; `kernelsight calibrate fit -o {path}` writes one.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"pack {path} {problem}; `kernelsight calibrate fit -o {path}` writes one.")
 
-    return conform(read_parquet(path, refuse), pack_contract(), origin=str(path))
+    rows = conform(read_parquet(path, refuse), pack_contract(), origin=str(path))
+    _refuse_former_points(rows, path)
+    return rows
+
+
+def _refuse_former_points(rows: pa.Table, path: Path) -> None:
+    """Refuse points that an earlier version fitted: constants did not move, and arrays were others."""
+    points = rows.filter(pc.equal(rows["part"], "points"))
+    arrays = points.filter(pc.is_valid(points["array"]))
+    former = arrays.filter(pc.invert(pc.is_in(arrays["coefficient"], pa.array(POINT_ARRAYS))))
+    if former.num_rows:
+        gpus, found = (", ".join(sorted(set(former[name].to_pylist()))) for name in ("gpu", "coefficient"))
+        raise InvalidInput(
+            f"pack {path} holds points of {gpus} as an earlier version fitted them (arrays {found}), and this one "
+            f"reads {' and '.join(POINT_ARRAYS)}; fit the measured calls again: `kernelsight calibrate fit --few FILE "
+            f"--onto default -o {path}`."
+        )
 
 
 def with_assumed(rows: pa.Table) -> pa.Table:

@@ -210,14 +210,19 @@ def choose_points(
     from kernelsight.fitting.planned_points import deviation_after, planned
     from kernelsight.kernels.kinds import ALONE
     from kernelsight.kernels.pack import with_assumed
+    from kernelsight.kernels.points import parts_of
+    from kernelsight.kernels.resolve import vendors_of
 
+    parts = parts_of(vendors_of(gpus)[gpu])
     tables, whole = (facts("kernel_implementations"), gpus, facts("fabrics")), with_assumed(coefficients)
     weight, deviation = (np.array([point[name] for point in points]) for name in ("weight", "deviation"))
     chosen, after = [], deviation.copy()
     for family, (indices, table) in _calls_by_family(points, gpu).items():
         where = measured_calls(family, table, gpu, whole, tables, ALONE).places
-        family_chosen = planned(where, weight[indices], per_kernel)
-        after[indices] *= deviation_after(where, family_chosen) / deviation_after(where, family_chosen[:0])
+        family_chosen = planned(where, weight[indices], per_kernel, parts)
+        after[indices] *= deviation_after(where, family_chosen, parts) / deviation_after(
+            where, family_chosen[:0], parts
+        )
         chosen += [indices[number] for number in family_chosen.tolist()]
     ordered = sorted(chosen, key=lambda index: points[index]["latency_us"])
     return ordered, _by_family(points, ordered, deviation, after)

@@ -236,6 +236,12 @@ POLICIES = (
         "N",
         least=0,
     ),
+    _of_deployment(
+        "prefill_schedule_interval",
+        "whole",
+        "data-parallel ranks that share experts compute prompts in every Nth step (vLLM)",
+        "N",
+    ),
 )
 
 SPECULATION = (

@@ -27,7 +27,7 @@ from kernelsight.fitting.points_intervals import left_after, points_intervals, r
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.pack import shipped_pack, with_assumed
-from kernelsight.kernels.points import points_of
+from kernelsight.kernels.points import parts_of, points_of
 from tests.fitting.measured import gemm, point, write
 from tests.kernels.calls import call_table, price, work
 
@@ -208,6 +208,17 @@ def test_a_constant_that_is_another_on_a_gpu_is_found(products: Measured) -> Non
     assert before[short].mean() > 0.2
     assert left("vllm|cublas|bf16") < 0.3
     assert left("vllm|cublas|bf16") < left("sglang|cublas|bf16") < left("vllm|marlin|bf16") < 0.9
+
+
+def test_points_of_another_vendor_move_its_constants_less(products: Measured) -> None:
+    measured = scattered(products, 5)
+    rows = np.arange(0, measured.places.size, 30)
+
+    def moved(vendor: str | None) -> float:
+        found = fit_points(measured.at(rows), parts=parts_of(vendor))
+        return sum(abs(one) for moves in found.moves.values() for one in moves.values())
+
+    assert 0.0 < moved("amd") < moved(None)
 
 
 def test_a_pack_keeps_what_points_say(products: Measured) -> None:

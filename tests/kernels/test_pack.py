@@ -93,6 +93,25 @@ def test_files_that_are_no_packs(tmp_path: Path) -> None:
         read_pack(path)
 
 
+def test_points_of_a_former_form_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    named = {"family": "gemm", "part": "points", "level": "gpu", "gpu": "l4", "source": "a test"}
+    kernel = {"engine": "vllm", "implementation": "cublas", "dtype": "bf16"}
+    former = [{**named, "coefficient": "shared", "array": [0.0]}]
+    former += [{**named, **kernel, "coefficient": name, "array": [1.0]} for name in ("features", "log_us", "weights")]
+    path = tmp_path / "former.parquet"
+    write_pack(pack_table(former), path)
+    with pytest.raises(InvalidInput) as refusal:
+        read_pack(path)
+    assert str(refusal.value) == (
+        f"pack {path} holds points of l4 as an earlier version fitted them (arrays log_us, shared), and this one reads "
+        "features and weights; fit the measured calls again: `kernelsight calibrate fit --few FILE --onto default "
+        f"-o {path}`."
+    )
+    now = [row for row in former if row["coefficient"] in ("features", "weights")]
+    write_pack(pack_table(now), path)
+    assert read_pack(path).num_rows == 2
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -67,6 +67,7 @@ def test_a_minute_on_a_simulated_gpu_is_served(plan: Path, tmp_path: Path, capsy
     assert main(["calibrate", "fit", "--few", str(sweep), "--onto", "default", "-o", str(pack)]) == 0
     said = capsys.readouterr().err
     assert "6 points of 2 kernels in 2 families" in said
+    assert "an empty launch of h200_sxm takes" in said and "floors of all kernels times 1.6" in said
     unmeasured = said.partition("not measured, so as without points: ")[2].split("\n")[0].split(", ")
     assert {"gemm", "moe", "all_reduce"} <= set(unmeasured) and not {"norm", "activation"} & set(unmeasured)
     before = norm_us(capsys, "--tier", "cross-generation", "--pack", str(pack))

@@ -8,6 +8,7 @@ fitted without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +30,14 @@ from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import POINTS, half_widths_for, points_group, spread
 from kernelsight.kernels.pack import pack_table
+from kernelsight.kernels.points import Parts, parts_of
+from kernelsight.kernels.resolve import vendors_of
 
 Choose = Callable[..., np.ndarray]
-CHOICES: dict[str, Choose] = {"planned": planned, "random": random_points}
+CHOICES: dict[str, Callable[[Parts], Choose]] = {
+    "planned": lambda parts: partial(planned, parts=parts),
+    "random": lambda parts: random_points,
+}
 
 
 class PointBudget(NamedTuple):
@@ -130,8 +136,8 @@ def scored_after(
         new = np.concatenate([unmeasured for _, _, unmeasured in parts])
         points += sum(one.test[gpu].num_rows for gpu in gpus if gpu in one.test) - rest.num_rows
         new_sites.append(scored[name].filter(pa.array(new)))
-    known = [rows.filter(pc.and_(rows["covered"], rows["seen"])) for rows in new_sites]
-    return scored, {"points": points, "unmeasured_sites": mean_over_cells(known)}
+    seen_rows = [rows.filter(pc.and_(rows["covered"], rows["seen"])) for rows in new_sites]
+    return scored, {"points": points, "unmeasured_sites": mean_over_cells(seen_rows)}
 
 
 def predicted_after(
@@ -139,21 +145,23 @@ def predicted_after(
 ) -> dict[str, tuple[pa.Table, dict[str, np.ndarray], np.ndarray]]:
     """Return of each family of a GPU its rows but for the points, their predictions, and whether their site is new."""
     families = {name: one for name, one in fits.items() if gpu in one.own}
+    parts = parts_of(vendors_of(facts("gpus"))[gpu])
+    choose = CHOICES[budget.how](parts)
     chosen = {
-        name: CHOICES[budget.how](one.own[gpu].places, is_serving(name, one.test[gpu]).astype(float), budget.per_kernel)
+        name: choose(one.own[gpu].places, is_serving(name, one.test[gpu]).astype(float), budget.per_kernel)
         for name, one in families.items()
         if budget.per_kernel
     }
     by_family = {}
     for name, one in families.items():
         mine, measured, own = one.test[gpu], chosen.get(name, np.empty(0, dtype=int)), one.own[gpu]
-        few = fit_points(own.at(measured)) if measured.size else None
+        few = fit_points(own.at(measured), parts=parts) if measured.size else None
         rest = np.setdiff1d(np.arange(mine.num_rows), measured)
-        left = own.at(rest)
-        latency = left.latency_us(few) if few else left.predicted_us
-        kernels, place = np.unique(left.places.kernels().astype(str), return_inverse=True)
+        test_calls = own.at(rest)
+        latency = test_calls.latency_us(few) if few else test_calls.predicted_us
+        kernels, kernel_of_row = np.unique(test_calls.places.kernels().astype(str), return_inverse=True)
         counts = [few.count(kernel) if few else 0 for kernel in kernels.tolist()]
-        halves = half_widths_for(curves.get(name, {}), [points_group(count) for count in counts])[place]
+        halves = half_widths_for(curves.get(name, {}), [points_group(count) for count in counts])[kernel_of_row]
         factor = spread(np, latency, halves)
         _, sites = site_names(name, mine)
         values = {"predicted_us": latency, "p05_us": latency / factor, "p95_us": latency * factor}

@@ -54,6 +54,12 @@ def is_in_flight(engine: np.void, request: np.void) -> bool:
 
 
 @inlined
+def chunk_must_return(engine: np.void, request: np.void, limits: np.void) -> bool:
+    """Whether a partly computed prompt has no chunk now, as the one before it is in flight."""
+    return not limits.chunks_overlap and request.chunk_returns_us > engine.now
+
+
+@inlined
 def tokens_in_step(request: np.void, limits: np.void) -> int:
     """Tokens of a decoding request in the batch that it is in; drafts are all there where ``chunk`` says nothing."""
     return request.chunk if request.chunk > 0 else 1 + limits.drafts

@@ -87,6 +87,12 @@ class Limits(NamedTuple):
     attention_dp_timeout_iters: int = 50
     # steps that prompts wait where all ranks have one
     attention_dp_batching_wait_iters: int = 10
+    # ranks that step together compute prompts in every Nth step
+    prefill_schedule_interval: Annotated[
+        int, lambda row: row["prefill_schedule_interval"] if row["lock_step"] else 1, POLICY
+    ] = 1
+    # with pipeline stages: chunks of one prompt are in several batches at once; else the next waits for the one before
+    chunks_overlap: bool = True
 
 
 _DECLARED = get_type_hints(Limits, include_extras=True)

@@ -3,7 +3,8 @@
 As in vLLM V1 (``EngineCore.step_with_batch_queue``): whenever the oldest batch returns, new batches are formed until as
 many are in flight as there are stages, or no request can be scheduled. Computed tokens advance when they are scheduled:
 chunks of one prompt may be in several batches, but a request whose token has not returned has nothing to schedule.
-TensorRT-LLM's micro-batches also skip requests in flight. A request preempted in flight still gets its token, and may
+TensorRT-LLM's micro-batches also skip requests in flight; before 1.2 prompts too, whose next chunk then waits for the
+one before it (``Limits.chunks_overlap``). A request preempted in flight still gets its token, and may
 finish with it. With asynchronous scheduling a batch sees the requests that were visible when the previous batch was
 formed, and the host prepares it while the first stage runs.
 
@@ -48,8 +49,8 @@ def begin_batches(core: Core, costs: StepCosts, draft_costs: StepCosts, metrics:
         prompt_tokens, decode_tokens, _, _ = form_batch(core, metrics.sums, idle, horizon)
         if prompt_tokens + decode_tokens == 0:
             break
-        place = (engine.oldest_batch + engine.batches) % limits.stages
-        send_batch(core, costs, draft_costs, metrics, place, prompt_tokens, decode_tokens, 0)
+        stage = (engine.oldest_batch + engine.batches) % limits.stages
+        send_batch(core, costs, draft_costs, metrics, stage, prompt_tokens, decode_tokens, 0)
         engine.batches += 1
     engine.underway = engine.batches > 0
     if engine.underway:
@@ -226,5 +227,7 @@ def put_in_flight(core: Core, batch: np.void, decode_tokens: int) -> None:
             note_request(requests, core.heaps[group.group], group, r, 0)
         else:
             push_partial(engine, requests, r)  # it has tokens left to schedule
+            if request.chunk > 0:
+                request.chunk_returns_us = batch.due_us
         request.chunk = 0
         r = following

@@ -7,7 +7,9 @@ every step (``engine_ranks``); otherwise the experts get the tokens that there a
 empty batch beside the others: it waits for them, and takes no time of its own.
 
 A prompt on one rank delays the decodes of all. TensorRT-LLM's ``attention_dp_config.enable_balance`` holds prompts back
-until every rank has one (``RequestScheduler._balance_adp_context_requests``).
+until every rank has one (``RequestScheduler._balance_adp_context_requests``). vLLM's ``prefill_schedule_interval`` lets
+prompts into every Nth step alone (``DPEngineCoreProc._should_throttle_prefills``), as long as such a step empties the
+queue of its rank.
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ from kernelsight.serving.engine.tiers import end_writes
 def begin_ranks(scenario: Scenario, first: int, now: float) -> None:
     """Begin a step of the ranks from ``first`` on."""
     engines, ranks = scenario.engines, scenario.limits[first].ranks
-    if scenario.limits[first].balance:
-        held = holds_prompts(scenario, first, now)
+    if scenario.limits[first].balance or scenario.limits[first].prefill_schedule_interval > 1:
+        held = scenario.limits[first].balance and holds_prompts(scenario, first, now)
+        decodes_only = not is_prompt_step(engines, scenario.limits[first], first)
         for i in range(first, first + ranks):
-            engines[i].prefills_held = held
+            waits = decodes_only and not engines[i].prompts_left and engines[i].decoding > 0
+            engines[i].prefills_held = held or waits
     prompts = False
     for i in range(first, first + ranks):
         form_rank(core_of(scenario, i), metrics_of(scenario, i), now)
@@ -182,6 +186,7 @@ def take_ranks(scenario: Scenario, first: int, stop_us: float) -> None:
     steps, _, _ = cut_line(pace, engines[first].planned_steps, stop_us - begin_us, False)
     expert_tokens = shared_tokens(engines, scenario.host[first], first, ranks)
     end_us = begin_us + line_time(pace, steps)
+    engines[first].joint_steps += steps - 1
     if limits[first].balance:
         count_unbalanced(engines, limits, first, steps - 1)
     for i in range(first, first + ranks):
@@ -225,6 +230,17 @@ def holds_prompts(scenario: Scenario, first: int, now: float) -> bool:
         return True
     counts.unbalanced_iters = 0
     return False
+
+
+@compiled
+def is_prompt_step(engines: np.ndarray, own: np.void, first: int) -> bool:
+    """Whether the step that begins now is one of those for prompts, and counts it; they begin anew after a rest."""
+    running = 0
+    for i in range(first, first + own.ranks):
+        running += engines[i].running
+    step = engines[first].joint_steps if running > 0 else 0
+    engines[first].joint_steps = step + 1
+    return step % own.prefill_schedule_interval == 0
 
 
 @compiled

@@ -153,6 +153,7 @@ REQUEST = record(
     fresh=_TRUTH,  # decoding, with its last token not from the last decode step
     skipped=_TRUTH,  # decoding, but without a token in this step: the budget was exhausted
     moving=_TRUTH,  # its KV is being transferred to a decode engine
+    chunk_returns_us=_REAL,  # with pipeline stages: when the batch with its last chunk comes back, a part of its prompt
     all_in_flight=_TRUTH,  # per-request progress: its prompt's last chunk is in flight, or it was in a batch that is
 )
 
@@ -300,6 +301,8 @@ ENGINE = record(
     prefills_held=_TRUTH,  # this step decodes only, until all ranks have prompts
     unbalanced_iters=_WHOLE,  # steps in which some rank had no prompt to compute
     balanced_iters=_WHOLE,  # steps that prompts waited although all had one
+    joint_steps=_WHOLE,  # steps since no rank ran a request
+    prompts_left=_TRUTH,  # the last step that took prompts left some in the queue
     received_us=_REAL,  # requests visible by this time are received
     polled_steps=_WHOLE,  # steps before the last poll
     polled_prompt_steps=_WHOLE,  # those with prompts

@@ -6,6 +6,7 @@ import numpy as np
 
 from kernelsight.serving.engine.admission import admit, delay_prefills, first_chunk, prefill_next
 from kernelsight.serving.engine.batch import (
+    chunk_must_return,
     is_in_flight,
     is_ready,
     push_fresh,
@@ -20,7 +21,7 @@ from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.policy import admission_closed, candidate, form_static_batch, stays_refused
 from kernelsight.serving.engine.preemption import preempt_until_free, retract
 from kernelsight.serving.engine.prefix import cache_chunk, take_units
-from kernelsight.serving.engine.queue import horizon_us
+from kernelsight.serving.engine.queue import horizon_us, queue_head
 from kernelsight.serving.engine.state import Core
 from kernelsight.serving.engine.tiers import is_loading
 
@@ -32,10 +33,12 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
     r = engine.partial
     while r >= 0:
         request = requests[r]
-        left = request.known - request.computed
+        missing = request.known - request.computed
         if engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)):
-            left = 0
-        request.chunk = first_chunk(left, budget - tokens, limits)
+            missing = 0
+        if chunk_must_return(engine, request, limits):
+            missing = 0
+        request.chunk = first_chunk(missing, budget - tokens, limits)
         tokens += request.chunk
         units += units_held(request.computed + request.chunk, limits) - units_held(request.computed, limits)
         r = request.next_partial
@@ -45,11 +48,11 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
 @inlined
 def partials_are_newest(engine: np.void, requests: np.ndarray) -> bool:
     """True if every partly computed prompt was admitted after every request that decodes next."""
-    r, left = engine.newest, engine.partial_count
-    while left > 0:
+    r, partials = engine.newest, engine.partial_count
+    while partials > 0:
         if is_ready(engine, requests[r]):
             return False
-        left -= 0 if is_in_flight(engine, requests[r]) else 1
+        partials -= 0 if is_in_flight(engine, requests[r]) else 1
         r = requests[r].before
     return True
 
@@ -67,8 +70,8 @@ def schedule_running(core: Core, prompts_only: bool) -> tuple:
         tokens, decodes, _ = schedule_in_order(core, False)
         return tokens, decodes, True
     decodes = 0 if prompts_only else engine.decoding * (1 + limits.drafts)
-    whole = decodes <= limits.max_num_batched_tokens and engine.near_end == 0
-    if prompts_only or (whole and partials_are_newest(engine, requests)):
+    all_decode = decodes <= limits.max_num_batched_tokens and engine.near_end == 0
+    if prompts_only or (all_decode and partials_are_newest(engine, requests)):
         budget = 0 if engine.prefills_delayed else limits.max_num_batched_tokens - decodes
         tokens, units = chunk_partials(engine, requests, limits, budget)
         units += units_next(engine, requests, limits) if decodes > 0 else 0
@@ -106,7 +109,9 @@ def schedule_in_order(core: Core, prompts_only: bool) -> tuple:
             r = request.after
             continue
         if not request.decoding and (
-            engine.prefills_delayed or (engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)))
+            engine.prefills_delayed
+            or chunk_must_return(engine, request, limits)
+            or (engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)))
         ):
             r = request.after
             continue
@@ -210,6 +215,8 @@ def schedule(core: Core, horizon: float) -> tuple:
         admitted, joined, blocked = admit(core, horizon, prompt_tokens, decode_tokens)
         prompt_tokens += admitted
         decode_tokens += joined
+        if limits.prefill_schedule_interval > 1:
+            engine.prompts_left = queue_head(engine, requests, limits, horizon) >= 0
     if prompts_only and prompt_tokens == 0:
         # the partly computed prompt was preempted: decode instead, so that blocks become free
         prompt_tokens, decode_tokens, _ = schedule_running(core, False)

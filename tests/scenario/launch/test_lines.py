@@ -72,6 +72,7 @@ def test_spellings_of_an_engine_name_one_option():
 
 
 VLLM = {
+    "-dp 8 --prefill-schedule-interval 4": {"data_parallel_size": 8, "prefill_schedule_interval": 4},
     "-tp=4": {"tensor_parallel_size": 4},
     "--tp 4": {"tensor_parallel_size": 4},
     "--tensor_parallel_size 4": {"tensor_parallel_size": 4},

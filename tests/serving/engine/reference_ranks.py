@@ -10,6 +10,8 @@ Written from the semantics alone. Where these leave a choice open:
 - Balance: a step without prompts, where every rank decodes and not every rank has a prompt to compute and room for it
   (a prompt under way, or one in the queue that could be admitted beside the decodes). After as many such steps as the
   time-out says, the ranks compute what they have. Where all have prompts they first wait for the batching wait.
+- Interval: steps are counted from 0 on since no rank ran a request. In one that the interval does not divide, a rank
+  that decodes takes no prompts, unless its last step that took prompts, and preempted nobody, left requests it saw.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Ranks:
     def __init__(self, engines: list[RankEngine], experts_us: Sequence[float], host: Any) -> None:
         self.engines, self.experts_us, self.host = engines, experts_us, host
         self.experts: list[tuple[str, int]] = []
-        self.unbalanced = self.balanced = 0
+        self.unbalanced = self.balanced = self.steps = 0
         for engine in engines:
             engine.group = self
 
@@ -77,8 +79,12 @@ class Ranks:
         """Begin a step of all ranks."""
         held = self.engines[0].limits.balance and self.holds(now)
         works = []
+        self.steps = self.steps + 1 if any(engine.scheduler.running for engine in self.engines) else 0
+        off_turn = self.steps % self.engines[0].limits.prefill_schedule_interval > 0
         for engine in self.engines:
-            engine.scheduler.wait.held = held
+            scheduler = engine.scheduler
+            waits = off_turn and not scheduler.prompts_left and any(r.decoding for r in scheduler.running)
+            scheduler.wait.held = held or waits
             works.append(engine.form(now))
         most = self.host.prompt_graph_max_tokens if any(work.chunks for work in works) else self.host.graph_max_tokens
         largest = max(work.tokens for work in works)
@@ -105,7 +111,7 @@ class Ranks:
             counts = (len(scheduler.running), engine.in_flight - len(scheduler.running), scheduler.memory.used)
             times = (passage.gpu_us, passage.host_us)
             engine.run.steps.append(Step(passage.start_us, end, work, *counts, *times))
-            engine.batches.append((end, scheduler.launch(engine.granted_now)))
+            engine.batches.append((end, scheduler.launch(engine.granted_now, end)))
             engine.waits = True
 
     def holds(self, now: float) -> bool:

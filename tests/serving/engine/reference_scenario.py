@@ -158,7 +158,7 @@ class PipelineEngine(Engine):
             counts = (len(scheduler.running), self.in_flight - len(scheduler.running), scheduler.memory.used)
             times = (passage.gpu_us, passage.host_us)
             self.run.steps.append(Step(passage.start_us, passage.end_us, work, *counts, *times))
-            self.batches.append((passage.end_us, scheduler.launch(granted)))
+            self.batches.append((passage.end_us, scheduler.launch(granted, passage.end_us)))
         self.waits = bool(self.batches)
 
     def end(self) -> list[Request]:

@@ -28,6 +28,7 @@ semantics leave a choice open:
   generated tokens are preempted first, and queue behind all that have come; where prompts run short, the newest.
 - ``batch_wait_us`` (TensorRT-LLM, with asynchronous scheduling): a look for new requests lasts so long, beside the step
   before; after an idle time the step waits for it, whatever look was not over when the engine came to rest.
+- Without ``chunks_overlap`` a prompt whose last chunk is in a batch that has not come back has none in another one.
 - ``drafts``: a decoding request has one token and so many proposed ones in a step, fewer where the budget or
   ``max_model_len`` ends. Of the proposed ones those up to the first that is not accepted are its own, with one more;
   those beyond its last token are lost. KV units of those that were not accepted stay with the request.
@@ -91,6 +92,7 @@ class Request:
     received_tokens: int = 0  # waiting: tokens whose KV was transferred
     received_us: float = -1.0  # then
     prefill_replica: int = -1
+    returns_us: float = -math.inf  # when the batch with its last chunk comes back, a part of its prompt
     loaded_us: float = 0.0  # running, and waiting for its load from a KV tier until then; 0: it does not
     tier_tokens: int = 0  # found in KV tiers at the first admission
 
@@ -226,6 +228,7 @@ class Scheduler:
         self.polling, self.door, self.wait = Polling(limits), Door(limits), BatchWait(limits)
         self.reserve = Reserve(limits, self.memory)
         self.proposed = self.accepted = 0
+        self.prompts_left = False  # requests that were seen, and not admitted
 
     # --- the queue
 
@@ -281,6 +284,7 @@ class Scheduler:
         granted, preempted = self.schedule_running(decodes=not prompts_only)
         if not preempted and (prompts_only or not self.limits.prefill_first):
             self.admit(granted, now, horizon)
+            self.prompts_left = self.head(horizon) is not None
         if prompts_only and not granted:
             granted, _ = self.schedule_running()
         return granted
@@ -358,6 +362,8 @@ class Scheduler:
             if request not in self.running or budget == 0 or not (decodes if request.decoding else prompts):
                 continue
             if request.missing_tokens <= 0 or self.is_loading(request):
+                continue
+            if not self.limits.chunks_overlap and not request.decoding and request.returns_us > self.now_us:
                 continue
             tokens = self.chunk_of(request, budget)
             while request in self.running and not self.memory.fits(request, self.more(request, tokens)):
@@ -484,8 +490,11 @@ class Scheduler:
                     ended.append(request.known_tokens)
         return Work(chunks, contexts, sampled, proposed, tuple(ended))
 
-    def launch(self, granted: dict[int, int]) -> list[tuple[Request, int, int]]:
-        """Count the step's tokens as computed; returns who gets one from it, what they know until then, and drafts."""
+    def launch(self, granted: dict[int, int], returns_us: float) -> list[tuple[Request, int, int]]:
+        """Count the step's tokens as computed; returns who gets one from it, what they know until then, and drafts.
+
+        ``returns_us``: when the step ends.
+        """
         decodes = any(r.decoding and granted.get(id(r), 0) for r in self.running)
         self.reserve.decode_steps += decodes
         self.polling.note_step(any(not r.decoding and granted.get(id(r), 0) for r in self.running))
@@ -494,6 +503,8 @@ class Scheduler:
             tokens = granted.get(id(request), 0)
             drafts = tokens - 1 if request.decoding else 0
             request.cached_tokens += tokens
+            if tokens and request.is_prompt:
+                request.returns_us = returns_us
             if tokens and request.missing_tokens == -drafts:
                 sampled.append((request, request.known_tokens, drafts))
                 request.decoding = False
@@ -537,7 +548,7 @@ class Scheduler:
 
     def advance(self, granted: dict[int, int], now: float) -> list[Request]:
         """Put the step's tokens into the cache; returns the requests that ended with it."""
-        return self.land(self.launch(granted), now)
+        return self.land(self.launch(granted, now), now)
 
 
 def step_time(work: Work, gpu_us: float, host: Any) -> float:

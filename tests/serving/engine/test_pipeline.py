@@ -107,6 +107,15 @@ def test_chunks_of_one_prompt_follow_each_other() -> None:
     assert served.out.first_token_us[0] == 150
 
 
+def test_a_chunk_waits_for_the_one_before_it_where_requests_in_flight_are_skipped() -> None:
+    # the second chunk is formed at 100, when the first has come back; another prompt goes between them
+    limits = {"max_num_batched_tokens": 4, "chunks_overlap": False}
+    assert spans(run_pipeline(constant_world([(0, 8, 1)], **limits), (1, 1))) == [[0, 100, 4, 0], [100, 200, 4, 0]]
+    served = run_pipeline(constant_world([(0, 8, 1), (0, 8, 1)], **limits), (1, 1))
+    assert spans(served) == [[0, 100, 4, 0], [50, 150, 4, 0], [100, 200, 4, 0], [150, 250, 4, 0]]
+    assert served.out.finish_us.tolist() == [200, 250]
+
+
 def test_the_slowest_stage_sets_the_pace() -> None:
     # layers 1 and 3 of 100 us: the second batch waits 50 us between the stages, the third is formed at 100
     served = run_pipeline(constant_world([(0, 4, 2), (0, 4, 1)], max_num_batched_tokens=4), (1, 3))
@@ -177,7 +186,8 @@ def pipelines(draw: st.DrawFn) -> tuple[World, tuple[int, ...]]:
     world = with_parts(draw(worlds() | caching_worlds() | policy_worlds()), 0.125, draw(st.sampled_from([0.0, 0.25])))
     gap_us = draw(st.sampled_from([0.0, 12.0]))
     host = world.host._replace(exposed_us=world.host.exposed_us + gap_us, gap_us=gap_us)
-    return world._replace(host=host), draw(stages())
+    limits = world.limits._replace(chunks_overlap=draw(st.booleans()))
+    return world._replace(host=host, limits=limits), draw(stages())
 
 
 @random_worlds(1000)

@@ -122,6 +122,17 @@ def test_steps_without_any_prompt_count_as_unbalanced() -> None:
     assert [row[0] for row in spans(served, 0) if row[2] == 4] == [900]
 
 
+def test_prompts_are_computed_in_every_fourth_step() -> None:
+    # both ranks decode from 100 on; C comes at 150, D at 450: the steps for prompts begin at 0, 400 and 800
+    requests = [(0, 1, 20), (0, 1, 20), (150, 4, 1), (450, 4, 1)]
+    served = run_ranks(two_ranks(requests, slope=0.0, prefill_schedule_interval=4), 2)
+    assert [[row[0] for row in spans(served, rank) if row[2] == 4] for rank in range(2)] == [[400], [800]]
+    # C and E come to a rank that takes four tokens beside its decode: E is left, and does not wait for 800
+    crowd = [*requests[:3], (150, 4, 1), (150, 4, 1)]
+    full = run_ranks(two_ranks(crowd, slope=0.0, prefill_schedule_interval=4, max_num_batched_tokens=5), 2)
+    assert [row[0] for row in spans(full, 0) if row[2] == 4] == [400, 500]
+
+
 def test_a_prompt_sent_later_to_another_rank_may_be_seen_earlier() -> None:
     # steps of 100 us begin at 1; C (50 tokens) and D (4), both sent at 980, are seen at 1030 and 984
     requests = [(0, 1, 40), (0, 1, 40), (980, 50, 1), (980, 4, 1)]
@@ -152,6 +163,7 @@ def rank_fleets(draw: st.DrawFn) -> tuple[Fleet, int]:
         balance=draw(st.booleans()),
         attention_dp_timeout_iters=draw(st.sampled_from([0, 1, 3, 50])),
         attention_dp_batching_wait_iters=draw(st.sampled_from([0, 0, 1, 4])),
+        prefill_schedule_interval=draw(st.sampled_from([1, 1, 2, 5])),
     )
     world = with_experts(world._replace(limits=limits), np.cumsum(slopes).astype(float))
     return fleet._replace(world=world, engines=ranks * draw(st.integers(1, 2))), ranks

@@ -1,0 +1,101 @@
+"""What short calls of some families say of the floors of all others on a GPU, each generation left out.
+
+    python benches/floors.py --sweep sweep.parquet
+
+No published sweep holds an empty launch. What stands for it: by how much the shortest calls of products, batched
+products or quantisation lie off (log error of calls of which a large share is floor, over that share). Of its logarithm
+0 to 0.8 moves the floors of all other families. Printed: median / mean error in % over cells of those families, and the
+median of calls that are predicted below SHORT_US. Takes 15 CPU-seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from points import TRAIN, sampled
+
+from kernelsight.catalog.tables import facts
+from kernelsight.fitting.expressions import fitted_coefficients
+from kernelsight.fitting.few_points import Measured, left_out, measured_calls
+from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.families import MEASURED
+from kernelsight.kernels.floors import CARRIED, is_floor, with_floors
+from kernelsight.kernels.pack import default_pack
+from kernelsight.kernels.resolve import family_facts
+
+GPUS = ("a100_sxm", "l40s", "h100_sxm", "rtx_pro_6000_server")
+STAND_INS = (("gemm",), ("batched_gemm",), ("quantize",))
+SHARES = (0.0, CARRIED, 0.5, 0.8)
+SHORT_US = 15.0
+# a call says something of the floor where this share of it is floor, or it is among the fifth with most
+MUCH, LEAST, FIFTH, FEW_CALLS = 0.4, 0.1, 0.8, 6
+
+
+def calls_of_gpu(sweep: Path, gpu: str) -> dict[str, Measured]:
+    """Return by family some served calls of a GPU against the shipped fit without its generation."""
+    pack, tables = default_pack(), (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
+    found = {}
+    for family in MEASURED:
+        rows = training_rows([sweep], family, [gpu])
+        if rows.num_rows and left_out(pack, family, family_facts(family, tables[0], tables[1]), gpu):
+            rows = sampled(family, rows)
+            if rows.num_rows:
+                found[family] = measured_calls(family, rows, gpu, pack, tables)
+    return found
+
+
+def floor_share(measured: Measured) -> np.ndarray:
+    """Return which share of each call's latency is floor: d log latency / d log floors."""
+    constants = fitted_coefficients(measured.calls.form)
+    per_floor = [column / one.spread if is_floor(one.name) else 0.0 * column
+                 for column, one in zip(measured.places.slopes.T, constants, strict=True)]  # fmt: skip
+    return np.sum(per_floor, axis=0)
+
+
+def floor_error(measured: Measured) -> float | None:
+    """Return by how much the floor of a family's short calls lies off (log); None: too few are short."""
+    share = floor_share(measured)
+    short = share >= MUCH
+    if short.sum() < FEW_CALLS:
+        short = share >= max(LEAST, float(np.quantile(share, FIFTH)))
+    if short.sum() < FEW_CALLS:
+        return None
+    return float(measured.log_error[short].sum() / share[short].sum())
+
+
+def scored(calls: dict[str, Measured], log_by: float) -> str:
+    """Return the errors of families with floors that are moved: median / mean, and median of short calls."""
+    medians, means, short_medians = [], [], []
+    for measured in calls.values():
+        moved = measured.calls._replace(at=with_floors(measured.calls.form.coefficients, measured.calls.at, log_by))
+        error = np.abs(moved.latency_us() / (measured.predicted_us * np.exp(measured.log_error)) - 1.0)
+        for dtype in dict.fromkeys(measured.places.dtype.tolist()):
+            of_cell = measured.places.dtype == dtype
+            medians.append(np.median(error[of_cell]))
+            means.append(error[of_cell].mean())
+            short = of_cell & (measured.predicted_us < SHORT_US)
+            if short.sum() > FEW_CALLS:
+                short_medians.append(np.median(error[short]))
+    return f"{np.mean(medians):.1%} / {np.mean(means):.1%}, short {np.mean(short_medians):.1%}"
+
+
+def main() -> None:
+    """Print the errors of each GPU by stand-in and share."""
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("--sweep", type=Path, required=True, help="as `calibrate import aiconfigurator` wrote it")
+    sweep = words.parse_args().sweep
+    assert set(GPUS) <= set(TRAIN)
+    for gpu in GPUS:
+        calls = calls_of_gpu(sweep, gpu)
+        for stand_in in STAND_INS:
+            known = [error for name in stand_in if name in calls and (error := floor_error(calls[name])) is not None]
+            if known:
+                others = {name: one for name, one in calls.items() if name not in stand_in}
+                shown = [f"{share}: {scored(others, share * float(np.mean(known)))}" for share in SHARES]
+                print(f"{gpu}, {', '.join(stand_in)} {np.mean(known):+.2f}: {'; '.join(shown)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
