@@ -1,8 +1,10 @@
 """What queries of nodes gave is kept for the next tests, of other workers and runs too: asked once over equal rows.
 
 Most of the time of commands over few rows is DuckDB's, which plans thirty queries for each of them. An answer is known
-by its text, its macros, the rows that it reads and the version of DuckDB: whatever changes one of them asks anew. Tests
-whose subject is that a query gives the same again, or leaves nothing behind, are without (``asked_anew``).
+by its text, its macros, the columns that its plan reads of its rows and the version of DuckDB: whatever changes one of
+them asks anew. The name of a single deployment, a hash of settings that most queries do not read, changes none. What
+has to be asked is planned once, in a database of the thread where facts stay registered. Tests whose subject is that a
+query gives the same again, or leaves nothing behind, are without (``asked_anew``).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import Recent, remembered
-from kernelsight.dataflow.engine import Database, open_database
+from kernelsight.dataflow.engine import Database, lock_database, open_database
 from kernelsight.dataflow.graph import Node
 from kernelsight.dataflow.kept import content_digest
 from kernelsight.dataflow.session import Session
@@ -109,7 +111,10 @@ class KnownQueries:
             os.utime(path)
             read = json.loads(path.read_text())
         else:
-            read = _planned_columns(self._prepared(session, node), session, node)
+            try:
+                read = _planned_columns(self._prepared(session, node), session, node)
+            except duckdb.Error:  # running it says what is wrong
+                return None
             if path:
                 _put(path, json.dumps(read).encode())
         return read and {name: set(columns) for name, columns in read.items()}
@@ -125,9 +130,10 @@ class KnownQueries:
         cursors = self._cursors.__dict__
         macros = session.graph.macros
         if macros not in cursors:
-            cursors[macros] = open_database(macros), {}
+            cursors[macros] = database, _ = open_database(macros), {}
             # another worker has the other core, and threads that wait for each other take a tenth of the time
-            cursors[macros][0].execute("set threads = 1")
+            database.execute("set threads = 1")
+            lock_database(database, files=False)
         cursor, registered = cursors[macros]
         for name in node.inputs:
             table = session._fetch(name)
