@@ -31,11 +31,17 @@ def settings(tier: str = "auto") -> pa.Table:
 def price(family: str, calls: pa.Table, backend: str = "numpy", tier: str = "auto", **tables: pa.Table) -> pa.Table:
     """Return latencies of a call table by the embedded facts; ``tables`` replaces some of these."""
     facts = {**FACTS, **tables}
-    if "format" not in calls.column_names:
-        calls = calls.append_column("format", pa.array(["bf16"] * calls.num_rows, pa.string()))
+    calls = with_format(calls)
     if "gpus" in tables:
         facts["gpu_power"] = power_of_gpus(tables["gpus"], ENERGY)
     return latencies(family, calls, settings(tier), *(facts[name] for name in NAMES), backend=backend)
+
+
+def with_format(calls: pa.Table) -> pa.Table:
+    """Return calls that state the format of their operands: bfloat16, where they do not state it."""
+    if "format" in calls.column_names:
+        return calls
+    return calls.append_column("format", pa.array(["bf16"] * calls.num_rows, pa.string()))
 
 
 def drawn_constants(seed: int) -> pa.Table:

@@ -29,89 +29,102 @@ def refused(*deployments):
     return ""
 
 
-@pytest.mark.parametrize(
-    ("deployment", "expected"),
-    [
-        (
-            {"model": "qwen2.5-7b", "tp": 8},
-            {
-                "heads": "qwen2.5-7b has 28 attention heads, not divisible by tensor-parallel size 8; "
-                "use a size that divides 28",
-            },
-        ),
-        (
-            {"model": "phi-4", "tp": 4},
-            {
-                "kv_heads": "phi-4 has 10 key-value heads, not divisible by tensor-parallel size 4; "
-                "use a size that divides 10",
-            },
-        ),
-        (
-            {"model": "qwen3-next-80b-a3b", "dp": 3},
-            {"width": "qwen3-next-80b-a3b has a feed-forward width of 512, not divisible into 3 parts; "
-            "use other parallel sizes"},
-        ),
-        (
-            {"model": "gpt-oss-120b", "dp": 3, "ep": 3},
-            {"experts": "gpt-oss-120b has 128 experts, not divisible by expert-parallel size 3; "
-            "use other parallel sizes"},
-        ),
-        (
-            {"model": "llama-3.1-8b", "tp": 2, "ep": 2},
-            {"expert_parallel": "llama-3.1-8b has no experts; disable expert parallelism"},
-        ),
-        (
-            {"model": "llama-3.1-8b", "pp": 33},
-            {"pipeline": "llama-3.1-8b has 32 layers, fewer than pipeline-parallel size 33; use a smaller size"},
-        ),
-        (
-            {"model": "qwen2.5-0.5b", "gpu": "v100_sxm"},
-            {"dtype": "v100_sxm has no bf16 tensor cores; use --dtype fp16"},
-        ),
-        (
-            {"model": "qwen2.5-0.5b", "gpu": "t4"},
-            {"dtype": "t4 has no bf16 tensor cores; use --dtype fp16"},
-        ),
-        (
-            {"model": "qwen3-32b", "max_model_len": 40961},
-            {
-                "model_len": "max_model_len 40961 exceeds the 40960 tokens that qwen3-32b supports; use at most that, "
-                "or state how far its RoPE reaches (--max-position-embeddings)"
-            },
-        ),
-        (
-            {"model": "llama-3.1-8b", "max_num_batched_tokens": 128, "max_num_seqs": 256},
-            {
-                "chunking": "max_num_batched_tokens 128 is less than max_num_seqs 256; raise the former "
-                "or lower the latter",
-            },
-        ),
-    ],
-    ids=lambda value: "-".join(f"{name}={each}" for name, each in value.items())[:60],
-)  # fmt: skip
-def test_sentences(ask, deployment, expected):
-    assert faults(ask, **deployment) == expected
+REFUSED = [
+    (
+        {"model": "qwen2.5-7b", "tp": 8},
+        {
+            "heads": "qwen2.5-7b has 28 attention heads, not divisible by tensor-parallel size 8; "
+            "use a size that divides 28",
+        },
+    ),
+    (
+        {"model": "phi-4", "tp": 4},
+        {
+            "kv_heads": "phi-4 has 10 key-value heads, not divisible by tensor-parallel size 4; "
+            "use a size that divides 10",
+        },
+    ),
+    (
+        {"model": "qwen3-next-80b-a3b", "dp": 3},
+        {"width": "qwen3-next-80b-a3b has a feed-forward width of 512, not divisible into 3 parts; "
+        "use other parallel sizes"},
+    ),
+    (
+        {"model": "gpt-oss-120b", "dp": 3, "ep": 3},
+        {"experts": "gpt-oss-120b has 128 experts, not divisible by expert-parallel size 3; "
+        "use other parallel sizes"},
+    ),
+    (
+        {"model": "llama-3.1-8b", "tp": 2, "ep": 2},
+        {"expert_parallel": "llama-3.1-8b has no experts; disable expert parallelism"},
+    ),
+    (
+        {"model": "llama-3.1-8b", "pp": 33},
+        {"pipeline": "llama-3.1-8b has 32 layers, fewer than pipeline-parallel size 33; use a smaller size"},
+    ),
+    (
+        {"model": "qwen2.5-0.5b", "gpu": "v100_sxm"},
+        {"dtype": "v100_sxm has no bf16 tensor cores; use --dtype fp16"},
+    ),
+    (
+        {"model": "qwen2.5-0.5b", "gpu": "t4"},
+        {"dtype": "t4 has no bf16 tensor cores; use --dtype fp16"},
+    ),
+    (
+        {"model": "qwen3-32b", "max_model_len": 40961},
+        {
+            "model_len": "max_model_len 40961 exceeds the 40960 tokens that qwen3-32b supports; use at most that, "
+            "or state how far its RoPE reaches (--max-position-embeddings)"
+        },
+    ),
+    (
+        {"model": "llama-3.1-8b", "max_num_batched_tokens": 128, "max_num_seqs": 256},
+        {
+            "chunking": "max_num_batched_tokens 128 is less than max_num_seqs 256; raise the former "
+            "or lower the latter",
+        },
+    ),
+]  # fmt: skip
+RUNNING = [
+    {"model": "qwen2.5-7b", "tp": 4},
+    {"model": "phi-4", "tp": 5},
+    {"model": "llama-3.1-8b", "tp": 16},
+    {"model": "qwen2.5-0.5b", "gpu": "t4", "dtype": "fp16"},
+    {"model": "qwen2.5-0.5b", "gpu": "v100_sxm", "dtype": "fp16"},
+    {"model": "qwen3-32b", "max_model_len": 40960},
+    {"model": "llama-3.1-8b", "pp": 32},
+    {"model": "llama-3.1-8b", "max_num_batched_tokens": 256, "max_num_seqs": 256},
+    {"model": "llama-3.1-8b", "max_num_batched_tokens": 128, "max_num_seqs": 256, "engine": "sglang"},
+    {"model": "deepseek-v3", "tp": 8, "dp": 2, "ep": 16},
+    {"model": "qwen3-next-80b-a3b", "tp": 4},
+]
+
+
+@pytest.fixture(scope="module")
+def sentences_by_case(ask):
+    """Sentences by fault of each deployment above, of one question about all of them."""
+    stated = [deployment for deployment, _ in REFUSED] + RUNNING
+    found = [{} for _ in stated]
+    rows = ask("deployment_faults", *({**row, "deployment_id": str(case)} for case, row in enumerate(stated)))
+    for row in rows:
+        found[int(row["deployment_id"])][row["fault"]] = row["sentence"]
+    return found
 
 
 @pytest.mark.parametrize(
-    "deployment",
-    [
-        {"model": "qwen2.5-7b", "tp": 4},
-        {"model": "phi-4", "tp": 5},
-        {"model": "llama-3.1-8b", "tp": 16},
-        {"model": "qwen2.5-0.5b", "gpu": "t4", "dtype": "fp16"},
-        {"model": "qwen2.5-0.5b", "gpu": "v100_sxm", "dtype": "fp16"},
-        {"model": "qwen3-32b", "max_model_len": 40960},
-        {"model": "llama-3.1-8b", "pp": 32},
-        {"model": "llama-3.1-8b", "max_num_batched_tokens": 256, "max_num_seqs": 256},
-        {"model": "llama-3.1-8b", "max_num_batched_tokens": 128, "max_num_seqs": 256, "engine": "sglang"},
-        {"model": "deepseek-v3", "tp": 8, "dp": 2, "ep": 16},
-        {"model": "qwen3-next-80b-a3b", "tp": 4},
-    ],
-    ids=lambda value: "-".join(str(each) for each in value.values()),
+    "case",
+    range(len(REFUSED)),
+    ids=lambda case: "-".join(f"{name}={each}" for name, each in REFUSED[case][0].items())[:60],
 )
-def test_deployments_that_run(ask, deployment):
-    assert faults(ask, **deployment) == {}
+def test_sentences(sentences_by_case, case):
+    assert sentences_by_case[case] == REFUSED[case][1]
+
+
+@pytest.mark.parametrize(
+    "case", range(len(RUNNING)), ids=lambda case: "-".join(str(each) for each in RUNNING[case].values())
+)
+def test_deployments_that_run(sentences_by_case, case):
+    assert sentences_by_case[len(REFUSED) + case] == {}
 
 
 def test_delta_net_key_heads_are_not_copied(ask):

@@ -110,7 +110,8 @@ def test_killed_again_and_again_at_random_moments(tmp_path: Path) -> None:
     grid, out = tmp_path / "grid.json", tmp_path / "out.parquet"
     grid.write_text(json.dumps(SMALL | LOAD | {"gpu": ["l4", "h100_sxm"], "tp": [1, 2, 4], "max_concurrency": [1, 4]}))
     words = [sys.executable, "-m", "kernelsight", "sweep", str(grid), "-o", str(out), "--partition-requests", "24"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    # what a run before the kill computed of its deployments is kept, as it is for users
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "KERNELSIGHT_CACHE": str(tmp_path / "kept")}
     draw, kills = random.Random(11), 0
     folder, seen = tmp_path / "out.parquet.parts", set()
     while kills < KILLS:

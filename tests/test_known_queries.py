@@ -1,0 +1,56 @@
+"""Answers that tests keep are those that a session computes: of other settings, and under another deployment's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kernelsight.dataflow.cache import Recent
+from kernelsight.dataflow.node_runs import NodeRuns
+from kernelsight.session import connect
+from tests.conftest import QUERIES
+
+DEPLOYMENT = {"model": "qwen3-0.6b", "gpu": "l4", "tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
+OTHERS = ({}, {"max_num_seqs": 8}, {"max_num_batched_tokens": 512}, {"tp": 2}, {"gpu": "h100_sxm"})
+TABLES = ("deployment_settings", "sharded_layers", "layer_weights", "kv_layout", "memory_plan", "deployment_faults",
+          "assumptions", "deployment_tiers", "host_settings")  # fmt: skip
+
+
+def made(name: str, settings: dict[str, object]) -> dict[str, list[str]]:
+    """Return the rows of tables of a deployment, in any order."""
+    with connect() as session:
+        session.give("deployments", [{"deployment_id": name, **DEPLOYMENT, **settings}])
+        return {table: sorted(map(repr, session.table(table).to_pylist())) for table in TABLES}
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What other tests and runs asked is not known here."""
+    monkeypatch.setattr(QUERIES, "_answers", Recent(4000))
+    monkeypatch.setattr(QUERIES, "folder", tmp_path)
+
+
+def test_kept_answers_are_those_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {name: made(name, settings) for name, settings in zip("abcde", OTHERS, strict=True)}
+    monkeypatch.setattr(QUERIES, "anew", True)
+    assert kept == {name: made(name, settings) for name, settings in zip("abcde", OTHERS, strict=True)}
+
+
+def test_another_name_and_what_is_not_read_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    planned = type(QUERIES)._planned_once
+
+    def counted(queries: object, session: NodeRuns, node: object) -> pa.Table:
+        asked.append(node.names[0])
+        return planned(queries, session, node)
+
+    made("first", {})
+    monkeypatch.setattr(type(QUERIES), "_planned_once", counted)
+    made("second", {})
+    assert asked == []
+    made("third", {"max_num_seqs": 9})
+    assert "deployment_settings" in asked and "layer_weights" not in asked
+    made("fourth", {"tp": 2, "max_num_seqs": 9})
+    assert "layer_weights" in asked
