@@ -76,6 +76,27 @@ def test_worlds_that_fail_are_counted_and_none_is_pinned_where_none_fails(
     assert 0 < len(failing) < drawn and failing == sorted(set(failing))
 
 
+def test_faults_are_counted_in_a_copy_and_tried_without_worlds_where_few_show_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rule.py").write_text("a < b\n")
+
+    def counts_in(tree: Path, tests: tuple[str, ...], number: int) -> dict[str, tuple[int, list[int]]]:
+        text = (tree / "rule.py").read_text()
+        return {"test_rule": (100, [9, 12] if text == "a <= b\n" else list(range(50)))}
+
+    tried = []
+    monkeypatch.setattr(worlds.mutation, "copy_tree", lambda target: None)
+    monkeypatch.setattr(worlds, "counts_in", counts_in)
+    monkeypatch.setattr(worlds.mutation, "verdict", lambda tree, tests: tried.append(tests) or worlds.mutation.SURVIVED)
+    faults = [worlds.Fault("", "rule.py", "<", new, ("test_rule.py",)) for new in ("<=", ">")]
+    rare, plain = worlds.attempts(faults, tmp_path, 3)
+    assert (rare["worlds"], rare["without_worlds"]) == (228, worlds.mutation.SURVIVED)
+    assert (plain["worlds"], plain["without_worlds"]) == (7, "not tried")
+    assert tried == [("-m", "not hypothesis", "test_rule.py")]
+    assert (tmp_path / "rule.py").read_text() == "a < b\n"
+
+
 def test_a_world_is_read_as_it_was_written(tmp_path: Path) -> None:
     world = constant_world([(0.5, 4, 3), (2.0, 1, 9)])
     case = pinned_worlds.PinnedWorld(AGREES, "AssertionError", {"world": pinned_worlds.spelled(world)})
