@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from hypothesis.errors import HypothesisDeprecationWarning
 
 FOLDER = Path(__file__).resolve().parent / "pinned"
 # where the classes of worlds come from: no file names another one
@@ -104,4 +106,7 @@ def function_of(name: str) -> Callable[..., None]:
 def replay(world: PinnedWorld) -> None:
     """Run a test on its pinned world; raises what the test raises."""
     inner: Callable[..., None] = function_of(world.test).hypothesis.inner_test  # type: ignore[attr-defined]
-    inner(**{name: value_of(each) for name, each in world.arguments.items()})
+    with warnings.catch_warnings():
+        # `assume` warns outside hypothesis
+        warnings.simplefilter("ignore", HypothesisDeprecationWarning)
+        inner(**{name: value_of(each) for name, each in world.arguments.items()})
