@@ -24,6 +24,8 @@ DECODES = tuple(itertools.product((1, 8, 32, 128, 512), (512, 4096)))
 CHUNKS = tuple(itertools.product((128, 512, 2048, 8192), (0, 8192)))
 # setup time of a point (buffers, graphs, choice of an algorithm; assumed), and replays per median
 SETUP_SECONDS, REPLAYS, REPLAY_US, LEAST_LAUNCHES = 0.2, 40, 1000.0, 4
+# of the models' time, of what is said to be unmeasured
+LEAST_SHARE = 0.005
 # half width of a 90 % interval in standard deviations of a normal error
 INTERVAL_SIGMAS = 1.645
 # a rotary call does not record its head size: take the widest that divides its columns
@@ -110,6 +112,22 @@ def of_families(points: Sequence[dict[str, Any]], words: str | None) -> list[dic
         if name not in FAMILIES:
             raise unknown("kernel family", name, list(FAMILIES), f"Known: {', '.join(FAMILIES)}.")
     return [point for point in points if not names or point["family"] in names]
+
+
+def shares_unmeasured(calls: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return by family which share of the time of all calls no point stands for, the largest first.
+
+    >>> shares_unmeasured([{"family": "moe", "weight": 3.0}, {"family": "gemm", "weight": 1.0}],
+    ...     [{"family": "gemm", "weight": 1.0}])
+    {'moe': 0.75}
+    """
+    left: dict[str, float] = {}
+    for rows, sign in ((calls, 1.0), (points, -1.0)):
+        for row in rows:
+            left[row["family"]] = left.get(row["family"], 0.0) + sign * row["weight"]
+    total = sum(call["weight"] for call in calls)
+    shares = {family: weight / total for family, weight in left.items() if weight > LEAST_SHARE * total}
+    return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
 
 
 def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:

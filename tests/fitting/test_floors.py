@@ -95,7 +95,10 @@ def test_points_are_measured_against_the_floor_that_is_known(tmp_path: Path, bas
     floors = launched(tmp_path, base, 2.0)
     draft = write(tmp_path / "draft.parquet", [gemm("l4", m, 256, 256, 1.0) for m in (1, 16, 64)])
     table = training_rows([draft], "gemm", ["l4"])
-    us = measured_calls("gemm", table, "l4", floors, (KNOWN[2], *KNOWN[:2])).predicted_us
+    us, as_fitted = (
+        measured_calls("gemm", table, "l4", pack, (KNOWN[2], *KNOWN[:2])).predicted_us for pack in (floors, base)
+    )
+    assert (us > 1.05 * as_fitted).all()
     rows = [
         gemm("l4", int(m), 256, 256, float(one)) for m, one in zip(table["m"].to_pylist(), us.tolist(), strict=True)
     ]

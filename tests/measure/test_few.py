@@ -42,6 +42,7 @@ def test_a_plan_has_as_many_points_of_each_kernel_and_begins_with_empty_launches
     assert json.loads(again.read_text())["entries"] == json.loads(plan.read_text())["entries"]
     printed = capsys.readouterr()
     assert "points in 7 seconds, beside empty launches" in printed.err
+    assert "not measured, in share of the models' kernel time: all_reduce (" in printed.err
     rows = json.loads(printed.out)
     assert all(row["expected_error_after"] < row["expected_error_before"] for row in rows)
     assert main([*PLAN, "--points", "0", "-o", str(again)]) == 2

@@ -16,6 +16,7 @@ from kernelsight.measure.plan import (
     measurable,
     of_families,
     served_calls,
+    shares_unmeasured,
     suite_of_points,
 )
 from kernelsight.number_format import percent, rounded
@@ -82,10 +83,11 @@ def run(arguments: argparse.Namespace) -> None:
         note(
             f"attention will be measured with {ATTENTION[0]}; choose another with --attention {'|'.join(ATTENTION[1:])}"
         )
-    unmeasured = sum(call["weight"] for call in calls) - sum(point["weight"] for point in points)
     limit = f"{rounded(60.0 * minutes)} seconds" if arguments.points else f"{minutes:g} minutes"
     note(f"{len(chosen):,} of {len(points):,} points in {limit}, beside empty launches; written to {target}")
-    if unmeasured > 0:
-        share = unmeasured / sum(call["weight"] for call in calls)
-        reason = "has no measurable kernel (experts, collectives, some formats)"
-        note(f"{percent(share)} of the models' kernel time {reason}")
+    if shares := shares_unmeasured(calls, points):
+        named = ", ".join(f"{family} ({percent(share)})" for family, share in shares.items())
+        note(
+            f"not measured, in share of the models' kernel time: {named}; calls of them that were measured elsewhere "
+            "come by `calibrate fit --few` too"
+        )
