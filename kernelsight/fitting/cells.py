@@ -54,14 +54,14 @@ def is_seen(family: str, train: pa.Table, test: pa.Table) -> tuple[np.ndarray, n
     for engine, implementation, gpu in _kernels(train)[0]:
         known_kernels.add((engine, implementation))
         known_names |= {(engine, name) for name in source_names(family, engine, implementation, gpu)}
-    found, of_row = _kernels(test)
-    same = [(engine, implementation) in known_kernels for engine, implementation, _ in found]
-    named = [
+    test_kernels, of_row = _kernels(test)
+    same = [(engine, implementation) in known_kernels for engine, implementation, _ in test_kernels]
+    has_known_name = [
         all((engine, name) in known_names for name in source_names(family, engine, implementation, gpu))
-        for engine, implementation, gpu in found
+        for engine, implementation, gpu in test_kernels
     ]
     same_kernel = np.array(same, dtype=bool)[of_row]
-    return same_kernel | np.array(named, dtype=bool)[of_row], same_kernel
+    return same_kernel | np.array(has_known_name, dtype=bool)[of_row], same_kernel
 
 
 @cache

@@ -172,8 +172,10 @@ def _between(inputs: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def _lent_nodes(kernels: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     """Return the node of each shape that another GPU measured: its kernel's, or where there is none, any in turn."""
-    place = {node: number for number, node in enumerate(nodes.tolist())}
-    return np.array([place.get(kernel, row % nodes.size) for row, kernel in enumerate(kernels.tolist())], dtype=int)
+    node_number = {node: number for number, node in enumerate(nodes.tolist())}
+    return np.array(
+        [node_number.get(kernel, row % nodes.size) for row, kernel in enumerate(kernels.tolist())], dtype=int
+    )
 
 
 def _folded(student: Any, words: np.ndarray) -> dict[str, np.ndarray]:

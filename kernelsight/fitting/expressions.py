@@ -42,26 +42,26 @@ class Calls(NamedTuple):
     def latency_us(self) -> np.ndarray:
         """Return the latency of each row in us."""
         rows, form = self.rows, self.form
-        found = np.empty(rows.latency_us.size)
-        for first in range(0, found.size, 65_536):
+        predicted_us = np.empty(rows.latency_us.size)
+        for first in range(0, predicted_us.size, 65_536):
             block = slice(first, first + 65_536)
             leaf = rows.leaf_of_row[block]
             call = form.view(np, {name: values[block] for name, values in rows.call.items()})
             gpu = {name: values[block] for name, values in rows.gpu.items()}
             at = {name: values[leaf] for name, values in self.at.items()}
-            found[block] = form.expression(np, call, gpu, at)[0]
-        return found
+            predicted_us[block] = form.expression(np, call, gpu, at)[0]
+        return predicted_us
 
     def slopes(self) -> np.ndarray:
         """Return (rows, fitted coefficients): d log latency / d log coefficient, times the coefficient's spread."""
-        found = np.zeros((self.rows.latency_us.size, len(fitted_coefficients(self.form))))
+        log_slopes = np.zeros((self.rows.latency_us.size, len(fitted_coefficients(self.form))))
         for number, one in enumerate(fitted_coefficients(self.form)):
             more, less = (
                 self._replace(at={**self.at, one.name: self.at[one.name] * np.exp(step)}).latency_us()
                 for step in (STEP, -STEP)
             )
-            found[:, number] = one.spread * (np.log(more) - np.log(less)) / (2.0 * STEP)
-        return np.nan_to_num(found)
+            log_slopes[:, number] = one.spread * (np.log(more) - np.log(less)) / (2.0 * STEP)
+        return np.nan_to_num(log_slopes)
 
     def taken(self, taken: np.ndarray) -> Calls:
         """Return some of the rows."""
@@ -74,15 +74,15 @@ def joined_calls(parts: Sequence[Calls]) -> Calls:
     """Return calls of one form after one another."""
     first, *more = parts
     for one in more:
-        left, right = first.rows, one.rows
+        first_rows, next_rows = first.rows, one.rows
         columns = (
             {name: np.concatenate([mine[name], other[name]]) for name in mine}
-            for mine, other in ((left.call, right.call), (left.gpu, right.gpu))
+            for mine, other in ((first_rows.call, next_rows.call), (first_rows.gpu, next_rows.gpu))
         )
-        leaf = np.concatenate([left.leaf_of_row, right.leaf_of_row + len(left.leaves)])
-        us = np.concatenate([left.latency_us, right.latency_us])
+        leaf = np.concatenate([first_rows.leaf_of_row, next_rows.leaf_of_row + len(first_rows.leaves)])
+        us = np.concatenate([first_rows.latency_us, next_rows.latency_us])
         at = {name: np.concatenate([first.at[name], one.at[name]]) for name in first.at}
-        first = Calls(first.form, Rows(*columns, [*left.leaves, *right.leaves], leaf, us), at)
+        first = Calls(first.form, Rows(*columns, [*first_rows.leaves, *next_rows.leaves], leaf, us), at)
     return first
 
 

@@ -92,31 +92,31 @@ def fit_points(measured: Measured, steps: int = STEPS, parts: Parts = PARTS) -> 
     log_us = np.log(measured.predicted_us) + measured.log_error
     noise = parts.noise**2 * np.eye(where.size)
     names, spread = zip(*((one.name, one.spread) for one in fitted_coefficients(measured.calls.form)), strict=True)
-    left, moved = measured.log_error, np.zeros_like(where.slopes)
-    found = PointsOf(moves, where, left)
+    log_error, moved = measured.log_error, np.zeros_like(where.slopes)
+    points = PointsOf(moves, where, log_error)
     for step in range(steps):
         if step:
-            calls = moved_calls(measured.calls, found)
+            calls = moved_calls(measured.calls, points)
             where = where._replace(slopes=calls.slopes())
-            left = log_us - np.log(calls.latency_us())
-        linear = left + (where.slopes * moved).sum(axis=1)
+            log_error = log_us - np.log(calls.latency_us())
+        linear = log_error + (where.slopes * moved).sum(axis=1)
         weights = np.linalg.solve(covariance(where, where, parts) + noise, linear)
         by_level = _moves_by_level(where, weights, parts)
         moved = _moves_of(by_level, where)
         moves = {level: dict(zip(names, np.multiply(of, spread), strict=True)) for level, of in by_level.items()}
-        found = found._replace(moves=moves)
-    left = log_us - np.log(moved_calls(measured.calls, found).latency_us())
-    weights = np.linalg.solve(covariance_of_left(where, where, parts) + noise, left)
+        points = points._replace(moves=moves)
+    log_error = log_us - np.log(moved_calls(measured.calls, points).latency_us())
+    weights = np.linalg.solve(covariance_of_left(where, where, parts) + noise, log_error)
     return PointsOf(moves, where, weights)
 
 
 def _moves_by_level(where: Places, weights: np.ndarray, parts: Parts) -> dict[tuple[str, ...], np.ndarray]:
     """Return the moves of constants in units of their spreads, by the words of each level that has points."""
-    found: dict[tuple[str, ...], np.ndarray] = {}
+    moves: dict[tuple[str, ...], np.ndarray] = {}
     for row, words in enumerate(zip(where.engine, where.implementation, where.dtype, strict=True)):
         for level in levels_of(*words):
-            found[level] = found.get(level, 0.0) + parts.constant**2 * weights[row] * where.slopes[row]
-    return found
+            moves[level] = moves.get(level, 0.0) + parts.constant**2 * weights[row] * where.slopes[row]
+    return moves
 
 
 def _moves_of(by_level: Mapping[tuple[str, ...], np.ndarray], where: Places) -> np.ndarray:
@@ -126,14 +126,16 @@ def _moves_of(by_level: Mapping[tuple[str, ...], np.ndarray], where: Places) -> 
 
 def point_rows(family: str, gpu: str, points: PointsOf, source: str) -> list[dict]:
     """Return the points of a family as ``eta_coefficients`` rows: moves of constants, and one an array."""
-    named = {"family": family, "part": "points", "gpu": gpu, "unit": "1", "source": source}
+    row_keys = {"family": family, "part": "points", "gpu": gpu, "unit": "1", "source": source}
     rows = []
     for words, moves in points.moves.items():
         engine, implementation, dtype = words if len(words) == 3 else (None, words[0] if words else None, None)
         level = ("family", "implementation", "engine")[len(words) - len(words) // 3]
         path = {"level": level, "engine": engine, "implementation": implementation, "dtype": dtype}
         rows += [
-            {**named, **path, "coefficient": name, "value": float(np.exp(move))} for name, move in moves.items() if move
+            {**row_keys, **path, "coefficient": name, "value": float(np.exp(move))}
+            for name, move in moves.items()
+            if move
         ]
     kernels, width = points.places.kernels(), size_count(family)
     for kernel in dict.fromkeys(kernels.tolist()):
@@ -143,7 +145,7 @@ def point_rows(family: str, gpu: str, points: PointsOf, source: str) -> list[dic
         path = {"level": "gpu", "engine": engine, "implementation": implementation, "dtype": dtype}
         rows += [
             {
-                **named, **path, "coefficient": name,
+                **row_keys, **path, "coefficient": name,
                 "array": np.ravel(values).astype(np.float32).astype(float).tolist(),
             }
             for name, values in arrays.items()
@@ -165,7 +167,7 @@ def fit_few(
     """Return the pack ``base`` with a few measured calls of some GPUs in place of what points it had of them."""
     tables, rows = (implementations, gpus, fabrics), []
     base = without_points(base, gpus_wanted)
-    whole = with_assumed(base)
+    pack = with_assumed(base)
     for gpu in gpus_wanted:
         by_family: dict[str, Measured] = {}
         for family in MEASURED if families is None else families:
@@ -174,7 +176,7 @@ def fit_few(
             if not own.num_rows + published.num_rows:
                 continue
             vendor = vendors_of(gpus)[gpu]
-            if vendor not in fitted_vendors(whole, family):
+            if vendor not in fitted_vendors(pack, family):
                 log(f"{family}: no kernel of {(vendor or '').upper()} was fitted, so its points are not used")
                 continue
             if own.num_rows + published.num_rows > MOST_POINTS:
@@ -184,8 +186,8 @@ def fit_few(
                 )
             by_family[family] = both(
                 [
-                    measured_calls(family, table, gpu, whole, tables, stated)
-                    for table, stated in ((own, ALONE), (published, {}))
+                    measured_calls(family, table, gpu, pack, tables, lone_values)
+                    for table, lone_values in ((own, ALONE), (published, {}))
                     if table.num_rows
                 ]
             )
@@ -259,9 +261,9 @@ def without_points(base: pa.Table, gpus: Sequence[str]) -> pa.Table:
     pointed = base.filter(pc.and_(pc.equal(base["part"], "points"), pc.is_in(base["gpu"], pa.array(gpus))))
     pairs = set(zip(pointed["family"].to_pylist(), pointed["gpu"].to_pylist(), strict=True))
     counted = {pair for pair in pairs if pair[1] not in swept_gpus(base, pair[0])}
-    named = zip(*(base[name].to_pylist() for name in ("part", "family", "gpu")), strict=True)
+    row_keys = zip(*(base[name].to_pylist() for name in ("part", "family", "gpu")), strict=True)
     kept = [
         not ((part == "points" and (family, gpu) in pairs) or (part == "choice" and (family, gpu) in counted))
-        for part, family, gpu in named
+        for part, family, gpu in row_keys
     ]
     return base.filter(pa.array(kept, pa.bool_()))

@@ -33,11 +33,11 @@ class Errors(NamedTuple):
 def generations_of(table: pa.Table, gpus: pa.Table) -> dict[str, list[str]]:
     """Return the GPUs of each generation that the rows hold."""
     capability = dict(zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True))
-    found: dict[str, list[str]] = {}
+    gpus_of_generation: dict[str, list[str]] = {}
     for gpu in sorted(pc.unique(table["gpu"]).to_pylist()):
         if name := generation(capability[gpu]):
-            found.setdefault(name, []).append(gpu)
-    return found
+            gpus_of_generation.setdefault(name, []).append(gpu)
+    return gpus_of_generation
 
 
 def folds_of(table: pa.Table, gpus: pa.Table) -> dict[str, list[str]]:
@@ -66,9 +66,9 @@ def held_out_errors(
         if constants is None:
             constants = pack_table(fit_family(family, form, rest, implementations, gpus, fabrics, "held out"))
         latency = predict_family(family, form, mine, constants, implementations, gpus, fabrics, measured=False)
-        known = set(pc.unique(rest["implementation"]).to_pylist())
+        fitted_kernels = set(pc.unique(rest["implementation"]).to_pylist())
         words = zip(mine["dtype"].to_pylist(), mine["implementation"].to_pylist(), strict=True)
-        groups = [group_of(dtype, kernel in known) for dtype, kernel in words]
+        groups = [group_of(dtype, kernel in fitted_kernels) for dtype, kernel in words]
         error = np.log(mine["latency_us"].to_numpy() / latency)
         parts.append((error, latency, np.array(groups, dtype=object), np.full(latency.size, name, dtype=object)))
     if not parts:
@@ -80,14 +80,14 @@ def growths(family: str, mine: pa.Table, rest: pa.Table, gpus: pa.Table, fabrics
     """Return of each row of ``mine`` by how much its interval widens, its GPU being that far from those of ``rest``."""
     alike = Likeness(family, gpus, hardware_columns(gpus, fabrics))
     fitted = set(pc.unique(rest["gpu"]).to_pylist())
-    found = {gpu: growth(alike.octaves(gpu, fitted)) for gpu in pc.unique(mine["gpu"]).to_pylist()}
-    return np.array([found[gpu] for gpu in mine["gpu"].to_pylist()])
+    growth_of_gpu = {gpu: growth(alike.octaves(gpu, fitted)) for gpu in pc.unique(mine["gpu"]).to_pylist()}
+    return np.array([growth_of_gpu[gpu] for gpu in mine["gpu"].to_pylist()])
 
 
 def thinned_kernels(table: pa.Table) -> pa.Table:
     """Return at most ROWS_PER_KERNEL rows of each kernel on each GPU, evenly spaced in their order."""
-    place = pc.binary_join_element_wise(*(table[name] for name in ("implementation", "dtype", "engine", "gpu")), "\x1f")
-    code = place.combine_chunks().dictionary_encode().indices.to_numpy()
+    cells = pc.binary_join_element_wise(*(table[name] for name in ("implementation", "dtype", "engine", "gpu")), "\x1f")
+    code = cells.combine_chunks().dictionary_encode().indices.to_numpy()
     order = np.argsort(code, kind="stable")
     kept = [
         rows[np.linspace(0, rows.size - 1, min(rows.size, ROWS_PER_KERNEL)).round().astype(int)]

@@ -89,16 +89,16 @@ def _curve(error: np.ndarray, knot: np.ndarray, folds: np.ndarray | None, prior:
 
 def _quantiles(error: np.ndarray, knot: np.ndarray, counts: np.ndarray, prior: np.ndarray | None) -> np.ndarray:
     overall = _quantile(error, counts)
-    found = np.full(len(KNOTS_US), overall)
+    quantiles = np.full(len(KNOTS_US), overall)
     for number in range(len(KNOTS_US)):
         weight = counts * np.maximum(1.0 - np.abs(knot - number), 0.0)
         rows = weight.sum()
         if rows > 0:
             # where few rows lie near a knot, all rows of the curve speak for it
-            found[number] = (rows * _quantile(error, weight) + PRIOR_ROWS * overall) / (rows + PRIOR_ROWS)
+            quantiles[number] = (rows * _quantile(error, weight) + PRIOR_ROWS * overall) / (rows + PRIOR_ROWS)
     if prior is None:
-        return found
-    return (error.size * found + PRIOR_ROWS * prior) / (error.size + PRIOR_ROWS)
+        return quantiles
+    return (error.size * quantiles + PRIOR_ROWS * prior) / (error.size + PRIOR_ROWS)
 
 
 def _quantile(error: np.ndarray, weight: np.ndarray) -> float:

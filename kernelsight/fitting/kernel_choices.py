@@ -21,7 +21,7 @@ def choice_rows(
     A kernel that no engine serves with (in ``kernel_implementations``, ``served`` is 0; in the sweeps, ``not_fitted``
     has a reason) counts nothing: it answers where it is asked for by name.
     """
-    stated = family_facts(family, implementations, facts("gpus"))
+    kernel_facts = family_facts(family, implementations, facts("gpus"))
     files = ", ".join(f"'{path}'" for path in sweeps)
     wanted = ", ".join(f"'{gpu}'" for gpu in train_gpus)
     position = "coalesce(shape.head_dim, 0)" if FAMILIES[family].by_head_dim else "0"
@@ -37,7 +37,7 @@ def choice_rows(
     return [
         {
             **(counts := dict(zip(names, row, strict=True))),
-            "value": counts["value"] if _serves(stated, counts["implementation"]) else 0.0,
+            "value": counts["value"] if _serves(kernel_facts, counts["implementation"]) else 0.0,
             "family": family,
             "part": "choice",
             "level": "gpu",
@@ -49,6 +49,6 @@ def choice_rows(
     ]
 
 
-def _serves(stated: Facts, implementation: str) -> bool:
+def _serves(kernel_facts: Facts, implementation: str) -> bool:
     """Tell whether an engine serves with a kernel."""
-    return stated.structure.get((implementation, "served"), 1.0) > 0.0
+    return kernel_facts.structure.get((implementation, "served"), 1.0) > 0.0

@@ -95,8 +95,8 @@ def fit_measured(
         fit = fit._replace(network=fit.network._replace(strength=SHARE_OF_FEW * fit.network.strength))
     if mine.size <= MOST_POINTS:
         network = as_stored(fit.network)
-        left = log_ratio[mine] - correction(np, seen[mine], nodes_at(kernels, fit.nodes), network)
-        nearby = fit_nearby(scaled(seen[mine], network), left, kernels)
+        residual = log_ratio[mine] - correction(np, seen[mine], nodes_at(kernels, fit.nodes), network)
+        nearby = fit_nearby(scaled(seen[mine], network), residual, kernels)
     return Measured(fit, nearby, base[mine], log_ratio[mine], kernels)
 
 
@@ -115,12 +115,12 @@ def correct(
     nearby = nearby_of([row for row in rows if row["part"] == "nearby"])
     kernels = kernels_of(table)
     node = nodes_at(kernels, nodes)
-    found = np.empty(latency_us.size)
+    corrected_us = np.empty(latency_us.size)
     seen = features_of(family, form, table, implementations, gpus, fabrics)
-    for first in range(0, found.size, 65_536):
+    for first in range(0, corrected_us.size, 65_536):
         block = slice(first, first + 65_536)
-        found[block] = latency_us[block] * np.exp(correction(np, seen[block], node[block], network))
-    return found * np.exp(nearby_delta(scaled(seen, network), kernels, nearby))
+        corrected_us[block] = latency_us[block] * np.exp(correction(np, seen[block], node[block], network))
+    return corrected_us * np.exp(nearby_delta(scaled(seen, network), kernels, nearby))
 
 
 def rows_of(family: str, target: str, own: Measured) -> list[dict]:
@@ -134,8 +134,8 @@ def rows_of(family: str, target: str, own: Measured) -> list[dict]:
 
 def nodes_at(kernels: Sequence[str], nodes: Sequence[str]) -> np.ndarray:
     """Return the position of each kernel among the nodes of a network, -1 where the sweep did not run it."""
-    place = {node: number for number, node in enumerate(nodes)}
-    return np.array([place.get(kernel, -1) for kernel in kernels], dtype=int)
+    node_number = {node: number for number, node in enumerate(nodes)}
+    return np.array([node_number.get(kernel, -1) for kernel in kernels], dtype=int)
 
 
 def features_of(

@@ -23,22 +23,22 @@ def score(
     >>> s["n"], round(s["mape"], 4), round(s["median_ape"], 4), round(s["bias"], 4), round(s["time_weighted_ape"], 4)
     (3, 0.1, 0.1, -0.0333, 0.075)
     """
-    known = np.isfinite(predicted)
-    measured, predicted = measured[known], predicted[known]
-    found: Score = {"n": int(measured.size), **dict.fromkeys(ERRORS)}
+    is_predicted = np.isfinite(predicted)
+    measured, predicted = measured[is_predicted], predicted[is_predicted]
+    errors: Score = {"n": int(measured.size), **dict.fromkeys(ERRORS)}
     if not measured.size:
-        return found
+        return errors
     relative = (predicted - measured) / measured
     error = np.abs(relative)
-    found["mape"] = float(error.mean())
-    found["median_ape"], found["p90_ape"] = (float(value) for value in np.quantile(error, (0.5, 0.9)))
-    found["time_weighted_ape"] = float(np.abs(predicted - measured).sum() / measured.sum())
-    found["bias"] = float(relative.mean())
+    errors["mape"] = float(error.mean())
+    errors["median_ape"], errors["p90_ape"] = (float(value) for value in np.quantile(error, (0.5, 0.9)))
+    errors["time_weighted_ape"] = float(np.abs(predicted - measured).sum() / measured.sum())
+    errors["bias"] = float(relative.mean())
     if p05 is not None and p95 is not None:
-        p05, p95 = p05[known], p95[known]
-        found["coverage_90"] = float(((measured >= p05) & (measured <= p95)).mean())
-        found["width_90"] = float(np.median(p95 / p05))
-    return found
+        p05, p95 = p05[is_predicted], p95[is_predicted]
+        errors["coverage_90"] = float(((measured >= p05) & (measured <= p95)).mean())
+        errors["width_90"] = float(np.median(p95 / p05))
+    return errors
 
 
 def mean_of(scores: Iterable[Mapping[str, float | int | None]]) -> Score:
@@ -47,9 +47,9 @@ def mean_of(scores: Iterable[Mapping[str, float | int | None]]) -> Score:
     >>> mean_of([score(np.array([10.0]), np.array([11.0])), score(np.array([10.0]), np.array([13.0]))])["mape"]
     0.2
     """
-    found = [one for one in scores if one["n"]]
-    means: Score = {"n": sum(int(one["n"] or 0) for one in found)}
+    filled = [one for one in scores if one["n"]]
+    means: Score = {"n": sum(int(one["n"] or 0) for one in filled)}
     for name in ERRORS:
-        values = [one[name] for one in found if one[name] is not None]
+        values = [one[name] for one in filled if one[name] is not None]
         means[name] = float(np.mean(values)) if values else None
     return means

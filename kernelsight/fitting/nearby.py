@@ -30,31 +30,33 @@ def fit_nearby(inputs: np.ndarray, left: np.ndarray, kernels: Sequence[str]) -> 
     if left.size > MOST_POINTS:
         return {}
     names = np.asarray(kernels)
-    found = {name: _fit_kernel(inputs[names == name], left[names == name]) for name in np.unique(names).tolist()}
-    return {name: one for name, one in found.items() if one is not None}
+    fit_of_kernel = {
+        name: _fit_kernel(inputs[names == name], left[names == name]) for name in np.unique(names).tolist()
+    }
+    return {name: one for name, one in fit_of_kernel.items() if one is not None}
 
 
-def _fit_kernel(inputs: np.ndarray, left: np.ndarray) -> Nearby | None:
-    points, place = np.unique(np.asarray(inputs, np.float16).astype(float), axis=0, return_inverse=True)
-    count = np.bincount(place.ravel())
-    left = np.bincount(place.ravel(), left) / count
-    if left.size < 3:
+def _fit_kernel(inputs: np.ndarray, residual: np.ndarray) -> Nearby | None:
+    points, point_of_row = np.unique(np.asarray(inputs, np.float16).astype(float), axis=0, return_inverse=True)
+    count = np.bincount(point_of_row.ravel())
+    residual = np.bincount(point_of_row.ravel(), residual) / count
+    if residual.size < 3:
         return None
-    chosen = np.unique(np.linspace(0, left.size - 1, min(left.size, CHOOSING)).round().astype(int))
+    chosen = np.unique(np.linspace(0, residual.size - 1, min(residual.size, CHOOSING)).round().astype(int))
     tried = [
-        (_left_out_error(points[chosen], left[chosen], count[chosen], length, noise), length, noise)
+        (_left_out_error(points[chosen], residual[chosen], count[chosen], length, noise), length, noise)
         for length in LENGTHS
         for noise in NOISES
     ]
     _, length, noise = min(tried)
-    weights = np.linalg.solve(_covariance(points, count, length, noise), left)
+    weights = np.linalg.solve(_covariance(points, count, length, noise), residual)
     return Nearby(points, weights, length)
 
 
-def _left_out_error(points: np.ndarray, left: np.ndarray, count: np.ndarray, length: float, noise: float) -> float:
+def _left_out_error(points: np.ndarray, residual: np.ndarray, count: np.ndarray, length: float, noise: float) -> float:
     """Mean absolute error at each point as the others foretell it."""
     inverse = np.linalg.inv(_covariance(points, count, length, noise))
-    return float(np.abs(inverse @ left / np.diag(inverse)).mean())
+    return float(np.abs(inverse @ residual / np.diag(inverse)).mean())
 
 
 def _covariance(points: np.ndarray, count: np.ndarray, length: float, noise: float) -> np.ndarray:

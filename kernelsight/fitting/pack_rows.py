@@ -79,8 +79,8 @@ def correction_arrays(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
         arrays.setdefault(key, []).append((row["position"], row["value"]))
         first.setdefault(key, row)
     return [
-        {**first[key], "position": 0, "value": None, "array": [value for _, value in sorted(found)]}
-        for key, found in arrays.items()
+        {**first[key], "position": 0, "value": None, "array": [value for _, value in sorted(values)]}
+        for key, values in arrays.items()
     ]
 
 

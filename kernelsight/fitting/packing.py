@@ -81,8 +81,8 @@ def _is_of_vendor(row: Mapping[str, Any]) -> bool:
 def _enough(table: pa.Table, gpus: Sequence[str]) -> list[str]:
     """Return the GPUs with rows, but not those with fewer than LEAST_ROWS where others have more."""
     counted = table.group_by("gpu").aggregate([([], "count_all")])
-    found = dict(zip(counted["gpu"].to_pylist(), counted["count_all"].to_pylist(), strict=True))
-    counts = {gpu: found.get(gpu, 0) for gpu in gpus}
+    rows_of_gpu = dict(zip(counted["gpu"].to_pylist(), counted["count_all"].to_pylist(), strict=True))
+    counts = {gpu: rows_of_gpu.get(gpu, 0) for gpu in gpus}
     least = min(LEAST_ROWS, max(counts.values(), default=0))
     return [gpu for gpu, count in counts.items() if count >= max(least, 1)]
 
@@ -103,7 +103,7 @@ def family_rows(
     """Return a family's constants (of all GPUs, and without each generation), corrections and intervals."""
     tables = (implementations, gpus, fabrics)
     rows = fit_family(family, form, table, *tables, _source(table))
-    whole, fits = pack_table(rows), {}
+    pack, fits = pack_table(rows), {}
     for name, members in folds_of(table, gpus).items():
         rest = table.filter(pc.invert(pc.is_in(table["gpu"], pa.array(members))))
         left_out = fit_family(family, form, rest, *tables, _source(rest), name)
@@ -115,7 +115,7 @@ def family_rows(
         curves = fit_intervals(*(column[counted] for column in errors))
         rows += correction_arrays(interval_rows(family, curves, "errors on held-out generations", without=name))
     for target in sorted(set(table["gpu"].to_pylist())) if has_correction(family) else ():
-        own = fit_measured(family, form, table, target, whole, *tables, effort=PACK_EFFORT)
+        own = fit_measured(family, form, table, target, pack, *tables, effort=PACK_EFFORT)
         curves = fit_intervals(own.fit.unseen_error, own.latency_us, own.kernels)
         log(
             f"{family}: {target} at held-out sites {_median_error(own.fit.unseen_error)}, "

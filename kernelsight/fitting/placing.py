@@ -52,7 +52,7 @@ def place(
     blocks = [_covariance(sizes[of], deviation[of]) for of in members]
     gains = [_gains(block, weight[of]) / seconds[of] for block, of in zip(blocks, members, strict=True)]
     spent, first = 0.0, max((float(one.max()) for one in gains), default=0.0)
-    left = sum(float(weight[of] @ np.sqrt(np.diag(block))) for block, of in zip(blocks, members, strict=True))
+    deviation_left = sum(float(weight[of] @ np.sqrt(np.diag(block))) for block, of in zip(blocks, members, strict=True))
     done = np.zeros(len(names), dtype=bool)
     while not done.all():
         group = int(np.argmax([one.max() for one in gains]))
@@ -63,11 +63,11 @@ def place(
         before = float(weight[of] @ _deviations(blocks[group]))
         column = blocks[group][:, here].copy()
         blocks[group] -= np.outer(column, column) / (column[here] + NOISE**2)
-        left += float(weight[of] @ _deviations(blocks[group])) - before
+        deviation_left += float(weight[of] @ _deviations(blocks[group])) - before
         spent += float(seconds[chosen])
         done[chosen] = True
         gains[group] = np.where(done[of], -1.0, _gains(blocks[group], weight[of]) / seconds[of])
-        yield Step(int(chosen), spent, left)
+        yield Step(int(chosen), spent, deviation_left)
 
 
 def positions(features: np.ndarray) -> np.ndarray:
@@ -98,12 +98,12 @@ def _gains(block: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 def remaining(sizes: np.ndarray, deviation: np.ndarray, groups: Sequence[str], chosen: Sequence[int]) -> np.ndarray:
     """Return (candidates,): the deviation of each that is left once ``chosen`` are measured."""
-    names, left = np.asarray(groups), np.array(deviation, dtype=float)
-    measured = np.zeros(left.size, dtype=bool)
+    names, deviations = np.asarray(groups), np.array(deviation, dtype=float)
+    measured = np.zeros(deviations.size, dtype=bool)
     measured[list(chosen)] = True
     for name in np.unique(names[measured]):
         of = np.flatnonzero(names == name)
-        block, known = _covariance(sizes[of], deviation[of]), measured[of]
-        among = block[np.ix_(known, known)] + NOISE**2 * np.eye(int(known.sum()))
-        left[of] = _deviations(block - block[:, known] @ np.linalg.solve(among, block[known]))
-    return left
+        block, is_measured = _covariance(sizes[of], deviation[of]), measured[of]
+        among = block[np.ix_(is_measured, is_measured)] + NOISE**2 * np.eye(int(is_measured.sum()))
+        deviations[of] = _deviations(block - block[:, is_measured] @ np.linalg.solve(among, block[is_measured]))
+    return deviations

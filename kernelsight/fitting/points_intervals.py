@@ -66,24 +66,24 @@ def joined_rests(rests: Sequence[Rest]) -> Rest:
 
 def fit_points_intervals(rests: Sequence[Rest]) -> dict[str, np.ndarray]:
     """Return of each family the half widths at the knots of latency, from what the GPUs of several generations left."""
-    whole = joined_rests(rests)
+    joined = joined_rests(rests)
     curves = {}
-    for family in dict.fromkeys(whole.family.tolist()):
-        of = whole.family == family
-        curves[family] = curve_of(whole.log_error[of], whole.latency_us[of], whole.generation[of])
+    for family in dict.fromkeys(joined.family.tolist()):
+        of = joined.family == family
+        curves[family] = curve_of(joined.log_error[of], joined.latency_us[of], joined.generation[of])
     usual = np.mean([np.log(curve) for curve in curves.values()], axis=0)
     return {family: np.exp((np.log(curve) + usual) / 2.0) for family, curve in curves.items()}
 
 
 def held_out_calls(family: str, table: pa.Table, constants: pa.Table, tables: Tables) -> dict[str, Measured]:
     """Return of each GPU with a fit without its generation some of its calls against that fit."""
-    found = {}
+    calls_of_gpu = {}
     for gpu in sorted(pc.unique(table["gpu"]).to_pylist()):
         # a generation that alone measured a family has no fit without it
         if left_out(constants, family, family_facts(family, tables[0], tables[1]), gpu):
             mine = some_calls(table.filter(pc.equal(table["gpu"], gpu)))
-            found[gpu] = measured_calls(family, mine, gpu, constants, tables)
-    return found
+            calls_of_gpu[gpu] = measured_calls(family, mine, gpu, constants, tables)
+    return calls_of_gpu
 
 
 def rests_of(calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int]) -> dict[int, dict[str, Rest]]:
@@ -102,12 +102,12 @@ def points_intervals(
     rests: Mapping[int, Mapping[str, Rest]], without: str | None = None
 ) -> dict[str, dict[str, np.ndarray]]:
     """Return by family and :func:`points_group` the half widths, from all generations but ``without``."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    curves: dict[str, dict[str, np.ndarray]] = {}
     for count, by_gpu in rests.items():
         others = [one for gpu, one in by_gpu.items() if generation_of(gpu) != without]
         for family, curve in fit_points_intervals(others).items() if others else ():
-            found.setdefault(family, {})[points_group(count)] = curve
-    return found
+            curves.setdefault(family, {})[points_group(count)] = curve
+    return curves
 
 
 def points_interval_rows(

@@ -102,8 +102,8 @@ def site_names(family: str, rows: pa.Table, whole_layers: bool = False) -> tuple
     codes = np.zeros(rows.num_rows, dtype=np.int64)
     for column in values:
         # numbers of the combinations so far, kept small so that their product does not overflow
-        _, place = np.unique(column, return_inverse=True)
-        _, codes = np.unique(codes * (place.max(initial=0) + 1) + place, return_inverse=True)
+        _, code = np.unique(column, return_inverse=True)
+        _, codes = np.unique(codes * (code.max(initial=0) + 1) + code, return_inverse=True)
     _, first = np.unique(codes, return_index=True)
     names = [f"{family}|{','.join(str(column[row]) for column in values)}" for row in first]
     return names, codes

@@ -23,10 +23,10 @@ def check_sweeps(sweeps: Sequence[Path]) -> None:
     """Refuse a sweep that is not there, that is no Parquet, or whose columns or figures break sweep_points."""
     needed = [name for name in contracts()["sweep_points"].schema.names if name not in MEASURED_HERE]
     for path in sweeps:
-        found = read_schema(path, partial(no_sweep, path)).names
-        if missing := [name for name in needed if name not in found]:
+        columns = read_schema(path, partial(no_sweep, path)).names
+        if missing := [name for name in needed if name not in columns]:
             raise breaks_contract("sweep_points", [f"missing column {name}" for name in missing], str(path))
-        plain.check_figures(path, found)
+        plain.check_figures(path, columns)
 
 
 def no_sweep(path: Path, found: str) -> InvalidInput:

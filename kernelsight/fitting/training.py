@@ -63,8 +63,8 @@ def once_a_key(table: pa.Table) -> pa.Table:
     key = [name for name in rows.columns if name not in ("engine_version", "latency_us")]
     mean_us = pl.col("latency_us").log().mean().exp()
     # in order, so that no number of threads changes a bit
-    found = rows.group_by(key, maintain_order=True).agg(pl.col("engine_version").max(), mean_us)
-    return found.select(rows.columns).to_arrow().cast(table.schema)
+    newest = rows.group_by(key, maintain_order=True).agg(pl.col("engine_version").max(), mean_us)
+    return newest.select(rows.columns).to_arrow().cast(table.schema)
 
 
 def call_rows(points: pa.Table, family: str) -> pa.Table:

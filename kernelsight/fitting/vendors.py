@@ -35,7 +35,7 @@ def vendor_form(family: str, form: Form, vendor: str | None, rows: int, known: I
     """
     if vendor is None:
         return form
-    found = {
+    constants = {
         row["coefficient"]: row["value"]
         for row in known
         if (row["family"], row["part"], row["level"]) == (family, "constant", "family")
@@ -48,7 +48,7 @@ def vendor_form(family: str, form: Form, vendor: str | None, rows: int, known: I
         if one.owner == "fixed"
         else one._replace(start=one.low, spread=GAP_SPREAD)
         if one.name == GAP
-        else one._replace(start=found.get(one.name, one.start), spread=share * one.spread)
+        else one._replace(start=constants.get(one.name, one.start), spread=share * one.spread)
         for one in form.coefficients
     )
     return form._replace(coefficients=coefficients)
@@ -64,5 +64,5 @@ def onto(base: pa.Table, fitted: pa.Table, gpus: pa.Table) -> pa.Table:
 
 def _places(rows: pa.Table, vendor_of: Mapping[str, str | None]) -> list[str]:
     """Return "family|vendor" of each row: the vendor of its fit, or of the GPU that it belongs to."""
-    named = zip(rows["family"].to_pylist(), rows["vendor"].to_pylist(), rows["gpu"].to_pylist(), strict=True)
-    return [f"{family}|{vendor or vendor_of.get(gpu) or ''}" for family, vendor, gpu in named]
+    row_keys = zip(rows["family"].to_pylist(), rows["vendor"].to_pylist(), rows["gpu"].to_pylist(), strict=True)
+    return [f"{family}|{vendor or vendor_of.get(gpu) or ''}" for family, vendor, gpu in row_keys]

@@ -52,9 +52,9 @@ def call_latencies(
     words = pa.table({name: _encoded(calls[name]) for name in WORDS if name in calls.column_names})
     _, spelled = combinations(words, words.column_names)
     shape, work = in_one_piece(calls["shape"]), {name: calls[name].to_numpy() for name in ("flops", "bytes")}
-    settings, known = pa.table({"tier": [tier]}), (gpus, fabrics, coefficients, implementations, gpu_power)
+    settings, fact_tables = pa.table({"tier": [tier]}), (gpus, fabrics, coefficients, implementations, gpu_power)
     # calls that differ are priced once; ``place``: of each row, the call among them
-    priced, place, total = [], np.empty(calls.num_rows, np.int64), 0
+    priced, priced_row, total = [], np.empty(calls.num_rows, np.int64), 0
     for family, rows in _by_family(calls["family"]):
         sizes = sizes_of(family, shape, rows)
         moved = {name: values[rows] for name, values in work.items()}
@@ -65,11 +65,11 @@ def call_latencies(
         _refuse_formats(family, different, gpus)
         _refuse_kernels(family, different, coefficients)
         table = family_table(family, different, {name: values[kept] for name, values in sizes.items()})
-        priced.append(figures(family, table, settings, *known))
-        place[rows] = number + total
+        priced.append(figures(family, table, settings, *fact_tables))
+        priced_row[rows] = number + total
         total += kept.size
-    stated = calls.select(["deployment_id", "step_shape_id", "call", "family", "name", "count"])
-    return joined(stated, pa.concat_tables(priced).combine_chunks().take(pa.array(place)))
+    names_of_calls = calls.select(["deployment_id", "step_shape_id", "call", "family", "name", "count"])
+    return joined(names_of_calls, pa.concat_tables(priced).combine_chunks().take(pa.array(priced_row)))
 
 
 def _by_family(families: pa.ChunkedArray) -> list[tuple[str, np.ndarray]]:
@@ -115,9 +115,11 @@ def _refuse_formats(family: str, calls: pa.Table, gpus: pa.Table) -> None:
         ]
         if not lacking:
             continue
-        stated = pc.and_(pc.equal(calls["math"], math), pc.is_in(calls["gpu"].cast(pa.string()), pa.array(lacking)))
-        if pc.any(stated).as_py():
-            gpu = calls.filter(stated)["gpu"][0].as_py()
+        lacks_format = pc.and_(
+            pc.equal(calls["math"], math), pc.is_in(calls["gpu"].cast(pa.string()), pa.array(lacking))
+        )
+        if pc.any(lacks_format).as_py():
+            gpu = calls.filter(lacks_format)["gpu"][0].as_py()
             has = [name for name in MATH if rates[gpu][f"{name}_flops_per_s"]]
             raise InvalidInput(
                 f"a {family} call has math = {math}, which {gpu} does not have; give one of {', '.join(has)} (weights "
@@ -129,10 +131,10 @@ def _refuse_kernels(family: str, calls: pa.Table, coefficients: pa.Table) -> Non
     """UnknownName where a call asks for a kernel that no sweep of its family ran."""
     if KERNEL not in calls.column_names:
         return
-    known = set(rows_of_part(coefficients, family, "choice")[KERNEL].to_pylist())
+    swept_kernels = set(rows_of_part(coefficients, family, "choice")[KERNEL].to_pylist())
     for asked in pc.unique(calls[KERNEL]).to_pylist():
-        if asked and asked not in known:
-            raise unknown("implementation", asked, known, f"Sweeps ran these kernels of the family {family}.")
+        if asked and asked not in swept_kernels:
+            raise unknown("implementation", asked, swept_kernels, f"Sweeps ran these kernels of the family {family}.")
 
 
 def _columns(family: str) -> list[str]:
@@ -154,10 +156,10 @@ def sizes_of(family: str, shape: pa.StructArray, rows: np.ndarray) -> dict[str, 
     InvalidInput: where one is missing or no sound size.
     """
     names = _columns(family)
-    stated = {**fields(*names), **FAMILIES[family].columns}
+    sql_of_column = {**fields(*names), **FAMILIES[family].columns}
     places = pa.array(rows)
     sizes = {}
-    for column, name in ((column, field_of(stated[column])) for column in names):
+    for column, name in ((column, field_of(sql_of_column[column])) for column in names):
         if name is None:
             continue
         values = shape.field(name).take(places)
@@ -179,9 +181,9 @@ def sizes_of(family: str, shape: pa.StructArray, rows: np.ndarray) -> dict[str, 
 
 def _refuse_counts(calls: pa.Table) -> None:
     """InvalidInput where a number of launches cannot be."""
-    if (found := pc.min(calls["count"])).as_py() < 1:
-        family = calls["family"][pc.index(calls["count"], found).as_py()]
-        raise InvalidInput(f"a {family} call has count = {found}; give at least one launch.")
+    if (least_count := pc.min(calls["count"])).as_py() < 1:
+        family = calls["family"][pc.index(calls["count"], least_count).as_py()]
+        raise InvalidInput(f"a {family} call has count = {least_count}; give at least one launch.")
 
 
 def _with_formats(family: str, calls: pa.Table) -> pa.Table:
@@ -191,13 +193,13 @@ def _with_formats(family: str, calls: pa.Table) -> pa.Table:
         return calls.drop_columns(["math"])
     wrong = [value for value in pc.unique(math).to_pylist() if value not in MATH]
     if wrong:
-        found = min(wrong, key=lambda value: value or "")
-        raise InvalidInput(f"a {family} call has math = {found}; give one of {', '.join(MATH)}.")
-    stated = calls["format"].combine_chunks()
-    if not stated.null_count:
+        unknown_math = min(wrong, key=lambda value: value or "")
+        raise InvalidInput(f"a {family} call has math = {unknown_math}; give one of {', '.join(MATH)}.")
+    number_formats = calls["format"].combine_chunks()
+    if not number_formats.null_count:
         return calls
     followed = pc.if_else(pc.equal(math, "fp4"), "nvfp4", math)
-    return calls.set_column(calls.column_names.index("format"), "format", pc.coalesce(stated, followed))
+    return calls.set_column(calls.column_names.index("format"), "format", pc.coalesce(number_formats, followed))
 
 
 def _active_experts(sizes: Mapping[str, np.ndarray], calls: pa.Table) -> np.ndarray:
@@ -208,14 +210,16 @@ def _active_experts(sizes: Mapping[str, np.ndarray], calls: pa.Table) -> np.ndar
     even = _computed("moe", "active_experts", sizes)
     if "math" not in calls.column_names:
         return even
-    known = dict(zip(*(facts("number_formats")[name].to_pylist() for name in ("format", "weight_bits")), strict=True))
-    bits = np.array([known.get(one, np.nan) for one in calls["format"].to_pylist()], dtype=float)
+    bits_of_format = dict(
+        zip(*(facts("number_formats")[name].to_pylist() for name in ("format", "weight_bits")), strict=True)
+    )
+    bits = np.array([bits_of_format.get(one, np.nan) for one in calls["format"].to_pylist()], dtype=float)
     flops, moved = (calls[name].to_numpy() for name in ("flops", "bytes"))
     floats = {name: values.astype(float) for name, values in sizes.items()}
     share, experts = floats["top_k"] / floats["moe_ep"], floats["local_experts"]
     expert_bytes = flops / (2.0 * floats["tokens"] * share) * bits / 8.0
     read = moved - evaluated("moe_token_bytes(tokens, top_k, moe_ep, hidden)", pa.table(floats)).to_numpy()
-    stated = np.divide(read, expert_bytes, out=np.full(read.shape, np.nan), where=expert_bytes > 0.0)
+    experts_read = np.divide(read, expert_bytes, out=np.full(read.shape, np.nan), where=expert_bytes > 0.0)
     # rounding in what others wrote
-    sound = (stated >= 0.999 * np.minimum(share, experts)) & (stated <= 1.001 * experts)
-    return np.where(sound, np.clip(stated, None, experts), even)
+    sound = (experts_read >= 0.999 * np.minimum(share, experts)) & (experts_read <= 1.001 * experts)
+    return np.where(sound, np.clip(experts_read, None, experts), even)

@@ -50,8 +50,8 @@ class Words(NamedTuple):
     @classmethod
     def of(cls, column: pa.ChunkedArray) -> Words:
         """Return the words of a column."""
-        found = column.combine_chunks().dictionary_encode("encode")
-        return cls(found.indices.to_numpy(), found.dictionary.to_pylist())
+        encoded = column.combine_chunks().dictionary_encode("encode")
+        return cls(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
 
     def are(self, word: str | None) -> np.ndarray:
         """Return whether each row has this word."""
@@ -85,9 +85,9 @@ class Choices(NamedTuple):
 
 def _choices(rows: pa.Table, family: str) -> Choices:
     def read() -> Choices:
-        found = rows_of_part(rows, family, "choice")
-        words = [Words.of(found[name]) for name in ("engine", "gpu", "dtype", "implementation")]
-        return Choices(*words, found["position"].to_numpy(), found["value"].to_numpy())
+        choice_rows = rows_of_part(rows, family, "choice")
+        words = [Words.of(choice_rows[name]) for name in ("engine", "gpu", "dtype", "implementation")]
+        return Choices(*words, choice_rows["position"].to_numpy(), choice_rows["value"].to_numpy())
 
     return remembered((rows,), ("choices", family), read)
 
@@ -112,9 +112,9 @@ def measured_dtype(rows: pa.Table, family: str, dtype: str) -> str:
 
 def _choose(facts: Facts, counted: Choices, call: Mapping[str, Any]) -> tuple[str, bool]:
     # what the catalogue states of a kernel holds without a sweep
-    named = call.get("implementation")
-    if facts.structure.get((named, "stated")):
-        return named, False
+    asked_kernel = call.get("implementation")
+    if facts.structure.get((asked_kernel, "stated")):
+        return asked_kernel, False
     gpus, kernels, vendor = counted.gpu.words, counted.implementation, facts.vendor.get(call["gpu"])
     own = np.flatnonzero(counted.gpu.each([facts.vendor.get(gpu) == vendor for gpu in gpus]))
     if not own.size:
@@ -124,20 +124,20 @@ def _choose(facts: Facts, counted: Choices, call: Mapping[str, Any]) -> tuple[st
     newer = counted.gpu.each([facts.capability.get(gpu, 0.0) for gpu in gpus]) - capability
     akin = counted.gpu.each([mine is not None and facts.generation.get(gpu) == mine for gpu in gpus])
     # a kernel without a count answers where it is asked for by name alone
-    left = _prefer(own, kernels.are(named), counted.value > 0)
+    candidates = _prefer(own, kernels.are(asked_kernel), counted.value > 0)
     # kernels of instructions that one generation has alone do not run on the next
     served = kernels.each([facts.structure.get((name, "served_to"), math.inf) >= capability for name in kernels.words])
-    runs = _prefer(left, served)
+    runs = _prefer(candidates, served)
     # others run on what comes after the GPU that they were built for, seldom before: then another engine's stand in
-    left = _prefer(_prefer(runs, newer <= 0.0), counted.engine.are(call["engine"]))
-    nearest = np.abs(newer) == np.abs(newer[left]).min()
-    left = _prefer(left, counted.gpu.are(call["gpu"]), akin, nearest)
-    seen = bool(akin[left].any())
-    left = _prefer(left, counted.dtype.are(call["dtype"]))
-    left = _prefer(left, counted.position == (call.get("head_dim") or 0))
-    return counted.most(kernels, left), seen
+    candidates = _prefer(_prefer(runs, newer <= 0.0), counted.engine.are(call["engine"]))
+    nearest = np.abs(newer) == np.abs(newer[candidates]).min()
+    candidates = _prefer(candidates, counted.gpu.are(call["gpu"]), akin, nearest)
+    seen = bool(akin[candidates].any())
+    candidates = _prefer(candidates, counted.dtype.are(call["dtype"]))
+    candidates = _prefer(candidates, counted.position == (call.get("head_dim") or 0))
+    return counted.most(kernels, candidates), seen
 
 
 def _prefer(rows: np.ndarray, *tests: np.ndarray) -> np.ndarray:
     """The rows that pass the first test that any passes; all where none does."""
-    return next((found for test in tests if (found := rows[test[rows]]).size), rows)
+    return next((passing for test in tests if (passing := rows[test[rows]]).size), rows)

@@ -24,15 +24,17 @@ def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, 
         encoded = in_one_piece(table[name])
         if not pa.types.is_dictionary(encoded.type):
             encoded = pc.dictionary_encode(encoded)
-        found = encoded.dictionary.to_pylist() + [None] * bool(encoded.null_count)
-        words.append(found)
-        if len(found) < 2:  # one word distinguishes no rows
+        distinct_words = encoded.dictionary.to_pylist() + [None] * bool(encoded.null_count)
+        words.append(distinct_words)
+        if len(distinct_words) < 2:  # one word distinguishes no rows
             continue
-        order = sorted(range(len(found)), key=lambda at: (found[at] is not None, found[at] or ""))
-        rank = np.empty(len(found), dtype=np.int64)
-        rank[order] = np.arange(len(found))
-        codes = codes * len(found) + rank[encoded.indices.fill_null(len(found) - 1).to_numpy()]
-        words[-1] = [found[at] for at in order]
+        order = sorted(
+            range(len(distinct_words)), key=lambda at: (distinct_words[at] is not None, distinct_words[at] or "")
+        )
+        rank = np.empty(len(distinct_words), dtype=np.int64)
+        rank[order] = np.arange(len(distinct_words))
+        codes = codes * len(distinct_words) + rank[encoded.indices.fill_null(len(distinct_words) - 1).to_numpy()]
+        words[-1] = [distinct_words[at] for at in order]
     kept, inverse = _present(codes, math.prod(map(len, words)))
     rows = []
     for code in kept.tolist():

@@ -42,9 +42,9 @@ def _compile(key: tuple, function: Callable[..., Any], leaves: list[Any], tree: 
     from jax.experimental import serialize_executable
 
     flat = jax.jit(lambda values: function(*jax.tree.unflatten(tree, values)))
-    found = flat.lower(leaves).compile(OPTIONS)
-    keep(_name(key), pickle.dumps(serialize_executable.serialize(found)))
-    return found
+    executable = flat.lower(leaves).compile(OPTIONS)
+    keep(_name(key), pickle.dumps(serialize_executable.serialize(executable)))
+    return executable
 
 
 def _loaded(key: tuple) -> Callable[..., Any] | None:

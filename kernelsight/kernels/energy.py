@@ -89,10 +89,10 @@ def narrow_weights(formats: pa.ChunkedArray, math_bits: np.ndarray) -> np.ndarra
     """Return where weights have fewer bits than the arithmetic; a format that the catalogue lacks counts as wide."""
     words = in_one_piece(formats)
     words = words if pa.types.is_dictionary(words.type) else pc.dictionary_encode(words)
-    known = dict(
+    bits_of_format = dict(
         zip(*(catalogue("number_formats")[name].to_pylist() for name in ("format", "weight_bits")), strict=True)
     )
-    bits = np.array([known.get(name, np.inf) for name in words.dictionary.to_pylist()])
+    bits = np.array([bits_of_format.get(name, np.inf) for name in words.dictionary.to_pylist()])
     # formats with scales have some bits more than their numbers
     return bits[words.indices.to_numpy()] + 1.0 < math_bits
 
@@ -124,8 +124,8 @@ def dynamic_j(
     settings, gpus, fabrics, *_, gpu_power = facts
     work = work_of(family, calls, gpus, fabrics)
     row = positions(calls["gpu"], gpu_power["gpu"])
-    known = remembered((gpu_power,), "drawn", lambda: {name: gpu_power[name].to_numpy() for name in DRAWN})
-    at = {name: values[row] for name, values in known.items()}
+    gpu_facts = remembered((gpu_power,), "drawn", lambda: {name: gpu_power[name].to_numpy() for name in DRAWN})
+    at = {name: values[row] for name, values in gpu_facts.items()}
     drawn = drawn_by(work, latency_us, at)
     if has_limit(settings):
         latency_us, drawn = under_limit(work, latency_us, drawn, limits_of(calls, settings), at)
@@ -140,8 +140,8 @@ def has_limit(settings: pa.Table) -> bool:
 def limits_of(calls: pa.Table, settings: pa.Table) -> np.ndarray:
     """Return the power limit of each call's deployment, W; infinite where none is stated."""
     limit = pc.fill_null(settings["power_limit_w"].combine_chunks(), np.inf).to_numpy()
-    place = positions(calls["deployment_id"], settings["deployment_id"]) if len(settings) > 1 else 0
-    return np.broadcast_to(limit[place], calls.num_rows)
+    setting_row = positions(calls["deployment_id"], settings["deployment_id"]) if len(settings) > 1 else 0
+    return np.broadcast_to(limit[setting_row], calls.num_rows)
 
 
 def under_limit(

@@ -60,19 +60,19 @@ def features(xp: Any, family: str, call: Columns, gpu: Columns) -> Any:
 
 def _derived(xp: Any, call: Columns) -> Columns:
     """Add batch x heads, query heads that share a key, query rows that share keys, and rows of one expert."""
-    found = dict(call)
+    sizes = dict(call)
     if "heads" in call and "batch" in call:
-        found["lanes"] = call["batch"] * call["heads"]
+        sizes["lanes"] = call["batch"] * call["heads"]
     if "keys" not in call and "context" in call and "window" in call:
         keys = call["context"] + 1.0
-        found["keys"] = xp.where(call["window"] > 0, xp.minimum(keys, call["window"]), keys)
+        sizes["keys"] = xp.where(call["window"] > 0, xp.minimum(keys, call["window"]), keys)
     if "kv_heads" in call:
-        found["group"] = call["heads"] / call["kv_heads"]
+        sizes["group"] = call["heads"] / call["kv_heads"]
         if "new_tokens" in call:
-            found["packed"] = call["new_tokens"] * found["group"]
+            sizes["packed"] = call["new_tokens"] * sizes["group"]
     if "rank_rows" in call:
-        found["rows_per_expert"] = xp.maximum(call["rank_rows"] / call["active_experts"], LEAST_SIZE)
-    return found
+        sizes["rows_per_expert"] = xp.maximum(call["rank_rows"] / call["active_experts"], LEAST_SIZE)
+    return sizes
 
 
 def _rounded(xp: Any, size: Any, tile: float) -> Any:

@@ -113,10 +113,10 @@ Placed = dict[tuple[str, tuple[str, ...]], dict[str, float]]
 
 def placed(nodes: Iterable[Node]) -> Placed:
     """Return nodes by their level and path."""
-    found: Placed = {}
+    values_at: Placed = {}
     for node in nodes:
-        found.setdefault((node.level, node.path), {})[node.coefficient] = node.log_value
-    return found
+        values_at.setdefault((node.level, node.path), {})[node.coefficient] = node.log_value
+    return values_at
 
 
 def values_along(
@@ -131,9 +131,9 @@ def values_along(
         [
             at
             for level in LEVELS[1:]
-            for place in [(level, node_path(level, path))]
+            for node_key in [(level, node_path(level, path))]
             for part in nodes
-            if (at := part.get(place))
+            if (at := part.get(node_key))
         ]
         for path in paths
     ]

@@ -79,19 +79,21 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
 
 
 def _rate(read: dict[str, np.ndarray], math: str) -> np.ndarray:
-    stated = np.asarray(read[f"{math}_flops_per_s"], dtype=float)
+    vector_flops_per_s = np.asarray(read[f"{math}_flops_per_s"], dtype=float)
     if math != "fp32":
-        return stated
+        return vector_flops_per_s
     matrix = np.asarray(read["fp32_matrix_flops_per_s"], dtype=float)
-    return np.where(np.isnan(matrix), stated, matrix)
+    return np.where(np.isnan(matrix), vector_flops_per_s, matrix)
 
 
 def _uncut(read: dict[str, np.ndarray], math: str, rate: np.ndarray) -> np.ndarray:
     """Rate of the math without a cut, at least ``rate``: that itself where nothing is known of the architecture."""
     # a format that the GPU lacks runs at the rate of 16 bits; FP32 on no tensor core
     ratio = np.where(np.isnan(_rate(read, math)), 1.0, NARROW_RATIO[math])
-    known = np.array([UNCUT_16_BIT_PER_CLOCK.get(text, 0.0) for text in read["compute_capability"].astype(str)])
-    full = ratio * known * (1.0 - CLOCK_TOLERANCE) * read["sm_count"] * read["sm_clock_hz"]
+    flops_per_clock = np.array(
+        [UNCUT_16_BIT_PER_CLOCK.get(text, 0.0) for text in read["compute_capability"].astype(str)]
+    )
+    full = ratio * flops_per_clock * (1.0 - CLOCK_TOLERANCE) * read["sm_count"] * read["sm_clock_hz"]
     return np.maximum(rate, full)
 
 
@@ -99,13 +101,15 @@ def _fabric_rows(gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
     """Row of ``fabrics`` for each GPU: its own fabric, else the PCIe generation nearest to its rate."""
     names = fabrics["fabric"].to_pylist()
     pcie = _nearest_pcie(fabrics, gpus["link_bytes_per_s"].to_numpy())
-    stated = gpus["link_fabric"].to_pylist()
-    return np.array([names.index(fabric) if fabric else pcie[row] for row, fabric in enumerate(stated)], dtype=np.int64)
+    fabric_names = gpus["link_fabric"].to_pylist()
+    return np.array(
+        [names.index(fabric) if fabric else pcie[row] for row, fabric in enumerate(fabric_names)], dtype=np.int64
+    )
 
 
 def _nearest_pcie(fabrics: pa.Table, rates: np.ndarray) -> np.ndarray:
     """Row of ``fabrics`` of the PCIe generation with peer access that is nearest in rate."""
-    known, kinds = fabrics["bytes_per_s"].to_numpy(), fabrics["kind"].to_pylist()
+    fabric_bytes_per_s, fabric_kinds = fabrics["bytes_per_s"].to_numpy(), fabrics["kind"].to_pylist()
     peers = fabrics["peer_access"].to_pylist()
-    pcie = [row for row, kind in enumerate(kinds) if kind == "pcie" and peers[row]]
-    return np.array([min(pcie, key=lambda row: abs(known[row] - rate)) for rate in rates], dtype=np.int64)
+    pcie = [row for row, kind in enumerate(fabric_kinds) if kind == "pcie" and peers[row]]
+    return np.array([min(pcie, key=lambda row: abs(fabric_bytes_per_s[row] - rate)) for rate in rates], dtype=np.int64)

@@ -50,8 +50,8 @@ def half_widths_for(curves: Mapping[str, np.ndarray], groups: Sequence[str]) -> 
     """Return (groups, knots): each group's half widths; where it has none of its own, those of all rows alike seen."""
     widest = np.full(len(KNOTS_US), MOST_HALF)
     names = [(group, f"{ALL}|{group.rpartition('|')[2]}", ALL) for group in groups]
-    found = [next((curves[name] for name in own if name in curves), widest) for own in names]
-    return np.array(found).reshape(len(groups), -1)
+    curve_of_group = [next((curves[name] for name in own if name in curves), widest) for own in names]
+    return np.array(curve_of_group).reshape(len(groups), -1)
 
 
 def measured_half_widths(
@@ -84,11 +84,11 @@ def spread(xp: Any, latency_us: Any, halves: Any) -> Any:
     >>> spread(np, np.array([32.0]), np.log(np.array([2.0, 2.0, 8.0, 8.0, 8.0]))).round(3).tolist()
     [4.0]
     """
-    place = knot_place(xp, latency_us)
+    knot_of_latency = knot_place(xp, latency_us)
     # hat functions: the weight of each knot, without a branch or a gather
     half = 0.0
     for knot in range(len(KNOTS_US)):
-        half = half + halves[..., knot] * xp.maximum(1.0 - xp.abs(place - knot), 0.0)
+        half = half + halves[..., knot] * xp.maximum(1.0 - xp.abs(knot_of_latency - knot), 0.0)
     return xp.exp(xp.minimum(half, MOST_HALF))
 
 

@@ -67,20 +67,22 @@ def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dic
         tiers = tiers.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
     else:
         tiers = pa.repeat(tiers[0], calls.num_rows)
-    named = {"tier": tiers, "gpu": calls["gpu"], "engine": calls["engine"]}
+    key_columns = {"tier": tiers, "gpu": calls["gpu"], "engine": calls["engine"]}
     for name in ("format", "math"):
         if name in calls.column_names:
-            named[name] = calls[name]
+            key_columns[name] = calls[name]
     if FAMILIES[family].by_head_dim:
-        named["head_dim"] = calls["head_dim"].cast(pa.string())
+        key_columns["head_dim"] = calls["head_dim"].cast(pa.string())
     asked = FAMILIES[family].kernel_column
     if asked in settings.column_names and settings[asked].null_count < len(settings):
         kernels = pc.fill_null(settings[asked].combine_chunks(), "")
-        place = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
-        named["asked"] = kernels.take(place) if len(settings) != 1 else pa.repeat(kernels[0], calls.num_rows)
+        setting_row = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
+        key_columns["asked"] = (
+            kernels.take(setting_row) if len(settings) != 1 else pa.repeat(kernels[0], calls.num_rows)
+        )
     elif column := next((name for name in (asked, "implementation") if name in calls.column_names), None):
-        named["asked"] = pc.fill_null(calls[column].cast(pa.string()), "")
-    kinds, kind_of_row = combinations(pa.table(named), list(named))
+        key_columns["asked"] = pc.fill_null(calls[column].cast(pa.string()), "")
+    kinds, kind_of_row = combinations(pa.table(key_columns), list(key_columns))
     return [{**kind, "dtype": dtype_of(family, kind)} for kind in kinds], kind_of_row
 
 
@@ -88,8 +90,8 @@ def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
     """Return the cell that a call's number formats belong to, as ``sweep_points.dtype`` names it."""
     if family.endswith("attention") or family.startswith("mla_"):
         return f"{kind.get('math')}/{kind.get('format') or kind.get('math')}"
-    found = kind.get("format") or "bf16"
-    return BY_MATH.get((found, kind.get("math") or ""), found)
+    number_format = kind.get("format") or "bf16"
+    return BY_MATH.get((number_format, kind.get("math") or ""), number_format)
 
 
 def answering_dtype(facts: Facts, implementation: str, kind: Mapping[str, str | None]) -> str:
@@ -133,8 +135,8 @@ def constants_of(
 
     key = (family, tuple(tuple(kind.items()) for kind in kinds))
     noted, at, evidence = remembered((implementations, gpus, coefficients), key, read)
-    for kind, found in zip(kinds, noted, strict=True):
-        kind.update(found)
+    for kind, constants in zip(kinds, noted, strict=True):
+        kind.update(constants)
     return at, evidence
 
 
@@ -203,9 +205,9 @@ def _constants_of(
             "lineage": lineage_of(facts, implementation),
         }
         # a vendor without a fit takes the constants of no kernel, GPU or engine: those of the family
-        known = kind["vendor"] in fits.vendors
-        path = path if known else dict.fromkeys(path, UNKNOWN)
-        vendor = kind["vendor"] if known else None
+        vendor_is_fitted = kind["vendor"] in fits.vendors
+        path = path if vendor_is_fitted else dict.fromkeys(path, UNKNOWN)
+        vendor = kind["vendor"] if vendor_is_fitted else None
         at = constants_at(facts, coefficients, family, form.coefficients, [path], kind["without"], own, vendor)
         if kind["points"] is not None:
             points = points_at(coefficients, family, kind["fit"])
@@ -287,25 +289,25 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
     """
     curves_of = rows_of_part(coefficients, family, "interval")
     rows = remembered((coefficients,), ("curves", family), curves_of.to_pylist)
-    found = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
+    half_widths = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
     for number, kind in enumerate(kinds):
         # what a sweep shows of its own GPU's errors says nothing of a GPU that nobody built
         own = _curves(rows, kind["gpu"], None, None) if kind["answers"] == "target-measured" else {}
         others = _curves(rows, None, kind["vendor"], kind["without"])
         if kind["answers"] == "roofline":
-            found[number] = 0.0
+            half_widths[number] = 0.0
         elif kind["answers"] == "unmeasured-vendor":
-            found[number] = UNMEASURED_HALF
+            half_widths[number] = UNMEASURED_HALF
         elif own:
-            found[number] = measured_half_widths(own, others, kind["kernel"], kind["group"])
+            half_widths[number] = measured_half_widths(own, others, kind["kernel"], kind["group"])
         elif others and kind["answers"] != "target-measured":
             group = kind["group"] if kind["points"] is None else points_group(kind["points"])
             # a pack without intervals of points has those of no point
             half = half_widths_for(others, [group if group in others else kind["group"]])[0]
             # a vendor's own fit, however few its GPUs, is no worse than none
             half = half if kind["vendor"] is None else np.minimum(half, UNMEASURED_HALF)
-            found[number] = half if kind["points"] else half * growth(kind["octaves"])
-    return found
+            half_widths[number] = half if kind["points"] else half * growth(kind["octaves"])
+    return half_widths
 
 
 def _curves(
@@ -382,11 +384,11 @@ def _pointed_gpus(coefficients: pa.Table) -> set[str]:
 
 
 def _gpus_of_parts(coefficients: pa.Table, is_asked: Callable[[str, str], bool]) -> set[str]:
-    found: set[str | None] = set()
+    fitted_gpus: set[str | None] = set()
     for family, part in parts_there(coefficients):
         if is_asked(family, part):
-            found |= _gpus_of(rows_of_part(coefficients, family, part))
-    return {gpu for gpu in found if gpu}
+            fitted_gpus |= _gpus_of(rows_of_part(coefficients, family, part))
+    return {gpu for gpu in fitted_gpus if gpu}
 
 
 def _gpus_of(coefficients: pa.Table) -> set[str | None]:
@@ -403,12 +405,12 @@ def _kernels_of(family: str, gpu: str, coefficients: pa.Table) -> set[str]:
     return remembered((coefficients,), ("kernels", family, gpu), read)
 
 
-def _answering_tier(asked: str, measured: bool, hypothetical: bool, known: bool, points: bool) -> str:
-    """``measured``: whether the GPU's sweep held the kernel; ``known``: whether a GPU of the vendor was fitted;
+def _answering_tier(asked: str, measured: bool, hypothetical: bool, vendor_is_fitted: bool, points: bool) -> str:
+    """``measured``: whether the GPU's sweep held the kernel; ``vendor_is_fitted``: whether a GPU of the vendor was;
     ``points``: whether a few calls of the family were measured on the GPU."""
     if asked == "roofline":
         return asked
-    if not known:
+    if not vendor_is_fitted:
         return "unmeasured-vendor"
     if points and (asked == "points-measured" or (asked != "cross-generation" and not measured)):
         return "points-measured"

@@ -67,10 +67,12 @@ def latencies(
     ``settings`` is ``deployment_settings``: its tier decides what the constants may rest on. Refuses the
     target-measured tier on a GPU of which ``eta_coefficients`` holds no fit.
     """
-    found = figures(family, calls, settings, gpus, fabrics, coefficients, implementations, gpu_power, backend=backend)
-    stated = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
-    stated = stated.append_column("family", pa.repeat(family, calls.num_rows))
-    return joined(stated, found)
+    priced_columns = figures(
+        family, calls, settings, gpus, fabrics, coefficients, implementations, gpu_power, backend=backend
+    )
+    names_of_calls = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
+    names_of_calls = names_of_calls.append_column("family", pa.repeat(family, calls.num_rows))
+    return joined(names_of_calls, priced_columns)
 
 
 def joined(stated: pa.Table, found: pa.Table) -> pa.Table:
@@ -95,23 +97,25 @@ def figures(
 
     ``calls`` needs the columns of ``columns_read`` alone.
     """
-    found = answers(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
-    roofline, rows = found.results["roofline_us"], calls.num_rows
+    answered = answers(family, calls, settings, gpus, fabrics, coefficients, implementations, backend=backend)
+    roofline, rows = answered.results["roofline_us"], calls.num_rows
     facts = (settings, gpus, fabrics, coefficients, implementations, gpu_power)
-    found, dynamic = powered(family, calls, found, facts)
-    latency, p05, p95 = interval(family, found, coefficients)
+    answered, dynamic = powered(family, calls, answered, facts)
+    latency, p05, p95 = interval(family, answered, coefficients)
     rest_w = pc.add(*(gpu_power[name] for name in DRAWN_AT_REST)).to_numpy()[positions(calls["gpu"], gpu_power["gpu"])]
     return pa.table(
         {
-            "tiles": pa.array(found.results["tiles"]) if "tiles" in found.results else pa.nulls(rows, pa.float64()),
+            "tiles": pa.array(answered.results["tiles"])
+            if "tiles" in answered.results
+            else pa.nulls(rows, pa.float64()),
             "roofline_us": roofline,
-            "bound": _words(BOUNDS, found.results["bound"].astype(np.int64)),
+            "bound": _words(BOUNDS, answered.results["bound"].astype(np.int64)),
             "eta": latency / roofline,
             "latency_us": latency,
             "latency_p05_us": p05,
             "latency_p95_us": p95,
-            "tier": _words(TIERS, found.tier),
-            "evidence": _words(found.evidence, found.evidence_of_row),
+            "tier": _words(TIERS, answered.tier),
+            "evidence": _words(answered.evidence, answered.evidence_of_row),
             "energy_j": dynamic + rest_w * latency / MICROSECONDS_PER_SECOND,
         }
     )
@@ -239,8 +243,8 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
             # cold data cannot beat the bound; what moves activations may, out of L2
             latency = xp.maximum(latency, roofline)
         # a call without work has a roofline too, or its eta would be infinite
-        found = {"roofline_us": xp.maximum(roofline, 2.0**-20), "bound": bound, "latency_us": latency, **beyond}
-        return found if tiles is None else {**found, "tiles": tiles}
+        results = {"roofline_us": xp.maximum(roofline, 2.0**-20), "bound": bound, "latency_us": latency, **beyond}
+        return results if tiles is None else {**results, "tiles": tiles}
 
     return kernel
 

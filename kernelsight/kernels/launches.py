@@ -39,7 +39,7 @@ def signatures_of(
         contents = pa.nulls(len(names), pa.string())
         return pa.table({"deployment_id": names, "signature_id": names, "content": contents})
     words = set(re.findall(r"\w+", " ".join(map(read.query_of, read.tables)))) - {"deployment_id", "gpu"}
-    stated = _stated(settings, sharded_layers, layer_weights, gpu_formats, {*words, *PRICED_BY})
+    price_keys = _stated(settings, sharded_layers, layer_weights, gpu_formats, {*words, *PRICED_BY})
     runs = pc.run_end_encode(step_shapes["deployment_id"].combine_chunks())
     stops = runs.run_ends.to_numpy()
     columns = [step_shapes[name].combine_chunks() for name in ("part", "x", "y", "step_shape_id")]
@@ -49,7 +49,7 @@ def signatures_of(
     firsts: dict[Any, str] = {}
     names = runs.values.to_pylist()
     signatures = [
-        firsts.setdefault((stated[name], *(values[start:stop].tobytes() for values in knots)), name)
+        firsts.setdefault((price_keys[name], *(values[start:stop].tobytes() for values in knots)), name)
         for name, start, stop in zip(names, [0, *stops], stops, strict=False)
     ]
     spelled = parts.dictionary.to_pylist()
@@ -87,8 +87,8 @@ def _stated(
 
 def _rows_by(table: pa.Table, key: str, without: set[str] = frozenset()) -> dict[str, tuple]:
     """Return the other columns' rows by a column that names them."""
-    found: dict[str, list[tuple]] = {}
+    rows_of_owner: dict[str, list[tuple]] = {}
     names = [name for name in table.column_names if name not in {key, *without}]
     for owner, *row in zip(*(table[name].to_pylist() for name in (key, *names)), strict=True):
-        found.setdefault(owner, []).append(tuple(row))
-    return {owner: tuple(rows) for owner, rows in found.items()}
+        rows_of_owner.setdefault(owner, []).append(tuple(row))
+    return {owner: tuple(rows) for owner, rows in rows_of_owner.items()}

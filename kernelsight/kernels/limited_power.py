@@ -105,8 +105,8 @@ def power_limits(
     """Return the power limits of calls; None: there are none. ``gpus``: of the moved hardware, in its order."""
     if not has_limit(settings):
         return None
-    place = pc.index_in(gpus["gpu"], gpu_power["gpu"].combine_chunks())
-    drawn = {name: gpu_power[name].take(place).to_numpy() for name in DRAWN}
+    power_row = pc.index_in(gpus["gpu"], gpu_power["gpu"].combine_chunks())
+    drawn = {name: gpu_power[name].take(power_row).to_numpy() for name in DRAWN}
     board = np.array([name == "tdp_w" for name in facts], float)
     states_idle = pc.is_valid(gpus["idle_w"]).to_numpy(zero_copy_only=False)
 

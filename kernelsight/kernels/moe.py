@@ -258,8 +258,8 @@ def drawn_load(xp: Any, tokens: Any, top_k: Any, local_experts: Any, ranks: Any,
     scale = mean / moment(1.0, high)
     rounded_off = xp.clip(0.5 / scale, low, high)
     drawn = 1.0 - moment(0.0, rounded_off)
-    given = xp.minimum(scale * moment(1.0, rounded_off), 1.0 - drawn)
-    share = xp.minimum(xp.minimum(drawn + given, mean), 1.0)
+    rank_share = xp.minimum(scale * moment(1.0, rounded_off), 1.0 - drawn)
+    share = xp.minimum(xp.minimum(drawn + rank_share, mean), 1.0)
     variance = moment(2.0, high) / moment(1.0, high) ** 2 - 1.0
     busiest = busiest_share(xp, ranks, variance / local_experts)
     busiest = xp.where(even, 1.0, xp.minimum(busiest, most_share(xp, top_k, local_experts, ranks)))

@@ -26,13 +26,13 @@ class Nearby(NamedTuple):
 
 def nearby_delta(inputs: np.ndarray, kernels: Sequence[str], nearby: Mapping[str, Nearby]) -> np.ndarray:
     """Return the logarithm of the factor of each row, 0 for kernels without points; ``inputs``: (rows, F), scaled."""
-    found, names = np.zeros(inputs.shape[0]), np.asarray(kernels)
+    log_delta, names = np.zeros(inputs.shape[0]), np.asarray(kernels)
     for name, one in nearby.items():
         rows = np.flatnonzero(names == name)
         for first in range(0, rows.size, BLOCK):
             block = rows[first : first + BLOCK]
-            found[block] = correlation(inputs[block], one.points, one.length) @ one.weights
-    return found
+            log_delta[block] = correlation(inputs[block], one.points, one.length) @ one.weights
+    return log_delta
 
 
 def nearby_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Nearby]:

@@ -48,14 +48,14 @@ def network_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Network, list[str]]:
         kernel = "|".join(row[name] or "" for name in ("engine", "implementation", "dtype"))
         arrays[row["coefficient"], kernel] = np.array(row["array"], dtype=float)
     nodes = sorted(kernel for name, kernel in arrays if name == "last_bias")
-    whole = {name: values for (name, kernel), values in arrays.items() if name not in BY_NODE}
-    hidden, upper = arrays["first_bias", nodes[0]].size, whole["second_bias"].size
-    whole["first"] = whole["first"].reshape(-1, hidden)
-    whole["second"] = whole["second"].reshape(hidden, upper)
-    whole["first_bias"] = np.stack([arrays["first_bias", kernel] for kernel in nodes])
+    shared_arrays = {name: values for (name, kernel), values in arrays.items() if name not in BY_NODE}
+    hidden, upper = arrays["first_bias", nodes[0]].size, shared_arrays["second_bias"].size
+    shared_arrays["first"] = shared_arrays["first"].reshape(-1, hidden)
+    shared_arrays["second"] = shared_arrays["second"].reshape(hidden, upper)
+    shared_arrays["first_bias"] = np.stack([arrays["first_bias", kernel] for kernel in nodes])
     for name in ("last_bias", "strength"):
-        whole[name] = np.concatenate([arrays[name, kernel] for kernel in nodes])
-    return Network(**whole), nodes
+        shared_arrays[name] = np.concatenate([arrays[name, kernel] for kernel in nodes])
+    return Network(**shared_arrays), nodes
 
 
 def correction(xp: Any, features: Any, node: Any, network: Network) -> Any:
@@ -112,7 +112,7 @@ def _layers(columns: np.ndarray, at: np.ndarray, network: Network) -> np.ndarray
     biases = network.first_bias - network.centre @ per_unit
     first = np.concatenate([per_unit.T, biases[at[:1]].T if at.size == 1 else np.zeros((hidden, 1), kind)], axis=1)
     second = np.concatenate([network.second.T, network.second_bias[:, np.newaxis]], axis=1)
-    found = np.empty(rows, kind)
+    output = np.empty(rows, kind)
     for start in range(0, rows, NETWORK_ROWS):
         block = slice(start, min(start + NETWORK_ROWS, rows))
         seen = columns[:, block]
@@ -127,8 +127,8 @@ def _layers(columns: np.ndarray, at: np.ndarray, network: Network) -> np.ndarray
         np.tanh(under, out=under)
         np.matmul(second, lower, out=upper)
         np.tanh(upper, out=upper)
-        np.matmul(network.last, upper, out=found[block])
-    return found
+        np.matmul(network.last, upper, out=output[block])
+    return output
 
 
 def _as_slice(chosen: np.ndarray) -> Any:

@@ -66,8 +66,8 @@ def shipped_pack() -> pa.Table:
 def read_pack(path: Path) -> pa.Table:
     """Read a pack; InvalidInput where there is none, ContractBroken where its columns are others."""
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"pack {path} {found}; `kernelsight calibrate fit -o {path}` writes one.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"pack {path} {problem}; `kernelsight calibrate fit -o {path}` writes one.")
 
     return conform(read_parquet(path, refuse), pack_contract(), origin=str(path))
 

@@ -107,15 +107,15 @@ def covariance_of_left(of: Places, to: Places, parts: Parts = PARTS) -> np.ndarr
 
 def _by_kernel(of: Places, to: Places, shared: Any) -> np.ndarray:
     """Calls of each kernel with those of the second; ``shared``: by calls of one kernel and who is like them."""
-    found = np.empty((of.size, to.size))
-    kernels, place = np.unique(of.kernels().astype(str), return_inverse=True)
+    covariances = np.empty((of.size, to.size))
+    kernels, kernel_of_row = np.unique(of.kernels().astype(str), return_inverse=True)
     others = to.kernels().astype(str)
     for number, kernel in enumerate(kernels.tolist()):
-        rows = np.flatnonzero(place == number)
+        rows = np.flatnonzero(kernel_of_row == number)
         one = of.at(rows)
         alike = np.asarray(to.implementation == one.implementation[0], float)
-        found[rows] = shared(one, (alike, np.asarray(others == kernel, float)))
-    return found
+        covariances[rows] = shared(one, (alike, np.asarray(others == kernel, float)))
+    return covariances
 
 
 def _left(of: Places, to: Places, alike: tuple[np.ndarray, np.ndarray], parts: Parts) -> np.ndarray:
@@ -130,14 +130,14 @@ def _moves(of: Places, to: Places, alike: tuple[np.ndarray, np.ndarray], parts: 
 
 
 def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    found = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2.0 * left @ right.T
-    return np.maximum(found, 0.0)
+    squared_distance = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2.0 * left @ right.T
+    return np.maximum(squared_distance, 0.0)
 
 
 def prior_variance(of: Places, parts: Parts = PARTS) -> np.ndarray:
     """Return the variance of each call's log error before anything is measured, without noise."""
-    left = parts.family**2 + parts.implementation**2 + parts.implementation_by_size**2 + parts.kernel_by_size**2
-    return left + 3.0 * parts.constant**2 * (of.slopes**2).sum(axis=1)
+    variance = parts.family**2 + parts.implementation**2 + parts.implementation_by_size**2 + parts.kernel_by_size**2
+    return variance + 3.0 * parts.constant**2 * (of.slopes**2).sum(axis=1)
 
 
 # logarithms by which constants of a family, of an implementation of it and of a kernel are others, by their words
@@ -165,19 +165,21 @@ def moved_constants(
     points: PointsOf, coefficients: Sequence[Coefficient], words: Mapping[str, str], at: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the constants of a kernel as its GPU's points have moved them, within the bounds of a fit."""
-    found = [points.moves.get(level, {}) for level in levels_of(*(words[name] for name in Places._fields[:3]))]
-    known = {one.name: one for one in coefficients if one.owner != "fixed"}
-    logs = {name: sum(one.get(name, 0.0) for one in found) for name in known}
-    return {name: moved(known[name], value, logs[name]) if name in known else value for name, value in at.items()}
+    moves_of_levels = [
+        points.moves.get(level, {}) for level in levels_of(*(words[name] for name in Places._fields[:3]))
+    ]
+    fitted = {one.name: one for one in coefficients if one.owner != "fixed"}
+    logs = {name: sum(one.get(name, 0.0) for one in moves_of_levels) for name in fitted}
+    return {name: moved(fitted[name], value, logs[name]) if name in fitted else value for name, value in at.items()}
 
 
 def mean_of(of: Places, points: PointsOf, parts: Parts = PARTS) -> np.ndarray:
     """Return the log error to expect of each call of a family beside moved constants."""
-    found = np.empty(of.size)
+    log_delta = np.empty(of.size)
     for first in range(0, of.size, BLOCK):
         block = slice(first, first + BLOCK)
-        found[block] = covariance_of_left(of.at(block), points.places, parts) @ points.weights
-    return np.clip(found, -MOST_DELTA, MOST_DELTA)
+        log_delta[block] = covariance_of_left(of.at(block), points.places, parts) @ points.weights
+    return np.clip(log_delta, -MOST_DELTA, MOST_DELTA)
 
 
 def points_of(rows: Sequence[Mapping[str, Any]]) -> PointsOf:
@@ -192,7 +194,7 @@ def points_of(rows: Sequence[Mapping[str, Any]]) -> PointsOf:
             arrays.setdefault(words, {})[row["coefficient"]] = np.array(row["array"])
     parts, weights = [], []
     for words, one in sorted(arrays.items()):
-        named = dict(zip(("engine", "implementation", "dtype"), words, strict=True))
-        parts.append(places(named, one["features"].reshape(one["weights"].size, -1)))
+        words_of_place = dict(zip(("engine", "implementation", "dtype"), words, strict=True))
+        parts.append(places(words_of_place, one["features"].reshape(one["weights"].size, -1)))
         weights.append(one["weights"])
     return PointsOf(moves, Places(*map(np.concatenate, zip(*parts, strict=True))), np.concatenate(weights))

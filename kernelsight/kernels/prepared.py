@@ -84,11 +84,11 @@ def prepared(
     hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
     alike = remembered((gpus, fabrics), ("alike", family), lambda: Likeness(family, gpus, hardware))
     at, evidence = constants_of(family, kinds, implementations, gpus, coefficients, alike)
-    known = family_facts(family, implementations, gpus)
+    facts = family_facts(family, implementations, gpus)
     for kind in kinds:
         others = fitted_gpus(coefficients, family, kind["without"], kind["vendor"])
         others = set() if kind["answers"] == "target-measured" else others
-        kind["octaves"] = alike.octaves(kind["gpu"], siblings(known, kind["gpu"], others) or others)
+        kind["octaves"] = alike.octaves(kind["gpu"], siblings(facts, kind["gpu"], others) or others)
     networks = {gpu: network_at(coefficients, family, gpu) for gpu in {kind["corrected"] for kind in kinds} - {None}}
     tier = np.array([TIERS.index(kind["answers"]) for kind in kinds], dtype=int)[kind_of_row]
     beside = np.zeros(calls.num_rows, bool)
@@ -102,8 +102,8 @@ def parts_of(ready: Prepared) -> Iterator[Part]:
     """Yield the rows of each measured GPU, which has a correction of its own, and of those without one together."""
     for gpu in dict.fromkeys(kind["corrected"] for kind in ready.kinds) or [None]:
         mine = [number for number, kind in enumerate(ready.kinds) if kind["corrected"] == gpu]
-        whole = len(mine) == len(ready.kinds)
-        rows = slice(None) if whole else np.flatnonzero(np.isin(ready.kind_of_row, mine))
+        is_every_kind = len(mine) == len(ready.kinds)
+        rows = slice(None) if is_every_kind else np.flatnonzero(np.isin(ready.kind_of_row, mine))
         yield Part(gpu, rows, {name: values[rows] for name, values in ready.columns.items()}, ready.kind_of_row[rows])
 
 
@@ -135,8 +135,8 @@ def limited(xp: Any, latency_us: Any, roofline_us: Any, limits: Limits) -> Any:
 
 def nodes_of_rows(ready: Prepared, part: Part) -> np.ndarray:
     """Return the kernel of each row among those that the correction of its GPU knows, -1 where it knows it not."""
-    known = ready.networks[part.corrected][1]
-    nodes = [known.index(kind["kernel"]) if kind["kernel"] in known else -1 for kind in ready.kinds]
+    network_nodes = ready.networks[part.corrected][1]
+    nodes = [network_nodes.index(kind["kernel"]) if kind["kernel"] in network_nodes else -1 for kind in ready.kinds]
     return np.array(nodes, dtype=np.int64)[part.kind_of_row]
 
 

@@ -45,7 +45,7 @@ def priced(
     count = calls["count"].to_numpy()
     launches = np.bincount(knot, count, ends[-1])
     calls, call = _distinct(calls, wanted, facts[0], groups.firsts, group)
-    found = []
+    priced_units = []
     for gpus in _together(sorted(set().union(*groups.gpus)), calls.num_rows):
         places, spans = _asked(gpus, groups, group, call, calls.num_rows)
         if not spans:
@@ -59,14 +59,14 @@ def priced(
         rates = _shrinks(family, mine, facts, latency) if shares else (nothing, nothing, nothing)
         times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)), in_nanojoules(joules))
         for span in spans:
-            own, place = span.rows, span.place
-            total = times.at_knots(place, count[own], knot[own], ends[-1])
-            spent = times.picoseconds[place] * count[own]
+            own, latency_row = span.rows, span.place
+            total = times.at_knots(latency_row, count[own], knot[own], ends[-1])
+            spent = times.picoseconds[latency_row] * count[own]
             for number in span.groups:
                 knots = slice(ends[number] - groups.knots[number], ends[number])
-                rests = _rests(answered, place, spent * (group[own] == number))
-                found.append(Priced((number, span.gpu), total.of(knots), launches[knots], rests))
-    return found
+                rests = _rests(answered, latency_row, spent * (group[own] == number))
+                priced_units.append(Priced((number, span.gpu), total.of(knots), launches[knots], rests))
+    return priced_units
 
 
 class _Span(NamedTuple):
@@ -86,10 +86,10 @@ def _asked(
     for gpu in gpus:
         there = np.array([gpu in each for each in groups.gpus])
         rows = slice(None) if there.all() else np.flatnonzero(there[group])
-        used, place = _used(call[rows], calls)
-        if place.size:
+        used, latency_rows = _used(call[rows], calls)
+        if latency_rows.size:
             places.append(used)
-            spans.append(_Span(gpu, np.flatnonzero(there).tolist(), rows, place + before))
+            spans.append(_Span(gpu, np.flatnonzero(there).tolist(), rows, latency_rows + before))
             before += used.size
     return places, spans
 
@@ -118,18 +118,18 @@ def _shrinks(
     What is left is the start of a kernel, and waves that wait for their last tile.
     """
     settings, gpus, *others, _ = facts
-    found = []
+    shrinks_us = []
     for resource in RATES:
         # collectives wait for links alone, other kernels never do
         if (resource == "link") != bool(FAMILIES[family].wire_share):
-            found.append(np.zeros_like(latency_us))
+            shrinks_us.append(np.zeros_like(latency_us))
             continue
         there = (settings, faster(gpus, resource), *others)
         quicker = answers(family, calls, *there)
         if has_limit(settings):
             quicker, _ = powered(family, calls, quicker, (*there, facts[-1]))
-        found.append(np.clip((latency_us - quicker.latency_us) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
-    compute, memory, link = found
+        shrinks_us.append(np.clip((latency_us - quicker.latency_us) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
+    compute, memory, link = shrinks_us
     # a kernel that both rates bound in part is not shorter than without either
     over = np.maximum((compute + memory) / np.maximum(latency_us, 1e-9), 1.0)
     return compute / over, memory / over, link
@@ -149,11 +149,11 @@ def faster(gpus: pa.Table, resource: str) -> pa.Table:
     return remembered((gpus,), f"faster {resource}", scaled)
 
 
-def _rests(answered: Answers, place: np.ndarray, picoseconds: np.ndarray) -> list[Rest]:
-    """Return what calls rest on, with the time of each; ``place``: of each launch among the calls."""
+def _rests(answered: Answers, latency_row: np.ndarray, picoseconds: np.ndarray) -> list[Rest]:
+    """Return what calls rest on, with the time of each; ``latency_row``: of each launch among the calls."""
     words = len(answered.evidence)
     code = answered.tier * words + answered.evidence_of_row
-    sums = np.bincount(code[place], picoseconds, words * len(TIERS))
+    sums = np.bincount(code[latency_row], picoseconds, words * len(TIERS))
     spent = np.flatnonzero(sums)
     return [Rest(TIERS[one // words], answered.evidence[one % words], float(sums[one])) for one in spent.tolist()]
 
@@ -175,9 +175,9 @@ def _distinct(
         if name not in ("gpu", *columns):
             column = calls[name].combine_chunks()
             columns[name] = column.dictionary_encode() if pa.types.is_string(column.type) else column
-    stated = zip(*(settings[name].to_pylist() for name in PRICED_BY if name in settings.column_names), strict=True)
+    price_keys = zip(*(settings[name].to_pylist() for name in PRICED_BY if name in settings.column_names), strict=True)
     numbers: dict[tuple, int] = {}
-    keys = [np.array([numbers.setdefault(row, len(numbers)) for row in stated])[group].astype(float)]
+    keys = [np.array([numbers.setdefault(row, len(numbers)) for row in price_keys])[group].astype(float)]
     for name, column in columns.items():
         if name != "deployment_id":
             values = column.indices if pa.types.is_dictionary(column.type) else column

@@ -88,8 +88,8 @@ def relinked(family: str, gpus: pa.Table) -> Callable[[str, str], bool]:
     link for its PCIe, and that counts: then no sweep of the other says what its messages take."""
     if family not in COMMUNICATION:
         return lambda gpu, fit: False
-    stated, swept = _over_pcie(gpus), _over_pcie(catalogue("gpus"))
-    return lambda gpu, fit: stated.get(gpu) != swept.get(fit, stated.get(fit))
+    pcie_of_gpu, swept = _over_pcie(gpus), _over_pcie(catalogue("gpus"))
+    return lambda gpu, fit: pcie_of_gpu.get(gpu) != swept.get(fit, pcie_of_gpu.get(fit))
 
 
 def lineage_of(facts: Facts, implementation: str) -> str:
@@ -173,19 +173,21 @@ def _spans(rows: pa.Table) -> dict[tuple[str, str], tuple[int | None, int]]:
         ends = [run.run_ends.to_numpy() for run in runs]
         stops = np.union1d(*ends)
         names = [run.values.to_pylist() for run in runs]
-        found: dict[tuple[str, str], tuple[int | None, int]] = {}
+        span_of: dict[tuple[str, str], tuple[int | None, int]] = {}
         for start, stop in zip([0, *stops.tolist()], stops.tolist(), strict=False):
             family, part = (each[int(np.searchsorted(end, stop))] for each, end in zip(names, ends, strict=True))
-            found[family, part] = (None if (family, part) in found else start, stop)
-        return found
+            span_of[family, part] = (None if (family, part) in span_of else start, stop)
+        return span_of
 
     return remembered((rows,), "spans of parts", read)
 
 
 def _constants(rows: pa.Table, family: str, without: str | None, vendor: str | None) -> pa.Table:
     """Constants of a vendor's fit that left out ``without``."""
-    found = rows_of_part(rows, family, "constant")
-    return found.filter(pc.and_(_equal(found["without"], without), _equal(found["vendor"], vendor)))
+    constant_rows = rows_of_part(rows, family, "constant")
+    return constant_rows.filter(
+        pc.and_(_equal(constant_rows["without"], without), _equal(constant_rows["vendor"], vendor))
+    )
 
 
 def fitted_gpus(rows: pa.Table, family: str, without: str | None, vendor: str | None = None) -> set[str]:
@@ -209,11 +211,11 @@ def _nodes(
     fit = remembered((rows,), ("fit", family, without, vendor), partial(_fit, rows, family, without, vendor))
     if gpu is None:
         return nodes_of(fit.filter(pc.is_null(fit["gpu"])))
-    found = nodes_of(fit.filter(pc.is_in(fit["gpu"], pa.array(of, pa.string()))))
+    gpu_nodes = nodes_of(fit.filter(pc.is_in(fit["gpu"], pa.array(of, pa.string()))))
     if of == (gpu,):
-        return found
+        return gpu_nodes
     alike: dict[tuple, list[Node]] = {}
-    for node in found:
+    for node in gpu_nodes:
         # the last word of a path that names a GPU is the GPU
         alike.setdefault((node.level, (*node.path[:-1], gpu), node.coefficient), []).append(node)
     return [

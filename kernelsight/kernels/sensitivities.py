@@ -79,18 +79,18 @@ class Moved(NamedTuple):
 
 def sensitivities_of_families(families: Sequence[str], facts: Sequence[pa.Table], read: Reader) -> pa.Table:
     """Return ``kernel_sensitivities`` of the calls of families; ``facts`` as of ``kernel_sensitivities_of``."""
-    found = []
+    tables_of_families = []
     for family in families:
         columns = read.columns_of(f"{family}_calls")
         wanted = {*columns_read(family, columns), "step_shape_id", "call"} - {"gpu", "engine"}
         calls = read(f"{family}_calls", sorted(wanted))
         if calls.num_rows:
             settings = facts[0]
-            place = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
+            setting_row = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
             for name in ("gpu", "engine"):
-                calls = calls.append_column(name, settings[name].take(place))
-            found.append(kernel_sensitivities_of(family, calls, facts))
-    return pa.concat_tables(found) if found else NO_ROWS
+                calls = calls.append_column(name, settings[name].take(setting_row))
+            tables_of_families.append(kernel_sensitivities_of(family, calls, facts))
+    return pa.concat_tables(tables_of_families) if tables_of_families else NO_ROWS
 
 
 def kernel_sensitivities_of(family: str, calls: pa.Table, facts: Sequence[pa.Table]) -> pa.Table:
@@ -99,21 +99,21 @@ def kernel_sensitivities_of(family: str, calls: pa.Table, facts: Sequence[pa.Tab
     ``facts``: deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power.
     """
     settings, gpus, fabrics, coefficients, implementations, gpu_power = facts
-    whole = prepared(family, calls, settings, gpus, fabrics, coefficients, implementations)
-    used = gpus.take(pa.array(np.unique(whole.columns["gpu"]).astype(np.int64)))
+    every_call = prepared(family, calls, settings, gpus, fabrics, coefficients, implementations)
+    used = gpus.take(pa.array(np.unique(every_call.columns["gpu"]).astype(np.int64)))
     power = power_limits(family, calls, settings, used, gpu_power, FACTS)
-    key = [*map(_as_float, (whole.kind_of_row, whole.limits.beside)), *whole.columns.values()]
+    key = [*map(_as_float, (every_call.kind_of_row, every_call.limits.beside)), *every_call.columns.values()]
     kept, number = distinct_rows([*key, *(power.key() if power else ())])
-    ready, power = _taken(whole, kept), power.take(kept) if power else None
-    place = np.unique(whole.columns["gpu"], return_inverse=True)[1][kept]
+    ready, power = _taken(every_call, kept), power.take(kept) if power else None
+    gpu_number = np.unique(every_call.columns["gpu"], return_inverse=True)[1][kept]
     moved = moved_hardware(used, fabrics)
-    elasticity, kink = _elasticities(ready, place, moved, coefficients, power)
-    states = moved.states[place][number]
+    elasticity, kink = _elasticities(ready, gpu_number, moved, coefficients, power)
+    states = moved.states[gpu_number][number]
     row, fact = np.nonzero(states)
-    named = calls.select(["deployment_id", "step_shape_id", "call"]).take(pa.array(row))
+    call_keys = calls.select(["deployment_id", "step_shape_id", "call"]).take(pa.array(row))
     return pa.table(
         {
-            **{name: named[name] for name in named.column_names},
+            **{name: call_keys[name] for name in call_keys.column_names},
             "fact": _words(FACTS, fact),
             "elasticity": elasticity[number[row], fact],
             "kink": _words(KINKS, kink[number[row], fact]),
@@ -184,7 +184,7 @@ def _elasticities(
 def _is_read(ready: Prepared, part: Part, gpu: np.ndarray, moved: Moved) -> np.ndarray:
     """Return (calls, FACTS): whether a fact moves a hardware column that the expression of a call may read."""
     messages = FAMILIES[ready.family].wire_share is not None
-    found = np.zeros((gpu.size, len(FACTS)), bool)
+    is_read = np.zeros((gpu.size, len(FACTS)), bool)
     for name, powers in moved.powers.items():
         if name != CLOCK and name.startswith(LINKS) != messages:
             continue
@@ -192,10 +192,10 @@ def _is_read(ready: Prepared, part: Part, gpu: np.ndarray, moved: Moved) -> np.n
         if name not in BY_MATH:
             is_rate = "flops" in name
             if not is_rate or ("math" in part.columns) != (name == "vector_flops_per_us"):
-                found |= moves[gpu]
+                is_read |= moves[gpu]
         elif "math" in part.columns:
-            found |= moves[gpu, :, part.columns["math"]]
-    return found
+            is_read |= moves[gpu, :, part.columns["math"]]
+    return is_read
 
 
 def _differentiated(
@@ -205,7 +205,7 @@ def _differentiated(
 
     ``pairs``: of each, the call and the (GPU, fact) of ``moved``.
     """
-    call, place = pairs
+    call, gpu_number = pairs
     factors = list(factors_of(ready, part, coefficients))
     by_row: dict[str, Any] = {name: values for name, values in part.columns.items() if name != "gpu"}
     by_row |= {"kind": part.kind_of_row, "limits": tuple(each[part.rows] for each in ready.limits), "factors": factors}
@@ -215,7 +215,7 @@ def _differentiated(
         at["network"] = network._replace(**{name: _filled(getattr(network, name)) for name in BY_NODE})
         by_row["node"] = nodes_of_rows(ready, part)
     rows = np.repeat(call, SIDES)
-    hardware_row = (place[:, None] * SIDES + np.arange(SIDES)).ravel()
+    hardware_row = (gpu_number[:, None] * SIDES + np.arange(SIDES)).ravel()
     hardware = {name: _filled(values) for name, values in moved.columns.items()}
     tangents = {name: _filled(values) for name, values in moved.tangents.items()}
     fixed = {name: values for name, values in hardware.items() if name not in tangents}
@@ -245,8 +245,8 @@ def _derivative(family: str, cold: bool) -> Any:
         limits, factors = Limits(*columns.pop("limits")), columns.pop("factors")
 
         def latency_of(hardware: dict) -> Any:
-            found = kernel(jnp, columns, {}, fixed | hardware, at)
-            latency, roofline = found["latency_us"], found["roofline_us"]
+            results = kernel(jnp, columns, {}, fixed | hardware, at)
+            latency, roofline = results["latency_us"], results["roofline_us"]
             for factor in factors:
                 latency = raised(jnp, cold, latency, roofline, factor)
             return limited(jnp, latency, roofline, limits)

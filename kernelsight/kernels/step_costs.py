@@ -61,20 +61,20 @@ def step_costs_of(
     costs, tiers = _costs(*tables, facts, read, threads, shares)
     knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))
     knots = knots.select(["deployment_id", "part", "step_shape_id", "x", "y"])
-    found = _corrected(_at_knots(knots, costs), knots, corrections)
-    there = np.flatnonzero(found.launches)
+    knot_costs = _corrected(_at_knots(knots, costs), knots, corrections)
+    there = np.flatnonzero(knot_costs.launches)
     kept = knots if there.size == knots.num_rows else knots.take(pa.array(there))
-    kept = kept.append_column("gpu_us", pa.array(found.picoseconds[there] / 1e6))
+    kept = kept.append_column("gpu_us", pa.array(knot_costs.picoseconds[there] / 1e6))
     for name in ("p05", "p95"):
-        kept = kept.append_column(f"gpu_{name}_us", pa.array(getattr(found, name)[there] / 1e6))
-    kept = kept.append_column("launches", pa.array(found.launches[there].astype(np.int64)))
-    joules = found.nanojoules[there] / 1e9
+        kept = kept.append_column(f"gpu_{name}_us", pa.array(getattr(knot_costs, name)[there] / 1e6))
+    kept = kept.append_column("launches", pa.array(knot_costs.launches[there].astype(np.int64)))
+    joules = knot_costs.nanojoules[there] / 1e9
     kept = kept.append_column("dynamic_energy_j", pa.array(joules, mask=np.isnan(joules)))
     for name in ("embedding", "transfer", "moe", "communication"):
-        kept = kept.append_column(f"{name}_us", pa.array(getattr(found, name)[there] / 1e6))
+        kept = kept.append_column(f"{name}_us", pa.array(getattr(knot_costs, name)[there] / 1e6))
     made = {"step_costs": kept, "kernel_evidence": tiers}
     if shares:
-        by_rate = {f"{name}_us": pa.array(getattr(found, name)[there] / 1e6) for name in RATES}
+        by_rate = {f"{name}_us": pa.array(getattr(knot_costs, name)[there] / 1e6) for name in RATES}
         keys = {name: kept[name] for name in ("deployment_id", "step_shape_id")}
         made["step_cost_shares"] = pa.table({**keys, **by_rate})
     return made
@@ -144,37 +144,44 @@ def _costs(
 
     A launch signature that was priced for a GPU before, with the same tables behind it, is not priced again.
     """
-    given = [name for name in ("kernel_latencies",) if read.is_given(name)]
-    given = given or [f"{family}_latencies" for family in LOWERED if read.is_given(f"{family}_latencies")]
+    given_latencies = [name for name in ("kernel_latencies",) if read.is_given(name)]
+    given_latencies = given_latencies or [
+        f"{family}_latencies" for family in LOWERED if read.is_given(f"{family}_latencies")
+    ]
     sizes = _sizes(step_shapes)
     gpus = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", "gpu")), strict=True))
     rows = [row for row in signatures.to_pylist() if row["deployment_id"] in sizes]
     # latencies of a person's own may differ between deployments of one signature
-    again = {row["deployment_id"]: None if given else row["content"] for row in rows}
+    again = {row["deployment_id"]: None if given_latencies else row["content"] for row in rows}
     again = {name: (content, gpus[name], shares) for name, content in again.items() if content}
     # the power of GPUs is computed in each session anew: what it is made from stands for it
-    named = facts if read.is_given("gpu_power") else facts[:-1]
-    roots = (*named, *read.roots_of(["gpu_power", *(f"{family}_calls" for family in LOWERED)]))
+    given_facts = facts if read.is_given("gpu_power") else facts[:-1]
+    roots = (*given_facts, *read.roots_of(["gpu_power", *(f"{family}_calls" for family in LOWERED)]))
     recent: Recent[Known] = remembered(roots, "costs of launch signatures", lambda: Recent(MOST_KNOWN))
-    found = {name: known for name, key in again.items() if (known := recent.get(key))}
-    groups = _groups([row for row in rows if row["deployment_id"] not in found], sizes, gpus)
+    cost_of_deployment = {name: costed for name, key in again.items() if (costed := recent.get(key))}
+    groups = _groups([row for row in rows if row["deployment_id"] not in cost_of_deployment], sizes, gpus)
     units = {unit: [name for name in groups.of if groups.of[name] == unit] for unit in set(groups.of.values())}
     for (number, _), names in units.items():
-        for own in [[name] for name in names] if given else [names]:
-            found |= dict.fromkeys(own, Known(Costed(*np.zeros((len(Costed._fields), groups.knots[number]))), []))
-    if units and "kernel_latencies" not in given:
+        for own in [[name] for name in names] if given_latencies else [names]:
+            cost_of_deployment |= dict.fromkeys(
+                own, Known(Costed(*np.zeros((len(Costed._fields), groups.knots[number]))), [])
+            )
+    if units and "kernel_latencies" not in given_latencies:
         launched = launched_families(settings, sharded_layers, layer_weights)
-        families = [family for family in launched if f"{family}_latencies" not in given]
-        known = {unit: list({id(found[name]): found[name] for name in names}.values()) for unit, names in units.items()}
-        _add_launched(families, (settings, *facts), groups, known, read, threads, shares)
-    costs = {name: known.costs for name, known in found.items()}
-    for name in given:
+        families = [family for family in launched if f"{family}_latencies" not in given_latencies]
+        costed = {
+            unit: list({id(cost_of_deployment[name]): cost_of_deployment[name] for name in names}.values())
+            for unit, names in units.items()
+        }
+        _add_launched(families, (settings, *facts), groups, costed, read, threads, shares)
+    costs = {name: costed.costs for name, costed in cost_of_deployment.items()}
+    for name in given_latencies:
         columns = ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "roofline_us", "bound", "energy_j"]
         _add_given(read(name, columns), costs, _at_rest_w(gpus, facts[-1]))
     for name in groups.of.keys() & again.keys():
-        recent.put(again[name], found[name])
+        recent.put(again[name], cost_of_deployment[name])
     return costs, _tier_rows(
-        [(row["deployment_id"], *rest) for row in rows for rest in found[row["deployment_id"]].rests]
+        [(row["deployment_id"], *rest) for row in rows for rest in cost_of_deployment[row["deployment_id"]].rests]
     )
 
 
@@ -182,7 +189,7 @@ def _add_launched(
     families: Sequence[str],
     facts: Sequence[pa.Table],
     groups: Groups,
-    known: Mapping[tuple[int, str], Sequence[Known]],
+    costed: Mapping[tuple[int, str], Sequence[Known]],
     read: Reader,
     threads: int | None,
     shares: bool,
@@ -197,7 +204,7 @@ def _add_launched(
             waiting.append((family, workers.submit(priced, family, calls, wanted, facts, groups, shares)))
         for family, each in waiting:
             for unit, times, launches, rests in each.result():
-                for one in known[unit]:
+                for one in costed[unit]:
                     one.costs.add(family, times, launches)
                     one.rests.extend((family, *rest) for rest in rests)
 
@@ -221,17 +228,17 @@ def _sizes(step_shapes: pa.Table) -> dict[str, int]:
 
 def _groups(signatures: Sequence[Mapping[str, str]], sizes: Mapping[str, int], gpus: Mapping[str, str]) -> Groups:
     """Group deployments by their launch signature; ``signatures``: rows of ``launch_signatures``."""
-    found = Groups([], np.zeros(0, np.int64), [], {})
+    groups = Groups([], np.zeros(0, np.int64), [], {})
     numbers: dict[str, int] = {}
     for row in signatures:
         name = row["deployment_id"]
         number = numbers.setdefault(row["signature_id"], len(numbers))
-        if number == len(found.firsts):
-            found.firsts.append(name)
-            found.gpus.append(set())
-        found.gpus[number].add(gpus[name])
-        found.of[name] = number, gpus[name]
-    return found._replace(knots=np.array([sizes[name] for name in found.firsts], np.int64))
+        if number == len(groups.firsts):
+            groups.firsts.append(name)
+            groups.gpus.append(set())
+        groups.gpus[number].add(gpus[name])
+        groups.of[name] = number, gpus[name]
+    return groups._replace(knots=np.array([sizes[name] for name in groups.firsts], np.int64))
 
 
 def _at_rest_w(gpus: Mapping[str, str], gpu_power: pa.Table) -> dict[str, float]:

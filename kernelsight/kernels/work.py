@@ -45,8 +45,8 @@ def field_of(sql: str) -> str | None:
     >>> field_of('shape."experts"'), field_of('coalesce(shape."window", 0)'), field_of("gemm_flops(m, n, k)")
     ('experts', 'window', None)
     """
-    found = _FIELD.fullmatch(sql)
-    return found[1] if found else None
+    field_match = _FIELD.fullmatch(sql)
+    return field_match[1] if field_match else None
 
 
 def streamed(flops: str, moved: str) -> dict[str, str]:

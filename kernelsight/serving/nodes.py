@@ -26,8 +26,8 @@ def load_requests(scenarios: pa.Table, scenario_loads: pa.Table) -> dict[str, pa
     from kernelsight.serving.load.requests import draw_loads
 
     firsts = pc.equal(scenario_loads["scenario_id"], scenario_loads["load_id"])
-    named = scenarios.rename_columns({"scenario_id": "load_id"})
-    own = named.filter(pc.is_in(named["load_id"], scenario_loads.filter(firsts)["load_id"].combine_chunks()))
+    loads = scenarios.rename_columns({"scenario_id": "load_id"})
+    own = loads.filter(pc.is_in(loads["load_id"], scenario_loads.filter(firsts)["load_id"].combine_chunks()))
     return draw_loads(own)._asdict()
 
 

@@ -77,10 +77,10 @@ def fit(servers: Servers) -> Constants:
     bounds = np.array([*([BOUNDS["active"]] * len(architectures)), *(BOUNDS[name] for name in common)])
 
     def constants(values: np.ndarray) -> Constants:
-        stated = values.tolist()
+        fitted_values = values.tolist()
         return Constants(
-            dict(zip(architectures, stated[: len(architectures)], strict=True)),
-            dict(zip(common, stated[len(architectures) :], strict=True)),
+            dict(zip(architectures, fitted_values[: len(architectures)], strict=True)),
+            dict(zip(common, fitted_values[len(architectures) :], strict=True)),
         )
 
     start, least, most = bounds.T

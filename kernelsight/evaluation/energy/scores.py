@@ -104,8 +104,12 @@ def _scores(
     groups |= {f"{least} to {most} users": (users >= least) & (users <= most) for least, most in USERS}
     groups |= {name: tasks == name for name in sorted(set(tasks.tolist()))}
     groups |= {name: gpus == name for name in sorted(set(gpus.tolist()))}
-    known = np.isfinite(ratio)
-    return {name: score((ratio[rows & known] - 1.0).tolist()) for name, rows in groups.items() if (rows & known).any()}
+    is_finite = np.isfinite(ratio)
+    return {
+        name: score((ratio[rows & is_finite] - 1.0).tolist())
+        for name, rows in groups.items()
+        if (rows & is_finite).any()
+    }
 
 
 def _half(ratio: np.ndarray, rows: np.ndarray) -> float:

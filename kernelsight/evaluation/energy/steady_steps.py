@@ -122,5 +122,5 @@ def drawn_power(runs: Sequence[Mapping[str, Any]], gpus: pa.Table) -> tuple[np.n
 def architectures(runs: Sequence[Mapping[str, Any]], gpus: pa.Table) -> np.ndarray:
     """Return the architecture of each run's GPU."""
     names = gpus["gpu"].combine_chunks()
-    place = pc.index_in(pa.array([run["gpu"] for run in runs]), names)
-    return np.array(gpus["architecture"].combine_chunks().take(place).to_pylist())
+    gpu_row = pc.index_in(pa.array([run["gpu"] for run in runs]), names)
+    return np.array(gpus["architecture"].combine_chunks().take(gpu_row).to_pylist())

@@ -67,14 +67,14 @@ def peaks_of(gpu: str, systems: Path | None) -> Peaks:
     if gpu not in rows:
         raise unknown("GPU", gpu, rows, "The table gpus has no rates of it.")
     row = rows[gpu]
-    stated = {math: row[f"{math}_flops_per_s"] for math in (*SYSTEM_FIELDS, "fp32")}
-    stated["fp32"] = row["fp32_matrix_flops_per_s"] or stated["fp32"]
+    peaks = {math: row[f"{math}_flops_per_s"] for math in (*SYSTEM_FIELDS, "fp32")}
+    peaks["fp32"] = row["fp32_matrix_flops_per_s"] or peaks["fp32"]
     memory, link = row["memory_bandwidth_bytes_per_s"], row["link_bytes_per_s"]
     if systems and (file := systems / f"{gpu}.yaml").is_file():
         fields = _numbers(file.read_text(encoding="utf-8"))
-        stated |= {math: fields.get(field) for math, field in SYSTEM_FIELDS.items()}
+        peaks |= {math: fields.get(field) for math, field in SYSTEM_FIELDS.items()}
         memory, link = fields["mem_bw"], fields["intra_node_bw"]
-    flops = {math: rate or stated["bf16"] or stated["fp16"] for math, rate in stated.items()}
+    flops = {math: rate or peaks["bf16"] or peaks["fp16"] for math, rate in peaks.items()}
     return Peaks(flops, memory, link, row["sm_count"])
 
 
@@ -193,10 +193,10 @@ def nearest_gpu_us(
     if reference is None:
         return np.full(test.num_rows, np.nan)
     here = pc.equal(train["gpu"], reference)
-    known = pl.from_arrow(train.select([*keys, "implementation", "latency_us"]).filter(here)).with_columns(
+    train_rows = pl.from_arrow(train.select([*keys, "implementation", "latency_us"]).filter(here)).with_columns(
         eta=pl.col("latency_us") / pl.Series(train_roofline[here.to_numpy(zero_copy_only=False).astype(bool)])
     )
-    same = known.group_by([*keys, "implementation"]).agg(pl.col("eta").median())
+    same = train_rows.group_by([*keys, "implementation"]).agg(pl.col("eta").median())
     any_kernel = same.group_by(keys).agg(pl.col("eta").min())
     sites = pl.from_arrow(test.select([*keys, "implementation"]))
     sites = sites.join(same, on=[*keys, "implementation"], how="left", nulls_equal=True, maintain_order="left")

@@ -152,18 +152,18 @@ def report(scored: Mapping[str, pa.Table], rejected: Sequence[Mapping[str, Any]]
     """
     cells = [_cell(family, dtype, rows) for family, table in scored.items() for dtype, rows in _by(table, "dtype")]
     covered = [cell for cell in cells if cell["covered"]]
-    known = {family: table.filter(pc.and_(table["covered"], table["seen"])) for family, table in scored.items()}
+    seen_rows = {family: table.filter(pc.and_(table["covered"], table["seen"])) for family, table in scored.items()}
     gpus = sorted({gpu for table in scored.values() for gpu in table["gpu"].unique().to_pylist()})
     return {
         "overall": _mean_pair([cell["seen"] for cell in covered]),
         "overall_baselines": {
             name: _mean_pair([cell["seen"]["baselines"][name] for cell in covered]) for name in baselines.NAMES
         },
-        "pooled": pair_of(list(known.values())),
+        "pooled": pair_of(list(seen_rows.values())),
         "covered": _mean_pair(covered),
         "nothing_of_target": {
             "overall": _mean_pair([cell["seen"]["nothing_of_target"] for cell in covered]),
-            "pooled": pair_of(list(known.values()), UNMEASURED),
+            "pooled": pair_of(list(seen_rows.values()), UNMEASURED),
             "covered": _mean_pair([cell["nothing_of_target"] for cell in covered]),
         },
         "unseen_implementation": _mean_pair([cell["unseen"] for cell in covered]),
@@ -171,13 +171,13 @@ def report(scored: Mapping[str, pa.Table], rejected: Sequence[Mapping[str, Any]]
             {
                 "family": family,
                 **_mean_pair([cell["seen"] for cell in covered if cell["family"] == family]),
-                "pooled": pair_of([known[family]]),
+                "pooled": pair_of([seen_rows[family]]),
             }
             for family in scored
-            if known[family].num_rows
+            if seen_rows[family].num_rows
         ],
         "by_gpu": [
-            {"gpu": gpu, **mean_over_cells(_of(known, gpu)), "pooled": pair_of(_of(known, gpu))}
+            {"gpu": gpu, **mean_over_cells(_of(seen_rows, gpu)), "pooled": pair_of(_of(seen_rows, gpu))}
             for gpu in (gpus if len(gpus) > 1 else ())
         ],
         "families": [_without(cell, "covered") for cell in covered],
@@ -308,8 +308,8 @@ def mean_over_cells(tables: Sequence[pa.Table]) -> dict[str, Any]:
     return _mean_pair([pair_of([rows]) for table in tables for _, rows in _by(table, "dtype")])
 
 
-def _of(known: Mapping[str, pa.Table], gpu: str) -> list[pa.Table]:
-    return [table.filter(pc.equal(table["gpu"], gpu)) for table in known.values()]
+def _of(rows_of_family: Mapping[str, pa.Table], gpu: str) -> list[pa.Table]:
+    return [table.filter(pc.equal(table["gpu"], gpu)) for table in rows_of_family.values()]
 
 
 def _by(table: pa.Table, name: str) -> Iterator[tuple[str, pa.Table]]:

@@ -130,8 +130,8 @@ def scored_after(
         new = np.concatenate([unmeasured for _, _, unmeasured in parts])
         points += sum(one.test[gpu].num_rows for gpu in gpus if gpu in one.test) - rest.num_rows
         new_sites.append(scored[name].filter(pa.array(new)))
-    known = [rows.filter(pc.and_(rows["covered"], rows["seen"])) for rows in new_sites]
-    return scored, {"points": points, "unmeasured_sites": mean_over_cells(known)}
+    seen_rows = [rows.filter(pc.and_(rows["covered"], rows["seen"])) for rows in new_sites]
+    return scored, {"points": points, "unmeasured_sites": mean_over_cells(seen_rows)}
 
 
 def predicted_after(
@@ -149,11 +149,11 @@ def predicted_after(
         mine, measured, own = one.test[gpu], chosen.get(name, np.empty(0, dtype=int)), one.own[gpu]
         few = fit_points(own.at(measured)) if measured.size else None
         rest = np.setdiff1d(np.arange(mine.num_rows), measured)
-        left = own.at(rest)
-        latency = left.latency_us(few) if few else left.predicted_us
-        kernels, place = np.unique(left.places.kernels().astype(str), return_inverse=True)
+        test_calls = own.at(rest)
+        latency = test_calls.latency_us(few) if few else test_calls.predicted_us
+        kernels, kernel_of_row = np.unique(test_calls.places.kernels().astype(str), return_inverse=True)
         counts = [few.count(kernel) if few else 0 for kernel in kernels.tolist()]
-        halves = half_widths_for(curves.get(name, {}), [points_group(count) for count in counts])[place]
+        halves = half_widths_for(curves.get(name, {}), [points_group(count) for count in counts])[kernel_of_row]
         factor = spread(np, latency, halves)
         _, sites = site_names(name, mine)
         values = {"predicted_us": latency, "p05_us": latency / factor, "p95_us": latency * factor}

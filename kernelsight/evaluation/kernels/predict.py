@@ -39,8 +39,8 @@ def fit_and_predict(
             if vendor not in taught_by:
                 continue
             taught = train[family].filter(pa.array(taught_by[vendor]))
-            known = rows_of_part(default_pack(), family, "constant").to_pylist() if vendor else []
-            form = vendor_form(family, FAMILIES[family].form, vendor, taught.num_rows, known)
+            pack_constants = rows_of_part(default_pack(), family, "constant").to_pylist() if vendor else []
+            form = vendor_form(family, FAMILIES[family].form, vendor, taught.num_rows, pack_constants)
             answer = _fitted(family, form, taught, rows.filter(pa.array(mine)), tier)
             for part, values in zip(parts, answer, strict=True):
                 part[mine] = values
@@ -57,11 +57,11 @@ def _fitted(
     measured = tier == "target-measured"
     latency = predict_family(family, form, rows, constants, *tables, measured=measured)
     factor = np.empty(latency.size)
-    known = set(pc.unique(taught["gpu"]).to_pylist()) if measured and has_correction(family) else set()
-    rest = np.asarray(pc.invert(pc.is_in(rows["gpu"], pa.array(sorted(known), pa.string()))))
+    measured_gpus = set(pc.unique(taught["gpu"]).to_pylist()) if measured and has_correction(family) else set()
+    rest = np.asarray(pc.invert(pc.is_in(rows["gpu"], pa.array(sorted(measured_gpus), pa.string()))))
     if rest.any():
         factor[rest] = _held_out_factor(family, form, taught, rows.filter(pa.array(rest)), latency[rest], tables)
-    for gpu in sorted(known & set(pc.unique(rows["gpu"]).to_pylist())):
+    for gpu in sorted(measured_gpus & set(pc.unique(rows["gpu"]).to_pylist())):
         gpu_fit = fit_measured(family, form, taught, gpu, constants, *tables)
         mine = np.asarray(pc.equal(rows["gpu"], gpu))
         of_gpu = rows.filter(pa.array(mine))
@@ -76,15 +76,15 @@ def _held_out_factor(
 ) -> np.ndarray:
     errors = held_out_errors(family, form, taught, *tables)
     curves = fit_intervals(errors.log_error, errors.latency_us, errors.groups, errors.folds)
-    known = set(pc.unique(taught["implementation"]).to_pylist())
+    taught_kernels = set(pc.unique(taught["implementation"]).to_pylist())
     words = zip(rows["dtype"].to_pylist(), rows["implementation"].to_pylist(), strict=True)
     wider = growths(family, rows, taught, *tables[1:])
-    return _factor(curves, [group_of(dtype, kernel in known) for dtype, kernel in words], latency_us, wider)
+    return _factor(curves, [group_of(dtype, kernel in taught_kernels) for dtype, kernel in words], latency_us, wider)
 
 
 def _factor(
     curves: Mapping[str, np.ndarray], groups: Sequence[str], latency_us: np.ndarray, wider: Any = 1.0
 ) -> np.ndarray:
-    names, place = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
-    halves = half_widths_for(curves, names.tolist())[place]
+    names, group_of_row = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
+    halves = half_widths_for(curves, names.tolist())[group_of_row]
     return spread(np, latency_us, halves * np.reshape(wider, (-1, 1)))

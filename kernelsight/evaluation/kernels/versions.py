@@ -68,12 +68,12 @@ def version_rows(
     earlier = training_rows(old, family, [gpu])
     kernel = ["engine", "implementation", "dtype"]
     key = [*kernel, "math", "distribution", *shape_columns(family)]
-    known = pl.from_arrow(earlier.select([*key, "engine_version", "latency_us"]))
-    ages = {version: age for age, version in enumerate(sorted(known["engine_version"].unique(), key=_numbers))}
+    earlier_rows = pl.from_arrow(earlier.select([*key, "engine_version", "latency_us"]))
+    ages = {version: age for age, version in enumerate(sorted(earlier_rows["engine_version"].unique(), key=_numbers))}
     age = pl.col("engine_version").replace_strict(ages, return_dtype=pl.Int64)
     newest = pl.col("latency_us").filter(age == age.max()).median()
-    medians = known.group_by(key).agg(newest.alias("earlier_us"))
-    kernels = known.select(kernel).unique().with_columns(pl.lit(True).alias("known"))
+    medians = earlier_rows.group_by(key).agg(newest.alias("earlier_us"))
+    kernels = earlier_rows.select(kernel).unique().with_columns(pl.lit(True).alias("known"))
     keys_of_rows = pl.from_arrow(rows.select(key))
     keys_of_rows = keys_of_rows.join(medians, on=key, how="left", nulls_equal=True, maintain_order="left")
     keys_of_rows = keys_of_rows.join(kernels, on=kernel, how="left", nulls_equal=True, maintain_order="left")
@@ -97,11 +97,11 @@ def packed_latency(family: str, gpu: str, rows: pa.Table, pack: pa.Table) -> tup
     of_gpu = {row["dtype"]: np.array(row["array"]) for row in parts["interval"]}
     others = {row["dtype"]: np.array(row["array"]) for row in _rows_of(pack, family, "interval", None)}
     fitted = set(pc.unique(rows_of_part(pack, family, "constant")["implementation"]).to_pylist())
-    names, place = np.unique(np.asarray(kernels_of(rows), dtype=str), return_inverse=True)
+    names, kernel_of_row = np.unique(np.asarray(kernels_of(rows), dtype=str), return_inverse=True)
     words = [name.split("|") for name in names.tolist()]
     groups = [group_of(dtype, implementation in fitted) for _, implementation, dtype in words]
     halves = [measured_half_widths(of_gpu, others, name, group) for name, group in zip(names, groups, strict=True)]
-    factor = spread(np, latency, np.array(halves)[place])
+    factor = spread(np, latency, np.array(halves)[kernel_of_row])
     return latency, latency / factor, latency * factor
 
 
@@ -183,8 +183,8 @@ def _rows_of(pack: pa.Table, family: str, part: str, gpu: str | None) -> list[di
     """Return the rows of one GPU; None: those of the fit to all of NVIDIA's GPUs."""
     rows = rows_of_part(pack, family, part)
     if gpu is None:
-        whole = pc.and_(pc.is_null(rows["gpu"]), pc.and_(pc.is_null(rows["without"]), pc.is_null(rows["vendor"])))
-        return rows.filter(whole).to_pylist()
+        is_general = pc.and_(pc.is_null(rows["gpu"]), pc.and_(pc.is_null(rows["without"]), pc.is_null(rows["vendor"])))
+        return rows.filter(is_general).to_pylist()
     return rows.filter(pc.fill_null(pc.equal(rows["gpu"], gpu), False)).to_pylist()
 
 

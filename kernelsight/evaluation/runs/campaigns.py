@@ -50,7 +50,7 @@ def spread_runs(runs: Sequence[Mapping[str, Any]], most: int) -> list[int]:
     for numbers in members.values():
         ordered = sorted(numbers, key=lambda number: tuple(str(runs[number][name]) for name in ORDER))
         every = max(len(ordered) / most, 1.0)
-        chosen += [ordered[int((place + 0.5) * every)] for place in range(min(len(ordered), most))]
+        chosen += [ordered[int((rank + 0.5) * every)] for rank in range(min(len(ordered), most))]
     return sorted(chosen)
 
 
@@ -67,8 +67,8 @@ def compared(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, dic
         if name == "throughput" and run.get("while_full"):
             # one that is never full, as its cache is too small: every user gets its tokens in the time of a request
             tokens = predicted / served["predicted"]["request_throughput"]
-            whole = 1e3 * run["max_concurrency"] * tokens / served["predicted"]["e2e_mean_ms"]
-            predicted = served["predicted"].get(FULL_THROUGHPUT, whole)
+            full_throughput = 1e3 * run["max_concurrency"] * tokens / served["predicted"]["e2e_mean_ms"]
+            predicted = served["predicted"].get(FULL_THROUGHPUT, full_throughput)
         low, high = served["factors"].get(metric.interval, (1.0, 1.0))
         answer[name] = {
             "measured": measured,

@@ -33,8 +33,8 @@ def logs_of(rows: Iterable[Mapping[str, Any]], metric: str) -> np.ndarray:
         if metric == "e2e":
             measured, predicted = e2e_ms(run, *times), e2e_ms(run, *ours)
         else:
-            place = METRICS.index(metric)
-            measured, predicted = times[place], ours[place]
+            metric_number = METRICS.index(metric)
+            measured, predicted = times[metric_number], ours[metric_number]
         low, high = run["interval_factors"][metric]
         logs.append((math.log(measured / predicted), -math.log(low), math.log(high)))
     return np.array(logs).reshape(-1, 3)

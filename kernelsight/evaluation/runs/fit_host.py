@@ -120,5 +120,5 @@ def _beside(name: str, at: Constants) -> list[float]:
     ([0.0, 0.4], [2.5])
     """
     choices = CHOICES[name]
-    place = min(range(len(choices)), key=lambda number: abs(choices[number] - getattr(at, name)))
-    return [choices[number] for number in (place - 1, place + 1) if 0 <= number < len(choices)]
+    nearest = min(range(len(choices)), key=lambda number: abs(choices[number] - getattr(at, name)))
+    return [choices[number] for number in (nearest - 1, nearest + 1) if 0 <= number < len(choices)]

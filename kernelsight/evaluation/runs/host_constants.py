@@ -67,13 +67,13 @@ def priors() -> dict[str, float]:
 @cache
 def a_priori() -> Constants:
     """Return the constants that no measured run was asked for: nothing for running requests and late answers."""
-    known = priors()
+    prior_constants = priors()
     return Constants(
         0.0,
-        known["request_us"] / 1000.0,
-        eager_launch_us=known["per_eager_launch_us"],
-        latent_launch_us=known["latent_launch_us"],
-        per_prompt_token_us=known["per_prompt_token_us"],
+        prior_constants["request_us"] / 1000.0,
+        eager_launch_us=prior_constants["per_eager_launch_us"],
+        latent_launch_us=prior_constants["latent_launch_us"],
+        per_prompt_token_us=prior_constants["per_prompt_token_us"],
     )
 
 

@@ -38,13 +38,13 @@ def fit_levels(
 
     Not fitted on: runs that repeat the measurement of a scored run, and runs with an unknown acceptance rate.
     """
-    known = repeats(runs)
+    repeated_runs = repeats(runs)
     chosen = [
         number
         for number, run in enumerate(runs)
         if run["fitting"]
         and not is_scored_separately(run)
-        and run["run_id"] not in known
+        and run["run_id"] not in repeated_runs
         and not needs_acceptance_rate(run)
     ]
     if set(levels) <= {"shipped", "none"}:
@@ -62,9 +62,9 @@ def fit_levels(
 
 def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the fitted constants of each group of the runs."""
-    known = {group_of(row) for row in rows}
+    groups = {group_of(row) for row in rows}
     return [
         {**dict(zip(GROUP, group, strict=True)), **constants._asdict()}
         for group, constants in sorted(fitted.items(), key=lambda item: str(item[0]))
-        if group in known
+        if group in groups
     ]

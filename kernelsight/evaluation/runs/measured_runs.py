@@ -117,10 +117,10 @@ def read_runs(*sources: str) -> Runs:
     """
     parts = [part for source in sources for part in _parts(source)]
     table = pa.concat_tables(part.table for part in parts)
-    known, again = set(), []
+    run_ids, again = set(), []
     for name in table["run_id"].to_pylist():
-        again += [name] if name in known else []
-        known.add(name)
+        again += [name] if name in run_ids else []
+        run_ids.add(name)
     if again:
         raise InvalidInput(f"run {again[0]!r} is in --runs twice; name each file once, and each run differently.")
     counted: dict[str, int] = {}
@@ -158,24 +158,28 @@ def _refusal(path: Path, problem: str) -> InvalidInput:
 
 
 def _read_file(path: Path) -> Runs:
-    check_file(path, lambda found: _refusal(path, found), ROWS_BYTES)
+    check_file(path, lambda problem: _refusal(path, problem), ROWS_BYTES)
     if path.suffix not in ENDINGS:
         raise InvalidInput(f"{path} ends in {path.suffix!r}; --runs takes a .csv or .parquet file of measured_runs.")
     # pyarrow refuses damaged Parquet files at which polars panics
-    given = read_parquet(path, lambda found: _refusal(path, found)) if path.suffix == ".parquet" else None
-    columns = set(_header(path) if given is None else given.column_names)
+    parquet_rows = read_parquet(path, lambda problem: _refusal(path, problem)) if path.suffix == ".parquet" else None
+    columns = set(_header(path) if parquet_rows is None else parquet_rows.column_names)
     try:
         for reader in SOURCES:
-            if columns >= reader.COLUMNS and given is None:
+            if columns >= reader.COLUMNS and parquet_rows is None:
                 return _of_source(*reader.read(path), path)
-        raw = pl.read_csv(path, infer_schema_length=None, glob=False) if given is None else pl.DataFrame(given)
+        raw = (
+            pl.read_csv(path, infer_schema_length=None, glob=False)
+            if parquet_rows is None
+            else pl.DataFrame(parquet_rows)
+        )
         if "silicon_ttft_ms" in columns:
             return _clean(raw, path)
         contract = contracts()["measured_runs"]
-        if given is None:
+        if parquet_rows is None:
             table = read_facts(path, contract, FORMER)
         else:
-            table = conform(renamed(given, FORMER), contract, origin=path.name)
+            table = conform(renamed(parquet_rows, FORMER), contract, origin=path.name)
     except (pl.exceptions.PolarsError, pa.ArrowException, OSError, ValueError) as error:
         raise _refusal(path, f"cannot be read ({str(error).splitlines()[0].rstrip('.')})") from None
     return _unsealed(table, table.num_rows, [])
@@ -210,11 +214,13 @@ def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
     Of two or more different TPOTs, the smallest was measured with speculative decoding, the largest without; runs in
     between, and runs with equal TPOTs, are excluded.
     """
-    known = rows.with_columns(concurrency=_concurrency, rounded=pl.col("silicon_tpot_ms").round(4))
+    distinct_runs = rows.with_columns(concurrency=_concurrency, rounded=pl.col("silicon_tpot_ms").round(4))
     key = (*EQUAL_RUNS, "rounded", pl.col("silicon_ttft_ms").round(2))
-    known = known.unique(key, keep="first", maintain_order=True)
+    distinct_runs = distinct_runs.unique(key, keep="first", maintain_order=True)
     least, most = (getattr(pl.col("rounded"), name)().over(EQUAL_RUNS) for name in ("min", "max"))
-    pairs = known.with_columns(least=least, most=most).filter(pl.col("most") > SPECULATIVE_RATIO * pl.col("least"))
+    pairs = distinct_runs.with_columns(least=least, most=most).filter(
+        pl.col("most") > SPECULATIVE_RATIO * pl.col("least")
+    )
     pairs = pairs.with_columns(speculative=pl.col("rounded") == pl.col("least"))
     pairs = pairs.filter(pl.col("speculative") | (pl.col("rounded") == pl.col("most")))
     return pairs.select(*rows.columns, "speculative")
@@ -227,14 +233,14 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         raise InvalidInput(
             f"{path} is missing the columns {', '.join(missing)}; use the file of aiconfigurator-core 0.12."
         )
-    stated = raw.select(COLUMNS).with_columns(pl.col(WORKERS).cast(pl.Int64))
-    served = with_launched_sizes(stated.filter(pl.col("mode") == "agg"))
+    run_rows = raw.select(COLUMNS).with_columns(pl.col(WORKERS).cast(pl.Int64))
+    served = with_launched_sizes(run_rows.filter(pl.col("mode") == "agg"))
     # rows whose sizes were stated come first: of equal measurements the first is kept
     together, excluded = _kept(served.sort(pl.col("scored_separately").is_not_null(), maintain_order=True), FILTERS)
     before, together = together.height, measured_elsewhere(together, _concurrency)
     excluded = [(reason, count + (before - together.height) * (reason == REPEATED)) for reason, count in excluded]
     pairs = _pairs(_kept(served.filter(_unrecorded & pl.col("scored_separately").is_null()), SPECULATIVE)[0])
-    split, others = _kept(stated.filter(pl.col("mode") != "agg"), DISAGGREGATED)
+    split, others = _kept(run_rows.filter(pl.col("mode") != "agg"), DISAGGREGATED)
     excluded += [(f"disaggregated: {reason}", count) for reason, count in others]
     split = split.with_columns(
         # the image's version is Dynamo's, not TensorRT-LLM's

@@ -53,10 +53,10 @@ def with_launched_sizes(rows: pl.DataFrame) -> pl.DataFrame:
 
 def measured_elsewhere(rows: pl.DataFrame, concurrency: pl.Expr) -> pl.DataFrame:
     """Return the rows without those scored separately that state the measurement of an earlier row once more."""
-    known = rows.with_columns(concurrency=concurrency).with_row_index("place")
-    pairs = known.filter(pl.col("scored_separately").is_not_null()).join(
-        known.select("place", *EQUAL, *MEASURED), on=EQUAL, how="inner", nulls_equal=True, suffix="_of_other"
+    numbered_rows = rows.with_columns(concurrency=concurrency).with_row_index("place")
+    pairs = numbered_rows.filter(pl.col("scored_separately").is_not_null()).join(
+        numbered_rows.select("place", *EQUAL, *MEASURED), on=EQUAL, how="inner", nulls_equal=True, suffix="_of_other"
     )
     close = pl.all_horizontal((pl.col(f"{name}_of_other") / pl.col(name) - 1).abs() < SAME_SHARE for name in MEASURED)
     again = pairs.filter(close & (pl.col("place_of_other") < pl.col("place")))["place"]
-    return known.filter(~pl.col("place").is_in(again.implode())).drop("place", "concurrency")
+    return numbered_rows.filter(~pl.col("place").is_in(again.implode())).drop("place", "concurrency")

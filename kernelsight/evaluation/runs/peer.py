@@ -60,5 +60,7 @@ def questions(run: Mapping[str, Any]) -> list[dict[str, Any]]:
     launched = plain | {name: max(round(share * run[name]), 1) for name in ("isl", "osl")}
     launched |= {"step_tokens": launched["isl"]}
     launched |= {"kv_cache": "fp8" if str(flags.get("kv_cache_dtype")).startswith("fp8") else None}
-    whole = launched | {"step_tokens": run["step_tokens"] or launched["isl"]}
-    return [each | {"asked": name} for name, each in ((NOMINAL, plain), (LAUNCHED, launched), (STEP_TOKENS, whole))]
+    full_steps = launched | {"step_tokens": run["step_tokens"] or launched["isl"]}
+    return [
+        each | {"asked": name} for name, each in ((NOMINAL, plain), (LAUNCHED, launched), (STEP_TOKENS, full_steps))
+    ]

@@ -62,8 +62,8 @@ def answers() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     def answer(run: Mapping[str, Any]) -> dict[str, Any]:
         key, reason = {"run_id": run["run_id"], "asked": run["asked"]}, ""
         # formats by the run's labels, then attention in bf16, then by the model's config; KV cache as stated if it can
-        stated = (run.get("gemm_label"), run.get("expert_label"))
-        lanes = ((*stated, None), (*stated, "bfloat16"), (None, None, None))
+        labels = (run.get("gemm_label"), run.get("expert_label"))
+        lanes = ((*labels, None), (*labels, "bfloat16"), (None, None, None))
         lanes_tried = dict.fromkeys((*each, kv) for kv in (run.get("kv_cache"), None) for each in lanes)
         for mode, lanes in ((mode, lanes) for mode in MODES for lanes in lanes_tried):
             try:

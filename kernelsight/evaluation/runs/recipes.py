@@ -96,8 +96,8 @@ def is_prose(run: Mapping[str, Any]) -> bool:
 
 def prompt_text_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> str | None:
     """Return what a run's prompts are made of, by the last recipe that says so."""
-    stated = [recipe["prompt_text"] for recipe in recipes if recipe.get("prompt_text") and matches(recipe, run)]
-    return stated[-1] if stated else None
+    prompt_texts = [recipe["prompt_text"] for recipe in recipes if recipe.get("prompt_text") and matches(recipe, run)]
+    return prompt_texts[-1] if prompt_texts else None
 
 
 def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
@@ -108,36 +108,36 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
     """
     concurrency = -(-run["max_concurrency"] // run["workers"]) if run["max_concurrency"] else None
     sizes = {**run, "isl": run["isl"] or 0, "osl": run["osl"] or 0, "concurrency": concurrency or 0}
-    stated: dict[str, Any] = {}
+    recipe_fields: dict[str, Any] = {}
     names = []
     for recipe in recipes:
         if matches(recipe, run):
             names.append(recipe["recipe"])
-            stated |= {name: value for name, value in recipe.items() if value is not None}
-    if "checkpoint" not in stated:
-        stated["checkpoint"] = run["model"]
-    prompts = run.get("num_prompts") or stated.get("prompts_per_concurrency", 10) * (concurrency or 10)
+            recipe_fields |= {name: value for name, value in recipe.items() if value is not None}
+    if "checkpoint" not in recipe_fields:
+        recipe_fields["checkpoint"] = run["model"]
+    prompts = run.get("num_prompts") or recipe_fields.get("prompts_per_concurrency", 10) * (concurrency or 10)
     flags = {
-        "model": stated["checkpoint"],
+        "model": recipe_fields["checkpoint"],
         "gpu": run["gpu"],
         "tensor_parallel_size": run["tp"],
         "pipeline_parallel_size": run["pp"],
         "data_parallel_size": run["dp"],
         "expert_parallel_size": run["ep"],
         "engine": run["engine"],
-        "engine_version": numbered(run["engine_version"]) or stated.get("served_version"),
-        **{name: stated[name] for name in STATED if name in stated},
+        "engine_version": numbered(run["engine_version"]) or recipe_fields.get("served_version"),
+        **{name: recipe_fields[name] for name in STATED if name in recipe_fields},
         "max_concurrency": concurrency,
         "request_rate": None if concurrency else run["request_rate"],
         "num_prompts": prompts,
         "input_len": run["isl"],
         "output_len": run["osl"],
     }
-    if "distinct_prompts" in stated:  # all but the last token belong to a shared prefix
-        flags |= {"num_prefixes": stated["distinct_prompts"], "prefix_len": run["isl"] - 1, "input_len": 1}
+    if "distinct_prompts" in recipe_fields:  # all but the last token belong to a shared prefix
+        flags |= {"num_prefixes": recipe_fields["distinct_prompts"], "prefix_len": run["isl"] - 1, "input_len": 1}
     for name in ("max_num_batched_tokens", "max_num_seqs", "max_cudagraph_capture_size"):
-        if name in stated:
-            flags[name] = tokens_of(stated[name], sizes)
+        if name in recipe_fields:
+            flags[name] = tokens_of(recipe_fields[name], sizes)
     for name, flag in DISAGGREGATED.items():
         flags[flag] = run.get(name)
     if run.get("num_speculative_tokens"):

@@ -56,8 +56,8 @@ def planned_runs(
     """Return the runs with their flags, recipes and settings, and the plan of each. InvalidInput: malformed recipes."""
     recipes = session.table("recipes").to_pylist()
     experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
-    stated = [flags_of(run, recipes) for run in runs]
-    flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in stated]
+    flags_of_runs = [flags_of(run, recipes) for run in runs]
+    flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in flags_of_runs]
     planned = plan_runs(session, [with_acceptance_rate(run_flags, None) for run_flags in flags])
     versions = settings_of(session, planned, "host_settings", "from_version")
     budgets = settings_of(session, planned, "deployment_settings", "max_num_batched_tokens")
@@ -71,7 +71,9 @@ def planned_runs(
             "is_moe": bool(experts.get(run_flags["model"])),
             "prompt_text": prompt_text_of(run, recipes),
         }
-        for run, run_flags, (_, names), version, tokens in zip(runs, flags, stated, versions, budgets, strict=True)
+        for run, run_flags, (_, names), version, tokens in zip(
+            runs, flags, flags_of_runs, versions, budgets, strict=True
+        )
     ]
     return replayed, planned
 
@@ -126,8 +128,8 @@ def fill_acceptance_rates(
     """Set the unknown acceptance rates of runs with speculative decoding, fitted on the fitting fifth."""
     if not any(map(needs_acceptance_rate, runs)):
         return
-    known = repeats(runs)
-    rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in known], constants)
+    repeated_runs = repeats(runs)
+    rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in repeated_runs], constants)
     for number, run in enumerate(runs):
         if needs_acceptance_rate(run) and proposer_of(run) in rates:
             run["flags"] = with_acceptance_rate(run["flags"], rates[proposer_of(run)])

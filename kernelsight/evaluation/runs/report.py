@@ -192,8 +192,10 @@ def _with_spread_of_others(
     held: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     mine = [row for row in served if class_of(row) == wanted]
-    known = {row["metric"]: row["log_sd"] for row in held if (row["model_class"], row["in_flight_above"]) == wanted}
-    return with_spread_of_others(mine, fitting_runs(rows, wanted), by_group, known)
+    log_sd_of_metric = {
+        row["metric"]: row["log_sd"] for row in held if (row["model_class"], row["in_flight_above"]) == wanted
+    }
+    return with_spread_of_others(mine, fitting_runs(rows, wanted), by_group, log_sd_of_metric)
 
 
 def fitting_runs(rows: Sequence[Mapping[str, Any]], wanted: tuple[str, float]) -> list[Mapping[str, Any]]:
@@ -210,13 +212,13 @@ def spread_rows(rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, A
 
     ``held``: the rows of ``serving_spread`` with which they were simulated.
     """
-    known = {(row["metric"], row["model_class"], row["in_flight_above"]): row["log_sd"] for row in held}
+    held_log_sd = {(row["metric"], row["model_class"], row["in_flight_above"]): row["log_sd"] for row in held}
     answer = []
     for model_class, above in CLASSES:
         members = fitting_runs(rows, (model_class, above))
         for metric in COVERED if members else ():
             key = {"metric": metric, "model_class": model_class, "in_flight_above": above}
-            spread = spread_lacking(members, metric, known[metric, model_class, above])
+            spread = spread_lacking(members, metric, held_log_sd[metric, model_class, above])
             answer.append({**key, "log_sd": spread, "n": len(members)})
     return answer
 
@@ -246,10 +248,15 @@ def calibrated(
 
     A factor is the median of measured / predicted over the group's runs of the fitting fifth; 1 without any.
     """
-    known = repeats(rows)
+    repeated_runs = repeats(rows)
     ratios: dict[tuple, list[tuple[float, float]]] = {}
     for row in rows:
-        if row["fitting"] and row["run_id"] in peer and row["run_id"] not in known and not is_scored_separately(row):
+        if (
+            row["fitting"]
+            and row["run_id"] in peer
+            and row["run_id"] not in repeated_runs
+            and not is_scored_separately(row)
+        ):
             ttft_ms, tpot_ms = peer[row["run_id"]]
             ratios.setdefault(by_group(row), []).append((row["ttft_ms"] / ttft_ms, row["tpot_ms"] / tpot_ms))
     factors = {

@@ -83,14 +83,14 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     shape = tuple(len(points) for points in GRID)
     means: dict[str, np.ndarray] = {}
     loads: dict[str, tuple[float, float]] = {}
-    for place in itertools.product(*(range(size) for size in shape)):
-        step_ms, request_ms, launch_us = (points[i] for points, i in zip(GRID, place, strict=True))
+    for grid_point in itertools.product(*(range(size) for size in shape)):
+        step_ms, request_ms, launch_us = (points[i] for points, i in zip(GRID, grid_point, strict=True))
         everywhere = Constants(0.0, request_ms, gap=0.0, eager_launch_us=launch_us)
         with session.fork() as fork:
-            given = with_host(
+            grid_host = with_host(
                 host_settings, lambda row, at=everywhere, ms=step_ms: {**at.host(row), "step_exposed_us": 1000.0 * ms}
             )
-            fork.give("host_settings", given, trusted=True)
+            fork.give("host_settings", grid_host, trusted=True)
             for row in fork.table("request_statistics").to_pylist():
                 if row["tpot_mean_ms"] is None:
                     continue
@@ -98,7 +98,7 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
                 running = row["decode_ns"] / 1e9 / row["duration_s"]
                 loads.setdefault(name, (running, row["prompt_tokens"] / row["completed"]))
                 held = means.setdefault(name, np.full((2, *shape), np.nan))
-                held[:, *place] = row["ttft_mean_ms"], row["tpot_mean_ms"]
+                held[:, *grid_point] = row["ttft_mean_ms"], row["tpot_mean_ms"]
     return {name: Response(*both, *loads[name], *traits[deployment_of[name]]) for name, both in means.items()}
 
 

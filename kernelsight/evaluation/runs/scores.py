@@ -58,12 +58,12 @@ def stated_again(runs: Sequence[Mapping[str, Any]]) -> set[str]:
     >>> sorted(stated_again([run, run | {"run_id": "r1", "ttft_ms": 341.13}, run | {"run_id": "r2", "tpot_ms": 6.0}]))
     ['r1']
     """
-    known: dict[tuple, list[Mapping[str, Any]]] = {}
+    runs_of_key: dict[tuple, list[Mapping[str, Any]]] = {}
     again = set()
     for run in runs:
         if is_fitting(run["run_id"]) or not measured_both(run):
             continue
-        others = known.setdefault(tuple(run[name] for name in SAME), [])
+        others = runs_of_key.setdefault(tuple(run[name] for name in SAME), [])
         if any(all(abs(run[name] - one[name]) < ROUNDING_MS for name in MEASURED) for one in others):
             again.add(run["run_id"])
         else:
@@ -73,8 +73,8 @@ def stated_again(runs: Sequence[Mapping[str, Any]]) -> set[str]:
 
 def is_scored_separately(run: Mapping[str, Any]) -> bool:
     """Return whether a run is scored separately: disaggregated, inferred speculative decoding, or as the run states."""
-    stated = run.get("scored_separately") or run.get("prefill_workers")
-    return bool(stated) or run.get("speculative") is not None
+    reason = run.get("scored_separately") or run.get("prefill_workers")
+    return bool(reason) or run.get("speculative") is not None
 
 
 def throughput(concurrency: float, osl: float, ttft_ms: float, tpot_ms: float) -> float:

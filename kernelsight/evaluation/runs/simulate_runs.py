@@ -72,12 +72,12 @@ def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Plan
 
 def settings_of(session: Session, planned: Sequence[Planned], table: str, column: str) -> list[Any]:
     """Return a column of a table of deployments, such as ``host_settings``, for each run; None: it has no plan."""
-    known = {row["deployment_id"]: row for plan in planned for row in plan.deployments[:1]}
-    if not known:
+    deployments = {row["deployment_id"]: row for plan in planned for row in plan.deployments[:1]}
+    if not deployments:
         return [None] * len(planned)
     with session.fork() as fork:
         fork.progress = None
-        fork.give("deployments", list(known.values()))
+        fork.give("deployments", list(deployments.values()))
         settings = fork.table(table)
     by_deployment = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", column)), strict=True))
     return [by_deployment[plan.deployments[0]["deployment_id"]] if plan.deployments else None for plan in planned]
@@ -132,16 +132,16 @@ def partitions(planned: Sequence[Planned]) -> Iterator[Partition]:
     keys = sorted(loads)
     for first in range(0, len(keys), DEPLOYMENTS):
         mine = [plan for key in keys[first : first + DEPLOYMENTS] for plan in loads[key].values()]
-        known = {row["deployment_id"]: row for plan in mine for row in plan.deployments}
-        yield Partition(list(known.values()), [plan.scenario for plan in mine if plan.scenario], {})
+        deployments = {row["deployment_id"]: row for plan in mine for row in plan.deployments}
+        yield Partition(list(deployments.values()), [plan.scenario for plan in mine if plan.scenario], {})
 
 
 def _deployments_of_prose(planned: Sequence[Planned], prose: Sequence[bool]) -> set[str]:
     """Return the deployments all of whose runs have prompts of prose."""
-    known: dict[bool, set[str]] = {True: set(), False: set()}
+    deployments: dict[bool, set[str]] = {True: set(), False: set()}
     for plan, plain in zip(planned, prose, strict=True):
-        known[plain] |= {row["deployment_id"] for row in plan.deployments}
-    return known[True] - known[False]
+        deployments[plain] |= {row["deployment_id"] for row in plan.deployments}
+    return deployments[True] - deployments[False]
 
 
 def _serve(

@@ -107,9 +107,9 @@ def _replay(case: Case) -> Result:
             if stop is None and before >= STOP_FROM and made.better < STOP_BELOW:
                 stop = (before, float(scores.regrets(best_rows[-1:], logs)[0]))
             if case.policy == "selective" and before in CALIBRATED_AT:
-                stated = unseen_scores(made, logs)
-                if stated is not None:
-                    calibration[before] = stated
+                unseen = unseen_scores(made, logs)
+                if unseen is not None:
+                    calibration[before] = unseen
             best_rows += made.best.tolist()
     best = np.array(best_rows, dtype=np.int64)
     regret = _padded(scores.regrets(best, logs), case.budget)

@@ -55,8 +55,8 @@ def evaluate(
         return report(list(replayed(spaces, cases)), policies)
     folder, product = Path(__file__).parent, Path(searching.__file__).parent
     code = [path.read_text(encoding="utf-8") for path in (*sorted(folder.glob("*.py")), *sorted(product.rglob("*.py")))]
-    given = {"cases": [repr(case) for case in cases], "code": code}
-    header = digest(given, {"candidates": tables.kernel_candidates, "measurements": tables.kernel_measurements})
+    journal_key = {"cases": [repr(case) for case in cases], "code": code}
+    header = digest(journal_key, {"candidates": tables.kernel_candidates, "measurements": tables.kernel_measurements})
     return report(kept_results(spaces, cases, journal, header, resume), policies)
 
 
@@ -75,13 +75,13 @@ def _cases(
     splits: Sequence[str],
 ) -> Iterator[Case]:
     chosen = {space: gpus_of(arrays, gpus) for space, arrays in spaces.items()}
-    known = sorted({gpu for arrays in spaces.values() for gpu in arrays.gpus})
-    if not known:
+    every_gpu = sorted({gpu for arrays in spaces.values() for gpu in arrays.gpus})
+    if not every_gpu:
         raise InvalidInput("no configuration of these spaces was measured on any GPU, so no search can be replayed.")
     if gpus != "all" and list(gpus) != ["all"]:
         for name in gpus:
-            if name not in known:
-                raise unknown("GPU", name, known, f"The file has {', '.join(known)}.")
+            if name not in every_gpu:
+                raise unknown("GPU", name, every_gpu, f"The file has {', '.join(every_gpu)}.")
     for space, names in chosen.items():
         for gpu in names:
             most = min(budget, int((spaces[space].gpus[gpu].status > 0).sum()))
@@ -141,9 +141,9 @@ def _of_split(results: Sequence[Result], policies: Sequence[str]) -> dict[str, A
         )
     calibration = {}
     for count in CALIBRATED_AT:
-        stated = [each.calibration[count] for each in results if count in each.calibration]
-        if stated:
-            calibration[str(count)] = _calibration(stated)
+        calibrations = [each.calibration[count] for each in results if count in each.calibration]
+        if calibrations:
+            calibration[str(count)] = _calibration(calibrations)
     stops = [each.stop for each in results if each.stop is not None and each.case.policy == "selective"]
     within = float(np.mean([regret <= 0.02 for _, regret in stops])) if stops else None
     median = float(np.median([count for count, _ in stops])) if stops else None
@@ -151,23 +151,23 @@ def _of_split(results: Sequence[Result], policies: Sequence[str]) -> dict[str, A
     return {"policies": rows, "spaces": spaces, "calibration": calibration, "stops": stopped}
 
 
-def _calibration(stated: Sequence[Calibration]) -> dict[str, Any]:
+def _calibration(calibrations: Sequence[Calibration]) -> dict[str, Any]:
     """Return mean scores over replays, and the points of their reliability and risk-coverage curves."""
-    means: dict[str, Any] = {name: _mean(row.scores[name] for row in stated) for name in stated[0].scores}
-    points = np.mean([row.by_confidence for row in stated], axis=0)
+    means: dict[str, Any] = {name: _mean(row.scores[name] for row in calibrations) for name in calibrations[0].scores}
+    points = np.mean([row.by_confidence for row in calibrations], axis=0)
     means["reliability"] = [
         {"confidence": float(total / share), "right": float(hits / share), "share": float(share)}
         for total, hits, share in points
         if share > 0
     ]
-    risk = np.mean([row.risk for row in stated], axis=0)
+    risk = np.mean([row.risk for row in calibrations], axis=0)
     means["risk_coverage"] = [{"coverage": (n + 1) / 10, "risk": float(value)} for n, value in enumerate(risk)]
     return means
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    numbers = [value for value in values if value is not None]
+    return float(np.mean(numbers)) if numbers else None
 
 
 def _curve(by_space: Sequence[Sequence[Result]]) -> list[float]:

@@ -56,10 +56,10 @@ def check_strategy(policy: str) -> None:
         from kernel_tuner.interface import strategy_map
     except ImportError:
         raise extra_missing(f"policy {policy!r}", "Kernel Tuner", "tuner") from None
-    known = sorted(set(strategy_map) - set(NOT_SEARCHES))
+    strategies = sorted(set(strategy_map) - set(NOT_SEARCHES))
     name = policy.removeprefix(PREFIX)
-    if name not in known:
-        raise unknown("strategy of Kernel Tuner", name, known, f"Known: {', '.join(known)}.")
+    if name not in strategies:
+        raise unknown("strategy of Kernel Tuner", name, strategies, f"Known: {', '.join(strategies)}.")
 
 
 def best_rows(policy: str, arrays: SpaceArrays, truth: Measured, ids: np.ndarray, seed: int, budget: int) -> np.ndarray:
@@ -147,8 +147,8 @@ def _seeded(seed: int) -> Iterator[None]:
     states = random.getstate(), np.random.get_state()
     made, numbers = np.random.default_rng, itertools.count()
 
-    def default(given: Any = None) -> np.random.Generator:
-        return made([seed, next(numbers)] if given is None else given)
+    def default(seed_given: Any = None) -> np.random.Generator:
+        return made([seed, next(numbers)] if seed_given is None else seed_given)
 
     random.seed(seed)
     np.random.seed(seed)

@@ -71,9 +71,12 @@ def _reader(source: str, sealed: Sequence[str] = ()) -> Reader:
             raise InvalidInput(f"{source} needs PATH: its wheel (`pip download --no-deps --pre {source}`) or a folder.")
         files = files_of(path or installed_package())
         every_family = {table.family for tables in TABLES.values() for table in tables.values()}
-        for asked, found, kind in ((gpus, set(files), "GPU of the sweep"), (families, every_family, "kernel family")):
-            for name in sorted((asked or set()) - found):
-                raise unknown(kind, name, found, f"Known: {', '.join(sorted(found))}.")
+        for asked, published, kind in (
+            (gpus, set(files), "GPU of the sweep"),
+            (families, every_family, "kernel family"),
+        ):
+            for name in sorted((asked or set()) - published):
+                raise unknown(kind, name, published, f"Known: {', '.join(sorted(published))}.")
         wanted = sorted(set(files) - set(sealed) if gpus is None else gpus)
         for family in sorted(every_family if families is None else families):
             for gpu in wanted:
@@ -173,8 +176,8 @@ def _with_static(rows: pl.DataFrame) -> pl.DataFrame:
     rows = rows.join(static, on=key, how="left", maintain_order="left")
     less = pl.col("kernel_source") == DYNAMIC_LESS_STATIC
     rows = first_reason(rows, ("no_static_row", less & pl.col("static_us").is_null()))
-    whole = pl.when(less).then(pl.col("latency_us") + pl.col("static_us")).otherwise(pl.col("latency_us"))
-    return rows.with_columns(whole.alias("latency_us")).drop("static_us")
+    full_us = pl.when(less).then(pl.col("latency_us") + pl.col("static_us")).otherwise(pl.col("latency_us"))
+    return rows.with_columns(full_us.alias("latency_us")).drop("static_us")
 
 
 def _not_fitted(gpu: str, family: str) -> list[tuple[str, pl.Expr]]:

@@ -54,7 +54,8 @@ class Table(NamedTuple):
 def _weights(name: str) -> dict[str, pl.Expr]:
     label = col(name)
     meanings = {
-        to: {known: row[at] for known, row in FORMATS.items()} for at, to in enumerate(("dtype", "format", "math"))
+        to: {spelling: row[at] for spelling, row in FORMATS.items()}
+        for at, to in enumerate(("dtype", "format", "math"))
     }
     return {to: label.replace_strict(meaning, default=label) for to, meaning in meanings.items()}
 

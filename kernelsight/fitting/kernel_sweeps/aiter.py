@@ -85,10 +85,10 @@ def _batches(file: Path) -> Iterator[Batch]:
 
 def _gpu(file: Path, target: str, units: float | None) -> str:
     if (gpu := GPUS.get((target, int(units or 0)))) is None:
-        known = ", ".join(f"{name} ({gfx}, {count})" for (gfx, count), name in GPUS.items())
+        known_gpus = ", ".join(f"{name} ({gfx}, {count})" for (gfx, count), name in GPUS.items())
         raise InvalidInput(
             f"{file} has rows of a GPU with gfx {target} and cu_num {units:g}, which is not known; remove them, or add "
-            f"the GPU to the catalogue. Known: {known}."
+            f"the GPU to the catalogue. Known: {known_gpus}."
             if units is not None
             else f"{file} has rows without cu_num, the number of compute units; remove them."
         )
@@ -107,8 +107,8 @@ def _products(rows: pl.DataFrame, name: str) -> pl.DataFrame:
         dtype = _format("dtype", SIXTEEN_BIT)
     else:
         # batched products of 8-bit numbers take INT8
-        stated = "fp8_block" if block else "bf16" if "bf16" in name else "int8" if "B" in rows.columns else None
-        dtype = pl.lit(stated, pl.String)
+        dtype_word = "fp8_block" if block else "bf16" if "bf16" in name else "int8" if "B" in rows.columns else None
+        dtype = pl.lit(dtype_word, pl.String)
     source = "preshuffled" if "bpreshuffle" in name else "tuned"
     return _flat(rows, shape, dtype, f"aiter_{source}", None)
 
@@ -135,8 +135,10 @@ def _experts(rows: pl.DataFrame) -> pl.DataFrame:
     return first_reason(points, ("time_of_fewer_tokens", pl.col("tokens") > pl.col("tokens").min().over(layer)))
 
 
-def _format(column: str, known: dict[str, str]) -> pl.Expr:
-    return pl.col(column).str.strip_prefix("torch.").replace_strict(known, default=None, return_dtype=pl.String)
+def _format(column: str, format_of_dtype: dict[str, str]) -> pl.Expr:
+    return (
+        pl.col(column).str.strip_prefix("torch.").replace_strict(format_of_dtype, default=None, return_dtype=pl.String)
+    )
 
 
 def _flat(

@@ -110,6 +110,6 @@ def _counted(batch: Batch, dropped: Counter[str], kept: float, points: int) -> l
     first = {"family": batch.family or NO_FAMILY, "gpu": batch.gpu, "read": read, "kept": round(kept), "points": points}
     rest = {"family": first["family"], "gpu": batch.gpu, "read": None, "kept": None, "points": None}
     return [
-        {**(first if place == 0 else rest), "rejected": count, "reason": reason}
-        for place, (count, reason) in enumerate(lines)
+        {**(first if number == 0 else rest), "rejected": count, "reason": reason}
+        for number, (count, reason) in enumerate(lines)
     ]

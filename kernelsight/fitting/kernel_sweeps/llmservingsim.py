@@ -29,22 +29,22 @@ Shape = dict[str, pl.Expr]
 
 
 def _batches(file: Path) -> Iterator[Batch]:
-    place = PLACE.search(file.resolve().as_posix())
+    path_match = PLACE.search(file.resolve().as_posix())
     reader = _READERS.get(file.name)
     rows = read_csv(file, (), PUBLISHER)
-    device = place["gpu"] if place else file.parent.name
+    device = path_match["gpu"] if path_match else file.parent.name
     gpu = LLMSERVINGSIM.get(device)
-    model = _models().get(place["model"]) if place else None
-    if place is None or reader is None:
+    model = _models().get(path_match["model"]) if path_match else None
+    if path_match is None or reader is None:
         yield without_family(gpu or device, "unknown_table", rows.height)
     elif gpu is None:
         yield without_family(device, NOT_IN_CATALOGUE, rows.height)
     elif model is None:
         yield without_family(gpu, "model_not_in_catalogue", rows.height)
     else:
-        number_format = place["format"] or "bf16"
-        source = pl.lit(f"LLMServingSim/{'/'.join(place[0].split('/'))}").alias("source")
-        for family, points, reason in reader(file, model, int(place["tp"]), number_format):
+        number_format = path_match["format"] or "bf16"
+        source = pl.lit(f"LLMServingSim/{'/'.join(path_match[0].split('/'))}").alias("source")
+        for family, points, reason in reader(file, model, int(path_match["tp"]), number_format):
             if family:
                 yield Batch(gpu, family, points.with_columns(source), {})
             else:
@@ -145,8 +145,8 @@ def _attention(file: Path, model: Model, tp: int, number_format: str) -> Iterato
         ("prefill_attention", prompts & ~steps, chunk),
         ("decode_attention", steps & ~prompts, decodes),
     ):
-        named = labels | {"kernel_source": "attention"}
-        yield family, measured(rows.filter(mine), shape | heads, named, pl.col("time_us")), ""
+        attention_labels = labels | {"kernel_source": "attention"}
+        yield family, measured(rows.filter(mine), shape | heads, attention_labels, pl.col("time_us")), ""
     yield "", rows.filter(prompts & steps), "prompts_and_decodes_in_one_call"
 
 

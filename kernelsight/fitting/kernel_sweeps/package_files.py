@@ -51,11 +51,11 @@ def files_of(root: Path) -> dict[str, list[SweepFile]]:
 
     InvalidInput: there are none, or the wheel cannot be read.
     """
-    found = _in_folder(root) if root.is_dir() else _in_wheel(root)
-    if not found:
+    sweep_files = _in_folder(root) if root.is_dir() else _in_wheel(root)
+    if not sweep_files:
         raise InvalidInput(f"{root} has no sweep: no file matches <gpu>/<family>/<engine>/<version>/*.parquet.")
     files: dict[str, list[SweepFile]] = {}
-    for one in sorted(found):
+    for one in sorted(sweep_files):
         files.setdefault(one.gpu, []).append(one)
     return files
 
@@ -63,8 +63,8 @@ def files_of(root: Path) -> dict[str, list[SweepFile]]:
 def _in_folder(root: Path) -> list[SweepFile]:
     for inside in ROOTS:
         data = root / inside
-        if found := [SweepFile(*_named(file.relative_to(data).parts), file) for file in data.glob(PATTERN)]:
-            return found
+        if files := [SweepFile(*_named(file.relative_to(data).parts), file) for file in data.glob(PATTERN)]:
+            return files
     return []
 
 
@@ -75,8 +75,8 @@ def _named(parts: Sequence[str]) -> tuple[str, str, str, str, str]:
 
 def _in_wheel(path: Path) -> list[SweepFile]:
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"{path} {found}; give the .whl file or the unpacked folder.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"{path} {problem}; give the .whl file or the unpacked folder.")
 
     check_file(path, refuse)
     try:
@@ -84,20 +84,20 @@ def _in_wheel(path: Path) -> list[SweepFile]:
             members = [(one.filename, one.file_size) for one in wheel.infolist()]
     except (zipfile.BadZipFile, OSError) as error:
         raise refuse(f"cannot be read as a wheel ({error})") from None
-    found = []
+    files = []
     for name, size in members:
         if match := IN_WHEEL.match(name):
             if size > MOST_BYTES:
                 raise InvalidInput(f"{path}, {name} has {size:,} bytes, more than a sweep; the wheel is not read.")
-            found.append(SweepFile(*match.groups(), path, name))
-    return found
+            files.append(SweepFile(*match.groups(), path, name))
+    return files
 
 
 def read_table(file: SweepFile) -> pl.DataFrame:
     """Read one table; InvalidInput where it is no Parquet."""
     try:
         if not file.member:
-            check_file(file.path, lambda found: InvalidInput(f"{file} {found}; give a Parquet file."))
+            check_file(file.path, lambda problem: InvalidInput(f"{file} {problem}; give a Parquet file."))
             return pl.read_parquet(file.path, glob=False)
         with zipfile.ZipFile(file.path) as wheel:
             return pl.read_parquet(io.BytesIO(wheel.read(file.member)))

@@ -24,7 +24,7 @@ def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str
     if path is None:
         raise InvalidInput("parquet needs PATH: a Parquet file with the columns of sweep_points.")
     there = _check(path)
-    known = set(facts("gpus")["gpu"].to_pylist())
+    catalogue_gpus = set(facts("gpus")["gpu"].to_pylist())
     points = pl.scan_parquet(path, glob=False).with_columns(
         # a column of which no row has a value may be of no type
         pl.col(field.name).cast(pl.String)
@@ -36,7 +36,7 @@ def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str
     places = _collected(path, points.group_by("family", "gpu").len().sort("family", "gpu"))
     for family, gpu, count in places.iter_rows():
         if (gpus is None or gpu in gpus) and (families is None or family in families):
-            if gpu in known:
+            if gpu in catalogue_gpus:
                 mine = _collected(path, points.filter((pl.col("family") == family) & (pl.col("gpu") == gpu)))
                 yield Batch(gpu, family, _flat(mine), {})
             else:
@@ -53,17 +53,17 @@ def _check(path: Path) -> set[str]:
     for name in contract.column_names:
         if name not in schema.names:
             continue
-        column, found = contract.schema.field(name), schema.field(name).type
-        if not (_same_kind(column.type, found) or (column.nullable and pa.types.is_null(found))):
+        column, column_type = contract.schema.field(name), schema.field(name).type
+        if not (_same_kind(column.type, column_type) or (column.nullable and pa.types.is_null(column_type))):
             wanted = "a struct of sizes" if pa.types.is_struct(column.type) else column.type
-            faults.append(f"column {name} is {found}, not {wanted}")
+            faults.append(f"column {name} is {column_type}, not {wanted}")
     if faults:
         raise breaks_contract("sweep_points", faults, str(path))
     return set(schema.names)
 
 
-def _refused(path: Path, found: str) -> InvalidInput:
-    return InvalidInput(f"{path} {found}; give a Parquet file with the columns of sweep_points.")
+def _refused(path: Path, problem: str) -> InvalidInput:
+    return InvalidInput(f"{path} {problem}; give a Parquet file with the columns of sweep_points.")
 
 
 def _collected(path: Path, points: pl.LazyFrame) -> pl.DataFrame:
@@ -76,8 +76,8 @@ def _collected(path: Path, points: pl.LazyFrame) -> pl.DataFrame:
 def _check_nulls(path: Path, points: pl.LazyFrame) -> None:
     """Raise ContractBroken for columns that have rows without a value, and must not."""
     contract = contracts()["sweep_points"]
-    whole = [column.name for column in contract.columns if not column.nullable and column.name not in MAY_LACK]
-    lacking = _collected(path, points.select(pl.col(whole).null_count())).row(0, named=True)
+    required = [column.name for column in contract.columns if not column.nullable and column.name not in MAY_LACK]
+    lacking = _collected(path, points.select(pl.col(required).null_count())).row(0, named=True)
     faults = [f"column {name} has {count} rows without a value" for name, count in lacking.items() if count]
     if faults:
         raise breaks_contract("sweep_points", faults, str(path))
@@ -94,13 +94,13 @@ def check_figures(path: Path, there: Collection[str]) -> None:
     check_values(read_parquet(path, partial(_refused, path), figures), contract, str(path))
 
 
-def _same_kind(expected: pa.DataType, found: pa.DataType) -> bool:
+def _same_kind(expected: pa.DataType, given_type: pa.DataType) -> bool:
     """Return whether a column's values can be those of the contract: text, numbers, a struct of numbers."""
     if pa.types.is_struct(expected):
-        return pa.types.is_struct(found) and all(_is_number(field.type) for field in found)
+        return pa.types.is_struct(given_type) and all(_is_number(field.type) for field in given_type)
     if pa.types.is_string(expected):
-        return pa.types.is_string(found) or pa.types.is_large_string(found) or _is_words(found)
-    return _is_number(found)
+        return pa.types.is_string(given_type) or pa.types.is_large_string(given_type) or _is_words(given_type)
+    return _is_number(given_type)
 
 
 def _is_words(kind: pa.DataType) -> bool:

@@ -68,12 +68,12 @@ def merged(rows: pl.DataFrame) -> pl.DataFrame:
     ordered = rows.sort([*key, "latency_us", "source"], nulls_last=True)
     latency = pl.col("latency_us")
     spread = (latency.std() / latency.mean()).round(LATENCY_DECIMALS)
-    stated = {name for name in ("samples", "cv", "sm_clock_hz") if name in rows.columns}
+    columns = {name for name in ("samples", "cv", "sm_clock_hz") if name in rows.columns}
     return ordered.group_by(key, maintain_order=True).agg(
         latency.median().round(LATENCY_DECIMALS),
-        (pl.col("samples").sum() if "samples" in stated else pl.len().cast(pl.Int64)).alias("samples"),
-        (pl.coalesce(spread, pl.col("cv").first()) if "cv" in stated else spread).alias("cv"),
-        *([pl.col("sm_clock_hz").median()] if "sm_clock_hz" in stated else []),
+        (pl.col("samples").sum() if "samples" in columns else pl.len().cast(pl.Int64)).alias("samples"),
+        (pl.coalesce(spread, pl.col("cv").first()) if "cv" in columns else spread).alias("cv"),
+        *([pl.col("sm_clock_hz").median()] if "sm_clock_hz" in columns else []),
         *(pl.col(name).first() for name in MEASURED_HERE if name in rows.columns and name not in key),
         pl.col("source").first(),
     )
@@ -83,11 +83,11 @@ def to_contract(rows: pl.DataFrame, gpu: str, family: str) -> pa.Table:
     """Return merged rows as an Arrow table in the columns and types of ``sweep_points``."""
     schema = contracts()["sweep_points"].schema
     fields = [pl.col(name) if name in rows.columns else pl.lit(None, pl.Int64).alias(name) for name in SHAPE]
-    known = rows.with_columns(
+    keyed_rows = rows.with_columns(
         pl.lit(gpu).alias("gpu"), pl.lit(family).alias("family"), pl.struct(fields).alias("shape")
     )
-    absent = [pl.lit(None).alias(field.name) for field in schema if field.name not in known.columns]
-    return known.with_columns(absent).select(schema.names).to_arrow().cast(schema)
+    absent = [pl.lit(None).alias(field.name) for field in schema if field.name not in keyed_rows.columns]
+    return keyed_rows.with_columns(absent).select(schema.names).to_arrow().cast(schema)
 
 
 def joined(parts: Iterable[Batch]) -> Iterator[Batch]:
@@ -98,7 +98,7 @@ def joined(parts: Iterable[Batch]) -> Iterator[Batch]:
         if part.rows.height:
             rows.setdefault((part.family, part.gpu), []).append(part.rows)
         dropped.setdefault((part.family, part.gpu), Counter()).update(part.dropped)
-    for family, gpu in sorted(dropped, key=lambda place: (place[0] == "", place)):
+    for family, gpu in sorted(dropped, key=lambda site: (site[0] == "", site)):
         frames = rows.get((family, gpu), [])
         table = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
         if frames or dropped[family, gpu]:
@@ -137,10 +137,10 @@ def measured(
     latency_us: pl.Expr,
 ) -> pl.DataFrame:
     """Return the rows of a file as flat measurements; missing labels are null."""
-    stated = {name: pl.lit(value) if isinstance(value, str) else value for name, value in labels.items()}
-    absent = {name: pl.lit(None, pl.String) for name in LABELS if name not in stated}
+    label_columns = {name: pl.lit(value) if isinstance(value, str) else value for name, value in labels.items()}
+    absent = {name: pl.lit(None, pl.String) for name in LABELS if name not in label_columns}
     return rows.select(
-        *(value.cast(pl.String).alias(name) for name, value in (stated | absent).items()),
+        *(value.cast(pl.String).alias(name) for name, value in (label_columns | absent).items()),
         *(value.cast(pl.Int64).alias(name) for name, value in shape.items()),
         latency_us.cast(pl.Float64).alias("latency_us"),
         pl.lit(1.0).alias("weight"),
@@ -159,8 +159,8 @@ def csv_files(root: Path, name: str, publisher: str) -> list[Path]:
 def read_csv(file: Path, needed: Iterable[str], publisher: str) -> pl.DataFrame:
     """Read a CSV with a header; InvalidInput lists all missing columns of ``needed``."""
 
-    def refuse(found: str) -> InvalidInput:
-        return InvalidInput(f"{file} {found}; give a sweep of {publisher}.")
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"{file} {problem}; give a sweep of {publisher}.")
 
     check_file(file, refuse)
     try:

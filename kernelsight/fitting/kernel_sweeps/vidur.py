@@ -61,14 +61,16 @@ OPERATORS = {
 
 def _batches(file: Path) -> Iterator[Batch]:
     folders = file.resolve().parts
-    known = [part for part in folders if part in VIDUR]
-    if file.name not in ("mlp.csv", "attention.csv") or not known:
+    gpu_folders = [part for part in folders if part in VIDUR]
+    if file.name not in ("mlp.csv", "attention.csv") or not gpu_folders:
         height = read_csv(file, (), PUBLISHER).height
         yield without_family(
-            known[-1] if known else file.parent.name, "unknown_table" if known else NOT_IN_CATALOGUE, height
+            gpu_folders[-1] if gpu_folders else file.parent.name,
+            "unknown_table" if gpu_folders else NOT_IN_CATALOGUE,
+            height,
         )
         return
-    gpu = VIDUR[known[-1]]
+    gpu = VIDUR[gpu_folders[-1]]
     if file.name == "attention.csv":
         rows = read_csv(file, ATTENTION + ATTENTION_TIMES, PUBLISHER)
         for family, points in attention(rows, LABELS | {"dtype": "fp16/fp16"}):

@@ -82,13 +82,13 @@ def _factors(latencies: pa.Table, there: np.ndarray, corrections: pa.Table, corr
     if not corrected.size:
         return factors_of
     order = np.argsort(corrected)
-    place = order[np.minimum(np.searchsorted(corrected, there, sorter=order), order.size - 1)]
-    held = corrected[place] == there
+    corrected_row = order[np.minimum(np.searchsorted(corrected, there, sorter=order), order.size - 1)]
+    held = corrected[corrected_row] == there
     family_number = np.zeros(there.size, np.int64)
     for number, families in enumerate(FACTORS.values()):
         family_number[pc.is_in(latencies["family"], pa.array(families, pa.string())).to_numpy()] = number
     factors = np.array([corrections[name].to_numpy() for name in FACTORS])
-    factors_of[held] = factors[family_number, place][held]
+    factors_of[held] = factors[family_number, corrected_row][held]
     return factors_of
 
 

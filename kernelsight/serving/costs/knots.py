@@ -170,7 +170,7 @@ def knot_shapes(
         *("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
         *("query_tokens", "lock_step"),
     )
-    tables, known = [], {}
+    tables, shapes_of_axes = [], {}
     rows = zip(*(settings[name].to_pylist() for name in names), strict=True)
     for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens, lock_step in rows:
         if deployment in broken or deployment not in reaches:
@@ -179,19 +179,19 @@ def knot_shapes(
         most = max(max_tokens, max_seqs)
         switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most)
         sizes = (max_tokens, max_seqs, max_len, min(window, max_len))
-        stated = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
+        axes_key = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
         mine = reaches[deployment]
-        if (stated, mine) not in known:
-            axes = part_knots(*stated)
-            known[stated, mine] = _shapes_of(within_reach(axes, mine), axes)
-        tables.append(_owned(deployment, known[stated, mine]))
+        if (axes_key, mine) not in shapes_of_axes:
+            axes = part_knots(*axes_key)
+            shapes_of_axes[axes_key, mine] = _shapes_of(within_reach(axes, mine), axes)
+        tables.append(_owned(deployment, shapes_of_axes[axes_key, mine]))
     return pa.concat_tables(tables) if tables else _owned("", _shapes_of({}, {}))
 
 
 def _switches_bytes(implementations: pa.Table) -> list[float]:
     """Sizes below which some engine sums over GPUs by a kernel of its own."""
-    named = pc.fill_null(pc.match_substring(implementations["coefficient"], "_below_"), False)
-    values = implementations.filter(pc.and_(named, pc.equal(implementations["family"], "all_reduce")))["value"]
+    is_switch = pc.fill_null(pc.match_substring(implementations["coefficient"], "_below_"), False)
+    values = implementations.filter(pc.and_(is_switch, pc.equal(implementations["family"], "all_reduce")))["value"]
     return sorted({value for value in values.to_pylist() if value})
 
 

@@ -12,6 +12,6 @@ def layers_of_stages(layers: int, stages: int, engine: str) -> tuple[int, ...]:
     >>> layers_of_stages(61, 4, "vllm"), layers_of_stages(62, 4, "vllm"), layers_of_stages(62, 4, "trtllm")
     ((15, 15, 16, 15), (15, 16, 16, 15), (16, 16, 15, 15))
     """
-    each, left = divmod(layers, stages)
-    first = 0 if engine == "trtllm" else stages - 1 - left
-    return tuple(each + (first <= stage < first + left) for stage in range(stages))
+    each, extra_layers = divmod(layers, stages)
+    first = 0 if engine == "trtllm" else stages - 1 - extra_layers
+    return tuple(each + (first <= stage < first + extra_layers) for stage in range(stages))

@@ -157,15 +157,15 @@ def forget_gaps(engines: np.ndarray, histogram: np.ndarray) -> None:
 @compiled
 def push_turn(client: np.void, turns: np.ndarray, moment_us: float, r: int) -> None:
     """Add a turn that is sent, or a transfer that ends, at ``moment_us``."""
-    place = client.turns
+    slot = client.turns
     client.turns += 1
-    while place > 0:
-        parent = (place - 1) // 2
+    while slot > 0:
+        parent = (slot - 1) // 2
         if turns[parent, 0] < moment_us or (turns[parent, 0] == moment_us and turns[parent, 1] < r):
             break
-        turns[place, 0], turns[place, 1] = turns[parent, 0], turns[parent, 1]
-        place = parent
-    turns[place, 0], turns[place, 1] = moment_us, r
+        turns[slot, 0], turns[slot, 1] = turns[parent, 0], turns[parent, 1]
+        slot = parent
+    turns[slot, 0], turns[slot, 1] = moment_us, r
 
 
 @compiled
@@ -175,9 +175,9 @@ def pop_turn(client: np.void, turns: np.ndarray) -> int:
     client.turns -= 1
     last = client.turns
     moment_us, r = turns[last, 0], turns[last, 1]
-    place = 0
-    while 2 * place + 1 < last:
-        child = 2 * place + 1
+    slot = 0
+    while 2 * slot + 1 < last:
+        child = 2 * slot + 1
         if child + 1 < last and (
             turns[child + 1, 0] < turns[child, 0]
             or (turns[child + 1, 0] == turns[child, 0] and turns[child + 1, 1] < turns[child, 1])
@@ -185,7 +185,7 @@ def pop_turn(client: np.void, turns: np.ndarray) -> int:
             child += 1
         if moment_us < turns[child, 0] or (moment_us == turns[child, 0] and r < turns[child, 1]):
             break
-        turns[place, 0], turns[place, 1] = turns[child, 0], turns[child, 1]
-        place = child
-    turns[place, 0], turns[place, 1] = moment_us, r
+        turns[slot, 0], turns[slot, 1] = turns[child, 0], turns[child, 1]
+        slot = child
+    turns[slot, 0], turns[slot, 1] = moment_us, r
     return first

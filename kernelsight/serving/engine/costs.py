@@ -185,12 +185,12 @@ def steps_until(line: Line, most: int, span_us: float) -> int:
         half = line.first_us - line.slope_us / 2.0
         root = half * half + 2.0 * line.slope_us * span_us
         steps = (np.sqrt(root) - half) / line.slope_us if root > 0.0 else float(most)
-    found = min(max(int(steps), 0), most)
-    while found > 0 and line_time(line, found - 1) >= span_us:
-        found -= 1
-    while found < most and line_time(line, found) < span_us:
-        found += 1
-    return found
+    count = min(max(int(steps), 0), most)
+    while count > 0 and line_time(line, count - 1) >= span_us:
+        count -= 1
+    while count < most and line_time(line, count) < span_us:
+        count += 1
+    return count
 
 
 @inlined

@@ -51,9 +51,9 @@ class Entry(Rule):
     def _prepared(self, kinds: Kinds, words: str) -> Callable[[list[Any]], Any]:
         """Return the machine code for arguments of these kinds: kept, carried, or compiled now."""
         key = self._key.of(kinds)
-        found = read_code(key, lambda content: _loaded(Code.of(content), words))
-        if found is not None:
-            return found
+        kept_code = read_code(key, lambda content: _loaded(Code.of(content), words))
+        if kept_code is not None:
+            return kept_code
         from kernelsight.serving.engine.linking import compile_entry
 
         if self._notice:
@@ -93,8 +93,8 @@ def _engine(content: bytes) -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine()
-    found = llvm.ObjectFileRef.from_data(content)
+    object_file = llvm.ObjectFileRef.from_data(content)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(found)
+    engine.add_object_file(object_file)
     engine.finalize_object()
     return engine

@@ -97,19 +97,19 @@ def merge(core: Core, other: np.void) -> None:
 @inlined
 def note_request(requests: np.ndarray, heap: np.ndarray, group: np.void, r: int, drafts: int) -> None:
     """Note a request that gets a token from a batch without being in its group; ``heap``: of the group."""
-    place, name = group.noted, entrant(requests, r)
-    while place > 0 and heap[FLYING, place - 1, 1] > name:
-        heap[FLYING, place, 0], heap[FLYING, place, 1] = heap[FLYING, place - 1, 0], heap[FLYING, place - 1, 1]
-        place -= 1
-    heap[FLYING, place, 0], heap[FLYING, place, 1] = requests[r].known << DRAFTS_BITS | drafts, name
+    slot, name = group.noted, entrant(requests, r)
+    while slot > 0 and heap[FLYING, slot - 1, 1] > name:
+        heap[FLYING, slot, 0], heap[FLYING, slot, 1] = heap[FLYING, slot - 1, 0], heap[FLYING, slot - 1, 1]
+        slot -= 1
+    heap[FLYING, slot, 0], heap[FLYING, slot, 1] = requests[r].known << DRAFTS_BITS | drafts, name
     group.noted += 1
 
 
 @inlined
 def noted_request(heap: np.ndarray, k: int) -> tuple:
     """(request, tokens that it knew when the batch was formed, drafts) of the k-th noted one."""
-    known = heap[FLYING, k, 0]
-    return heap[FLYING, k, 1] & NUMBER, known >> DRAFTS_BITS, known & MOST_DRAFTS
+    packed = heap[FLYING, k, 0]
+    return heap[FLYING, k, 1] & NUMBER, packed >> DRAFTS_BITS, packed & MOST_DRAFTS
 
 
 @compiled

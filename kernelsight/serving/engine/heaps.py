@@ -29,23 +29,23 @@ def comes_before(clock: int, name: int, other_clock: int, other: int) -> bool:
 @inlined
 def sift_up(heaps: np.ndarray, heap: int, size: int, clock: int, name: int) -> None:
     """Add an entry to a heap of ``size`` entries."""
-    place = size
-    while place > 0:
-        parent = (place - 1) // 2
+    slot = size
+    while slot > 0:
+        parent = (slot - 1) // 2
         if not comes_before(clock, name, heaps[heap, parent, 0], heaps[heap, parent, 1]):
             break
-        heaps[heap, place, 0], heaps[heap, place, 1] = heaps[heap, parent, 0], heaps[heap, parent, 1]
-        place = parent
-    heaps[heap, place, 0], heaps[heap, place, 1] = clock, name
+        heaps[heap, slot, 0], heaps[heap, slot, 1] = heaps[heap, parent, 0], heaps[heap, parent, 1]
+        slot = parent
+    heaps[heap, slot, 0], heaps[heap, slot, 1] = clock, name
 
 
 @inlined
 def sift_down(heaps: np.ndarray, heap: int, size: int) -> None:
     """Remove the first of ``size`` entries."""
     clock, name = heaps[heap, size - 1, 0], heaps[heap, size - 1, 1]
-    last, place = size - 1, 0
+    last, slot = size - 1, 0
     while True:
-        child = 2 * place + 1
+        child = 2 * slot + 1
         if child >= last:
             break
         if child + 1 < last and comes_before(
@@ -54,9 +54,9 @@ def sift_down(heaps: np.ndarray, heap: int, size: int) -> None:
             child += 1
         if not comes_before(heaps[heap, child, 0], heaps[heap, child, 1], clock, name):
             break
-        heaps[heap, place, 0], heaps[heap, place, 1] = heaps[heap, child, 0], heaps[heap, child, 1]
-        place = child
-    heaps[heap, place, 0], heaps[heap, place, 1] = clock, name
+        heaps[heap, slot, 0], heaps[heap, slot, 1] = heaps[heap, child, 0], heaps[heap, child, 1]
+        slot = child
+    heaps[heap, slot, 0], heaps[heap, slot, 1] = clock, name
 
 
 @inlined

@@ -151,9 +151,9 @@ def compile_entry(rule: Any, kinds: tuple) -> tuple[Code, bool]:
     if code.co_flags & WITH_STAR:
         args = (*args[: code.co_argcount], types.BaseTuple.from_types(args[code.co_argcount :]))
     rule.dispatcher.compile(args)
-    found = rule.dispatcher.overloads[args]
-    library = EntryLibrary(found)
-    return library.object_code()._replace(answer=str(found.fndesc.restype)), library.is_lasting
+    compiled = rule.dispatcher.overloads[args]
+    library = EntryLibrary(compiled)
+    return library.object_code()._replace(answer=str(compiled.fndesc.restype)), library.is_lasting
 
 
 def _type_of(kind: Any) -> types.Type:

@@ -53,8 +53,8 @@ class Code(NamedTuple):
     @classmethod
     def of(cls, content: bytes) -> Code:
         """Return what a file holds; ValueError: it holds something else."""
-        stated, _, rest = content.partition(b"\n")
-        words, answer = json.loads(stated)
+        header, _, rest = content.partition(b"\n")
+        words, answer = json.loads(header)
         return cls(words, answer, rest)
 
 
@@ -67,8 +67,10 @@ class EntryKey:
     def of(self, kinds: tuple) -> Callable[[tuple[str, ...]], str]:
         """Return the hash for a machine (its triple, processor and features) of arguments of these kinds."""
         function, code = self._function, self._function.__code__
-        place = (function.__module__, self._source, function.__qualname__)
-        made_from = repr((place, code.co_code, list(code.co_positions()), kinds, sys.implementation.cache_tag)).encode()
+        function_name = (function.__module__, self._source, function.__qualname__)
+        made_from = repr(
+            (function_name, code.co_code, list(code.co_positions()), kinds, sys.implementation.cache_tag)
+        ).encode()
         made_from += _enclosed(function)
         return lambda machine: hashlib.sha256(repr(machine).encode() + made_from).hexdigest()
 
@@ -97,11 +99,11 @@ def read_code(key: Callable[[tuple[str, ...]], str], decode: Callable[[bytes], R
     own = machine()
     folder = code_folder()
     try:
-        found = folder and folder.read(key(own), decode)
+        own_code = folder and folder.read(key(own), decode)
     except Damaged:
         _notice(DAMAGED)
         return None
-    return found or read_carried(key((own[0], *ANY_PROCESSOR)), decode)
+    return own_code or read_carried(key((own[0], *ANY_PROCESSOR)), decode)
 
 
 def keep_code(key: Callable[[tuple[str, ...]], str], code: Code) -> None:
@@ -140,10 +142,10 @@ def sources_digest(folder: Path) -> str:
 
 def numba_version() -> bytes:
     """Return numba's statement of its version, without importing it."""
-    found = importlib.util.find_spec("numba")
+    numba_spec = importlib.util.find_spec("numba")
     with contextlib.suppress(OSError):
-        if found and found.origin:
-            return Path(found.origin).with_name("_version.py").read_bytes()
+        if numba_spec and numba_spec.origin:
+            return Path(numba_spec.origin).with_name("_version.py").read_bytes()
     from importlib.metadata import version
 
     return version("numba").encode()
@@ -172,7 +174,7 @@ def read_carried(key: str, decode: Callable[[bytes], Read]) -> Read | None:
 
 def folders_there() -> list[Path]:
     """Return every folder of machine code that is there, those of earlier versions and other installations included."""
-    return [path for place in PLACES for path in sorted(place.parent.glob("numba-" + 16 * "[0-9a-f]"))]
+    return [path for base in PLACES for path in sorted(base.parent.glob("numba-" + 16 * "[0-9a-f]"))]
 
 
 def opened(place: Path) -> PrivateFolder:
@@ -183,7 +185,7 @@ def opened(place: Path) -> PrivateFolder:
 @cache
 def code_folder() -> PrivateFolder | None:
     """Return the opened folder that keeps machine code of these sources; None where no folder is fit for it."""
-    for place in PLACES:
+    for base in PLACES:
         with contextlib.suppress(OSError):
-            return opened(place)
+            return opened(base)
     return None

@@ -89,7 +89,7 @@ def serve_each(columns: tuple, loads: tuple, arrays: tuple, workspace: tuple, re
     ``clients``, ``engines`` and ``limits`` have a record for each scenario; all else is memory that each uses again.
     """
     all_columns, each, many = Columns(*columns), Loads(*loads), Scenario(*arrays)
-    space, found = Workspace(*workspace), Results(*results)
+    space, outcomes = Workspace(*workspace), Results(*results)
     host, used = many.host[0], 0
     for j in range(each.first.size):
         n = each.count[j]
@@ -109,10 +109,10 @@ def serve_each(columns: tuple, loads: tuple, arrays: tuple, workspace: tuple, re
         read_requests(own, space.whole, space.real)
         count_requests(
             space.whole, space.real, prompt_tokens, output_tokens, all_columns.warmup[start:stop], each.most_ms[j],
-            host.request_us, host.per_prompt_token_us, found.counts[j], found.sums[j], found.samples[j],
+            host.request_us, host.per_prompt_token_us, outcomes.counts[j], outcomes.sums[j], outcomes.samples[j],
         )  # fmt: skip
-        found.filled[j] = take_gaps(many.histogram, found.bins[used:], found.gaps[used:])
-        used += found.filled[j]
+        outcomes.filled[j] = take_gaps(many.histogram, outcomes.bins[used:], outcomes.gaps[used:])
+        used += outcomes.filled[j]
 
 
 def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace) -> Results:

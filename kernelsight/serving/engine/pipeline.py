@@ -48,8 +48,8 @@ def begin_batches(core: Core, costs: StepCosts, draft_costs: StepCosts, metrics:
         prompt_tokens, decode_tokens, _, _ = form_batch(core, metrics.sums, idle, horizon)
         if prompt_tokens + decode_tokens == 0:
             break
-        place = (engine.oldest_batch + engine.batches) % limits.stages
-        send_batch(core, costs, draft_costs, metrics, place, prompt_tokens, decode_tokens, 0)
+        stage = (engine.oldest_batch + engine.batches) % limits.stages
+        send_batch(core, costs, draft_costs, metrics, stage, prompt_tokens, decode_tokens, 0)
         engine.batches += 1
     engine.underway = engine.batches > 0
     if engine.underway:

@@ -91,11 +91,11 @@ def cached_prefix(request: np.void, hashes: np.ndarray, entries: np.ndarray, lim
     blocks = unkept = 0
     for i in range(request.hash_count):
         entry = entries[limits.entries_at + hashes[request.hash_at + i]]
-        found = min(entry.valid, most - blocks)
-        if found > 0 and entry.users == 0:
-            unkept += found * limits.full_units
-        blocks += found
-        if found < per_hash:
+        hit_blocks = min(entry.valid, most - blocks)
+        if hit_blocks > 0 and entry.users == 0:
+            unkept += hit_blocks * limits.full_units
+        blocks += hit_blocks
+        if hit_blocks < per_hash:
             break
     return blocks * limits.block_size, unkept
 

@@ -147,8 +147,8 @@ def engine_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
 
 def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
     """Return the LIMITS records of all engines, shape [engines]."""
-    stated = np.zeros(len(pools), LIMITS)
-    for record, pool in zip(stated, pools, strict=True):
+    pool_limits = np.zeros(len(pools), LIMITS)
+    for record, pool in zip(pool_limits, pools, strict=True):
         for name, value in pool.limits._asdict().items():
             record[name] = value
         record["plain"] = is_plain(pool.limits)
@@ -159,8 +159,8 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
         record["draft_model"] = pool.draft is not None
         record["draft_window_tokens"] = pool.draft.window_tokens if pool.draft else 0
         put_tiers(record, pool.tiers, pool.ranks, pool.limits.prefill_first)
-    stated["requests"] = load.arrival_us.size
-    limits = np.repeat(stated, [pool.engines for pool in pools])
+    pool_limits["requests"] = load.arrival_us.size
+    limits = np.repeat(pool_limits, [pool.engines for pool in pools])
     # the ranks of a replica stand one after the other
     limits["rank"] = np.concatenate([np.arange(pool.engines) for pool in pools]) % limits["ranks"]
     return limits

@@ -32,10 +32,10 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
     r = engine.partial
     while r >= 0:
         request = requests[r]
-        left = request.known - request.computed
+        missing = request.known - request.computed
         if engine.loading > 0 and is_loading(engine, request, horizon_us(engine, limits)):
-            left = 0
-        request.chunk = first_chunk(left, budget - tokens, limits)
+            missing = 0
+        request.chunk = first_chunk(missing, budget - tokens, limits)
         tokens += request.chunk
         units += units_held(request.computed + request.chunk, limits) - units_held(request.computed, limits)
         r = request.next_partial
@@ -45,11 +45,11 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
 @inlined
 def partials_are_newest(engine: np.void, requests: np.ndarray) -> bool:
     """True if every partly computed prompt was admitted after every request that decodes next."""
-    r, left = engine.newest, engine.partial_count
-    while left > 0:
+    r, partials = engine.newest, engine.partial_count
+    while partials > 0:
         if is_ready(engine, requests[r]):
             return False
-        left -= 0 if is_in_flight(engine, requests[r]) else 1
+        partials -= 0 if is_in_flight(engine, requests[r]) else 1
         r = requests[r].before
     return True
 
@@ -67,8 +67,8 @@ def schedule_running(core: Core, prompts_only: bool) -> tuple:
         tokens, decodes, _ = schedule_in_order(core, False)
         return tokens, decodes, True
     decodes = 0 if prompts_only else engine.decoding * (1 + limits.drafts)
-    whole = decodes <= limits.max_num_batched_tokens and engine.near_end == 0
-    if prompts_only or (whole and partials_are_newest(engine, requests)):
+    all_decode = decodes <= limits.max_num_batched_tokens and engine.near_end == 0
+    if prompts_only or (all_decode and partials_are_newest(engine, requests)):
         budget = 0 if engine.prefills_delayed else limits.max_num_batched_tokens - decodes
         tokens, units = chunk_partials(engine, requests, limits, budget)
         units += units_next(engine, requests, limits) if decodes > 0 else 0

@@ -44,14 +44,14 @@ def first_of_session(waits: Waits, n: int) -> np.ndarray:
     """
     lowest = np.arange(n)
     while True:
-        known = lowest.copy()
+        lowest_before = lowest.copy()
         lower = np.minimum(lowest[waits.request], lowest[waits.after])
         # where two sessions turn out to be one, the lowest of either becomes that of both
         for ends in (waits.request, waits.after):
-            np.minimum.at(lowest, known[ends], lower)
+            np.minimum.at(lowest, lowest_before[ends], lower)
             np.minimum.at(lowest, ends, lower)
         lowest = lowest[lowest]
-        if np.array_equal(lowest, known):
+        if np.array_equal(lowest, lowest_before):
             break
     begins = np.setdiff1d(np.arange(n), waits.request)
     first = np.full(n, n)

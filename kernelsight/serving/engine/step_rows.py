@@ -84,8 +84,8 @@ def stays_on(engine: int, engines: int, out: Outcome) -> tuple[np.ndarray, np.nd
     own, sent_on = out.of(accepted & (out.replica == engine)), out.of(out.prefill_replica == engine)
     came = np.where(own.received_us >= 0.0, own.received_us, own.sent_us)
     # a request leaves a prefill engine with its first token
-    left = np.concatenate([own.finish_us, sent_on.first_token_us])
-    return np.concatenate([came, sent_on.sent_us]), left
+    left_us = np.concatenate([own.finish_us, sent_on.first_token_us])
+    return np.concatenate([came, sent_on.sent_us]), left_us
 
 
 def in_flight_at(moments_us: np.ndarray, came_us: np.ndarray, left_us: np.ndarray) -> np.ndarray:

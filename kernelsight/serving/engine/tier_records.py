@@ -38,17 +38,17 @@ def entry_records(limits: np.ndarray, pools: Sequence[tuple[Tiers, int]], blocks
     owners = [(number, tiers) for number, (tiers, engines) in enumerate(pools) for _ in range(engines)]
     for record, (number, tiers) in zip(limits, owners, strict=True):
         for t, tier in enumerate(tiers.tiers[: record["tiers"]]):
-            place = shared.get((number, t))
-            if place is None:
-                place, places = places, places + 1 + blocks
-                capacities[place] = tier.blocks
+            root = shared.get((number, t))
+            if root is None:
+                root, places = places, places + 1 + blocks
+                capacities[root] = tier.blocks
                 if tier.shared:
-                    shared[number, t] = place
-            record["tier_at"][t] = place
+                    shared[number, t] = root
+            record["tier_at"][t] = root
     entries = np.zeros(places, ENTRY)
-    for place, capacity in capacities.items():
-        entries[place]["valid"] = min(capacity, NO_LIMIT // 2)
-        entries[place]["before"] = entries[place]["after"] = place
+    for root, capacity in capacities.items():
+        entries[root]["valid"] = min(capacity, NO_LIMIT // 2)
+        entries[root]["before"] = entries[root]["after"] = root
     return entries
 
 

@@ -107,13 +107,13 @@ def request_parts(
     ``sums``: of each request and phase, see ``fresh_sums``: parts take their place, so that a million requests need no
     second copy. ``request_us``, ``per_prompt_token_us``: time of the front end.
     """
-    found = sums.view(np.int64)
+    parts_ns = sums.view(np.int64)
     for start in range(0, sums.shape[0], BLOCK):
         own = slice(start, start + BLOCK)
         some = out.of(own)
         front_us = request_us + per_prompt_token_us * prompt_tokens[own]
-        found[own] = _parts(some, front_us, np.ascontiguousarray(sums[own, :, :SUMS].transpose(1, 2, 0)))
-    return RequestParts(*(part.transpose(1, 2, 0) for part in np.split(found, [len(PARTS)], axis=2)))
+        parts_ns[own] = _parts(some, front_us, np.ascontiguousarray(sums[own, :, :SUMS].transpose(1, 2, 0)))
+    return RequestParts(*(part.transpose(1, 2, 0) for part in np.split(parts_ns, [len(PARTS)], axis=2)))
 
 
 def _parts(out: Outcome, front_us: np.ndarray, spent: np.ndarray) -> np.ndarray:
@@ -128,22 +128,22 @@ def _parts(out: Outcome, front_us: np.ndarray, spent: np.ndarray) -> np.ndarray:
         np.where(done, times, 0.0) for times in (out.sent_us, out.scheduled_us, out.first_token_us, out.finish_us)
     ]
     sent, scheduled, first, finish = moments
-    whole = [np.rint(times * 1e3).astype(np.int64) for times in moments]
-    found = np.zeros((2, WIDTH, done.size), np.int64)
+    moments_ns = [np.rint(times * 1e3).astype(np.int64) for times in moments]
+    parts_ns = np.zeros((2, WIDTH, done.size), np.int64)
     for phase, (begin, end) in enumerate(((scheduled, first), (first, finish))):
-        found[phase, len(PARTS) :] = np.where(done, np.rint(spent[phase, [STEPS, PROMPT_STEPS]]), 0.0)
+        parts_ns[phase, len(PARTS) :] = np.where(done, np.rint(spent[phase, [STEPS, PROMPT_STEPS]]), 0.0)
         length_us = end - begin
         # which of the phases lost time to preemptions is not kept: almost all of it lies behind the first token
         lost_us = np.minimum(out.requeued_us + out.recomputed_us, length_us) * phase
         share = np.divide(length_us - lost_us, length_us, out=np.zeros(done.size), where=length_us > 0.0)
-        found[phase, 2:8] = np.rint(np.where(done, _kernels(spent[phase]) * share * 1e3, 0.0))
-        found[phase, PREEMPTION] = np.rint(np.where(done, lost_us, 0.0) * 1e3)
+        parts_ns[phase, 2:8] = np.rint(np.where(done, _kernels(spent[phase]) * share * 1e3, 0.0))
+        parts_ns[phase, PREEMPTION] = np.rint(np.where(done, lost_us, 0.0) * 1e3)
     front_us = np.minimum(front_us, scheduled - sent)
-    found[0, 0] = np.rint(np.where(done, front_us, 0.0) * 1e3)
-    found[0, 1] = whole[1] - whole[0] - found[0, 0]
-    for phase, length in enumerate((whole[2] - whole[1], whole[3] - whole[2])):
-        found[phase, HOST] = length - found[phase, 2 : len(PARTS)].sum(axis=0)
-    return found.transpose(2, 0, 1)
+    parts_ns[0, 0] = np.rint(np.where(done, front_us, 0.0) * 1e3)
+    parts_ns[0, 1] = moments_ns[1] - moments_ns[0] - parts_ns[0, 0]
+    for phase, length in enumerate((moments_ns[2] - moments_ns[1], moments_ns[3] - moments_ns[2])):
+        parts_ns[phase, HOST] = length - parts_ns[phase, 2 : len(PARTS)].sum(axis=0)
+    return parts_ns.transpose(2, 0, 1)
 
 
 def _kernels(spent: np.ndarray) -> np.ndarray:

@@ -78,14 +78,14 @@ class _Reading:
 
     def add(self, path: Path, data: bytes) -> None:
         try:
-            stated = json.loads(data)
+            document = json.loads(data)
         except (ValueError, RecursionError) as problem:
             problem_text = f"it is no JSON object ({str(problem).splitlines()[0]})"
             raise errors.trace_unusable(path, problem_text, ADVICE) from None
-        if not isinstance(stated, dict) or not isinstance(stated.get("requests"), list):
+        if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
             raise errors.trace_unusable(path, "it has no list of requests", ADVICE)
-        one = _Conversation(self, path, stated)
-        one.add_agent(stated, "", None)
+        one = _Conversation(self, path, document)
+        one.add_agent(document, "", None)
         self.hashes += self._numbered(one.hashes, one.shared)
 
     def _numbered(self, hashes: list[np.ndarray], shared: Mapping[int, tuple]) -> list[np.ndarray]:
@@ -94,22 +94,22 @@ class _Reading:
         numbers = np.arange(self.blocks, self.blocks + distinct.size)
         self.blocks += distinct.size
         for one, key in shared.items():
-            place = int(np.searchsorted(distinct, one))
-            numbers[place] = self.shared.setdefault(key, int(numbers[place]))
+            row = int(np.searchsorted(distinct, one))
+            numbers[row] = self.shared.setdefault(key, int(numbers[row]))
         return np.split(numbers[places], np.cumsum([ids.size for ids in hashes]))[:-1]
 
 
 class _Conversation:
     """One file: its requests are added to what was read so far."""
 
-    def __init__(self, reading: _Reading, path: Path, stated: Mapping[str, Any]) -> None:
+    def __init__(self, reading: _Reading, path: Path, document: Mapping[str, Any]) -> None:
         self.reading, self.path = reading, path
-        self.name = str(stated.get("id", path.name))
+        self.name = str(document.get("id", path.name))
         if self.name in reading.known:
             problem = f"the conversation {shown(self.name)} is in {reading.known[self.name].name} as well"
             raise errors.trace_unusable(path, problem, "Remove one of the files.")
         reading.known[self.name] = path
-        self.block = int(self._number(stated, "block_size", "the conversation", least=1))
+        self.block = int(self._number(document, "block_size", "the conversation", least=1))
         if reading.block_tokens not in (None, self.block):
             problem = f"its blocks have {self.block} tokens, those of the others {reading.block_tokens}"
             raise errors.trace_unusable(path, problem, "Give conversations of one block size.")
@@ -136,8 +136,8 @@ class _Conversation:
         )
         last, ended_s, waiting = None, 0.0, []  # waiting: (last request of a sub-agent, its end)
         is_first = True
-        for place, row in enumerate(agent["requests"]):
-            where = f"request {prefix}{place}"
+        for row_number, row in enumerate(agent["requests"]):
+            where = f"request {prefix}{row_number}"
             if not isinstance(row, dict):
                 raise errors.trace_place_unusable(self.path, where, f"it is {shown(row)}, not an object", ADVICE)
             moment_s = self._number(row, "t", where)
@@ -146,7 +146,7 @@ class _Conversation:
                     raise errors.trace_place_unusable(self.path, where, "requests is no list", ADVICE)
                 length_s = self._number(row, "duration_ms", where, default=0) / 1e3
                 begun = None if last is None else (last, max(moment_s - length_s - ended_s, 0.0))
-                end = self.add_agent(row, f"{prefix}{place}.", begun or start)
+                end = self.add_agent(row, f"{prefix}{row_number}.", begun or start)
                 waiting += [] if end is None else [(end, moment_s)]
                 continue
             number = len(self.reading.names)
@@ -170,32 +170,32 @@ class _Conversation:
         """Return the pause before a turn; ``recorded_s``: from the end of the one before it to its begin."""
         if row.get("think_time") is None:
             return max(recorded_s, 0.0)
-        stated = row["think_time"]
-        bad = isinstance(stated, bool) or not isinstance(stated, int | float)
-        if bad or first_bad_pause(np.array([stated], float)) is not None:
-            problem, advice = pause_fault(stated)
+        think_s = row["think_time"]
+        bad = isinstance(think_s, bool) or not isinstance(think_s, int | float)
+        if bad or first_bad_pause(np.array([think_s], float)) is not None:
+            problem, advice = pause_fault(think_s)
             raise errors.trace_place_unusable(self.path, where, problem.replace("think_s", "think_time"), advice)
-        return float(stated)
+        return float(think_s)
 
     def _hashes(self, row: Mapping[str, Any], where: str) -> np.ndarray:
-        stated, prompt = row.get("hash_ids"), self._number(row, "in", where, least=1)
-        ids = _whole_numbers(stated)
+        hash_ids, prompt = row.get("hash_ids"), self._number(row, "in", where, least=1)
+        ids = _whole_numbers(hash_ids)
         if ids is None:
-            problem = f"hash_ids is {shown(stated)}, not a list of whole numbers"
+            problem = f"hash_ids is {shown(hash_ids)}, not a list of whole numbers"
             raise errors.trace_place_unusable(self.path, where, problem, ADVICE)
-        whole = int(prompt) // self.block
-        if len(ids) not in (whole, -(-int(prompt) // self.block)):
+        blocks = int(prompt) // self.block
+        if len(ids) not in (blocks, -(-int(prompt) // self.block)):
             problem = (
-                f"hash_ids has {len(ids)} entries, but {int(prompt)} tokens in blocks of {self.block} have {whole}"
+                f"hash_ids has {len(ids)} entries, but {int(prompt)} tokens in blocks of {self.block} have {blocks}"
             )
             raise errors.trace_place_unusable(self.path, where, problem, ADVICE)
         return ids
 
     def _share(self, ids: np.ndarray, tools: int, system: int) -> None:
         """Note what the leading blocks of an agent's first prompt are beyond this conversation."""
-        for place, one in enumerate(ids[: (tools + system) // self.block].tolist()):
-            key = ("tools", tools, place) if (place + 1) * self.block <= tools else ("system", tools, system, place)
-            self.shared.setdefault(one, ("all", place) if self.reading.shared_prefix else key)
+        for block, one in enumerate(ids[: (tools + system) // self.block].tolist()):
+            key = ("tools", tools, block) if (block + 1) * self.block <= tools else ("system", tools, system, block)
+            self.shared.setdefault(one, ("all", block) if self.reading.shared_prefix else key)
 
     def _add_request(self, row: Mapping[str, Any], where: str, ids: np.ndarray) -> None:
         reading = self.reading
@@ -205,12 +205,12 @@ class _Conversation:
         self.hashes.append(ids)
 
 
-def _whole_numbers(stated: object) -> np.ndarray | None:
+def _whole_numbers(value: object) -> np.ndarray | None:
     """Return a list of whole numbers as an array; None: it is something else."""
-    if not isinstance(stated, list):
+    if not isinstance(value, list):
         return None
     try:
-        values = np.array(stated if stated else np.zeros(0, np.int64))
+        values = np.array(value if value else np.zeros(0, np.int64))
     except (ValueError, OverflowError):
         return None
     return values.astype(np.int64) if values.dtype.kind == "i" and values.ndim == 1 else None

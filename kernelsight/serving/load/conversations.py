@@ -87,7 +87,9 @@ def shared_blocks(sessions: Sessions, prefix_of_session: np.ndarray, prefix_len:
     own_blocks = longest - prefix_blocks
     prefixes = (prefix_of_session.max(initial=-1) + 1) * prefix_blocks
     first = prefixes + np.cumsum(own_blocks) - own_blocks  # first id of each session's own blocks
-    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    block_number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     session = np.repeat(sessions.session, counts)
-    ids = np.where(place < prefix_blocks, prefix_of_session[session], first[session] + place - prefix_blocks)
+    ids = np.where(
+        block_number < prefix_blocks, prefix_of_session[session], first[session] + block_number - prefix_blocks
+    )
     return SharedBlocks(ids, counts, block)

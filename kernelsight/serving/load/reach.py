@@ -26,9 +26,9 @@ def reach_of(scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Ta
             continue
         reach_of_load = Reach(min(load.requests, concurrency or load.requests), load.tokens)
         for deployment in with_drafts(filter(None, serving), by_id):
-            known = reaches.get(deployment, reach_of_load)
+            reach_before = reaches.get(deployment, reach_of_load)
             reaches[deployment] = Reach(
-                max(known.requests, reach_of_load.requests), max(known.tokens, reach_of_load.tokens)
+                max(reach_before.requests, reach_of_load.requests), max(reach_before.tokens, reach_of_load.tokens)
             )
     return pa.table(
         {

@@ -112,13 +112,15 @@ def _dependencies(raw: RawTrace) -> Dependencies:
     """Return which requests of a trace wait for which: those that it names, or the turns of its sessions."""
     pairs = _named_pairs(raw) + _session_pairs(raw)
     pauses = numbers(raw.column(raw.format.pause)) / raw.format.pauses_per_second
-    stated = raw.column(raw.format.pause).is_valid().to_numpy()
-    bad = stated & ~((pauses >= 0) & (pauses <= waiting.LONGEST_S))
+    has_pause = raw.column(raw.format.pause).is_valid().to_numpy()
+    bad = has_pause & ~((pauses >= 0) & (pauses <= waiting.LONGEST_S))
     if bad.any():
         row = int(bad.argmax())
         dependencies, advice = waiting.pause_fault(raw.columns[raw.format.pause][row].as_py())
         raise raw.fault(row, dependencies.replace("think_s", str(raw.format.pause)), advice)
-    dependencies = Dependencies.of([(row, after, float(pauses[row]) if stated[row] else 0.0) for row, after in pairs])
+    dependencies = Dependencies.of(
+        [(row, after, float(pauses[row]) if has_pause[row] else 0.0) for row, after in pairs]
+    )
     circles = np.flatnonzero(waiting.generations(dependencies, raw.columns.num_rows) < 0)
     if circles.size:
         raise raw.fault(int(circles[0]), "it waits for itself, by way of the requests before it")

@@ -61,8 +61,8 @@ def loads_of(scenarios: pa.Table) -> pa.Table:
     ``scenarios``: columns that it lacks are read as null. How many requests a closed loop holds in flight changes
     neither arrivals nor lengths.
     """
-    known = [name for name in LOAD_COLUMNS if name in scenarios.column_names and name != "max_concurrency"]
-    columns = [scenarios[name].to_pylist() for name in known]
+    load_columns = [name for name in LOAD_COLUMNS if name in scenarios.column_names and name != "max_concurrency"]
+    columns = [scenarios[name].to_pylist() for name in load_columns]
     if "max_concurrency" in scenarios.column_names:
         columns.append(pc.is_valid(scenarios["max_concurrency"]).to_pylist())
     names = scenarios["scenario_id"].to_pylist()
@@ -86,8 +86,8 @@ def draw_loads(loads: pa.Table) -> Loads:
     >>> draw_loads(loads).load_requests.select(["load_id", "request_id", "prompt_tokens"]).to_pylist()[-1]
     {'load_id': 'chat', 'request_id': 2, 'prompt_tokens': 512}
     """
-    known = [name for name in ("load_id", *LOAD_COLUMNS) if name in loads.column_names]
-    rows = [dict.fromkeys(LOAD_COLUMNS) | row for row in loads.select(known).to_pylist()]
+    names = [name for name in ("load_id", *LOAD_COLUMNS) if name in loads.column_names]
+    rows = [dict.fromkeys(LOAD_COLUMNS) | row for row in loads.select(names).to_pylist()]
     for row in rows:
         fault = first_fault(row)
         if fault:
@@ -143,12 +143,12 @@ def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
     n = min(row["num_prompts"] or arrival_s.size, arrival_s.size)
     within = (dependencies.request < n) & (dependencies.after < n)
     order = np.argsort(moments[:n], kind="stable")
-    place = np.argsort(order)
+    row_of_request = np.argsort(order)
     request, after, think_s = (values[within] for values in dependencies)
     moments = moments[order] - moments[order[0]]
     requests = requests.take(pa.array(order))
     requests = requests.set_column(requests.schema.get_field_index("arrival_s"), "arrival_s", pa.array(moments))
-    return requests, Dependencies(place[request], place[after], think_s)
+    return requests, Dependencies(row_of_request[request], row_of_request[after], think_s)
 
 
 def _dependency_rows(load_ids: pa.ChunkedArray, waits: list[Dependencies], warmups: np.ndarray) -> pa.Table:

@@ -118,8 +118,8 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
         raise _unreadable_text(path, data, problem) from None
     raw = RawTrace(path, trace_format, columns, place)
     if ragged:
-        row, found = ragged[0]
-        raise raw.fault(row, found)
+        row, fault = ragged[0]
+        raise raw.fault(row, fault)
     return raw
 
 
@@ -208,15 +208,15 @@ def _read_json_line_by_line(path: Path, data: bytes, trace_format: TraceFormat) 
         if value is None:
             return None
         if field == trace_format.hash_ids:
-            whole = isinstance(value, list) and all(type(v) is int and -(2**63) <= v < 2**63 for v in value)
+            is_readable = isinstance(value, list) and all(type(v) is int and -(2**63) <= v < 2**63 for v in value)
             kind = "a list of 64-bit whole numbers"
         elif field in trace_format.names():
             value = str(value) if type(value) is int else value
-            whole, kind = isinstance(value, str), "a string or a whole number"
+            is_readable, kind = isinstance(value, str), "a string or a whole number"
         else:
-            whole = type(value) in (int, float)
-            value = float(min(max(value, -HUGE), HUGE)) if whole and value == value else value
-        if not whole:
+            is_readable = type(value) in (int, float)
+            value = float(min(max(value, -HUGE), HUGE)) if is_readable and value == value else value
+        if not is_readable:
             problem = f"{field} is {shown(value)} instead of {kind}"
             raise errors.trace_place_unusable(path, f"line {numbers[-1]}", problem, CORRECT_LINE)
         return value

@@ -104,9 +104,9 @@ def recognise(path: Path, fields: list[str]) -> TraceFormat:
     nearest = max(FORMATS, key=lambda f: len(set(f.required()) & set(fields)))
     missing = [field for field in nearest.required() if field not in fields]
     if len(missing) == len(nearest.required()):
-        known = "; ".join(f"{f.name} ({', '.join(f.required())})" for f in FORMATS)
+        formats = "; ".join(f"{f.name} ({', '.join(f.required())})" for f in FORMATS)
         names = ", ".join(shown(f) for f in fields[:12]) + (", …" if len(fields) > 12 else "")
-        raise errors.trace_unusable(path, f"unknown format with the fields {names}", f"Known formats: {known}.")
+        raise errors.trace_unusable(path, f"unknown format with the fields {names}", f"Known formats: {formats}.")
     if missing:
         advice = f"Add {'it' if len(missing) == 1 else 'them'}, or use another known format."
         raise errors.trace_unusable(

@@ -29,7 +29,7 @@ COLUMNS = {
 
 def capacities(world: World, statistics: pa.Table) -> pa.Table:
     """Return ``scenario_capacity``; ``statistics`` say which share of the prompts the prefix cache held."""
-    rows, known, loads = [], {}, {}
+    rows, ends_of_key, loads = [], {}, {}
     served = {row["scenario_id"]: row for row in _selected(statistics)}
     for scenario in world.scenarios:
         totals = served.get(scenario["scenario_id"])
@@ -47,9 +47,9 @@ def capacities(world: World, statistics: pa.Table) -> pa.Table:
         at_once = min(stop - start, scenario["max_concurrency"] or stop - start)
         reach = Reach(at_once, longest)
         key = (keys, replicas, lengths, reach)
-        if key not in known:
-            known[key] = _ends(world, scenario, keys, lengths, reach)
-        low, middle, high = known[key]
+        if key not in ends_of_key:
+            ends_of_key[key] = _ends(world, scenario, keys, lengths, reach)
+        low, middle, high = ends_of_key[key]
         asked_rate = _asked(world, scenario, start, stop) or totals["completed"] / max(totals["duration_s"], 1e-9)
         rows.append(
             {
@@ -89,10 +89,10 @@ def _ends(
     """Return the capacity with slow kernels and host, in the middle, and with fast ones."""
     pools = replicated(dict(scenario), *(pool_of(world, key) for key in keys))
     stations = []
-    for place, (key, pool) in enumerate(zip(reversed(keys), pools, strict=True)):
+    for pool_number, (key, pool) in enumerate(zip(reversed(keys), pools, strict=True)):
         loaded = lengths
         if len(pools) > 1:  # one pool computes prompts, the other decodes what it has received
-            loaded = lengths._replace(decodes=0.0, longest=0) if place == 0 else lengths._replace(prompt=0.0)
+            loaded = lengths._replace(decodes=0.0, longest=0) if pool_number == 0 else lengths._replace(prompt=0.0)
         one = station_of(pool, loaded, reach)
         # kernels and host err independently of each other
         kernels = one.kernels * math.log(world.costs[key].spread)

@@ -48,8 +48,8 @@ def energy_of(
     np.minimum.at(begun, number, first)
     np.maximum.at(ended, number, last)
     span_ns = ended - begun if len(names) else np.zeros(0)
-    place = positions(replica_totals["deployment_id"], deployment_settings["deployment_id"])
-    settings = deployment_settings.take(pa.array(place))
+    setting_row = positions(replica_totals["deployment_id"], deployment_settings["deployment_id"])
+    settings = deployment_settings.take(pa.array(setting_row))
     power = gpu_power.take(pa.array(positions(settings["gpu"], gpu_power["gpu"])))
     drawn = _drawn(replica_totals, settings, power, number, span_ns)
     halves = {
@@ -67,9 +67,9 @@ def energy_of(
         "limit_w": drawn.limit_w,
     }
     sites = scenarios.take(pa.array(positions(names, scenarios["scenario_id"])))
-    known = request_statistics.take(pc.index_in(names, request_statistics["scenario_id"].combine_chunks()))
+    statistics = request_statistics.take(pc.index_in(names, request_statistics["scenario_id"].combine_chunks()))
     mean_w = _over(drawn.active_j + drawn.idle_j + moved_j, span_ns / NS)
-    columns |= _figures(mean_w, drawn, halves, _floats(sites), _floats(known))
+    columns |= _figures(mean_w, drawn, halves, _floats(sites), _floats(statistics))
     return pa.table({name: _nullable(values) for name, values in columns.items()})
 
 
@@ -104,11 +104,11 @@ def energy_of_transfers(
 def _drawn(totals: pa.Table, settings: pa.Table, power: pa.Table, number: np.ndarray, span_ns: np.ndarray) -> Drawn:
     tp, pp = (settings[name].to_numpy().astype(float) for name in ("tp", "pp"))
     facts = {name: power[name].to_numpy() for name in ("idle_w", "active_w", "cap_w", "cap_sharpness", "limit_w")}
-    stated = pc.fill_null(settings["power_limit_w"], np.inf).to_numpy()
+    limit_w = pc.fill_null(settings["power_limit_w"], np.inf).to_numpy()
     active_ns = tp * (totals["gpu_ns"].to_numpy() + totals["host_ns"].to_numpy())
     dynamic_w = _over(NS * tp * np.asarray(totals["dynamic_energy_j"].to_numpy(), float), active_ns)
     free_w = np.where(active_ns > 0.0, facts["idle_w"] + facts["active_w"] + dynamic_w, 0.0)
-    active_w = held(np.maximum(free_w, 0.0), np.minimum(facts["cap_w"], stated), facts["cap_sharpness"])
+    active_w = held(np.maximum(free_w, 0.0), np.minimum(facts["cap_w"], limit_w), facts["cap_sharpness"])
     idle_ns = np.maximum(tp * pp * span_ns[number] - active_ns, 0.0)
 
     def summed(values: np.ndarray) -> np.ndarray:
@@ -116,7 +116,7 @@ def _drawn(totals: pa.Table, settings: pa.Table, power: pa.Table, number: np.nda
 
     return Drawn(
         summed(tp * pp),
-        summed(tp * pp * np.minimum(facts["limit_w"], stated)),
+        summed(tp * pp * np.minimum(facts["limit_w"], limit_w)),
         *(
             summed(watts * ns) / NS
             for watts, ns in ((free_w, active_ns), (active_w, active_ns), (facts["idle_w"], idle_ns))

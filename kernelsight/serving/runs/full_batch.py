@@ -83,8 +83,8 @@ class Costs(NamedTuple):
     def layers_us(self, tokens: float) -> float:
         """Everything that goes by the tokens of a step, padded as its CUDA graph is."""
         s = self.surface
-        place = min(max(math.ceil(tokens), 0), s.padded_tokens.size - 1)
-        return float(s.token_us[s.padded_tokens[place]])
+        tokens_row = min(max(math.ceil(tokens), 0), s.padded_tokens.size - 1)
+        return float(s.token_us[s.padded_tokens[tokens_row]])
 
     def logits_us(self, sampled: float) -> float:
         """The logits of sampled tokens."""
@@ -284,10 +284,17 @@ class FullEngine(NamedTuple):
         mean = after_decode / (1.0 + after_decode - after_prompts)
         return mean, mean
 
+    def _static(self) -> Time:
+        """A batch that ends with its longest answer; answers that ended leave their seats empty."""
+        steps = self.lengths.longest * self.steps / max(self.lengths.decodes, 1.0)
+        decoding = self.batch * self.lengths.decodes / max(self.lengths.longest, 1)
+        parts = [(steps, self._step(decoding, 0.0, 1.0)), *self._prompts(self.batch, 1.0)]
+        return _sum((count / self.batch, time) for count, time in parts)
+
     def _prompts(self, count: float, begin: float) -> list[tuple[float, Time]]:
         """Return (number, time) of the steps that compute prompts alone: full ones, and the rest."""
-        whole, rest = divmod(count * self.lengths.prompt, self.budget)
-        full = [(whole, self._step(0.0, self.budget, begin))] if whole else []
+        full_steps, rest = divmod(count * self.lengths.prompt, self.budget)
+        full = [(full_steps, self._step(0.0, self.budget, begin))] if full_steps else []
         return full + ([(1.0, self._step(0.0, rest, begin))] if rest >= 1.0 else [])
 
     def _step(self, decoding: float, prompt_tokens: float, begin: float) -> Time:

@@ -98,11 +98,11 @@ def moved_costs(
         if key not in costs:
             continue
         deployment, (name, factors) = world.deployments[key], moves
-        place = (key, deployment["pp"], deployment["graph_max_tokens"], end, name)
-        moved = recent.get(place)
+        cost_key = (key, deployment["pp"], deployment["graph_max_tokens"], end, name)
+        moved = recent.get(cost_key)
         if moved is None:
             moved = cost_tables(scaled(costs[key], factors(costs[key])), shapes[key], deployment)
-            recent.put(place, moved)
+            recent.put(cost_key, moved)
         costs_of[key] = moved
     return costs_of
 

@@ -23,13 +23,13 @@ def transfer_rows(
     if not sent.num_rows:
         return []
     deployments, layouts = by_key(settings, "deployment_id"), by_key(kv_layout, "deployment_id")
-    ports, known, rows = by_key(fabrics, "fabric"), {}, []
+    ports, transfer_of_key, rows = by_key(fabrics, "fabric"), {}, []
     names = ("scenario_id", "deployment_id", "prefill_deployment_id", "kv_transfer_fabric")
     for scenario, *sides, fabric in zip(*(sent[name].to_pylist() for name in names), strict=True):
         key = (*sides, fabric or FABRIC)
-        if key not in known:
-            known[key] = _transfer([_sent_by(deployments[side], layouts) for side in sides], ports[key[-1]])
-        rows.append({"scenario_id": scenario, **known[key]})
+        if key not in transfer_of_key:
+            transfer_of_key[key] = _transfer([_sent_by(deployments[side], layouts) for side in sides], ports[key[-1]])
+        rows.append({"scenario_id": scenario, **transfer_of_key[key]})
     return rows
 
 

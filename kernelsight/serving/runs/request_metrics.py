@@ -59,8 +59,8 @@ def _front_end_ns(events: pa.Table, scenarios: pa.Table, host_settings: pa.Table
     )
     fronts = [deployments_of(row)[-1] for row in scenarios.to_pylist()]
     times = np.array([front_end_of(hosts[key], deployments[key]) for key in fronts]).reshape(-1, 2)
-    place = pc.index_in(events["scenario_id"], scenarios["scenario_id"].combine_chunks()).to_numpy()
-    request_us, per_prompt_token_us = times[place].T
+    scenario_row = pc.index_in(events["scenario_id"], scenarios["scenario_id"].combine_chunks()).to_numpy()
+    request_us, per_prompt_token_us = times[scenario_row].T
     whole_ns = np.rint((request_us + per_prompt_token_us * events["prompt_tokens"].to_numpy()) * 1e3)
     waited_ns = events["scheduled_ns"].to_numpy() - events["sent_ns"].to_numpy()
     return np.minimum(whole_ns.astype(np.int64), waited_ns)
@@ -68,11 +68,11 @@ def _front_end_ns(events: pa.Table, scenarios: pa.Table, host_settings: pa.Table
 
 def _meets(names: pa.ChunkedArray, scenarios: pa.Table, *latencies_ms: np.ndarray) -> pa.Array:
     """Return whether each request keeps the objectives of its scenario on TTFT, TPOT and E2E; null: it has none."""
-    place = pc.index_in(names, scenarios["scenario_id"].combine_chunks()).to_numpy()
+    scenario_row = pc.index_in(names, scenarios["scenario_id"].combine_chunks()).to_numpy()
     unstated = np.ones(scenarios.num_rows, dtype=bool)
-    keeps = np.ones(place.size, dtype=bool)
+    keeps = np.ones(scenario_row.size, dtype=bool)
     for name, latency_ms in zip(OBJECTIVES, latencies_ms, strict=True):
         if name in scenarios.column_names:
             unstated &= pc.is_null(scenarios[name]).to_numpy(zero_copy_only=False)
-            keeps &= latency_ms <= pc.fill_null(scenarios[name], np.inf).to_numpy()[place]
-    return pa.array(keeps, mask=unstated[place])
+            keeps &= latency_ms <= pc.fill_null(scenarios[name], np.inf).to_numpy()[scenario_row]
+    return pa.array(keeps, mask=unstated[scenario_row])

@@ -51,7 +51,7 @@ def replicas_of(scenario: str, pools: list[tuple[str, int]], rows: np.ndarray, s
     ``pools``: the deployment and the engines of each; the first engine of a pool has the uses of the pool.
     """
     replicas = []
-    owners = [(pool, name, place == 0) for pool, (name, size) in enumerate(pools) for place in range(size)]
+    owners = [(pool, name, replica == 0) for pool, (name, size) in enumerate(pools) for replica in range(size)]
     for number, (totals, steps) in enumerate(zip(served.totals, served.steps, strict=True)):
         requests = np.flatnonzero(served.out.replica == number)
         out = served.out.of(requests)
@@ -78,9 +78,9 @@ def event_rows(replicas: list[Replica], requests: pa.Table, spans: dict[str, tup
     # where the rows of each scenario begin in the answer, less where they begin among the requests
     shift = {name: end - spans[name][0] for name, end in zip(scenarios, ends, strict=False)}
     rows = _joined((one.rows for one in replicas), np.int64)
-    place = _joined((one.rows + shift[one.scenario] for one in replicas), np.int64)
+    event_row = _joined((one.rows + shift[one.scenario] for one in replicas), np.int64)
     order = np.empty(rows.size, np.int64)
-    order[place] = np.arange(rows.size)
+    order[event_row] = np.arange(rows.size)
     taken = rows[order]
     served = requests
     if not np.array_equal(taken, np.arange(requests.num_rows)):  # copying a table takes longer than serving it
@@ -268,7 +268,7 @@ def step_rows(replicas: list[Replica]) -> pa.Table:
     rows = np.concatenate([one.served.steps for one in replicas]) if replicas else np.zeros((0, COLUMNS))
     numbers = _joined((np.arange(len(one.served.steps)) for one in replicas), np.int64)
     counts = ("prefill_tokens", "decode_tokens", "running", "waiting", "kv_blocks_used")
-    whole = {name: rows[:, column].astype(np.int64) for column, name in enumerate(counts, start=2)}
+    count_columns = {name: rows[:, column].astype(np.int64) for column, name in enumerate(counts, start=2)}
     sizes = [len(one.served.steps) for one in replicas]
     return pa.table(
         {
@@ -277,7 +277,7 @@ def step_rows(replicas: list[Replica]) -> pa.Table:
             "step": numbers,
             "start_ns": np.rint(rows[:, 0] * NANOSECONDS).astype(np.int64),
             "end_ns": np.rint(rows[:, 1] * NANOSECONDS).astype(np.int64),
-            **whole,
+            **count_columns,
             "host_ns": np.rint(rows[:, 7] * NANOSECONDS).astype(np.int64),
             **{
                 name: rows[:, column].astype(np.int64)

@@ -42,11 +42,11 @@ def intervals_of(
             above[rate] = up[rate] / _nonzero(down[WHOLE]) * _root(down[WHOLE], half[rate])
             below[rate] = down[rate] / _nonzero(up[WHOLE]) * _root(up[WHOLE], half[rate])
     predicted = _columns(beside(summary, "scenario_id", names), METRICS)
-    known = ~np.isnan(predicted) & ~np.isnan(half) & _is_served(served)
-    scenario, metric = np.nonzero(known.T)
-    middle = predicted.T[known.T]
+    has_interval = ~np.isnan(predicted) & ~np.isnan(half) & _is_served(served)
+    scenario, metric = np.nonzero(has_interval.T)
+    middle = predicted.T[has_interval.T]
     low, high = (
-        middle * pc.exp(pa.array(np.nan_to_num(sign * wide.T[known.T]))).to_numpy()
+        middle * pc.exp(pa.array(np.nan_to_num(sign * wide.T[has_interval.T]))).to_numpy()
         for sign, wide in ((-1.0, below), (1.0, above))
     )
     words = pa.array(METRICS, pa.string())
@@ -96,8 +96,8 @@ def _halves(
     It goes by the class of the model, and by the requests that are running or waiting on average.
     """
     completed, e2e_ms, duration_s = _columns(middle, ("completed", "e2e_mean_ms", "duration_s"))
-    stated = _columns(scenarios, ("max_concurrency",))[0]
-    there = np.where(np.isnan(stated), completed * e2e_ms / 1e3 / _nonzero(duration_s), stated)
+    max_in_flight = _columns(scenarios, ("max_concurrency",))[0]
+    there = np.where(np.isnan(max_in_flight), completed * e2e_ms / 1e3 / _nonzero(duration_s), max_in_flight)
     in_flight = np.where(np.isnan(there), 1.0, there)
     model_names = beside(settings, "deployment_id", scenarios["deployment_id"].combine_chunks())["model"]
     experts = beside(models, "model", model_names.combine_chunks())["experts"]

@@ -58,8 +58,8 @@ def sensitivities_of_scenarios(
     )
     moves = {key: _elasticities(table) for key, table in tables.items()}
     methods = {row["scenario_id"]: ORDERED if keeps_order(short, row) else "replay" for row in world.scenarios}
-    found = _replayed(short, costs, shapes, moves, threads) if short.scenarios else []
-    rows = [(*row, methods[row[0]]) for row in found]
+    replayed = _replayed(short, costs, shapes, moves, threads) if short.scenarios else []
+    rows = [(*row, methods[row[0]]) for row in replayed]
     names = ("scenario_id", "fact", "metric", "elasticity", "method")
     columns = zip(*sorted(rows), strict=True) if rows else [[]] * len(names)
     types = dict.fromkeys(names, pa.string()) | {"elasticity": pa.float64()}
@@ -106,14 +106,16 @@ def _replayed(
             for key, one in moves.items()
             if fact in one.facts and one.values["elasticity"][one.facts.index(fact)].any()
         }
-        stated = [row for row in world.scenarios if any(fact in moves[key].facts for key in _costed(world, row, moves))]
-        served = [row for row in stated if moved.intersection(deployments_served(world, row))]
+        moved_scenarios = [
+            row for row in world.scenarios if any(fact in moves[key].facts for key in _costed(world, row, moves))
+        ]
+        served = [row for row in moved_scenarios if moved.intersection(deployments_served(world, row))]
         ends = [
             _metrics(_moved(world._replace(scenarios=served), costs, shapes, moves, fact, factor), threads)
             for factor in (1.0 + STEP, 1.0 - STEP)
             if served
         ]
-        still = [row for row in stated if row not in served]
+        still = [row for row in moved_scenarios if row not in served]
         ends = ends or [{}, {}]
         for scenario in (row["scenario_id"] for row in served):
             for metric, more in ends[0].get(scenario, {}).items():

@@ -126,8 +126,8 @@ def _statuses(scenarios: pa.Table, deployed: Deployed) -> pa.Array | pa.ChunkedA
     for deployment_ids in zip(
         *(scenarios[name].to_pylist() for name in ("deployment_id", "prefill_deployment_id")), strict=True
     ):
-        known = [name for name in deployment_ids if name in drafts]
-        broken = sorted(set().union(*(faults.get(name, ()) for key in known for name in (key, drafts[key]))))
+        drafted = [name for name in deployment_ids if name in drafts]
+        broken = sorted(set().union(*(faults.get(name, ()) for key in drafted for name in (key, drafts[key]))))
         sentences.append("; ".join(sentence for _, sentence in broken) or "served")
     return pa.array(sentences, pa.string())
 

@@ -168,8 +168,8 @@ def _loads_of(world: World, columns: Columns, scenarios: list[dict[str, Any]]) -
 
 def _objectives(scenarios: list[dict[str, Any]]) -> np.ndarray:
     """Return the largest TTFT, E2E and TPOT that are good, milliseconds; infinite where none is stated."""
-    stated = [[row[name] for name in OBJECTIVES] for row in scenarios]
-    most = np.array([[np.inf if value is None else value for value in row] for row in stated], dtype=float)
+    limits_ms = [[row[name] for name in OBJECTIVES] for row in scenarios]
+    most = np.array([[np.inf if value is None else value for value in row] for row in limits_ms], dtype=float)
     return most.reshape(-1, len(OBJECTIVES))
 
 
@@ -183,10 +183,10 @@ def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list
         served.setdefault(one.scenario, []).append(one)
     for number, row in enumerate(scenarios):
         start, stop = world.spans[row["scenario_id"]]
-        whole, real = _outcome_of(served[row["scenario_id"]], start, stop)
+        integers, real = _outcome_of(served[row["scenario_id"]], start, stop)
         samples, front = np.empty((len(SAMPLES), stop - start)), deployments_of(row)[-1]
         count_requests(
-            whole, real, columns.prompt_tokens[start:stop], columns.output_tokens[start:stop],
+            integers, real, columns.prompt_tokens[start:stop], columns.output_tokens[start:stop],
             columns.warmup[start:stop], most_ms[number], *front_end_of(world.hosts[front], world.deployments[front]),
             counts[number], sums[number], samples,
         )  # fmt: skip

@@ -33,9 +33,9 @@ def tier_rows(
     ``kv_tiers``: rows that were given, which replace those of a deployment's own ``kv_tier``; ``policies``,
     ``devices``: what engines do, and usual links; ``facts``: memory_plan, kv_layout, gpus and fabrics.
     """
-    given: dict[str, list[dict[str, Any]]] = {}
+    rows_of_deployment: dict[str, list[dict[str, Any]]] = {}
     for row in kv_tiers.to_pylist():
-        given.setdefault(row["deployment_id"], []).append(row)
+        rows_of_deployment.setdefault(row["deployment_id"], []).append(row)
     by_engine = {row["engine"]: row for row in policies.to_pylist()}
     usual = {row["tier"]: row for row in devices.to_pylist()}
     plans, layouts = (
@@ -43,15 +43,15 @@ def tier_rows(
     )
     gpus = {row["gpu"]: row for row in facts["gpus"].to_pylist()}
     port = next(row for row in facts["fabrics"].to_pylist() if row["fabric"] == STORE_FABRIC)
-    stated = {row["deployment_id"]: row for row in deployments.to_pylist()}
+    deployment_of = {row["deployment_id"]: row for row in deployments.to_pylist()}
     rows = []
     for setting in settings.to_pylist():
         key = setting["deployment_id"]
-        stated_tiers = given.get(key) or parse_tiers(stated[key].get("kv_tier") or "none")
+        stated_tiers = rows_of_deployment.get(key) or parse_tiers(deployment_of[key].get("kv_tier") or "none")
         if not stated_tiers or key not in plans:
             continue
         policy = by_engine[setting["engine"]]
-        policy = policy | {"write_policy": stated[key].get("kv_write_policy") or policy["write_policy"]}
+        policy = policy | {"write_policy": deployment_of[key].get("kv_write_policy") or policy["write_policy"]}
         parts = (policy, usual, plans[key], layouts[key], gpus[setting["gpu"]], port)
         rows += _of_deployment(setting, sorted(stated_tiers, key=lambda row: TIERS.index(row["tier"])), *parts)
     return rows

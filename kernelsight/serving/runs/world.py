@@ -226,14 +226,14 @@ def routing_of(scenario: dict[str, Any], deployment: dict[str, Any], scorers: Ma
 
     ``scorers``: weights by scorer, for what the scenario leaves open.
     """
-    stated = {name: scenario[f"router_{name}"] for name in THRESHOLDS}
+    thresholds = {name: scenario[f"router_{name}"] for name in THRESHOLDS}
     usual = deployment["rank_router"] if deployment["lock_step"] else "round_robin"
     router = records.ROUTERS.index(scenario["router"] or usual)
     weights = Weights()
     if router == records.SCORED:
         scorer_weights = parse_weights(scenario["router_weights"]) if scenario["router_weights"] else scorers
         weights = Weights(**{"tier": scorers.get("tier", 0.0), **scorer_weights})
-    return Routing(router, **{name: value for name, value in stated.items() if value is not None}, weights=weights)
+    return Routing(router, **{name: value for name, value in thresholds.items() if value is not None}, weights=weights)
 
 
 def replicas_interact(world: World, scenario: dict[str, Any], deployment: dict[str, Any], rows: np.ndarray) -> bool:
@@ -335,7 +335,7 @@ def laid_over(
     hashed = np.minimum(prompts, counts * size)
     blocks_each = np.where(hashed == prompts, -(-prompts // block), hashed // block)
     owner = np.repeat(np.arange(blocks_each.size), blocks_each)
-    place = np.arange(blocks_each.sum()) - np.repeat(np.cumsum(blocks_each) - blocks_each, blocks_each)
-    last = (np.minimum((place + 1) * block, hashed[owner]) - 1) // size
+    block_number = np.arange(blocks_each.sum()) - np.repeat(np.cumsum(blocks_each) - blocks_each, blocks_each)
+    last = (np.minimum((block_number + 1) * block, hashed[owner]) - 1) // size
     hashes = numbers[(np.cumsum(counts) - counts)[owner] + last]
-    return numbered(hashes * (place.max(initial=0) + 1) + place), blocks_each
+    return numbered(hashes * (block_number.max(initial=0) + 1) + block_number), blocks_each

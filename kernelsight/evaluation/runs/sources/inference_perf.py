@@ -27,20 +27,22 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
     accelerator = re.search(r"gke-accelerator:\s*(\S+)", manifest)
     if accelerator is None or accelerator[1] not in GPUS:
         raise InvalidInput(f"{folder / MANIFEST} names no GPU that is known; known: {', '.join(GPUS)}.")
-    stated = dict(line.flags)
-    server = {name: stated.pop(name, None) for name in ("model", "engine", "engine_version", "gpu")}
+    flags = dict(line.flags)
+    server = {name: flags.pop(name, None) for name in ("model", "engine", "engine_version", "gpu")}
     workers = {
         name: int(match[1]) if (match := re.search(rf"{name}:\s*(\d+)", client)) else 1
         for name in ("num_workers", "worker_max_concurrency", "output_len")
     }
     rows = []
     for number, path in enumerate(sorted(folder.glob(STAGES))):
-        rows.append(_run(json.loads(_text(path)), number, server, stated, workers, GPUS[accelerator[1]]))
+        rows.append(_run(json.loads(_text(path)), number, server, flags, workers, GPUS[accelerator[1]]))
     return rows, []
 
 
 def _text(path: Path) -> str:
-    check_file(path, lambda found: InvalidInput(f"file {path} {found}; give the whole folder of the run."), ROWS_BYTES)
+    check_file(
+        path, lambda problem: InvalidInput(f"file {path} {problem}; give the whole folder of the run."), ROWS_BYTES
+    )
     return path.read_text(encoding="utf-8")
 
 
@@ -48,7 +50,7 @@ def _run(
     report: dict[str, Any],
     number: int,
     server: dict[str, Any],
-    stated: dict[str, Any],
+    line_flags: dict[str, Any],
     workers: dict[str, int],
     gpu: str,
 ) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def _run(
     e2e, ttft = (done["latency"][name] for name in ("request_latency", "time_to_first_token"))
     osl = workers["output_len"]
     # arrivals at equal intervals; no temperature: Llama's generation_config.json states top_p 0.9, which vLLM takes
-    flags = {"sampling": "top_p", **stated, "burstiness": 1e4, "input_len": round(done["prompt_len"]["mean"])}
+    flags = {"sampling": "top_p", **line_flags, "burstiness": 1e4, "input_len": round(done["prompt_len"]["mean"])}
     limit = workers["num_workers"] * workers["worker_max_concurrency"]
     saturated = load["achieved_rate"] < FOLLOWED * load["requested_rate"]
     return {
@@ -64,7 +66,7 @@ def _run(
         "campaign": CAMPAIGN,
         "model": server["model"],
         "gpu": gpu,
-        "tp": stated.get("tensor_parallel_size") or 1,
+        "tp": line_flags.get("tensor_parallel_size") or 1,
         "pp": 1,
         "dp": 1,
         "ep": 1,

@@ -68,10 +68,10 @@ def sick(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
     members: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         members.setdefault(_family(row), []).append(row)
-    found = [_sign(row, members[_family(row)]) for row in rows]
+    reasons = [_sign(row, members[_family(row)]) for row in rows]
     series = [(row["task"], _deployment(row)) for row in rows]
-    outrun = Counter(key for key, reason in zip(series, found, strict=True) if reason == OUTRUN)
-    return [reason or (OUTRUN if outrun[key] > 1 else None) for key, reason in zip(series, found, strict=True)]
+    outrun = Counter(key for key, reason in zip(series, reasons, strict=True) if reason == OUTRUN)
+    return [reason or (OUTRUN if outrun[key] > 1 else None) for key, reason in zip(series, reasons, strict=True)]
 
 
 def _sign(row: Mapping[str, Any], family: Sequence[Mapping[str, Any]]) -> str | None:
