@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # flags of the load and the router that the search sets
 VARIED = frozenset(
-    "replicas trace request_rate max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps".split()
+    "replicas trace request_rate max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps concurrency_ramp_s".split()
 )
 FILES = (".csv", ".json")
 
