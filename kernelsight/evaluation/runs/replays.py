@@ -117,9 +117,7 @@ def _served(
         chosen = [[level[number] for number in rows] for level in hosts[:levels]]
         prose = [is_prose(runs[number]) for number in rows]
         mine, plans = [runs[i] for i in rows], [planned[i] for i in rows]
-        for level, served in zip(
-            rows_by_level, served_with_lengths(session, mine, plans, chosen, prose), strict=False
-        ):
+        for level, served in zip(rows_by_level, served_with_lengths(session, mine, plans, chosen, prose), strict=False):
             for number, row in zip(rows, served, strict=True):
                 level[number] = row
     return rows_by_level
