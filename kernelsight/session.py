@@ -37,7 +37,7 @@ KEPT = (
     *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
     *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
     *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
-    *("step_cost_shares", "gpu_power", "gpu_engines", "deployment_presets", "memory_defaults"),
+    *("deployment_evidence", "step_cost_shares", "gpu_power", "gpu_engines", "deployment_presets", "memory_defaults"),
 )
 # where the Python nodes are
 MODULES = tuple(

@@ -146,5 +146,7 @@ def _print(answer: dict, form: str) -> None:
     print_page(page(answer))
     for excluded in answer["excluded"]:
         note(f"excluded {excluded['n']:,}: {excluded['reason']}")
+    for sentence in answer["assumed"]:
+        note(f"assumed: {sentence}")
     for fault in answer["not_simulated"]:
         note(f"not simulated {fault['n']:,}: {fault['reason']}")

@@ -14,7 +14,7 @@ from kernelsight.cli.options import (
     open_session,
     whole_number,
 )
-from kernelsight.cli.pages.formats_line import formats_line, rests_on
+from kernelsight.cli.pages.formats_line import evidence_lines, formats_line, rests_on
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.forward.forward_step import predict_calls, predict_step
@@ -105,6 +105,7 @@ def run(arguments: Any) -> None:
                     "step_totals",
                     "memory_plan",
                     "deployment_tiers",
+                    "deployment_evidence",
                     "assumptions",
                 ],
             )
@@ -185,6 +186,8 @@ def _as_page(step: dict[str, Any]) -> list[str]:
         *([step["cliff"]] if step["cliff"] else []),
         "",
         *table_lines(rows, list(rows[0]), terminal_width()),
+        "",
+        *evidence_lines(step["evidence"]),
         "",
         f"memory per GPU: {gib(memory['memory_bytes'])} GiB, usable {gib(memory['usable_bytes'])}: "
         f"weights {gib(memory['weights_bytes'])}, activations {gib(memory['activations_bytes'])}, graphs "

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 # flags of the load and the router that the search sets
 VARIED = frozenset(
-    "replicas trace request_rate max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps".split()
+    (
+        "replicas trace request_rate max_concurrency concurrency_ramp_s "
+        "ramp_up_strategy ramp_up_start_rps ramp_up_end_rps"
+    ).split()
 )
 FILES = (".csv", ".json")
 

@@ -218,6 +218,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
             end: min(power_w * factor, drawn["limit_w"]) for end, factor in _ends(drawn["power_log_half"]).items()
         },
         **{name: tiers[name] for name in ("tier", "measured_share", "not_measured")},
+        "evidence": session.table("deployment_evidence").drop_columns(["deployment_id"]).to_pylist(),
         "kernels": kernels,
         "memory": plan,
         "settings": settings,

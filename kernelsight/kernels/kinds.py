@@ -47,6 +47,8 @@ from kernelsight.kernels.resolve import (
 ALONE = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0}
 SERVED = {**ALONE, "row_padding": 0.5}
 TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor", "points-measured")
+# the GPU was measured, but not this kernel, or not at shapes like these
+TIERS += ("gpu-measured",)
 # tiers that answer from the fit of one GPU, with its correction
 FITTED = ("target-measured", "hypothetical")
 
@@ -264,11 +266,17 @@ def _note_answer(
     """Note in a kind which tier answers, with which correction and points; return whether its GPU's own fit does."""
     swept, corrected = kind["fit"] in fits.measured, fits.corrected
     kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
-    ran_here = swept and (kind["vendor"] is None or kind["kernel"] in _kernels_of(family, kind["fit"], coefficients))
+    kernels = _kernels_of(family, kind["fit"], coefficients)
+    # a library that was measured by itself runs the same kernels in every engine
+    kind["kernel_swept"] = bool({kind["kernel"], "|".join((implementation, implementation, kind["dtype"]))} & kernels)
+    ran_here = swept and (kind["vendor"] is None or kind["kernel"] in kernels)
     has_points = kind["fit"] in fits.pointed and not hypothetical
     kind["answers"] = _answering_tier(kind["tier"], ran_here, hypothetical, kind["vendor"] in fits.vendors, has_points)
     if (kind["relinked"] or kind["twin"]) and kind["answers"] in (*FITTED, "points-measured"):
         kind["answers"] = "cross-generation"
+    # a pack without a correction of the GPU does not say which kernels its sweep held
+    kind["kernel_swept"] |= not kernels
+    kind["kernel_swept"] &= (kind.get("asked") or implementation) == implementation and not kind["unlike"]
     kind["points"] = None
     if kind["answers"] == "points-measured":
         kind["points"] = points_at(coefficients, family, kind["fit"]).count(kind["kernel"])
@@ -435,7 +443,10 @@ def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured
     if kind["unlike"]:
         return f"sweeps of other layers: {implementation}"
     if kind["answers"] == "target-measured":
-        return f"sweep of {kind['gpu']}: {implementation}"
+        without = " ".join((kind["ran"], kind.get("asked") or implementation, kind["dtype"]))
+        missing = "" if kind["kernel_swept"] else f", without {without}"
+        engine = "" if kind["ran"] == kind["engine"] else f" of {kind['ran']}"
+        return f"sweep of {kind['gpu']}{missing}: {implementation}{engine}"
     if kind["twin"]:
         return f"fit of {kind['twin']}, whose twin {kind['gpu']} is: {implementation}"
     if kind["answers"] == "hypothetical":

@@ -18,7 +18,7 @@ from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import BY_MATH, MICROSECONDS_PER_SECOND
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.kinds import TIERS, interval_half_widths
-from kernelsight.kernels.network import correction
+from kernelsight.kernels.network import FADE_OCTAVES, correction, outside
 from kernelsight.kernels.prepared import (
     COLD_BYTES,
     Part,
@@ -43,7 +43,8 @@ class Answers(NamedTuple):
 
     kinds: list[dict[str, Any]]
     kind_of_row: np.ndarray
-    evidence: list[str]
+    evidence: list[str]  # of each kind; then of each kind, at sizes that its sweep does not reach
+    evidence_of_row: np.ndarray
     results: dict[str, np.ndarray]
     tier: np.ndarray
     latency_us: np.ndarray
@@ -114,7 +115,7 @@ def figures(
             "latency_p05_us": p05,
             "latency_p95_us": p95,
             "tier": _words(TIERS, answered.tier),
-            "evidence": _words(answered.evidence, answered.kind_of_row),
+            "evidence": _words(answered.evidence, answered.evidence_of_row),
             "energy_j": dynamic + rest_w * latency / MICROSECONDS_PER_SECOND,
         }
     )
@@ -158,14 +159,31 @@ def answers(
     """Return what ``latencies`` makes its table of; ``calls`` needs the columns of ``columns_read`` alone."""
     ready = prepared(family, calls, settings, gpus, fabrics, coefficients, implementations)
     results: dict[str, np.ndarray] = {}
+    beyond = np.zeros(calls.num_rows, bool)
     for one in parts_of(ready):
         found = evaluated(ready, one, backend)
+        if "outside_octaves" in found:
+            beyond[one.rows] = found.pop("outside_octaves") > FADE_OCTAVES
         for factor in factors_of(ready, one, coefficients):
             found["latency_us"] = raised(np, is_cold(ready), found["latency_us"], found["roofline_us"], factor)
         for name, values in found.items():
             results.setdefault(name, np.empty(calls.num_rows))[one.rows] = values
     latency = limited(np, results["latency_us"], results["roofline_us"], ready.limits)
-    return Answers(ready.kinds, ready.kind_of_row, ready.evidence, results, ready.tier, latency)
+    tier, evidence_of_row = _shown(ready, beyond)
+    evidence = [*ready.evidence, *(f"{one}, at sizes beyond its own" for one in ready.evidence)]
+    return Answers(ready.kinds, ready.kind_of_row, evidence, evidence_of_row, results, tier, latency)
+
+
+def _shown(ready: Prepared, beyond: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tier of each row, and which evidence it has; ``beyond``: at sizes that its GPU's sweep does not reach.
+
+    Of a measured GPU, target-measured are the kernels that its sweep ran, at sizes like these; gpu-measured the others.
+    """
+    measured = ready.tier == TIERS.index("target-measured")
+    swept = np.array([kind["kernel_swept"] for kind in ready.kinds], bool)[ready.kind_of_row]
+    beyond = beyond & measured
+    tier = np.where(measured & (beyond | ~swept), TIERS.index("gpu-measured"), ready.tier)
+    return tier, ready.kind_of_row + len(ready.evidence) * beyond
 
 
 def evaluated(ready: Prepared, part: Part, backend: str) -> dict[str, np.ndarray]:
@@ -216,14 +234,16 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
             columns["working_set_bytes"] = columns["bytes"]
         call = form.view(xp, columns)
         latency, tiles = form.expression(xp, call, gpu, at)
+        beyond = {}
         if network is not None:
             seen = features(xp, family, call, gpu)
             latency = latency * xp.exp(correction(xp, seen, columns["node"], network))
+            beyond = {"outside_octaves": outside(xp, seen, network)}
         if tensor_work or wire_share:
             # cold data cannot beat the bound; what moves activations may, out of L2
             latency = xp.maximum(latency, roofline)
         # a call without work has a roofline too, or its eta would be infinite
-        results = {"roofline_us": xp.maximum(roofline, 2.0**-20), "bound": bound, "latency_us": latency}
+        results = {"roofline_us": xp.maximum(roofline, 2.0**-20), "bound": bound, "latency_us": latency, **beyond}
         return results if tiles is None else {**results, "tiles": tiles}
 
     return kernel

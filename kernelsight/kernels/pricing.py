@@ -150,12 +150,12 @@ def faster(gpus: pa.Table, resource: str) -> pa.Table:
 
 
 def _rests(answered: Answers, latency_row: np.ndarray, picoseconds: np.ndarray) -> list[Rest]:
-    """Return what calls rest on, with the time of each; ``place``: of each launch among the calls."""
-    kinds = len(answered.kinds)
-    code = answered.tier * kinds + answered.kind_of_row
-    sums = np.bincount(code[latency_row], picoseconds, kinds * len(TIERS))
+    """Return what calls rest on, with the time of each; ``latency_row``: of each launch among the calls."""
+    words = len(answered.evidence)
+    code = answered.tier * words + answered.evidence_of_row
+    sums = np.bincount(code[latency_row], picoseconds, words * len(TIERS))
     spent = np.flatnonzero(sums)
-    return [Rest(TIERS[one // kinds], answered.evidence[one % kinds], float(sums[one])) for one in spent.tolist()]
+    return [Rest(TIERS[one // words], answered.evidence[one % words], float(sums[one])) for one in spent.tolist()]
 
 
 def _distinct(

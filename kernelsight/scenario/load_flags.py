@@ -44,6 +44,14 @@ LOAD = (
         "C",
         spellings=("--max-concurrency", "--sessions"),
     ),
+    Flag(
+        "concurrency_ramp_s",
+        "span",
+        "closed loop: seconds over which its users (or sessions) join, one after another at equal distances",
+        "S",
+        least=0.0,
+        spellings=("--concurrency-ramp", "--concurrency-ramp-duration"),
+    ),
     Flag("num_prompts", "whole", "number of requests, or the first N of the trace", "N"),
     Flag(
         "num_warmups",

@@ -128,6 +128,8 @@ def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _ramp_up_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
+    if row.get("concurrency_ramp_s") and row.get("max_concurrency") is None:
+        yield "concurrency_ramp_s is set without max_concurrency", "Set the users who join, or ramp a rate up."
     of_ramp_up = flags_set(row, RAMP_UP)
     if not of_ramp_up:
         return

@@ -22,7 +22,7 @@ MOST_GPUS = 8
 FIRST_RATE, FIRST_USERS = 1.0, 1
 VARIED = (
     *("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
-    "replicas",
+    *("concurrency_ramp_s", "replicas"),
 )
 MOST_CANDIDATES = 2_000
 

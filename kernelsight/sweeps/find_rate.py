@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 FIRST_RATE = 1.0
-NOT_IN_GRID = ("request_rate", "max_concurrency", "trace", "ramp_up_strategy")
+NOT_IN_GRID = ("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "concurrency_ramp_s")
 
 
 def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callable[[str], None]) -> dict[str, pa.Table]:

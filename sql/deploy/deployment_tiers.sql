@@ -23,6 +23,18 @@ assumed as (
   select deployment_id, string_agg(distinct family, ', ' order by family) as families
   from spent where is_assumed group by deployment_id
 ),
+other_kernels as (
+  select deployment_id, string_agg(family, ', ' order by family) as families
+  from (
+    select deployment_id, family
+    from spent
+    group by deployment_id, family
+    -- less than a fiftieth of the time decides nothing
+    qualify sum(gpu_us) filter (tier = 'gpu-measured' and not is_assumed)
+      >= 0.02 * sum(sum(gpu_us)) over (partition by deployment_id)
+  )
+  group by deployment_id
+),
 foreign_kernels as (
   select deployment_id, string_agg(distinct family, ', ' order by family) as families
   from spent where tier = 'unmeasured-vendor' group by deployment_id
@@ -44,12 +56,14 @@ select
       when tiers.tier = 'cross-generation' then format('kernels on {}', settings.gpu)
       when tiers.tier = 'points-measured' then format('kernels on {} beside a few points', settings.gpu)
     end,
+    other_kernels.families || ' with these kernels or sizes',
     case when settings.tier <> 'roofline' and foreign_kernels.families is null then assumed.families end,
     case when settings.tier <> 'roofline' and host.assumed is not null then 'host time' end), '') as not_measured
 from deployment_settings as settings
 join gpus on gpus.gpu = settings.gpu
 left join tiers using (deployment_id)
 left join assumed using (deployment_id)
+left join other_kernels using (deployment_id)
 left join foreign_kernels using (deployment_id)
 left join host_settings as host using (deployment_id)
 left join gpu_engines on gpu_engines.gpu = settings.gpu and gpu_engines.engine = settings.engine

@@ -19,7 +19,7 @@ from kernelsight.kernels.kinds import dtype_of
 from kernelsight.kernels.nearby import Nearby
 from kernelsight.kernels.network import MOST, Network
 from kernelsight.kernels.pack import pack_table
-from tests.kernels.calls import DECLARED, STREAMING, price, random_calls, with_column
+from tests.kernels.calls import DECLARED, STREAMING, call_table, price, random_calls, with_column, work
 from tests.kernels.test_properties import RATES, ROUNDING, column, faster
 
 MEASURED, OTHER = "h100_sxm", "l40s"
@@ -124,7 +124,23 @@ def test_only_the_kernels_that_the_sweep_ran_are_corrected(family: str) -> None:
     expected = column(price(family, other, eta_coefficients=DECLARED), "latency_us")
     assert together[50:] == pytest.approx(expected, rel=3e-7)
     tiers = price(family, both, eta_coefficients=corrected_pack(family, 4))["tier"].to_pylist()
-    assert tiers == ["target-measured"] * 50 + ["cross-generation"] * 50
+    # some of the sizes that are drawn lie beyond those of the sweep
+    assert set(tiers[:50]) <= {"target-measured", "gpu-measured"} and tiers[50:] == ["cross-generation"] * 50
+
+
+def test_only_sizes_like_those_of_the_sweep_are_called_measured() -> None:
+    """The sweep reaches from 1 to 2**20 tokens: one octave further is like it, two are not."""
+    rows = [
+        {**row, "array": [float(name == "m") for name in names_of("gemm")]} if row["coefficient"] == "matter" else row
+        for row in corrected_pack("gemm", 3).to_pylist()
+    ]
+    by_tokens = pa.Table.from_pylist(rows, schema=DECLARED.schema)
+    sizes = {"m": np.array([16.0, 2.0**21, 2.0**22]), "n": np.full(3, 512.0), "k": np.full(3, 512.0)}
+    calls = call_table({**sizes, **work("gemm", sizes), "format": ["bf16"] * 3}, MEASURED, "bf16")
+    found = price("gemm", calls, eta_coefficients=by_tokens)
+    assert found["tier"].to_pylist() == ["target-measured", "target-measured", "gpu-measured"]
+    inside, beyond = f"sweep of {MEASURED}: own", f"sweep of {MEASURED}: own, at sizes beyond its own"
+    assert found["evidence"].to_pylist() == [inside, inside, beyond]
 
 
 @pytest.mark.parametrize("family", CALCULATING)

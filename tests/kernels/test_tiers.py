@@ -112,6 +112,28 @@ def test_intervals_are_those_of_the_fit_that_answers() -> None:
     assert found["latency_p95_us"] / found["latency_us"] > 1.6
 
 
+@pytest.mark.parametrize(
+    ("engine", "asked", "tier", "evidence"),
+    [
+        ("vllm", "", "target-measured", "sweep of h100_sxm: cublas"),
+        ("sglang", "", "gpu-measured", "sweep of h100_sxm, without sglang cublas bf16: cublas"),
+        ("vllm", "triton", "gpu-measured", "sweep of h100_sxm, without vllm triton bf16: cublas"),
+        ("sglang", "library", "target-measured", "sweep of h100_sxm: library"),
+    ],
+)
+def test_what_is_called_measured_is_the_kernel_that_runs(engine: str, asked: str, tier: str, evidence: str) -> None:
+    """The sweep ran cuBLAS in vLLM, and a library by itself; another engine's or another kernel is another one."""
+    at = {"level": "gpu", "gpu": "h100_sxm", "dtype": "bf16"}
+    library = row("choice", "rows", 1.0, engine="library", implementation="library", **at)
+    held = [row("interval", "half", 0.1, gpu="h100_sxm", dtype=f"{name}|bf16", position=knot)
+            for name in ("vllm|cublas", "library|library") for knot in range(5)]  # fmt: skip
+    swept = pa.concat_tables([FITS, pack_table([library, *correction_arrays(held)])])
+    calls = call_table({**SIZES, **work("gemm", SIZES), "format": ["bf16"]}, "h100_sxm", "bf16")
+    calls = with_column(calls, "engine", [engine]).append_column("implementation", pa.array([asked]))
+    found = price("gemm", calls, tier="auto", eta_coefficients=swept).to_pylist()[0]
+    assert (found["tier"], found["evidence"]) == (tier, evidence)
+
+
 def test_a_hypothetical_gpu_has_the_fit_of_its_likeness_and_an_interval_of_its_own() -> None:
     """What a sweep says of the errors on its own GPU says nothing of a GPU that nobody has built."""
     gpus = FACTS["gpus"]

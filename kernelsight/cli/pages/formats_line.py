@@ -1,11 +1,12 @@
-"""The line on number formats in the head of a report, and the line on what its figures rest on."""
+"""The line on number formats in the head of a report, and the lines on what its figures rest on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.number_format import percent
+from kernelsight.present.output import table_lines, terminal_width
 
 CLASSES = {"attention_format": "attention", "ffn_format": "feed-forward", "expert_format": "experts"}
 WEIGHT_ONLY = ("int4_wo", "int8_wo")
@@ -48,3 +49,20 @@ def rests_on(answer: Mapping[str, Any]) -> str:
     share = f" ({percent(answer['measured_share'])} of GPU time)" if is_measured else ""
     missing = answer["not_measured"]
     return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"
+
+
+def evidence_lines(evidence: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what each component of the steps rests on, as a table; ``evidence``: as in the JSON of `simulate`.
+
+    >>> row = {"component": "experts", "tier": "gpu-measured", "measured_share": 0.2, "evidence": "sweep of a: b"}
+    >>> print(*evidence_lines([row]), sep="\\n")
+    component  tier          measured  rests on
+    ---------  ------------  --------  -------------
+    experts    gpu-measured  20%       sweep of a: b
+    """
+    rows = [
+        {"component": f"{row['pool']}: {row['component']}" if row.get("pool") else row["component"]}
+        | {"tier": row["tier"], "measured": percent(row["measured_share"]), "rests on": row["evidence"]}
+        for row in evidence
+    ]
+    return table_lines(rows, list(rows[0]), terminal_width()) if rows else []

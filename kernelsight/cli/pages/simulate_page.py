@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.cli.pages.advice_lines import advice_lines
-from kernelsight.cli.pages.formats_line import formats_line, rests_on
+from kernelsight.cli.pages.formats_line import evidence_lines, formats_line, rests_on
 from kernelsight.number_format import gib, interval, number, percent
 from kernelsight.present.output import table_lines, terminal_width
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES
@@ -26,6 +26,7 @@ def simulation_page(answer: dict[str, Any]) -> list[str]:
         _latencies(answer),
         [f"rejected requests: {', '.join(rejected)}", *_why_rejected(answer)] if rejected else [],
         _kernels(answer["breakdown"]),
+        evidence_lines(answer["evidence"]),
         [*_memory(answer["memory"], answer["settings"]), "assumed:", *(f"  - {why}" for why in answer["assumed"])],
     )
     return [line for lines in sections if lines for line in ["", *lines]][1:]

@@ -28,6 +28,12 @@ METRICS = {
     "e2e_p99": Metric("e2e_p99_ms", "e2e_p99_ms", "e2e_p99"),
     "throughput": Metric("output_throughput", "output_throughput", "output_throughput"),
 }
+# our columns for clients that take the mean gap of each request first, which is its TPOT; a mean over tokens is that
+# over gaps again
+ITL_COLUMNS = {
+    "requests": {"itl_p50_ms": "tpot_p50_ms", "itl_mean_ms": "tpot_mean_ms"},
+    "tokens": {"itl_p50_ms": "tpot_p50_ms"},
+}
 ORDER = ("engine", "model", "gpu", "tp", "run_id")
 # campaigns of which a fifth, drawn by the id of the run, is for fitting and never scored
 WITH_FITTING_FIFTH = ("inferencex", "gap_analysis")
@@ -61,7 +67,8 @@ def compared(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, dic
     """
     answer = {}
     for name, metric in METRICS.items():
-        measured, predicted = run.get(metric.measured), served["predicted"].get(metric.predicted)
+        column = ITL_COLUMNS.get(run.get("itl_over") or "", {}).get(metric.predicted, metric.predicted)
+        measured, predicted = run.get(metric.measured), served["predicted"].get(column)
         if measured is None or predicted is None:
             continue
         if name == "throughput" and run.get("while_full"):

@@ -133,8 +133,6 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         "input_len": run["isl"],
         "output_len": run["osl"],
     }
-    if "distinct_prompts" in recipe_fields:  # all but the last token belong to a shared prefix
-        flags |= {"num_prefixes": recipe_fields["distinct_prompts"], "prefix_len": run["isl"] - 1, "input_len": 1}
     for name in ("max_num_batched_tokens", "max_num_seqs", "max_cudagraph_capture_size"):
         if name in recipe_fields:
             flags[name] = tokens_of(recipe_fields[name], sizes)
@@ -146,8 +144,13 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         del flags["expert_parallel_size"]
     if run.get("stated_flags"):
         flags |= json.loads(run["stated_flags"])
+    # of prompts that are sent again all but the last token belong to a shared prefix
+    if distinct := flags.pop("distinct_prompts", recipe_fields.get("distinct_prompts")):
+        flags |= {"num_prefixes": distinct, "prefix_len": run["isl"] - 1, "input_len": 1}
     if most := flags.pop("output_len_limit", None):  # of the client, not of the engine
         flags = with_limited_outputs(flags, most)
+    if "ramp_up_strategy" in flags:  # whose mean the stated rate is
+        flags["request_rate"] = None
     if "trace" in flags:  # which has the requests
         flags = {name: value for name, value in flags.items() if name not in OF_SYNTHETIC_LOADS}
     return {name: value for name, value in flags.items() if value is not None}, names

@@ -24,7 +24,8 @@ from kernelsight.evaluation.runs.scores import (
     repeats,
     with_errors,
 )
-from kernelsight.evaluation.runs.simulate_runs import Planned, plan_runs, serve_runs, settings_of
+from kernelsight.evaluation.runs.simulate_runs import Planned, plan_runs, settings_of
+from kernelsight.evaluation.runs.unknown_lengths import served_with_lengths
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -96,7 +97,8 @@ def replay_left_out(
         constants[campaign] = fit_over_campaigns(fitting, *errors, without=campaign)
         numbers = [number for number, run in enumerate(replayed) if run["campaign"] == campaign]
         hosts = [[EngineHost(constants[campaign])] * len(numbers)]
-        (served,) = serve_runs(session, [planned[i] for i in numbers], hosts, [prose[i] for i in numbers])
+        mine, plans = [replayed[i] for i in numbers], [planned[i] for i in numbers]
+        (served,) = served_with_lengths(session, mine, plans, hosts, [prose[i] for i in numbers])
         rows += [scored_row(replayed[i], row) for i, row in zip(numbers, served, strict=True)]
     return rows, constants
 
@@ -114,9 +116,8 @@ def _served(
         rows = [number for number, run in enumerate(runs) if is_scored_separately(run) == apart]
         chosen = [[level[number] for number in rows] for level in hosts[:levels]]
         prose = [is_prose(runs[number]) for number in rows]
-        for level, served in zip(
-            rows_by_level, serve_runs(session, [planned[i] for i in rows], chosen, prose), strict=False
-        ):
+        mine, plans = [runs[i] for i in rows], [planned[i] for i in rows]
+        for level, served in zip(rows_by_level, served_with_lengths(session, mine, plans, chosen, prose), strict=False):
             for number, row in zip(rows, served, strict=True):
                 level[number] = row
     return rows_by_level

@@ -34,6 +34,7 @@ from kernelsight.evaluation.runs.subsets import (
     over_groups,
     scored_runs,
 )
+from kernelsight.evaluation.runs.unknown_lengths import assumed_lengths
 
 AXES = {
     "gpu": lambda row: (row["gpu"],),
@@ -53,7 +54,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     decoding and those with a reason of their own (``scored_separately``) are scored separately. Runs that lack TTFT or
     TPOT are in ``campaigns`` alone.
     """
-    campaigns = campaign_scores(scored_of_campaigns(rows))
+    campaigns, all_rows = campaign_scores(scored_of_campaigns(rows)), rows
     rows = [row for row in rows if measured_both(row)]
     scored = [dict(row) for row in scored_runs(rows)]
     disaggregated = [row for row in rows if row.get("prefill_workers") and not row.get("scored_separately")]
@@ -72,6 +73,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "groups": grouped(served, GROUP, by_group),
         "by": {name: grouped(served, (name,), of) for name, of in AXES.items()},
         "not_simulated": counted(row["status"] for row in scored if not row.get("errors")),
+        "assumed": assumed_lengths(all_rows),
         "signs": grouped([row for row in served if row["sign"]], ("sign",), lambda row: (row["sign"],)),
         "without_signs": {
             kind: scores(row for row in served if not row["sign"] and row["is_moe"] == moe)

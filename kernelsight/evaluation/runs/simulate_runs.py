@@ -25,7 +25,7 @@ INTERVALS = {"ttft_mean_ms": "ttft", "tpot_mean_ms": "tpot", "e2e_mean_ms": "e2e
 # what campaigns measured beside means of TTFT and TPOT, by the columns of scenario_summary
 THROUGHPUT = "output_throughput"
 FURTHER_INTERVALS = {"e2e_p99_ms": "e2e_p99", THROUGHPUT: THROUGHPUT}
-PREDICTED = ("itl_mean_ms", "itl_p50_ms", "e2e_mean_ms", "e2e_p99_ms", "request_throughput", THROUGHPUT)
+PREDICTED = ("itl_mean_ms", "itl_p50_ms", "tpot_p50_ms", "e2e_mean_ms", "e2e_p99_ms", "request_throughput", THROUGHPUT)
 # what falls where steps take longer
 RATES = (THROUGHPUT, FULL_THROUGHPUT, "request_throughput")
 SUMMARY = (

@@ -77,7 +77,8 @@ class Load(NamedTuple):
     ``hashes``: the hash blocks of all prompts, concatenated, as numbers from 0; request i has those from
     ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens per hash block; 0: no hashes.
     ``priority``: lower goes first; empty: all equal. ``waits``: which requests wait for which; None: none does. The
-    first ``warmups`` requests finish before the clock of the others starts. ``max_concurrency``: sessions in progress.
+    first ``warmups`` requests finish before the clock of the others starts. ``max_concurrency``: sessions in progress;
+    ``user_us``: between the first moments at which it is one more.
     """
 
     arrival_us: np.ndarray
@@ -90,6 +91,7 @@ class Load(NamedTuple):
     waits: Waits | None = None
     warmups: int = 0
     max_concurrency: int = NO_LIMIT
+    user_us: float = 0.0
 
 
 class Tier(NamedTuple):

@@ -43,6 +43,7 @@ class Loads(NamedTuple):
     count: np.ndarray
     warmups: np.ndarray
     max_concurrency: np.ndarray
+    user_us: np.ndarray
     most_ms: np.ndarray  # (scenarios, 3) largest TTFT, E2E and TPOT that are good; infinite: no objective
 
 
@@ -123,6 +124,7 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
     clients["warmups"] = clients["warmups_left"] = loads.warmups
     clients["filled"] = loads.count
     clients["max_concurrency"], clients["front"] = loads.max_concurrency, 1
+    clients["user_us"] = loads.user_us
     engines = engine_records([pool._replace(engines=k)], clients["now"])
     limits = limit_records([pool._replace(engines=k)], NO_HASHES)
     limits["requests"] = loads.count

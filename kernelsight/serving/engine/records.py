@@ -189,6 +189,7 @@ CLIENT = record(
     warmups_left=_WHOLE,
     offset_us=_REAL,  # from arrival times to simulated time
     max_concurrency=_WHOLE,
+    user_us=_REAL,  # between two users who join a closed loop; 0: all are there at once
     router=_WHOLE,
     routed=_WHOLE,  # routed requests
     front=_WHOLE,  # engines that it sends to: all, or the prefill engines, which come first

@@ -123,6 +123,7 @@ def client_record(load: Load, routing: Routing, front: int, transfer: Transfer |
         client["next"] = np.setdiff1d(np.arange(load.arrival_us.size), load.waits.request)[0]
     client["warmups"] = client["warmups_left"] = load.warmups
     client["max_concurrency"], client["hash_tokens"] = load.max_concurrency, load.hash_tokens
+    client["user_us"] = load.user_us
     client["front"], client["prefills"] = front, transfer is not None
     if transfer is not None:
         client["link"] = tuple(transfer)

@@ -19,6 +19,8 @@ from kernelsight.serving.runs.full_batch import Lengths, Station, lengths_of, st
 from kernelsight.serving.runs.pools import replicated
 from kernelsight.serving.runs.world import World, pool_of
 
+# a burstiness from which arrivals are as good as regular
+LEAST_REGULAR = 100.0
 COLUMNS = {
     **{"scenario_id": pa.string(), "capacity": pa.float64(), "capacity_low": pa.float64()},
     **{"capacity_high": pa.float64(), "capacity_limit": pa.string(), "asked_rate": pa.float64(), "load": pa.float64()},
@@ -39,6 +41,7 @@ def capacities(world: World, statistics: pa.Table) -> pa.Table:
             prompts, outputs = (world.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
             loads[start, stop, cached] = lengths_of(prompts, outputs, cached), int((prompts + outputs).max())
         lengths, longest = loads[start, stop, cached]
+        lengths = lengths._replace(burstiness=min(scenario["burstiness"] or 1.0, LEAST_REGULAR))
         keys = tuple(deployments_of(scenario))
         replicas = tuple(scenario[name] for name in ("replicas", "prefill_replicas", "decode_replicas"))
         at_once = min(stop - start, scenario["max_concurrency"] or stop - start)

@@ -26,6 +26,8 @@ MOST_COUNTS = 16
 # is full the newest request goes, which holds its prompt; all of them, if free blocks did a random walk between two
 # admissions. The simulator's own runs have 0.4 to 0.8
 COMPUTED_AGAIN = 0.6
+# rounds in which rate and cohorts agree: each takes off four fifths of what is left, or more
+COHORT_ROUNDS = 6
 STEPS, KV, FRONT_END = "steps", "KV cache", "front end"
 
 
@@ -38,6 +40,7 @@ class Lengths(NamedTuple):
     longest: int  # decode steps of the longest answer
     context: float
     whole: float  # tokens at the end
+    burstiness: float = 1.0  # shape of the gamma distribution between two arrivals; 1: independent of each other
 
 
 class Station(NamedTuple):
@@ -248,10 +251,38 @@ class FullEngine(NamedTuple):
     def _prefill_first(self) -> Time:
         """Steps that decode alone, and before them steps for the prompts that wait."""
         begin = self.batch / self.steps
-        parts = [(1.0, self._step(self.batch, 0.0, begin))]
-        for share, count in counts_of(begin):
+        decode = self._step(self.batch, 0.0, begin)
+        time = self._with_prompts(decode, begin, counts_of(begin))
+        if self.lengths.longest > self.lengths.decodes:
+            return time
+        # answers of one length that began together end together, and others begin together in their seats: those that
+        # arrived before seats were short, in the steps with prompts between two that decode
+        for _ in range(COHORT_ROUNDS):
+            first, again = self._prompts_follow(decode, time, begin)
+            time = self._with_prompts(decode, begin, cohorts_of(begin, first, again))
+        return time
+
+    def _with_prompts(self, decode: Time, begin: float, counts: Iterable[tuple[float, float]]) -> Time:
+        """Return the time of a request where ``counts`` (share of decode steps, prompts before them) begin."""
+        parts = [(1.0, decode)]
+        for share, count in counts:
             parts += [(share * steps, time) for steps, time in self._prompts(count, begin)]
         return _sum((share / begin, time) for share, time in parts)
+
+    def _prompts_follow(self, decode: Time, time: Time, begin: float) -> tuple[float, float]:
+        """Return how often prompts come next after a step that decodes, and after one of prompts, while seats are free.
+
+        A step has prompts if any arrived in the step before it; with asynchronous scheduling, in the one before that.
+        Every other step then depends on each other alone, and where both kinds follow, neither knows of the last step.
+        """
+        after_decode = any_arrives(decode.total_us / time.total_us, self.lengths.burstiness)
+        tokens = begin * self.lengths.prompt / max(after_decode, 1e-9)
+        prompts = self._step(0.0, min(max(tokens * (1.0 - after_decode), self.lengths.prompt), self.budget), begin)
+        after_prompts = any_arrives(prompts.total_us / time.total_us, self.lengths.burstiness)
+        if not self.limits.asynchronous:
+            return after_decode, after_prompts
+        mean = after_decode / (1.0 + after_decode - after_prompts)
+        return mean, mean
 
     def _static(self) -> Time:
         """A batch that ends with its longest answer; answers that ended leave their seats empty."""
@@ -363,9 +394,57 @@ def counts_of(mean: float) -> list[tuple[float, float]]:
     numbers = np.arange(most + 1)
     logs = numbers * math.log(mean) - mean - np.array([math.lgamma(number + 1.0) for number in numbers])
     shares = np.exp(logs)
-    shares /= shares.sum()
-    groups = np.array_split(numbers, min(MOST_COUNTS, numbers.size))
-    sums = [(float(shares[group].sum()), float((shares[group] * group).sum())) for group in groups]
+    return grouped(numbers, shares / shares.sum())
+
+
+def any_arrives(mean: float, burstiness: float) -> float:
+    """Return the probability that any of ``mean`` requests arrives: one less that of none.
+
+    As of a negative binomial number with the variance that arrivals of this burstiness have over a long time.
+
+    >>> round(any_arrives(0.5, 1.0), 3), round(any_arrives(0.5, 0.5), 3)
+    (0.393, 0.293)
+    """
+    together = mean if abs(burstiness - 1.0) < 1e-6 else mean * burstiness * math.log(burstiness) / (burstiness - 1.0)
+    return -math.expm1(-together)
+
+
+def cohorts_of(mean: float, first: float, again: float) -> list[tuple[float, float]]:
+    """Return (share of decode steps, requests that begin after them at once), ``mean`` of them over all steps.
+
+    After ``first`` of the steps there are any; they arrived in one step, and with ``again`` in one more, and so on: in
+    each as many as independent arrivals that are not none.
+
+    >>> [(round(share, 3), round(count, 2)) for share, count in cohorts_of(0.5, 0.4, 0.1)][:3]
+    [(0.318, 1.0), (0.066, 2.0), (0.012, 3.0)]
+    """
+    of_step = max(mean * (1.0 - again) / first, 1.0)
+    rate = _mean_before_none_left_out(of_step)
+    most = math.ceil(4.0 + 8.0 * mean / first)
+    numbers = np.arange(1, most + 1)
+    one = np.exp(numbers * math.log(rate) - rate - np.array([math.lgamma(number + 1.0) for number in numbers]))
+    one /= one.sum()
+    shares = (1.0 - again) * one
+    for number in range(1, most):
+        shares[number] += again * float(one[:number] @ shares[number - 1 :: -1])
+    # what is cut off is given to all
+    shares *= first / shares.sum()
+    return grouped(numbers, shares)
+
+
+def _mean_before_none_left_out(mean: float) -> float:
+    """Return the mean of a Poisson number whose mean without zeros is ``mean``, at least a little."""
+    low, high = 1e-6, max(mean, 1e-5)
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if middle / -math.expm1(-middle) < mean else (low, middle)
+    return high
+
+
+def grouped(numbers: np.ndarray, shares: np.ndarray) -> list[tuple[float, float]]:
+    """Return (share, mean number) of at most MOST_COUNTS groups of neighbours."""
+    groups = np.array_split(np.arange(numbers.size), min(MOST_COUNTS, numbers.size))
+    sums = [(float(shares[group].sum()), float((shares[group] * numbers[group]).sum())) for group in groups]
     return [(share, total / share) for share, total in sums if share > 1e-12]
 
 

@@ -26,7 +26,7 @@ from kernelsight.serving.runs.result_tables import histogram_rows, histogram_tab
 from kernelsight.serving.runs.statistics_tables import QUANTILES, Counted, joined, quantiles_of
 from kernelsight.serving.runs.threads import over_threads
 from kernelsight.serving.runs.tiers import moved_rows
-from kernelsight.serving.runs.world import World, pool_of, shares_prefixes
+from kernelsight.serving.runs.world import World, pool_of, shares_prefixes, user_us_of
 
 if TYPE_CHECKING:
     from kernelsight.serving.runs.result_tables import Replica
@@ -161,7 +161,8 @@ def _loads_of(world: World, columns: Columns, scenarios: list[dict[str, Any]]) -
     first, count = spans[:, 0].copy(), spans[:, 1] - spans[:, 0]
     warmups = [int(columns.warmup[start:stop].sum()) for start, stop in spans.tolist()]
     concurrency = [NO_LIMIT if row["max_concurrency"] is None else row["max_concurrency"] for row in scenarios]
-    return Loads(first, count, np.array(warmups), np.array(concurrency, np.int64), objectives_of(scenarios))
+    users = np.array([user_us_of(row) for row in scenarios], dtype=float)
+    return Loads(first, count, np.array(warmups), np.array(concurrency, np.int64), users, objectives_of(scenarios))
 
 
 def objectives_of(scenarios: list[dict[str, Any]]) -> np.ndarray:

@@ -217,8 +217,19 @@ def load_of(
         priority=columns["priority"][every],
         warmups=int(columns["warmup"][every].sum()),
         max_concurrency=records.NO_LIMIT if concurrency is None else concurrency,
+        user_us=user_us_of(scenario),
         waits=world.waits.get(scenario["scenario_id"]),
     )
+
+
+def user_us_of(scenario: Mapping[str, Any]) -> float:
+    """Return the time between two users who join a closed loop, microseconds: the last one joins as the ramp ends.
+
+    >>> user_us_of({"concurrency_ramp_s": 6.0, "max_concurrency": 4}), user_us_of({"concurrency_ramp_s": None})
+    (2000000.0, 0.0)
+    """
+    ramp_s = scenario["concurrency_ramp_s"]
+    return 1e6 * ramp_s / max(scenario["max_concurrency"] - 1, 1) if ramp_s else 0.0
 
 
 def routing_of(scenario: dict[str, Any], deployment: dict[str, Any], scorers: Mapping[str, float]) -> Routing:

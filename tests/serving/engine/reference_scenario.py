@@ -285,7 +285,7 @@ class Client:
         for i in begins:
             self.others.setdefault(self.session[i], []).append(i)
         self.unsent = deque(i for i in begins if self.others[self.session[i]][0] == i)
-        self.free = load.max_concurrency
+        self.free, self.in_flight, self.user_us = load.max_concurrency, 0, load.user_us
         self.turns: list[tuple[float, int]] = []
         self.left = len(requests)
         self.given_up: list[tuple[int, int]] = []  # and what each of them waited for
@@ -297,7 +297,10 @@ class Client:
         turn_us = self.turns[0][0] if self.turns else math.inf
         if not self.unsent or not self.free or (self.unsent[0] >= self.warmups and self.warmups_left):
             return turn_us
-        return min(turn_us, max(self.requests[self.unsent[0]].arrival_us + self.offset, now))
+        moment_us = max(self.requests[self.unsent[0]].arrival_us + self.offset, now)
+        if self.unsent[0] >= self.warmups:
+            moment_us = max(moment_us, self.in_flight * self.user_us + self.offset)
+        return min(turn_us, moment_us)
 
     def take(self, now: float) -> int:
         """The request that goes out now."""
@@ -305,6 +308,7 @@ class Client:
             return heapq.heappop(self.turns)[1]
         first = self.unsent.popleft()
         self.free -= 1
+        self.in_flight += 1
         for i in self.others[self.session[first]][1:]:
             heapq.heappush(self.turns, (max(self.requests[i].arrival_us + self.offset, now), i))
         return first
@@ -330,6 +334,7 @@ class Client:
         """A request of a session is over; with its last one the slot is free."""
         self.in_session[self.session[i]] -= 1
         self.free += not self.in_session[self.session[i]]
+        self.in_flight -= not self.in_session[self.session[i]]
 
     def give_up(self, i: int) -> None:
         """What waits for a request that was turned away is never sent; its engine is that of the request."""

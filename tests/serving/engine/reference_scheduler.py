@@ -16,7 +16,7 @@ semantics leave a choice open:
   time it sees those that are visible now. A request is visible ``request_us``
   and ``per_prompt_token_us`` for each token of its prompt after it is sent, and not before those sent before it.
 - Closed loop: at most ``max_concurrency`` requests in flight. The next one is sent when one ends (at the end of that
-  step), or at its arrival if a slot is free by then.
+  step), or at its arrival if a slot is free by then. With ``user_us`` slot number n is there from n times that on.
 - prompt + output > ``max_model_len``, or without chunking a prompt > budget, is rejected as too long; a request that
   could never fit the KV units is rejected for memory. Rejected requests free their slot at once.
 - Without chunking a prompt is computed whole or waits; only a recomputed one that has outgrown the budget is cut, and
@@ -187,9 +187,9 @@ class Run:
 class Client:
     """Sends the requests in order, each into a free slot; a slot remembers since when it is free."""
 
-    def __init__(self, requests: Sequence[Request], max_concurrency: int) -> None:
+    def __init__(self, requests: Sequence[Request], max_concurrency: int, user_us: float = 0.0) -> None:
         self.unsent = deque(requests)
-        self.slots = [-math.inf] * min(max_concurrency, len(requests))
+        self.slots = [number * user_us or -math.inf for number in range(min(max_concurrency, len(requests)))]
 
     def next_send_us(self) -> float:
         """When the next request goes out, as far as is known now."""
@@ -584,6 +584,7 @@ def serve(
     hash_tokens: int = 0,
     max_concurrency: int = 2**63 - 1,
     tiers: Any = None,
+    user_us: float = 0.0,
 ) -> Run:
     """Serve requests, which are in order of arrival, until all ended; ``gpu_time`` says what a step costs.
 
@@ -592,7 +593,7 @@ def serve(
     tokens until its load has ended; else the first step with it waits for the load.
     Raises RuntimeError after MOST_STEPS steps.
     """
-    client = Client(requests, max_concurrency)
+    client = Client(requests, max_concurrency, user_us)
     scheduler = Scheduler(limits, hash_tokens, tiers)
 
     def accept(request: Request) -> bool:

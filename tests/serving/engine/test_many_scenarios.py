@@ -25,10 +25,11 @@ def in_one_call(loads: list[inputs.Load], world: World) -> Results:
         np.concatenate([np.arange(size) < warm for size, warm in zip(count, warmups, strict=True)]),
     )
     concurrency = np.array([load.max_concurrency for load in loads])
+    users = np.array([load.user_us for load in loads])
     objectives = np.full((count.size, 3), np.inf)
     pool = replica.Pool(world.limits, world.host, packed_costs.pack(world.surface))
     workspace = Workspace.of(int(count.max()), world.limits.max_num_seqs, pool.costs.values.size)
-    asked = Loads(np.cumsum(count) - count, count, warmups, concurrency, objectives)
+    asked = Loads(np.cumsum(count) - count, count, warmups, concurrency, users, objectives)
     return in_time(lambda: serve_loads(columns, asked, pool, workspace))
 
 

@@ -12,7 +12,7 @@ import pytest
 from kernelsight.serving.engine import records
 from kernelsight.serving.engine.served import Served
 from kernelsight.serving.runs.pools import padded_tokens
-from tests.serving.engine.worlds import World, constant_world, run_loop
+from tests.serving.engine.worlds import World, constant_world, run_loop, run_reference
 
 START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS, HOST, FOUND, LOOKED_UP, PREEMPTED = range(11)
 
@@ -166,6 +166,15 @@ def test_a_closed_loop_sends_the_next_request_when_one_ends() -> None:
     assert served.out.scheduled_us.tolist() == [30, 260, 490]
     assert finish(served) == [230, 460, 690]
     assert served.totals.idle_us == 90
+
+
+def test_users_join_a_closed_loop_one_after_another() -> None:
+    # three users, 250 us apart: the first one alone sends its second and third request, then the second one joins
+    # while the third request runs; the third user joins at 500, when the first two wait for nothing
+    world = constant_world([(0, 4, 1)] * 3 + [(0, 4, 4), (0, 4, 1), (0, 4, 1)], max_concurrency=3)
+    served = run_loop(world._replace(load=world.load._replace(user_us=250.0)))
+    assert served.out.sent_us.tolist() == [0, 100, 200, 250, 300, 400]
+    assert run_reference(world._replace(load=world.load._replace(user_us=250.0))).requests[4].sent_us == 300
 
 
 def test_the_front_end_hands_requests_on_in_their_order() -> None:

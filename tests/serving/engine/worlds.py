@@ -52,7 +52,8 @@ def run_reference(world: World) -> Run:
     """Run the reference scheduler."""
     load, requests = world.load, reference_requests(world.load)
     costs = Costs(world.surface, world.limits.window_tokens)
-    return serve(requests, world.limits, world.host, costs.gpu_time, load.hash_tokens, load.max_concurrency)
+    how = {"max_concurrency": load.max_concurrency, "user_us": load.user_us}
+    return serve(requests, world.limits, world.host, costs.gpu_time, load.hash_tokens, **how)
 
 
 def reference_requests(load: inputs.Load) -> list[Request]:
@@ -128,7 +129,8 @@ def worlds(draw: st.DrawFn) -> World:
     surface = draw_surface(dice, limits, whole, constant=draw(st.booleans()))
     limits = limits._replace(capacity_units=draw(capacities(limits, requests)))
     concurrency = draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 1, 2, 3, 5]))
-    return World(limits, host, surface, load_of(requests)._replace(max_concurrency=concurrency))
+    user_us = draw(st.sampled_from([0.0, 0.0, 700.0]))
+    return World(limits, host, surface, load_of(requests)._replace(max_concurrency=concurrency, user_us=user_us))
 
 
 @st.composite
@@ -356,6 +358,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
     host = host._replace(base_us=host.base_us + limits.batch_wait_us)
     arrival_us = load.arrival_us if draw(st.booleans()) else np.full_like(load.arrival_us, load.arrival_us[0])
     load = load._replace(arrival_us=np.floor(arrival_us), max_concurrency=draw(st.sampled_from([NO_LIMIT, 1, 2, 4])))
+    load = load._replace(user_us=draw(st.sampled_from([0.0, 0.0, 700.0])))
     warmups = draw(st.sampled_from([0, 0, 1, 2]))
     routing = inputs.Routing(
         router=draw(st.sampled_from(range(len(records.ROUTERS)))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.serving.runs.full_batch import counts_of, lengths_of, prompt_steps
+from kernelsight.serving.runs.full_batch import cohorts_of, counts_of, lengths_of, prompt_steps
 from kernelsight.session import connect
 
 SMALL = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 16, "input_len": 300, "output_len": 40, "range_ratio": 0.5}
@@ -81,6 +81,33 @@ def test_near_the_capacity_it_is_said_and_intervals_are_wide(flooded):
     middle, slower = (next(row for row in ends if row["end"] == end) for end in ("middle", "slower steps"))
     assert slower["tpot_mean_ms"] > 1.04 * middle["tpot_mean_ms"]
     assert "slower steps" not in runs[0].table("request_statistics_at_ends")["end"].to_pylist()
+
+
+def test_answers_of_one_length_that_began_together_end_together():
+    """Prompts first: a queue keeps the groups that arrivals made while seats were free, and burstier ones are larger.
+
+    Independent of each other, they would begin in more steps, each with its own cost.
+    """
+    flags = SMALL | {"engine": "sglang", "max_num_seqs": 64, "input_len": 128, "output_len": 64, "range_ratio": 1.0}
+    with connect() as session:
+
+        def row(**load):
+            return session.what_if([flags | load]).table("scenario_summary").to_pylist()[0]
+
+        capacity = row(request_rate=1.0, num_prompts=8)["capacity"]
+        assert row(request_rate=1.0, num_prompts=8, burstiness=0.3)["capacity"] > 1.005 * capacity
+        served = row(request_rate=0.98 * capacity, num_prompts=4000)
+        beyond = row(request_rate=1.15 * capacity, num_prompts=4000)
+    # a queue that stays short below the capacity, and grows above it
+    assert served["queue_mean_ms"] < 0.3 * served["e2e_mean_ms"]
+    assert beyond["queue_mean_ms"] > 0.5 * beyond["e2e_mean_ms"]
+
+
+@pytest.mark.parametrize("mean, first, again", [(0.5, 0.4, 0.1), (2.0, 0.6, 0.6), (30.0, 0.9, 0.8)])
+def test_cohorts_hold_the_requests_that_begin(mean: float, first: float, again: float):
+    found = cohorts_of(mean, first, again)
+    assert sum(share for share, _ in found) == pytest.approx(first)
+    assert sum(share * count for share, count in found) == pytest.approx(mean, rel=0.03)
 
 
 @pytest.mark.parametrize("begin, prompt, room", [(0.1, 500.0, 1000.0), (3.0, 200.0, 900.0), (0.2, 2600.0, 1000.0)])

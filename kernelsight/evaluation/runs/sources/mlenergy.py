@@ -26,6 +26,9 @@ GPUS = {"H100": "h100_sxm", "B200": "b200_sxm"}
 # tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices; the
 # others were chosen on H100 (chat of dense models, completion by Qwen3-Coder-30B) and checked on B200
 PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 600, "sourcegraph-fim": 2000}
+# the 90 % interval of these means, estimated: half as much more or less for questions with their choices, a factor of
+# three for numbers that rows have chosen (prompts of a conversation hold the turns before them)
+PROMPT_RANGES = {"gpqa": (200, 450), "lm-arena-chat": (200, 1800), "sourcegraph-fim": (700, 6000)}
 # requests of a task; more are these, sent again as a whole (num_requests of configs/vllm/<task>/benchmark.yaml and
 # num_request_repeats of sweeps.yaml; load_requests of mlenergy/llm/workloads.py), which vLLM finds cached while it can
 DISTINCT_PROMPTS = {"gpqa": 198, "lm-arena-chat": 1024, "sourcegraph-fim": 1024}
@@ -132,7 +135,7 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
         flags |= {"length_distribution": "lognormal", "output_len_cv": spread}
         flags["output_len_limit"] = OUTPUT_LIMITS[row["task"]]
     if row["requests"] > (distinct := DISTINCT_PROMPTS[row["task"]]):
-        flags |= {"num_prefixes": distinct, "prefix_len": PROMPT_TOKENS[row["task"]] - 1, "input_len": 1}
+        flags["distinct_prompts"] = distinct
     served = dict(_STATED.get((row["task"], row["model"], row["gpu"]), {}))
     return {
         "run_id": f"{CAMPAIGN}/{row['task']}/{row['model']}/{row['gpu']}/{row['gpus']}/{experts}/{row['max_num_seqs']}",
@@ -148,6 +151,7 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
         "engine_version": ENGINE_VERSION,
         "quantization": {"bfloat16": "bf16"}.get(row["weight_precision"], row["weight_precision"]),
         "isl": PROMPT_TOKENS[row["task"]],
+        **dict(zip(("isl_low", "isl_high"), PROMPT_RANGES[row["task"]], strict=True)),
         "osl": round(row["output_tokens_mean"]),
         "num_prompts": row["requests"],
         "max_concurrency": row["max_num_seqs"],

@@ -112,7 +112,7 @@ def test_what_is_here_of_other_campaigns_is_read() -> None:
     assert counted == {"trtllm_tables": 349, "mlenergy": 304, "vllm_0_15_1": 19, "inference_perf": 7}
     completions = [row for row in rows if row["campaign"] == "mlenergy" and row["task"] == "sourcegraph-fim"]
     # 1,024 prompts, sent again where more are asked for
-    again = [row["num_prompts"] for row in completions if "num_prefixes" in json.loads(row["stated_flags"])]
+    again = [row["num_prompts"] for row in completions if "distinct_prompts" in json.loads(row["stated_flags"])]
     assert again and all(count % 1024 == 0 for count in again)
     assert runs.read == 704 + 236 and sum(count for _, count in runs.excluded) == 261
     saturated = [row for row in rows if row["campaign"] == "inference_perf" and row["output_throughput"]]

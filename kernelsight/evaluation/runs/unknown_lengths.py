@@ -1,0 +1,91 @@
+"""Prompt lengths that no source states: a number with an interval, which widens the intervals of what it predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.evaluation.runs.simulate_runs import FURTHER_INTERVALS, INTERVALS, Planned, plan_runs, serve_runs
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+    from kernelsight.evaluation.runs.host_constants import Constants
+
+ENDS = ("isl_low", "isl_high")
+
+
+def served_with_lengths(
+    session: Session,
+    runs: Sequence[Mapping[str, Any]],
+    planned: Sequence[Planned],
+    hosts: Sequence[Sequence[Constants | None]],
+    prose: Sequence[bool],
+) -> list[list[dict[str, Any]]]:
+    """Return ``serve_runs`` of these runs, their intervals widened by what unknown prompt lengths leave open."""
+    levels = serve_runs(session, planned, hosts, prose)
+    unknown = [number for number, run in enumerate(runs) if run.get("isl_low") and planned[number].scenario]
+    if not unknown:
+        return levels
+    chosen = [[host[number] for number in unknown] for host in hosts]
+    plain = [prose[number] for number in unknown]
+    flags = [[at_length(runs[number]["flags"], runs[number][end]) for number in unknown] for end in ENDS]
+    at_ends = [serve_runs(session, plan_runs(session, each), chosen, plain, parts=False) for each in flags]
+    for level, *of_ends in zip(levels, *at_ends, strict=True):
+        for number, *ends in zip(unknown, *of_ends, strict=True):
+            if level[number]["status"] == "served":
+                level[number] = with_wider_intervals(level[number], [end.get("predicted", {}) for end in ends])
+    return levels
+
+
+def at_length(flags: Mapping[str, Any], isl: int) -> dict[str, Any]:
+    """Return flags with other prompts: of a prompt that is sent again, the part that all of its copies share.
+
+    >>> at_length({"input_len": 1, "prefix_len": 299}, 200)
+    {'input_len': 1, 'prefix_len': 199}
+    """
+    prefix = {"prefix_len": isl - flags["input_len"]} if "prefix_len" in flags else {"input_len": isl}
+    return {**flags, **prefix}
+
+
+def with_wider_intervals(row: Mapping[str, Any], ends: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return a served run whose intervals reach as far as predictions at other prompt lengths, too.
+
+    ``ends``: predictions at these, by column. Kernels and lengths err independently: their parts add up in squares.
+
+    >>> row = {"predicted": {"tpot_mean_ms": 10.0}, "factors": {"tpot": (0.9, 1.1)}}
+    >>> wider = with_wider_intervals(row, [{"tpot_mean_ms": 10.0}, {"tpot_mean_ms": 12.0}])
+    >>> [round(factor, 3) for factor in wider["factors"]["tpot"]]
+    [0.9, 1.228]
+    """
+    factors = dict(row["factors"])
+    for column, name in (INTERVALS | FURTHER_INTERVALS).items():
+        predicted = row["predicted"].get(column)
+        if name not in factors or not predicted:
+            continue
+        logs = [math.log(end[column] / predicted) for end in ends if end.get(column)]
+        low, high = factors[name]
+        below = math.hypot(math.log(low), min([*logs, 0.0]))
+        above = math.hypot(math.log(high), max([*logs, 0.0]))
+        factors[name] = (math.exp(-below), math.exp(above))
+    interval_factors = {name: factors[name] for name in row.get("interval_factors", {})}
+    return {**row, "factors": factors, "interval_factors": interval_factors}
+
+
+def assumed_lengths(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is assumed of prompts whose length no source states: a sentence for each campaign and task.
+
+    >>> run = {"campaign": "a", "task": "chat", "isl": 600, "isl_low": 200, "isl_high": 1800}
+    >>> assumed_lengths([run, run, run | {"isl_low": None, "isl_high": None}])
+    ['a, chat: no source states the lengths of prompts; 600 tokens (200 to 1,800) stand for those of 2 runs']
+    """
+    counts: dict[tuple, int] = {}
+    for run in runs:
+        if run.get("isl_low"):
+            key = (run["campaign"], run["task"], run["isl"], run["isl_low"], run["isl_high"])
+            counts[key] = counts.get(key, 0) + 1
+    return [
+        f"{campaign}, {task}: no source states the lengths of prompts; {isl:,} tokens ({low:,} to {high:,}) stand for "
+        f"those of {count:,} runs"
+        for (campaign, task, isl, low, high), count in sorted(counts.items(), key=lambda item: str(item[0]))
+    ]
