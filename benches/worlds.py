@@ -59,7 +59,9 @@ def random_world_tests(words: Sequence[str] = (), folders: Sequence[str] = DRAWN
             names += [
                 f"{module}:{name}"
                 for name, test in members
-                if is_hypothesis_test(test) and test.__module__ == module and not inspect.signature(test).parameters
+                if getattr(test, "__module__", "") == module
+                and is_hypothesis_test(test)
+                and not inspect.signature(test).parameters
             ]
     return [name for name in names if not words or any(word in name for word in words)]
 
