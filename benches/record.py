@@ -87,7 +87,6 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "speed_sweep": ("kernels", "deployments", "serving", "sweep"),
     "peer_audit": (),
     "speed_peers": ("serving",),
-    "worlds": ("serving",),
     "speed_waits": ("kernels", "deployments", "serving", "sweep"),
 }
 

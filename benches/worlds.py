@@ -29,7 +29,7 @@ from typing import Any
 
 import mutation
 from mutation import Fault
-from record import ROOT, record
+from record import ROOT
 
 sys.path.insert(0, str(ROOT))
 from hypothesis import is_hypothesis_test, seed
@@ -59,7 +59,9 @@ def random_world_tests(words: Sequence[str] = (), folders: Sequence[str] = DRAWN
             names += [
                 f"{module}:{name}"
                 for name, test in members
-                if is_hypothesis_test(test) and test.__module__ == module and not inspect.signature(test).parameters
+                if getattr(test, "__module__", "") == module
+                and is_hypothesis_test(test)
+                and not inspect.signature(test).parameters
             ]
     return [name for name in names if not words or any(word in name for word in words)]
 
@@ -242,7 +244,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--pinned", type=Path, default=FOLDER, metavar="FOLDER", help="where failing worlds are kept")
     parser.add_argument("--faults", action="store_true", help="count the worlds that the faults of faults.json need")
     parser.add_argument("--count", action="store_true", help="print as JSON which worlds fail tests of files (WORD)")
-    parser.add_argument("--record", action="store_true", help="keep what --faults counted in benches/results")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write what --faults counted as JSON")
     arguments = parser.parse_args(words)
     # all worlds of each test; read when the first of them is imported
     os.environ.setdefault("KERNELSIGHT_WORLDS", "100")
@@ -253,8 +255,8 @@ def main(words: list[str] | None = None) -> int:
         return 0
     if arguments.faults:
         rows = count_for_faults(arguments.words, number)
-        if arguments.record:
-            record("worlds", {"seed": number, "faults": rows}, f"python benches/worlds.py --faults --seed {number}")
+        if arguments.output:
+            arguments.output.write_text(json.dumps({"seed": number, "faults": rows}) + "\n", encoding="utf-8")
         return 0
     return 1 if search(random_world_tests(arguments.words), number, arguments.cpu_seconds, arguments.pinned) else 0
 

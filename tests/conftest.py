@@ -28,7 +28,7 @@ import record
 
 # percent of the random worlds that tests draw; .ci/run draws them all
 WORLDS_PERCENT = float(os.environ.get("KERNELSIGHT_WORLDS", "20"))
-# so many are cheap to draw, and all that a test with few worlds has
+# what faults need that no worked-out world shows (benches/worlds.py --faults); rarer ones have a pinned world
 LEAST_WORLDS = 60
 # folders whose tests do without the compiled scheduler: workers begin there
 UNCOMPILED = ("catalog", "dataflow", "fitting", "kernels", "logs", "lowering", "measure", "models", "sql")
