@@ -22,12 +22,12 @@ FAST = {
     "test_scores",
     "fitting": "test_cells test_intervals test_metrics test_placing test_splits",
     "fitting/kernel_sweeps": "test_bounds test_import test_names test_neusight test_profiles",
-    "kernels": "test_collectives test_cut_rates test_decode test_energy test_features test_gemm test_hardware "
+    "kernels": "test_collectives test_cut_rates test_decode test_energy test_features test_hardware "
     "test_intervals test_likeness test_linear test_moe test_network test_pack test_points test_resolve test_tiers "
     "test_values test_vendors",
     "logs": "test_aiperf test_files test_guidellm test_inference_perf test_kernels test_otlp test_prometheus "
     "test_registry test_sending test_sglang_bench test_vllm_iterations",
-    "measure": "test_cuda_launches test_host test_plan test_power test_real_libraries test_suite test_timing",
+    "measure": "test_cuda_launches test_host test_plan test_power test_suite test_timing",
     "models": "test_config test_newer_architectures test_quantization",
     "safety": "test_hostile_files",
     "scenario": "test_gpu_names test_grid test_keywords test_kv_tiers test_launch_files test_load_rules test_prices",
