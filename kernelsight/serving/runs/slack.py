@@ -37,9 +37,11 @@ def never_reached(first: First) -> dict[str, set[str]]:
 
 def _peaks(totals: pa.Table) -> dict[tuple[str, str], int]:
     """Return the KV units of the fullest engine, by scenario and deployment."""
-    most = totals.group_by(["scenario_id", "deployment_id"]).aggregate([("peak_kv_units", "max")])
-    names = zip(most["scenario_id"].to_pylist(), most["deployment_id"].to_pylist(), strict=True)
-    return dict(zip(names, most["peak_kv_units_max"].to_pylist(), strict=True))
+    peaks: dict[tuple[str, str], int] = {}
+    columns = (totals[name].to_pylist() for name in ("scenario_id", "deployment_id", "peak_kv_units"))
+    for scenario, deployment, units in zip(*columns, strict=True):
+        peaks[scenario, deployment] = max(peaks.get((scenario, deployment), 0), units)
+    return peaks
 
 
 def _has_room(world: World, scenario: dict[str, Any], key: str, tokens: int, peak_units: int | None) -> bool:
