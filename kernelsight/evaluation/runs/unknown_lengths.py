@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.evaluation.runs.recipes import flags_of
 from kernelsight.evaluation.runs.simulate_runs import FURTHER_INTERVALS, INTERVALS, Planned, plan_runs, serve_runs
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def served_with_lengths(
         return levels
     chosen = [[host[number] for number in unknown] for host in hosts]
     plain = [prose[number] for number in unknown]
-    flags = [[at_length(runs[number]["flags"], runs[number][end]) for number in unknown] for end in ENDS]
+    recipes = session.table("recipes").to_pylist()
+    flags = [[at_length(runs[number], runs[number][end], recipes) for number in unknown] for end in ENDS]
     at_ends = [serve_runs(session, plan_runs(session, each), chosen, plain, parts=False) for each in flags]
     for level, *of_ends in zip(levels, *at_ends, strict=True):
         for number, *ends in zip(unknown, *of_ends, strict=True):
@@ -38,14 +40,10 @@ def served_with_lengths(
     return levels
 
 
-def at_length(flags: Mapping[str, Any], isl: int) -> dict[str, Any]:
-    """Return flags with other prompts: of a prompt that is sent again, the part that all of its copies share.
-
-    >>> at_length({"input_len": 1, "prefix_len": 299}, 200)
-    {'input_len': 1, 'prefix_len': 199}
-    """
-    prefix = {"prefix_len": isl - flags["input_len"]} if "prefix_len" in flags else {"input_len": isl}
-    return {**flags, **prefix}
+def at_length(run: Mapping[str, Any], isl: int, recipes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the flags that replay a run whose prompts are ``isl`` tokens long; its tier and drafts stay."""
+    kept = {name: run["flags"][name] for name in ("tier", "draft_acceptance_rate") if name in run["flags"]}
+    return flags_of({**run, "isl": isl}, recipes)[0] | kept
 
 
 def with_wider_intervals(row: Mapping[str, Any], ends: Sequence[Mapping[str, float]]) -> dict[str, Any]:

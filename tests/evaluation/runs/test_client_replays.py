@@ -29,6 +29,9 @@ WIDE = {"isl_low": 50, "isl_high": 2000}
 def replayed() -> dict[str, dict[str, Any]]:
     runs = {name: RUN | {"stated_flags": json.dumps(flags)} for name, flags in STATED.items()}
     runs |= {"unknown length": RUN | WIDE, "copies": RUN | WIDE | {"stated_flags": json.dumps({"distinct_prompts": 8})}}
+    limits = {"length_distribution": "lognormal", "output_len_cv": 1.0, "output_len_limit": 64}
+    for name, further in (("limited", {}), ("limited copies", {"distinct_prompts": 8})):
+        runs[name] = RUN | WIDE | {"stated_flags": json.dumps(limits | further)}
     runs["over requests"] = RUN | {"itl_over": "requests", "stated_flags": json.dumps({"num_turns": 4})}
     runs["over gaps"] = RUN | {"stated_flags": json.dumps({"num_turns": 4})}
     runs = {name: run | {"run_id": name} for name, run in runs.items()}
@@ -56,6 +59,9 @@ def test_an_unknown_length_widens_intervals_by_what_it_changes(replayed) -> None
     assert wide["ttft_mean"]["high"] > 2.0 * plain["ttft_mean"]["high"]
     # prompts that are found in the cache cost little, whatever their length
     assert copies["ttft_mean"]["high"] / copies["ttft_mean"]["predicted"] < 3.0
+    # where lengths come from a file, too
+    limited, again = (replayed[name]["compared"]["ttft_mean"] for name in ("limited", "limited copies"))
+    assert limited["high"] / limited["predicted"] > 1.3 * again["high"] / again["predicted"]
 
 
 def test_gaps_are_counted_as_the_client_counts_them(replayed) -> None:

@@ -148,6 +148,18 @@ def test_a_file_of_measured_runs_is_taken_but_for_held_back_gpus(tmp_path: Path)
     assert (found.table["run_id"].to_pylist(), found.excluded) == (["a"], [(REASONS[-1], 1)])
 
 
+@pytest.mark.parametrize("lengths", ["300,50,", "300,,2000", ",50,2000", "300,400,2000", "300,50,200"])
+def test_an_interval_of_lengths_has_two_ends_around_its_length(tmp_path: Path, lengths: str) -> None:
+    columns = "run_id,campaign,model,gpu,tp,pp,dp,ep,engine,isl,isl_low,isl_high,osl,max_concurrency,workers,ttft_ms"
+    line = "a,given,qwen3-0.6b,l4,1,1,1,1,vllm,{},10,2,1,30,mine"
+    path = tmp_path / "mine.csv"
+    path.write_text(f"{columns},source\n{line.format('300,50,2000')}\n")
+    assert read_runs(str(path)).table["isl_low"].to_pylist() == [50]
+    path.write_text(f"{columns},source\n{line.format(lengths)}\n")
+    with pytest.raises(ContractBroken, match="isl_"):
+        read_runs(str(path))
+
+
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidInput, match=r"file .* does not exist; --runs takes aiconfigurator, or a \.csv or \.parquet"
