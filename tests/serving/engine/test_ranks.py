@@ -68,6 +68,16 @@ def test_a_rank_without_requests_waits_for_the_others() -> None:
     assert served.totals[1].idle_us == 104
 
 
+def test_ranks_with_drafts_wait_for_each_other() -> None:
+    # B's prompt of 2 tokens would end at 125: its first token comes with A's, at 185; then each decodes with a draft
+    world = two_ranks([(0, 8, 2), (0, 2, 2)], drafts=1, acceptance=0.0)
+    token_us = world.surface.token_us + 10.0 * np.arange(world.surface.token_us.size)
+    served = run_ranks(world._replace(surface=world.surface._replace(token_us=token_us)), 2)
+    assert spans(served, 1) == [[0, 185, 2, 0, 60], [185, 307, 0, 2, 0]]
+    assert served.out.first_token_us.tolist() == [185, 185]
+    assert served.out.finish_us.tolist() == [307, 307]
+
+
 def test_graphs_pad_ranks_to_the_largest_batch_and_some_engines_every_step() -> None:
     # A, C and E are on the first rank, B and D on the second: decodes of 3 and 2 tokens, in a graph as if both had 3
     requests = [(0, 1, 3)] * 5
@@ -111,6 +121,13 @@ def test_balance_holds_prompts_until_every_rank_has_one() -> None:
     limits["attention_dp_batching_wait_iters"] = 2
     later = run_ranks(two_ranks([*requests, (250, 4, 1)], slope=0.0, attention_dp_timeout_iters=9, **limits), 2)
     assert [row[0] for row in spans(later, 0) if row[2] == 4] == [500]
+
+
+def test_balance_holds_no_prompts_while_a_rank_decodes_nothing() -> None:
+    # B has ended at 100: C, which comes to the first rank at 150, is computed in the next step
+    limits = {"balance": True, "attention_dp_batching_wait_iters": 0, "attention_dp_timeout_iters": 9}
+    served = run_ranks(two_ranks([(0, 1, 20), (0, 1, 1), (150, 4, 1)], slope=0.0, **limits), 2)
+    assert [row[0] for row in spans(served, 0) if row[2] == 4] == [200]
 
 
 def test_steps_without_any_prompt_count_as_unbalanced() -> None:

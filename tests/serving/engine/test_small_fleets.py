@@ -144,6 +144,12 @@ def test_scores_are_of_the_steps_that_engines_are_in() -> None:
         assert scored(world, kv_use=1.0).out.replica.tolist() == [0, 1, 0, 1, 0]
 
 
+def test_scores_count_the_steps_of_a_decode_run_that_have_begun() -> None:
+    # A (3 tokens) and B (1) held a block each as they began to decode at 100; in the step from 200 on A holds two
+    served = scored(constant_world([(0, 3, 9), (0, 1, 9), (250, 4, 1)]), kv_use=1.0)
+    assert served.out.replica.tolist() == [0, 1, 1]
+
+
 def test_a_block_in_a_tier_counts_less_than_one_on_the_gpu() -> None:
     # the first engine's cache loses "ab" to "pqr", and its tier keeps it; the second has "a" of another prompt
     requests = [(0, 9, 1, "ab"), (0, 9, 1, "ac"), (500, 16, 1, "pqr"), (500, 4, 1, "z"), (1000, 9, 1, "ab")]
