@@ -41,6 +41,7 @@ from kernelsight.kernels.points import (
     sizes_of,
 )
 from kernelsight.kernels.resolve import Facts, family_facts, fitted_vendors, rows_of_part, vendors_of
+from kernelsight.number_format import number
 
 # points of one GPU: more are a sweep, which `calibrate fit` learns from without --few
 MOST_POINTS = 3000
@@ -252,7 +253,7 @@ def floor_rows(
         else:
             expected_us = float(np.exp(np.mean(np.log(others)))) if others else EXPECTED_US
             rows.append(floor_row(gpu, found[gpu], expected_us))
-            log(f"{rows[-1]['source']}: floors of all kernels times {rows[-1]['value']:.3g}")
+            log(f"{rows[-1]['source']}: floors of all kernels times {number(rows[-1]['value'], 3)}")
     return rows
 
 

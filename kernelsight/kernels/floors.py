@@ -17,6 +17,7 @@ import pyarrow as pa
 from kernelsight.dataflow.cache import remembered
 from kernelsight.kernels.forms import Coefficient, moved
 from kernelsight.kernels.resolve import rows_of_part
+from kernelsight.number_format import number
 
 # of rows in sweep_points and eta_coefficients, and the kernel of it whose time is that of one empty launch in a graph
 LAUNCH, IN_A_GRAPH = "launch", "graph_launch"
@@ -70,7 +71,7 @@ def floor_at(pack: pa.Table, gpu: str) -> float | None:
 
 def floor_row(gpu: str, launch_us: float, expected_us: float) -> dict[str, Any]:
     """Return a GPU's factor on floors as a row of ``eta_coefficients``."""
-    source = f"an empty launch of {gpu} takes {launch_us:.3g} us, {expected_us:.3g} are expected"
+    source = f"an empty launch of {gpu} takes {number(launch_us, 3)} us, {number(expected_us, 3)} are expected"
     value = float(np.exp(log_factor(launch_us, expected_us)))
     words = {"family": LAUNCH, "part": "points", "level": "gpu", "gpu": gpu, "coefficient": FACTOR}
     return {**words, "value": value, "unit": "1", "source": source}

@@ -63,7 +63,7 @@ def live_world(world: World) -> LiveEngines:
 @given(world=policy_worlds() | caching_worlds(), seed=st.integers(0, 2**32 - 1))
 def test_the_schedule_of_a_simulation(world: World, seed: int) -> None:
     """Policies, preemptions and prefixes included; cuts at random moments change nothing."""
-    load = world.load._replace(max_concurrency=records.NO_LIMIT)
+    load = world.load._replace(max_concurrency=records.NO_LIMIT, user_us=0.0)
     out = run_loop(world._replace(load=load)).out
     moments_us = np.sort(np.random.default_rng(seed).uniform(0.0, load.arrival_us[-1] + 1.0, 20))
     live = live_world(world)

@@ -23,7 +23,7 @@ def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> fl
     if client.next >= client.warmups and client.warmups_left > 0:
         return turn_us
     moment_us = max(requests[client.next].arrival_us + client.offset_us, client.now)
-    if client.next >= client.warmups:  # the slot of the user who is there next, in a loop that users join one by one
+    if client.user_us > 0.0 and client.next >= client.warmups:  # the slot of the user who joins the loop next
         moment_us = max(moment_us, client.in_flight * client.user_us + client.offset_us)
     return min(turn_us, moment_us)
 

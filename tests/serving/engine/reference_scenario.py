@@ -298,7 +298,7 @@ class Client:
         if not self.unsent or not self.free or (self.unsent[0] >= self.warmups and self.warmups_left):
             return turn_us
         moment_us = max(self.requests[self.unsent[0]].arrival_us + self.offset, now)
-        if self.unsent[0] >= self.warmups:
+        if self.user_us and self.unsent[0] >= self.warmups:
             moment_us = max(moment_us, self.in_flight * self.user_us + self.offset)
         return min(turn_us, moment_us)
 

@@ -124,7 +124,7 @@ def test_loop_agrees_with_reference(world: World, tiers: Tiers) -> None:
     try:
         run = reference_scheduler.serve(
             reference_requests(load), world.limits, world.host, costs.gpu_time, load.hash_tokens, load.max_concurrency,
-            tiers,
+            tiers, load.user_us,
         )  # fmt: skip
     finally:
         reference_scheduler.Scheduler = Scheduler
