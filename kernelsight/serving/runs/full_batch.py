@@ -7,14 +7,13 @@ independent arrivals do. The mean time of such a step, over the requests that be
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from kernelsight.serving.costs.knots import Reach, first_beyond
 from kernelsight.serving.engine.host import host_times
-from kernelsight.serving.engine.inputs import Host, Surface
+from kernelsight.serving.engine.inputs import Surface
 from kernelsight.serving.engine.limits import Limits
 from kernelsight.serving.engine.policy import FIRST_RATIO, LEAST_SHARE
 from kernelsight.serving.engine.records import GUARANTEED_NO_EVICT, MAX_UTILIZATION, NEW_TOKEN_RATIO
@@ -60,40 +59,44 @@ class Time(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Step costs of one model, microseconds."""
+    """Step costs of one model, microseconds, of several steps at once."""
 
     surface: Surface
     window: int
 
-    def decode_us(self, requests: float, context: float) -> float:
+    def decode_us(self, requests: np.ndarray, context: float) -> np.ndarray:
         """Attention of one step over all requests that decode."""
         s = self.surface
         inside = min(context, float(self.window)) if self.window else 0.0
         full = _between(s.decode_x, s.decode_y, s.decode_us, requests, context)
         return full + _between(s.window_x, s.window_y, s.window_us, requests, inside)
 
-    def prefill_us(self, tokens: float, cached: float, chunks: float) -> float:
+    def prefill_us(self, tokens: np.ndarray, cached: np.ndarray, chunks: np.ndarray) -> np.ndarray:
         """Attention of ``chunks`` chunks of this length in one step: they share one launch."""
         s = self.surface
-        if not s.prefill_us.size or chunks <= 0.0:
-            return 0.0
+        if not s.prefill_us.size or not chunks.any():
+            return np.zeros(tokens.size)
         one = _between(s.prefill_x, s.prefill_y, s.prefill_us, tokens, cached)
-        return chunks * one - max(chunks - 1.0, 0.0) * float(s.prefill_us[0, 0])
+        return chunks * one - np.maximum(chunks - 1.0, 0.0) * s.prefill_us[0, 0]
 
-    def layers_us(self, tokens: float) -> float:
+    def layers_us(self, tokens: np.ndarray) -> np.ndarray:
         """Everything that goes by the tokens of a step, padded as its CUDA graph is."""
         s = self.surface
-        tokens_row = min(max(math.ceil(tokens), 0), s.padded_tokens.size - 1)
-        return float(s.token_us[s.padded_tokens[tokens_row]])
+        return s.token_us[s.padded_tokens[_rows(tokens, s.padded_tokens)]]
 
-    def logits_us(self, sampled: float) -> float:
+    def logits_us(self, sampled: np.ndarray) -> np.ndarray:
         """The logits of sampled tokens."""
-        return float(self.surface.sampled_us[min(math.ceil(sampled), self.surface.sampled_us.size - 1)])
+        return self.surface.sampled_us[_rows(sampled, self.surface.sampled_us)]
 
-    def part_us(self, name: str, tokens: float) -> float:
+    def part_us(self, name: str, tokens: np.ndarray) -> np.ndarray:
         """A part of the layers, or of what ranks share: 0 where the deployment has none."""
         values = getattr(self.surface, name)
-        return float(values[min(math.ceil(tokens), values.size - 1)]) if values.size else 0.0
+        return values[_rows(tokens, values)] if values.size else np.zeros(tokens.size)
+
+
+def _rows(numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the rows of a table by whole numbers, up to its last one."""
+    return np.clip(np.ceil(numbers), 0, values.size - 1).astype(np.intp)
 
 
 def lengths_of(prompts: np.ndarray, outputs: np.ndarray, cached: float) -> Lengths:
@@ -218,10 +221,8 @@ class FullEngine(NamedTuple):
         if begin * prompt > room:  # every step is full
             begin = self.budget / (prompt + self.steps * query)
             room = self.budget - begin * self.steps * query
-            parts = [(1.0, room)]
-        else:
-            parts = prompt_steps(begin, prompt, room)
-        return self._of_steps(begin, parts)
+            return self._of_steps(begin, [(1.0, room)])
+        return self._of_steps(begin, prompt_steps(begin, prompt, room))
 
     def _whole_prompts(self) -> Time:
         """Steps that decode and compute whole prompts: one begins where all of it fits beside what decodes."""
@@ -234,51 +235,46 @@ class FullEngine(NamedTuple):
         room = max((self.budget - begin * decoding) // prompt, 1.0) * prompt
         return self._of_steps(begin, prompt_steps(begin, prompt, room))
 
-    def _of_steps(self, begin: float, parts: list[tuple[float, float]]) -> Time:
+    def _of_steps(self, begin: float, steps: list[tuple[float, float]]) -> Time:
         """Return the time of a request, of which ``begin`` begin in a step; (share of steps, prompt tokens in them)."""
-        steps = [(share, self._step(begin * self.steps, tokens, begin)) for share, tokens in parts]
-        return _sum((share / begin, time) for share, time in self._longest(steps))
-
-    def _longest(self, steps: list[tuple[float, Time]]) -> list[tuple[float, Time]]:
-        """Return (share, time) of what a step waits for: all ranks, or the batch before it in a pipeline."""
+        shares, tokens = np.array(steps).T
+        times = self._times(begin * self.steps, tokens, begin)
+        # a step waits for all ranks, or for the batch before it in a pipeline
         together = self.pool.ranks if self.pool.ranks > 1 else min(len(self.pool.layers), 2)
-        waits, below = [], 0.0
-        for share, time in sorted(steps, key=lambda each: each[1].total_us):
-            waits.append(((below + share) ** together - below**together, time))
-            below += share
-        return waits
+        order = np.argsort(times[0], kind="stable")
+        below = np.concatenate([[0.0], np.cumsum(shares[order])]) ** together
+        return Time(*(times[:, order] @ (np.diff(below) / begin)).tolist())
 
     def _prefill_first(self) -> Time:
         """Steps that decode alone, and before them steps for the prompts that wait."""
         begin = self.batch / self.steps
-        decode = self._step(self.batch, 0.0, begin)
+        decode = self._times(self.batch, np.zeros(1), begin)[:, 0]
         time = self._with_prompts(decode, begin, counts_of(begin))
         if self.lengths.longest > self.lengths.decodes:
             return time
         # answers of one length that began together end together, and others begin together in their seats: those that
         # arrived before seats were short, in the steps with prompts between two that decode
         for _ in range(COHORT_ROUNDS):
-            first, again = self._prompts_follow(decode, time, begin)
+            first, again = self._prompts_follow(decode[0], time, begin)
             time = self._with_prompts(decode, begin, cohorts_of(begin, first, again))
         return time
 
-    def _with_prompts(self, decode: Time, begin: float, counts: Iterable[tuple[float, float]]) -> Time:
+    def _with_prompts(self, decode: np.ndarray, begin: float, counts: list[tuple[float, float]]) -> Time:
         """Return the time of a request where ``counts`` (share of decode steps, prompts before them) begin."""
-        parts = [(1.0, decode)]
-        for share, count in counts:
-            parts += [(share * steps, time) for steps, time in self._prompts(count, begin)]
-        return _sum((share / begin, time) for share, time in parts)
+        shares, numbers = np.array(counts).T
+        return Time(*((decode + self._of_prompts(numbers, begin) @ shares) / begin).tolist())
 
-    def _prompts_follow(self, decode: Time, time: Time, begin: float) -> tuple[float, float]:
+    def _prompts_follow(self, decode_us: float, time: Time, begin: float) -> tuple[float, float]:
         """Return how often prompts come next after a step that decodes, and after one of prompts, while seats are free.
 
         A step has prompts if any arrived in the step before it; with asynchronous scheduling, in the one before that.
         Every other step then depends on each other alone, and where both kinds follow, neither knows of the last step.
         """
-        after_decode = any_arrives(decode.total_us / time.total_us, self.lengths.burstiness)
+        after_decode = any_arrives(decode_us / time.total_us, self.lengths.burstiness)
         tokens = begin * self.lengths.prompt / max(after_decode, 1e-9)
-        prompts = self._step(0.0, min(max(tokens * (1.0 - after_decode), self.lengths.prompt), self.budget), begin)
-        after_prompts = any_arrives(prompts.total_us / time.total_us, self.lengths.burstiness)
+        tokens = min(max(tokens * (1.0 - after_decode), self.lengths.prompt), self.budget)
+        prompts_us = float(self._times(0.0, np.array([tokens]), begin)[0, 0])
+        after_prompts = any_arrives(prompts_us / time.total_us, self.lengths.burstiness)
         if not self.limits.asynchronous:
             return after_decode, after_prompts
         mean = after_decode / (1.0 + after_decode - after_prompts)
@@ -288,67 +284,63 @@ class FullEngine(NamedTuple):
         """A batch that ends with its longest answer; answers that ended leave their seats empty."""
         steps = self.lengths.longest * self.steps / max(self.lengths.decodes, 1.0)
         decoding = self.batch * self.lengths.decodes / max(self.lengths.longest, 1)
-        parts = [(steps, self._step(decoding, 0.0, 1.0)), *self._prompts(self.batch, 1.0)]
-        return _sum((count / self.batch, time) for count, time in parts)
+        decodes = steps * self._times(decoding, np.zeros(1), 1.0)[:, 0]
+        return Time(*((decodes + self._of_prompts(np.array([self.batch]), 1.0)[:, 0]) / self.batch).tolist())
 
-    def _prompts(self, count: float, begin: float) -> list[tuple[float, Time]]:
-        """Return (number, time) of the steps that compute prompts alone: full ones, and the rest."""
-        full_steps, rest = divmod(count * self.lengths.prompt, self.budget)
-        full = [(full_steps, self._step(0.0, self.budget, begin))] if full_steps else []
-        return full + ([(1.0, self._step(0.0, rest, begin))] if rest >= 1.0 else [])
+    def _of_prompts(self, counts: np.ndarray, begin: float) -> np.ndarray:
+        """Return the times (3, n) of the steps that compute so many prompts alone: full ones, and the rest."""
+        full_steps, rest = np.divmod(counts * self.lengths.prompt, self.budget)
+        times = self._times(0.0, np.append(rest, self.budget), begin)
+        return times[:, :-1] * (rest >= 1.0) + times[:, -1:] * full_steps
 
-    def _step(self, decoding: float, prompt_tokens: float, begin: float) -> Time:
-        """Return the time of a step; ``begin``: requests that begin in one."""
+    def _times(self, decoding: float, prompt_tokens: np.ndarray, begin: float) -> np.ndarray:
+        """Return the rows of ``Time`` (3, n) of steps; ``begin``: requests that begin in one."""
         lengths, host, stages = self.lengths, self.pool.host, self.pool.layers
         tokens = decoding * self.query_tokens + prompt_tokens
-        piece = min(lengths.prompt, max(prompt_tokens, 1.0))
-        chunks = prompt_tokens / piece if prompt_tokens > 0.0 else 0.0
+        piece = np.minimum(lengths.prompt, np.maximum(prompt_tokens, 1.0))
+        chunks = np.divide(prompt_tokens, piece, out=np.zeros(tokens.size), where=piece > 0.0)
         ended = prompt_tokens / lengths.prompt if lengths.prompt else begin
-        sampled = decoding * self.query_tokens + ended
+        sampled = decoding * self.query_tokens + ended + np.zeros(tokens.size)
         logits_us = self.costs.logits_us(sampled)
-        before = lengths.cached + max(lengths.prompt - piece, 0.0) / 2.0
-        layers_us = self.costs.layers_us(tokens) + self.costs.decode_us(decoding, lengths.context)
+        before = lengths.cached + np.maximum(lengths.prompt - piece, 0.0) / 2.0
+        layers_us = self.costs.layers_us(tokens) + self.costs.decode_us(np.array([decoding]), lengths.context)
         layers_us += self.costs.prefill_us(piece, before, chunks)
         if self.pool.ranks > 1:
             mean = decoding * self.query_tokens + min(begin * lengths.prompt, self.budget)
-            layers_us += self.costs.part_us("experts_us", mean)
-        hidden_us, exposed_us, launch_us = host_times(decoding + chunks, tokens, math.ceil(chunks), host)
+            layers_us += self.costs.part_us("experts_us", np.array([mean]))
+        hidden_us, exposed_us, launch_us = np.array(
+            [
+                host_times(decoding + number, each, math.ceil(number), host)
+                for number, each in zip(chunks.tolist(), tokens.tolist(), strict=True)
+            ]
+        ).T
         drafts_us = self._drafts_us(tokens, decoding, sampled / self.query_tokens) if self.draft else 0.0
-        streams = _streams(host, decoding, exposed_us, hidden_us)
+        # whether streaming, and not the engine's own work, is the hidden host time of a step
+        streamed_us = host.per_output_token_us * decoding
+        streams = (streamed_us > 0.0) & (streamed_us - exposed_us >= hidden_us - 1e-6)
         if len(stages) == 1:
             gpu_us = layers_us + logits_us + drafts_us
-            if gpu_us >= hidden_us:
-                return Time(exposed_us + gpu_us, gpu_us, 0.0)
-            return Time(exposed_us + hidden_us, 0.0, exposed_us + hidden_us if streams else 0.0)
+            kernels = gpu_us >= hidden_us
+            total_us = exposed_us + np.maximum(gpu_us, hidden_us)
+            return np.stack([total_us, gpu_us * kernels, total_us * (streams & ~kernels)])
         share, last = max(stages) / sum(stages), len(stages) - 1
         embedding_us, transfer_us = (self.costs.part_us(name, tokens) for name in ("embedding_us", "transfer_us"))
         own_us = (layers_us - embedding_us - transfer_us) * share
-        own_us += max(embedding_us, transfer_us / last + logits_us + drafts_us)
+        own_us += np.maximum(embedding_us, transfer_us / last + logits_us + drafts_us)
         # decodes of all stages and this one's prompts are what each stage's scheduler looks at
         active_us = host.per_active_us * (decoding * len(stages) + chunks)
-        busy_us = host.gap_us * share + max(own_us, launch_us * share) + active_us
-        prepared_us = exposed_us - host.gap_us + max(hidden_us - launch_us, 0.0)
-        if busy_us >= prepared_us:
-            return Time(busy_us, min(own_us, busy_us), 0.0)
-        return Time(prepared_us, 0.0, prepared_us if streams else 0.0)
+        busy_us = host.gap_us * share + np.maximum(own_us, launch_us * share) + active_us
+        prepared_us = exposed_us - host.gap_us + np.maximum(hidden_us - launch_us, 0.0)
+        busy = busy_us >= prepared_us
+        total_us = np.maximum(busy_us, prepared_us)
+        return np.stack([total_us, np.minimum(own_us, busy_us) * busy, total_us * (streams & ~busy)])
 
-    def _drafts_us(self, tokens: float, decoding: float, sequences: float) -> float:
+    def _drafts_us(self, tokens: np.ndarray, decoding: float, sequences: np.ndarray) -> np.ndarray:
         """Return the time of the draft model: on all tokens once, then on one of each sequence."""
         draft, passes = self.draft, self.limits.drafts - 1
-        first = draft.layers_us(tokens) + draft.decode_us(decoding, self.lengths.context)
+        first = draft.layers_us(tokens) + draft.decode_us(np.array([decoding]), self.lengths.context)
         again = draft.layers_us(sequences) + draft.decode_us(sequences, self.lengths.context)
         return first + passes * again + self.limits.drafts * draft.logits_us(sequences)
-
-
-def _sum(parts: Iterable[tuple[float, Time]]) -> Time:
-    """Return the sum of so many of each time."""
-    scaled = [[count * each for each in time] for count, time in parts]
-    return Time(*(math.fsum(column) for column in zip(*scaled, strict=True)))
-
-
-def _streams(host: Host, decoding: float, exposed_us: float, hidden_us: float) -> bool:
-    """Whether streaming, and not the engine's own work, is the hidden host time of a step."""
-    return host.per_output_token_us > 0.0 and host.per_output_token_us * decoding - exposed_us >= hidden_us - 1e-6
 
 
 def prompt_steps(begin: float, prompt: float, room: float) -> list[tuple[float, float]]:
@@ -392,9 +384,13 @@ def counts_of(mean: float) -> list[tuple[float, float]]:
     """
     most = math.ceil(mean + 4.0 * math.sqrt(mean) + 1.0)
     numbers = np.arange(most + 1)
-    logs = numbers * math.log(mean) - mean - np.array([math.lgamma(number + 1.0) for number in numbers])
-    shares = np.exp(logs)
+    shares = _poisson(numbers, mean)
     return grouped(numbers, shares / shares.sum())
+
+
+def _poisson(numbers: np.ndarray, mean: float) -> np.ndarray:
+    """Return the probabilities of numbers in a row of independent events, up to one factor."""
+    return np.exp((numbers - numbers[0]) * math.log(mean) - mean - np.cumsum(np.log(np.maximum(numbers, 1))))
 
 
 def any_arrives(mean: float, burstiness: float) -> float:
@@ -418,15 +414,16 @@ def cohorts_of(mean: float, first: float, again: float) -> list[tuple[float, flo
     >>> [(round(share, 3), round(count, 2)) for share, count in cohorts_of(0.5, 0.4, 0.1)][:3]
     [(0.318, 1.0), (0.066, 2.0), (0.012, 3.0)]
     """
+    again = min(again, max(1.0 - first / mean, 0.0))  # one arrives in each step at least
     of_step = max(mean * (1.0 - again) / first, 1.0)
     rate = _mean_before_none_left_out(of_step)
     most = math.ceil(4.0 + 8.0 * mean / first)
     numbers = np.arange(1, most + 1)
-    one = np.exp(numbers * math.log(rate) - rate - np.array([math.lgamma(number + 1.0) for number in numbers]))
+    one = _poisson(numbers, rate)
     one /= one.sum()
-    shares = (1.0 - again) * one
-    for number in range(1, most):
-        shares[number] += again * float(one[:number] @ shares[number - 1 :: -1])
+    # p (1 - a) (1 + a p + (a p)^2 + ...), products of convolutions; so long that what wraps around is far below p
+    transformed = np.fft.rfft(np.append(0.0, one), 2 * most + 2)
+    shares = np.fft.irfft((1.0 - again) * transformed / (1.0 - again * transformed))[1 : most + 1]
     # what is cut off is given to all
     shares *= first / shares.sum()
     return grouped(numbers, shares)
@@ -443,24 +440,26 @@ def _mean_before_none_left_out(mean: float) -> float:
 
 def grouped(numbers: np.ndarray, shares: np.ndarray) -> list[tuple[float, float]]:
     """Return (share, mean number) of at most MOST_COUNTS groups of neighbours."""
-    groups = np.array_split(np.arange(numbers.size), min(MOST_COUNTS, numbers.size))
-    sums = [(float(shares[group].sum()), float((shares[group] * numbers[group]).sum())) for group in groups]
+    size, longer = divmod(numbers.size, min(MOST_COUNTS, numbers.size))
+    starts = np.arange(min(MOST_COUNTS, numbers.size)) * size
+    starts += np.minimum(np.arange(starts.size), longer)
+    sums = np.add.reduceat(np.stack([shares, shares * numbers]), starts, axis=1).T.tolist()
     return [(share, total / share) for share, total in sums if share > 1e-12]
 
 
-def _between(xs: np.ndarray, ys: np.ndarray, grid: np.ndarray, x: float, y: float) -> float:
-    """Return the bilinear value of a grid; beyond its last knots lines go on, over ``x`` from half of the last one."""
-    if not grid.size or x <= 0.0:
-        return 0.0
-    j = max(min(int(np.searchsorted(ys, y, side="right")) - 1, ys.size - 2), 0)
-    above = (y - ys[j]) / (ys[j + 1] - ys[j]) if ys.size > 1 else 0.0
-    upper = min(j + 1, ys.size - 1)
-    if x < xs[0]:  # less than one request, in the mean
-        return float(x / xs[0] * ((1.0 - above) * grid[0, j] + above * grid[0, upper]))
-    low = max(min(int(np.searchsorted(xs, x, side="right")) - 1, xs.size - 2), 0)
-    high = min(low + 1, xs.size - 1)
-    if x > xs[-1]:
-        low, high = int(np.searchsorted(xs, xs[-1] / 2.0, side="right")) - 1, xs.size - 1
-    right = (x - xs[low]) / (xs[high] - xs[low]) if xs[high] > xs[low] else 0.0
-    line = (1.0 - right) * grid[low] + right * grid[high]
-    return float((1.0 - above) * line[j] + above * line[upper])
+def _between(xs: np.ndarray, ys: np.ndarray, grid: np.ndarray, x: np.ndarray, y: np.ndarray | float) -> np.ndarray:
+    """Return bilinear values of a grid; beyond its last knots lines go on, over ``x`` from half of the last one."""
+    if not grid.size or not x.any():
+        return np.zeros(x.size)
+    j = np.clip(np.searchsorted(ys, y, side="right") - 1, 0, max(ys.size - 2, 0))
+    upper = np.minimum(j + 1, ys.size - 1)
+    above = (y - ys[j]) / np.where(upper > j, ys[upper] - ys[j], math.inf)
+    low = np.clip(np.searchsorted(xs, x, side="right") - 1, 0, max(xs.size - 2, 0))
+    low = np.where(x > xs[-1], np.searchsorted(xs, xs[-1] / 2.0, side="right") - 1, low)
+    high = np.where(x > xs[-1], xs.size - 1, np.minimum(low + 1, xs.size - 1))
+    right = (x - xs[low]) / np.where(xs[high] > xs[low], xs[high] - xs[low], math.inf)
+    first, last = ((1.0 - right) * grid[low, each] + right * grid[high, each] for each in (j, upper))
+    inside = (1.0 - above) * first + above * last
+    # less than one request, in the mean
+    few = x / max(xs[0], 1e-300) * ((1.0 - above) * grid[0, j] + above * grid[0, upper])
+    return np.where(x <= 0.0, 0.0, np.where(x < xs[0], few, inside))
