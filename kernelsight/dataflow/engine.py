@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 # no replacement scans: a misspelt table name would silently read a Python variable
 # no extensions: DuckDB would fetch one as soon as a query names an address or a function of it
@@ -53,6 +55,18 @@ def lock_database(database: duckdb.DuckDBPyConnection, *, files: bool) -> None:
     if not files:
         database.execute("set enable_external_access = false")
     database.execute("set lock_configuration = true")
+
+
+def rows_of(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
+    """Return the rows of a query, which is bound once: a relation binds it where it is made, and again where it runs.
+
+    Of a query over a few tables that is a fifth of its time; the copy of its rows that DuckDB warns of takes far less.
+
+    >>> rows_of(open_database(), "select 42 as answer").to_pylist()
+    [{'answer': 42}]
+    """
+    warnings.filterwarnings("ignore", "Arrow output on a DB-API result makes an extra copy")
+    return connection.execute(query).to_arrow_table()
 
 
 def read_macros(sql_folder: Path) -> str:
