@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +67,23 @@ def rows_of(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
     [{'answer': 42}]
     """
     warnings.filterwarnings("ignore", "Arrow output on a DB-API result makes an extra copy")
-    return connection.execute(query).to_arrow_table()
+    return interruptible(connection, lambda: connection.execute(query).to_arrow_table())
+
+
+def interruptible(connection: duckdb.DuckDBPyConnection, fetch: Callable[[], pa.Table]) -> pa.Table:
+    """Return the rows that ``fetch`` asks a connection for; what a signal raises, as Ctrl-C does, ends the query.
+
+    The main thread waits for another one: while it runs a query itself, DuckDB may not look for signals to the end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return fetch()
+    with ThreadPoolExecutor(1) as worker:
+        rows = worker.submit(fetch)
+        try:
+            return rows.result()
+        finally:
+            if not rows.done():  # a signal came: Ctrl-C, or one that ends the command
+                connection.interrupt()
 
 
 def read_macros(sql_folder: Path) -> str:

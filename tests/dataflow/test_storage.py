@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +32,7 @@ class Relation:
 class Connection:
     """A connection all whose queries are interrupted."""
 
-    def sql(self, _: str) -> Relation:
+    def execute(self, _: str) -> Relation:
         return Relation()
 
 
@@ -44,6 +46,26 @@ def test_ctrl_c_within_a_query_of_a_user_or_a_node(monkeypatch: pytest.MonkeyPat
             node = SimpleNamespace(inputs=(), names=("t",), text="select 1", label="t.sql")
             with pytest.raises(KeyboardInterrupt):
                 session._run_query(node)
+
+
+ENDLESS = """
+import os, signal, threading
+from kernelsight.dataflow.engine import open_database, rows_of
+signal.signal(signal.SIGINT, signal.default_int_handler)
+pairs = "from range(1000000) a, range(1000000) b where (a.range * b.range) % 7 = 3"
+for _ in range(4):
+    database = open_database()
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        rows_of(database, f"select count(*) {pairs}")
+    except KeyboardInterrupt:
+        print("ended", rows_of(database, "select 1 as one").to_pylist())
+"""
+
+
+def test_ctrl_c_ends_a_query_that_never_would() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=100)
+    assert (ended.stdout, ended.stderr) == ("ended [{'one': 1}]\n" * 4, "")
 
 
 def test_ctrl_c_while_a_file_is_written(tmp_path: Path) -> None:
