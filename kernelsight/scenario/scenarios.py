@@ -43,6 +43,9 @@ CONSTANT_DEFAULTS = (
     | {flag: DEPLOYMENT_DEFAULTS[column] for flag, column in DEPLOYMENT_FLAGS.items() if column in DEPLOYMENT_DEFAULTS}
 )
 
+# flags that no deployment depends on, nor whether it can be
+OF_LOAD_ALONE = frozenset(LOAD_FLAGS) - {"replicas"}
+
 
 class Plan(NamedTuple):
     """Checked rows of flags: flags by their full names, and the rows of ``deployments`` and ``scenarios`` they make.
@@ -84,11 +87,14 @@ def plan_rows(
     plan = Plan([], {}, [], [], [])
     number_of: dict[str, int] = {}
     known_names: dict[tuple, dict[str, Any]] = {}
+    known_deployments: dict[tuple, list[dict[str, Any]]] = {}
     lines: dict[tuple[str, bool], LaunchLine] = {}
     for number, row in enumerate(rows, start=1):
         try:
             flags, price = _row_flags(session, with_launch_line(row, lines), goodput or {}, known_names)
-            deployments = deployment_rows(flags)
+            of_deployment = tuple((name, value) for name, value in flags.items() if name not in OF_LOAD_ALONE)
+            deployments = known_deployments.get(of_deployment) or deployment_rows(flags)
+            known_deployments[of_deployment] = deployments
             scenario = scenario_row(flags, deployments[0])
         except KernelSightError as error:
             if on_fault == "raise":
