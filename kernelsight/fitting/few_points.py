@@ -22,7 +22,15 @@ from kernelsight.fitting.measured import features_of
 from kernelsight.fitting.sweep_files import launches_us
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES, LOWERED, MEASURED
-from kernelsight.kernels.floors import EXPECTED_US, floor_at, floor_row, with_floors
+from kernelsight.kernels.floors import (
+    EXPECTED_US,
+    IN_A_GRAPH,
+    LAUNCH,
+    POSSIBLE_US,
+    floor_at,
+    floor_row,
+    with_floors,
+)
 from kernelsight.kernels.kinds import ALONE
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.points import (
@@ -241,8 +249,16 @@ def floor_rows(
     """Return what empty launches say of the floors of GPUs, as ``eta_coefficients`` rows.
 
     Those of other GPUs with a sweep, where there are any, say what is expected of a GPU whose floors are as fitted.
+    InvalidInput: no empty launch can take as long, or as short.
     """
     found, rows = launches_us(sweeps), []
+    least_us, most_us = POSSIBLE_US
+    for gpu, launch_us in found.items():
+        if vendor_of.get(gpu) is None and not least_us <= launch_us <= most_us:
+            raise InvalidInput(
+                f"an empty launch of {gpu} takes {number(launch_us, 3)} us in the sweep, but in a CUDA graph it takes "
+                f"{least_us} to {most_us} us; measure {LAUNCH}, {IN_A_GRAPH} again in microseconds, or leave it out."
+            )
     swept = {gpu for family in MEASURED for gpu in swept_gpus(base, family)} & set(found)
     for gpu in gpus_wanted:
         others = [found[one] for one in sorted(swept - {gpu}) if vendor_of.get(one) is None]

@@ -26,6 +26,9 @@ FACTOR = "floor"
 # (github.com/ahrefs/ocannl issue 488), and 1.1 us for an addition of 1,024 numbers (github.com/pytorch/pytorch issue
 # 161104); empty launches of GPUs with a sweep in the same file stand in its place
 EXPECTED_US = 0.7
+# what one can take, estimated from the same: a quarter of the shortest to five times the longest and more; what lies
+# outside is in another unit, or holds the time of the host
+POSSIBLE_US = 0.1, 6.0
 CARRIED = 0.3
 # coefficients that are floors, by their endings
 ENDINGS = ("floor_us", "floor_clocks", "start_us")

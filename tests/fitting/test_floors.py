@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from kernelsight.catalog.tables import facts
+from kernelsight.errors import InvalidInput
 from kernelsight.fitting.few_points import OWN_SOURCE, fit_few, measured_calls
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
@@ -124,3 +125,11 @@ def test_other_vendors_have_nothing_to_compare_with(tmp_path: Path, base: pa.Tab
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_a_floor(family: str) -> None:
     assert any(is_floor(one.name) and one.owner != "fixed" for one in FAMILIES[family].form.coefficients)
+
+
+@pytest.mark.parametrize("us", [700.0, 0.0007, 9.0])
+def test_an_empty_launch_in_another_unit_or_with_the_time_of_the_host_is_refused(
+    tmp_path: Path, base: pa.Table, us: float
+) -> None:
+    with pytest.raises(InvalidInput, match=r"an empty launch of l4 takes .* us in the sweep, but .* 0.1 to 6.0 us"):
+        launched(tmp_path, base, us)
