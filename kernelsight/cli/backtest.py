@@ -34,7 +34,7 @@ SCORE_COLUMNS = (
     "n",
     *(f"{metric}_{what}" for metric in METRICS for what in ("median_ape", "mape", "p90_ape", "bias")),
 )
-NESTED = ("flags", "recipes", "errors", "interval_factors", "compared")
+NESTED = ("flags", "recipes", "errors", "interval_factors", "compared", "tiers")
 
 
 def declare(verb: argparse.ArgumentParser) -> None:

@@ -165,6 +165,13 @@ class Sizing:
             "cost_per_day_at_the_peak": answer_row["cost_per_day_at_the_peak"],
         }
 
+    @cached_property
+    def evidence(self) -> list[dict[str, Any]]:
+        """What each component of the chosen deployment's steps rests on, as ``simulate`` states it."""
+        rows = [row for row in self._session.table("size_evidence").to_pylist() if row["place"] == 1]
+        alone = ("question_id", "place", *(("pool",) if {row["pool"] for row in rows} == {"decode"} else ()))
+        return [_without_columns(row, alone) for row in rows]
+
     @property
     def launch(self) -> list[str]:
         """The commands that launch one instance of the chosen deployment."""
@@ -172,7 +179,19 @@ class Sizing:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything in the shape that ``size --format json`` prints."""
-        names = ("answer", "chosen", "rows", "left_out", "complete", "not_tried", "decides", "cliff", "day", "launch")
+        names = (
+            "answer",
+            "chosen",
+            "rows",
+            "left_out",
+            "complete",
+            "not_tried",
+            "decides",
+            "cliff",
+            "day",
+            "evidence",
+            "launch",
+        )
         return {name: getattr(self, name) for name in names}
 
     def table(self, name: str | None = None) -> pa.Table:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 @reads(
     *("step_costs", "deployment_faults", "deployment_tiers", "memory_plan", "resource_gains", "scenario_intervals"),
-    *("kernel_latencies", "kernel_breakdown"),
+    *("kernel_latencies", "kernel_breakdown", "deployment_evidence"),
 )
-@produces("size_answers", "sized_deployments", "size_statistics", "unsized_deployments", "size_hours")
+@produces(
+    *("size_answers", "sized_deployments", "size_statistics", "size_evidence", "unsized_deployments", "size_hours"),
+)
 def sizes(
     size_questions: pa.Table, *, fork: Callable[[], Session], report: Callable[[str], None]
 ) -> dict[str, pa.Table]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.objectives import Objective
+from kernelsight.scenario.plan import deployments_of
 from kernelsight.scenario.refusals import decisive
 from kernelsight.scenario.scenarios import Plan
 from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned_candidates
@@ -16,6 +17,7 @@ from kernelsight.sizing.tuning import changed_rows, looks_the_same
 from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.find_rate import open_trials, status_of
 from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, HighestRate, RateSearch
+from kernelsight.sweeps.run_summary import evidence_rows
 from kernelsight.sweeps.trial_cache import trial_cache
 from kernelsight.sweeps.work_budget import SearchEnded, Work
 
@@ -321,6 +323,13 @@ class SizeSearch:
     def tier_of(self, candidate: Candidate) -> dict[str, Any]:
         """Return the row of ``deployment_tiers`` of a deployment."""
         return self._fact_of(candidate, "deployment_tiers")
+
+    def evidence_of(self, candidate: Candidate) -> list[dict[str, Any]]:
+        """Return what each component of a deployment's steps rests on, as ``size_evidence`` states it."""
+        session, plan = self.place_of(candidate)
+        (scenario,) = (row for row in plan.planned if row["scenario_id"] == candidate.scenario_id)
+        rows = evidence_rows(session, candidate.deployment_id, deployments_of(scenario))
+        return [{"pool": "decode", **row} for row in rows]
 
     def weights_bytes(self, candidate: Candidate) -> float:
         """Return the bytes of the weights that one replica of a deployment loads, on all of its GPUs."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from kernelsight.dataflow.session import Session
 
-TABLES = ("size_answers", "sized_deployments", "size_statistics", "unsized_deployments", "size_hours")
+TABLES = ("size_answers", "sized_deployments", "size_statistics", "size_evidence", "unsized_deployments", "size_hours")
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -120,6 +120,11 @@ def _rows(
             {"place": rank, **row}
             for rank, option in enumerate(options, start=1)
             for row in statistic_rows(option, objectives)
+        ],
+        "size_evidence": [
+            {"place": rank, **row}
+            for rank, option in enumerate(options, start=1)
+            for row in search.evidence_of(option.sized.candidate)
         ],
         "unsized_deployments": [{"place": rank, **row} for rank, row in enumerate([*left_out, *not_tried], start=1)],
         "size_hours": hour_rows(options[0], demand) if day else [],

@@ -106,7 +106,7 @@ def run_summary(session: Session) -> dict[str, Any]:
         "tier": row["tier"],
         "measured_share": tiers["measured_share"],
         "not_measured": row["not_measured"],
-        "evidence": _evidence(session, row["deployment_id"], settings_of),
+        "evidence": evidence_rows(session, row["deployment_id"], settings_of),
         "mean_kv_share": _mean_kv_share(session.table("cache_over_time").to_pylist()),
         "status": _statuses(statistics),
         "memory": {name: value for name, value in plan.items() if name != "deployment_id"},
@@ -163,7 +163,7 @@ def _sessions(session: Session) -> dict[str, Any]:
     return {"sessions": {"n": row["n"], "completed": row["completed"], "duration_s": times}}
 
 
-def _evidence(session: Session, deployment_id: str, deployments: Collection[str]) -> list[dict[str, Any]]:
+def evidence_rows(session: Session, deployment_id: str, deployments: Collection[str]) -> list[dict[str, Any]]:
     """Return what each component of the steps rests on; of engines that only compute prompts, ``pool`` is prefill."""
     rows = [row for row in session.table("deployment_evidence").to_pylist() if row["deployment_id"] in deployments]
     pools = {name: {} if name == deployment_id else {"pool": "prefill"} for name in deployments}

@@ -50,6 +50,9 @@ def test_runs_are_scored_and_those_that_cannot_be_simulated_are_listed(command, 
     assert (by_id["r0"]["engine_version_used"], by_id["r0"]["host_version"]) == ("newest (0.14)", "0.14")
     assert "unknown model 'qwen3-0.6c'" in by_id["r5"]["status"]
     assert "does not fit on l4" in by_id["r4"]["status"]
+    # no kernel of an L4 was measured
+    assert {row["weakest"].rpartition(" ")[2] for row in scored} == {"cross-generation"}
+    assert {group["weakest"] for group in found["by"]["weakest"]} == {row["weakest"] for row in scored}
     # equal loads are one scenario; their errors differ as their measurements do
     assert by_id["r1"]["scenario_id"] == by_id["r2"]["scenario_id"]
     assert (1 + by_id["r1"]["ttft_error"]) * 60 == pytest.approx((1 + by_id["r2"]["ttft_error"]) * 70)

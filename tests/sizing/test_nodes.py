@@ -48,6 +48,20 @@ def test_several_questions_are_answered_in_one_call(answered: Session) -> None:
     assert "(two halves)" in answered.sql("select answer from size_answers where question_id = '2'").fetchall()[0][0]
 
 
+def test_every_component_of_a_sized_deployment_says_what_it_rests_on(answered: Session) -> None:
+    found = answered.size(gpus="h100_sxm", slo=SLO, rate=500, max_gpus=1, tune=False, **FLAGS, **LOAD)
+    run = answered.simulate(**FLAGS, **LOAD, gpu="h100_sxm", request_rate=1, num_prompts=4)
+    alone = run.table("deployment_evidence").to_pylist()
+    # how much of the time each takes depends on how far the load reaches
+    said, of_run = (
+        {row["component"]: set(row["evidence"].split("; ")) for row in rows} for rows in (found.evidence, alone)
+    )
+    assert said == of_run
+    assert found.as_dict()["evidence"] == found.evidence and "host" in {row["component"] for row in found.evidence}
+    places = answered.sql("select question_id, place, count(*) from size_evidence group by all order by all").fetchall()
+    assert places == [(number, 1, len(alone)) for number in "012"]
+
+
 def test_a_question_is_answered_as_python_answers_it(answered: Session) -> None:
     found = answered.size(gpus="h100_sxm", slo=SLO, rate=500, max_gpus=1, tune=False, **FLAGS, **LOAD)
     own = answered.sql("select answer from size_answers where question_id = '0'").fetchall()

@@ -70,7 +70,8 @@ def _kinds(answer: Mapping[str, Any]) -> list[str]:
     rows += [_line(f"{kind}, plausible only", answer["without_signs"][kind]) for kind in ("dense", "moe")]
     for axis, groups in answer["by"].items():
         if axis != "length":
-            rows += [_line(f"{axis} {group[axis]}", group) for group in groups]
+            words = "least certain:" if axis == "weakest" else axis
+            rows += [_line(f"{words} {group[axis]}", group) for group in groups]
     return _scores(rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.cli.pages.formats_line import evidence_lines
 from kernelsight.present.output import fitting_lines, table_lines, terminal_width
 from kernelsight.scenario import flags
 
@@ -29,6 +30,7 @@ def size_lines(sizing: Sizing) -> list[str]:
             page += ["", *table_lines(rows := _day_rows(sizing.day), list(rows[0]), terminal_width())]
         page += ["", "not measured:"]
         page += [f"  {gpu}: {text}" for gpu, text in _not_measured(sizing.rows).items()]
+        page += ["", "the cheapest rests on:", *evidence_lines(sizing.evidence)]
         page += ["", "one instance:", *(line for command in sizing.launch for line in command.split("\n"))]
     reasons: dict[str, int] = {}
     for row in sizing.left_out:

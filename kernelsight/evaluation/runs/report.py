@@ -42,6 +42,7 @@ AXES = {
     "precision": lambda row: (row["quantization"] or "not stated",),
     "campaign": lambda row: (row["campaign"],),
     "concurrency": lambda row: (concurrency_band(row["max_concurrency"]),),
+    "weakest": lambda row: (row.get("weakest", "not stated"),),
     "length": lambda row: (f"{row['isl']}/{row['osl']}",),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.evaluation.runs.evidence import tiers_of, weakest_of
 from kernelsight.evaluation.runs.full_loops import FULL_THROUGHPUT, full_throughputs
 from kernelsight.kernels.families import COMMUNICATION
 from kernelsight.scenario.scenarios import give_plan, plan_rows
@@ -171,6 +172,12 @@ def _serve(
         for names, field_name in ((INTERVALS, "interval_factors"), (INTERVALS | FURTHER_INTERVALS, "factors")):
             if row["metric"] in names:
                 rows[row["scenario_id"]].setdefault(field_name, {})[names[row["metric"]]] = factors
+    evidence: dict[str, list[dict[str, Any]]] = {}
+    for row in session.table("deployment_evidence").to_pylist() if parts else ():
+        evidence.setdefault(row["deployment_id"], []).append(row)
+    for row in rows.values() if parts else ():
+        its_evidence = evidence.get(row["deployment_id"], [])
+        row |= {"tiers": tiers_of(its_evidence), "weakest": weakest_of(its_evidence)}
     for row in rows.values():
         pace = overheads[row["deployment_id"]].pace if row["deployment_id"] in overheads else 1.0
         row |= {name: pace * row[name] for name in TIMES if row.get(name) is not None}

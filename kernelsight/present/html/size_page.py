@@ -86,7 +86,8 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str]) -> str:
         day = [_day(answer["day"])] if answer["day"] else []
         launch = Card("One instance", text="\n".join(answer["launch"]), wide=True)
         all_deployments = Card("Deployments", table=table(shown), wide=True)
-        parts += [Tiles(_figures(chosen)), Grid([_costs(rows), *day, launch, all_deployments])]
+        rests_on = Card("What the cheapest rests on", table=table(answer["evidence"]), wide=True)
+        parts += [Tiles(_figures(chosen)), Grid([_costs(rows), *day, launch, rests_on, all_deployments])]
     if answer["left_out"]:
         left_out = [
             {"gpu": row["gpu"], "TP": row["tensor_parallel_size"], "why": row["reason"]} for row in answer["left_out"]

@@ -19,6 +19,7 @@ ROW = {
 HOURS = [{"hour": hour, "asked": 4.0, "instances": 2, "started": 0, "gpus": 4} for hour in range(24)]
 ANSWER: dict[str, Any] = {
     "answer": "6 × h100_sxm <cheap>.",
+    "evidence": [{"component": "attention", "tier": "target-measured", "evidence": "sweep of <cheap>"}],
     "chosen": ROW,
     "rows": [ROW, ROW | {"gpu": "l4", "probability": None}],
     "left_out": [{"gpu": "t4", "tensor_parallel_size": 1, "reason": "it does not fit"}],
@@ -34,7 +35,15 @@ def test_a_page_has_the_answer_its_costs_and_its_day(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not FETCHED.search(without_scripts(text)) and "<cheap>" not in text
     shown = html.unescape(text)
-    for words in ("6 × h100_sxm <cheap>.", "300", "95%", "vllm serve m", "it does not fit", "A start takes 80 s."):
+    for words in (
+        "6 × h100_sxm <cheap>.",
+        "300",
+        "95%",
+        "vllm serve m",
+        "it does not fit",
+        "A start takes 80 s.",
+        "sweep of",
+    ):
         assert words in shown
     costs, day = specs_of(path)
     assert [row["weight"] for row in costs["data"]["values"]] == [300.0, 300.0]
