@@ -15,6 +15,7 @@ import platform
 import re
 import resource
 import subprocess
+import sys
 import tokenize
 from collections.abc import Iterable, Mapping
 from datetime import date
@@ -97,8 +98,6 @@ def record(name: str, figures: Mapping[str, Any], command: str, cpu_s: float | N
     Its sample (``benches/samples.py``), where it has one, is computed after it. ``cpu_s``: what it took, where other
     processes took it; None: that is not known.
     """
-    from samples import SAMPLES
-
     if name not in RESTS_ON:
         raise ValueError(f"{name!r} is no result: RESTS_ON of benches/record.py says what each result rests on.")
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -113,9 +112,8 @@ def record(name: str, figures: Mapping[str, Any], command: str, cpu_s: float | N
         "figures": figures,
     }
     path = write(name, result)
-    if name in SAMPLES:
-        sample = SAMPLES[name]()
-        write(name, result | {"sample": {"of_run": sample, "now": sample}})
+    # in a process of its own: samples import benches, and these import this
+    subprocess.run([sys.executable, Path(__file__).with_name("samples.py"), "--measured", name], check=True)
     return path
 
 

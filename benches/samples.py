@@ -2,6 +2,7 @@
 
     python benches/samples.py           # compares them with what the results hold
     python benches/samples.py --write   # keeps what they are now, beside what they were when the result was measured
+    python benches/samples.py --measured NAME    # of a result that was measured just now (``record`` calls this)
 
 A sample is the canary of its result: where it moves, the figures that the documentation shows have moved as well, and
 the bench is due. The test suite computes all of them (``tests/docs/test_samples.py``).
@@ -69,8 +70,14 @@ def main() -> None:
     """Compute the samples and compare them, or keep them."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--write", action="store_true", help="keep the samples of now in the results")
+    words.add_argument("--measured", metavar="NAME", help="keep the sample of a result that was measured just now")
     words.add_argument("names", nargs="*", choices=[[], *SAMPLES], help="default: all")
     asked = words.parse_args()
+    if asked.measured:
+        if asked.measured in SAMPLES:
+            sample = SAMPLES[asked.measured]()
+            write(asked.measured, read(asked.measured) | {"sample": {"of_run": sample, "now": sample}})
+        return
     for name in asked.names or [name for name in SAMPLES if name in names()]:
         result, found = read(name), SAMPLES[name]()
         for line in differences(result["sample"]["now"] or {}, found):

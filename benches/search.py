@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import record
-from sampled.kernels import SPACES
+from record import ROOT, record
 from search_figures import figures_of, tuner_figures
 
 from kernelsight.evaluation.searches.cases import Case, Result, replayed
@@ -36,6 +35,7 @@ from kernelsight.searching.scenarios import DEFAULTS
 from kernelsight.searching.space_files import read_spaces
 from kernelsight.searching.targets import Target, target_of, truth_of
 
+SPACES = ROOT.parent / "shared" / "data" / "kernel_spaces.parquet"
 PARTS = ("policies", "free", "misleading", "neighbours", "tuner")
 BUDGET = 100
 # strategies of Kernel Tuner get as many measurements as it takes to see when they are within 5 %

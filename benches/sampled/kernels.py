@@ -25,7 +25,6 @@ from kernelsight.searching.arrays import space_arrays
 from kernelsight.searching.space_files import read_spaces
 
 DATA = ROOT.parent / "shared" / "data"
-SPACES = DATA / "kernel_spaces.parquet"
 SEEN, UNSEEN = ("a100_sxm", "l40s"), ("h100_sxm",)
 # decode attention of three shapes, on a kernel whose limit of a stream is a fact chosen on GB200
 STREAMS = {"model": "llama-3.1-8b", "gpu": "gb200", "engine": "trtllm"}
@@ -115,9 +114,11 @@ def kernels_facts() -> dict[str, float]:
 
 def search() -> dict[str, float]:
     """Return the regret of one search a policy on two spaces, one seed, 30 measurements."""
+    import search as bench
+
     from kernelsight.evaluation.searches.cases import Case, replayed
 
-    tables = read_spaces([str(SPACES)])
+    tables = read_spaces([str(bench.SPACES)])
     known = sorted(set(tables.kernel_spaces["space"].to_pylist()))[:2]
     spaces = {name: space_arrays(tables.kernel_candidates, tables.kernel_measurements, name) for name in known}
     cases = [
@@ -135,7 +136,7 @@ def search_tuner() -> dict[str, float]:
     """Return the regret of a search whose other GPUs mislead: shuffled and inverted, one space and seed."""
     import search as bench
 
-    tables = read_spaces([str(SPACES)])
+    tables = read_spaces([str(bench.SPACES)])
     name = sorted(set(tables.kernel_spaces["space"].to_pylist()))[0]
     arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, name)
     gpus = {sorted(arrays.gpus)[0]}

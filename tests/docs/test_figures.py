@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -134,6 +137,15 @@ def test_a_result_is_written_with_what_it_rests_on(
 
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     monkeypatch.setitem(samples.SAMPLES, "search", lambda: {"a": 1.0})
+
+    def in_this_process(words: list, check: bool = False, **_: Any) -> subprocess.CompletedProcess:
+        if check:
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "argv", [str(word) for word in words[1:]])
+                samples.main()
+        return subprocess.CompletedProcess(words, 0, "")
+
+    monkeypatch.setattr(subprocess, "run", in_this_process)
     path = record.record("search", {"n": 1}, "python benches/search.py")
     result = json.loads(path.read_text())
     assert result["figures"] == {"n": 1}
