@@ -414,8 +414,10 @@ def cohorts_of(mean: float, first: float, again: float) -> list[tuple[float, flo
     >>> [(round(share, 3), round(count, 2)) for share, count in cohorts_of(0.5, 0.4, 0.1)][:3]
     [(0.318, 1.0), (0.066, 2.0), (0.012, 3.0)]
     """
-    again = min(again, max(1.0 - first / mean, 0.0))  # one arrives in each step at least
-    of_step = max(mean * (1.0 - again) / first, 1.0)
+    # one arrives in each step at least
+    first = min(first, mean)
+    again = min(again, 1.0 - first / mean)
+    of_step = mean * (1.0 - again) / first
     rate = _mean_before_none_left_out(of_step)
     most = math.ceil(4.0 + 8.0 * mean / first)
     numbers = np.arange(1, most + 1)
@@ -440,11 +442,13 @@ def _mean_before_none_left_out(mean: float) -> float:
 
 def grouped(numbers: np.ndarray, shares: np.ndarray) -> list[tuple[float, float]]:
     """Return (share, mean number) of at most MOST_COUNTS groups of neighbours."""
-    size, longer = divmod(numbers.size, min(MOST_COUNTS, numbers.size))
-    starts = np.arange(min(MOST_COUNTS, numbers.size)) * size
-    starts += np.minimum(np.arange(starts.size), longer)
-    sums = np.add.reduceat(np.stack([shares, shares * numbers]), starts, axis=1).T.tolist()
-    return [(share, total / share) for share, total in sums if share > 1e-12]
+    count = min(MOST_COUNTS, numbers.size)
+    size, longer = divmod(numbers.size, count)
+    starts = np.arange(count) * size + np.minimum(np.arange(count), longer)
+    sums, totals = np.add.reduceat(np.stack([shares, shares * numbers]), starts, axis=1)
+    # a number that stands alone stays whole, and so do the tokens of its steps
+    means = numbers.astype(float) if count == numbers.size else totals / np.maximum(sums, 1e-300)
+    return [(share, mean) for share, mean in zip(sums.tolist(), means.tolist(), strict=True) if share > 1e-12]
 
 
 def _between(xs: np.ndarray, ys: np.ndarray, grid: np.ndarray, x: np.ndarray, y: np.ndarray | float) -> np.ndarray:
