@@ -144,7 +144,7 @@ where settings.enable_prefix_caching and (layout.full_layers = 0 or layout.seque
 union all
 select settings.deployment_id, 'prefix caching', 'a prefix counts as cached if its blocks of full-attention layers are; those of sliding-window layers are assumed to be cached too'
 from deployment_settings as settings join kv_layout as layout using (deployment_id)
-where settings.enable_prefix_caching and layout.full_layers > 0 and layout.window_layers > 0 and layout.sequence_bytes = 0
+where settings.enable_prefix_caching and settings.windows_freed and layout.full_layers > 0 and layout.window_layers > 0 and layout.sequence_bytes = 0
 union all
 select settings.deployment_id, 'max_model_len',
        format('max_model_len {} exceeds the {} tokens of the KV cache; the engine would require a smaller one', settings.max_model_len, plan.kv_cache_tokens)

@@ -1,5 +1,5 @@
 -- Memory of one GPU, and the capacity of its KV cache in blocks, tokens and full-length requests;
--- a draft model adds its weights and its layers of the cache
+-- a draft model adds its weights and its layers of the cache. Layers with a window count as full where the engine does not free what lies before it
 with stages as (
   -- the fullest pipeline stage: its share of the layers, plus embedding and output head
   select deployment_id, ceil(sum(count) / any_value(pp)) / sum(count) as layer_share
@@ -26,8 +26,8 @@ split as (
     least(settings.max_num_batched_tokens::double * (4 * models.hidden + widest.width) * 2.0
       + least(settings.max_num_seqs::double * settings.query_tokens, settings.max_num_batched_tokens) * models.vocab / settings.tp * 4.0, 1e18) as activations_bytes,
     case when settings.graph_max_tokens > 0 then 1073741824.0 else 0 end as graphs_bytes,
-    layout.full_layers + coalesce(drafts.full_layers, 0) as full_layers,
-    layout.window_layers + coalesce(drafts.window_layers, 0) as window_layers,
+    layout.full_layers + coalesce(drafts.full_layers, 0) + case when settings.windows_freed then 0 else layout.window_layers + coalesce(drafts.window_layers, 0) end as full_layers,
+    case when settings.windows_freed then layout.window_layers + coalesce(drafts.window_layers, 0) else 0 end as window_layers,
     greatest(layout.window_tokens, coalesce(drafts.window_tokens, 0)) as window_tokens,
     layout.full_token_bytes * stages.layer_share + coalesce(drafts.full_token_bytes, 0) as full_token_bytes,
     layout.window_token_bytes * stages.layer_share + coalesce(drafts.window_token_bytes, 0) as window_token_bytes,

@@ -343,6 +343,19 @@ def test_drafts_stages_and_ranks_change_defaults(settings) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("engine", "version", "tokens_kept"),
+    # 24 layers of gpt-oss-20b, every other one with a window of 128 tokens; 8 heads of 64 numbers in 16 bit
+    [("vllm", "0.16", 12), ("trtllm", "1.0.0", 24), ("trtllm", "1.3.0rc20", 24)],
+)
+def test_tensorrt_llm_keeps_whole_contexts_of_layers_with_a_window(engine: str, version: str, tokens_kept: int) -> None:
+    place = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": engine, "engine_version": version}
+    with connect() as session:
+        session.give("deployments", [{"deployment_id": "d", "model": "gpt-oss-20b", "gpu": "h100_sxm", **place}])
+        plan = session.table("memory_plan").to_pylist()[0]
+    assert plan["kv_cache_tokens"] == pytest.approx(plan["kv_bytes"] / (tokens_kept * 2 * 8 * 64 * 2), rel=0.01)
+
+
 def test_rows_are_in_the_order_of_their_versions_and_name_their_sources() -> None:
     for table in ("engine_presets", "engine_sizes", "engine_memory"):
         rows = facts(table).to_pylist()
