@@ -7,7 +7,9 @@ independent arrivals do. The mean time of such a step, over the requests that be
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -59,26 +61,51 @@ class Time(NamedTuple):
     front_end_us: float
 
 
+class Grid(NamedTuple):
+    """Attention over knots, microseconds: as numbers of Python, which single values are read off faster than arrays."""
+
+    x: list[float]
+    y: list[float]
+    us: list[list[float]]  # [x][y]; empty where there is no such attention
+
+    def at(self, x: float, y: float) -> float:
+        """Return the bilinear value; beyond the last knots lines go on, over ``x`` from half of the last one."""
+        if not self.us or x <= 0.0:
+            return 0.0
+        xs, ys, us = self
+        j = max(min(bisect_right(ys, y) - 1, len(ys) - 2), 0)
+        above = (y - ys[j]) / (ys[j + 1] - ys[j]) if len(ys) > 1 else 0.0
+        upper = min(j + 1, len(ys) - 1)
+        if x < xs[0]:  # less than one request, in the mean
+            return x / xs[0] * ((1.0 - above) * us[0][j] + above * us[0][upper])
+        low = max(min(bisect_right(xs, x) - 1, len(xs) - 2), 0)
+        high = min(low + 1, len(xs) - 1)
+        if x > xs[-1]:
+            low, high = bisect_right(xs, xs[-1] / 2.0) - 1, len(xs) - 1
+        right = (x - xs[low]) / (xs[high] - xs[low]) if xs[high] > xs[low] else 0.0
+        at_j, at_upper = ((1.0 - right) * us[low][each] + right * us[high][each] for each in (j, upper))
+        return (1.0 - above) * at_j + above * at_upper
+
+
 class Costs(NamedTuple):
     """Step costs of one model, microseconds."""
 
     surface: Surface
     window: int
+    decode: Grid
+    windowed: Grid
+    prefill: Grid
 
     def decode_us(self, requests: float, context: float) -> float:
         """Attention of one step over all requests that decode."""
-        s = self.surface
         inside = min(context, float(self.window)) if self.window else 0.0
-        full = _between(s.decode_x, s.decode_y, s.decode_us, requests, context)
-        return full + _between(s.window_x, s.window_y, s.window_us, requests, inside)
+        return self.decode.at(requests, context) + self.windowed.at(requests, inside)
 
     def prefill_us(self, tokens: float, cached: float, chunks: float) -> float:
         """Attention of ``chunks`` chunks of this length in one step: they share one launch."""
-        s = self.surface
-        if not s.prefill_us.size or chunks <= 0.0:
+        if not self.prefill.us or chunks <= 0.0:
             return 0.0
-        one = _between(s.prefill_x, s.prefill_y, s.prefill_us, tokens, cached)
-        return chunks * one - max(chunks - 1.0, 0.0) * float(s.prefill_us[0, 0])
+        return chunks * self.prefill.at(tokens, cached) - max(chunks - 1.0, 0.0) * self.prefill.us[0][0]
 
     def layers_us(self, tokens: float) -> float:
         """Everything that goes by the tokens of a step, padded as its CUDA graph is."""
@@ -109,33 +136,26 @@ def lengths_of(prompts: np.ndarray, outputs: np.ndarray, cached: float) -> Lengt
     return Lengths(computed, prompt - computed, decodes, int(steps.max()), context, prompt + decodes)
 
 
-def as_far_as(surface: Surface, reach: Reach) -> Surface:
-    """Return attention as far as one load reaches, as ``within_reach`` cuts it: other loads may need more of it."""
-    decodes, contexts, window, prompts, before = (
-        first_beyond(knots, most) + 1
-        for knots, most in (
-            *((surface.decode_x, reach.requests), (surface.decode_y, reach.tokens)),
-            (surface.window_x, reach.requests),
-            *((surface.prefill_x, reach.tokens), (surface.prefill_y, reach.tokens)),
-        )
-    )
-    return surface._replace(
-        decode_x=surface.decode_x[:decodes],
-        decode_y=surface.decode_y[:contexts],
-        decode_us=surface.decode_us[:decodes, :contexts],
-        window_x=surface.window_x[:window],
-        window_us=surface.window_us[:window],
-        prefill_x=surface.prefill_x[:prompts],
-        prefill_y=surface.prefill_y[:before],
-        prefill_us=surface.prefill_us[:prompts, :before],
-    )
+def costs_within(surface: Surface, window: int, reach: Reach) -> Costs:
+    """Return costs as far as one load reaches, as ``within_reach`` cuts attention: other loads may need more of it."""
+    decode = _grid(surface.decode_x, surface.decode_y, surface.decode_us, reach.requests, reach.tokens)
+    # no step sees more than the window
+    windowed = _grid(surface.window_x, surface.window_y, surface.window_us, reach.requests, window)
+    prefill = _grid(surface.prefill_x, surface.prefill_y, surface.prefill_us, reach.tokens, reach.tokens)
+    return Costs(surface, window, decode, windowed, prefill)
+
+
+def _grid(x: np.ndarray, y: np.ndarray, us: np.ndarray, most_x: int, most_y: int) -> Grid:
+    """Return the grid up to the first knots beyond these."""
+    across, along = first_beyond(x, most_x) + 1, first_beyond(y, most_y) + 1
+    return Grid(x[:across].tolist(), y[:along].tolist(), us[:across, :along].tolist() if us.size else [])
 
 
 def station_of(pool: Pool, lengths: Lengths, reach: Reach) -> Station:
     """Return what one engine completes at most; ``reach``: of the load."""
     limits, stages = pool.limits, len(pool.layers)
-    costs = Costs(as_far_as(pool.costs.surface, reach), limits.window_tokens)
-    draft = Costs(as_far_as(pool.draft.costs.surface, reach), pool.draft.window_tokens) if pool.draft else None
+    costs = costs_within(pool.costs.surface, limits.window_tokens, reach)
+    draft = costs_within(pool.draft.costs.surface, pool.draft.window_tokens, reach) if pool.draft else None
     tokens_a_step = sum(limits.acceptance**number for number in range(limits.drafts + 1))
     steps = lengths.decodes / tokens_a_step
     fitting = requests_in_cache(limits, lengths)
@@ -392,7 +412,7 @@ def counts_of(mean: float) -> list[tuple[float, float]]:
     """
     most = math.ceil(mean + 4.0 * math.sqrt(mean) + 1.0)
     numbers = np.arange(most + 1)
-    logs = numbers * math.log(mean) - mean - np.array([math.lgamma(number + 1.0) for number in numbers])
+    logs = numbers * math.log(mean) - mean - _log_factorials(most)
     shares = np.exp(logs)
     return grouped(numbers, shares / shares.sum())
 
@@ -422,14 +442,36 @@ def cohorts_of(mean: float, first: float, again: float) -> list[tuple[float, flo
     rate = _mean_before_none_left_out(of_step)
     most = math.ceil(4.0 + 8.0 * mean / first)
     numbers = np.arange(1, most + 1)
-    one = np.exp(numbers * math.log(rate) - rate - np.array([math.lgamma(number + 1.0) for number in numbers]))
+    one = np.exp(numbers * math.log(rate) - rate - _log_factorials(most)[1:])
     one /= one.sum()
-    shares = (1.0 - again) * one
-    for number in range(1, most):
-        shares[number] += again * float(one[:number] @ shares[number - 1 :: -1])
+    shares = (1.0 - again) * np.convolve(one, _and_so_on(again * one))[:most]
     # what is cut off is given to all
     shares *= first / shares.sum()
     return grouped(numbers, shares)
+
+
+def _and_so_on(step: np.ndarray) -> np.ndarray:
+    """Return the sum of all powers of a series without its constant, as long as it; ``step``: from its first power on.
+
+    What is known doubles with each round: as far as that, the product of it with the series says what follows.
+    """
+    total = np.ones(1)
+    while total.size < step.size:
+        known = total.size
+        more = min(2 * known, step.size) - known
+        ahead = np.convolve(step[: known + more - 1], total)[known - 1 : known + more - 1]
+        total = np.append(total, np.convolve(ahead, total)[:more])
+    return total
+
+
+def _log_factorials(most: int) -> np.ndarray:
+    """Return the logarithms of the factorials of 0 to ``most``."""
+    return _log_factorials_below(1 << (most + 1).bit_length())[: most + 1]
+
+
+@cache
+def _log_factorials_below(end: int) -> np.ndarray:
+    return np.array([math.lgamma(number + 1.0) for number in range(end)])
 
 
 def _mean_before_none_left_out(mean: float) -> float:
@@ -443,24 +485,8 @@ def _mean_before_none_left_out(mean: float) -> float:
 
 def grouped(numbers: np.ndarray, shares: np.ndarray) -> list[tuple[float, float]]:
     """Return (share, mean number) of at most MOST_COUNTS groups of neighbours."""
-    groups = np.array_split(np.arange(numbers.size), min(MOST_COUNTS, numbers.size))
-    sums = [(float(shares[group].sum()), float((shares[group] * numbers[group]).sum())) for group in groups]
+    count = min(MOST_COUNTS, numbers.size)
+    size, larger = divmod(numbers.size, count)  # the first groups hold one more
+    starts = np.minimum(np.arange(count), larger) + size * np.arange(count)
+    sums = zip(*(np.add.reduceat(each, starts).tolist() for each in (shares, shares * numbers)), strict=True)
     return [(share, total / share) for share, total in sums if share > 1e-12]
-
-
-def _between(xs: np.ndarray, ys: np.ndarray, grid: np.ndarray, x: float, y: float) -> float:
-    """Return the bilinear value of a grid; beyond its last knots lines go on, over ``x`` from half of the last one."""
-    if not grid.size or x <= 0.0:
-        return 0.0
-    j = max(min(int(np.searchsorted(ys, y, side="right")) - 1, ys.size - 2), 0)
-    above = (y - ys[j]) / (ys[j + 1] - ys[j]) if ys.size > 1 else 0.0
-    upper = min(j + 1, ys.size - 1)
-    if x < xs[0]:  # less than one request, in the mean
-        return float(x / xs[0] * ((1.0 - above) * grid[0, j] + above * grid[0, upper]))
-    low = max(min(int(np.searchsorted(xs, x, side="right")) - 1, xs.size - 2), 0)
-    high = min(low + 1, xs.size - 1)
-    if x > xs[-1]:
-        low, high = int(np.searchsorted(xs, xs[-1] / 2.0, side="right")) - 1, xs.size - 1
-    right = (x - xs[low]) / (xs[high] - xs[low]) if xs[high] > xs[low] else 0.0
-    line = (1.0 - right) * grid[low] + right * grid[high]
-    return float((1.0 - above) * line[j] + above * line[upper])
