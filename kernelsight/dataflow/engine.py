@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 # no replacement scans: a misspelt table name would silently read a Python variable
 # no extensions: DuckDB would fetch one as soon as a query names an address or a function of it
@@ -97,6 +99,19 @@ def _database() -> duckdb.DuckDBPyConnection:
     import duckdb
 
     return duckdb.connect(":memory:", config=SETTINGS)
+
+
+def arrow_rows(cursor: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
+    """Run one query and return its rows.
+
+    >>> arrow_rows(private_cursor(), "select 1 as one").to_pylist()
+    [{'one': 1}]
+    """
+    # a relation would bind the query once more than it runs, which takes longer than the copy that is warned of
+    cursor.execute(text)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Arrow output on a DB-API result", UserWarning)
+        return cursor.to_arrow_table()
 
 
 def private_cursor() -> duckdb.DuckDBPyConnection:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.engine import complaint, quote, stop_if_interrupted
+from kernelsight.dataflow.engine import arrow_rows, complaint, quote, stop_if_interrupted
 from kernelsight.dataflow.graph import Node
 from kernelsight.dataflow.kept import Kept, keep_table
 from kernelsight.dataflow.kept import read_table as read_kept_table
@@ -112,7 +112,7 @@ class NodeRuns(TableStore):
         for name in node.inputs:
             self._register(name)
         try:
-            return {node.names[0]: self._connection.sql(node.text).to_arrow_table()}
+            return {node.names[0]: arrow_rows(self._connection, node.text)}
         except (duckdb.Error, RuntimeError) as error:
             stop_if_interrupted(error)
             raise RunFailed(f"{node.label} failed: {complaint(error)}.") from error
