@@ -284,9 +284,9 @@ class FullEngine(NamedTuple):
 
     def _with_prompts(self, decode: Time, begin: float, counts: Iterable[tuple[float, float]]) -> Time:
         """Return the time of a request where ``counts`` (share of decode steps, prompts before them) begin."""
-        parts = [(1.0, decode)]
+        parts, full = [(1.0, decode)], self._step(0.0, self.budget, begin)
         for share, count in counts:
-            parts += [(share * steps, time) for steps, time in self._prompts(count, begin)]
+            parts += [(share * steps, time) for steps, time in self._prompts(count, full, begin)]
         return _sum((share / begin, time) for share, time in parts)
 
     def _prompts_follow(self, decode: Time, time: Time, begin: float) -> tuple[float, float]:
@@ -308,14 +308,15 @@ class FullEngine(NamedTuple):
         """A batch that ends with its longest answer; answers that ended leave their seats empty."""
         steps = self.lengths.longest * self.steps / max(self.lengths.decodes, 1.0)
         decoding = self.batch * self.lengths.decodes / max(self.lengths.longest, 1)
-        parts = [(steps, self._step(decoding, 0.0, 1.0)), *self._prompts(self.batch, 1.0)]
+        full = self._step(0.0, self.budget, 1.0)
+        parts = [(steps, self._step(decoding, 0.0, 1.0)), *self._prompts(self.batch, full, 1.0)]
         return _sum((count / self.batch, time) for count, time in parts)
 
-    def _prompts(self, count: float, begin: float) -> list[tuple[float, Time]]:
-        """Return (number, time) of the steps that compute prompts alone: full ones, and the rest."""
+    def _prompts(self, count: float, full: Time, begin: float) -> list[tuple[float, Time]]:
+        """Return (number, time) of the steps that compute prompts alone: ``full`` ones, and the rest."""
         full_steps, rest = divmod(count * self.lengths.prompt, self.budget)
-        full = [(full_steps, self._step(0.0, self.budget, begin))] if full_steps else []
-        return full + ([(1.0, self._step(0.0, rest, begin))] if rest >= 1.0 else [])
+        times = [(full_steps, full)] if full_steps else []
+        return times + ([(1.0, self._step(0.0, rest, begin))] if rest >= 1.0 else [])
 
     def _step(self, decoding: float, prompt_tokens: float, begin: float) -> Time:
         """Return the time of a step; ``begin``: requests that begin in one."""
