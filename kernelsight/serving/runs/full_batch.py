@@ -489,5 +489,11 @@ def grouped(numbers: np.ndarray, shares: np.ndarray) -> list[tuple[float, float]
     count = min(MOST_COUNTS, numbers.size)
     size, larger = divmod(numbers.size, count)  # the first groups hold one more
     starts = np.minimum(np.arange(count), larger) + size * np.arange(count)
-    sums = zip(*(np.add.reduceat(each, starts).tolist() for each in (shares, shares * numbers)), strict=True)
-    return [(share, total / share) for share, total in sums if share > 1e-12]
+    stops = [*starts[1:].tolist(), numbers.size]
+    sums = (np.add.reduceat(each, starts).tolist() for each in (shares, shares * numbers))
+    # a number alone stays whole: a step's tokens count up to the next whole number
+    return [
+        (share, float(numbers[start]) if stop - start == 1 else total / share)
+        for start, stop, share, total in zip(starts.tolist(), stops, *sums, strict=True)
+        if share > 1e-12
+    ]
