@@ -54,13 +54,21 @@ class Entry(Rule):
         self._ready: dict[Kinds, Callable[[list[Any]], Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
+        return self.bound(*args)()
+
+    def bound(self, *args: Any) -> Callable[[], Any]:
+        """Return the call with these arguments, which may be made again and again: arrays are read where they are."""
         words: list[Any] = []
         kinds = tuple([take(value, words) for value in args])
         call = self._ready.get(kinds)
         if call is None:
             with _preparing:
                 call = self._ready[kinds] = self._ready.get(kinds) or self._prepared(kinds, words_of(kinds))
-        return call(words)
+
+        def run(_held: tuple[Any, ...] = args) -> Any:
+            return call(words)
+
+        return run
 
     def _prepared(self, kinds: Kinds, words: str) -> Callable[[list[Any]], Any]:
         """Return the machine code for arguments of these kinds: kept, carried, or compiled now."""

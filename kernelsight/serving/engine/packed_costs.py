@@ -26,14 +26,19 @@ def pack(surface: Surface, energy: Surface | None = None) -> PackedCosts:
     ``energy``: the same surface with joules in the place of microseconds; None: kernels cost no energy.
     """
     layout = np.zeros(1, LAYOUT)[0]
-    values = _placed(surface, layout)
-    energies = np.zeros_like(values) if energy is None else _placed(energy, layout)
+    most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
+    between = {name: _between(getattr(surface, f"{name}_x"), size - 1) for name, size in most.items()}
+    values = _placed(surface, layout, between)
+    energies = np.zeros_like(values) if energy is None else _placed(energy, layout, between)
     layout["energy_at"] = values.size
     return PackedCosts(np.concatenate([values, energies]), layout, surface)
 
 
-def _placed(surface: Surface, layout: np.void) -> np.ndarray:
-    """Return the values of a surface one after the other, and set where each part begins in its layout."""
+def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Return the values of a surface one after the other, and set where each part begins in its layout.
+
+    ``between``: of each kind of attention, where whole numbers lie between its knots, see ``_between``.
+    """
     pieces: list[np.ndarray] = []
     used = 0
 
@@ -55,10 +60,8 @@ def _placed(surface: Surface, layout: np.void) -> np.ndarray:
     if surface.experts_us.size:
         layout["experts_at"] = place(surface.experts_us)
         layout["experts_communication_at"] = place(surface.experts_communication_us)
-    most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
-    for name in ("decode", "window", "prefill"):
-        xs, ys, grid = (getattr(surface, f"{name}_{part}") for part in ("x", "y", "us"))
-        below, share = _between(xs, most[name] - 1)
+    for name, (below, share) in between.items():
+        ys, grid = getattr(surface, f"{name}_y"), getattr(surface, f"{name}_us")
         layout[name] = (place(below), place(share), below.size, place(ys), ys.size, place(grid))
     return np.concatenate(pieces)
 

@@ -285,8 +285,9 @@ def serve_scenario(
     per_request_progress = scenario.limits["per_request_progress"].tolist()
     rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
     scenario = scenario._replace(rows=rows.buffer)
+    go_on = serve_until_full.bound(*scenario)
     while scenario.clients[0]["ended"] < n:
-        serve_until_full(*scenario)
+        go_on()
         # a decode run ends where the rows are full, so that these are taken then alone
         if not requests.turn_over(scenario.clients[0]):
             rows.take(engines)

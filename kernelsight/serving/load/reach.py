@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from kernelsight.scenario.plan import with_drafts
 from kernelsight.serving.costs.knots import Reach
-from kernelsight.serving.load.requests import spans_of
+from kernelsight.serving.load.requests import spans_of_loads
 
 
 def reach_of(scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Table, deployments: pa.Table) -> pa.Table:
@@ -48,7 +48,7 @@ def unbounded_reach(deployments: pa.Table) -> pa.Table:
 def _load_reaches(load_requests: pa.Table) -> Mapping[str, Reach]:
     """Return how many requests each load has, and the tokens of its longest one."""
     tokens = load_requests["prompt_tokens"].to_numpy() + load_requests["output_tokens"].to_numpy()
-    spans = spans_of(load_requests["load_id"])
+    spans = spans_of_loads(load_requests)
     return {load: Reach(stop - start, int(np.max(tokens[start:stop]))) for load, (start, stop) in spans.items()}
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight import errors
+from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.columns import in_one_piece
 from kernelsight.scenario.load_rules import RAMP_UP, distribution, first_fault, flags_set
 from kernelsight.serving.load.arrivals import ramp_rates, ramped_arrivals, steady_arrivals
@@ -169,7 +170,7 @@ def _dependency_rows(load_ids: pa.ChunkedArray, waits: list[Dependencies], warmu
 
 def requests_of(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
     """Return the ``requests`` table: the requests of each scenario's load, scenarios in their order."""
-    spans = spans_of(load_requests["load_id"])
+    spans = spans_of_loads(load_requests)
     names, loads = (scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id"))
     load_spans = [spans.get(load, (0, 0)) for load in loads]
     rows = np.concatenate([np.arange(*span) for span in load_spans] or [np.zeros(0, np.int64)])
@@ -211,7 +212,7 @@ def loads_of_requests(requests: pa.Table, dependencies: pa.Table | None) -> dict
 
 def check_dependencies(load_requests: pa.Table, load_dependencies: pa.Table) -> None:
     """Raise InvalidInput for a request that waits for one that its load lacks, or for itself by way of others."""
-    spans = spans_of(load_requests["load_id"])
+    spans = spans_of_loads(load_requests)
     ids, columns = load_requests["request_id"].to_numpy(), load_dependencies.drop_columns(["load_id"])
     for load, (start, stop) in spans_of(load_dependencies["load_id"]).items():
         begin, end = spans.get(load, (0, 0))
@@ -227,6 +228,11 @@ def check_dependencies(load_requests: pa.Table, load_dependencies: pa.Table) -> 
         if circles.size:
             problem = "it waits for itself, by way of the requests before it"
             raise errors.dependency_unusable(load, int(ids[begin:end][circles[0]]), problem)
+
+
+def spans_of_loads(load_requests: pa.Table) -> dict[str, tuple[int, int]]:
+    """Return ``spans_of`` the loads of a table; callers must not modify the result."""
+    return remembered((load_requests,), "spans", lambda: spans_of(load_requests["load_id"]))
 
 
 def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
@@ -328,6 +334,8 @@ def _with_keys(table: pa.Table, load_ids: pa.ChunkedArray, counts: np.ndarray, w
     if ahead.any():
         rows = (np.cumsum(counts) - counts)[owner] + np.maximum(position - ahead, 0)
         table = table.take(pa.array(rows))
-    table = table.add_column(0, "load_id", load_ids.cast(pa.string()).take(pa.array(owner)))
+    ids = zip(load_ids.cast(pa.string()), (counts + warmups).tolist(), strict=True)
+    names = in_one_piece(pa.chunked_array([pa.repeat(name, count) for name, count in ids], pa.string()))
+    table = table.add_column(0, "load_id", names)
     table = table.add_column(1, "request_id", pa.array(position))
     return table.append_column("warmup", pa.array(position < ahead))

@@ -97,11 +97,22 @@ def quantiles_of(counts: np.ndarray, samples: np.ndarray) -> np.ndarray:
             if size < LONG:
                 rows.sort(axis=-1)
             else:
-                rows.partition(sorted({side(rank) for rank in ranks for side in (math.floor, math.ceil)}), axis=-1)
+                places = sorted({side(rank) for rank in ranks for side in (math.floor, math.ceil)})
+                for row in np.ndindex(rows.shape[:-1]):
+                    _place(rows[row], places)
             for number, rank in enumerate(ranks):
                 low, high = rows[..., math.floor(rank)], rows[..., math.ceil(rank)]
                 quantiles[of_size, part, number] = low + (high - low) * (rank - math.floor(rank))
     return quantiles
+
+
+def _place(row: np.ndarray, places: Sequence[int]) -> None:
+    """Bring the values that sorting would bring to these places, in ascending order, there."""
+    # one at a time, each among those above the last: numpy takes three times as long for all at once
+    done = 0
+    for place in places:
+        row[done:].partition(place - done)
+        done = place + 1
 
 
 def gap_percentiles(histogram: pa.Table, percentiles: Sequence[float] = (50, 90, 99)) -> pa.Table:

@@ -18,7 +18,7 @@ from kernelsight.serving.engine import records, replica
 from kernelsight.serving.engine.host import host_of
 from kernelsight.serving.engine.inputs import Load, Routing, Waits, Weights
 from kernelsight.serving.engine.limits import limits_of
-from kernelsight.serving.load.requests import spans_of
+from kernelsight.serving.load.requests import spans_of, spans_of_loads
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.result_tables import CostTables
 from kernelsight.serving.runs.tiers import tiers_of
@@ -95,7 +95,7 @@ def read_world(
     wanted = [
         row for row in scenarios.to_pylist() if not broken.intersection(with_drafts(deployments_of(row), deployments))
     ]
-    loads = remembered((load_requests,), "spans", lambda: spans_of(load_requests["load_id"]))
+    loads = spans_of_loads(load_requests)
     load_of_scenario = zip(*(scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id")), strict=True)
     pairs = list(load_of_scenario)
     waits = waits_of(load_requests, load_dependencies, loads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -112,6 +114,27 @@ def test_cohorts_hold_the_requests_that_begin(mean: float, first: float, again: 
     # no more steps have prompts than requests begin, each of them one at least
     assert sum(share for share, _ in found) == pytest.approx(min(first, mean))
     assert sum(share * count for share, count in found) == pytest.approx(mean, rel=0.03)
+
+
+@pytest.mark.parametrize("mean, first, again", [(0.42, 0.3, 0.1), (0.4, 0.3, 0.2)])
+def test_cohorts_are_those_of_one_step_after_another(mean: float, first: float, again: float):
+    """Each step that follows adds those of one step: written out here, number by number."""
+    found = cohorts_of(mean, first, again)
+    # a number alone is whole, so that the tokens of a step are
+    assert [count for _, count in found] == [float(number) for number in range(1, len(found) + 1)]
+    low, high = 1e-6, 1e2
+    for _ in range(60):
+        rate = (low + high) / 2.0
+        low, high = (rate, high) if rate / -math.expm1(-rate) < mean * (1.0 - again) / first else (low, rate)
+    most = math.ceil(4.0 + 8.0 * mean / first)
+    one = [0.0] + [rate**number * math.exp(-rate) / math.factorial(number) for number in range(1, most + 1)]
+    one = [share / sum(one) for share in one]
+    shares = [0.0] * (most + 1)
+    for number in range(1, most + 1):
+        earlier = sum(one[step] * shares[number - step] for step in range(1, number))
+        shares[number] = (1.0 - again) * one[number] + again * earlier
+    expected = [first * share / sum(shares) for share in shares[1:]]
+    assert [share for share, _ in found] == pytest.approx(expected[: len(found)], rel=1e-6)
 
 
 @pytest.mark.parametrize("begin, prompt, room", [(0.1, 500.0, 1000.0), (3.0, 200.0, 900.0), (0.2, 2600.0, 1000.0)])
