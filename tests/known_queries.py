@@ -48,7 +48,7 @@ class KnownQueries:
         self.anew = False
         self.folder: Path | None = None
         self._answers: Recent[pa.Table] = Recent(4000)
-        self._reads: dict[tuple[str, str], dict[str, set[str]] | None] = {}
+        self._reads: dict[tuple[Any, ...], dict[str, set[str]] | None] = {}
         self._databases: dict[tuple[str, bool], duckdb.DuckDBPyConnection] = {}
         self._cursors = threading.local()
         self._run, self._cursor = Session._run_query, Database.cursor
@@ -89,7 +89,7 @@ class KnownQueries:
 
     def _question(self, session: Session, node: Node, rows: dict[str, pa.Table], label: str | None) -> str:
         """Return what an answer is known by: the query and what it reads, whatever the deployment is called."""
-        read = self._columns_read(session, node)
+        read = self._columns_read(session, node, rows)
         digest = hashlib.sha256(repr((duckdb.__version__, session.graph.macros, node.text, node.inputs)).encode())
         for name, table in rows.items():
             columns = [column for column in table.column_names if column in read[name]] if read else table.column_names
@@ -97,15 +97,17 @@ class KnownQueries:
             digest.update(_content(table, tuple(columns), label))
         return digest.hexdigest()
 
-    def _columns_read(self, session: Session, node: Node) -> dict[str, set[str]] | None:
+    def _columns_read(self, session: Session, node: Node, rows: dict[str, pa.Table]) -> dict[str, set[str]] | None:
         """Return the columns of each table that DuckDB's plan of a query reads; None: it does not tell."""
-        text = (session.graph.macros, node.text)
-        if text not in self._reads:
-            self._reads[text] = self._kept_columns(session, node)
-        return self._reads[text]
+        # of a table that has one more, a query of all columns reads one more
+        there = tuple((name, *table.column_names) for name, table in rows.items())
+        asked = (session.graph.macros, node.text, there)
+        if asked not in self._reads:
+            self._reads[asked] = self._kept_columns(session, node, asked)
+        return self._reads[asked]
 
-    def _kept_columns(self, session: Session, node: Node) -> dict[str, set[str]] | None:
-        question = hashlib.sha256(repr((duckdb.__version__, session.graph.macros, node.text)).encode()).hexdigest()
+    def _kept_columns(self, session: Session, node: Node, asked: tuple[Any, ...]) -> dict[str, set[str]] | None:
+        question = hashlib.sha256(repr((duckdb.__version__, *asked)).encode()).hexdigest()
         path = self.folder / f"{question}.columns" if self.folder else None
         if path and path.exists():
             os.utime(path)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.dataflow.cache import Recent
+from kernelsight.dataflow.graph import Node
 from kernelsight.dataflow.node_runs import NodeRuns
 from kernelsight.session import connect
 from tests.conftest import QUERIES
@@ -36,6 +37,14 @@ def test_kept_answers_are_those_of_the_session(monkeypatch: pytest.MonkeyPatch) 
     kept = {name: made(name, settings) for name, settings in zip("abcde", OTHERS, strict=True)}
     monkeypatch.setattr(QUERIES, "anew", True)
     assert kept == {name: made(name, settings) for name, settings in zip("abcde", OTHERS, strict=True)}
+
+
+def test_a_column_that_a_table_gains_is_read(tmp_path: Path) -> None:
+    node = Node(("t",), "sql", ("given",), "", tmp_path, "select * from given")
+    with connect() as session:
+        for columns in ({"a": [1]}, {"a": [1], "b": [2]}):
+            session._tables["given"] = pa.table(columns)
+            assert QUERIES.answer(session, node)["t"].column_names == list(columns)
 
 
 def test_another_name_and_what_is_not_read_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
