@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import duckdb
+
+Answer = TypeVar("Answer")
 
 # no replacement scans: a misspelt table name would silently read a Python variable
 # no extensions: DuckDB would fetch one as soon as a query names an address or a function of it
@@ -167,3 +170,19 @@ def stop_if_interrupted(error: Exception) -> None:
     text = str(error)
     if "KeyboardInterrupt" in text or text == "Query interrupted" or type(error).__name__ == "InterruptException":
         raise KeyboardInterrupt from None
+
+
+def stoppable(fetch: Callable[[], Answer], connection: duckdb.DuckDBPyConnection) -> Answer:
+    """Return what ``fetch`` reads through a connection; an exception of a signal stops DuckDB's query at once.
+
+    DuckDB looks for no signal while it computes an Arrow table, so in the main thread another one computes it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return fetch()
+    with ThreadPoolExecutor(1, "query") as pool:
+        answer = pool.submit(fetch)
+        try:
+            return answer.result()
+        except BaseException:
+            connection.interrupt()  # of a query that has ended: no effect
+            raise

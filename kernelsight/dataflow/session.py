@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.catalogue import CATALOGUE
 from kernelsight.dataflow.contract import NAME, as_arrow, conform
-from kernelsight.dataflow.engine import complaint, stop_if_interrupted
+from kernelsight.dataflow.engine import complaint, stop_if_interrupted, stoppable
 from kernelsight.dataflow.node_runs import NodeRuns
 from kernelsight.dataflow.rows import as_table, is_rows
 from kernelsight.dataflow.table_store import FILE
@@ -219,7 +219,7 @@ class Session(NodeRuns):
 
         relation = self.sql(query)
         try:
-            return relation.to_arrow_table()
+            return stoppable(relation.to_arrow_table, self._connection)
         except (duckdb.Error, RuntimeError) as error:
             stop_if_interrupted(error)
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
