@@ -146,10 +146,10 @@ def _near_capacity(session: Session) -> str | None:
 
 
 def _kv_tiers(session: Session) -> dict[str, Any]:
-    """Return what each KV tier gave, took and lost; nothing without tiers."""
+    """Return what each KV tier gave, took and lost; an empty list without tiers."""
     columns = ("tier", "hit_tokens", "read_bytes", "written_bytes", "evicted_bytes")
     if not session.table("kv_tier_settings").num_rows:
-        return {}
+        return {"kv_tiers": []}
     rows = session.table("kv_tier_usage").sort_by("position").to_pylist()
     return {"kv_tiers": [{name: row[name] for name in columns} for row in rows]}
 

@@ -44,6 +44,7 @@ def test_json_keeps_its_promises(saved_run):
     answer = saved_run[1].json
     assert set(answer) >= KEYS
     assert answer["requests"] == answer["completed"] == 12
+    assert answer["kv_tiers"] == []
     for metric in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
         assert set(answer[metric]) == {"mean", "p50", "p90", "p99"}
         assert 0 < answer[metric]["p50"] <= answer[metric]["p90"] <= answer[metric]["p99"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -62,3 +64,18 @@ def test_another_thread_sets_no_handler() -> None:
     thread.start()
     thread.join()
     assert found == [signal.SIG_DFL]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_query_that_never_ends_is_stopped(number: signal.Signals) -> None:
+    """DuckDB hears no signal while it computes an Arrow table: only SIGKILL ended such a command."""
+    program = f"""
+import os, signal, threading
+from kernelsight.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Timer(3, os.kill, (os.getpid(), {int(number)})).start()
+raise SystemExit(main(["sql", "select sum(range) from range(1000000000000000)"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == {signal.SIGTERM: 143, signal.SIGINT: 1}[number], ended.stderr
+    assert "Traceback" not in ended.stderr

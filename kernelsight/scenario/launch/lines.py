@@ -11,7 +11,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.launch.command_options import Setting, read_options
-from kernelsight.scenario.launch.engine_options import UNKNOWN, Option, find_option, find_variable, options
+from kernelsight.scenario.launch.engine_options import FALSE, TRUE, UNKNOWN, Option, find_option, find_variable, options
 from kernelsight.scenario.launch.reading import Reading, Word
 from kernelsight.scenario.launch.rules import RULES
 from kernelsight.scenario.launch.server_commands import Command, read_commands
@@ -220,6 +220,10 @@ def _apply(reading: Reading, setting: Setting) -> None:
             )
         elif "$" in setting.value:
             raise InvalidInput(f"{setting.words} of the launch line has a variable without a value; put it in.")
+        elif option.takes in ("none", "optional") and not setting.of_file and setting.value not in TRUE + FALSE:
+            raise InvalidInput(
+                f"{setting.words} of the launch line: a switch takes no value but true or false; remove it."
+            )
         elif option.rule:
             reading.pending.append((option, setting, value))
         else:

@@ -113,6 +113,13 @@ def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iter
         words = expanded_words(words, variables, characters)
         characters -= sum(map(len, words))
         words = redacted_words(words)
+        if words and words[0].startswith(
+            "-"
+        ):  # no shell runs an option; left out, the server would be predicted without it
+            raise InvalidInput(
+                f"{words[0]} begins a line of its own in the launch line: the line before ends without a backslash, or "
+                "with something after it; end that line with a backslash, or put all on one line."
+            )
         if words and words[0] in ("export", "set", "declare"):
             words = words[1:]
         assigned, words = _leading_assignments(words)

@@ -329,6 +329,8 @@ def test_flags_beside_the_line_have_precedence():
             "do not divide the tensor-parallel size 4",
         ),
         ("vllm serve m --num-gpu-blocks-override x", "needs whole numbers"),
+        ("vllm serve m\n  -tp 8 --enable-expert-parallel", "-tp begins a line of its own"),
+        ("vllm serve m --enforce-eager=maybe", "a switch takes no value but true or false"),
     ],
 )
 def test_refusals(text, sentence):
