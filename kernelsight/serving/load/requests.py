@@ -334,8 +334,6 @@ def _with_keys(table: pa.Table, load_ids: pa.ChunkedArray, counts: np.ndarray, w
     if ahead.any():
         rows = (np.cumsum(counts) - counts)[owner] + np.maximum(position - ahead, 0)
         table = table.take(pa.array(rows))
-    ids = zip(load_ids.cast(pa.string()), (counts + warmups).tolist(), strict=True)
-    names = in_one_piece(pa.chunked_array([pa.repeat(name, count) for name, count in ids], pa.string()))
-    table = table.add_column(0, "load_id", names)
+    table = table.add_column(0, "load_id", load_ids.cast(pa.string()).take(pa.array(owner)))
     table = table.add_column(1, "request_id", pa.array(position))
     return table.append_column("warmup", pa.array(position < ahead))
