@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelsight.number_format import number
 
-# a tail that grows so many times is worth a sentence
+# a tail that grows by this factor is worth a sentence
 DOUBLED = 2.0
 METRICS = {"ttft": "TTFT", "e2e": "E2E", "tpot": "TPOT"}
 

@@ -30,7 +30,7 @@ TITLES = {
     "unknown": "launch line, ignored",
     "none": "launch line, ignored because it does not change times",
 }
-# what is said of a long line: so many lines, cut to so many characters
+# limits of a quoted long line: number of lines, characters per line
 MOST_NOTES, LONGEST_NOTE = 3, 160
 MATTERS_FIRST = ("not_modelled", "overridden", "unknown", "used", "none")
 ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
