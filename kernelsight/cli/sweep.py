@@ -42,8 +42,8 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "grid",
         metavar="GRID",
-        help="JSON file of axes (flags of simulate with underscores, each a scalar or a list), Parquet or CSV file of "
-        "scenarios, or a SQL query; the column price_per_gpu_hour is optional",
+        help="JSON of axes or a file of it (flags of simulate with underscores, each a scalar or a list), Parquet or "
+        "CSV file of scenarios, or a SQL query; the column price_per_gpu_hour is optional",
     )
     add_flags(verb, tuple(FLAGS[name] for name in OF_LAUNCH))
     add_kernel_model(verb)

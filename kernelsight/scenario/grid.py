@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.bounded_files import check_file
-from kernelsight.dataflow.bounded_values import ROWS, read_json
+from kernelsight.dataflow.bounded_values import ROWS, parse_json, read_json
 from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
@@ -26,16 +26,22 @@ LARGEST_GRID = 5_000_000
 
 
 def read_grid(session: Session, grid: str) -> list[dict[str, Any]]:
-    """Return the rows of a grid: the path of a JSON, CSV or Parquet file, or a SQL query over the session's tables.
+    """Return the rows of a grid: JSON of axes, a JSON, CSV or Parquet file, or a SQL query over the session's tables.
 
     >>> from kernelsight.session import connect
     >>> with connect() as session:
     ...     read_grid(session, "select 'qwen3-0.6b' as model, gpu from gpus where gpu = 't4'")
+    ...     read_grid(session, '{"model": "qwen3-0.6b", "gpu": ["t4", "l4"]}')
     [{'model': 'qwen3-0.6b', 'gpu': 't4'}]
+    [{'model': 'qwen3-0.6b', 'gpu': 't4'}, {'model': 'qwen3-0.6b', 'gpu': 'l4'}]
     """
     words = grid.split(None, 1)
-    is_query = bool(words) and words[0].lower() in QUERY_WORDS
-    rows = python_rows(session.query(grid)) if is_query else _read_file(Path(grid))
+    if words and words[0].startswith(("{", "[")):
+        rows = _json_rows(parse_json(grid, _refusal("the grid"), ROWS), "the grid")
+    elif words and words[0].lower() in QUERY_WORDS:
+        rows = python_rows(session.query(grid))
+    else:
+        rows = _read_file(Path(grid))
     if not rows:
         raise InvalidInput(f"the grid {grid:.80} has no rows; give at least one scenario.")
     return rows
@@ -44,17 +50,13 @@ def read_grid(session: Session, grid: str) -> list[dict[str, Any]]:
 def _read_file(path: Path) -> list[dict[str, Any]]:
     if path.suffix not in (".json", ".csv", ".parquet"):
         raise InvalidInput(
-            f"the grid {str(path)!r:.80} is neither a .json, .csv or .parquet file nor a query; a query starts with "
-            f"{', '.join(QUERY_WORDS)}."
+            f"the grid {str(path)!r:.80} is neither a .json, .csv or .parquet file, nor JSON, nor a query; a query "
+            f"starts with {', '.join(QUERY_WORDS)}."
         )
-
-    def refuse(problem: str) -> InvalidInput:
-        return InvalidInput(
-            f"the grid {path} {problem}; give a JSON file of axes, a table of scenarios as CSV or Parquet, or a query."
-        )
-
+    name = f"the grid {path}"
+    refuse = _refusal(name)
     if path.suffix == ".json":
-        return _json_rows(read_json(path, refuse, ROWS), path)
+        return _json_rows(read_json(path, refuse, ROWS), name)
     table = read_parquet(path, refuse) if path.suffix == ".parquet" else _read_csv(path, refuse)
     names = table.column_names
     if len(set(names)) < len(names):
@@ -63,6 +65,15 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
         return python_rows(table)
     except ValueError as error:  # Arrow holds times that Python does not
         raise refuse(f"cannot be read ({str(error).splitlines()[0].rstrip('.')})") from None
+
+
+def _refusal(name: str) -> Refuse:
+    """Return what makes the refusal of a grid of this name."""
+
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"{name} {problem}; give JSON of axes, a table of scenarios as CSV or Parquet, or a query.")
+
+    return refuse
 
 
 def _read_csv(path: Path, refuse: Refuse) -> pa.Table:
@@ -80,11 +91,11 @@ def _read_csv(path: Path, refuse: Refuse) -> pa.Table:
     return table
 
 
-def _json_rows(content: Any, path: Path) -> list[dict[str, Any]]:
+def _json_rows(content: Any, name: str) -> list[dict[str, Any]]:
     if isinstance(content, list) and all(isinstance(row, dict) for row in content):
         return content
     if not isinstance(content, dict):
-        raise InvalidInput(f"the grid {path} has no axes; give an object with a scalar or a list for each flag.")
+        raise InvalidInput(f"{name} has no axes; give an object with a scalar or a list for each flag.")
     return expand(content)
 
 

@@ -40,6 +40,8 @@ def test_the_same_rows_from_every_kind_of_grid(session: Session, tmp_path: Path)
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     for name in ("axes.json", "rows.json", "rows.csv", "rows.parquet"):
         assert read_grid(session, str(tmp_path / name)) == rows
+    for name in ("axes.json", "rows.json"):
+        assert read_grid(session, f" {(tmp_path / name).read_text()}") == rows
     assert read_grid(session, "select gpu, unnest([1, 2]) as tp from gpus where gpu = 'l4'") == rows
     assert read_grid(session, "from (values ('l4', 1), ('l4', 2)) as rows (gpu, tp)") == rows
 
@@ -54,7 +56,7 @@ def test_an_empty_cell_leaves_the_flag_open(session: Session, tmp_path: Path):
     [
         ('{"tp": [], "gpu": "l4"}', "the axis tp is empty; give it a value, or remove it."),
         ('{"tp": [[1]]}', "the axis tp contains a list or an object; use scalars."),
-        ('{"tp": 1, "tp": 2}', "is not JSON ('tp' occurs twice; keep one); give a JSON file of axes"),
+        ('{"tp": 1, "tp": 2}', "is not JSON ('tp' occurs twice; keep one); give JSON of axes"),
         ("[1]", "has no axes; give an object with a scalar or a list for each flag."),
         ("{", "is not JSON (line 1, column 2: "),
         ("[]", "has no rows; give at least one scenario."),
@@ -68,9 +70,10 @@ def test_an_empty_cell_leaves_the_flag_open(session: Session, tmp_path: Path):
 def test_files_that_are_no_grid(session: Session, tmp_path: Path, text: str, sentence: str):
     path = tmp_path / "grid.json"
     path.write_text(text)
-    with pytest.raises(KernelSightError) as caught:
-        read_grid(session, str(path))
-    assert sentence in str(caught.value)
+    for grid in (str(path), text):
+        with pytest.raises(KernelSightError) as caught:
+            read_grid(session, grid)
+        assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +81,12 @@ def test_files_that_are_no_grid(session: Session, tmp_path: Path, text: str, sen
     [
         (
             "absent.json",
-            "grid absent.json does not exist; give a JSON file of axes, a table of scenarios as CSV or Parquet, or a ",
+            "grid absent.json does not exist; give JSON of axes, a table of scenarios as CSV or Parquet, or a ",
         ),
-        ("grid.txt", "the grid 'grid.txt' is neither a .json, .csv or .parquet file nor a query; a query starts with"),
+        (
+            "grid.txt",
+            "the grid 'grid.txt' is neither a .json, .csv or .parquet file, nor JSON, nor a query; a query starts with",
+        ),
         ("select * from gpus where false", "has no rows; give at least one scenario."),
         ("select * from gpu", "unknown table 'gpu'. Did you mean gpus"),
     ],
