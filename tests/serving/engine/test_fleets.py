@@ -56,7 +56,7 @@ def test_fleets_agree_with_reference(fleet: Fleet) -> None:
     assert served.histogram.sum() == sum(max(len(r.token_times_us) - 1, 0) for r in measured)
 
 
-@random_worlds(100)
+@random_worlds(60)
 @given(world=worlds() | caching_worlds() | policy_worlds())
 def test_engines_that_share_nothing_are_engines_by_themselves(world: World) -> None:
     """In turn and without a cap, a fleet is so many replicas, each with its part of the requests."""

@@ -274,7 +274,7 @@ def test_guaranteed_no_evict_never_preempts(world: World) -> None:
     assert run_loop(world._replace(limits=limits)).totals.preemptions == 0
 
 
-@random_worlds(150)
+@random_worlds(60)
 @given(world=worlds())
 def test_static_batches_do_not_overlap(world: World) -> None:
     served = run_loop(world._replace(limits=world.limits._replace(**STATIC)))

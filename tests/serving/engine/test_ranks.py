@@ -217,7 +217,7 @@ def test_ranks_agree_with_reference(drawn: tuple[Fleet, int]) -> None:
     assert np.array_equal(served.uses[0].experts, wanted)
 
 
-@random_worlds(200)
+@random_worlds(60)
 @given(drawn=rank_fleets())
 def test_ranks_of_a_replica_step_together(drawn: tuple[Fleet, int]) -> None:
     fleet, ranks = drawn
