@@ -19,6 +19,9 @@ from sampled import kernels, loads, logs, runs
 
 # relative difference that another machine's arithmetic may make
 SAME = 1e-6
+# and where it decides which way the fit of few layers goes: mean errors of 9.18, 12.56 and 26.56 % on an AMD EPYC,
+# 9.04, 12.58 and 26.69 % on an Intel Xeon
+SAME_FIT = {"kernels_layers": 0.03}
 # by name of result; a result of several processes, of a peer or of clocks alone has none
 SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
     function.__name__: function
@@ -58,11 +61,11 @@ SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
 }
 
 
-def differences(known: Mapping[str, float], found: Mapping[str, float]) -> Iterator[str]:
-    """Yield what differs between two samples by more than arithmetic may."""
+def differences(known: Mapping[str, float], found: Mapping[str, float], result: str = "") -> Iterator[str]:
+    """Yield what differs between two samples of a result by more than arithmetic may."""
     for name in sorted({*known, *found}):
         pair = known.get(name), found.get(name)
-        if None in pair or not np.isclose(*pair, rtol=SAME, atol=1e-9):
+        if None in pair or not np.isclose(*pair, rtol=SAME_FIT.get(result, SAME), atol=1e-9):
             yield f"{name}: {pair[0]} before, {pair[1]} now"
 
 
@@ -80,7 +83,7 @@ def main() -> None:
         return
     for name in asked.names or [name for name in SAMPLES if name in names()]:
         result, found = read(name), SAMPLES[name]()
-        for line in differences(result["sample"]["now"] or {}, found):
+        for line in differences(result["sample"]["now"] or {}, found, name):
             print(f"{name}: {line}")
         if asked.write:
             write(name, result | {"sample": result["sample"] | {"now": found}})

@@ -26,7 +26,19 @@ def test_json_csv_and_files(command: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     answer = command(*SIZE, *LIMITS, *ASKED, "--format", "json", "-o", path).json
     assert set(answer) == {
-        *("answer", "chosen", "rows", "left_out", "complete", "not_tried", "decides", "cliff", "day", "launch")
+        *(
+            "answer",
+            "chosen",
+            "rows",
+            "left_out",
+            "complete",
+            "not_tried",
+            "decides",
+            "cliff",
+            "day",
+            "evidence",
+            "launch",
+        )
     }
     assert answer["complete"] and answer["not_tried"] == []
     assert answer["chosen"] == answer["rows"][0] and answer["chosen"]["price_per_hour"] is None

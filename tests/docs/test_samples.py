@@ -49,7 +49,7 @@ def test_a_sample_gives_what_it_gave(samples: ModuleType, name: str) -> None:
     if name not in ALWAYS and not os.environ.get("CI"):
         pytest.skip(".ci/run computes it (environment variable CI)")
     known = samples.read(name)["sample"]["now"] or {}
-    different = list(samples.differences(known, samples.SAMPLES[name]()))
+    different = list(samples.differences(known, samples.SAMPLES[name](), name))
     assert different == [], (
         f"figures of {name} have moved: measure it again (benches/README.md), or, if that has to wait, "
         f"`python benches/samples.py --write {name}`, which the pages then show beside the old figures"
@@ -63,6 +63,8 @@ def test_every_result_has_a_sample(samples: ModuleType) -> None:
 def test_a_difference_is_seen(samples: ModuleType) -> None:
     known = {"a": 0.1, "b": 2.0}
     assert list(samples.differences(known, {"a": 0.1 * (1 + 1e-9), "b": 2.0})) == []
+    assert list(samples.differences(known, {"a": 0.102, "b": 2.0}, "kernels_layers")) == []
+    assert list(samples.differences(known, {"a": 0.104, "b": 2.0}, "kernels_layers")) == ["a: 0.1 before, 0.104 now"]
     assert list(samples.differences(known, {"a": 0.10001, "c": 1.0})) == [
         "a: 0.1 before, 0.10001 now", "b: 2.0 before, None now", "c: None before, 1.0 now"
     ]  # fmt: skip
