@@ -19,8 +19,8 @@ from sampled import kernels, loads, logs, runs
 
 # relative difference that another machine's arithmetic may make
 SAME = 1e-6
-# and where it decides which way a fit of few rows goes: of whole layers mean errors of 9.18, 12.56 and 26.56 % on an AMD
-# EPYC, 9.04, 12.58 and 26.69 % on an Intel Xeon; of sites 3.61 and 3.62 %
+# and where it decides which way a fit of few rows goes: of whole layers mean errors of 9.18, 12.56 and 26.56 % on an
+# AMD EPYC, 9.04, 12.58 and 26.69 % on an Intel Xeon; of sites 3.61 and 3.62 %
 SAME_FIT = {"kernels_layers": 0.03, "kernels_sites": 0.01}
 # by name of result; a result of several processes, of a peer or of clocks alone has none
 SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
