@@ -252,7 +252,10 @@ def test_windows_in_a_pool_of_their_own_count_where_they_are_more() -> None:
     for prompt, units in ((4, 5), (8, 10), (9, 12), (16, 16)):
         served = run_loop(constant_world([(0, prompt, 1)], capacity_units=units, **apart))
         assert column(served, UNITS) == [units]
-        assert run_loop(constant_world([(0, prompt, 1)], capacity_units=units - 1, **apart)).out.status[0] == records.NO_MEMORY
+        assert (
+            run_loop(constant_world([(0, prompt, 1)], capacity_units=units - 1, **apart)).out.status[0]
+            == records.NO_MEMORY
+        )
 
 
 def test_all_units_are_free_again_after_preemptions() -> None:
