@@ -265,10 +265,11 @@ def _note_answer(
 ) -> bool:
     """Note in a kind which tier answers, with which correction and points; return whether its GPU's own fit does."""
     swept, corrected = kind["fit"] in fits.measured, fits.corrected
-    kind["kernel"] = "|".join((kind["ran"], implementation, kind["dtype"]))
     kernels = _kernels_of(family, kind["fit"], coefficients)
+    names = [(engine, "|".join((engine, implementation, kind["dtype"]))) for engine in (kind["ran"], implementation)]
     # a library that was measured by itself runs the same kernels in every engine
-    kind["kernel_swept"] = bool({kind["kernel"], "|".join((implementation, implementation, kind["dtype"]))} & kernels)
+    kind["ran"], kind["kernel"] = next((name for name in names if name[1] in kernels), names[0])
+    kind["kernel_swept"] = kind["kernel"] in kernels
     ran_here = swept and (kind["vendor"] is None or kind["kernel"] in kernels)
     has_points = kind["fit"] in fits.pointed and not hypothetical
     kind["answers"] = _answering_tier(kind["tier"], ran_here, hypothetical, kind["vendor"] in fits.vendors, has_points)
@@ -445,7 +446,7 @@ def _evidence(kind: Mapping[str, Any], implementation: str, seen: bool, measured
     if kind["answers"] == "target-measured":
         without = " ".join((kind["ran"], kind.get("asked") or implementation, kind["dtype"]))
         missing = "" if kind["kernel_swept"] else f", without {without}"
-        engine = "" if kind["ran"] == kind["engine"] else f" of {kind['ran']}"
+        engine = "" if kind["ran"] in (kind["engine"], implementation) else f" of {kind['ran']}"
         return f"sweep of {kind['gpu']}{missing}: {implementation}{engine}"
     if kind["twin"]:
         return f"fit of {kind['twin']}, whose twin {kind['gpu']} is: {implementation}"
