@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,13 +78,21 @@ def interruptible(connection: duckdb.DuckDBPyConnection, fetch: Callable[[], pa.
     """
     if threading.current_thread() is not threading.main_thread():
         return fetch()
-    with ThreadPoolExecutor(1) as worker:
-        rows = worker.submit(fetch)
-        try:
-            return rows.result()
-        finally:
-            if not rows.done():  # a signal came: Ctrl-C, or one that ends the command
-                connection.interrupt()
+    rows = _query_worker().submit(fetch)
+    try:
+        return rows.result()
+    finally:
+        if not rows.done():  # a signal came: Ctrl-C, or one that ends the command
+            connection.interrupt()
+            wait([rows])
+
+
+@cache
+def _query_worker() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "query")
+
+
+os.register_at_fork(after_in_child=_query_worker.cache_clear)  # threads do not survive a fork
 
 
 def read_macros(sql_folder: Path) -> str:
