@@ -71,6 +71,8 @@ def read_options(words: list[str], takes: Takes, folder: Path, read_files: bool 
             word = f"{word} {value}"
         if name == "-O" and value.startswith("{"):  # until vLLM 0.11, the short form of the whole configuration
             name, kind = "--compilation-config", "json"
+        elif name == "--compilation-config" and value.isdigit():  # and a number here was its level
+            name, kind = "-O", "value"
         if kind == "file":
             yield from _of_file(name, value, word, folder, takes, read_files)
         else:
