@@ -29,7 +29,7 @@ KERNELS_SD = {
     **{"decode_gemm": 0.1, "decode_attention": 0.3, "moe": 0.2, "communication": 0.2},
 }
 # microseconds a step, and a request
-HOST_SD = {"host": 500.0, "front_end": 10_000.0}
+HOST_SD = {"host": 500.0, "front_end": 5_000.0}
 PARTS = (*KERNELS_SD, *HOST_SD)
 SD = np.array([*KERNELS_SD.values(), *HOST_SD.values()])
 NOISE = {"ttft_ms": 0.08, "tpot_ms": 0.03}
