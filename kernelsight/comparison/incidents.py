@@ -23,7 +23,7 @@ LEAST_OF_MISS = 0.2
 # smallest change of the logarithm of the speed that counts, and its smallest number of standard errors
 LEAST_CHANGE, LEAST_Z = 0.06, 6.0
 # windows in a row are correlated: the effective number is smaller by this factor
-TOGETHER = 5.0
+CORRELATED = 5.0
 LEAST_WINDOWS, MOST_BOXES = 4, 3
 # windows of the running median that noise is measured against
 SMOOTH = 13
@@ -199,7 +199,7 @@ def _clearest(values: np.ndarray) -> tuple[int, int, float] | None:
     difference = inside_sum / inside_count - (sums[-1] - inside_sum) / outside
     neighbours = np.lib.stride_tricks.sliding_window_view(np.pad(values, SMOOTH // 2, mode="edge"), SMOOTH)
     noise = max(1.5 * 1.4826 * float(np.median(np.abs(values - np.median(neighbours, axis=1)))), 0.02)
-    z = np.abs(difference) / (noise * np.sqrt(TOGETHER * (1.0 / inside_count + 1.0 / outside)))
+    z = np.abs(difference) / (noise * np.sqrt(CORRELATED * (1.0 / inside_count + 1.0 / outside)))
     best = int(np.argmax(z))
     if z[best] < LEAST_Z or abs(difference[best]) < LEAST_CHANGE:
         return None

@@ -204,5 +204,5 @@ def not_judged(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _other_unit(ratio: float) -> str | None:
-    """Return the unit of measured times that are about a thousandth of predicted (seconds) or a thousandfold; else None."""
+    """Return the unit of measured times if ``ratio``, measured over predicted, is near 1/1000 or 1000; else None."""
     return "seconds" if 2e-4 < ratio < 5e-3 else "microseconds" if 2e2 < ratio < 5e3 else None
