@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @produces("kernel_evaluation_reports", "kernel_scores")
 def evaluations(kernel_evaluations: pa.Table) -> dict[str, pa.Table]:
-    """Reports and scores of kernel models that are fitted on some GPUs and scored on others, with baselines."""
+    """Fit kernel models on some GPUs, and score them and baselines on others: reports and scores."""
     from kernelsight.evaluation.kernels.evaluations import evaluation_tables
 
     return evaluation_tables(kernel_evaluations)
@@ -23,7 +23,7 @@ def evaluations(kernel_evaluations: pa.Table) -> dict[str, pa.Table]:
 
 @produces("version_evaluation_reports", "version_scores")
 def evaluations_of_versions(version_evaluations: pa.Table) -> dict[str, pa.Table]:
-    """Reports and scores of a fitted kernel model on engine versions that its sweeps lack."""
+    """Score a fitted kernel model on engine versions that its sweeps lack: reports and scores."""
     from kernelsight.evaluation.kernels.evaluations import version_tables
 
     return version_tables(version_evaluations)
@@ -34,7 +34,7 @@ def evaluations_of_versions(version_evaluations: pa.Table) -> dict[str, pa.Table
 def replays_of_runs(
     backtests: pa.Table, measured_runs: pa.Table, *, fork: Callable[[], Session]
 ) -> dict[str, pa.Table]:
-    """Reports and scores of simulated TTFT, TPOT and throughput against measured runs."""
+    """Simulate measured runs, and score their TTFT, TPOT and throughput: reports and scores of backtests."""
     from kernelsight.evaluation.runs.backtests import backtest_tables
 
     return backtest_tables(backtests, measured_runs, fork)
