@@ -121,10 +121,10 @@ def with_sizes(log: Log, states: Sequence[State], noise: GroupResiduals) -> list
     ranked = _best(fitted, noise)
     # derivatives from parts know nothing of growing queues, and do not resolve differences within chance
     close = [index for index in ranked[:MOST_REFINED] if stuck[index] or not fitted[index].residuals.is_chance]
-    moved = [fitted[index] for index in close]
+    refined = [fitted[index] for index in close]
     for _ in range(SECANT_STEPS):
-        moved = _by_secants(log, moved)
-    for index, state in zip(close, moved, strict=True):
+        refined = _by_secants(log, refined)
+    for index, state in zip(close, refined, strict=True):
         if misfit(state.residuals, noise) < misfit(fitted[index].residuals, noise):
             fitted[index] = state
     return _averaged(log, [fitted[index] for index in _best(fitted, noise) if fitted[index].is_material()])
@@ -156,8 +156,8 @@ def _by_parts(log: Log, states: Sequence[State], noise: GroupResiduals) -> tuple
             _step_by_parts(log, state) if length == 1.0 else step
             for state, length, step in zip(fitted, lengths, steps, strict=True)
         ]
-        moved = [state.values + length * step for state, length, step in zip(fitted, lengths, steps, strict=True)]
-        for index, state in enumerate(log.states(fitted, moved)):
+        new_values = [state.values + length * step for state, length, step in zip(fitted, lengths, steps, strict=True)]
+        for index, state in enumerate(log.states(fitted, new_values)):
             better = misfit(state.residuals, noise) < misfit(fitted[index].residuals, noise)
             fitted[index] = state if better else fitted[index]
             lengths[index] = 1.0 if better else lengths[index] * SHORTER
@@ -204,7 +204,7 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
     ]
     replayed_sides = log.states([state for state, _ in points], [values for _, values in points], with_parts=False)
     tried = iter([replayed.residuals for replayed in replayed_sides])
-    moved = []
+    new_values = []
     for state, state_widths in zip(states, widths, strict=True):
         residual_pairs = [(next(tried), next(tried)) for _ in state_widths]
         center = averaged([state.residuals, *(residuals for pair in residual_pairs for residuals in pair)])
@@ -212,8 +212,8 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
             (high.mean - low.mean) / (2.0 * width)
             for (low, high), width in zip(residual_pairs, state_widths, strict=True)
         ]
-        moved.append(state.values + _step_by_groups(log, state, center, slopes))
-    return log.states(states, moved)
+        new_values.append(state.values + _step_by_groups(log, state, center, slopes))
+    return log.states(states, new_values)
 
 
 def _step_by_groups(log: Log, state: State, center: GroupResiduals, slopes: Sequence[np.ndarray]) -> np.ndarray:

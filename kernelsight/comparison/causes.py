@@ -56,7 +56,7 @@ def explain(
     def residuals_of(replayed: Replayed) -> GroupResiduals:
         return group_residuals(relative_residuals(measured, replayed)[:, chosen], groups)
 
-    likelihoods_of = likelihoods_of or (lambda several: [None] * len(several))
+    likelihoods_of = likelihoods_of or (lambda flags_of_deployments: [None] * len(flags_of_deployments))
     log = Log(serve, measured, chosen, prior, residuals_of)
     best = State(flags, np.zeros(len(PARAMETERS)), (), base, residuals_of(base), likelihoods_of([flags])[0])
     beam, ranked, before = [best], [], best.residuals.loss

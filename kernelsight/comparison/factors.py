@@ -177,7 +177,7 @@ def estimate(
     )
     best: list[Estimate | None] = [None] * len(flags)
     for turn in range(iterations + 1):
-        moved = []
+        new_values = []
         for index, (value, replayed) in enumerate(zip(values, replays, strict=True)):
             loss = relative_loss(measured, replayed)
             likelihood = likelihood_of[index]
@@ -188,10 +188,10 @@ def estimate(
             fitted = Estimate(value, covariance, np.sqrt(np.diag(prior)), replayed, loss)
             if best[index] is None or np.nanmean(loss[chosen]) < np.nanmean(best[index].loss[chosen]):
                 best[index] = fitted
-            moved.append(value + limited(step))
+            new_values.append(value + limited(step))
         if turn == iterations:
             break
-        values = moved
+        values = new_values
         replays = serve(
             [variant_of(deployment_flags, value) for deployment_flags, value in zip(flags, values, strict=True)]
         )
@@ -203,14 +203,14 @@ def newton_step(
     observations: Observations,
     replayed: Replayed,
     prior: np.ndarray,
-    beside: tuple[np.ndarray, np.ndarray] | None = None,
+    evidence: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the Gauss-Newton step to the maximum of the linearised posterior, and the posterior covariance.
 
-    ``value``: PARAMETERS so far; ``beside``: precision and gradient of the likelihood of evidence beside the requests.
+    ``value``: PARAMETERS so far; ``evidence``: precision and gradient of the likelihood by steps and kernels, if any.
     """
     precision = np.linalg.inv(prior)
-    if not observations.rows.size and beside is None:
+    if not observations.rows.size and evidence is None:
         return -value, prior
     scaled = observations.residual_ms / observations.scale_ms
     spread = 1.4826 * np.median(np.abs(scaled)) if scaled.size else 1.0
@@ -220,8 +220,8 @@ def newton_step(
     weight *= independent(replayed) / replayed.served.sum()
     hessian = (observations.derivative * weight[:, None]).T @ observations.derivative + precision
     gradient = (observations.derivative * weight[:, None]).T @ observations.residual_ms - precision @ value
-    if beside is not None:
-        hessian, gradient = hessian + beside[0], gradient + beside[1]
+    if evidence is not None:
+        hessian, gradient = hessian + evidence[0], gradient + evidence[1]
     covariance = np.linalg.inv(hessian)
     return covariance @ gradient, covariance
 

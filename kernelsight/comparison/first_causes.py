@@ -266,8 +266,8 @@ def closed_forms(observed: Signature, from_server: bool) -> list[Explained]:
             explained.append(Explained(Cause("part", "host", tpot), misfit_of(request - tpot, prompt, 0.0), MODEL))
         factor = 1.0 + tpot / observed.predicted[2]
         if LEAST_FACTOR <= factor <= MOST_FACTOR:
-            moved = prompt - (factor - 1.0) * observed.predicted[1]
-            explained.append(Explained(Cause("part", "gpu", factor), misfit_of(request, moved, 0.0), MODEL))
+            slope_left = prompt - (factor - 1.0) * observed.predicted[1]
+            explained.append(Explained(Cause("part", "gpu", factor), misfit_of(request, slope_left, 0.0), MODEL))
     return explained
 
 

@@ -62,8 +62,8 @@ class Evidence(NamedTuple):
         >>> one.misfit_at(np.array([1.0, 9.0]))
         5.0
         """
-        moved = values - self.at
-        return float(max(self.misfit - 2.0 * self.gradient @ moved + moved @ self.precision @ moved, 0.0))
+        shift = values - self.at
+        return float(max(self.misfit - 2.0 * self.gradient @ shift + shift @ self.precision @ shift, 0.0))
 
 
 class Predicted(NamedTuple):

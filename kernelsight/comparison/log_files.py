@@ -32,8 +32,8 @@ class LogFiles(NamedTuple):
         """Return the tables of the baseline by name."""
         return self._read(self.baseline)
 
-    def _read(self, requests: Any, *beside: Any) -> dict[str, pa.Table]:
+    def _read(self, requests: Any, *other_paths: Any) -> dict[str, pa.Table]:
         if not is_table(requests):
-            return read_logs(requests, self.log_format, self.columns, *beside)
+            return read_logs(requests, self.log_format, self.columns, *other_paths)
         table = pa.Table.from_pylist(requests) if isinstance(requests, list) else requests
-        return read_table(table, self.columns, *beside)
+        return read_table(table, self.columns, *other_paths)

@@ -58,14 +58,14 @@ def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session
             continue
         requests = requests_of(question, tables["production_requests"], tables["production_logs"])
         measured = [measured_of(log_requests) for log_requests in requests]
-        beside = [
+        tables_of_logs = [
             {name: of_logs(table, question._replace(log_ids=ids)) for name, table in tables.items()}
             for ids in (question.baseline, question.log_ids)
         ]
-        settings = [_settings(log_tables["production_settings"]) for log_tables in beside]
+        settings = [_settings(log_tables["production_settings"]) for log_tables in tables_of_logs]
         power = [
             mean_power(measured_power(log_requests, log_measured, log_tables), log_measured)
-            for log_requests, log_measured, log_tables in zip(requests, measured, beside, strict=True)
+            for log_requests, log_measured, log_tables in zip(requests, measured, tables_of_logs, strict=True)
         ]
         gaps = requests[1]["chunk_gaps_ms"]
         pair = LogPair(*measured, (settings[0], settings[1]), gaps, (power[0], power[1]))

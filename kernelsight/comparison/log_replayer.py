@@ -165,9 +165,9 @@ class LogReplayer:
 
         They are the difference between costs with twice its time and costs as planned.
         """
-        twice = np.array([np.nan, *(2.0 if name == kernel else np.nan for name in KERNELS)])
+        doubled = np.array([np.nan, *(2.0 if name == kernel else np.nan for name in KERNELS)])
         longer = corrected(
-            deployment.times, *(pa.array(twice[deployment.part[name]], from_pandas=True) for name in FACTORS)
+            deployment.times, *(pa.array(doubled[deployment.part[name]], from_pandas=True) for name in FACTORS)
         )
         costs = deployment.costs
         for name, column in COLUMN.items():

@@ -77,5 +77,5 @@ def lost_time(measured: Measured, base: Replayed) -> LostTime | None:
 def _overlap(begin: np.ndarray, end: np.ndarray, width: float, count: int) -> np.ndarray:
     """Return the seconds of each request in each window, shape [requests, windows]."""
     edges = np.arange(count + 1) * width
-    inside = np.minimum(end[:, None], edges[None, 1:]) - np.maximum(begin[:, None], edges[None, :-1])
-    return np.maximum(inside, 0.0)
+    overlap_s = np.minimum(end[:, None], edges[None, 1:]) - np.maximum(begin[:, None], edges[None, :-1])
+    return np.maximum(overlap_s, 0.0)

@@ -34,9 +34,9 @@ def open_comparison(
     twice, or logs that cannot be read.
     """
     deployment_flags = mapping_of("deployment", deployment, "{'model': 'qwen3-32b', 'gpu': 'h100_sxm'}")
-    twice = sorted({*flags} & {*deployment_flags})
-    if twice:
-        raise InvalidInput(f"{twice[0]} is an argument, and in deployment too; give it once.")
+    repeated = sorted({*flags} & {*deployment_flags})
+    if repeated:
+        raise InvalidInput(f"{repeated[0]} is an argument, and in deployment too; give it once.")
     load = mapping_of("stated", stated, "{'request_rate': 4.0}") or None
     one_of("fit", fit, ("none", "host", "parts"))
     one_of("suspects", suspects, ("all", "none"))

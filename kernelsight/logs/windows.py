@@ -133,8 +133,10 @@ def _columns(wide: pl.DataFrame, has_times: bool) -> pl.DataFrame:
         (pl.col(name).clip(0, 1) if name == "kv_share" else pl.col(name)) for name in GAUGES if name in wide.columns
     ]
     if has_times and "energy_mj" in wide.columns:
-        drawn = pl.col("energy_mj") / 1e3 / (pl.col("end_s") - pl.col("time"))
-        columns.append((pl.coalesce(drawn, "power_w") if "power_w" in wide.columns else drawn).alias("power_w"))
+        mean_power_w = pl.col("energy_mj") / 1e3 / (pl.col("end_s") - pl.col("time"))
+        columns.append(
+            (pl.coalesce(mean_power_w, "power_w") if "power_w" in wide.columns else mean_power_w).alias("power_w")
+        )
     elif "power_w" in wide.columns:
         columns.append(pl.col("power_w"))
     columns.append(pl.col("power_gpus"))

@@ -127,9 +127,9 @@ class Server:
         if request.max_tokens is not None:
             return request.max_tokens, "length"
         low = max(int(self.serving.output_len * self.serving.range_ratio), 1)
-        drawn = int(self._generator.integers(low, self.serving.output_len + 1))
+        length = int(self._generator.integers(low, self.serving.output_len + 1))
         limit = self.serving.max_model_len - prompt
-        return (drawn, "stop") if drawn < limit else (limit, "length")
+        return (length, "stop") if length < limit else (limit, "length")
 
     def _note(self, choice: Choice, count: int, time_us: float) -> None:
         """Update metrics before ``count`` tokens are given to a choice."""

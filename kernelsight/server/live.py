@@ -191,8 +191,8 @@ class LiveEngines:
         """Remove the cancelled requests that no running step contains; return whether there were any."""
         cancelled = []
         for slot in self._leaving:
-            done = slot not in self.active or cancel(slot, *self.arrays)
-            if done:
+            has_left = slot not in self.active or cancel(slot, *self.arrays)
+            if has_left:
                 cancelled.append(slot)
         for slot in cancelled:
             self._leaving.discard(slot)

@@ -44,7 +44,7 @@ class Servers(NamedTuple):
 
     def subset(self, rows: np.ndarray) -> Servers:
         """Return the servers of a mask or of indices."""
-        return Servers(Work(*(each[rows] for each in self.work)), *(each[rows] for each in self[1:]))
+        return Servers(Work(*(values[rows] for values in self.work)), *(values[rows] for values in self[1:]))
 
 
 class Constants(NamedTuple):
@@ -63,8 +63,8 @@ def power_of(constants: Constants, servers: Servers) -> np.ndarray:
     default_active = float(np.mean(list(constants.active.values())))
     active = np.array([constants.active.get(name, default_active) for name in servers.architecture])
     work = servers.work._asdict()
-    drawn = sum(constants.common[name] * work[name.removesuffix("_w")] for name in FITTED)
-    uncapped = idle + active + drawn
+    work_power = sum(constants.common[name] * work[name.removesuffix("_w")] for name in FITTED)
+    uncapped = idle + active + work_power
     return held(uncapped, constants.common["cap"], constants.common["cap_sharpness"]) * servers.limit
 
 

@@ -126,8 +126,8 @@ def _half(ratio: np.ndarray, rows: np.ndarray) -> float:
 
 def _coverage(ratio: np.ndarray, models: np.ndarray, fitted: np.ndarray) -> float:
     """Return the coverage of 90 % intervals: the share of runs within a half width that other models determine."""
-    inside = []
+    is_covered = []
     for model in sorted(set(models.tolist())):
         is_model = (models == model) & fitted & np.isfinite(ratio)
-        inside += (np.abs(np.log(ratio[is_model])) <= _half(ratio, fitted & (models != model))).tolist()
-    return float(np.mean(inside))
+        is_covered += (np.abs(np.log(ratio[is_model])) <= _half(ratio, fitted & (models != model))).tolist()
+    return float(np.mean(is_covered))

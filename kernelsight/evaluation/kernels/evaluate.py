@@ -69,8 +69,10 @@ def check_gpus(split: Split, measured: set[str], final: bool) -> None:
             raise InvalidInput(f"{gpu} is held out for the final evaluation; add --final to score it.")
         if gpu not in measured:
             raise unknown("GPU", gpu, measured, "The sweep has no rows of it.")
-    if both := sorted(set(split.train_gpus) & set(split.test_gpus)):
-        raise InvalidInput(f"{both[0]} is both a training and a test GPU; train on a share of its sites with --budget.")
+    if in_both := sorted(set(split.train_gpus) & set(split.test_gpus)):
+        raise InvalidInput(
+            f"{in_both[0]} is both a training and a test GPU; train on a share of its sites with --budget."
+        )
 
 
 def scored_rows(

@@ -128,12 +128,12 @@ def scored_versions(
     )
     gpu_families = set(counts.fetchall())
     measured = {gpu for gpu in pc.unique(pack["gpu"]).to_pylist() if gpu}
-    for names, index, what in ((gpus, 0, "GPU"), (families, 1, "kernel family")):
+    for names, index, name_kind in ((gpus, 0, "GPU"), (families, 1, "kernel family")):
         for name in names:
             if name in SEALED:
                 raise InvalidInput(f"{name} is held out for the final evaluation; its new versions are not scored.")
             if name not in {pair[index] for pair in gpu_families}:
-                raise unknown(what, name, {pair[index] for pair in gpu_families}, "The sweeps hold no row of it.")
+                raise unknown(name_kind, name, {pair[index] for pair in gpu_families}, "The sweeps hold no row of it.")
     for gpu, family in sorted(gpu_families, key=lambda pair: (pair[1], pair[0])):
         is_chosen = (not gpus or gpu in gpus) and (not families or family in families)
         if not is_chosen or gpu not in measured or gpu in SEALED or family not in FAMILIES:

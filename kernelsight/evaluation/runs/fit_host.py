@@ -104,9 +104,9 @@ def _descend(cost: Callable[[Constants], float], names: Sequence[str], start: Co
             best = min((best, *candidates), key=cost)
         for first, second in itertools.combinations(names, 2):
             candidates = [
-                best._replace(**{first: one, second: other})
-                for one in _neighbours(first, best)
-                for other in _neighbours(second, best)
+                best._replace(**{first: first_value, second: second_value})
+                for first_value in _neighbours(first, best)
+                for second_value in _neighbours(second, best)
             ]
             best = min((best, *candidates), key=cost)
         if best == before:

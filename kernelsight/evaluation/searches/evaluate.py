@@ -182,8 +182,8 @@ def _curve(by_space: Sequence[Sequence[Result]]) -> list[float]:
     if not by_space:
         return []
     longest = max(len(space_results[0].regret) for space_results in by_space)
-    medians = [np.median([each.regret for each in space_results], axis=0) for space_results in by_space]
-    return np.mean([np.pad(each, (0, longest - len(each)), mode="edge") for each in medians], axis=0).tolist()
+    medians = [np.median([median.regret for median in space_results], axis=0) for space_results in by_space]
+    return np.mean([np.pad(median, (0, longest - len(median)), mode="edge") for median in medians], axis=0).tolist()
 
 
 def _figures(results: Sequence[Result]) -> dict[str, Any]:

@@ -150,9 +150,9 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def figures(drawn: Sequence[tuple[Figure, Sequence[Mapping[str, Any]]]]) -> Grid:
+def figures(figure_rows: Sequence[tuple[Figure, Sequence[Mapping[str, Any]]]]) -> Grid:
     """Return a grid with one card per figure: a chart or table of its rows, and its SQL."""
-    return Grid([_figure(f"figure-{number}", figure, rows) for number, (figure, rows) in enumerate(drawn)])
+    return Grid([_figure(f"figure-{number}", figure, rows) for number, (figure, rows) in enumerate(figure_rows)])
 
 
 def _figure(name: str, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> Card:
