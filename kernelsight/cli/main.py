@@ -17,7 +17,7 @@ from typing import NoReturn, cast
 from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, flags_in_errors, unknown
 from kernelsight.escape import visible
-from kernelsight.present.output import NORMAL, QUIET, VERBOSE, print_notes, set_verbosity
+from kernelsight.present.output import QUIET, USUAL, VERBOSE, say, say_notes
 from kernelsight.version import VERSION
 
 # what a verb is for, and its module: declare() adds its arguments to a parser, run() answers them. A module is imported
@@ -179,15 +179,15 @@ def _run(words: list[str]) -> int:
         log = logging.getLogger("kernelsight")
         log.handlers = [_Notes()]
         log.setLevel(logging.WARNING if arguments.quiet else logging.INFO)
-        set_verbosity(QUIET if arguments.quiet else VERBOSE if arguments.verbose else NORMAL)
+        say(QUIET if arguments.quiet else VERBOSE if arguments.verbose else USUAL)
         if strange:
             raise _unknown_words(arguments, strange)
         _leave_pandas_out()
         importlib.import_module(arguments.module).run(arguments)
         sys.stdout.flush()
-        print_notes()
+        say_notes()
     except KernelSightError as error:
-        print_notes()
+        say_notes()
         print(f"kernelsight: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
