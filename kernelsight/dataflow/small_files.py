@@ -1,4 +1,4 @@
-"""Reads rows from a small CSV or JSON file."""
+"""Reads rows from a small CSV or JSON file that a flag of the command line names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kernelsight.errors import InvalidInput
 def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[str, Any]]:
     """Return the rows of a JSON object or array, or of a CSV with a header; an empty CSV field is unset.
 
-    ``texts``: columns whose CSV cells stay text, others become numbers or booleans; ``flag`` and ``what``: the flag of
-    the file, and what a row is, for errors. InvalidInput: the file cannot be read, or has no rows.
+    ``texts``: columns whose CSV cells stay text, while others become numbers or booleans. ``flag`` and ``what`` are for
+    errors: the flag that takes the file, and what a row is. InvalidInput: the file cannot be read, or has no rows.
     """
 
     def refuse(problem: str) -> InvalidInput:
@@ -63,9 +63,9 @@ def _plural(what: str) -> str:
 def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for kind in (int, float):
+    for number_type in (int, float):
         try:
-            return kind(text)
+            return number_type(text)
         except ValueError:
             continue
     return text

@@ -1,4 +1,4 @@
-"""The type grammar of contracts, and its Arrow and DuckDB types."""
+"""The type grammar of contracts (``list<struct<m: int64>>``), and the Arrow and DuckDB types that it names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def arrow_type(text: str) -> pa.DataType:
-    """Return the Arrow type of ``text``; ValueError if it is not a type.
+    """Parse a type of the grammar to an Arrow type; ValueError if ``text`` is not a type.
 
     >>> arrow_type("list<struct<m: int64, n: int64>>")
     ListType(list<item: struct<m: int64, n: int64>>)
@@ -55,50 +55,50 @@ def _split(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def type_name(kind: pa.DataType) -> str:
+def type_name(arrow: pa.DataType) -> str:
     """Return the grammar's name of an Arrow type, or Arrow's name if the grammar has none.
 
     >>> type_name(pa.list_(pa.int64())), type_name(pa.timestamp("us"))
     ('list<int64>', 'timestamp[us]')
     """
-    if pa.types.is_list(kind):
-        return f"list<{type_name(kind.value_type)}>"
-    if pa.types.is_struct(kind):
-        fields = ", ".join(f"{field.name}: {type_name(field.type)}" for field in kind)
+    if pa.types.is_list(arrow):
+        return f"list<{type_name(arrow.value_type)}>"
+    if pa.types.is_struct(arrow):
+        fields = ", ".join(f"{field.name}: {type_name(field.type)}" for field in arrow)
         return f"struct<{fields}>"
-    names = {arrow: name for name, (arrow, _) in _SCALARS.items()}
-    return names.get(kind, str(kind))
+    names = {scalar: name for name, (scalar, _) in _SCALARS.items()}
+    return names.get(arrow, str(arrow))
 
 
-def duckdb_type(kind: pa.DataType) -> str:
+def duckdb_type(arrow: pa.DataType) -> str:
     """Return DuckDB's spelling of an Arrow type of the grammar.
 
     >>> duckdb_type(arrow_type("struct<m: int64, tags: list<string>>"))
     'STRUCT("m" BIGINT, "tags" VARCHAR[])'
     """
-    if pa.types.is_list(kind):
-        return f"{duckdb_type(kind.value_type)}[]"
-    if pa.types.is_struct(kind):
-        fields = ", ".join(f'"{field.name}" {duckdb_type(field.type)}' for field in kind)
+    if pa.types.is_list(arrow):
+        return f"{duckdb_type(arrow.value_type)}[]"
+    if pa.types.is_struct(arrow):
+        fields = ", ".join(f'"{field.name}" {duckdb_type(field.type)}' for field in arrow)
         return f"STRUCT({fields})"
-    return dict(_SCALARS.values())[kind]
+    return dict(_SCALARS.values())[arrow]
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+def _is_text(arrow: pa.DataType) -> bool:
+    return pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+def _is_number(arrow: pa.DataType) -> bool:
+    return pa.types.is_integer(arrow) or pa.types.is_floating(arrow) or pa.types.is_decimal(arrow)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def _is_list(arrow: pa.DataType) -> bool:
     return (
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
+        pa.types.is_list(arrow)
+        or pa.types.is_large_list(arrow)
+        or pa.types.is_fixed_size_list(arrow)
+        or pa.types.is_list_view(arrow)
+        or pa.types.is_large_list_view(arrow)
     )
 
 
@@ -124,18 +124,18 @@ def can_become(held: pa.DataType, wanted: pa.DataType) -> bool:
     return (_is_text(held) and _is_text(wanted)) or (_is_number(held) and _is_number(wanted))
 
 
-def parts(column: pa.ChunkedArray | pa.Array, inside_list: bool = False) -> list[tuple[pa.Array, bool]]:
-    """Return the leaf arrays of a column, each with whether it holds the elements of a list.
+def leaf_arrays(column: pa.ChunkedArray | pa.Array, inside_list: bool = False) -> list[tuple[pa.Array, bool]]:
+    """Return the leaf arrays of a nested column, each with whether it holds the elements of a list.
 
-    >>> [leaf.to_pylist() for leaf, _ in parts(pa.array([[1, 2], [3]]))]
+    >>> [leaf.to_pylist() for leaf, _ in leaf_arrays(pa.array([[1, 2], [3]]))]
     [[1, 2, 3]]
     """
     if isinstance(column, pa.ChunkedArray):
-        return [leaf for chunk in column.chunks for leaf in parts(chunk, inside_list)]
+        return [leaf for chunk in column.chunks for leaf in leaf_arrays(chunk, inside_list)]
     if pa.types.is_list(column.type):
-        return parts(column.flatten(), True)
+        return leaf_arrays(column.flatten(), True)
     if pa.types.is_struct(column.type):
-        return [leaf for child in column.flatten() for leaf in parts(child)]
+        return [leaf for child in column.flatten() for leaf in leaf_arrays(child)]
     return [(column, inside_list)]
 
 
@@ -147,20 +147,20 @@ def is_finite(column: pa.ChunkedArray | pa.Array) -> bool:
     """
     if not has_floats(column.type):
         return True
-    flat = [(column, False)] if pa.types.is_floating(column.type) else parts(column)
-    return all(_is_finite(leaf) for leaf, _ in flat if pa.types.is_floating(leaf.type))
+    leaves = [(column, False)] if pa.types.is_floating(column.type) else leaf_arrays(column)
+    return all(_is_finite(leaf) for leaf, _ in leaves if pa.types.is_floating(leaf.type))
 
 
 def _is_finite(floats: pa.ChunkedArray | pa.Array) -> bool:
-    total = pc.sum(floats).as_py()  # one call where there is nothing to find
+    total = pc.sum(floats).as_py()  # one call where all are finite
     return total is None or math.isfinite(total) or pc.all(pc.is_finite(floats), min_count=0).as_py()
 
 
-@cache  # asked of every column of every table
-def has_floats(kind: pa.DataType) -> bool:
+@cache  # called for every column of every table
+def has_floats(arrow: pa.DataType) -> bool:
     """Return whether a type contains floats at any depth."""
-    if pa.types.is_list(kind):
-        return has_floats(kind.value_type)
-    if pa.types.is_struct(kind):
-        return any(has_floats(field.type) for field in kind)
-    return pa.types.is_floating(kind)
+    if pa.types.is_list(arrow):
+        return has_floats(arrow.value_type)
+    if pa.types.is_struct(arrow):
+        return any(has_floats(field.type) for field in arrow)
+    return pa.types.is_floating(arrow)
