@@ -27,7 +27,7 @@ def option(gpu: str, weight: float, slow: float | None, probability: float | Non
 
 
 def said(chosen: Option) -> str:
-    return sentences._sureness([chosen], [{}], SLO, Demand(8.0))
+    return sentences._probability([chosen], [{}], SLO, Demand(8.0))
 
 
 def test_what_fails_where_kernels_are_slow_is_called_a_gamble() -> None:
