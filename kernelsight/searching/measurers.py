@@ -72,9 +72,8 @@ class CommandMeasurer:
         key = {"space": row["space"], "candidate_id": row["candidate_id"], duration: took_s}
         if status != "ok":
             how = f"exit status {ended.code}" if ended.code is not None else f"killed after {self._limit_s:g} s"
-            self.last_failure = (
-                f"{row['candidate_id']}: {how}{': ' if ended.last_error else ''}{ended.last_error[:200]}"
-            )
+            reason = f": {ended.last_error[:200]}" if ended.last_error else ""
+            self.last_failure = f"{row['candidate_id']}: {how}{reason}"
             return {**key, "status": status}
         try:
             measurement = _parsed_output(ended.output, row["candidate_id"])

@@ -1,4 +1,4 @@
-"""Rows of ``rate_questions`` of a grid, and the highest rates as rows of that grid."""
+"""Questions for highest rates: rows of ``rate_questions`` from a grid, and the answers as rows of that grid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLES = ("found_rates", "rate_statistics")
 
 
 class RateGrid(NamedTuple):
-    """What deployments of a grid share: objectives, and how near to the highest rate their searches come."""
+    """The shared part of a grid's questions: objectives, and the relative tolerance of the searched rates."""
 
     slo: Mapping[str, float]
     goodput: Mapping[str, float]
@@ -38,7 +38,7 @@ class RateGrid(NamedTuple):
 
 
 def question_of(row: Mapping[str, Any]) -> tuple[dict[str, Any], RateGrid]:
-    """Return the flags of a row of ``rate_questions``, and what it shares with others.
+    """Return the flags of a row of ``rate_questions``, and the part that it shares with others.
 
     >>> slo = [{"statistic": "ttft_p95_ms", "most_ms": 400.0}]
     >>> question_of({"question_id": "a", "flags": '{"gpu": "l4"}', "slo": slo, "tolerance": 0.05})[1].tolerance
@@ -50,7 +50,7 @@ def question_of(row: Mapping[str, Any]) -> tuple[dict[str, Any], RateGrid]:
 
 
 def question_rows(rows: Sequence[Mapping[str, Any]], grid: RateGrid) -> list[dict[str, Any]]:
-    """Return the rows of ``rate_questions`` of a grid; launch lines are read, of which only flags are kept."""
+    """Return the rows of ``rate_questions`` of a grid; launch lines become flags."""
     shared = {"slo": objective_rows(grid.slo), "goodput": object_text(grid.goodput) if grid.goodput else None}
     shared |= {"tolerance": grid.tolerance, "correction": grid.correction}
     questions, lines = [], dict[tuple[str, bool], LaunchLine]()
@@ -73,7 +73,7 @@ def ask_rates(
     correction: str | Path | pa.Table | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Session:
-    """Return a fork that holds the questions of a grid and their tables; ``correction``: a file or a table."""
+    """Answer the questions of a grid in a fork, and return it, with their tables; ``correction``: a file or a table."""
     correction_name = None if correction is None else str(correction) if isinstance(correction, str | Path) else "table"
     questions = question_rows(rows, RateGrid(slo, goodput or {}, tolerance, correction_name))
     fork = session.fork()
@@ -110,7 +110,7 @@ def find_rates(session: Session, rows: Sequence[Mapping[str, Any]], slo: Mapping
 
 
 def rates_of_grid(session: Session) -> pa.Table:
-    """Return ``found_rates`` as a grid has them: flags and statistics as columns, none that no row has."""
+    """Return ``found_rates`` as rows of the grid: with columns of flags and statistics that any row has."""
     import pyarrow as pa
 
     rates = session.table("found_rates")
