@@ -73,8 +73,8 @@ def parse_json(text: str, refuse: Refuse, limits: Limits = SETTINGS) -> Any:
     except MemoryError:
         raise refuse(TOO_MUCH_MEMORY) from None
     except ValueError as problem:
-        twice = isinstance(problem, RepeatedName)
-        raise refuse(f"is not JSON ({problem if twice else 'a number has thousands of digits'})") from None
+        is_repeated = isinstance(problem, RepeatedName)
+        raise refuse(f"is not JSON ({problem if is_repeated else 'a number has thousands of digits'})") from None
     _check_levels(value, limits, refuse)
     return value
 
@@ -98,11 +98,11 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_levels(value: Any, limits: Limits, refuse: Refuse) -> None:
     level, depth = [value], 0
-    while level := [each for each in level if isinstance(each, dict | list)]:
+    while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
         if depth > limits.levels:
             raise refuse(_too_deep(limits))
-        level = [each for holder in level for each in (holder.values() if isinstance(holder, dict) else holder)]
+        level = [item for holder in level for item in (holder.values() if isinstance(holder, dict) else holder)]
 
 
 def parse_yaml(text: str, refuse: Refuse, limits: Limits = MANIFEST) -> list[Any]:

@@ -187,8 +187,8 @@ def _check_fields(path: Path, label: str, declaration: Any, known: Mapping[str, 
             )
 
 
-def _malformed(path: Path, what: str) -> InvalidInput:
-    return InvalidInput(f"{path.name} is not a table contract: {what}. See schemas/table.schema.json for the format.")
+def _malformed(path: Path, fault: str) -> InvalidInput:
+    return InvalidInput(f"{path.name} is not a table contract: {fault}. See schemas/table.schema.json for the format.")
 
 
 def arrow_schema(contract: Contract) -> pa.Schema:

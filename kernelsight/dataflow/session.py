@@ -103,7 +103,7 @@ class Session(NodeRuns):
         self.give(name, added)
 
     def offer(self, name: str, read: Callable[[], pa.Table]) -> None:
-        """Let ``read`` provide a given table when it is first asked for, where it is not available otherwise.
+        """Register ``read``, which provides a given table when it is first fetched, unless it is available otherwise.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
@@ -134,7 +134,7 @@ class Session(NodeRuns):
         return self._fetch(name)
 
     def compute(self, *names: str) -> None:
-        """Make several tables in one go, each node run once: what one question needs of a simulation is served once.
+        """Compute several tables together, each node run once, so that they share one simulation.
 
         >>> from kernelsight import connect
         >>> with connect() as session:

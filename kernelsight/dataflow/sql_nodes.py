@@ -141,8 +141,8 @@ def read_sql_node(
         raise _refused(path, "its first line must describe the table: '-- description'")
     query = parse_node(text)
     if isinstance(query, str):
-        what = "is not a single SELECT without PIVOT" if "SELECT" in query else f"cannot be parsed ({query})"
-        raise _refused(path, f"its query {what}")
+        fault = "is not a single SELECT without PIVOT" if "SELECT" in query else f"cannot be parsed ({query})"
+        raise _refused(path, f"its query {fault}")
     unions = {name: union for name in query.tables if (union := union_of(name))}
     if unions:
         ctes = ",\n".join(f"{name} as (\n{union}\n)" for name, union in unions.items())
@@ -165,5 +165,5 @@ def read_sql_node(
     return first[3:].strip(), tuple(name.lower() for name in query.tables), text
 
 
-def _refused(path: Path, what: str) -> InvalidInput:
-    return InvalidInput(f"{path.parent.name}/{path.name} cannot be a node of the graph: {what}.")
+def _refused(path: Path, fault: str) -> InvalidInput:
+    return InvalidInput(f"{path.parent.name}/{path.name} cannot be a node of the graph: {fault}.")

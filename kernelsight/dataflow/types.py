@@ -38,21 +38,21 @@ def arrow_type(text: str) -> pa.DataType:
 
 
 def _struct_field(part: str) -> pa.Field:
-    name, colon, rest = part.partition(":")
+    name, colon, type_text = part.partition(":")
     if not colon or not _FIELD_NAME.fullmatch(name.strip()):
         raise ValueError(f"{part.strip()!r} is not a struct field; write 'name: type' in lower case")
-    return pa.field(name.strip(), arrow_type(rest))
+    return pa.field(name.strip(), arrow_type(type_text))
 
 
 def _split(text: str) -> list[str]:
     """Split at the commas outside angle brackets."""
-    parts, depth, start = [], 0, 0
+    pieces, depth, start = [], 0, 0
     for position, letter in enumerate(text):
         depth += (letter == "<") - (letter == ">")
         if letter == "," and depth == 0:
-            parts.append(text[start:position])
+            pieces.append(text[start:position])
             start = position + 1
-    return [*parts, text[start:]]
+    return [*pieces, text[start:]]
 
 
 def type_name(arrow: pa.DataType) -> str:

@@ -176,17 +176,17 @@ def calls_of(
     without: str | None = None,
     measured: bool = True,
     vendor: str | None = None,
-    stated: Mapping[str, float] = MappingProxyType({}),
+    overrides: Mapping[str, float] = MappingProxyType({}),
 ) -> Calls:
     """Return training rows with the constants that a pack (``coefficients``) has for them.
 
-    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.resolve.constants_at`; ``stated``: values of
-    coefficients in place of those fitted.
+    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.resolve.constants_at`; ``overrides``:
+    values of coefficients in place of the fitted ones.
     """
     facts = family_facts(family, implementations, gpus)
     rows = read_rows(form, table, facts, gpus, fabrics)
     at = constants_at(facts, coefficients, family, form.coefficients, rows.leaves, without, measured, vendor)
-    at |= {name: np.full(len(rows.leaves), value) for name, value in stated.items() if name in at}
+    at |= {name: np.full(len(rows.leaves), value) for name, value in overrides.items() if name in at}
     return Calls(form, rows, at)
 
 

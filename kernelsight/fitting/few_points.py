@@ -222,22 +222,22 @@ def _calls_by_family(
     """
     by_family: dict[str, Measured] = {}
     for family in families:
-        own = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
+        own_rows = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
         published = training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'")
-        if not own.num_rows + published.num_rows:
+        if not own_rows.num_rows + published.num_rows:
             continue
         if vendor not in fitted_vendors(pack, family):
             log(f"{family}: no kernel of {(vendor or '').upper()} was fitted, so its points are not used")
             continue
-        if own.num_rows + published.num_rows > MOST_POINTS:
+        if own_rows.num_rows + published.num_rows > MOST_POINTS:
             raise InvalidInput(
-                f"--few has {own.num_rows + published.num_rows:,} points of {family} on {gpu}, and up to "
+                f"--few has {own_rows.num_rows + published.num_rows:,} points of {family} on {gpu}, and up to "
                 f"{MOST_POINTS:,} are few; fit them as a sweep, with --sweep."
             )
         by_family[family] = joined_measured(
             [
                 measured_calls(family, table, gpu, pack, tables, lone_values)
-                for table, lone_values in ((own, ALONE), (published, {}))
+                for table, lone_values in ((own_rows, ALONE), (published, {}))
                 if table.num_rows
             ]
         )
@@ -294,16 +294,18 @@ def measured_calls(
     gpu: str,
     base: pa.Table,
     tables: Tables,
-    stated: Mapping[str, float] = MappingProxyType({}),
+    overrides: Mapping[str, float] = MappingProxyType({}),
 ) -> Measured:
     """Compare training rows of one GPU with the fit in ``base`` without its generation, or with that of all GPUs.
 
-    ``stated``: coefficients that are known from how the rows were measured.
+    ``overrides``: values of coefficients that are known from how the rows were measured.
     """
     form, facts = FAMILIES[family].form, family_facts(family, tables[0], tables[1])
     vendor = facts.vendor.get(gpu)
     without = held_out_fit(base, family, facts, gpu)
-    calls = calls_of(family, form, table, base, *tables, without=without, measured=False, vendor=vendor, stated=stated)
+    calls = calls_of(
+        family, form, table, base, *tables, without=without, measured=False, vendor=vendor, overrides=overrides
+    )
     calls = calls._replace(at=with_floors(form.coefficients, calls.at, floor_at(base, gpu) or 0.0))
     predicted = calls.latency_us()
     error = np.log(table["latency_us"].to_numpy() / predicted)

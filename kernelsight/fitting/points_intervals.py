@@ -60,14 +60,14 @@ def errors_after_points(family: str, measured: Measured, generation: str, count:
     return Rest(next(names), error, us[rest], next(names))
 
 
-def joined_rests(rests: Sequence[Rest]) -> Rest:
+def joined_rests(errors: Sequence[Rest]) -> Rest:
     """Concatenate the errors of several families or GPUs."""
-    return Rest(*map(np.concatenate, zip(*rests, strict=True)))
+    return Rest(*map(np.concatenate, zip(*errors, strict=True)))
 
 
-def fit_points_intervals(rests: Sequence[Rest]) -> dict[str, np.ndarray]:
+def fit_points_intervals(errors: Sequence[Rest]) -> dict[str, np.ndarray]:
     """Return the half widths (knots,) at the knots of latency by family, from errors on GPUs of several generations."""
-    joined = joined_rests(rests)
+    joined = joined_rests(errors)
     curves = {}
     for family in dict.fromkeys(joined.family.tolist()):
         members = joined.family == family
@@ -104,11 +104,11 @@ def rests_of(calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int])
 
 
 def points_intervals(
-    rests: Mapping[int, Mapping[str, Rest]], without: str | None = None
+    errors: Mapping[int, Mapping[str, Rest]], without: str | None = None
 ) -> dict[str, dict[str, np.ndarray]]:
     """Return the half widths by family and :func:`points_group`, from all generations but ``without``."""
     curves: dict[str, dict[str, np.ndarray]] = {}
-    for count, by_gpu in rests.items():
+    for count, by_gpu in errors.items():
         others = [one for gpu, one in by_gpu.items() if generation_of(gpu) != without]
         for family, curve in fit_points_intervals(others).items() if others else ():
             curves.setdefault(family, {})[points_group(count)] = curve
@@ -136,9 +136,9 @@ def points_interval_rows(
         for gpu, one in held_out_calls(family, served, pack, (implementations, gpus, fabrics)).items():
             calls.setdefault(gpu, {})[family] = one
     rows: list[dict] = []
-    rests = rests_of(calls, POINTS)
+    errors = rests_of(calls, POINTS)
     for without in [None, *sorted({generation_of(gpu) for gpu in calls})]:
-        for family, curves in points_intervals(rests, without).items():
+        for family, curves in points_intervals(errors, without).items():
             rows += interval_rows(family, curves, "errors on held-out generations after points", without=without)
     return correction_arrays(rows)
 

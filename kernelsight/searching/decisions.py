@@ -30,7 +30,7 @@ class Decisions(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The candidate that a search believes to be the fastest."""
+    """The candidate of lowest expected log latency, among measured ones."""
 
     row: int
     log: float
@@ -87,7 +87,7 @@ def by_gain(
     Greedy: a chosen candidate counts as measured, at its expected value, for the rest of the batch.
     """
     assert forecast.fit is not None and forecast.white is not None
-    gain = expected_gain(forecast.mean, EXPLORE * forecast.stated, best.log) * forecast.works
+    gain = expected_gain(forecast.mean, EXPLORE * forecast.unwidened_sd, best.log) * forecast.works
     gain[np.isin(forecast.rows, np.concatenate([history.rows, taken_rows]))] = -1.0
     if count == 1:
         index = int(np.argmax(gain))

@@ -27,7 +27,7 @@ class Forecast(NamedTuple):
     rows: np.ndarray
     mean: np.ndarray  # of the log latency
     sd: np.ndarray
-    stated: np.ndarray  # standard deviation by the process alone, before it was widened by earlier surprises
+    unwidened_sd: np.ndarray  # standard deviation by the process alone, before it was widened by earlier surprises
     works: np.ndarray  # probability to compile and run
     evidence: str
     measured: int

@@ -25,7 +25,7 @@ class History(NamedTuple):
     random: np.ndarray  # drawn at random by a known rule
     cost_s: np.ndarray
     forecast: np.ndarray  # mean log latency that was expected of it; nan: it was measured without a forecast
-    surprise: np.ndarray  # (measured - forecast) / stated standard deviation; nan where either is not known
+    surprise: np.ndarray  # (measured - forecast) / standard deviation before widening; nan where either is not known
 
     @property
     def worked(self) -> np.ndarray:

@@ -246,11 +246,11 @@ def _chosen(
 
 
 def _expected(main: Forecast | None, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the forecast mean and stated standard deviation of rows; nan where a round did not forecast."""
+    """Return the forecast mean and unwidened standard deviation of rows; nan where a round did not forecast."""
     if main is None or main.fit is None:
         return np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     indices = np.minimum(np.searchsorted(main.rows, rows), len(main.rows) - 1)
-    return main.mean[indices], main.stated[indices]
+    return main.mean[indices], main.unwidened_sd[indices]
 
 
 def _believed_best(

@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
     deployment_id: str
     gpus: dict[str, int]
     price: float | None  # None: no prices are known
-    part: float | None = None  # GPUs of --total-gpus per instance, with its share of those that stay idle
+    gpus_taken: float | None = None  # GPUs of --total-gpus per instance, with its share of those that stay idle
 
     @property
     def gpu_count(self) -> int:
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
     @property
     def weight(self) -> float:
         """The cost of one instance: dollars per hour, or GPUs where no price is known or their total is fixed."""
-        return self.part or (float(self.gpu_count) if self.price is None else self.price)
+        return self.gpus_taken or (float(self.gpu_count) if self.price is None else self.price)
 
 
 def rows_of(

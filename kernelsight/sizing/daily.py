@@ -45,7 +45,7 @@ class Start(NamedTuple):
     """The cold start of an instance: seconds until it serves, and the sentence that explains them."""
 
     seconds: float
-    says: str
+    sentence: str
 
 
 class Hour(NamedTuple):
@@ -139,10 +139,10 @@ def _hours_of_trace(path: Path) -> list[float]:
 def start_of(weights_bytes: float, disk_bytes_per_s: float | None, startup_s: float | None) -> Start:
     """Return the cold start of an instance: ``startup_s`` where it is given, else from the bytes of its weights.
 
-    >>> start_of(16e9, None, None).says
+    >>> start_of(16e9, None, None).sentence
     'a start takes 80 s: 16 GB of weights at 1 GB/s (assumed) and 64 s of the engine (assumed)'
     >>> start_of(16e9, None, 120.0)
-    Start(seconds=120.0, says='a start takes 120 s')
+    Start(seconds=120.0, sentence='a start takes 120 s')
     """
     if startup_s is not None:
         return Start(startup_s, f"a start takes {number(startup_s, 3)} s")

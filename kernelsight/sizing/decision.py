@@ -85,7 +85,7 @@ class Option(NamedTuple):
         """The sort key: options that hold first, then by cost, probability (highest first), and number of settings."""
         settings = sum(name not in PARALLEL for name in self.sized.candidate.flags)
         least_probable_last = -round(self.probability or 0.0, 2)
-        cost = round(self.weight / self.rate, 12) if self.sized.candidate.part else round(self.weight, 9)
+        cost = round(self.weight / self.rate, 12) if self.sized.candidate.gpus_taken else round(self.weight, 9)
         return not self.holds, cost, least_probable_last, settings, self.load, self.sized.candidate.scenario_id
 
 

@@ -140,7 +140,7 @@ def day_values(option: Option, demand: Demand) -> dict[str, Any]:
     price = hourly_of(option, demand)
     return {
         "startup_s": option.start.seconds,
-        "startup": option.start.says,
+        "startup": option.start.sentence,
         "cost_per_day": None if price is None else HOURS * option.mean_instances * price,
         "cost_per_day_at_the_peak": None if price is None else HOURS * option.instances * price,
     }

@@ -44,7 +44,7 @@ class Sized(NamedTuple):
         gpus = " and ".join(f"{count * self.instances} × {gpu}" for gpu, count in self.candidate.gpus.items())
         parallel_sizes = {short: self.candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
         sizes = [f"{short} {size}" for short, size in parallel_sizes.items() if size > 1 or short == "TP"]
-        if self.candidate.part is not None:
+        if self.candidate.gpus_taken is not None:
             per_instance = f"{number(self.highest.rate, 3)} {self.candidate.unit} an instance"
             return f"{', '.join(self.candidate.gpus)} at {' '.join(sizes)}, {per_instance}"
         cost = "" if self.candidate.price is None else f", {number(self.weight, 3)} $/h"

@@ -104,8 +104,8 @@ def _rows_at(
 ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Simulate each row once more at its highest rate, for its summary; return it with the results of its search."""
     at_rate = [
-        {**row, "request_rate": found.rate, "num_prompts": found.requests} if found and found.rate else row
-        for row, found in zip(started_rows, rates, strict=True)
+        {**row, "request_rate": highest.rate, "num_prompts": highest.requests} if highest and highest.rate else row
+        for row, highest in zip(started_rows, rates, strict=True)
     ]
     # rows that differ only in flags that a search replaces, such as num_prompts, may become one scenario
     plan = plan_rows(session, at_rate, grid.goodput, on_fault="collect")
@@ -116,21 +116,21 @@ def _rows_at(
     objectives = objectives_of(grid.slo)
     end_rates = _rates_at_ends(session, found_plan, started_rows, rates, objectives)
     answer_rows = []
-    for index, (scenario, found) in enumerate(zip(plan.scenarios, rates, strict=True)):
-        row, rated = summary[scenario["scenario_id"]], bool(found and found.rate)
+    for index, (scenario, highest) in enumerate(zip(plan.scenarios, rates, strict=True)):
+        row, rated = summary[scenario["scenario_id"]], bool(highest and highest.rate)
         row = {name: value for name, value in row.items() if rated or name not in measured}
-        figures = _steady_values(found, objectives) if rated else {}
+        figures = _steady_values(highest, objectives) if rated else {}
         answer = {
             **row,
             **{name: value for name, value in figures.items() if name in measured},
             "flags": object_text(plan.flags[index]),
-            "max_request_rate": found.rate if found else None,
-            "rate_low": found.low if found else None,
-            "rate_high": found.high if found else None,
+            "max_request_rate": highest.rate if highest else None,
+            "rate_low": highest.low if highest else None,
+            "rate_high": highest.high if highest else None,
             **dict(zip(("rate_if_slow", "rate_if_fast"), end_rates[index], strict=True)),
-            "steady": found.steady if rated else None,
+            "steady": highest.steady if rated else None,
             "num_prompts": plan.flags[index]["num_prompts"],
-            "status": row["status"] if found is None else status_of(found),
+            "status": row["status"] if highest is None else status_of(highest),
             "meets_slo": rated,
             PRICE: plan.prices[index],
         }
@@ -150,14 +150,14 @@ def _rates_at_ends(
 ) -> list[tuple[float | None, float | None]]:
     """Return each row's rates if kernels and host are slow, and if they are fast; None where no rate was found."""
     rated = {
-        index: Rated(row, found)
-        for index, (row, found) in enumerate(zip(started_rows, rates, strict=True))
-        if found and found.rate
+        index: Rated(row, highest)
+        for index, (row, highest) in enumerate(zip(started_rows, rates, strict=True))
+        if highest and highest.rate
     }
     at_rates = intervals_at(session, plan, list(rated.values()), [RATES] * len(rated)) if rated else []
     pairs = {
-        index: rates_at_ends(intervals, found.highest.rate, objectives)
-        for (index, found), intervals in zip(rated.items(), at_rates, strict=True)
+        index: rates_at_ends(intervals, highest.highest.rate, objectives)
+        for (index, highest), intervals in zip(rated.items(), at_rates, strict=True)
     }
     return [pairs.get(index, (None, None)) for index in range(len(rates))]
 

@@ -86,23 +86,22 @@ def ask_rates(
 
 
 def find_rates(session: Session, rows: Sequence[Mapping[str, Any]], slo: Mapping[str, float], **how: Any) -> pa.Table:
-    """Return each row's flags, its highest steady rate (requests/s), and what ``scenario_summary`` says at that rate.
+    """Return each row's flags, its highest steady rate (requests/s), and its ``scenario_summary`` at that rate.
 
     ``max_request_rate``: at it, a run of ten times ``num_prompts`` keeps every objective of ``slo`` (largest values
-    of latency statistics) with 95 % confidence; null where no rate does, or the deployment cannot run, as ``status``
-    says. ``rate_low``, ``rate_high``: where 90 % of single runs have their highest rate; ``rate_if_slow``,
-    ``rate_if_fast``: the rate with kernels and host at either end of their 90 % intervals; 0: none down to
-    0.3 of the rate. ``steady``: a horizon of 20
-    mean end-to-end times, without drift. ``num_prompts`` becomes what a run of one seed took, at least 1,000 after its
-    warm-up. Latencies are those of all seeds, without warm-up; other columns are those of the row's own seed.
-    ``how``: as for ``ask_rates``. InvalidInput: rows that state a rate, a concurrency or a trace, and what ``sweep``
-    refuses.
+    of latency statistics) with 95 % confidence; null where no rate does, or the deployment cannot run, see ``status``.
+    ``rate_low``, ``rate_high``: the range in which 90 % of single runs have their highest rate; ``rate_if_slow``,
+    ``rate_if_fast``: the rate with kernels and host at either end of their 90 % intervals; 0: none down to 0.3 of the
+    rate. ``steady``: a horizon of 20 mean end-to-end times, without drift. ``num_prompts`` becomes the requests of one
+    seed's run, at least 1,000 after its warm-up. Latencies are those of all seeds, without warm-up; other columns are
+    those of the row's own seed. ``how``: as for ``ask_rates``. InvalidInput: rows with a rate, a concurrency or a
+    trace, and rows that ``sweep`` rejects.
 
     >>> from kernelsight.session import connect
     >>> row = {"model": "qwen3-0.6b", "gpu": "l4", "input_len": 256, "output_len": 8}
     >>> with connect() as session:
-    ...     found = find_rates(session, [row], {"ttft_p95_ms": 200.0}).to_pylist()[0]
-    >>> found["steady"], found["ttft_p95_ms"] <= 200.0, found["rate_low"] <= found["max_request_rate"]
+    ...     rate = find_rates(session, [row], {"ttft_p95_ms": 200.0}).to_pylist()[0]
+    >>> rate["steady"], rate["ttft_p95_ms"] <= 200.0, rate["rate_low"] <= rate["max_request_rate"]
     (True, True, True)
     """
     with ask_rates(session, rows, slo, **how) as fork:

@@ -98,7 +98,7 @@ def _marked(text: str) -> str:
 
 
 def without_comments(source: str) -> str:
-    """Return a kernel's source without comments, which may state the speed that is asked for.
+    """Return a kernel's source without comments, which may give the latency that is to be forecast.
 
     Python (Triton) loses doc strings too.
 
