@@ -93,8 +93,8 @@ class NodeRuns(TableStore):
         """Run a node for those of its tables that are needed and not available yet."""
         started = time.perf_counter()
         wanted = [name for name in node.names if name in needed and name not in self.available()]
-        made = self._run_query(node) if node.kind == "sql" else self._run_function(node, wanted)
-        for name, rows in made.items():
+        results = self._run_query(node) if node.kind == "sql" else self._run_function(node, wanted)
+        for name, rows in results.items():
             # an available table was given, or is in the file: it stays
             if name in self.available():
                 continue
@@ -126,14 +126,14 @@ class NodeRuns(TableStore):
             "fork": self.fork,
             "report": self.report or (lambda text: None),
         }
-        made = node.function(
+        results = node.function(
             **{name: self._fetch(name) for name in node.inputs}, **{name: services[name] for name in node.services}
         )
-        if not isinstance(made, Mapping):
-            made = {node.names[0]: made}
-        if not set(wanted) <= set(made) <= set(node.names):
-            raise RunFailed(f"{node.label} returned {', '.join(sorted(made))}, expected {', '.join(node.names)}.")
-        return made
+        if not isinstance(results, Mapping):
+            results = {node.names[0]: results}
+        if not set(wanted) <= set(results) <= set(node.names):
+            raise RunFailed(f"{node.label} returned {', '.join(sorted(results))}, expected {', '.join(node.names)}.")
+        return results
 
     def _read(self, name: str, columns: Sequence[str], among: Mapping[str, Collection[str]]) -> pa.Table:
         """Return columns of a table, filtered to the rows whose value of each column in ``among`` is one of its words.

@@ -102,26 +102,26 @@ def _is_list(arrow: pa.DataType) -> bool:
     )
 
 
-def can_become(held: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a column of type ``held`` can be cast to ``wanted``: the same kind of value, of any width.
+def can_become(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether a column of type ``source`` can be cast to ``target``: the same kind of value, of any width.
 
     >>> can_become(pa.int32(), pa.float64()), can_become(pa.string(), pa.int64())
     (True, False)
     """
-    if held == wanted or pa.types.is_null(held):
+    if source == target or pa.types.is_null(source):
         return True
-    if pa.types.is_dictionary(held):
-        return can_become(held.value_type, wanted)
-    if _is_list(wanted):
-        return _is_list(held) and can_become(held.value_type, wanted.value_type)
-    if pa.types.is_struct(wanted):
+    if pa.types.is_dictionary(source):
+        return can_become(source.value_type, target)
+    if _is_list(target):
+        return _is_list(source) and can_become(source.value_type, target.value_type)
+    if pa.types.is_struct(target):
         # Arrow fills a missing field with nulls and drops an unknown one: both would hide a misspelt field
         return (
-            pa.types.is_struct(held)
-            and {field.name for field in held} == {field.name for field in wanted}
-            and all(can_become(held.field(field.name).type, field.type) for field in wanted)
+            pa.types.is_struct(source)
+            and {field.name for field in source} == {field.name for field in target}
+            and all(can_become(source.field(field.name).type, field.type) for field in target)
         )
-    return (_is_text(held) and _is_text(wanted)) or (_is_number(held) and _is_number(wanted))
+    return (_is_text(source) and _is_text(target)) or (_is_number(source) and _is_number(target))
 
 
 def leaf_arrays(column: pa.ChunkedArray | pa.Array, inside_list: bool = False) -> list[tuple[pa.Array, bool]]:

@@ -77,12 +77,12 @@ def held_out_errors(
     return Errors(*(np.concatenate(column) for column in zip(*by_fold, strict=True)))
 
 
-def growths(family: str, mine: pa.Table, rest: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
-    """Return the factors (rows of ``mine``,) by which intervals widen with a GPU's distance from those of ``rest``."""
+def growths(family: str, rows: pa.Table, fitted_rows: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
+    """Return the factors (rows,) by which intervals widen with the distance of a GPU from those of ``fitted_rows``."""
     likeness = Likeness(family, gpus, hardware_columns(gpus, fabrics))
-    fitted = set(pc.unique(rest["gpu"]).to_pylist())
-    growth_of_gpu = {gpu: growth(likeness.octaves(gpu, fitted)) for gpu in pc.unique(mine["gpu"]).to_pylist()}
-    return np.array([growth_of_gpu[gpu] for gpu in mine["gpu"].to_pylist()])
+    fitted = set(pc.unique(fitted_rows["gpu"]).to_pylist())
+    growth_of_gpu = {gpu: growth(likeness.octaves(gpu, fitted)) for gpu in pc.unique(rows["gpu"]).to_pylist()}
+    return np.array([growth_of_gpu[gpu] for gpu in rows["gpu"].to_pylist()])
 
 
 def thinned_kernels(table: pa.Table) -> pa.Table:

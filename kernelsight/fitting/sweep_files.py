@@ -30,9 +30,9 @@ def check_sweeps(sweeps: Sequence[Path]) -> None:
         plain.check_figures(path, columns)
 
 
-def no_sweep(path: Path, found: str) -> InvalidInput:
-    """Return the error for a file that is not a sweep; ``found``: why, as a predicate."""
-    return InvalidInput(f"file {path} {found}; `kernelsight calibrate import aiconfigurator -o FILE` writes a sweep.")
+def no_sweep(path: Path, fault: str) -> InvalidInput:
+    """Return the error for a file that is not a sweep; ``fault``: why, as a predicate."""
+    return InvalidInput(f"file {path} {fault}; `kernelsight calibrate import aiconfigurator -o FILE` writes a sweep.")
 
 
 def sweep_points(sweeps: Sequence[Path]) -> pa.Table:
