@@ -15,15 +15,15 @@ from kernelsight.errors import InvalidInput
 from kernelsight.fitting.few_points import (
     OWN_SOURCE,
     Measured,
-    both,
     fit_few,
     fit_points,
+    joined_measured,
     measured_calls,
     moved_calls,
     point_rows,
 )
 from kernelsight.fitting.planned_points import planned, random_points
-from kernelsight.fitting.points_intervals import left_after, points_intervals, rests_of
+from kernelsight.fitting.points_intervals import errors_after_points, points_intervals, rests_of
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.pack import shipped_pack, with_assumed
@@ -234,7 +234,7 @@ def test_a_pack_keeps_what_points_say(products: Measured) -> None:
 
 def test_calls_measured_in_two_ways_are_fitted_together(products: Measured) -> None:
     measured = scattered(products, 4)
-    halves = both([measured.at(np.arange(start, measured.places.size, 2)) for start in (0, 1)])
+    halves = joined_measured([measured.at(np.arange(start, measured.places.size, 2)) for start in (0, 1)])
     order = np.concatenate([np.arange(start, measured.places.size, 2) for start in (0, 1)])
     together = fit_points(measured.at(order))
     assert np.allclose(halves.latency_us(fit_points(halves)), measured.at(order).latency_us(together))
@@ -243,7 +243,7 @@ def test_calls_measured_in_two_ways_are_fitted_together(products: Measured) -> N
 def test_points_leave_less_than_there_was(products: Measured) -> None:
     measured = scattered(products, 2)
     before = np.abs(measured.log_error).mean()
-    left = [np.abs(left_after("gemm", measured, "ada", count).log_error).mean() for count in (0, 1, 3, 10)]
+    left = [np.abs(errors_after_points("gemm", measured, "ada", count).log_error).mean() for count in (0, 1, 3, 10)]
     assert before > left[1] > left[2] and before > left[0]
     assert left[3] < 0.08
 
