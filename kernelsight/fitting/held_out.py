@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.kernels.forms import Form
+from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.hardware import hardware_columns
 from kernelsight.kernels.intervals import group_of, growth
-from kernelsight.kernels.likeness import Likeness
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import generation
 
@@ -78,9 +78,9 @@ def held_out_errors(
 
 def growths(family: str, mine: pa.Table, rest: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
     """Return of each row of ``mine`` by how much its interval widens, its GPU being that far from those of ``rest``."""
-    alike = Likeness(family, gpus, hardware_columns(gpus, fabrics))
+    distances = GpuDistances(family, gpus, hardware_columns(gpus, fabrics))
     fitted = set(pc.unique(rest["gpu"]).to_pylist())
-    growth_of_gpu = {gpu: growth(alike.octaves(gpu, fitted)) for gpu in pc.unique(mine["gpu"]).to_pylist()}
+    growth_of_gpu = {gpu: growth(distances.octaves(gpu, fitted)) for gpu in pc.unique(mine["gpu"]).to_pylist()}
     return np.array([growth_of_gpu[gpu] for gpu in mine["gpu"].to_pylist()])
 
 

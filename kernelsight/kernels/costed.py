@@ -1,4 +1,4 @@
-"""What step costs are added up in: picoseconds at knots, and the deployments that share them."""
+"""Sums of kernel times at the knots of step costs, in whole picoseconds, and the launch signatures that share them."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ import numpy as np
 
 from kernelsight.kernels.families import FAMILIES
 
-# a resource is relieved by a fifth: enough to show what limits, little enough that nothing else begins to
+# factor on a resource's rate by which its share of a time is measured: enough to show what limits, too little for
+# another limit to take over
 RELIEF = 1.2
 
 
 class Costed(NamedTuple):
-    """Picoseconds and kernel launches of each knot, shape [knots]; where nothing is launched there is no cost.
-
-    ``p05``, ``p95``: picoseconds when all kernels are at that end of their intervals. Of the picoseconds, what shrinks
-    with a faster rate of arithmetic, of memory or of links; their dynamic energy; what is not done by the layers, which
-    pipeline stages share: embedding and transfers; and what the families of experts and of collectives take.
-    """
+    """Cost of each knot, arrays (knots,) of picoseconds where no unit is named; 0 launches: the knot has no cost."""
 
     picoseconds: np.ndarray
-    p05: np.ndarray
-    p95: np.ndarray
+    p05: np.ndarray  # every kernel at the low end of its interval
+    p95: np.ndarray  # every kernel at the high end
+    # of the picoseconds, what scales with the rate of each resource
     compute: np.ndarray
     memory: np.ndarray
     link: np.ndarray
-    nanojoules: np.ndarray
-    launches: np.ndarray
+    nanojoules: np.ndarray  # dynamic energy
+    launches: np.ndarray  # number of kernel launches
+    # of the picoseconds, what is outside the layers that pipeline stages share
     embedding: np.ndarray
     transfer: np.ndarray
+    # of the picoseconds, routed experts and collectives, to which a log's corrections apply
     moe: np.ndarray
     communication: np.ndarray
 
     def add(self, family: str, times: Times, launches: np.ndarray) -> None:
-        """Add a family's kernels; whole numbers below 2^53 are exact in any order."""
+        """Add a family's kernels in place; sums of whole numbers below 2^53 are exact in any order."""
         sums = {**times._asdict(), "launches": launches}
         if column := FAMILIES[family].step_cost:
             sums[column] = times.picoseconds
@@ -44,10 +43,7 @@ class Costed(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Picoseconds of kernels, shape [rows] or [knots]: the ends of their 90 % intervals, what bounds them, energy.
-
-    ``nanojoules``: what their work draws on one GPU beside the power of an active GPU.
-    """
+    """Times of kernels in picoseconds, arrays (rows,) or (knots,); fields as in :class:`Costed`."""
 
     picoseconds: np.ndarray
     p05: np.ndarray
@@ -55,28 +51,28 @@ class Times(NamedTuple):
     compute: np.ndarray
     memory: np.ndarray
     link: np.ndarray
-    nanojoules: np.ndarray
+    nanojoules: np.ndarray  # dynamic energy of one GPU: above the power of an active GPU
 
-    def at_knots(self, place: np.ndarray, count: np.ndarray, knot: np.ndarray, size: int) -> Times:
-        """Return the sums over launches: rows in ``place``, ``count`` launches of each at ``knot``."""
-        return Times(*(np.bincount(knot, times[place] * count, size) for times in self))
+    def at_knots(self, rows: np.ndarray, count: np.ndarray, knot: np.ndarray, size: int) -> Times:
+        """Return sums at ``size`` knots: of each of ``rows``, ``count`` launches at ``knot``; (rows,) each."""
+        return Times(*(np.bincount(knot, times[rows] * count, size) for times in self))
 
     def of(self, rows: slice) -> Times:
-        """Return the times of some knots."""
+        """Return the times of a range of knots."""
         return Times(*(times[rows] for times in self))
 
 
 class Groups(NamedTuple):
-    """Launch signatures: the deployment that names each, its step shapes by id, and the GPUs that it is priced for."""
+    """Launch signatures by number: deployments with one signature launch the same kernels, on any GPU."""
 
-    firsts: list[str]
-    knots: np.ndarray
-    gpus: list[set[str]]
-    of: dict[str, tuple[int, str]]  # of each deployment: the number of its signature, and its GPU
+    firsts: list[str]  # the deployment that names each
+    knots: np.ndarray  # number of its step shapes, (signatures,)
+    gpus: list[set[str]]  # GPUs that it is priced for
+    of: dict[str, tuple[int, str]]  # by deployment: the number of its signature, and its GPU
 
 
 class Rest(NamedTuple):
-    """What a family's latencies rest on, for a launch signature and a GPU: tier, evidence, and picoseconds of it."""
+    """Picoseconds of a family's kernels on one tier and evidence, for a launch signature on a GPU."""
 
     tier: str
     evidence: str
@@ -84,9 +80,9 @@ class Rest(NamedTuple):
 
 
 class Priced(NamedTuple):
-    """A family's kernels of a launch signature on a GPU, at its knots: times, launches, and what they rest on."""
+    """A family's kernels of a launch signature on a GPU, at its knots: times, launches (knots,), tiers and evidence."""
 
-    unit: tuple[int, str]
+    unit: tuple[int, str]  # number of the signature, and GPU
     times: Times
     launches: np.ndarray
     rests: list[Rest]
