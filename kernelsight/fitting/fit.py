@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.kernels.forms import LEVELS, OWNERS, Coefficient, Node, node_path
+from kernelsight.kernels.coefficients import LEVELS, OWNERS, Coefficient, Node, node_path
 
 # standard deviation of the log error that the fit expects of a good row, and degrees of freedom of its tails
 NOISE = 0.08

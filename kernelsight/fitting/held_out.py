@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.fitting.expressions import fit_family, predict_family
-from kernelsight.kernels.forms import Form
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.hardware import hardware_columns
 from kernelsight.kernels.intervals import group_of, growth
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import generation
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.forms import Form
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.resolve import vendors_of
 
 # with few rows of a vendor (below ROWS_OF_ITS_OWN) its constants may leave those of NVIDIA by this share only of what

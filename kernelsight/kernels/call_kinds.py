@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
-from kernelsight.kernels.chosen import choose, engine_of_vendor, engine_that_ran, measured_dtype
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.floors import floor_at, with_floors, with_known_floor
@@ -30,6 +29,7 @@ from kernelsight.kernels.intervals import (
     measured_half_widths,
     points_group,
 )
+from kernelsight.kernels.kernel_selection import choose, engine_of_vendor, engine_that_ran, measured_dtype
 from kernelsight.kernels.pack_contents import (
     FittedTo,
     fitted_to,

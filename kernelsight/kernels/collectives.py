@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import Coefficients, Columns
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Coefficients, Columns, Features
 from kernelsight.kernels.work import fields
 
 REFERENCE_CLOCK_PER_US = 1800.0

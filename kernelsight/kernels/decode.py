@@ -7,14 +7,11 @@ launch, and two limits: the stream of keys and values that a block takes in, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import LANES, Coefficient, Features
-from kernelsight.kernels.terms import beside_cut
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import LANES, Columns, Features, beside_cut
 from kernelsight.kernels.work import fields, optional
-
-Columns = Mapping[str, Any]
 
 # clock at which block_us and combine_us are stated: in clocks they carry over between generations, in time they do not
 REFERENCE_CLOCK_PER_US = 1800.0

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernelsight.kernels import collectives, decode, gemm, linear, moe, prefill, sparse, streaming
-from kernelsight.kernels.forms import Features, Form, same
+from kernelsight.kernels.latency_model import Features, Form, same
 
 
 class Family(NamedTuple):

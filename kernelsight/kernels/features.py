@@ -6,12 +6,11 @@ latency falls or stays when a rate rises (INV-10), and is the same whether data 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.latency_model import Columns
 
-Columns = Mapping[str, Any]
 # octaves beyond which a rounding loss is all the same: a product of one row on a tile of 16 loses as any other
 MOST_ROUNDING = 3.0
 # sizes are counted from here, so that the logarithm of nought is finite

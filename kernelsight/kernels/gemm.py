@@ -7,14 +7,11 @@ energy. Beside the slower tensor unit of a part whose rate was cut these losses 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import beside_cut
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Columns, Features, beside_cut
 from kernelsight.kernels.work import fields
-
-Columns = Mapping[str, Any]
 
 # rows of the activation x rows of the weight that one thread block takes: from those of small batches, where the weight
 # takes the wide side of the instruction, to the largest that fit the accumulators

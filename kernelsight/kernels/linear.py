@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import Coefficients, Columns, power_mean
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Coefficients, Columns, Features, power_mean
 from kernelsight.kernels.work import fields
 
 # the convolution multiplies by 4 taps and adds, the delta rule by 3 x 64 channels at least

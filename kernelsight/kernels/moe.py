@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import Columns, beside_cut, power_mean
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Columns, Features, beside_cut, power_mean
 from kernelsight.kernels.work import fields
 
 # rows of one expert that a tile takes

@@ -6,14 +6,11 @@ of the step costs can be interpolated; the empty rows of a last tile enter as th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import LANES, Coefficient, Features
-from kernelsight.kernels.terms import beside_cut
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import LANES, Columns, Features, beside_cut
 from kernelsight.kernels.work import fields, optional
-
-Columns = Mapping[str, Any]
 
 # bytes per clock and multiprocessor that L2 feeds, and that a kernel which only copies gets through (estimates; the
 # second, tried at 10, 20 and 64, carries copies from H100 to H200 best at 10)

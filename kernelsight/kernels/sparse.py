@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import Coefficients, Columns, beside_cut, power_mean
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Coefficients, Columns, Features, beside_cut, power_mean
 from kernelsight.kernels.work import fields
 
 # widest head of an indexer; attention in the latent space is wider

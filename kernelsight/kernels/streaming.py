@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Features
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Columns, Features
 from kernelsight.kernels.work import streamed
-
-Columns = Mapping[str, Any]
 
 _FLOOR = "launch and drain of a small kernel inside a CUDA graph"
 # starts: quantisation sweeps of H100, H200 and L40S, the one such kernel that is measured
