@@ -119,8 +119,10 @@ def covariance_of_left(calls: Places, others: Places, prior: Parts = PARTS) -> n
 def _by_kernel(
     calls: Places, others: Places, of_one_kernel: Callable[[Places, tuple[np.ndarray, np.ndarray]], np.ndarray]
 ) -> np.ndarray:
-    """Return (calls, others), filled kernel by kernel: by ``of_one_kernel`` of its calls and which ``others`` share
-    its implementation, and the kernel itself, as 0 or 1, (others,) each."""
+    """Return a covariance, (calls, others), filled by ``of_one_kernel`` for the calls of each kernel.
+
+    Its second argument: which ``others`` have the same implementation, and the same kernel, as 0 or 1, (others,) each.
+    """
     covariances = np.empty((calls.size, others.size))
     kernels, kernel_of_row = np.unique(calls.kernels().astype(str), return_inverse=True)
     other_kernels = others.kernels().astype(str)

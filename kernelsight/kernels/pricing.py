@@ -36,7 +36,7 @@ def priced(
     """Return a family's times at knots, for each launch signature and each GPU of its deployments.
 
     ``wanted``: columns that a call's time rests on; calls that are equal in these are priced once. ``shares``: also
-    what of the times goes with the rates of compute, memory and links.
+    how much of the times scales with the rates of compute, memory and links.
     """
     if not calls.num_rows:
         return []
