@@ -162,7 +162,7 @@ def _constants_of(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     form = FAMILIES[family].form
     if not kinds:
-        return {one.name: np.array([one.start]) for one in form.coefficients}, [""]
+        return {declared.name: np.array([declared.start]) for declared in form.coefficients}, [""]
     fits = fitted_to(family, coefficients)
     for kind in kinds:
         kind["vendor"] = facts.vendor.get(kind["fit"])

@@ -48,15 +48,15 @@ class Coefficient(NamedTuple):
     spread: float = 0.5  # prior standard deviation of a deviation's logarithm, scaled by the level's share in OWNERS
 
 
-def moved(one: Coefficient, value: Any, log_move: Any) -> Any:
+def moved(declared: Coefficient, value: Any, log_move: Any) -> Any:
     """Return a coefficient's value times exp(``log_move``), within its bounds; a value outside of them is unchanged.
 
     >>> floor = Coefficient("floor_us", "us", 2.0, 1.0, 5.0, "hardware", "")
     >>> float(moved(floor, 2.0, 0.0)), float(moved(floor, 2.0, 9.0)), float(moved(floor, 0.0, 1.0))
     (2.0, 5.0, 0.0)
     """
-    inside = (value >= one.low) & (value <= one.high)
-    return np.where(inside, np.clip(value * np.exp(log_move), one.low, one.high), value)
+    inside = (value >= declared.low) & (value <= declared.high)
+    return np.where(inside, np.clip(value * np.exp(log_move), declared.low, declared.high), value)
 
 
 class Node(NamedTuple):
@@ -100,15 +100,15 @@ def values_along(
         for path in paths
     ]
     values = {}
-    for one in coefficients:
-        if one.owner == "fixed":
+    for declared in coefficients:
+        if declared.owner == "fixed":
             continue
-        logs = np.full(len(paths), family.get(one.name, np.log(one.start)))
+        logs = np.full(len(paths), family.get(declared.name, np.log(declared.start)))
         for row, nodes in enumerate(along):
             for log_values in nodes:
-                if one.name in log_values:
-                    logs[row] += log_values[one.name]
-        values[one.name] = np.exp(logs).clip(one.low, one.high)
+                if declared.name in log_values:
+                    logs[row] += log_values[declared.name]
+        values[declared.name] = np.exp(logs).clip(declared.low, declared.high)
     return values
 
 

@@ -151,8 +151,14 @@ def ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients, passes: float) 
     small = start + sent / (rate * at["nccl_low_latency"])
     bulk_us = pace(gpu) * at["nccl_bulk_us"]
     pipeline = saturating(size, at["nccl_growth_bytes"] * rate / REFERENCE_BYTES_PER_US)
-    own = size / (n * at["own_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
-    bulk = start + bulk_us + pace(gpu) * at["nccl_growth_us"] * pipeline + sent / (rate * at["nccl_efficiency"]) + own
+    own_copy_us = size / (n * at["own_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
+    bulk = (
+        start
+        + bulk_us
+        + pace(gpu) * at["nccl_growth_us"] * pipeline
+        + sent / (rate * at["nccl_efficiency"])
+        + own_copy_us
+    )
     if passes == 2.0:
         in_switch = (gpu["link_multicast"] > 0.0) & (n >= SWITCH_REDUCTION_GPUS) & (n <= gpu["link_max_gpus"])
         switch = start + bulk_us + pace(gpu) * at["switch_us"] + sent / (rate * at["switch_efficiency"])

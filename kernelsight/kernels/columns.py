@@ -1,4 +1,4 @@
-"""Codes of string columns: distinct combinations of values with each row's number, and positions among given values."""
+"""Codes of string columns: distinct combinations and each row's number, positions among values, dictionary columns."""
 
 from __future__ import annotations
 
@@ -64,3 +64,12 @@ def positions(values: pa.ChunkedArray | pa.Array, among: pa.ChunkedArray | pa.Ar
         values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
         return positions(values.dictionary, among)[values.indices.to_numpy()]
     return pc.index_in(values, among).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def dictionary_of(values: pa.Array | Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
+    """Return a dictionary-encoded string column, (rows,), from its distinct values and the code of each row.
+
+    >>> dictionary_of(["a", "b"], np.array([1, 0, 1])).to_pylist()
+    ['b', 'a', 'b']
+    """
+    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(values, pa.string()))

@@ -102,8 +102,8 @@ def padded_rows(columns: dict[str, np.ndarray]) -> np.ndarray:
     """Return padded rows over rows of routed experts, (calls,): each expert's tokens fill tiles, or ``block_rows`` all.
 
     >>> sizes = {"tokens": 128.0, "top_k": 8.0, "moe_ep": 1.0, "local_experts": 128.0, "active_experts": 128.0}
-    >>> one = {name: np.array([value, value]) for name, value in sizes.items()}
-    >>> padded_rows(one | {"block_rows": np.array([0.0, 17280.0])}).round(2).tolist()
+    >>> columns = {name: np.array([value, value]) for name, value in sizes.items()}
+    >>> padded_rows(columns | {"block_rows": np.array([0.0, 17280.0])}).round(2).tolist()
     [2.31, 16.88]
     """
     rows = columns["tokens"] * columns["top_k"] / columns["moe_ep"] / columns["active_experts"]

@@ -48,8 +48,8 @@ def features(xp: Any, family: str, call: Columns, gpu: Columns) -> Any:
         return rounded[name, tile]
 
     columns = [xp.log2(xp.maximum(call[name], LEAST_SIZE)) for name in spec.sizes]
-    one = xp.ones_like(columns[0])
-    columns += [xp.where(call[name] > 0.0, one, 0.0 * one) for name in spec.flags]
+    ones = xp.ones_like(columns[0])
+    columns += [xp.where(call[name] > 0.0, ones, 0.0 * ones) for name in spec.flags]
     columns += [_octaves(xp, tiles(name, tile) * tile / call[name]) for name, tile in spec.paddings]
     for factors in spec.grids:
         waves = 1.0 / gpu["sm_count"]

@@ -59,7 +59,9 @@ def is_floor(name: str) -> bool:
 
 def with_floors(coefficients: Sequence[Coefficient], at: Mapping[str, Any], log_by: float) -> dict[str, Any]:
     """Return the constants ``at``, by name, with floors times exp(``log_by``), within the bounds of a fit."""
-    floors = {one.name: one for one in coefficients if one.owner != "fixed" and is_floor(one.name)}
+    floors = {
+        declared.name: declared for declared in coefficients if declared.owner != "fixed" and is_floor(declared.name)
+    }
     return {name: moved(floors[name], value, log_by) if name in floors else value for name, value in at.items()}
 
 

@@ -45,7 +45,7 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
     rates = [np.where(np.isnan(_rate(read, math)), sixteen_bit, _rate(read, math)) for math in MATH]
     uncut = np.stack([_uncut(read, math, rate) for math, rate in zip(MATH, rates, strict=True)], axis=1)
     fabric = _fabric_rows(gpus, fabrics)
-    kinds = fabrics["kind"].to_pylist()
+    fabric_kinds = fabrics["kind"].to_pylist()
     efficiency = fabrics["efficiency"].to_numpy()[fabric]
     network = fabrics.filter(pc.equal(fabrics["fabric"], "infiniband_ndr")).to_pylist()[0]
     network_bytes_per_us = network["bytes_per_s"] * network["efficiency"] / MICROSECONDS_PER_SECOND
@@ -68,7 +68,7 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
         "peak_link_bytes_per_us": read["link_bytes_per_s"] / MICROSECONDS_PER_SECOND,
         "link_bytes_per_us": read["link_bytes_per_s"] * efficiency / MICROSECONDS_PER_SECOND,
         "link_latency_us": fabrics["latency_us"].to_numpy()[fabric],
-        "link_over_pcie": np.array([kinds[row] == "pcie" for row in fabric], dtype=float),
+        "link_over_pcie": np.array([fabric_kinds[row] == "pcie" for row in fabric], dtype=float),
         "link_multicast": fabrics["multicast"].to_numpy(zero_copy_only=False).astype(float)[fabric],
         "link_max_gpus": fabrics["max_gpus"].to_numpy().astype(float)[fabric],
         "link_peers": fabrics["peer_access"].to_numpy(zero_copy_only=False).astype(float)[fabric],

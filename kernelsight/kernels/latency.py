@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.columns import evaluate
 from kernelsight.kernels.call_kinds import TIERS, interval_half_widths
-from kernelsight.kernels.columns import positions
+from kernelsight.kernels.columns import dictionary_of, positions
 from kernelsight.kernels.energy import DRAWN_AT_REST, dynamic_j
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
@@ -81,13 +81,13 @@ def latency_columns(family: str, calls: pa.Table, tables: PricingTables, *, back
             if "tiles" in evaluated.results
             else pa.nulls(rows, pa.float64()),
             "roofline_us": roofline,
-            "bound": _dictionary(BOUNDS, evaluated.results["bound"].astype(np.int64)),
+            "bound": dictionary_of(BOUNDS, evaluated.results["bound"].astype(np.int64)),
             "eta": latency / roofline,
             "latency_us": latency,
             "latency_p05_us": p05,
             "latency_p95_us": p95,
-            "tier": _dictionary(TIERS, evaluated.tier),
-            "evidence": _dictionary(evaluated.evidence, evaluated.evidence_of_row),
+            "tier": dictionary_of(TIERS, evaluated.tier),
+            "evidence": dictionary_of(evaluated.evidence, evaluated.evidence_of_row),
             "energy_j": dynamic_energy_j + rest_w * latency / MICROSECONDS_PER_SECOND,
         }
     )
@@ -220,10 +220,6 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
 
 def _is_uniform(values: np.ndarray) -> bool:
     return values.size > 0 and bool((values == values[0]).all())
-
-
-def _dictionary(words: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(words, pa.string()))
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -30,14 +30,14 @@ def assumed_rows(family: str, coefficients: Iterable[Coefficient]) -> list[dict]
             "family": family,
             "part": "constant",
             "level": "family",
-            "coefficient": one.name,
-            "value": one.start,
-            "unit": one.unit,
+            "coefficient": declared.name,
+            "value": declared.start,
+            "unit": declared.unit,
             "assumed": "assumed",
-            "source": one.doc,
+            "source": declared.doc,
         }
-        for one in coefficients
-        if one.owner != "fixed"
+        for declared in coefficients
+        if declared.owner != "fixed"
     ]
 
 

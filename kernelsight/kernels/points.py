@@ -190,7 +190,7 @@ def moved_constants(
     moves_of_levels = [
         points.moves.get(level, {}) for level in levels_of(*(words[name] for name in Places._fields[:3]))
     ]
-    fitted = {one.name: one for one in coefficients if one.owner != "fixed"}
+    fitted = {declared.name: declared for declared in coefficients if declared.owner != "fixed"}
     log_moves = {name: sum(moves.get(name, 0.0) for moves in moves_of_levels) for name in fitted}
     return {
         name: moved(fitted[name], value, log_moves[name]) if name in fitted else value for name, value in at.items()

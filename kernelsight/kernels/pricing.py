@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
 from kernelsight.kernels.call_kinds import TIERS
-from kernelsight.kernels.costed import RELIEF, Groups, Priced, Rest, Times
+from kernelsight.kernels.columns import dictionary_of
 from kernelsight.kernels.energy import has_limit
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.knot_costs import RELIEF, EvidenceTime, KernelTimes, LaunchGroups, PricedFamily
 from kernelsight.kernels.latency import EvaluatedCalls, evaluate_calls, interval, under_power_limits
 from kernelsight.kernels.launches import PRICED_BY
 from kernelsight.kernels.pricing_tables import PricingTables
@@ -31,8 +32,8 @@ RATES = {
 
 
 def priced(
-    family: str, calls: pa.Table, wanted: Sequence[str], tables: PricingTables, groups: Groups, shares: bool
-) -> list[Priced]:
+    family: str, calls: pa.Table, wanted: Sequence[str], tables: PricingTables, groups: LaunchGroups, shares: bool
+) -> list[PricedFamily]:
     """Return a family's times at knots, for each launch signature and each GPU of its deployments.
 
     ``wanted``: columns that a call's time rests on; calls that are equal in these are priced once. ``shares``: also
@@ -40,12 +41,12 @@ def priced(
     """
     if not calls.num_rows:
         return []
-    group = pc.index_in(calls["deployment_id"], pa.array(groups.firsts, pa.string())).to_numpy().astype(np.int64)
+    group = pc.index_in(calls["deployment_id"], pa.array(groups.names, pa.string())).to_numpy().astype(np.int64)
     ends = np.cumsum(groups.knots)
     knot = (ends - groups.knots)[group] + calls["step_shape_id"].to_numpy()
     count = calls["count"].to_numpy()
     launches = np.bincount(knot, count, ends[-1])
-    calls, call = _distinct(calls, wanted, tables.settings, groups.firsts, group)
+    calls, call = _distinct(calls, wanted, tables.settings, groups.names, group)
     priced_units = []
     for gpus in _batches(sorted(set().union(*groups.gpus)), calls.num_rows):
         rows_by_gpu, spans = _calls_by_gpu(gpus, groups, group, call, calls.num_rows)
@@ -53,12 +54,12 @@ def priced(
             continue
         gpu = np.repeat(np.arange(len(spans)), [rows.size for rows in rows_by_gpu])
         batch = calls.take(pa.array(np.concatenate(rows_by_gpu)))
-        batch = batch.append_column("gpu", _dictionary([span.gpu for span in spans], gpu))
+        batch = batch.append_column("gpu", dictionary_of([span.gpu for span in spans], gpu))
         evaluated, joules = under_power_limits(family, batch, evaluate_calls(family, batch, tables), tables)
         latency, p05, p95 = interval(family, evaluated, tables.coefficients)
         zeros = np.zeros_like(latency)
         rates = _rate_shares(family, batch, tables, latency) if shares else (zeros, zeros, zeros)
-        times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)), in_nanojoules(joules))
+        times = KernelTimes(*map(in_picoseconds, (latency, p05, p95, *rates)), in_nanojoules(joules))
         for span in spans:
             rows, latency_row = span.rows, span.latency_row
             total = times.at_knots(latency_row, count[rows], knot[rows], ends[-1])
@@ -66,7 +67,7 @@ def priced(
             for number in span.groups:
                 knots = slice(ends[number] - groups.knots[number], ends[number])
                 rests = _rests(evaluated, latency_row, picoseconds * (group[rows] == number))
-                priced_units.append(Priced((number, span.gpu), total.of(knots), launches[knots], rests))
+                priced_units.append(PricedFamily((number, span.gpu), total.of(knots), launches[knots], rests))
     return priced_units
 
 
@@ -80,7 +81,7 @@ class _Span(NamedTuple):
 
 
 def _calls_by_gpu(
-    gpus: Sequence[str], groups: Groups, group: np.ndarray, call: np.ndarray, calls: int
+    gpus: Sequence[str], groups: LaunchGroups, group: np.ndarray, call: np.ndarray, calls: int
 ) -> tuple[list[np.ndarray], list[_Span]]:
     """Return the numbers of the distinct calls of each GPU that has some, and their spans in the batch.
 
@@ -153,27 +154,27 @@ def faster(gpus: pa.Table, resource: str) -> pa.Table:
     return remembered((gpus,), f"faster {resource}", scaled)
 
 
-def _rests(evaluated: EvaluatedCalls, latency_row: np.ndarray, picoseconds: np.ndarray) -> list[Rest]:
+def _rests(evaluated: EvaluatedCalls, latency_row: np.ndarray, picoseconds: np.ndarray) -> list[EvidenceTime]:
     """Return the picoseconds of launches by tier and evidence; ``latency_row``: row of each launch in ``evaluated``."""
     evidence, sentences = evaluated.evidence, len(evaluated.evidence)
     code = evaluated.tier * sentences + evaluated.evidence_of_row
     sums = np.bincount(code[latency_row], picoseconds, sentences * len(TIERS))
     codes = np.flatnonzero(sums).tolist()
-    return [Rest(TIERS[code // sentences], evidence[code % sentences], float(sums[code])) for code in codes]
+    return [EvidenceTime(TIERS[code // sentences], evidence[code % sentences], float(sums[code])) for code in codes]
 
 
 def _distinct(
-    calls: pa.Table, wanted: Sequence[str], settings: pa.Table, firsts: Sequence[str], group: np.ndarray
+    calls: pa.Table, wanted: Sequence[str], settings: pa.Table, names: Sequence[str], group: np.ndarray
 ) -> tuple[pa.Table, np.ndarray]:
     """Return the calls that differ in what their time rests on, the GPU aside, and the number of each row's, (rows,).
 
-    ``firsts``: the deployment that names each launch signature; ``group``: launch signature of each row.
+    ``names``: the deployment that names each launch signature; ``group``: launch signature of each row.
     """
-    settings = settings.take(pc.index_in(pa.array(firsts), settings["deployment_id"].combine_chunks()))
+    settings = settings.take(pc.index_in(pa.array(names), settings["deployment_id"].combine_chunks()))
     engines = settings["engine"].combine_chunks().dictionary_encode()
     columns = {
         "deployment_id": calls["deployment_id"].combine_chunks(),
-        "engine": _dictionary(engines.dictionary, engines.indices.to_numpy()[group]),
+        "engine": dictionary_of(engines.dictionary, engines.indices.to_numpy()[group]),
     }
     for name in wanted:
         if name not in ("gpu", *columns):
@@ -189,10 +190,6 @@ def _distinct(
     kept, number = distinct_rows(keys)
     table = pa.table(columns)
     return table if kept.size == table.num_rows else table.take(pa.array(kept)), number
-
-
-def _dictionary(words: pa.Array | Sequence[str], codes: np.ndarray) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words, pa.string()))
 
 
 def _used(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:

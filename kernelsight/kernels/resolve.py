@@ -103,17 +103,18 @@ def structure_at(
 ) -> dict[str, np.ndarray]:
     """Return the fixed coefficients at each path, (paths,): the implementation's, its lineage's, or the start."""
     return {
-        one.name: np.array(
+        declared.name: np.array(
             [
                 facts.structure.get(
-                    (path["implementation"], one.name), facts.inherited.get((path["lineage"], one.name), one.start)
+                    (path["implementation"], declared.name),
+                    facts.inherited.get((path["lineage"], declared.name), declared.start),
                 )
                 for path in paths
             ],
             dtype=float,
         )
-        for one in coefficients
-        if one.owner == "fixed"
+        for declared in coefficients
+        if declared.owner == "fixed"
     }
 
 

@@ -231,8 +231,8 @@ def _latency_and_slope(
         filled = _filled(np.arange(start, start + count), LENGTHS[0])
         columns = _at_rows(by_row, rows[filled]) | {"gpu": hardware_row[filled]}
         values = compiled(derivative, columns, fixed, changed, tangents, at)
-        results.append([np.asarray(each)[:count] for each in values])
-    return tuple(np.concatenate(each).reshape(-1, SIDES) for each in zip(*results, strict=True))
+        results.append([np.asarray(array)[:count] for array in values])
+    return tuple(np.concatenate(blocks).reshape(-1, SIDES) for blocks in zip(*results, strict=True))
 
 
 @cache
@@ -275,9 +275,9 @@ def _family_to_compile(family: str, corrected: bool) -> str:
 def _at_rows(values: Any, rows: np.ndarray) -> Any:
     """Return a pytree of arrays (dicts, tuples, lists) at some rows."""
     if isinstance(values, Mapping):
-        return {name: _at_rows(each, rows) for name, each in values.items()}
+        return {name: _at_rows(inner, rows) for name, inner in values.items()}
     if isinstance(values, tuple | list):
-        return type(values)(_at_rows(each, rows) for each in values)
+        return type(values)(_at_rows(inner, rows) for inner in values)
     return values[rows]
 
 

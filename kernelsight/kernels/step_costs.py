@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import Recent, remembered
-from kernelsight.kernels.costed import Costed, Groups, Times
 from kernelsight.kernels.families import LOWERED
+from kernelsight.kernels.knot_costs import KernelTimes, KnotCosts, LaunchGroups
 from kernelsight.kernels.latency import BOUNDS, columns_read
 from kernelsight.kernels.launches import launched_families
 from kernelsight.kernels.pricing import RATES, in_nanojoules, in_picoseconds, priced
@@ -33,10 +33,10 @@ TIMED = ("picoseconds", "embedding", "transfer", "moe", "communication")
 FACTORS = ("factor", "moe_factor", "communication_factor")
 
 
-class Known(NamedTuple):
+class SignatureCosts(NamedTuple):
     """Costs of a launch signature on a GPU, and what they rest on."""
 
-    costs: Costed
+    costs: KnotCosts
     rests: list[tuple[str, str, str, float]]  # family, tier, evidence, picoseconds
 
 
@@ -81,7 +81,7 @@ def step_costs_of(
     return made
 
 
-def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
+def _corrected(costs: KnotCosts, knots: pa.Table, corrections: pa.Table) -> KnotCosts:
     """Return the costs of knots times the factors of ``knot_corrections`` on their kernels, in whole picoseconds."""
     if not corrections.num_rows:
         return costs
@@ -105,7 +105,7 @@ def corrected(
     >>> corrected(times, *(pa.array([factor], pa.float64()) for factor in (1.5, None, 3.0)))["picoseconds"].tolist()
     [160.0]
     """
-    factors = [pc.fill_null(one, 1.0).to_numpy() for one in (other, moe, communication)]
+    factors = [pc.fill_null(factor, 1.0).to_numpy() for factor in (other, moe, communication)]
     experts, collectives = _scaled(times["moe"], factors[1]), _scaled(times["communication"], factors[2])
     others = _scaled(times["picoseconds"] - times["moe"] - times["communication"], factors[0])
     stages = {name: _scaled(times[name], factors[0]) for name in ("embedding", "transfer")}
@@ -116,16 +116,16 @@ def _scaled(picoseconds: np.ndarray, factor: np.ndarray) -> np.ndarray:
     return np.floor(picoseconds * factor + 0.5)
 
 
-def _at_knots(knots: pa.Table, costs: Mapping[str, Costed]) -> Costed:
+def _at_knots(knots: pa.Table, costs: Mapping[str, KnotCosts]) -> KnotCosts:
     """Return the costs of ``knots``, in their order; rows of a deployment are adjacent. ``costs``: by deployment."""
     runs = pc.run_end_encode(knots["deployment_id"].combine_chunks())
     stops = runs.run_ends.to_numpy()
     ids = knots["step_shape_id"].to_numpy()
     spans = list(zip(runs.values.to_pylist(), [0, *stops], stops, strict=False))
-    return Costed(
+    return KnotCosts(
         *(
             np.concatenate([costs[name][field][ids[start:stop]] for name, start, stop in spans] or [np.zeros(0)])
-            for field in range(len(Costed._fields))
+            for field in range(len(KnotCosts._fields))
         )
     )
 
@@ -140,7 +140,7 @@ def _costs(
     read: Reader,
     threads: int | None,
     shares: bool,
-) -> tuple[Mapping[str, Costed], pa.Table]:
+) -> tuple[Mapping[str, KnotCosts], pa.Table]:
     """Return the costs of step shapes by deployment, each in the order of their ids, and ``kernel_evidence``.
 
     A launch signature that was priced for a GPU before, from the same tables, is not priced again.
@@ -158,28 +158,30 @@ def _costs(
     # gpu_power is computed in every session anew: its inputs identify it
     given_facts = facts if read.is_given("gpu_power") else facts[:-1]
     roots = (*given_facts, *read.roots_of(["gpu_power", *(f"{family}_calls" for family in LOWERED)]))
-    recent: Recent[Known] = remembered(roots, "costs of launch signatures", lambda: Recent(MOST_KNOWN))
-    cost_of_deployment = {name: costed for name, key in known_keys.items() if (costed := recent.get(key))}
+    recent: Recent[SignatureCosts] = remembered(roots, "costs of launch signatures", lambda: Recent(MOST_KNOWN))
+    cost_of_deployment = {name: known for name, key in known_keys.items() if (known := recent.get(key))}
     groups = _groups([row for row in rows if row["deployment_id"] not in cost_of_deployment], sizes, gpus)
-    units = {unit: [name for name in groups.of if groups.of[name] == unit] for unit in set(groups.of.values())}
+    units = {
+        unit: [name for name in groups.unit_of if groups.unit_of[name] == unit] for unit in set(groups.unit_of.values())
+    }
     for (number, _), names in units.items():
         for sharing in [[name] for name in names] if given_latencies else [names]:
             cost_of_deployment |= dict.fromkeys(
-                sharing, Known(Costed(*np.zeros((len(Costed._fields), groups.knots[number]))), [])
+                sharing, SignatureCosts(KnotCosts(*np.zeros((len(KnotCosts._fields), groups.knots[number]))), [])
             )
     if units and "kernel_latencies" not in given_latencies:
         launched = launched_families(settings, sharded_layers, layer_weights)
         families = [family for family in launched if f"{family}_latencies" not in given_latencies]
-        costed = {
+        unit_costs = {
             unit: list({id(cost_of_deployment[name]): cost_of_deployment[name] for name in names}.values())
             for unit, names in units.items()
         }
-        _add_launched(families, PricingTables(settings, *facts), groups, costed, read, threads, shares)
-    costs = {name: costed.costs for name, costed in cost_of_deployment.items()}
+        _add_launched(families, PricingTables(settings, *facts), groups, unit_costs, read, threads, shares)
+    costs = {name: known.costs for name, known in cost_of_deployment.items()}
     for name in given_latencies:
         columns = ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "roofline_us", "bound", "energy_j"]
         _add_given(read(name, columns), costs, _at_rest_w(gpus, facts[-1]))
-    for name in groups.of.keys() & known_keys.keys():
+    for name in groups.unit_of.keys() & known_keys.keys():
         recent.put(known_keys[name], cost_of_deployment[name])
     return costs, _evidence_table(
         [(row["deployment_id"], *rest) for row in rows for rest in cost_of_deployment[row["deployment_id"]].rests]
@@ -189,23 +191,23 @@ def _costs(
 def _add_launched(
     families: Sequence[str],
     tables: PricingTables,
-    groups: Groups,
-    costed: Mapping[tuple[int, str], Sequence[Known]],
+    groups: LaunchGroups,
+    unit_costs: Mapping[tuple[int, str], Sequence[SignatureCosts]],
     read: Reader,
     threads: int | None,
     shares: bool,
 ) -> None:
-    """Lower and price the calls of families, and add them to ``costed``, the costs by launch signature and GPU."""
+    """Lower and price the calls of families, and add them to ``unit_costs``, by launch signature and GPU."""
     with ThreadPoolExecutor(threads) as workers:
         submitted = []
         for family in families:
             wanted = columns_read(family, read.columns_of(f"{family}_calls"))
             columns = {*wanted, "deployment_id", "step_shape_id", "count"} - {"gpu", "engine"}
-            calls = read(f"{family}_calls", sorted(columns), {"deployment_id": groups.firsts})
+            calls = read(f"{family}_calls", sorted(columns), {"deployment_id": groups.names})
             submitted.append((family, workers.submit(priced, family, calls, wanted, tables, groups, shares)))
         for family, future in submitted:
             for unit, times, launches, rests in future.result():
-                for known in costed[unit]:
+                for known in unit_costs[unit]:
                     known.costs.add(family, times, launches)
                     known.rests.extend((family, *rest) for rest in rests)
 
@@ -227,19 +229,19 @@ def _sizes(step_shapes: pa.Table) -> dict[str, int]:
     return {row["deployment_id"]: row["step_shape_id_max"] + 1 for row in most.to_pylist()}
 
 
-def _groups(signatures: Sequence[Mapping[str, str]], sizes: Mapping[str, int], gpus: Mapping[str, str]) -> Groups:
+def _groups(signatures: Sequence[Mapping[str, str]], sizes: Mapping[str, int], gpus: Mapping[str, str]) -> LaunchGroups:
     """Group deployments by launch signature; ``signatures``: of ``launch_signatures``; ``sizes``: numbers of knots."""
-    groups = Groups([], np.zeros(0, np.int64), [], {})
+    groups = LaunchGroups([], np.zeros(0, np.int64), [], {})
     numbers: dict[str, int] = {}
     for row in signatures:
         name = row["deployment_id"]
         number = numbers.setdefault(row["signature_id"], len(numbers))
-        if number == len(groups.firsts):
-            groups.firsts.append(name)
+        if number == len(groups.names):
+            groups.names.append(name)
             groups.gpus.append(set())
         groups.gpus[number].add(gpus[name])
-        groups.of[name] = number, gpus[name]
-    return groups._replace(knots=np.array([sizes[name] for name in groups.firsts], np.int64))
+        groups.unit_of[name] = number, gpus[name]
+    return groups._replace(knots=np.array([sizes[name] for name in groups.names], np.int64))
 
 
 def _at_rest_w(gpus: Mapping[str, str], gpu_power: pa.Table) -> dict[str, float]:
@@ -248,7 +250,7 @@ def _at_rest_w(gpus: Mapping[str, str], gpu_power: pa.Table) -> dict[str, float]
     return {name: drawn[gpu] for name, gpu in gpus.items()}
 
 
-def _add_given(latencies: pa.Table, costs: Mapping[str, Costed], at_rest_w: Mapping[str, float]) -> None:
+def _add_given(latencies: pa.Table, costs: Mapping[str, KnotCosts], at_rest_w: Mapping[str, float]) -> None:
     """Add given latencies to ``costs`` by deployment; one without an energy makes its knot's energy unknown (NaN)."""
     names = latencies["deployment_id"].combine_chunks().dictionary_encode()
     families = latencies["family"].combine_chunks().dictionary_encode()
@@ -259,7 +261,7 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, Costed], at_rest_w: Mapp
     bounded = [np.where(bound == number, figures[0], 0.0) for number in range(len(BOUNDS))]
     rest_w = np.array([at_rest_w[name] for name in names.dictionary.to_pylist()])[names.indices.to_numpy()]
     joules = np.asarray(latencies["energy_j"].to_numpy(), dtype=float) - rest_w * figures[0] / 1e6
-    launch_times = Times(*map(in_picoseconds, (*figures, *bounded)), in_nanojoules(joules))
+    launch_times = KernelTimes(*map(in_picoseconds, (*figures, *bounded)), in_nanojoules(joules))
     for code, name in enumerate(names.dictionary.to_pylist()):
         for number, family in enumerate(families.dictionary.to_pylist()):
             rows = np.flatnonzero((names.indices.to_numpy() == code) & (families.indices.to_numpy() == number))

@@ -13,7 +13,7 @@ from kernelsight.kernels.families import FAMILIES
 RELIEF = 1.2
 
 
-class Costed(NamedTuple):
+class KnotCosts(NamedTuple):
     """Cost of each knot, arrays (knots,) of picoseconds where no unit is named; 0 launches: the knot has no cost."""
 
     picoseconds: np.ndarray
@@ -32,7 +32,7 @@ class Costed(NamedTuple):
     moe: np.ndarray
     communication: np.ndarray
 
-    def add(self, family: str, times: Times, launches: np.ndarray) -> None:
+    def add(self, family: str, times: KernelTimes, launches: np.ndarray) -> None:
         """Add a family's kernels in place; sums of whole numbers below 2^53 are exact in any order."""
         sums = {**times._asdict(), "launches": launches}
         if column := FAMILIES[family].step_cost:
@@ -42,8 +42,8 @@ class Costed(NamedTuple):
             total += values
 
 
-class Times(NamedTuple):
-    """Times of kernels in picoseconds, arrays (rows,) or (knots,); fields as in :class:`Costed`."""
+class KernelTimes(NamedTuple):
+    """Times of kernels in picoseconds, arrays (rows,) or (knots,); fields as in :class:`KnotCosts`."""
 
     picoseconds: np.ndarray
     p05: np.ndarray
@@ -53,25 +53,25 @@ class Times(NamedTuple):
     link: np.ndarray
     nanojoules: np.ndarray  # dynamic energy of one GPU: above the power of an active GPU
 
-    def at_knots(self, rows: np.ndarray, count: np.ndarray, knot: np.ndarray, size: int) -> Times:
+    def at_knots(self, rows: np.ndarray, count: np.ndarray, knot: np.ndarray, size: int) -> KernelTimes:
         """Return sums at ``size`` knots: of each of ``rows``, ``count`` launches at ``knot``; (rows,) each."""
-        return Times(*(np.bincount(knot, times[rows] * count, size) for times in self))
+        return KernelTimes(*(np.bincount(knot, times[rows] * count, size) for times in self))
 
-    def of(self, rows: slice) -> Times:
+    def of(self, rows: slice) -> KernelTimes:
         """Return the times of a range of knots."""
-        return Times(*(times[rows] for times in self))
+        return KernelTimes(*(times[rows] for times in self))
 
 
-class Groups(NamedTuple):
+class LaunchGroups(NamedTuple):
     """Launch signatures by number: deployments with one signature launch the same kernels, on any GPU."""
 
-    firsts: list[str]  # the deployment that names each
+    names: list[str]  # the deployment that names each
     knots: np.ndarray  # number of its step shapes, (signatures,)
     gpus: list[set[str]]  # GPUs that it is priced for
-    of: dict[str, tuple[int, str]]  # by deployment: the number of its signature, and its GPU
+    unit_of: dict[str, tuple[int, str]]  # by deployment: the number of its signature, and its GPU
 
 
-class Rest(NamedTuple):
+class EvidenceTime(NamedTuple):
     """Picoseconds of a family's kernels on one tier and evidence, for a launch signature on a GPU."""
 
     tier: str
@@ -79,10 +79,10 @@ class Rest(NamedTuple):
     picoseconds: float
 
 
-class Priced(NamedTuple):
+class PricedFamily(NamedTuple):
     """A family's kernels of a launch signature on a GPU, at its knots: times, launches (knots,), tiers and evidence."""
 
     unit: tuple[int, str]  # number of the signature, and GPU
-    times: Times
+    times: KernelTimes
     launches: np.ndarray
-    rests: list[Rest]
+    rests: list[EvidenceTime]
