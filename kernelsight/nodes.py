@@ -91,11 +91,12 @@ def kernel_sensitivities(
 ) -> pa.Table:
     """How the latency of each kernel goes with the facts of its GPU: derivatives of the kernel model, taken by JAX."""
     from kernelsight.kernels.launches import launched_families
+    from kernelsight.kernels.pricing_tables import PricingTables
     from kernelsight.kernels.sensitivities import sensitivities_of_families
 
-    facts = (deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
+    tables = PricingTables(deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
     families = launched_families(deployment_settings, sharded_layers, layer_weights)
-    return sensitivities_of_families(families, facts, read)
+    return sensitivities_of_families(families, tables, read)
 
 
 def gpu_power(gpus: pa.Table, energy_constants: pa.Table) -> pa.Table:
@@ -118,6 +119,7 @@ def _family_latencies(
     family: str,
 ) -> pa.Table:
     """Latencies of {family}."""
-    return _latencies(
-        family, family_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power
-    )
+    from kernelsight.kernels.pricing_tables import PricingTables
+
+    tables = PricingTables(deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
+    return _latencies(family, family_calls, tables)

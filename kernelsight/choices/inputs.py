@@ -23,9 +23,9 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.fitting.cells import source_names
 from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
 from kernelsight.fitting.training import call_rows
-from kernelsight.kernels.chosen import choose
+from kernelsight.kernels.call_kinds import dtype_of
 from kernelsight.kernels.families import MEASURED
-from kernelsight.kernels.kinds import dtype_of
+from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import default_pack
 from kernelsight.kernels.resolve import family_facts, rows_of_part
 

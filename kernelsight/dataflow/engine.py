@@ -92,7 +92,8 @@ def _query_worker() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "query")
 
 
-os.register_at_fork(after_in_child=_query_worker.cache_clear)  # threads do not survive a fork
+if hasattr(os, "register_at_fork"):  # a fork has no threads but its own; Windows does not fork
+    os.register_at_fork(after_in_child=_query_worker.cache_clear)
 
 
 def read_macros(sql_folder: Path) -> str:

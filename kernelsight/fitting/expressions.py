@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from kernelsight.fitting.fit import fit_nodes
 from kernelsight.fitting.pack_rows import node_rows
+from kernelsight.kernels.coefficients import LEVELS, PATH, Coefficient
 from kernelsight.kernels.columns import combinations
-from kernelsight.kernels.forms import LEVELS, PATH, Coefficient, Form
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.resolve import Facts, constants_at, family_facts, lineage_of, structure_at
 
 # step of a constant's logarithm to both sides, for central differences

@@ -22,6 +22,7 @@ from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import features_of
 from kernelsight.fitting.sweep_files import launches_us
 from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.call_kinds import ALONE
 from kernelsight.kernels.families import FAMILIES, LOWERED, MEASURED
 from kernelsight.kernels.floors import (
     EXPECTED_US,
@@ -32,7 +33,6 @@ from kernelsight.kernels.floors import (
     floor_row,
     with_floors,
 )
-from kernelsight.kernels.kinds import ALONE
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.points import (
     PARTS,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.kernels.forms import LEVELS, OWNERS, Coefficient, Node, node_path
+from kernelsight.kernels.coefficients import LEVELS, OWNERS, Coefficient, Node, node_path
 
 # scale of the Student-t log error of a row, and its degrees of freedom
 NOISE = 0.08

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.fitting.expressions import fit_family, predict_family
-from kernelsight.kernels.forms import Form
+from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.hardware import hardware_columns
 from kernelsight.kernels.intervals import group_of, growth
-from kernelsight.kernels.likeness import Likeness
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import generation
 
@@ -79,9 +79,9 @@ def held_out_errors(
 
 def growths(family: str, rows: pa.Table, fitted_rows: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
     """Return the factors (rows,) by which intervals widen with the distance of a GPU from those of ``fitted_rows``."""
-    likeness = Likeness(family, gpus, hardware_columns(gpus, fabrics))
+    distances = GpuDistances(family, gpus, hardware_columns(gpus, fabrics))
     fitted = set(pc.unique(fitted_rows["gpu"]).to_pylist())
-    growth_of_gpu = {gpu: growth(likeness.octaves(gpu, fitted)) for gpu in pc.unique(rows["gpu"]).to_pylist()}
+    growth_of_gpu = {gpu: growth(distances.octaves(gpu, fitted)) for gpu in pc.unique(rows["gpu"]).to_pylist()}
     return np.array([growth_of_gpu[gpu] for gpu in rows["gpu"].to_pylist()])
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernelsight.dataflow.durable import durable_file
-from kernelsight.kernels.forms import PATH, Node, names_at
+from kernelsight.kernels.coefficients import PATH, Node, names_at
 from kernelsight.kernels.nearby import Nearby
 from kernelsight.kernels.pack import pack_contract
 

@@ -20,7 +20,7 @@ from kernelsight.fitting.points_intervals import points_interval_rows
 from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.fitting.vendors import vendor_form
 from kernelsight.kernels.families import FAMILIES, MEASURED
-from kernelsight.kernels.forms import Form
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.pack import default_pack, pack_table
 from kernelsight.kernels.resolve import rows_of_part, vendors_of
 

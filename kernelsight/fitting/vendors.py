@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.forms import Form
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.resolve import vendors_of
 
 # with fewer rows of a vendor than ENOUGH_ROWS the prior around NVIDIA's constants is narrower, by SHARE_OF_FEW. Held

@@ -231,7 +231,7 @@ def choose_points(
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.few_points import measured_calls
     from kernelsight.fitting.planned_points import deviation_after, planned
-    from kernelsight.kernels.kinds import ALONE
+    from kernelsight.kernels.call_kinds import ALONE
     from kernelsight.kernels.pack import with_assumed
     from kernelsight.kernels.points import parts_of
     from kernelsight.kernels.resolve import vendors_of

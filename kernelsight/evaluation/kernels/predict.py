@@ -16,8 +16,8 @@ from kernelsight.fitting.intervals import fit_intervals
 from kernelsight.fitting.measured import correct, fit_measured, has_correction, kernels_of, rows_of
 from kernelsight.fitting.vendors import by_vendor, vendor_form
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.forms import Form
 from kernelsight.kernels.intervals import group_of, half_widths_for, spread
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.pack import default_pack, pack_table
 from kernelsight.kernels.resolve import rows_of_part
 

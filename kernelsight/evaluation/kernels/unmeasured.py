@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.kernel_choices import choice_rows
-from kernelsight.kernels.chosen import choose
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import family_facts
 

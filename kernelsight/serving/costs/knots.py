@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.costed import RELIEF
+from kernelsight.kernels.knot_costs import RELIEF
 from kernelsight.serving.costs.cuda_graphs import captured_sizes
 
 # the residual stream that collectives add up has 16 bits a number

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.costed import RELIEF
+from kernelsight.kernels.knot_costs import RELIEF
 from kernelsight.serving.runs.interval_ends import First, deployments_served, moved_costs
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.slack import never_reached
