@@ -9,9 +9,9 @@ from kernelsight.serving.engine.records import EDGE, FOREVER, NOBODY
 
 
 def put_waits(requests: np.ndarray, waits: Waits | None) -> np.ndarray:
-    """Note in REQUEST records which wait for which; returns the EDGE records, those from one request together.
+    """Set the dependencies in REQUEST records; return the EDGE records, edges from one request contiguous.
 
-    Of the first request of a session come first those to other requests with which the session begins.
+    Edges from a session's first request begin with those to its other requests that wait for none.
     """
     if waits is None:
         return np.zeros(0, EDGE)
@@ -37,7 +37,7 @@ def put_waits(requests: np.ndarray, waits: Waits | None) -> np.ndarray:
 
 
 def first_of_session(waits: Waits, n: int) -> np.ndarray:
-    """Return for each of n requests the first one of its session: of all that hang together, which waits for none.
+    """Return, for each of n requests, the first of its session (connected component) that waits for no other.
 
     >>> first_of_session(Waits(np.array([2, 3]), np.array([0, 2]), np.zeros(2)), 5).tolist()
     [0, 1, 0, 0, 4]
@@ -46,7 +46,7 @@ def first_of_session(waits: Waits, n: int) -> np.ndarray:
     while True:
         lowest_before = lowest.copy()
         lower = np.minimum(lowest[waits.request], lowest[waits.after])
-        # where two sessions turn out to be one, the lowest of either becomes that of both
+        # where two components are connected, both take the lower label
         for ends in (waits.request, waits.after):
             np.minimum.at(lowest, lowest_before[ends], lower)
             np.minimum.at(lowest, ends, lower)

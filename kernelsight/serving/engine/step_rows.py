@@ -1,4 +1,4 @@
-"""Collects the loop's step rows, buffer by buffer: keeps them, and sums them in windows of time."""
+"""Collects the loop's step rows, buffer by buffer: keeps them, or sums them in windows of time, or both."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kernelsight.serving.engine.served import Outcome, Windows
 from kernelsight.serving.engine.steps import COLUMNS, END, RUNNING, START, WAITING
 from kernelsight.serving.engine.windows import NARROWEST_US, add_steps, fresh, windows_of
 
-# step rows of all engines in one buffer; most scenarios have few times as many
+# size of the buffer, step rows of all engines
 CHUNK = 16_384
-# step rows of one engine at least
+# least size of one engine's buffer
 LEAST_CHUNK = 1024
 
 
@@ -58,7 +58,7 @@ class StepRows:
     ) -> tuple[list[np.ndarray], list[Windows] | None]:
         """Return the rows of each engine, with its waiting requests, and its windows.
 
-        ``stays_on_engine``: returns when the accepted requests of an engine came and left, see ``stays_on``.
+        ``stays_on_engine``: function that returns when an engine's accepted requests arrived and left (``stays_on``).
         """
         steps, windows = [np.concatenate(each) if each else self.buffer[0, :0] for each in self.kept], []
         for i in range(len(self.stages) if self.wanted else 0):
@@ -73,14 +73,14 @@ class StepRows:
 
 
 def one_after_another(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rows cut where the next one starts; the last row, whose next one is not known)."""
+    """Return (rows that end where the next one starts at the latest; the last row, whose next one is not known)."""
     cut = rows.copy()
     cut[:-1, END] = np.minimum(rows[:-1, END], rows[1:, START])
     return cut[:-1], cut[-1:]
 
 
 def stays_on(engine: int, engines: int, out: Outcome) -> tuple[np.ndarray, np.ndarray]:
-    """Return when the accepted requests of an engine arrived there and left it, in no common order."""
+    """Return when the accepted requests of an engine arrived there and when they left it, us; each in any order."""
     accepted = out.status == FINISHED
     if engines == 1 and accepted.all():
         return out.sent_us, out.finish_us

@@ -1,4 +1,4 @@
-"""KV tiers in the loop's records: limits, entries and what was moved."""
+"""KV tiers in the loop's records: limits, entries of cached blocks, and counts of moved blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_TIERS = Tiers()
 
 
 def put_tiers(record: np.void, tiers: Tiers, ranks: int, prefill_first: bool) -> None:
-    """State tiers in a LIMITS record; requests load ahead where steps mix prompts and decodes, and nothing else."""
+    """Set tiers in a LIMITS record; requests load ahead only on a plain engine whose steps mix prompts and decodes."""
     simple = not record["per_request_progress"] and ranks == 1
     if not record["hash_tokens"] or not any(tier.blocks for tier in tiers.tiers):
         return
@@ -26,10 +26,11 @@ def put_tiers(record: np.void, tiers: Tiers, ranks: int, prefill_first: bool) ->
 
 
 def entry_records(limits: np.ndarray, pools: Sequence[tuple[Tiers, int]], blocks: int, n: int) -> np.ndarray:
-    """Return ENTRY records and note in the LIMITS records where each engine's are.
+    """Return ENTRY records, and set the offsets of each engine's in its LIMITS record.
 
-    For each engine one a hash block and one for the freed private blocks of each request; then for each tier, of one
-    engine or of all that share it, its own record and one a hash block. ``pools``: tiers and engines of each.
+    For each engine: one for each hash block, and one for the freed private blocks of each request; then for each tier,
+    of one engine or of all that share it: its own record, and one for each hash block. ``pools``: tiers and number of
+    engines of each pool; ``blocks``: number of hash blocks; ``n``: number of requests.
     """
     own = blocks + n
     limits["entries_at"] = np.arange(limits.size) * own
@@ -53,6 +54,6 @@ def entry_records(limits: np.ndarray, pools: Sequence[tuple[Tiers, int]], blocks
 
 
 def tier_blocks_of(engine: np.void, tiers: int) -> TierBlocks | None:
-    """Return what an engine's tiers moved; None without tiers."""
+    """Return the counts of blocks of an engine's tiers; None without tiers."""
     names = ("tier_hit", "tier_read", "tier_written", "tier_evicted")
     return TierBlocks(*(engine[name][:tiers].copy() for name in names)) if tiers else None
