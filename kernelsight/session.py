@@ -374,7 +374,7 @@ class Session(dataflow.Session):
         return self.table("search_summary")
 
     def _run(self, node: Node, asked: Collection[str]) -> None:
-        """Run a node; kernel families that no deployment launches get empty tables, which saves 10 ms of planning each."""
+        """Run a node; kernel families that no deployment launches get empty tables, which saves 10 ms for each."""
         name = node.names[0]
         family, _, table_kind = name.rpartition("_")
         if family in LOWERED and table_kind in ("calls", "latencies") and not self._has_kernels(family, table_kind):
