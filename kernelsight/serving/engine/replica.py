@@ -91,8 +91,8 @@ def decode_limits(limits: Limits) -> Limits:
 
     These are recomputed in chunks beside the decodes; prefixes are cached on the prefill engines.
     """
-    others = {"prefix_caching": False, "batch_wait_timeout_iters": 0, "balance": False}
-    return limits._replace(chunked=True, prefill_first=False, **others)
+    other_limits = {"prefix_caching": False, "batch_wait_timeout_iters": 0, "balance": False}
+    return limits._replace(chunked=True, prefill_first=False, **other_limits)
 
 
 def request_records(load: Load, hashed: bool, handed_over: bool, tally: Tally | None) -> RequestBlocks:
@@ -172,9 +172,9 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
 def stage_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
     """Return fresh STAGE records, shape [engines, largest number of stages]; engines with fewer leave some unused."""
     stages = np.zeros((len(pools), max(len(pool.layers) for pool in pools)), STAGE)
-    for own, pool in zip(stages, pools, strict=True):
-        own["share"][: len(pool.layers)] = np.array(pool.layers) / sum(pool.layers)
-        own["group"] = 1 + np.arange(own.size)
+    for stages_of_pool, pool in zip(stages, pools, strict=True):
+        stages_of_pool["share"][: len(pool.layers)] = np.array(pool.layers) / sum(pool.layers)
+        stages_of_pool["group"] = 1 + np.arange(stages_of_pool.size)
     stages["free_us"] = start_us
     return np.repeat(stages, [pool.engines for pool in pools], axis=0)
 
@@ -285,31 +285,33 @@ def serve_scenario(
     per_request_progress = scenario.limits["per_request_progress"].tolist()
     rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
     scenario = scenario._replace(rows=rows.buffer)
-    go_on = serve_until_full.bound(*scenario)
+    run_loop = serve_until_full.bound(*scenario)
     while scenario.clients[0]["ended"] < n:
-        go_on()
+        run_loop()
         # the loop returned because records are needed, or because the step rows are full
         if not requests.turn_over(scenario.clients[0]):
             rows.take(engines)
-    for engine, stages, depth, alone in zip(engines, scenario.stages, depths, per_request_progress, strict=True):
-        if alone:
+    for engine, stages, depth, per_request in zip(engines, scenario.stages, depths, per_request_progress, strict=True):
+        if per_request:
             close_stages(engine, stages[:depth])
     out, parts = requests.outcome(), None
     steps, windows = rows.finish(engines, lambda i: tally.stays() if tally else stays_on(i, engines.size, out))
     totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
-    paid = drafted = None
+    uses = draft_uses = None
     if scratch is None:
         firsts = list(zip(pools, np.cumsum([0, *(pool.engines for pool in pools[:-1])]), strict=True))
-        paid = [unpack_uses(scenario.uses, pool.costs, scenario.layout[i]) for pool, i in firsts]
-        drafted = [
+        uses = [unpack_uses(scenario.uses, pool.costs, scenario.layout[i]) for pool, i in firsts]
+        draft_uses = [
             unpack_uses(scenario.uses, pool.draft.costs, scenario.draft_layout[i]) if pool.draft else None
             for pool, i in firsts
         ]
     if split:
         host = pools[0].host
         parts = request_parts(out, load.prompt_tokens, scenario.sums, host.request_us, host.per_prompt_token_us)
-    tiers = [tier_blocks_of(engine, int(own["tiers"])) for engine, own in zip(engines, scenario.limits, strict=True)]
-    return ServedScenario(out, paid, scenario.histogram, totals, steps, windows, drafted, parts, tiers)
+    tiers = [
+        tier_blocks_of(engine, int(limits["tiers"])) for engine, limits in zip(engines, scenario.limits, strict=True)
+    ]
+    return ServedScenario(out, uses, scenario.histogram, totals, steps, windows, draft_uses, parts, tiers)
 
 
 def serve(
@@ -328,11 +330,11 @@ def serve(
     tally: Tally | None = None,
 ) -> Served:
     """Simulate a single engine with its own client; see ``Pool`` and ``serve_scenario``."""
-    kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch, "split": split}
-    kept["tally"] = tally
-    served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft, tiers=tiers)], **kept)
+    options = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch, "split": split}
+    options["tally"] = tally
+    served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft, tiers=tiers)], **options)
     uses = served.uses[0] if served.uses else None
     windows = served.windows[0] if served.windows else None
-    drafted = served.draft_uses[0] if served.draft_uses else None
-    own = served.totals[0], served.steps[0], windows, drafted, served.parts, served.tiers[0]
-    return Served(served.out, uses, served.histogram, *own)
+    draft_uses = served.draft_uses[0] if served.draft_uses else None
+    engine_results = served.totals[0], served.steps[0], windows, draft_uses, served.parts, served.tiers[0]
+    return Served(served.out, uses, served.histogram, *engine_results)

@@ -49,18 +49,20 @@ def _add_function(function: Callable[..., Any], digest: Any, numbers: dict[int, 
         _add_value(value, digest, numbers)
 
 
-def _add_code(code: CodeType, known: dict[str, Any], doc: str | None, digest: Any, numbers: dict[int, int]) -> None:
+def _add_code(
+    code: CodeType, module_names: dict[str, Any], doc: str | None, digest: Any, numbers: dict[int, int]
+) -> None:
     shape = (code.co_argcount, code.co_flags, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     digest.update(repr((shape, code.co_exceptiontable)).encode() + code.co_code)
     for number, value in enumerate(code.co_consts):
         if isinstance(value, CodeType):
-            _add_code(value, known, None, digest, numbers)
+            _add_code(value, module_names, None, digest, numbers)
         elif number or value != doc:
             digest.update(repr(value).encode())
     for name in code.co_names:
-        if name in known:
+        if name in module_names:
             digest.update(name.encode())
-            _add_value(known[name], digest, numbers)
+            _add_value(module_names[name], digest, numbers)
 
 
 def _add_value(value: Any, digest: Any, numbers: dict[int, int]) -> None:
@@ -76,8 +78,8 @@ def _add_value(value: Any, digest: Any, numbers: dict[int, int]) -> None:
     elif isinstance(value, PLAIN):
         digest.update(repr(value).encode())
     elif isinstance(value, tuple):
-        for each in value:
-            _add_value(each, digest, numbers)
+        for item in value:
+            _add_value(item, digest, numbers)
     elif isinstance(value, type):
         digest.update(repr((value.__module__, value.__qualname__, getattr(value, "_fields", None))).encode())
     elif isinstance(value, BuiltinFunctionType | np.ufunc):

@@ -18,17 +18,19 @@ def put_waits(requests: np.ndarray, waits: Waits | None) -> np.ndarray:
     n = requests.size
     first = first_of_session(waits, n)
     requests["waits_for"] = np.bincount(waits.request, minlength=n)
-    others = np.flatnonzero((requests["waits_for"] == 0) & (first != np.arange(n)))
-    beside = np.bincount(first[others], minlength=n)
-    sources = np.concatenate([first[others], waits.after])
-    order = np.lexsort((np.concatenate([others, waits.request]), np.arange(sources.size) >= others.size, sources))
+    further_firsts = np.flatnonzero((requests["waits_for"] == 0) & (first != np.arange(n)))
+    beside = np.bincount(first[further_firsts], minlength=n)
+    sources = np.concatenate([first[further_firsts], waits.after])
+    order = np.lexsort(
+        (np.concatenate([further_firsts, waits.request]), np.arange(sources.size) >= further_firsts.size, sources)
+    )
     edges = np.zeros(order.size, EDGE)
-    edges["to"] = np.concatenate([others, waits.request])[order]
-    edges["pause_us"] = np.concatenate([np.zeros(others.size), waits.pause_us])[order]
+    edges["to"] = np.concatenate([further_firsts, waits.request])[order]
+    edges["pause_us"] = np.concatenate([np.zeros(further_firsts.size), waits.pause_us])[order]
     counts = np.bincount(sources, minlength=n)
     requests["edge_count"], requests["edge_at"], requests["beside"] = counts, np.cumsum(counts) - counts, beside
     requests["follows"] = requests["waits_for"] > 0
-    requests["follows"][others] = True
+    requests["follows"][further_firsts] = True
     requests["ready_us"] = -FOREVER
     members = np.bincount(first, minlength=n)
     requests["first_of"] = np.where(members[first] > 1, first, NOBODY)

@@ -60,7 +60,7 @@ class StepRows:
 
         ``stays_on_engine``: function that returns when an engine's accepted requests arrived and left (``stays_on``).
         """
-        steps, windows = [np.concatenate(each) if each else self.buffer[0, :0] for each in self.kept], []
+        steps, windows = [np.concatenate(chunks) if chunks else self.buffer[0, :0] for chunks in self.kept], []
         for i in range(len(self.stages) if self.wanted else 0):
             stays = stays_on_engine(i)
             if self.keep and not self.per_request_progress[i]:
@@ -86,14 +86,16 @@ def stays_on(engine: int, engines: int, out: Outcome) -> tuple[np.ndarray, np.nd
         return out.sent_us, out.finish_us
     if engines == 1:
         return out.sent_us[accepted], out.finish_us[accepted]
-    own, sent_on = out.of(accepted & (out.replica == engine)), out.of(out.prefill_replica == engine)
-    came = np.where(own.received_us >= 0.0, own.received_us, own.sent_us)
+    ended_here, prefilled_here = out.of(accepted & (out.replica == engine)), out.of(out.prefill_replica == engine)
+    arrived_us = np.where(ended_here.received_us >= 0.0, ended_here.received_us, ended_here.sent_us)
     # a request leaves a prefill engine with its first token
-    left_us = np.concatenate([own.finish_us, sent_on.first_token_us])
-    return np.concatenate([came, sent_on.sent_us]), left_us
+    left_us = np.concatenate([ended_here.finish_us, prefilled_here.first_token_us])
+    return np.concatenate([arrived_us, prefilled_here.sent_us]), left_us
 
 
 def in_flight_at(moments_us: np.ndarray, came_us: np.ndarray, left_us: np.ndarray) -> np.ndarray:
     """Return the number of requests in flight at each moment, shape [moments]."""
-    came, left = np.sort(came_us, kind="stable"), np.sort(left_us, kind="stable")
-    return np.searchsorted(came, moments_us, side="right") - np.searchsorted(left, moments_us, side="right")
+    arrivals_us, departures_us = np.sort(came_us, kind="stable"), np.sort(left_us, kind="stable")
+    return np.searchsorted(arrivals_us, moments_us, side="right") - np.searchsorted(
+        departures_us, moments_us, side="right"
+    )

@@ -34,14 +34,14 @@ class Tally:
 
     def add(self, rows: slice, out: Outcome) -> None:
         """Add up the next requests, which have ended."""
-        stated = self._load.prompt_tokens[rows], self._load.output_tokens[rows], self._warmup[rows]
-        count_requests(*out, *stated, self._most_ms, *self._front_end_us, self.counts, self.sums, self.samples)
+        inputs = self._load.prompt_tokens[rows], self._load.output_tokens[rows], self._warmup[rows]
+        count_requests(*out, *inputs, self._most_ms, *self._front_end_us, self.counts, self.sums, self.samples)
         if self._stays_us.size:
             accepted = out.status == FINISHED
-            upto = self._accepted + int(np.count_nonzero(accepted))
-            for kept, moments_us in zip(self._stays_us, (out.sent_us, out.finish_us), strict=True):
-                kept[self._accepted : upto] = moments_us[accepted]
-            self._accepted = upto
+            accepted_after = self._accepted + int(np.count_nonzero(accepted))
+            for times_us, moments_us in zip(self._stays_us, (out.sent_us, out.finish_us), strict=True):
+                times_us[self._accepted : accepted_after] = moments_us[accepted]
+            self._accepted = accepted_after
 
     def stays(self) -> tuple[np.ndarray, np.ndarray]:
         """Return when accepted requests were sent and when they left, us."""

@@ -32,24 +32,24 @@ def entry_records(limits: np.ndarray, pools: Sequence[tuple[Tiers, int]], blocks
     of one engine or of all that share it: its own record, and one for each hash block. ``pools``: tiers and number of
     engines of each pool; ``blocks``: number of hash blocks; ``n``: number of requests.
     """
-    own = blocks + n
-    limits["entries_at"] = np.arange(limits.size) * own
+    entries_of_engine = blocks + n
+    limits["entries_at"] = np.arange(limits.size) * entries_of_engine
     limits["private_at"] = limits["entries_at"] + blocks
-    places, capacities, shared = limits.size * own, {}, {}
+    count, capacities, shared = limits.size * entries_of_engine, {}, {}
     owners = [(number, tiers) for number, (tiers, engines) in enumerate(pools) for _ in range(engines)]
     for record, (number, tiers) in zip(limits, owners, strict=True):
         for t, tier in enumerate(tiers.tiers[: record["tiers"]]):
-            root = shared.get((number, t))
-            if root is None:
-                root, places = places, places + 1 + blocks
-                capacities[root] = tier.blocks
+            tier_entry = shared.get((number, t))
+            if tier_entry is None:
+                tier_entry, count = count, count + 1 + blocks
+                capacities[tier_entry] = tier.blocks
                 if tier.shared:
-                    shared[number, t] = root
-            record["tier_at"][t] = root
-    entries = np.zeros(places, ENTRY)
-    for root, capacity in capacities.items():
-        entries[root]["valid"] = min(capacity, NO_LIMIT // 2)
-        entries[root]["before"] = entries[root]["after"] = root
+                    shared[number, t] = tier_entry
+            record["tier_at"][t] = tier_entry
+    entries = np.zeros(count, ENTRY)
+    for tier_entry, capacity in capacities.items():
+        entries[tier_entry]["valid"] = min(capacity, NO_LIMIT // 2)
+        entries[tier_entry]["before"] = entries[tier_entry]["after"] = tier_entry
     return entries
 
 

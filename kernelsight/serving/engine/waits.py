@@ -111,10 +111,12 @@ def request_parts(
     """
     parts_ns = sums.view(np.int64)
     for start in range(0, sums.shape[0], BLOCK):
-        own = slice(start, start + BLOCK)
-        some = out.of(own)
-        front_us = request_us + per_prompt_token_us * prompt_tokens[own]
-        parts_ns[own] = _parts(some, front_us, np.ascontiguousarray(sums[own, :, :SUMS].transpose(1, 2, 0)))
+        rows = slice(start, start + BLOCK)
+        outcome_of_rows = out.of(rows)
+        front_us = request_us + per_prompt_token_us * prompt_tokens[rows]
+        parts_ns[rows] = _parts(
+            outcome_of_rows, front_us, np.ascontiguousarray(sums[rows, :, :SUMS].transpose(1, 2, 0))
+        )
     return RequestParts(*(part.transpose(1, 2, 0) for part in np.split(parts_ns, [len(PARTS)], axis=2)))
 
 
@@ -151,8 +153,8 @@ def _parts(out: Outcome, front_us: np.ndarray, spent: np.ndarray) -> np.ndarray:
 def _kernels(spent: np.ndarray) -> np.ndarray:
     """Return microseconds of the parts from prefill_gemm to communication, shape [6, requests]."""
     moe, communication = (spent[column] + spent[column + 1] for column in (MOE, COMMUNICATION))
-    others = spent[MOE : MOE + 2] + spent[COMMUNICATION : COMMUNICATION + 2]
-    gemm = spent[GPU : GPU + 2] - others - spent[DECODE_ATTENTION : DECODE_ATTENTION + 2]
+    moe_and_communication = spent[MOE : MOE + 2] + spent[COMMUNICATION : COMMUNICATION + 2]
+    gemm = spent[GPU : GPU + 2] - moe_and_communication - spent[DECODE_ATTENTION : DECODE_ATTENTION + 2]
     attention = spent[DECODE_ATTENTION] + spent[DECODE_ATTENTION + 1]
     prefill = spent[PREFILL_ATTENTION]
     return np.stack([gemm[1] - prefill, prefill, gemm[0], attention, moe, communication])

@@ -105,7 +105,7 @@ def event_rows(replicas: list[Replica], requests: pa.Table, spans: dict[str, tup
     status, prefill = whole_outcome("status"), whole_outcome("prefill_replica")
     return pa.table(
         {
-            "scenario_id": _named(scenarios, np.diff(ends).tolist()),
+            "scenario_id": _repeated_names(scenarios, np.diff(ends).tolist()),
             "request_id": served["request_id"],
             "external_id": served["external_id"],
             "warmup": pc.fill_null(served["warmup"], False),
@@ -142,7 +142,7 @@ def part_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
         return _joined((values[:, done].ravel() for values, (_, _, done) in zip(parts, served, strict=True)), np.int64)
 
     table = {
-        "scenario_id": _named((replica.scenario for replica in replicas), sizes),
+        "scenario_id": _repeated_names((replica.scenario for replica in replicas), sizes),
         "request_id": _joined((np.tile(numbers[rows[done]], 2) for rows, _, done in served), np.int64),
         "phase": _words(PHASES[:2], _joined((np.repeat([0, 1], size // 2) for size in sizes), np.int64)),
     }
@@ -186,9 +186,9 @@ def use_rows(replicas: list[Replica], costs: dict[str, CostTables], deployments:
     counts = [each.size for each in ids]
     return pa.table(
         {
-            "scenario_id": _named((scenario for scenario, _ in groups), counts),
+            "scenario_id": _repeated_names((scenario for scenario, _ in groups), counts),
             "phase": _words(PHASES, _joined(phases, np.int64)),
-            "deployment_id": _named((deployment for _, deployment in groups), counts),
+            "deployment_id": _repeated_names((deployment for _, deployment in groups), counts),
             "step_shape_id": _joined(ids, np.int64),
             "weight": _joined(weights, np.float64),
         }
@@ -224,7 +224,7 @@ def histogram_rows(replicas: list[Replica]) -> pa.Table:
 def histogram_table(names: list[str], filled: list[int], bins: list[np.ndarray], gaps: list[np.ndarray]) -> pa.Table:
     """Return ``itl_histogram``; ``filled``: number of bins of each scenario in ``bins`` and ``gaps``, in this order."""
     return pa.table(
-        {"scenario_id": _named(names, filled), "bin": _joined(bins, np.int64), "gaps": _joined(gaps, np.int64)}
+        {"scenario_id": _repeated_names(names, filled), "bin": _joined(bins, np.int64), "gaps": _joined(gaps, np.int64)}
     )
 
 
@@ -269,7 +269,7 @@ def total_table(scenarios: list[str], numbers: list[int], deployments: list[str]
             "scheduled_prompt_tokens": whole(totals.prompt_tokens),
             "draft_tokens": whole(totals.draft_tokens),
             "accepted_draft_tokens": whole(totals.accepted_tokens),
-            "dynamic_energy_j": _known(np.array(totals.energy_j, dtype=float)),
+            "dynamic_energy_j": _nullable_joules(np.array(totals.energy_j, dtype=float)),
         }
     )
 
@@ -283,7 +283,7 @@ def step_rows(replicas: list[Replica]) -> pa.Table:
     sizes = [len(replica.served.steps) for replica in replicas]
     return pa.table(
         {
-            "scenario_id": _named((replica.scenario for replica in replicas), sizes),
+            "scenario_id": _repeated_names((replica.scenario for replica in replicas), sizes),
             "replica": _repeated(
                 replicas, (replica.number for replica in replicas), lambda replica: len(replica.served.steps)
             ),
@@ -297,7 +297,7 @@ def step_rows(replicas: list[Replica]) -> pa.Table:
                 for column, name in enumerate(("cached_tokens", "looked_up_tokens", "preemptions"), start=8)
             },
             "stage_wait_ns": np.rint(rows[:, STAGE_WAIT] * NANOSECONDS).astype(np.int64),
-            "dynamic_energy_j": _known(rows[:, ENERGY]),
+            "dynamic_energy_j": _nullable_joules(rows[:, ENERGY]),
         }
     )
 
@@ -312,20 +312,20 @@ def window_rows(replicas: list[Replica]) -> pa.Table:
     names = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "looked_up_tokens", "preemptions")
     return pa.table(
         {
-            "scenario_id": _named((replica.scenario for replica in replicas), sizes),
+            "scenario_id": _repeated_names((replica.scenario for replica in replicas), sizes),
             "replica": _repeated(
                 replicas,
                 (replica.number for replica in replicas),
                 lambda replica: replica.served.windows.peak_units.size,
             ),
-            "deployment_id": _named((replica.deployment for replica in replicas), sizes),
+            "deployment_id": _repeated_names((replica.deployment for replica in replicas), sizes),
             "window": _joined((np.arange(size) for size in sizes), np.int64),
             "start_ns": _joined((each[:-1] for each in edges), np.int64),
             "end_ns": _joined((each[1:] for each in edges), np.int64),
             "busy_us": sums[:, BUSY],
             "kv_block_us": sums[:, UNITS_US],
             "running_us": sums[:, RUNNING_US],
-            "dynamic_energy_j": _known(sums[:, ENERGY_IN]),
+            "dynamic_energy_j": _nullable_joules(sums[:, ENERGY_IN]),
             "in_flight_us": _joined((each.in_flight_us for each in windows), np.float64),
             "kv_blocks_used_max": _joined((each.peak_units for each in windows), np.int64),
             "running_max": _joined((each.peak_running for each in windows), np.int64),
@@ -334,7 +334,7 @@ def window_rows(replicas: list[Replica]) -> pa.Table:
     )
 
 
-def _known(joules: np.ndarray) -> pa.Array:
+def _nullable_joules(joules: np.ndarray) -> pa.Array:
     """Return energies; null (nan in ``joules``) where kernel latencies were given without energies."""
     return pa.array(joules, mask=np.isnan(joules))
 
@@ -363,6 +363,6 @@ def _words(words: tuple[str, ...], codes: np.ndarray) -> pa.Array:
     return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words, pa.string())).cast(pa.string())
 
 
-def _named(names: Iterable[str], counts: list[int]) -> pa.Array:
+def _repeated_names(names: Iterable[str], counts: list[int]) -> pa.Array:
     """Return each name repeated by its count, in one call: pyarrow takes 0.1 ms a call to look for pandas."""
     return _words(tuple(names), np.repeat(np.arange(len(counts)), counts))
