@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.scenario.flags import ALIASES, FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch.lines import with_launch_line
-from kernelsight.scenario.plan import give_alike, model_rows, normalise, resolve_model
+from kernelsight.scenario.plan import give_model_like, model_rows, normalise, resolve_model
 from kernelsight.scenario.prices import no_price
 from kernelsight.scenario.scenarios import Plan, plan_rows
 
@@ -71,7 +71,7 @@ def rows_of(
             )
     axes = _axes(fixed, search)
     if "model_like" in fixed:
-        fixed["model"] = give_alike(session, fixed.get("model"), fixed.pop("model_like"))
+        fixed["model"] = give_model_like(session, fixed.get("model"), fixed.pop("model_like"))
     model = resolve_model(session, str(fixed["model"])) if "model" in fixed else None
     if model is None:
         raise InvalidInput("no model is given; set --model.")

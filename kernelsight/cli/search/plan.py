@@ -1,4 +1,4 @@
-"""``kernelsight search plan``: which few shapes to measure first, to choose implementations well at all others."""
+"""`kernelsight search plan`: plans which few shapes to measure to choose implementations well at all others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Plan, write the suite or the list, and print what is measured of which implementation."""
+    """Plan, write the suite or the list, and print the shapes to measure by implementation."""
     from kernelsight.choices.plan import budget_of, plan, planned_rows, suite_of_plan
     from kernelsight.choices.questions import choice_of_question
     from kernelsight.dataflow.blas import one_blas_thread
