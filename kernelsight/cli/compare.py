@@ -18,8 +18,8 @@ from kernelsight.present.output import (
     as_json,
     check_ending,
     note,
+    print_notes,
     print_page,
-    say_notes,
     table_lines,
     terminal_width,
     write_table,
@@ -105,7 +105,7 @@ def run(arguments: Any) -> None:
     flags = deployment_flags(arguments)
     line = launch_line(arguments, flags)
     if arguments.watch is not None:
-        say_notes()  # now, because its output continues until it is ended
+        print_notes()  # now, because its output continues until it is ended
         watch_log(arguments, flags | ({"launch": arguments.launch} if line else {}))
         return
     if watch_options := [name for name in ("metrics_out", "history", "state") if getattr(arguments, name) is not None]:

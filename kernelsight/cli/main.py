@@ -17,7 +17,7 @@ from typing import NoReturn, cast
 from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, flags_in_errors, unknown
 from kernelsight.escape import visible
-from kernelsight.present.output import QUIET, USUAL, VERBOSE, say, say_notes
+from kernelsight.present.output import NORMAL, QUIET, VERBOSE, print_notes, set_verbosity
 from kernelsight.version import VERSION
 
 # by verb: its help, and its module, whose declare() adds arguments to a parser and whose run() executes the verb. A
@@ -180,15 +180,15 @@ def _run(words: list[str]) -> int:
         log = logging.getLogger("kernelsight")
         log.handlers = [_Notes()]
         log.setLevel(logging.WARNING if arguments.quiet else logging.INFO)
-        say(QUIET if arguments.quiet else VERBOSE if arguments.verbose else USUAL)
+        set_verbosity(QUIET if arguments.quiet else VERBOSE if arguments.verbose else NORMAL)
         if unknown_words:
             raise _unknown_words(arguments, unknown_words)
         _leave_pandas_out()
         importlib.import_module(arguments.module).run(arguments)
         sys.stdout.flush()
-        say_notes()
+        print_notes()
     except KernelSightError as error:
-        say_notes()
+        print_notes()
         print(f"kernelsight: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

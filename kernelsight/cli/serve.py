@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_deployment, deployment_flags, launch_line, open_session, whole_number
 from kernelsight.errors import InvalidInput
-from kernelsight.present.output import note, say_notes
+from kernelsight.present.output import note, print_notes
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def run(arguments: Any) -> None:
     _check(arguments)
     flags = deployment_flags(arguments)
     launch_line(arguments, flags)
-    say_notes()  # now, because the server runs until it is stopped
+    print_notes()  # now, because the server runs until it is stopped
     from kernelsight.server.prompts import estimated_tokens
     from kernelsight.server.start import check_packages, listening_socket, serve_until_stopped, server_of
     from kernelsight.serving.runs.deployed import deploy

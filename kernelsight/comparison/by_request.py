@@ -55,6 +55,7 @@ def state_of(log: ComparedLog, base: Replayed, explained: Explained) -> State:
 
 
 def _by_request(log: ComparedLog, base: Replayed, misses: Misses) -> pa.Table:
+    """Return the rows of ``prediction_vs_production`` of one log."""
     rows, measured = misses.rows, log.measured
 
     def measured_ms(name: str) -> np.ndarray:

@@ -126,6 +126,7 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
 
 
 def _event_sentence(cause: Mapping[str, Any]) -> str:
+    """Return the clause on an incident or a change."""
     name, value, begin, end = (cause[key] for key in ("name", "value", "from_s", "to_s"))
     when = f"from {rounded(begin)} s on" if cause["kind"] == "change" else f"from {rounded(begin)} to {rounded(end)} s"
     if name == "pause":

@@ -105,6 +105,7 @@ def requests_table(rows: Sequence[Row]) -> pa.Table:
 
 
 def _figures(measured: np.ndarray, expected: np.ndarray) -> dict[str, float]:
+    """Return n, means and percentiles of measured and expected times, and their log_factor; see ``window_of``."""
     figures = {"n": float(measured.size), "log_factor": float(np.median(np.log(measured / np.maximum(expected, 1e-9))))}
     for name, values in (("measured", measured), ("expected", expected)):
         figures[f"{name}_mean"] = float(values.mean())

@@ -93,6 +93,7 @@ def _first_of(*values: Any) -> float | None:
 
 
 def _request(entry: Mapping[str, Any], status: str, due: bool, measure_start: float | None) -> dict[str, Any]:
+    """Return a row of requests; ``due``: requests have a target time, ``measure_start``: end of the warm-up, unix s."""
     info, server = object_in(entry, "info"), object_in(entry, "response_metrics")
     times = object_in(info, "timings")
     scheduler_info = object_in(entry, "scheduler_info")  # of 0.2 and 0.3, whose entries hold their own times

@@ -78,6 +78,7 @@ def _configuration(file: LogFile) -> LogRun:
 
 
 def _requests(file: LogFile, entries: list[Any]) -> LogRun:
+    """Return a run of requests; InvalidInput: there is none."""
     run = LogRun(file, NAME, clock="monotonic")
     rows = [_request(entry) for entry in entries if isinstance(entry, Mapping)]
     run.faults.add("unreadable_line", len(entries) - len(rows))

@@ -44,6 +44,7 @@ def _run(file: LogFile) -> LogRun:
 
 
 def _rows(file: LogFile) -> list[dict[str, Any]]:
+    """Return the rows of a table, checked against the contract; InvalidInput: unreadable, or values out of range."""
     try:
         if file.kind == "parquet":
             rows = pl.DataFrame(read_parquet(file.path, file.refuse))

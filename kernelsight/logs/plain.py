@@ -133,6 +133,7 @@ class _Source(NamedTuple):
 
 
 def _source(column: str, file_column: str) -> _Source:
+    """Return the source of a column from what ``--columns`` maps to it; InvalidInput: it is empty."""
     if file_column.startswith("="):
         return _Source("", value=file_column[1:])
     match = _FILE_COLUMN.match(file_column)
@@ -181,6 +182,7 @@ def _filled(file_column: str) -> str:
 
 
 def _sources(label: str, present: set[str], columns: Columns, known_columns: Sequence[str]) -> dict[str, _Source]:
+    """Return the source of each column, mapped or of equal name; InvalidInput: a required one is missing."""
     for name in columns:
         if name not in known_columns:
             raise unknown("column", name, known_columns, "--columns takes our name = the name in the file.")

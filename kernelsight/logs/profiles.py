@@ -66,6 +66,7 @@ def read_nsys(files: Sequence[LogFile]) -> list[LogRun]:
 
 
 def _nsys_run(file: LogFile) -> LogRun:
+    """Return the kernels of one database; InvalidInput: not an export of Nsight Systems, or without kernels."""
     with tempfile.TemporaryDirectory() as folder:
         path = file.path
         if file.compressed:

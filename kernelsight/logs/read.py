@@ -194,6 +194,7 @@ def _wrong_types(log_format: LogFormat, files: Sequence[LogFile], problem: Excep
 
 
 def _tables(runs: Sequence[LogRun]) -> dict[str, pa.Table]:
+    """Return the tables of all runs, concatenated by name."""
     monotonic_runs = [run for run in runs if run.requests is not None and run.clock == "monotonic"]
     for run in monotonic_runs if len(monotonic_runs) > 1 else ():
         run.faults.add("no_common_clock", run.requests.height)

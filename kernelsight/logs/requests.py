@@ -40,6 +40,7 @@ def finish_requests(run: LogRun) -> pl.DataFrame:
 
 
 def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a frame with all columns of ``production_requests`` and FILE_ROW, null where it has none."""
     empty = pl.from_arrow(contracts()["production_requests"].schema.empty_table())
     types = {name: column_type for name, column_type in empty.schema.items() if name not in ("log_id", "request_id")}
     present = [

@@ -126,6 +126,7 @@ def windows_of(samples: pl.DataFrame, faults: Faults, has_times: bool) -> pl.Dat
 
 
 def _columns(wide: pl.DataFrame, has_times: bool) -> pl.DataFrame:
+    """Return the columns of ``production_windows`` from one column per counter, gauge, and histogram sum or count."""
     columns = [pl.col("replica"), pl.col("time").alias("start_s")]
     columns.append((pl.col("end_s") if has_times else pl.lit(None, pl.Float64)).alias("end_s"))
     columns += [pl.col(name).round().cast(pl.Int64) for name in COUNTERS if name in wide.columns]

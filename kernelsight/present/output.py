@@ -28,16 +28,16 @@ ENDINGS = (".parquet", ".csv", ".json", ".duckdb")
 
 
 # verbosity on stderr, beside errors: nothing, notes, or also every computed table
-QUIET, USUAL, VERBOSE = range(3)
-_verbosity = USUAL
+QUIET, NORMAL, VERBOSE = range(3)
+_verbosity = NORMAL
 # notes that are printed after the answer
 _notes: list[str] = []
 # seconds between lines of progress if stderr is not a terminal
 LINES_EVERY_S = 10.0
 
 
-def say(level: int) -> None:
-    """Set the verbosity on stderr: QUIET, USUAL or VERBOSE; forgets kept notes."""
+def set_verbosity(level: int) -> None:
+    """Set the verbosity on stderr: QUIET, NORMAL or VERBOSE; forgets kept notes."""
     global _verbosity
     _verbosity = level
     _notes.clear()
@@ -50,11 +50,11 @@ def note(text: str) -> None:
 
 
 def note_afterwards(texts: Iterable[str]) -> None:
-    """Keep lines for stderr until ``say_notes``, which follows the answer."""
+    """Keep lines for stderr until ``print_notes``, which follows the answer."""
     _notes.extend(texts)
 
 
-def say_notes() -> None:
+def print_notes() -> None:
     """Print the kept notes on stderr, once."""
     texts = _notes[:]
     _notes.clear()

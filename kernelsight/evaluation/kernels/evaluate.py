@@ -213,6 +213,8 @@ def rejected_rows(sweeps: Sequence[Path], gpus: Sequence[str], left_out: Mapping
 
 
 def _noted_rows(path: Path, note: bytes) -> list[dict[str, Any]]:
+    """Return the rejected rows that an import noted in a sweep; InvalidInput: a malformed note."""
+
     def refuse(problem: str) -> InvalidInput:
         return no_sweep(path, f"has a note of rejected rows that {problem}")
 

@@ -69,6 +69,7 @@ def _tables(
     report_of: Callable[[Mapping[str, Any]], dict[str, Any]],
     scores_of: Callable[[Mapping[str, Any]], list[dict[str, Any]]],
 ) -> dict[str, pa.Table]:
+    """Return the tables of reports and scores of the requested evaluations, one report per row."""
     reports, scores = [], []
     for row in evaluations.to_pylist():
         key = {"evaluation_id": row["evaluation_id"]}
@@ -80,6 +81,7 @@ def _tables(
 
 
 def _version_report(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report of one row of ``version_evaluations``; InvalidInput: no measured GPU has such rows."""
     sweeps, older = ([Path(name) for name in row[column]] for column in ("sweeps", "train_sweeps"))
     check_sweeps([*sweeps, *older])
     pack = read_pack(Path(row["pack"])) if row["pack"] else default_pack()
@@ -92,6 +94,7 @@ def _version_report(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gpu_report(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report of one row of ``kernel_evaluations``."""
     gpus = tuple(row["train_gpus"]), tuple(row["test_gpus"])
     split = Split(row["evaluation_id"], *gpus, row["tier"], row["budget"] or 0.0, bool(row["whole_layers"]))
     points = PointBudget(row["points"], row["point_choice"] or "planned") if row["points"] else None

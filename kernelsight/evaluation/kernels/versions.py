@@ -170,6 +170,7 @@ def version_scores(scored: Sequence[pa.Table], *, serving: bool = True) -> list[
 
 
 def _scores(scope: str, family: str | None, dtype: str | None, rows: pl.DataFrame) -> dict[str, Any]:
+    """Return one row of COLUMNS: the scores of ``rows``, and of the floor."""
     measured = rows["latency_us"].to_numpy()
     errors = score(measured, *(rows[name].to_numpy() for name in ("predicted_us", "p05_us", "p95_us")))
     floor = score(measured, rows["earlier_us"].to_numpy())

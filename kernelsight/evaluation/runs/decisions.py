@@ -62,6 +62,7 @@ def decisions_of(rows: Iterable[Mapping[str, Any]]) -> list[Decision]:
 
 
 def _decision(campaign: str, run_id: str, metric: str, comparison: Mapping[str, float]) -> Decision:
+    """Return the decision on one metric of one run; see ``decisions_of``."""
     share = int(hashlib.sha256(f"{campaign}/{run_id}/{metric}".encode()).hexdigest()[:12], 16) / 16.0**12
     drawn = LEAST * (MOST / LEAST) ** share
     error = math.log(comparison["predicted"] / comparison["measured"])

@@ -156,6 +156,7 @@ def figures(figure_rows: Sequence[tuple[Figure, Sequence[Mapping[str, Any]]]]) -
 
 
 def _figure(name: str, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> Card:
+    """Return the card of a figure: a chart, a table, or "No rows."."""
     card = Card(figure.title, figure.note, sql=figure.sql.strip(), wide=figure.wide)
     if not rows:
         return card._replace(below="No rows.")

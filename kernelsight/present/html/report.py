@@ -76,6 +76,7 @@ def _comparison_page(session: Session) -> str:
 
 
 def _run_page(session: Session) -> str:
+    """Return the page of one scenario as HTML."""
     session.compute(*SERVED, *ALSO, *DECIDED)
     summary = session.table("scenario_summary").to_pylist()[0]
     by_id = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
@@ -154,6 +155,7 @@ def _worst_moment(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _run_tiles(summary: Mapping[str, Any]) -> Tiles:
+    """Return the key figures of a run: latencies, KV cache, preemptions, goodput."""
     tiles = {
         f"{metric.upper()} {stat} (ms)": text_of(summary[f"{metric}_{stat}_ms"])
         for metric in ("ttft", "tpot", "e2e")
@@ -205,6 +207,7 @@ def _in_units(name: str, value: Any) -> str:
 
 
 def _sweep_page(session: Session) -> str:
+    """Return the page of a sweep as HTML."""
     rows = session.table(SWEEP if SWEEP in session.available() else "scenario_summary").to_pylist()
     columns = list(rows[0])
     constant = [name for name in columns if len({str(row[name]) for row in rows}) == 1]

@@ -77,6 +77,7 @@ def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[s
 
 
 def _tiles(summary: Mapping[str, Any]) -> Tiles:
+    """Return the key figures of a search: best candidate, measurements, calibration."""
     return Tiles(
         {
             **{"best (us)": text_of(summary["best_us"]), "above the fastest": percent(summary["regret"], 1, UNKNOWN)},

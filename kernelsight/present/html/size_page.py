@@ -98,6 +98,7 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str]) -> str:
 
 
 def _figures(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Return the key figures of the chosen deployment: instances, GPUs, costs, load, probability."""
     tiles = {"instances": text_of(chosen["instances"]), "GPUs": text_of(chosen["gpus"])}
     if chosen["price_per_hour"] is not None:
         tiles |= {"$ an hour": text_of(chosen["price_per_hour"])}
