@@ -246,10 +246,12 @@ def _note_answer(
 ) -> bool:
     """Add to a kind which tier answers, with which correction and points; return whether its GPU's own fit does."""
     swept = kind["fit"] in fits.measured
-    kind["kernel"] = "|".join((kind["kernel_engine"], implementation, kind["dtype"]))
     kernels = swept_kernels(family, kind["fit"], coefficients)
+    engines = (kind["kernel_engine"], implementation)
+    names = [(engine, "|".join((engine, implementation, kind["dtype"]))) for engine in engines]
     # a library that was measured by itself runs the same kernels in every engine
-    kind["kernel_swept"] = bool({kind["kernel"], "|".join((implementation, implementation, kind["dtype"]))} & kernels)
+    kind["kernel_engine"], kind["kernel"] = next((name for name in names if name[1] in kernels), names[0])
+    kind["kernel_swept"] = kind["kernel"] in kernels
     ran_here = swept and (kind["vendor"] is None or kind["kernel"] in kernels)
     has_points = kind["fit"] in fits.with_points and not hypothetical
     vendor_is_fitted = kind["vendor"] in fits.vendors
@@ -338,7 +340,7 @@ def _evidence(kind: Mapping[str, Any], implementation: str, ran_on_generation: b
     if kind["answer_tier"] == "target-measured":
         kernel = " ".join((kind["kernel_engine"], kind.get("requested_kernel") or implementation, kind["dtype"]))
         missing = "" if kind["kernel_swept"] else f", without {kernel}"
-        engine = "" if kind["kernel_engine"] == kind["engine"] else f" of {kind['kernel_engine']}"
+        engine = "" if kind["kernel_engine"] in (kind["engine"], implementation) else f" of {kind['kernel_engine']}"
         return f"sweep of {kind['gpu']}{missing}: {implementation}{engine}"
     if kind["twin"]:
         return f"fit of {kind['twin']}, whose twin {kind['gpu']} is: {implementation}"

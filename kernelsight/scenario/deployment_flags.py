@@ -120,6 +120,17 @@ LIMITS = (
     ),
     _of_deployment("block_size", "whole", "tokens per KV cache block", "N"),
     _of_deployment("gpu_memory_utilization", "share", "share of GPU memory the engine may use", "SHARE"),
+    _of_deployment(
+        "windows_freed",
+        "switch",
+        "layers with a sliding window free the KV cache of what lies before it (default: as the engine does)",
+    ),
+    _of_deployment(
+        "swa_full_tokens_ratio",
+        "share",
+        "tokens of the KV cache of sliding-window layers over those of the other layers (SGLang; default: 0.8)",
+        "SHARE",
+    ),
     _of_deployment("kv_cache_tokens", "whole", "KV cache capacity in tokens (default: derived from GPU memory)", "N"),
     _of_deployment(
         "kv_tier",

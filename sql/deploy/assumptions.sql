@@ -21,7 +21,7 @@ from deployment_presets as presets join memory_defaults as memory using (deploym
 union all
 select settings.deployment_id, 'kv cache tokens',
        format('kv_cache_tokens {} is taken as stated, although {} fit by the memory plan, which estimates activations and CUDA graphs', settings.kv_cache_tokens,
-              plan.memory_units // (plan.full_units + plan.window_units) * plan.block_size)
+              plan.memory_units // units_of_block(plan.full_units, plan.window_units, plan.windows_apart) * plan.block_size)
 from deployment_settings as settings join memory_plan as plan using (deployment_id)
 where settings.kv_cache_tokens is not null and plan.capacity_units > plan.memory_units
 union all
@@ -145,6 +145,11 @@ union all
 select settings.deployment_id, 'prefix caching', 'a prefix counts as cached if its blocks of full-attention layers are; those of sliding-window layers are assumed to be cached too'
 from deployment_settings as settings join kv_layout as layout using (deployment_id)
 where settings.enable_prefix_caching and settings.windows_freed and layout.full_layers > 0 and layout.window_layers > 0 and layout.sequence_bytes = 0
+union all
+select settings.deployment_id, 'window pool',
+       format('layers with a window have a KV cache of their own with {} as many tokens as the others (swa_full_tokens_ratio): a request counts by the one of which it takes more', settings.swa_full_tokens_ratio)
+from deployment_settings as settings join memory_plan as plan using (deployment_id)
+where plan.windows_apart
 union all
 select settings.deployment_id, 'max_model_len',
        format('max_model_len {} exceeds the {} tokens of the KV cache; the engine would require a smaller one', settings.max_model_len, plan.kv_cache_tokens)

@@ -1,7 +1,7 @@
 -- Why a deployment cannot run, one sentence per fault: indivisible sizes, unsupported number formats, too little memory
 with facts as (
   select settings.*, models.heads, models.vocab, models.experts, gpus.bf16_flops_per_s, plan.usable_bytes, plan.weights_bytes,
-         plan.activations_bytes, plan.graphs_bytes, plan.kv_bytes, plan.capacity_units, plan.memory_units, plan.full_units, plan.window_units,
+         plan.activations_bytes, plan.graphs_bytes, plan.kv_bytes, plan.capacity_units, plan.memory_units, plan.full_units, plan.window_units, plan.windows_apart,
          settings.model || coalesce(' with its draft model ' || drafts.model, '') as served, models.layer_count, models.max_positions, models.linear_key_heads, models.linear_value_heads,
          -- a draft model's memory is counted with the model that it drafts for
          settings.deployment_id in (select draft_deployment_id from deployment_settings where draft_deployment_id is not null) as is_draft
@@ -117,7 +117,7 @@ union
 -- the plan estimates activations: what an engine's log states may be a little more
 select deployment_id, 'kv_cache_tokens',
        format('kv_cache_tokens {} is more than the {} tokens that fit beside {} on {}; use at most that', kv_cache_tokens,
-              memory_units // (full_units + window_units) * block_size, served, gpu)
+              memory_units // units_of_block(full_units, window_units, windows_apart) * block_size, served, gpu)
 from facts where kv_bytes > 0 and memory_units > 0 and kv_cache_tokens is not null and not is_draft and exceeds_plan(capacity_units, memory_units)
 union
 select deployment_id, 'kv_cache_tokens',

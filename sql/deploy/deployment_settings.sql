@@ -25,6 +25,18 @@ limits as (
   from (select 0 as level, * from deployments union all by name select 1 as level, * from presets)
   group by deployment_id
 ),
+-- layers with a window in a pool of their own
+pools as (
+  select deployments.deployment_id, known.swa_full_tokens_ratio
+  from deployments
+  join models on models.model = deployments.model
+  join gpus on gpus.gpu = deployments.gpu
+  join engine_window_pools as known
+    on known.engine = deployments.engine and known.architecture = models.architecture
+   and is_of_versions(deployments.engine_version, known.from_version, known.before_version)
+  where not coalesce(list_contains(string_split(known.unlike_capabilities, ' '), gpus.compute_capability), false)
+    and (known.with_drafts or coalesce(deployments.num_speculative_tokens, 0) = 0)
+),
 -- where draft tokens come from; null: there are none
 proposing as (
   select
@@ -61,6 +73,9 @@ select
     -- TensorRT-LLM gathers tokens unless there are more expert ranks than a token has experts
     case when deployments.expert_exchange is null and limits.engine = 'trtllm' and limits.ep <= coalesce(models.top_k, 0) then 'all_gather'
          else limits.expert_exchange end as expert_exchange,
+    coalesce(deployments.windows_freed, pools.deployment_id is not null or limits.windows_freed) as windows_freed,
+    case when coalesce(deployments.windows_freed, true) and pools.deployment_id is not null
+         then coalesce(limits.swa_full_tokens_ratio, pools.swa_full_tokens_ratio) end as swa_full_tokens_ratio,
     case when coalesce(limits.enforce_eager, false) then 0 else limits.graph_max_tokens end as graph_max_tokens,
     case when limits.prompt_graphs = 'chunk'
               and (gpus.vendor <> 'nvidia' or limits.pp > 1 or lock_step or limits.num_speculative_tokens > 0
@@ -80,5 +95,6 @@ join formats using (deployment_id)
 join proposing using (deployment_id)
 join models on models.model = limits.model
 join gpus on gpus.gpu = limits.gpu
+left join pools using (deployment_id)
 left join deployment_samplers using (deployment_id)
 left join draft_acceptance_rates as usual on usual.method = proposing.method

@@ -1,5 +1,6 @@
 -- Memory of one GPU, and the capacity of its KV cache in blocks, tokens and full-length requests;
--- a draft model adds its weights and its layers of the cache. Layers with a window count as full where the engine does not free what lies before it
+-- a draft model adds its weights and its layers of the cache. Layers with a window count as full where the engine does not free what lies before it;
+-- in a pool of their own they have swa_full_tokens_ratio as many tokens as the others
 with stages as (
   -- the fullest pipeline stage: its share of the layers, plus embedding and output head
   select deployment_id, ceil(sum(count) / any_value(pp)) / sum(count) as layer_share
@@ -20,6 +21,7 @@ split as (
     gpus.memory_bytes,
     settings.gpu_memory_utilization,
     settings.memory_fraction_of,
+    settings.swa_full_tokens_ratio,
     weights.weights_bytes + coalesce(draft_weights.weights_bytes, 0) as weights_bytes,
     -- residual, hidden and the widest projection of the largest step, in 16 bit, and FP32 logits of the sampled tokens
     -- (a limit beyond what can be simulated is a fault of the deployment, and may not overflow here)
@@ -60,6 +62,7 @@ units as (
   select
     *,
     usable_bytes - used_bytes as kv_bytes,
+    coalesce(full_layers > 0 and window_layers > 0 and swa_full_tokens_ratio > 0, false) as windows_apart,
     case when window_layers = 0 then least(full_layers, 1) else ceil(full_layers / least(nullif(full_layers, 0), window_layers)) end as full_group,
     case when window_layers = 0 then 0 else ceil(window_layers / least(window_layers, coalesce(nullif(full_layers, 0), window_layers))) end as window_units,
     -- the last group of a kind is padded with empty layers
@@ -69,9 +72,11 @@ units as (
 ),
 sized as (
   select
-    *,
-    coalesce(full_group, 0) as full_units,
-    (full_token_bytes + window_token_bytes) / greatest(full_layers + window_layers, 1) * group_layers * block_size as unit_bytes
+    * exclude (window_units),
+    case when windows_apart then round(swa_full_tokens_ratio * pool_parts()) else coalesce(full_group, 0) end as full_units,
+    case when windows_apart then pool_parts() else window_units end as window_units,
+    case when windows_apart then (full_token_bytes + swa_full_tokens_ratio * window_token_bytes) * block_size / round(swa_full_tokens_ratio * pool_parts())
+         else (full_token_bytes + window_token_bytes) / greatest(full_layers + window_layers, 1) * group_layers * block_size end as unit_bytes
   from units
 ),
 counted as (
@@ -79,9 +84,15 @@ counted as (
     *,
     case when unit_bytes > 0 then ceil(sequence_bytes / unit_bytes) else 1 end::bigint as sequence_units,
     greatest(floor(kv_bytes / case when unit_bytes > 0 then unit_bytes else greatest(sequence_bytes, 1) end), 0)::bigint as memory_units,
-    case when stated_tokens is not null then (least(stated_tokens // block_size, 1e15) * (full_units + window_units))::bigint
+    case when stated_tokens is not null then (least(stated_tokens // block_size, 1e12) * units_of_block(full_units, window_units, windows_apart))::bigint
          else memory_units end as capacity_units
   from sized
+),
+longest as (
+  select
+    *,
+    greatest(units_of_request(full_units, window_units, window_blocks, sequence_units, windows_apart, ceil(max_model_len / block_size)), 1) as longest_units
+  from counted
 )
 select
   deployment_id,
@@ -96,13 +107,10 @@ select
   full_units::bigint as full_units,
   window_units::bigint as window_units,
   case when window_units > 0 then window_blocks else 0 end::bigint as window_blocks,
+  windows_apart,
   sequence_units,
   memory_units,
   capacity_units,
-  capacity_units / greatest(
-    full_units * ceil(max_model_len / block_size)
-    + window_units * least(ceil(max_model_len / block_size), window_blocks) + sequence_units, 1) as max_concurrency,
-  floor(capacity_units::double * max_model_len / greatest(
-    full_units * ceil(max_model_len / block_size)
-    + window_units * least(ceil(max_model_len / block_size), window_blocks) + sequence_units, 1))::bigint as kv_cache_tokens
-from counted
+  capacity_units / longest_units as max_concurrency,
+  floor(capacity_units::double * max_model_len / longest_units)::bigint as kv_cache_tokens
+from longest

@@ -10,8 +10,8 @@ with gathers as (
   select
     layers.deployment_id, step_shape_id, layers.layer_kind || '.moe_dispatch', 'moe_dispatch', layers.count, layers.dp,
     -- TensorRT-LLM gathers quantised tokens (run_post_quant_allgather), but for scales by block, others 16-bit ones
-    case when settings.engine = 'trtllm' and experts.math in ('fp4', 'fp8', 'int8') and experts.format <> 'fp8_block'
-         then formats.activation_bits / 8 else 2.0 end * expert_tokens * layers.dp * layers.hidden
+    case when settings.engine = 'trtllm' then sent_token_bytes(experts.math, experts.format, formats.activation_bits) else 2.0 end
+      * expert_tokens * layers.dp * layers.hidden
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
   join layer_weights as experts on experts.deployment_id = layers.deployment_id and experts.layer_kind = layers.layer_kind and experts.name = 'experts'

@@ -67,6 +67,10 @@ create macro expert_block_rows() as 128;
 create macro whole_blocks(rows) as (((rows + expert_block_rows() - 1) // expert_block_rows()) * expert_block_rows())::bigint;
 -- tokens of a rank that DeepEP's low-latency buffers hold (SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK in published recipes of decode servers)
 create macro most_low_latency_tokens() as 1024;
+-- bytes an element that TensorRT-LLM sends to other ranks: quantised tokens, but for scales by block; and those of NVFP4, whose scales are sent too
+create macro sent_token_bytes(math, format, activation_bits) as
+  case when math in ('fp4', 'fp8', 'int8') and format <> 'fp8_block' then activation_bits / 8 else 2.0 end;
+create macro nvfp4_token_bytes() as 4.5 / 8;
 create macro moe_flops(tokens, top_k, moe_ep, expert_rows, hidden) as 2.0 * tokens * top_k / moe_ep * expert_rows * hidden;
 -- tokens in and out of a rank: those of its experts, but each once
 create macro moe_token_bytes(tokens, top_k, moe_ep, hidden) as 4.0 * tokens * least(1.0, top_k / moe_ep) * hidden;

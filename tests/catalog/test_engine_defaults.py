@@ -344,16 +344,56 @@ def test_drafts_stages_and_ranks_change_defaults(settings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "version", "tokens_kept"),
+    ("stated", "tokens_kept"),
     # 24 layers of gpt-oss-20b, every other one with a window of 128 tokens; 8 heads of 64 numbers in 16 bit
-    [("vllm", "0.16", 12), ("trtllm", "1.0.0", 24), ("trtllm", "1.3.0rc20", 24)],
+    [
+        ({"engine": "vllm", "engine_version": "0.16"}, 12),
+        ({"engine": "vllm", "engine_version": "0.16", "windows_freed": False}, 24),
+        ({"engine": "trtllm", "engine_version": "1.0.0"}, 24),
+        ({"engine": "trtllm", "engine_version": "1.3.0rc20"}, 24),
+        # a pool of their own with 0.8 as many tokens, but where the attention of SM 10.0 or drafts do not read it
+        ({"engine": "sglang", "engine_version": "0.5.7"}, 24),
+        ({"engine": "sglang", "engine_version": "0.5.8"}, 12 + 0.8 * 12),
+        (
+            {"engine": "sglang", "engine_version": "0.5.8", "num_speculative_tokens": 2, "speculative_method": "ngram"},
+            24,
+        ),
+        (
+            {"engine": "sglang", "engine_version": "0.5.9", "num_speculative_tokens": 2, "speculative_method": "ngram"},
+            21.6,
+        ),
+        ({"engine": "sglang", "engine_version": "0.5.9", "gpu": "b200_sxm"}, 24),
+        ({"engine": "sglang", "engine_version": "0.5.10", "gpu": "b200_sxm"}, 21.6),
+        ({"engine": "sglang", "swa_full_tokens_ratio": 0.25}, 15),
+        ({"engine": "sglang", "swa_full_tokens_ratio": 0.25, "windows_freed": False}, 24),
+        ({"engine": "sglang", "engine_version": "0.5.7", "swa_full_tokens_ratio": 0.25}, 24),
+    ],
 )
-def test_tensorrt_llm_keeps_whole_contexts_of_layers_with_a_window(engine: str, version: str, tokens_kept: int) -> None:
-    place = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": engine, "engine_version": version}
+def test_layers_with_a_window_keep_what_their_engine_keeps(stated: dict[str, Any], tokens_kept: float) -> None:
+    place = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "gpu": "h100_sxm"}
     with connect() as session:
-        session.give("deployments", [{"deployment_id": "d", "model": "gpt-oss-20b", "gpu": "h100_sxm", **place}])
+        session.give("deployments", [{"deployment_id": "d", "model": "gpt-oss-20b", **place, **stated}])
         plan = session.table("memory_plan").to_pylist()[0]
     assert plan["kv_cache_tokens"] == pytest.approx(plan["kv_bytes"] / (tokens_kept * 2 * 8 * 64 * 2), rel=0.01)
+
+
+@pytest.mark.parametrize("model", ["gemma-3-27b", "gemma-2-9b", "mistral-7b-v0.1"])
+def test_sglang_frees_no_windows_of_models_that_it_does_not_list(model: str) -> None:
+    place = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "gpu": "h100_sxm", "engine": "sglang"}
+    with connect() as session:
+        session.give("deployments", [{"deployment_id": "d", "model": model, **place}])
+        plan = session.table("memory_plan").to_pylist()[0]
+    assert (plan["window_units"], plan["windows_apart"]) == (0, False)
+
+
+def test_a_pool_of_windows_binds_where_contexts_are_shorter_than_it_holds() -> None:
+    """Llama 4, chunks of 8,192 tokens, three layers of four: short contexts fill the pool of 0.8 as many tokens."""
+    place = {"tp": 8, "pp": 1, "dp": 1, "ep": 1, "gpu": "h200_sxm", "engine": "sglang", "engine_version": "0.5.10"}
+    row = {"model": "llama-4-scout-17b-16e", **place}
+    with connect() as session:
+        session.give("deployments", [{"deployment_id": str(n), **row, "max_model_len": n} for n in (4096, 65536)])
+        tokens = {row["deployment_id"]: row["kv_cache_tokens"] for row in session.table("memory_plan").to_pylist()}
+    assert tokens["4096"] == pytest.approx(0.8 * tokens["65536"], rel=0.01)
 
 
 def test_rows_are_in_the_order_of_their_versions_and_name_their_sources() -> None:

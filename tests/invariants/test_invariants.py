@@ -52,7 +52,8 @@ def visible_us(world: World, served: Served) -> np.ndarray:
 def units_of(tokens: int, limits: Limits) -> int:
     """KV units of a request with this many cached tokens."""
     blocks = -(-tokens // limits.block_size)
-    return limits.full_units * blocks + limits.window_units * min(blocks, limits.window_blocks) + limits.sequence_units
+    full, windows = limits.full_units * blocks, limits.window_units * min(blocks, limits.window_blocks)
+    return (max(full, windows) if limits.windows_apart else full + windows) + limits.sequence_units
 
 
 # ---------------------------------------------------------------- one replica

@@ -134,6 +134,21 @@ def test_what_is_called_measured_is_the_kernel_that_runs(engine: str, asked: str
     assert (found["tier"], found["evidence"]) == (tier, evidence)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_a_library_that_was_swept_by_itself_has_its_own_constants_in_every_engine(engine: str) -> None:
+    at = {"level": "gpu", "gpu": "h100_sxm", "engine": "library", "implementation": "library", "dtype": "bf16"}
+    rows = [row("choice", "rows", 1.0, **at), row("constant", "floor_us", 3.0, lineage="library", **at)]
+    held = [row("interval", "half", 0.1, gpu="h100_sxm", dtype="library|library|bf16", position=n) for n in range(5)]
+    calls = call_table({**SIZES, **work("gemm", SIZES), "format": ["bf16"]}, "h100_sxm", "bf16")
+    calls = with_column(calls, "engine", [engine]).append_column("implementation", pa.array(["library"]))
+
+    def latency(*swept: dict[str, Any]) -> float:
+        tables = [FITS, pack_table([*swept, *correction_arrays(held)])]
+        return price("gemm", calls, tier="auto", eta_coefficients=pa.concat_tables(tables))["latency_us"][0].as_py()
+
+    assert latency(*rows) - latency(rows[0]) == pytest.approx(ALL * (3.0 - 1.0), rel=1e-5)
+
+
 def test_a_hypothetical_gpu_has_the_fit_of_its_likeness_and_an_interval_of_its_own() -> None:
     """What a sweep says of the errors on its own GPU says nothing of a GPU that nobody has built."""
     gpus = FACTS["gpus"]

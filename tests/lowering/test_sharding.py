@@ -207,6 +207,20 @@ def test_all_to_all_sends_a_token_once_to_each_rank_of_its_experts(ask):
         assert (call["family"], call["count"], call["bytes"], call["shape"]["gpus"]) == ("all_to_all", 94, expected, 16)
 
 
+@pytest.mark.parametrize(
+    ("version", "gpu", "kernel", "share"),
+    [("1.2", "b200_sxm", "nvlink_one_sided", 4.5 / 16), ("1.1", "b200_sxm", None, 1), ("1.2", "l40s", None, 1)],
+)
+def test_tensorrt_llm_writes_tokens_to_other_ranks_over_nvlink_from_a_version_on(ask, version, gpu, kernel, share):
+    stated = {"model": "llama-4-maverick-17b-128e", "dp": 4, "ep": 4, "engine": "trtllm", "quantization": "nvfp4"}
+    calls = ask("all_to_all_calls", {**stated, "gpu": gpu, "engine_version": version}, **STEP)
+    assert {call["name"]: call["implementation"] for call in calls} == {
+        name: kernel and name.replace("moe", kernel) for name in ("moe_dispatch", "moe_combine")
+    }
+    # one expert a token, two kinds of layers; NVFP4 goes out, and what comes back is counted as its sweep does
+    assert [call["bytes"] for call in calls] == pytest.approx([2 * TOKENS * 5120 * share] * 4, rel=1e-12)
+
+
 @pytest.mark.parametrize("ep", [2, 8])
 def test_up_to_as_many_ranks_as_a_token_has_experts_tensorrt_llm_gathers_tokens(ask, ep):
     stated = {"model": "qwen3-235b-a22b", "dp": ep, "ep": ep, "engine": "trtllm"}

@@ -65,6 +65,11 @@ WORKED = {
     "whole_blocks(128)": 128,
     "whole_blocks(129)": 2 * 128,
     "most_low_latency_tokens()": 1024,
+    "sent_token_bytes('fp8', 'fp8', 8)": 1.0,
+    "sent_token_bytes('fp8', 'fp8_block', 8.25)": 2.0,
+    "sent_token_bytes('bf16', 'bf16', 16)": 2.0,
+    # 4 bits and an 8-bit scale for 16 of them
+    "nvfp4_token_bytes()": (4 + 8 / 16) / 8,
     "moe_flops(6, 2, 2, 96, 64)": 2 * 6 * 2 / 2 * 96 * 64,
     "moe_token_bytes(6, 2, 2, 64)": 2 * 2 * 6 * 64,
     # of four ranks each gets half of the tokens

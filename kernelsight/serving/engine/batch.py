@@ -24,7 +24,8 @@ def units_held(tokens: int, limits: np.void) -> int:
     if tokens == 0:
         return 0
     blocks = (tokens + limits.block_size - 1) // limits.block_size
-    return limits.full_units * blocks + limits.window_units * min(blocks, limits.window_blocks) + limits.sequence_units
+    full, windows = limits.full_units * blocks, limits.window_units * min(blocks, limits.window_blocks)
+    return (max(full, windows) if limits.windows_apart else full + windows) + limits.sequence_units
 
 
 @inlined

@@ -93,6 +93,8 @@ class Limits(NamedTuple):
     ] = 1
     # with pipeline stages: chunks of one prompt are in several batches at once; otherwise one waits for another
     chunks_overlap: bool = True
+    # layers with a window have a pool of their own: a request takes the larger of its units in both, not their sum
+    windows_apart: bool = False
 
 
 _DECLARED = get_type_hints(Limits, include_extras=True)

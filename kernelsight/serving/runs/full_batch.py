@@ -109,7 +109,8 @@ def requests_in_cache(limits: Limits, lengths: Lengths) -> float:
 def units_of(limits: Limits, tokens: float) -> float:
     """Return the KV units of a request with this many tokens, its last block half full on average."""
     blocks = tokens / limits.block_size + 0.5
-    return limits.full_units * blocks + limits.window_units * min(blocks, limits.window_blocks) + limits.sequence_units
+    full, windows = limits.full_units * blocks, limits.window_units * min(blocks, limits.window_blocks)
+    return (max(full, windows) if limits.windows_apart else full + windows) + limits.sequence_units
 
 
 class FullEngine(NamedTuple):

@@ -114,6 +114,8 @@ VLLM = {
     """"original_max_position_embeddings": 32768}}'""": {"max_position_embeddings": 65536},
     """--hf-overrides '{"max_position_embeddings": 65536}'""": {"max_position_embeddings": 65536},
     """--hf-overrides '{"architectures": ["X"]}'""": {},
+    "--disable-hybrid-kv-cache-manager": {"windows_freed": False},
+    "--no-disable-hybrid-kv-cache-manager": {"windows_freed": True},
     """-sc '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2}'""": {},
 }
 SGLANG = {
@@ -164,6 +166,8 @@ SGLANG = {
         "num_speculative_tokens": 7,
     },
     "--kv-cache-dtype fp8_e5m2 --context-length 32k": {"kv_cache_dtype": "fp8", "max_model_len": 32000},
+    "--swa-full-tokens-ratio 0.25": {"swa_full_tokens_ratio": 0.25},
+    "--disable-hybrid-swa-memory": {"windows_freed": False},
 }
 
 
@@ -331,6 +335,12 @@ def test_flags_beside_the_line_have_precedence():
             "do not divide the tensor-parallel size 4",
         ),
         ("vllm serve m --num-gpu-blocks-override x", "needs whole numbers"),
+        (
+            "python -m sglang.launch_server --model m --swa-full-tokens-ratio 1.5",
+            "swa_full_tokens_ratio is 1.5; give a number above 0 and at most 1",
+        ),
+        ("python -m sglang.launch_server --model m --swa-full-tokens-ratio 0", "swa_full_tokens_ratio is 0; give"),
+        ("python -m sglang.launch_server --model m --swa-full-tokens-ratio half", "swa_full_tokens_ratio is 'half'"),
         ("vllm serve m\n  -tp 8 --enable-expert-parallel", "-tp begins a line of its own"),
         ("vllm serve m --enforce-eager=maybe", "a switch takes no value but true or false"),
     ],

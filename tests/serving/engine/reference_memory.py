@@ -25,6 +25,12 @@ from dataclasses import dataclass
 from typing import Any
 
 
+def beside_full(limits: Any, full: int, blocks: int) -> int:
+    """Units that layers with a window take beside ``full`` units of the others; in a pool of their own what is more."""
+    windows = limits.window_units * min(blocks, limits.window_blocks)
+    return max(windows - full, 0) if limits.windows_apart else windows
+
+
 class CountedMemory:
     """KV units by formula; nothing is shared."""
 
@@ -35,8 +41,8 @@ class CountedMemory:
     def units_of(self, tokens: int) -> int:
         """KV units of a request with this many tokens in the cache."""
         blocks = -(-tokens // self.limits.block_size)
-        in_window = min(blocks, self.limits.window_blocks)
-        return self.limits.full_units * blocks + self.limits.window_units * in_window + self.limits.sequence_units
+        full = self.limits.full_units * blocks
+        return full + beside_full(self.limits, full, blocks) + self.limits.sequence_units
 
     @property
     def used(self) -> int:
@@ -140,8 +146,9 @@ class CachedMemory(CountedMemory):
         return -(-tokens // self.block_size)
 
     def window_units_of(self, tokens: int) -> int:
-        """Units that this many tokens have in layers with a window."""
-        return self.limits.window_units * min(self.blocks_of(tokens), self.limits.window_blocks)
+        """Units that this many tokens have in layers with a window, beside those of the others."""
+        blocks = self.blocks_of(tokens)
+        return beside_full(self.limits, self.limits.full_units * blocks, blocks)
 
     def units_of(self, tokens: int) -> int:
         """Units of this many tokens."""
@@ -208,10 +215,9 @@ class CachedMemory(CountedMemory):
         """A running request gets this many tokens more; the prompt blocks that they fill are cached."""
         table, before = self.table[id(request)], self.tokens[id(request)]
         after = self.tokens[id(request)] = before + tokens
-        while len(table) < self.blocks_of(after):
-            self.take(self.limits.full_units)
-            table.append(Block(self.limits.full_units, owner=id(request)))
-        self.take(self.window_units_of(after) - self.in_window[id(request)])
+        more = self.blocks_of(after) - len(table)
+        self.take(self.limits.full_units * more + self.window_units_of(after) - self.in_window[id(request)])
+        table += [Block(self.limits.full_units, owner=id(request)) for _ in range(more)]
         self.in_window[id(request)] = self.window_units_of(after)
         full = min(after, request.prompt_tokens) // self.block_size
         self.keep(request, full, [])

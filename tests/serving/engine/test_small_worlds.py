@@ -246,6 +246,18 @@ def test_a_window_keeps_its_blocks_only() -> None:
     assert column(served, UNITS) == [7]
 
 
+def test_windows_in_a_pool_of_their_own_count_where_they_are_more() -> None:
+    # Blocks of 4. Layers without a window take 4 parts of a block, those with one 5 of theirs, of two blocks at most.
+    apart = {"full_units": 4, "window_units": 5, "window_blocks": 2, "windows_apart": True}
+    for prompt, units in ((4, 5), (8, 10), (9, 12), (16, 16)):
+        served = run_loop(constant_world([(0, prompt, 1)], capacity_units=units, **apart))
+        assert column(served, UNITS) == [units]
+        assert (
+            run_loop(constant_world([(0, prompt, 1)], capacity_units=units - 1, **apart)).out.status[0]
+            == records.NO_MEMORY
+        )
+
+
 def test_all_units_are_free_again_after_preemptions() -> None:
     # the crowd preempts; long after it, one small request finds the memory empty: one block is in use
     crowd = [(float(i), 7, 9) for i in range(6)]

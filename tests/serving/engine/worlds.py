@@ -142,6 +142,7 @@ def caching_worlds(draw: st.DrawFn) -> World:
     limits = world.limits._replace(
         **{"block_size": block_size, "full_units": full, "window_units": window, "sequence_units": 0},
         **{"prefix_caching": True, "max_model_len": 80, "window_blocks": draw(st.integers(1, 4)) if window else 0},
+        windows_apart=bool(window) and draw(st.booleans()),
     )
     load = draw(shared_prompts(world.load, block_size * draw(st.sampled_from([1, 1, 2, 4]))))
     requests = list(zip(load.arrival_us, load.prompt_tokens.tolist(), load.output_tokens.tolist(), strict=True))
@@ -207,6 +208,7 @@ def limits_drawn(draw: st.DrawFn) -> Limits:
         prefill_first=draw(st.booleans()),
         asynchronous=draw(st.booleans()),
         whole_prompts=draw(st.booleans()),
+        windows_apart=bool(full and window) and draw(st.booleans()),
     )
 
 
@@ -284,10 +286,8 @@ def hosts_drawn(draw: st.DrawFn, whole: bool) -> inputs.Host:
 def capacities(limits: Limits, requests: list[tuple[float, int, int]]) -> st.SearchStrategy[int]:
     """KV capacities: exactly the largest request, one unit less, a little more, or ample."""
     blocks = [-(-(prompt + output - 1) // limits.block_size) for _, prompt, output in requests]
-    most = max(
-        limits.full_units * b + limits.window_units * min(b, limits.window_blocks) + limits.sequence_units
-        for b in blocks
-    )
+    parts = [(limits.full_units * b, limits.window_units * min(b, limits.window_blocks)) for b in blocks]
+    most = max(max(part) if limits.windows_apart else sum(part) for part in parts) + limits.sequence_units
     return st.sampled_from([most, most, max(most - 1, 0), most + 1, most + 3, 2 * most, 1000])
 
 
