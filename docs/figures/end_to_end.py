@@ -60,12 +60,21 @@ def runs_of(scores: Mapping[str, Any]) -> str:
 
 def levels() -> str:
     """Every level and tool: median / mean, 90th percentile, bias; the number of dense and MoE runs in each row."""
+    return _levels(peers=None)
+
+
+def summary() -> str:
+    """``levels`` with the other tool in its best case alone: given the launch flags that it supports."""
+    return _levels(peers=1)
+
+
+def _levels(peers: int | None) -> str:
     found = figures()
     rows = [
         [LEVELS[level], runs_of(scores), *four(scores, full), full(scores["all"]["throughput"])]
         for level, scores in in_order(found["levels"])
     ]
-    for name, words in asked(found):
+    for name, words in asked(found)[:peers]:
         peer = found[name]
         for who, how in RAW.items():
             scores = {kind: peer[kind][who] for kind in ("dense", "moe", "all")}
