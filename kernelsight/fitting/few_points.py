@@ -31,10 +31,12 @@ from kernelsight.kernels.floors import (
     floor_row,
     with_floors,
 )
+from kernelsight.kernels.forms import Form
 from kernelsight.kernels.kinds import ALONE
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.points import (
     PARTS,
+    Moves,
     Parts,
     Places,
     PointsOf,
@@ -56,8 +58,21 @@ MOST_POINTS = 3000
 # of rows that `calibrate measure` wrote: it times a kernel alone, and takes the gap between replays off
 OWN_SOURCE = "kernelsight calibrate measure"
 # Gauss-Newton steps to the moves of constants: a constant that moves far needs the later ones
-STEPS = 3
+STEPS = 5
+# a step goes the whole way, or half of it, down to a sixteenth
+HALVINGS = 5
+# moves of constants in units of their spreads, by the words of a level
+ByLevel = Mapping[tuple[str, ...], np.ndarray]
 Tables = tuple[pa.Table, pa.Table, pa.Table]
+
+
+class _Tried(NamedTuple):
+    """Moves of constants, the calls that they make, what these leave of log latencies, and what is to be least."""
+
+    by_level: ByLevel
+    calls: Calls
+    left: np.ndarray
+    cost: float
 
 
 class Measured(NamedTuple):
@@ -98,40 +113,63 @@ def moved_calls(calls: Calls, points: PointsOf) -> Calls:
 def fit_points(measured: Measured, steps: int = STEPS, parts: Parts = PARTS) -> PointsOf:
     """Return what measured calls of one family say of its constants, and of what these leave.
 
-    The last step leaves a residual e of the moved constants; its weights are (K + noise^2)^-1 e.
+    Moves m take least |m|^2 + e' (K + noise^2)^-1 e, e what moved constants leave of the calls and m in deviations.
+    A step goes to where moves would be if latencies followed their slopes, or half of the way, a quarter and so on,
+    until that sum is less: whole steps go to and fro where a constant counts on one side of a maximum alone.
     """
-    where, moves = measured.places, {}
-    log_us = np.log(measured.predicted_us) + measured.log_error
+    where, log_us = measured.places, np.log(measured.predicted_us) + measured.log_error
     noise = parts.noise**2 * np.eye(where.size)
-    names, spread = zip(*((one.name, one.spread) for one in fitted_coefficients(measured.calls.form)), strict=True)
-    log_error, moved = measured.log_error, np.zeros_like(where.slopes)
-    points = PointsOf(moves, where, log_error)
-    for step in range(steps):
-        if step:
-            calls = moved_calls(measured.calls, points)
-            where = where._replace(slopes=calls.slopes())
-            log_error = log_us - np.log(calls.latency_us())
-        linear = log_error + (where.slopes * moved).sum(axis=1)
-        weights = np.linalg.solve(covariance(where, where, parts) + noise, linear)
-        by_level = _moves_by_level(where, weights, parts)
-        moved = _moves_of(by_level, where)
-        moves = {level: dict(zip(names, np.multiply(of, spread), strict=True)) for level, of in by_level.items()}
-        points = points._replace(moves=moves)
-    log_error = log_us - np.log(moved_calls(measured.calls, points).latency_us())
-    weights = np.linalg.solve(covariance_of_left(where, where, parts) + noise, log_error)
-    return PointsOf(moves, where, weights)
+    weigh = np.linalg.inv(covariance_of_left(where, where, parts) + noise)
+    by_level = {words: np.zeros(where.slopes.shape[1]) for words in _levels(where)}
+
+    def tried(by_level: ByLevel) -> _Tried:
+        calls = moved_calls(measured.calls, PointsOf(_by_constant(by_level, measured.calls.form), where, log_us))
+        left = log_us - np.log(calls.latency_us())
+        far = sum(float(moves @ moves) for moves in by_level.values()) / parts.constant**2
+        return _Tried(by_level, calls, left, far + float(left @ weigh @ left))
+
+    best = tried(by_level)
+    for _ in range(steps):
+        where = where._replace(slopes=best.calls.slopes())
+        linear = best.left + (where.slopes * _moves_of(best.by_level, where)).sum(axis=1)
+        aim = _moves_by_level(where, np.linalg.solve(covariance(where, where, parts) + noise, linear), parts)
+        ways = (tried(_between(best.by_level, aim, 0.5**halving)) for halving in range(HALVINGS))
+        better = next((one for one in ways if one.cost < best.cost), None)
+        if better is None:
+            break
+        best = better
+    moves = _by_constant(best.by_level, measured.calls.form)
+    return PointsOf(moves, measured.places._replace(slopes=best.calls.slopes()), weigh @ best.left)
 
 
-def _moves_by_level(where: Places, weights: np.ndarray, parts: Parts) -> dict[tuple[str, ...], np.ndarray]:
+def _between(here: ByLevel, there: ByLevel, share: float) -> ByLevel:
+    return {words: moves + share * (there[words] - moves) for words, moves in here.items()}
+
+
+def _by_constant(by_level: ByLevel, form: Form) -> Moves:
+    """Return moves in units of spreads as logarithms, by the names of constants."""
+    fitted = fitted_coefficients(form)
+    return {
+        words: {one.name: float(move * one.spread) for one, move in zip(fitted, moves, strict=True)}
+        for words, moves in by_level.items()
+    }
+
+
+def _levels(where: Places) -> dict[tuple[str, ...], None]:
+    words = zip(where.engine, where.implementation, where.dtype, strict=True)
+    return dict.fromkeys(level for one in words for level in levels_of(*one))
+
+
+def _moves_by_level(where: Places, weights: np.ndarray, parts: Parts) -> ByLevel:
     """Return the moves of constants in units of their spreads, by the words of each level that has points."""
-    moves: dict[tuple[str, ...], np.ndarray] = {}
+    moves = {words: np.zeros(where.slopes.shape[1]) for words in _levels(where)}
     for row, words in enumerate(zip(where.engine, where.implementation, where.dtype, strict=True)):
         for level in levels_of(*words):
-            moves[level] = moves.get(level, 0.0) + parts.constant**2 * weights[row] * where.slopes[row]
+            moves[level] += parts.constant**2 * weights[row] * where.slopes[row]
     return moves
 
 
-def _moves_of(by_level: Mapping[tuple[str, ...], np.ndarray], where: Places) -> np.ndarray:
+def _moves_of(by_level: ByLevel, where: Places) -> np.ndarray:
     words = zip(where.engine, where.implementation, where.dtype, strict=True)
     return np.array([sum(by_level[level] for level in levels_of(*one)) for one in words])
 
