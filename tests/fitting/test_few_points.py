@@ -210,6 +210,19 @@ def test_a_constant_that_is_another_on_a_gpu_is_found(products: Measured) -> Non
     assert left("vllm|cublas|bf16") < left("sglang|cublas|bf16") < left("vllm|marlin|bf16") < 0.9
 
 
+@pytest.mark.parametrize("seed", [3, 5, 9])
+def test_more_steps_leave_moves_where_they_are(products: Measured, seed: int) -> None:
+    """By whole steps alone calls of these points go to and fro by a fifth to a half, for ever."""
+    random = np.random.default_rng(seed)
+    rows = np.sort(random.choice(products.places.size, 6, replace=False))
+    measured = products._replace(log_error=random.normal(0.0, 0.6, products.places.size))
+    default, once_more, twice_more = (
+        measured.latency_us(fit_points(measured.at(rows), **steps)) for steps in ({}, {"steps": 11}, {"steps": 12})
+    )
+    assert np.abs(np.log(twice_more / once_more)).max() < 0.01
+    assert np.abs(np.log(twice_more / default)).max() < 0.05
+
+
 def test_points_of_another_vendor_move_its_constants_less(products: Measured) -> None:
     measured = scattered(products, 5)
     rows = np.arange(0, measured.places.size, 30)
