@@ -18,7 +18,8 @@ from points import TRAIN, sampled
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fitted_coefficients
-from kernelsight.fitting.few_points import Measured, held_out_fit, measured_calls
+from kernelsight.fitting.few_points import held_out_fit, measured_calls
+from kernelsight.fitting.point_fit import Measured
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import MEASURED
 from kernelsight.kernels.floors import CARRIED, is_floor, with_floors

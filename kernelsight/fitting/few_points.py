@@ -1,8 +1,7 @@
 """Points of a pack, fitted to a few measured calls of a GPU: moved constants, and a Gaussian process of the residual.
 
-The base is the fit without that GPU's generation; the model is :mod:`kernelsight.kernels.points`. The moves of
-constants are the maximum a posteriori, by Gauss-Newton steps. A pack holds the moves, and for each kernel its points
-with the weights of the residual that moved constants leave.
+The base is the fit without that GPU's generation; the fit of one family is :mod:`kernelsight.fitting.point_fit`. A pack
+holds the moves, and for each kernel its points with the weights of the residual that moved constants leave.
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.expressions import Calls, calls_of, fitted_coefficients, joined_calls
+from kernelsight.fitting.expressions import Calls, calls_of, joined_calls
 from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import features_of
+from kernelsight.fitting.point_fit import Measured, fit_points
 from kernelsight.fitting.sweep_files import launches_us
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.call_kinds import ALONE
@@ -35,15 +34,8 @@ from kernelsight.kernels.floors import (
 )
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.points import (
-    PARTS,
-    Parts,
     Places,
     PointsOf,
-    covariance,
-    covariance_of_left,
-    levels_of,
-    mean_of,
-    moved_constants,
     parts_of,
     places,
     size_count,
@@ -56,26 +48,7 @@ from kernelsight.number_format import number
 MOST_POINTS = 3000
 # source of rows by `calibrate measure`, which times a kernel alone and subtracts the gap between replays
 OWN_SOURCE = "kernelsight calibrate measure"
-# Gauss-Newton steps; the later ones matter for constants that move far
-STEPS = 3
 Tables = tuple[pa.Table, pa.Table, pa.Table]
-
-
-class Measured(NamedTuple):
-    """Measured calls of one family on one GPU: their places, predicted latency in us, log(measured / predicted)."""
-
-    places: Places
-    predicted_us: np.ndarray
-    log_error: np.ndarray
-    calls: Calls
-
-    def at(self, rows: np.ndarray) -> Measured:
-        """Return the calls at the indices ``rows``."""
-        return Measured(self.places.at(rows), self.predicted_us[rows], self.log_error[rows], self.calls.take(rows))
-
-    def latency_us(self, points: PointsOf) -> np.ndarray:
-        """Predict the latency of each call in us by constants that points move, and the residual's mean at the call."""
-        return moved_calls(self.calls, points).latency_us() * np.exp(mean_of(self.places, points))
 
 
 def places_of(family: str, table: pa.Table, calls: Calls, tables: Tables) -> Places:
@@ -83,59 +56,6 @@ def places_of(family: str, table: pa.Table, calls: Calls, tables: Tables) -> Pla
     words = {name: table[name].to_pylist() for name in ("engine", "implementation", "dtype")}
     row_features = features_of(family, calls.form, table, *tables)
     return places(words, sizes_of(family, row_features), calls.slopes())
-
-
-def moved_calls(calls: Calls, points: PointsOf) -> Calls:
-    """Return calls with their constants moved by points."""
-    by_leaf = [
-        moved_constants(
-            points, calls.form.coefficients, leaf, {name: values[number] for name, values in calls.at.items()}
-        )
-        for number, leaf in enumerate(calls.rows.leaves)
-    ]
-    return calls._replace(at={name: np.array([float(constants[name]) for constants in by_leaf]) for name in calls.at})
-
-
-def fit_points(measured: Measured, steps: int = STEPS, parts: Parts = PARTS) -> PointsOf:
-    """Fit the points of one family's measured calls: moves of its constants, and weights of the residual.
-
-    After the last of ``steps`` Gauss-Newton steps, moved constants leave a residual e; weights = (K + noise^2)^-1 e.
-    """
-    where, moves = measured.places, {}
-    log_us = np.log(measured.predicted_us) + measured.log_error
-    noise = parts.noise**2 * np.eye(where.size)
-    fitted = fitted_coefficients(measured.calls.form)
-    names, spread = zip(*((coefficient.name, coefficient.spread) for coefficient in fitted), strict=True)
-    log_error, moved = measured.log_error, np.zeros_like(where.slopes)
-    points = PointsOf(moves, where, log_error)
-    for step in range(steps):
-        if step:
-            calls = moved_calls(measured.calls, points)
-            where = where._replace(slopes=calls.slopes())
-            log_error = log_us - np.log(calls.latency_us())
-        linear = log_error + (where.slopes * moved).sum(axis=1)
-        weights = np.linalg.solve(covariance(where, where, parts) + noise, linear)
-        by_level = _moves_by_level(where, weights, parts)
-        moved = _moves_of(by_level, where)
-        moves = {level: dict(zip(names, np.multiply(move, spread), strict=True)) for level, move in by_level.items()}
-        points = points._replace(moves=moves)
-    log_error = log_us - np.log(moved_calls(measured.calls, points).latency_us())
-    weights = np.linalg.solve(covariance_of_left(where, where, parts) + noise, log_error)
-    return PointsOf(moves, where, weights)
-
-
-def _moves_by_level(where: Places, weights: np.ndarray, parts: Parts) -> dict[tuple[str, ...], np.ndarray]:
-    """Return the moves of constants, in units of their spreads, by level (the words that name it) with points."""
-    moves: dict[tuple[str, ...], np.ndarray] = {}
-    for row, words in enumerate(zip(where.engine, where.implementation, where.dtype, strict=True)):
-        for level in levels_of(*words):
-            moves[level] = moves.get(level, 0.0) + parts.constant**2 * weights[row] * where.slopes[row]
-    return moves
-
-
-def _moves_of(by_level: Mapping[tuple[str, ...], np.ndarray], where: Places) -> np.ndarray:
-    words = zip(where.engine, where.implementation, where.dtype, strict=True)
-    return np.array([sum(by_level[level] for level in levels_of(*kernel)) for kernel in words])
 
 
 def point_rows(family: str, gpu: str, points: PointsOf, source: str) -> list[dict]:

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.fitting.cells import generation_of, is_serving
-from kernelsight.fitting.few_points import Measured, Tables, fit_points, held_out_fit, measured_calls
+from kernelsight.fitting.few_points import Tables, held_out_fit, measured_calls
 from kernelsight.fitting.intervals import curve_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.planned_points import planned
+from kernelsight.fitting.point_fit import Measured, fit_points
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import POINTS, points_group
 from kernelsight.kernels.resolve import family_facts, vendors_of

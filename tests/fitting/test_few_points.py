@@ -14,15 +14,13 @@ from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
 from kernelsight.fitting.few_points import (
     OWN_SOURCE,
-    Measured,
     fit_few,
-    fit_points,
     joined_measured,
     measured_calls,
-    moved_calls,
     point_rows,
 )
 from kernelsight.fitting.planned_points import planned, random_points
+from kernelsight.fitting.point_fit import Measured, fit_points, moved_calls
 from kernelsight.fitting.points_intervals import errors_after_points, points_intervals, rests_of
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import spread
@@ -208,6 +206,19 @@ def test_a_constant_that_is_another_on_a_gpu_is_found(products: Measured) -> Non
     assert before[short].mean() > 0.2
     assert left("vllm|cublas|bf16") < 0.3
     assert left("vllm|cublas|bf16") < left("sglang|cublas|bf16") < left("vllm|marlin|bf16") < 0.9
+
+
+@pytest.mark.parametrize("seed", [3, 5, 9])
+def test_more_steps_leave_moves_where_they_are(products: Measured, seed: int) -> None:
+    """By whole steps alone calls of these points go to and fro by a fifth to a half, for ever."""
+    random = np.random.default_rng(seed)
+    rows = np.sort(random.choice(products.places.size, 6, replace=False))
+    measured = products._replace(log_error=random.normal(0.0, 0.6, products.places.size))
+    default, once_more, twice_more = (
+        measured.latency_us(fit_points(measured.at(rows), **steps)) for steps in ({}, {"steps": 11}, {"steps": 12})
+    )
+    assert np.abs(np.log(twice_more / once_more)).max() < 0.01
+    assert np.abs(np.log(twice_more / default)).max() < 0.05
 
 
 def test_points_of_another_vendor_move_its_constants_less(products: Measured) -> None:

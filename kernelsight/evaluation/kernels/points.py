@@ -21,9 +21,10 @@ from kernelsight.evaluation.kernels import baselines
 from kernelsight.evaluation.kernels.evaluate import UNMEASURED, labelled, mean_over_cells
 from kernelsight.fitting.cells import generation_of, is_serving
 from kernelsight.fitting.expressions import fit_family
-from kernelsight.fitting.few_points import Measured, fit_points, measured_calls
+from kernelsight.fitting.few_points import measured_calls
 from kernelsight.fitting.held_out import folds_of
 from kernelsight.fitting.planned_points import planned, random_points
+from kernelsight.fitting.point_fit import Measured, fit_points
 from kernelsight.fitting.points_intervals import Rest, held_out_calls, points_intervals, rests_of
 from kernelsight.fitting.splits import Split, site_names
 from kernelsight.fitting.training import to_learn, training_rows
