@@ -27,6 +27,7 @@ from tests.serving.engine.worlds import (
     in_time,
     load_with_last,
     reference_requests,
+    units_of_blocks,
 )
 
 UNITS = 6
@@ -241,6 +242,6 @@ def test_inv_4_all_blocks_come_back(drawn: Speculative) -> None:
     world = drawn.world
     served = run_drafts(drawn._replace(world=world._replace(load=load_with_last(world.load))))
     limits = world.limits
-    one = limits.full_units + limits.window_units + limits.sequence_units
+    one = units_of_blocks(limits, 1)
     if served.out.status[-1] == records.FINISHED:
         assert served.steps[-1, UNITS] == one

@@ -29,6 +29,7 @@ from tests.serving.engine.worlds import (
     policy_worlds,
     reference_requests,
     run_loop,
+    units_of_blocks,
     worlds,
 )
 
@@ -336,7 +337,7 @@ def test_inv_4_all_blocks_come_back(drawn: tuple[World, tuple[int, ...]]) -> Non
     world, layers = drawn
     served = run_pipeline(world._replace(load=load_with_last(world.load)), layers)
     assume(served.out.status[-1] == records.FINISHED)
-    one = world.limits.full_units + world.limits.window_units + world.limits.sequence_units
+    one = units_of_blocks(world.limits, 1)
     assert served.steps[-1, UNITS] == one
 
 

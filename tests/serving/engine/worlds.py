@@ -283,11 +283,16 @@ def hosts_drawn(draw: st.DrawFn, whole: bool) -> inputs.Host:
     )
 
 
+def units_of_blocks(limits: Limits, blocks: int) -> int:
+    """KV units of a request with this many blocks."""
+    kinds = limits.full_units * blocks, limits.window_units * min(blocks, limits.window_blocks)
+    return (max(kinds) if limits.windows_apart else sum(kinds)) + limits.sequence_units
+
+
 def capacities(limits: Limits, requests: list[tuple[float, int, int]]) -> st.SearchStrategy[int]:
     """KV capacities: exactly the largest request, one unit less, a little more, or ample."""
     blocks = [-(-(prompt + output - 1) // limits.block_size) for _, prompt, output in requests]
-    parts = [(limits.full_units * b, limits.window_units * min(b, limits.window_blocks)) for b in blocks]
-    most = max(max(part) if limits.windows_apart else sum(part) for part in parts) + limits.sequence_units
+    most = max(units_of_blocks(limits, b) for b in blocks)
     return st.sampled_from([most, most, max(most - 1, 0), most + 1, most + 3, 2 * most, 1000])
 
 
