@@ -92,11 +92,11 @@ def nearest_of(gpu: str, sources: Sequence[str]) -> str:
 
 def revealed(case: Case, sites: np.ndarray) -> Choice:
     """Return the choice with the latencies of some sites known."""
-    there = np.isin(case.choice.asked.site, sites)
+    there = np.isin(case.choice.candidates.site, sites)
     latency = np.where(there, case.truth, np.nan)
-    level = np.log(case.choice.model_us) - case.choice.asked.model
+    level = np.log(case.choice.model_us) - case.choice.candidates.model
     rows = case.choice.rows.with_columns(latency_us=pl.Series(latency).fill_nan(None))
-    return case.choice._replace(rows=rows, asked=case.choice.asked._replace(log_us=np.log(latency) - level))
+    return case.choice._replace(rows=rows, candidates=case.choice.candidates._replace(log_us=np.log(latency) - level))
 
 
 def measured_sites(case: Case, share: float) -> np.ndarray:
@@ -110,7 +110,9 @@ def measured_sites(case: Case, share: float) -> np.ndarray:
 
 def regrets(case: Case, score: np.ndarray, kept: np.ndarray | None = None) -> np.ndarray:
     """Return of each site the regret of the candidates with the lowest score (their mean where several have it)."""
-    table = pl.DataFrame({"site": case.choice.asked.site, "us": case.truth, "score": np.nan_to_num(score, nan=np.inf)})
+    table = pl.DataFrame(
+        {"site": case.choice.candidates.site, "us": case.truth, "score": np.nan_to_num(score, nan=np.inf)}
+    )
     table = table if kept is None else table.filter(pl.Series(kept))
     table = table.with_columns(best=pl.col("us").min().over("site"))
     table = table.filter(pl.col("score") <= pl.col("score").min().over("site"))
@@ -119,7 +121,7 @@ def regrets(case: Case, score: np.ndarray, kept: np.ndarray | None = None) -> np
 
 def coverage(case: Case, found: Contrasts, kept: np.ndarray) -> float:
     """Return the share of candidates whose true log ratio to the pick is inside the 90 % interval."""
-    site = case.choice.asked.site
+    site = case.choice.candidates.site
     place = np.unique(site, return_inverse=True)[1]
     pick = np.zeros(place.max() + 1)
     picked = np.flatnonzero(found.ratio == 0.0)
@@ -132,7 +134,7 @@ def coverage(case: Case, found: Contrasts, kept: np.ndarray) -> float:
 def rows_of(case: Case, shares: Sequence[float]) -> list[dict[str, Any]]:
     """Return one row for each rule."""
     every = np.ones(case.truth.size, dtype=bool)
-    asked = case.choice.asked
+    candidates = case.choice.candidates
     engines = case.choice.rows["engine"].to_numpy()
     fixed = {name: regrets(case, np.where(engines == name, 0.0, 1.0)) for name in sorted(set(engines.tolist()))}
     best = min(fixed, key=lambda name: fixed[name].mean())
@@ -140,13 +142,13 @@ def rows_of(case: Case, shares: Sequence[float]) -> list[dict[str, Any]]:
         _row(case, "random", regrets(case, np.zeros(case.truth.size))),
         _row(case, f"always {best}", fixed[best]),
         _row(case, "nearest GPU's order", regrets(case, case.nearest)),
-        _row(case, "kernel model", regrets(case, asked.model)),
+        _row(case, "kernel model", regrets(case, candidates.model)),
     ]
     for share in (0.0, *shares):
         begun = time.process_time()
         sites = measured_sites(case, share) if share else np.empty(0, dtype=np.int64)
         found, _ = contrasts(revealed(case, sites))
-        kept = every & ~np.isin(asked.site, sites)
+        kept = every & ~np.isin(candidates.site, sites)
         more = {
             "measured": sites.size,
             "expected": 100.0 * float(found.regret[kept & (found.ratio == 0.0)].mean()),
@@ -161,7 +163,7 @@ def rows_of(case: Case, shares: Sequence[float]) -> list[dict[str, Any]]:
 def _row(case: Case, rule: str, regret: np.ndarray, **more: Any) -> dict[str, Any]:
     found = {"mean": 100.0 * regret.mean(), "p90": 100.0 * np.quantile(regret, 0.9)}
     within = {"within_2": 100.0 * float((regret <= WITHIN).mean())}
-    sites = int(np.unique(case.choice.asked.site).size)
+    sites = int(np.unique(case.choice.candidates.site).size)
     return {
         "family": case.choice.family,
         "gpu": case.choice.gpu,

@@ -18,7 +18,8 @@ from points import TRAIN, sampled
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fitted_coefficients
-from kernelsight.fitting.few_points import Measured, left_out, measured_calls
+from kernelsight.fitting.few_points import held_out_fit, measured_calls
+from kernelsight.fitting.point_fit import Measured
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import MEASURED
 from kernelsight.kernels.floors import CARRIED, is_floor, with_floors
@@ -39,7 +40,7 @@ def calls_of_gpu(sweep: Path, gpu: str) -> dict[str, Measured]:
     found = {}
     for family in MEASURED:
         rows = training_rows([sweep], family, [gpu])
-        if rows.num_rows and left_out(pack, family, family_facts(family, tables[0], tables[1]), gpu):
+        if rows.num_rows and held_out_fit(pack, family, family_facts(family, tables[0], tables[1]), gpu):
             rows = sampled(family, rows)
             if rows.num_rows:
                 found[family] = measured_calls(family, rows, gpu, pack, tables)

@@ -25,7 +25,7 @@ from record import ROOT, record
 
 from kernelsight.catalog.tables import facts
 from kernelsight.evaluation.kernels.evaluate import NAMED
-from kernelsight.evaluation.kernels.points import Family, PointBudget, against, predicted_after
+from kernelsight.evaluation.kernels.points import Family, PointBudget, calls_of_family, predicted_after
 from kernelsight.fitting.cells import generation_of, is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.pack_rows import write_pack
@@ -50,7 +50,7 @@ def fits_of(sweep: Path, gpus: list[str]) -> dict[str, Family]:
         train = sampled(family, training_rows([sweep], family, TRAIN))
         test = {gpu: sampled(family, training_rows([sweep], family, [gpu])) for gpu in gpus}
         if train.num_rows:
-            found[family] = against(family, train, train, test, pack)
+            found[family] = calls_of_family(family, train, train, test, pack)
     return found
 
 

@@ -19,13 +19,15 @@ from record import record
 
 from kernelsight.dataflow.columns import by_blocks, numeric
 from kernelsight.kernels import latency
+from kernelsight.kernels.call_kinds import interval_half_widths
 from kernelsight.kernels.families import FAMILIES, LOWERED
 from kernelsight.kernels.hardware import MATH
 from kernelsight.kernels.intervals import spread
-from kernelsight.kernels.kinds import interval_half_widths, network_at
 from kernelsight.kernels.latency import latencies
 from kernelsight.kernels.network import Network
-from kernelsight.kernels.prepared import prepared
+from kernelsight.kernels.pack_contents import network_at
+from kernelsight.kernels.prepared import prepare_calls
+from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.session import Session, connect
 
 MODELS = (
@@ -100,7 +102,7 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
     jax.devices()  # starting JAX is not compiling
     with fresh(50) as session:
         calls = {family: session.table(f"{family}_calls") for family in LOWERED}
-        prices = [session.table(name) for name in PRICES]
+        prices = PricingTables(*(session.table(name) for name in PRICES))
     mixed = {family: table for family, table in calls.items() if table.num_rows}
     found = []
     for name, tables in (("gemm", {"gemm": calls["gemm"]}), ("mixed families", mixed)):
@@ -110,7 +112,7 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
 
             def run(backend: str = backend, tables: dict[str, pa.Table] = tables) -> None:
                 for family, table in tables.items():
-                    latencies(family, table, *prices, backend=backend)
+                    latencies(family, table, prices, backend=backend)
 
             first[backend] = fastest(run, 1)
             found.append(measurement(f"latencies by {backend}, warm, {name}", rows, *fastest(run, repeats)))
@@ -124,7 +126,7 @@ def bulk_measurements(repeats: int) -> list[dict[str, Any]]:
     """Time numeric columns in memory to latency, p05 and p95, float32 in blocks: by the expression, and corrected."""
     with fresh(1) as session:
         calls = {family: session.table(f"{family}_calls") for family in MIX}
-        prices = dict(zip(PRICES, (session.table(name) for name in PRICES), strict=True))
+        prices = PricingTables(*(session.table(name) for name in PRICES))
     found = []
     for tier in ("cross-generation", "auto"):
         for name, shares in (("gemm", {"gemm": 1.0}), ("mixed families", MIX)):
@@ -140,20 +142,17 @@ def bulk_measurements(repeats: int) -> list[dict[str, Any]]:
     return found
 
 
-def _bulk(
-    family: str, calls: pa.Table, prices: dict[str, pa.Table], tier: str, rows: int
-) -> tuple[str, Callable[[], Any]]:
+def _bulk(family: str, calls: pa.Table, prices: PricingTables, tier: str, rows: int) -> tuple[str, Callable[[], Any]]:
     """Return what answers, and a run over the family's calls of one kernel, repeated to ``rows``."""
-    settings, coefficients = prices["deployment_settings"], prices["eta_coefficients"]
+    settings, coefficients = prices.settings, prices.coefficients
     place = settings.column_names.index("tier")
     settings = settings.set_column(place, "tier", pa.array([tier] * settings.num_rows))
-    tables = (prices["gpus"], prices["fabrics"], coefficients, prices["kernel_implementations"])
-    ready = prepared(family, calls, settings, *tables)
+    ready = prepare_calls(family, calls, prices._replace(settings=settings))
     kinds, kind_of_row, hardware, at = ready.kinds, ready.kind_of_row, ready.hardware, ready.at
     halves = interval_half_widths(family, kinds, coefficients)[0].astype(np.float32)
     at = {name: np.float32(values[0]) for name, values in at.items()}
     uniform = {
-        "gpu": prices["gpus"]["gpu"].to_pylist().index(kinds[0]["gpu"]),
+        "gpu": prices.gpus["gpu"].to_pylist().index(kinds[0]["gpu"]),
         "math": MATH.index(kinds[0]["math"]),
     }
     if kinds[0]["corrected"]:
@@ -173,7 +172,7 @@ def _bulk(
 
     found = run(0, 1000)
     assert {values.dtype for values in found.values()} == {np.dtype(np.float32)}
-    return kinds[0]["answers"], lambda: by_blocks(run, rows)
+    return kinds[0]["answer_tier"], lambda: by_blocks(run, rows)
 
 
 def measurement(name: str, rows: float | None, wall: float, process: float) -> dict[str, Any]:

@@ -269,7 +269,7 @@ def table_section(
 ) -> str:
     """Return one table: grain, what makes it, and its columns, or the table that has the same ones."""
     contract = contracts[row["table"]]
-    lines = [f"## {row['table']}", f"{row['doc']} One row: {row['grain']}."]
+    lines = [f"## {row['table']}", f"{row['doc']} {row['grain'][:1].upper()}{row['grain'][1:]}."]
     if row["node"]:
         inputs = ", ".join(f"[`{name}`]({pages[name]}#{name})" for name in row["inputs"]) or "nothing"
         lines.append(f"Made by `{row['node']}` from {inputs}.")

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
 
-# `kernelsight --help` must not pay for DuckDB and Arrow: what a name stands for is imported when it is used
+# names are imported on first use: `kernelsight --help` must not import DuckDB and Arrow
 _HOMES = {
     "connect": "session",
     "Session": "session",

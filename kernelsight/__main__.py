@@ -1,4 +1,4 @@
-"""`python -m kernelsight`."""
+"""Entry point of `python -m kernelsight`: the command line."""
 
 import sys
 

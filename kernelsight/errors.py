@@ -1,6 +1,6 @@
-"""The error classes, and the messages that several modules share.
+"""Error classes, and builders of the error messages that several modules share.
 
-One base, few children. A message says what was asked, what was found, and what to do.
+One base class, few subclasses. A message states the input, the problem, and what to do.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SPEAKS_FLAGS: ContextVar[bool] = ContextVar("errors name flags as the command l
 
 @contextmanager
 def flags_in_errors(spoken: bool = True) -> Iterator[None]:
-    """Within it errors name flags as the command line does: --input-len, not input_len; ``spoken`` False: not so."""
+    """Context in which errors name flags as the command line does: --input-len; ``spoken`` False: input_len."""
     token = _SPEAKS_FLAGS.set(spoken)
     try:
         yield
@@ -60,22 +60,22 @@ def flags_in_errors(spoken: bool = True) -> Iterator[None]:
 
 
 def speaks_flags() -> bool:
-    """Whether errors name flags as the command line does."""
+    """Return whether errors name flags as the command line does."""
     return _SPEAKS_FLAGS.get()
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
-    """Return the known names most similar to ``name``, best first; of similar ones those that begin with it.
+    """Return the known names most similar to ``name``, best first; similar names that begin with it come first.
 
     >>> nearest("h100", ["mi100", "h100_sxm", "gh200"])
     ['h100_sxm', 'mi100', 'gh200']
     """
     names = sorted(set(known))
-    lowered = {n.lower(): n for n in names}
-    close = [lowered[n] for n in difflib.get_close_matches(name.lower(), lowered, n=limit, cutoff=0.5)]
-    inside = [n for n in names if name and (name.lower() in n.lower() or n.lower() in name.lower())]
-    begins = [n for n in close if n.lower().startswith(name.lower())]
-    return list(dict.fromkeys(begins + close + inside))[:limit]
+    by_lowercase = {n.lower(): n for n in names}
+    close = [by_lowercase[n] for n in difflib.get_close_matches(name.lower(), by_lowercase, n=limit, cutoff=0.5)]
+    containing = [n for n in names if name and (name.lower() in n.lower() or n.lower() in name.lower())]
+    beginning = [n for n in close if n.lower().startswith(name.lower())]
+    return list(dict.fromkeys(beginning + close + containing))[:limit]
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownName:
@@ -96,7 +96,7 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Unkno
 
 
 def extra_missing(what: str, package: str, extra: str, otherwise: str = "") -> InvalidInput:
-    """Build the error for a package of an optional extra that is not installed; ``otherwise``: what does without it.
+    """Build the error for a package of an optional extra that is not installed; ``otherwise``: an alternative.
 
     >>> str(extra_missing("report", "vl-convert", "report"))
     "report needs vl-convert, which is not installed; run pip install -e '.[report]' in the checkout."
@@ -149,7 +149,7 @@ def config_unreadable(path: object, reason: str) -> InvalidInput:
     return InvalidInput(f"cannot read the model config {path}: {reason}.")
 
 
-# --- recorded and synthetic loads (read/traces.py, serving/load.py) ---
+# --- recorded and synthetic loads (serving/load) ---
 
 
 def trace_unusable(path: object, problem: str, advice: str) -> InvalidInput:
@@ -162,7 +162,7 @@ def trace_unusable(path: object, problem: str, advice: str) -> InvalidInput:
 
 
 def trace_place_unusable(path: object, place: str, problem: str, advice: str) -> InvalidInput:
-    """Build the error for one line (of text) or row (of Parquet) of a trace, counted from 1.
+    """Build the error for one place in a trace: a line of text or a row of Parquet, counted from 1.
 
     >>> str(trace_place_unusable("day.csv", "line 7", "output_tokens is '0'", "Correct or remove that line."))
     "trace day.csv, line 7: output_tokens is '0'. Correct or remove that line."

@@ -1,4 +1,4 @@
-"""Names and texts of others on their way out: into HTML, into a script of a page, onto a terminal.
+"""Escaping of untrusted text for HTML, for scripts within HTML, for shells and for terminals.
 
 Names come from files, logs and saved runs of others. Every writer escapes through these functions, so that a name can
 neither become an element of a page, nor end its script, nor move the cursor of a terminal.
@@ -15,11 +15,11 @@ from typing import Any
 
 from kernelsight.number_format import number
 
-# C0 and C1 controls; marks and overrides of direction (Unicode 16, UAX #9, table 4); separators of lines; surrogates
+# C0 and C1 controls; bidirectional marks and overrides (Unicode 16, UAX #9, table 4); line separators; surrogates
 _DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f{_DIRECTION}\u2028\u2029\ud800-\udfff]")
 _HIDDEN_IN_LINES = re.compile(_HIDDEN.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
-# in JSON that json.dumps wrote, these are within strings, except for the line ends of its indentation
+# in the output of json.dumps these characters are within strings, except for the line ends of its indentation
 _HIDDEN_IN_JSON = re.compile(_HIDDEN.pattern.replace("\x00-\x1f", ""))
 # HTML, 13.1.2: "restrictions for contents of script elements"
 _MARKUP_IN_SCRIPT = re.compile("<(?=!--|/?script)", re.IGNORECASE)
@@ -27,7 +27,7 @@ _MARKUP_IN_JSON = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&"})
 
 
 def visible(text: str) -> str:
-    r"""Return a line of text for a terminal: control characters and marks of direction as Python writes them.
+    r"""Return a line of text for a terminal, control and bidirectional characters as Python escapes.
 
     >>> visible("h100\x1b[2J\n"), visible("\u202eh100"), visible("Ü × 名")
     ('h100\\x1b[2J\\n', '\\u202eh100', 'Ü × 名')
@@ -36,7 +36,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    r"""Return lines of text: control characters and marks of direction as Python writes them, line ends kept.
+    r"""Return lines of text for a terminal, control and bidirectional characters as Python escapes, line ends kept.
 
     >>> visible_lines("two\nlines\x00")
     'two\nlines\\x00'
@@ -45,7 +45,7 @@ def visible_lines(text: str) -> str:
 
 
 def as_html(text: object) -> str:
-    r"""Return a text for HTML, between tags or in a quoted attribute; control characters are made visible.
+    r"""Return text escaped for HTML, between tags or in a quoted attribute; control characters as Python escapes.
 
     >>> as_html("<b title='x'>&\x00"), as_html("two\nlines")
     ('&lt;b title=&#x27;x&#x27;&gt;&amp;\\x00', 'two\nlines')
@@ -54,7 +54,7 @@ def as_html(text: object) -> str:
 
 
 def html_table(sentence: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a sentence and a table as HTML, for notebooks; fractions with four digits, None as an empty cell.
+    """Return a sentence and a table as HTML, for notebooks; floats with four digits, None as an empty cell.
 
     >>> html_table("a < b", ["a"], [[1.23456]])
     '<p>a &lt; b</p><table><thead><tr><th>a</th></tr></thead><tbody><tr><td>1.235</td></tr></tbody></table>'
@@ -65,7 +65,7 @@ def html_table(sentence: str, names: Sequence[str], rows: Iterable[Sequence[Any]
 
 
 def json_in_script(value: Any) -> str:
-    r"""Return JSON for a script element, where no text can begin or end an element; ValueError: NaN or infinity.
+    r"""Return JSON for a script element, in which no string can begin or end an element; ValueError: NaN or infinity.
 
     >>> json_in_script({"gpu": "</script><!--\u2028"})
     '{"gpu": "\\u003c/script\\u003e\\u003c!--\\u2028"}'
@@ -74,7 +74,7 @@ def json_in_script(value: Any) -> str:
 
 
 def script(text: str) -> str:
-    r"""Return JavaScript for a script element; what looks like markup is in its strings and patterns alone.
+    r"""Return JavaScript for a script element, markup in its strings and patterns escaped.
 
     >>> script("x = '</SCRIPT><!--'; y = 1 <z")
     "x = '\\x3C/SCRIPT>\\x3C!--'; y = 1 <z"
@@ -83,7 +83,7 @@ def script(text: str) -> str:
 
 
 def json_for_terminals(text: str) -> str:
-    r"""Return JSON with the same meaning, in which characters that a terminal acts on are escaped.
+    r"""Return equivalent JSON in which characters that a terminal interprets are escaped.
 
     >>> json_for_terminals('["\x9b2J \u202e Ü"]')
     '["\\u009b2J \\u202e Ü"]'
@@ -92,7 +92,7 @@ def json_for_terminals(text: str) -> str:
 
 
 def shell_line(words: Iterable[str]) -> str:
-    r"""Return words as one line of a shell, quoted where they need it: with $'...' where one has control characters.
+    r"""Return words as one shell line, quoted where needed: with $'...' for a word with control characters.
 
     >>> shell_line(["vllm", "serve", "my model", "it's\nbad"])
     "vllm serve 'my model' $'it\\'s\\u000abad'"

@@ -1,4 +1,4 @@
-"""The nodes of kernels: launches, step costs, latencies and their derivatives; and corrections of deployments."""
+"""The nodes of kernels: launch signatures, step costs, latencies, sensitivities, GPU power; and corrections."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def launch_signatures(
     *,
     read: Reader,
 ) -> pa.Table:
-    """Which deployments launch the same kernels at the same step shapes."""
+    """Launch signatures: deployments that launch the same kernels at the same step shapes share one."""
     from kernelsight.kernels.launches import signatures_of
 
     return signatures_of(deployment_settings, step_shapes, sharded_layers, layer_weights, gpu_formats, read)
@@ -58,7 +58,7 @@ def step_costs(
     wanted: frozenset[str],
     threads: int | None,
 ) -> dict[str, pa.Table]:
-    """GPU time at each knot: the launches of its kernels added up; and what these rest on."""
+    """GPU time of each step shape (knot): its kernels' latencies added up; and the evidence for them."""
     from kernelsight.kernels.step_costs import step_costs_of
 
     facts = (gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
@@ -69,7 +69,7 @@ def step_costs(
 
 
 def deployment_families(kernel_evidence: pa.Table) -> pa.Table:
-    """The kernel families that each deployment launches: those that its latencies have."""
+    """Kernel families that each deployment launches."""
     names = ("deployment_id", "family")
     pairs = sorted(set(zip(*(kernel_evidence[name].to_pylist() for name in names), strict=True)))
     columns = zip(*pairs, strict=True) if pairs else [[], []]
@@ -89,17 +89,18 @@ def kernel_sensitivities(
     *,
     read: Reader,
 ) -> pa.Table:
-    """How the latency of each kernel goes with the facts of its GPU: derivatives of the kernel model, taken by JAX."""
+    """Elasticity of each kernel's latency by the facts of its GPU: derivatives of the kernel model, by JAX."""
     from kernelsight.kernels.launches import launched_families
+    from kernelsight.kernels.pricing_tables import PricingTables
     from kernelsight.kernels.sensitivities import sensitivities_of_families
 
-    facts = (deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
+    tables = PricingTables(deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
     families = launched_families(deployment_settings, sharded_layers, layer_weights)
-    return sensitivities_of_families(families, facts, read)
+    return sensitivities_of_families(families, tables, read)
 
 
 def gpu_power(gpus: pa.Table, energy_constants: pa.Table) -> pa.Table:
-    """What each GPU draws: constants of its architecture, else those that hold for any, as shares of its limit."""
+    """Power of each GPU by constants of its architecture, else general ones, as shares of its limit."""
     from kernelsight.kernels.gpu_power import power_of_gpus
 
     return power_of_gpus(gpus, energy_constants)
@@ -118,6 +119,7 @@ def _family_latencies(
     family: str,
 ) -> pa.Table:
     """Latencies of {family}."""
-    return _latencies(
-        family, family_calls, deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power
-    )
+    from kernelsight.kernels.pricing_tables import PricingTables
+
+    tables = PricingTables(deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
+    return _latencies(family, family_calls, tables)

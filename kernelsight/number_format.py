@@ -1,8 +1,8 @@
-"""Numbers as people read them: one choice of digits and units for terminals, sentences, notebooks and pages.
+"""Number formats for people: one choice of digits and units for terminals, sentences, notebooks and pages.
 
-The rule: a figure that we measure or compute is written by a function of this module, nowhere by a format of its own.
-Whole numbers in sentences may be written ``{count:,}``, which is what ``number`` does; a value that a person stated is
-repeated as stated, ``{value:g}``. Files, SQL and keys hold numbers in full and are no figures for people.
+The rule: a measured or computed number is written by a function of this module, nowhere by another format. Whole
+numbers in sentences may be written ``{count:,}``, as ``number`` does; a value that a user gave is repeated as given,
+``{value:g}``. Files, SQL and keys hold numbers in full: they are not for people.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ GIB = 1024.0**3
 
 
 def number(value: Any, digits: int = DIGITS, missing: str = "") -> str:
-    """Return a value as text: fractions with four significant digits, whole numbers with grouped thousands.
+    """Return a value as text: floats with four significant digits, whole numbers with grouped thousands.
 
-    ``digits``: significant digits of a fraction; at least all those before its point are shown. ``missing``: for None.
-    Structs become name=value; other values are texts already.
+    ``digits``: significant digits of a float; all digits before its point are shown. ``missing``: text for None.
+    Structs become name=value.
 
     >>> number(1234567), number(98765.4), number(999.96), number(0.012344), number(16114.2, 3)
     ('1,234,567', '98,765', '1,000', '0.01234', '16,114')
@@ -46,7 +46,7 @@ def number(value: Any, digits: int = DIGITS, missing: str = "") -> str:
 
 
 def rounded(value: float) -> str:
-    """Return a value rounded to a whole number, with grouped thousands: seconds of a clock, bytes, rates of progress.
+    """Return a value rounded to a whole number, with grouped thousands, for seconds, bytes and rates of progress.
 
     >>> rounded(1301.6), rounded(58.0)
     ('1,302', '58')
@@ -55,7 +55,7 @@ def rounded(value: float) -> str:
 
 
 def interval(low: float, high: float, digits: int = DIGITS) -> str:
-    """Return the ends of an interval.
+    """Return the ends of an interval as text.
 
     >>> interval(8.5371, 1301.2)
     '8.537 to 1,301'
@@ -64,7 +64,7 @@ def interval(low: float, high: float, digits: int = DIGITS) -> str:
 
 
 def percent(share: float | None, decimals: int = 0, missing: str = "-") -> str:
-    """Return a share of 1 in percent.
+    """Return a share (0 to 1) in percent.
 
     >>> percent(0.309), percent(0.309, 1), percent(None)
     ('31%', '30.9%', '-')
@@ -73,7 +73,7 @@ def percent(share: float | None, decimals: int = 0, missing: str = "-") -> str:
 
 
 def deviation(share: float, decimals: int = 1) -> str:
-    """Return a relative error in percent, with its sign.
+    """Return a relative error (0.1: 10 % too high) in percent, with its sign.
 
     >>> deviation(0.0244), deviation(-0.3)
     ('+2.4%', '-30.0%')

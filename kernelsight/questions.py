@@ -1,4 +1,4 @@
-"""The questions of a session, each in a session of its own: ``kernelsight.simulate(...)`` and the others."""
+"""Functions of the package, such as ``kernelsight.simulate``: each opens a session and calls its method."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
 
-Asked = TypeVar("Asked", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _as(method: Callable[..., Any]) -> Callable[[Asked], Asked]:
-    """Return a decorator that gives a function the signature and the documentation of a session's method.
+def _as(method: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Return a decorator that gives a function the signature and docstring of a method of ``Session``.
 
-    Its examples are run here: those of the method, which is wrapped, are not.
+    The method's examples run as doctests here; at the method, which a decorator wraps, doctest does not find them.
     """
 
-    def decorated(function: Asked) -> Asked:
+    def decorated(function: Function) -> Function:
         plain = inspect.signature(method)
         parameters = [parameter for parameter in plain.parameters.values() if parameter.name != "self"]
         function.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -45,9 +45,9 @@ def predict(**flags: Any) -> Prediction:
 
 
 def step_time(deployment: Mapping[str, Any] | StepTimes, batch: Any) -> StepTime:
-    """Return the time of an engine's step from what it holds: latency_us, p05_us, p95_us; see ``StepTimes``.
+    """Return the time of an engine's step for a batch: latency_us, p05_us, p95_us, energy_j; see ``StepTimes``.
 
-    ``deployment``: its flags, or what ``Session.step_times`` returned. ``batch``: (new tokens, past tokens) of each
+    ``deployment``: its flags, or the result of ``Session.step_times``. ``batch``: (new tokens, past tokens) of each
     sequence, or two arrays of these and offsets for many batches. The first call for a deployment prepares its step
     costs; later ones look them up.
 

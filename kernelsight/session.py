@@ -1,4 +1,4 @@
-"""The session: a dataflow session over the project's tables, with the shipped catalogue."""
+"""``Session``: the dataflow over the project's tables with the shipped catalogue, and its questions as methods."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from kernelsight.sweeps.gradient import Gradient
     from kernelsight.sweeps.runs import Run, WhatIf
 
-# what follows from deployments, and takes longer to compute than to read
+# tables cached on disk: they follow from deployments, and take longer to compute than to read
 KEPT = (
     *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
     *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
     *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
     *("deployment_evidence", "step_cost_shares", "gpu_power", "gpu_engines", "deployment_presets", "memory_defaults"),
 )
-# where the Python nodes are
+# modules with Python nodes
 MODULES = tuple(
-    f"kernelsight.{room}nodes"
-    for room in ("", "serving.", "sweeps.", "sizing.", "comparison.", "searching.", "choices.", "evaluation.")
+    f"kernelsight.{package}nodes"
+    for package in ("", "serving.", "sweeps.", "sizing.", "comparison.", "searching.", "choices.", "evaluation.")
 )
-# how far loads reach, which are drawn or read from traces; and families, which are the same whatever steps hold
+# inputs of cached tables that count by their rows, not by what they were computed from: bounds of loads, and families
 BY_CONTENT = ("deployment_reach", "deployment_families")
-# replays of a log give others each time
+# given tables that change with each replay of a log: what is computed from them is not cached
 PASSING = ("corrections",)
 
 
@@ -67,7 +67,7 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
 
 @cache
 def _graph() -> Graph:
-    """Return the project's graph; where files are kept, its nodes are read once for each state of the program."""
+    """Return the project's graph of nodes; with the cache on disk, it is read once for each version of the sources."""
     graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
     if is_kept():
         graph.know(of_program(catalog.program(), "nodes", graph.nodes))
@@ -75,7 +75,7 @@ def _graph() -> Graph:
 
 
 class Session(dataflow.Session):
-    """Given tables, embedded facts and computed tables, and the questions that they answer.
+    """Given tables, shipped facts and computed tables, and methods that predict and simulate from them.
 
     No question changes the tables: each works in a fork. A session belongs to the thread that opened it.
     """
@@ -88,7 +88,7 @@ class Session(dataflow.Session):
         table of your own. See ``dataflow.session.Session.give``.
         """
         super().give(name, data, trusted=trusted)
-        if name == "load_requests":  # its node would draw other ones
+        if name == "load_requests":  # its node would draw other dependencies
             super().give("load_dependencies", [])
         if name in ("requests", "request_dependencies") and "requests" in self.given():
             from kernelsight.serving.load.requests import loads_of_requests
@@ -139,7 +139,7 @@ class Session(dataflow.Session):
 
     @takes_flags(*DEPLOYMENT)
     def step_times(self, **flags: Any) -> StepTimes:
-        """Return the step times of a deployment as a function of what a step holds; ``flags`` as to ``predict``."""
+        """Return the step times of a deployment as a function of the batch; ``flags`` as to ``predict``."""
         from kernelsight.serving.runs.step_times import StepTimes
 
         return StepTimes(self, flags)
@@ -158,7 +158,7 @@ class Session(dataflow.Session):
         return Run.of(self, flags, correction)
 
     def gradient(self, metric: str, fact: str | None = None, **flags: Any) -> Gradient | list[Gradient]:
-        """Return how a metric of a scenario goes with a fact of its GPU; without a fact with each, the strongest first.
+        """Return the elasticity of a metric by a fact of its GPU; without ``fact``: by each, the strongest first.
 
         ``metric``: a column of ``scenario_summary`` such as ``"tpot_p50_ms"``; ``fact``: a column of ``gpus`` such as
         ``"memory_bandwidth_bytes_per_s"``; ``flags`` as to ``simulate``, or none in a session that holds one scenario.
@@ -209,14 +209,14 @@ class Session(dataflow.Session):
         intervals: bool = False,
         correction: str | Path | pa.Table | None = None,
     ) -> WhatIf:
-        """Simulate every scenario of a grid in partitions, in processes or under Ray where asked.
+        """Simulate every scenario of a grid in partitions, on threads, processes (``workers``) or Ray (``executor``).
 
-        ``slo``: largest values of summary columns, such as ``{"ttft_p99_ms": 2000.0}``, which ``meets_slo`` then
-        states of each row; ``goodput``: objectives such as ``{"goodput_ttft_ms": 500.0}``; ``folder`` keeps finished
-        partitions, with which ``resume`` goes on after a kill; ``intervals``: with 90 % intervals of TTFT, TPOT and
-        throughput, which take three simulations more (else ``table("scenario_intervals")`` makes them later);
+        ``slo``: largest values of summary columns, such as ``{"ttft_p99_ms": 2000.0}``, for the column
+        ``meets_slo``; ``goodput``: objectives such as ``{"goodput_ttft_ms": 500.0}``; ``folder`` keeps finished
+        partitions, with which ``resume`` continues after a kill; ``intervals``: with 90 % intervals of TTFT, TPOT and
+        throughput, which take three more simulations (otherwise ``table("scenario_intervals")`` makes them later);
         ``correction``: corrections that ``compare`` fitted (a file, or its table ``fitted_corrections``), for the
-        deployments that it is for.
+        deployments that they were fitted for.
         """
         from kernelsight.scenario.argument_checks import goodput_of, one_of
         from kernelsight.scenario.grid import grid_rows
@@ -374,7 +374,7 @@ class Session(dataflow.Session):
         return self.table("search_summary")
 
     def _run(self, node: Node, asked: Collection[str]) -> None:
-        """Run a node, but for kernels that no deployment launches: a query that finds nothing takes 10 ms to plan."""
+        """Run a node; kernel families that no deployment launches get empty tables, which saves 10 ms for each."""
         name = node.names[0]
         family, _, table_kind = name.rpartition("_")
         if family in LOWERED and table_kind in ("calls", "latencies") and not self._has_kernels(family, table_kind):
@@ -383,6 +383,7 @@ class Session(dataflow.Session):
             super()._run(node, asked)
 
     def _has_kernels(self, family: str, table_kind: str) -> bool:
+        """Return whether any deployment launches kernels of a family."""
         if table_kind == "latencies":
             return self.table(f"{family}_calls").num_rows > 0
         from kernelsight.kernels.launches import launched_families

@@ -1,4 +1,4 @@
-"""The tables that the package ships: catalogue, models and kernel model, each read when it is first asked for."""
+"""The tables that the package ships (catalogue, models, fitted kernel model), each read on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelsight.dataflow.kept import of_program
 
 
 def embedded_facts() -> dict[str, Callable[[], pa.Table]]:
-    """Return the functions that read the shipped tables: catalogue, models and kernel model.
+    """Return, by table, the functions that read the shipped tables: catalogue, models and fitted kernel model.
 
     >>> {"gpus", "models", "eta_coefficients"} <= set(embedded_facts())
     True

@@ -22,8 +22,8 @@ FAST = {
     "test_scores",
     "fitting": "test_cells test_intervals test_metrics test_placing test_splits",
     "fitting/kernel_sweeps": "test_bounds test_import test_names test_neusight test_profiles",
-    "kernels": "test_collectives test_cut_rates test_decode test_energy test_features test_hardware "
-    "test_intervals test_likeness test_linear test_moe test_network test_pack test_points test_resolve test_tiers "
+    "kernels": "test_collectives test_cut_rates test_decode test_energy test_features test_gpu_distance "
+    "test_hardware test_intervals test_linear test_moe test_network test_pack test_points test_resolve test_tiers "
     "test_values test_vendors",
     "logs": "test_aiperf test_files test_guidellm test_inference_perf test_kernels test_otlp test_prometheus "
     "test_registry test_sending test_sglang_bench test_vllm_iterations",

@@ -157,7 +157,7 @@ def test_facts_stand_in_until_given_and_can_be_extended(shop: Open) -> None:
 def test_the_catalogue_is_a_table() -> None:
     with connect() as session:
         row = session.query("""select kind, grain, node, inputs from catalogue_tables where "table" = 'gpus'""")
-        assert row.to_pylist() == [{"kind": "given", "grain": "one GPU model", "node": None, "inputs": []}]
+        assert row.to_pylist() == [{"kind": "given", "grain": "one row per GPU model", "node": None, "inputs": []}]
         assert session.columns("gpus").column("column").to_pylist() == session.table("gpus").column_names
         assert "gpus" in session.tables().column("table").to_pylist()
         with pytest.raises(InvalidInput, match="catalogue_tables is computed from the contracts"):

@@ -79,10 +79,15 @@ def _cell(found: Mapping[str, Any] | None) -> str:
 
 
 def sample() -> str:
-    """What the table rests on: runs read, excluded by reason, and how many of each campaign were replayed."""
+    """What the table rests on: runs read, excluded, and how many of each campaign were replayed."""
     found = figures()
-    excluded = "; ".join(f"{count(each['n'])} {each['reason']}" for each in found["excluded"])
+    excluded = sum(reason["n"] for reason in found["excluded"])
     return (
-        f"{count(found['read'])} rows read, {count(found['runs'])} replayed: at most {found['sample']} of each campaign, "
-        f"spread evenly over its engines, models and GPUs. Excluded: {excluded}."
+        f"{count(found['read'])} rows read, {count(excluded)} excluded, {count(found['runs'])} replayed: at most "
+        f"{found['sample']} of each campaign, spread evenly over its engines, models and GPUs."
     )
+
+
+def exclusions() -> str:
+    """How many rows are excluded for each reason."""
+    return table(["reason", "rows"], [[reason["reason"], count(reason["n"])] for reason in figures()["excluded"]])

@@ -26,7 +26,7 @@ def reliability() -> str:
         ]
         for row in figures()["reliability"]
     ]
-    return table(["said to hold with", "decisions", "said, mean", "held"], rows)
+    return table(["predicted probability", "decisions", "mean prediction", "held"], rows)
 
 
 def scores() -> str:
@@ -35,7 +35,7 @@ def scores() -> str:
     rows = [
         _row(CAMPAIGNS.get(name, "all"), found[name]) for name in (*(one for one in CAMPAIGNS if one in found), "all")
     ]
-    head = ["campaign, left out", "decisions", "held", "said to hold with 90 % or more", "of these held"]
+    head = ["campaign (left out of the fit)", "decisions", "held", "predicted at 90 % or more", "of these held"]
     return table([*head, "Brier score", "one factor", "always yes"], rows)
 
 
@@ -52,6 +52,6 @@ def drawn() -> str:
     found = figures()
     low, high = found["drawn"]
     return (
-        f"{count(found['scores']['all']['n'])} decisions on at most {found['sample']} runs of each campaign, one for each metric that a "
-        f"run measured; objectives are {low:g} to {high:g} of the measured value, even on logarithms."
+        f"{count(found['scores']['all']['n'])} decisions on at most {found['sample']} runs of each campaign, one per measured metric of a "
+        f"run. Objectives are drawn log-uniformly from {low:g} to {high:g} of the measured value."
     )

@@ -16,16 +16,16 @@ METRICS = ("ttft", "tpot")
 KINDS = {"dense": "dense", "moe": "MoE"}
 LEVELS = {
     "transfer": "`transfer`: constants of other groups",
-    "shipped": "`shipped`: one set for all groups, fitted on the fitting fifth of all (the own group's among them)",
-    "group": "`group`: constants and one factor on kernels of the group's own fitting runs: calibrated",
-    "none": "`none`: nothing fitted; host times as published of their parts (table `host_priors`)",
+    "shipped": "`shipped`: one set for all groups, fitted on the fitting fifth of all groups, the scored one included",
+    "group": "`group`: calibrated: constants and one factor on kernels from the group's own fitting runs",
+    "none": "`none`: nothing fitted; host times from published measurements of their parts (table `host_priors`)",
 }
 ASKED = {
-    "peer": "AIConfigurator 0.12, launch flags that it has words for (mean lengths, KV format)",
-    "peer_step_tokens": "AIConfigurator 0.12, the same and the tokens of a step",
+    "peer": "AIConfigurator 0.12, launch flags that it supports (mean lengths, KV format)",
+    "peer_step_tokens": "AIConfigurator 0.12, the same and the tokens per step",
     "peer_nominal": "AIConfigurator 0.12, nominal lengths, 16-bit cache",
 }
-RAW = {"peer": "as it comes", "calibrated": "one factor on TTFT and one on TPOT a group, from the same fitting runs"}
+RAW = {"peer": "unmodified", "calibrated": "one factor each on TTFT and TPOT per group, from the same fitting runs"}
 GOALS_TAUGHT = {"dense": "8; 3.3", "moe": "11; 4.5"}
 HEAD = ["dense TTFT", "dense TPOT", "MoE TTFT", "MoE TPOT"]
 INTERVALS = ("ttft", "tpot", "e2e")
@@ -60,12 +60,21 @@ def runs_of(scores: Mapping[str, Any]) -> str:
 
 def levels() -> str:
     """Every level and tool: median / mean, 90th percentile, bias; the number of dense and MoE runs in each row."""
+    return _levels(peers=None)
+
+
+def summary() -> str:
+    """``levels`` with the other tool in its best case alone: given the launch flags that it supports."""
+    return _levels(peers=1)
+
+
+def _levels(peers: int | None) -> str:
     found = figures()
     rows = [
         [LEVELS[level], runs_of(scores), *four(scores, full), full(scores["all"]["throughput"])]
         for level, scores in in_order(found["levels"])
     ]
-    for name, words in asked(found):
+    for name, words in asked(found)[:peers]:
         peer = found[name]
         for who, how in RAW.items():
             scores = {kind: peer[kind][who] for kind in ("dense", "moe", "all")}
@@ -142,12 +151,12 @@ def what_is_fitted() -> str:
     runs, dense = fitted["all"]["ttft"]["n"], fitted["dense"]["ttft"]["n"]
     scored, every = found["levels"]["transfer"]["all"]["ttft"]["n"], found["levels"]["transfer"]["dense"]["ttft"]["n"]
     return (
-        f"`transfer` takes the constants of host time from other groups. Launch flags of {fitted['groups']} of "
-        f"{fitted['groups'] + other['groups']} groups ({count(runs)} of {count(scored)} runs, {percent(dense / every, 0)} of the "
-        "dense ones) were fitted on the group's own fitting runs, and every form, recipe and constant was chosen on the "
-        "fitting fifth of the groups that are scored. That fifth is drawn by the id of the run: only "
-        f"{found['lone_models']} scored runs are of a model without a fitting run in another group. What a campaign, a "
-        "client or a model that nobody fitted brings is hidden by this split; campaigns held out whole are scored beside it (By campaign)."
+        "`transfer` takes host-time constants from other groups, but it is not fully held out. Launch flags of "
+        f"{fitted['groups']} of {fitted['groups'] + other['groups']} groups ({count(runs)} of {count(scored)} runs, "
+        f"{percent(dense / every, 0)} of the dense ones) were fitted on the group's own fitting runs, and every form, recipe and "
+        "constant was chosen on the fitting fifth of the scored groups. That fifth is drawn by run id: only "
+        f"{found['lone_models']} scored runs have a model without a fitting run in another group. This split therefore does not "
+        "show the error on a new campaign, client or model; whole campaigns held out are scored separately (By campaign)."
     )
 
 
@@ -158,10 +167,10 @@ def split() -> str:
     failed = sum(each["n"] for each in found["not_simulated"])
     return (
         f"- **Runs.** `aiconfigurator-core` 0.12 ships {count(found['read'])} measured rows; {count(found['runs'])} can be "
-        f"simulated (the command prints every exclusion), some of which are scored separately.\n"
-        f"- **Split.** {found['fitted_on']} runs (SHA-256 of the id modulo 5 is 0) are for fitting, {found['repeated']} of "
-        f"them not used because they repeat a scored measurement; {count(scored)} are scored, {failed} cannot be simulated. "
-        f"A measurement that several rows state is scored once: {found['stated_again']} rows state another scored one again."
+        f"simulated (the command prints every exclusion); some of these are scored separately.\n"
+        f"- **Split.** {found['fitted_on']} runs (SHA-256 of the id modulo 5 is 0) are for fitting; {found['repeated']} of "
+        f"them are unused because they repeat a scored measurement. {count(scored)} runs are scored, {failed} cannot be simulated. "
+        f"Each measurement is scored once: {found['stated_again']} rows repeat one that is scored."
     )
 
 
@@ -171,10 +180,10 @@ def recipes() -> str:
         basis = Counter(row["basis"] for row in csv.DictReader(file))
     doubtful = sum(n for name, n in basis.items() if name != "published")
     return (
-        "- **Flags.** Each run is one scenario by the table `recipes` (`kernelsight/catalog/recipes.csv`): what the launch "
-        f"scripts of InferenceX state by model, GPU, engine, precision and date. {doubtful} of {sum(basis.values())} rows "
-        f"are not published ({basis['fitted']} fitted, {basis['assumed']} assumed): scripts of gap-analysis runs are not, "
-        "but AIConfigurator's own generator and benchmark scripts are, and say what to try."
+        "- **Flags.** Each run is one scenario. Its flags are from the table `recipes` (`kernelsight/catalog/recipes.csv`), mostly "
+        "from InferenceX's launch scripts, by model, GPU, engine, precision and date. "
+        f"{doubtful} of {sum(basis.values())} rows are not published ({basis['fitted']} fitted, {basis['assumed']} assumed): the scripts of "
+        "gap-analysis runs are unpublished, but AIConfigurator's published generator and benchmark scripts suggest what to try."
     )
 
 
@@ -189,7 +198,7 @@ def by_basis() -> str:
     touched = ", ".join(f"`{each['recipe']}` ({each['basis']}) {count(each['scored'])}" for each in basis["recipes"])
     return (
         table(["flags", *KINDS.values()], rows)
-        + f"\n\nFitted or assumed rows, with the scored runs that each touches: {touched}."
+        + f"\n\nFitted or assumed rows, with the number of scored runs that use each: {touched}."
     )
 
 
@@ -210,7 +219,7 @@ def intervals() -> str:
     head = [f"{'' if number else metric.upper() + ': covered, p95 / p05'}{'one factor' if number else ''}"
             for metric in INTERVALS for number in (0, 1)]  # fmt: skip
     lowest = min(scores[kind][metric]["coverage_90"] for kind in KINDS for metric in INTERVALS)
-    verdict = f"Covered are {percent(lowest, 0)} or more (the goal is 85 %). "
+    verdict = f"Every interval covers {percent(lowest, 0)} or more (the goal is 85 %). "
     verdict += f"Not narrower than one factor: {'; '.join(wider)}." if wider else "All are narrower than one factor."
     return table(["", "runs", *head], rows) + "\n\n" + verdict
 
@@ -229,9 +238,9 @@ def behind() -> str:
         if group["ours"][metric] > group["peer"][metric]
     ]
     groups = next(iter(found["behind"].values()))["groups"]
-    which = f"\n\nBehind in `transfer`: {'; '.join(lost)}." if lost else ""
+    which = f"\n\nThese are, for `transfer`: {'; '.join(lost)}." if lost else ""
     return (
-        f"Of the {groups} groups that both predict, those with a higher median than the other tool's ({words}):\n\n"
+        f"Number of groups, of the {groups} that both tools predict, in which our median error is higher ({words}):\n\n"
         + table(["level", "TTFT", "TPOT"], rows)
         + which
     )
@@ -305,16 +314,16 @@ def audit() -> str:
         )
 
     return (
-        f"An independent audit gave it {found['constants']} constants a group, fitted on the same fitting runs (22 November 2026, nominal lengths, "
-        f"{count(found['runs'])} runs of an older split): median TTFT / TPOT {cells('peer')} in %. Our calibrated constants had {cells('ours')} on these runs "
-        "then. Neither is comparable with the rows above, which are of another set of runs."
+        f"An independent audit fitted {found['constants']} constants per group for AIConfigurator, on the same fitting runs (22 November 2026, nominal lengths, "
+        f"{count(found['runs'])} runs of an older split). Its median TTFT / TPOT errors were {cells('peer')}, in %; ours then, calibrated, were {cells('ours')} on these runs. "
+        "Neither is comparable with the rows above, which use other runs."
     )
 
 
 def teacher() -> str:
     """What one or two measured runs of a deployment are worth for its other loads, beside the goals."""
     found = result("teacher")
-    taught = {"0": "nothing taught", "1": "one run", "2": "two runs"}
+    taught = {"0": "no run", "1": "one run", "2": "two runs"}
     campaigns = {"all": "both campaigns", "inferencex": "InferenceX", "gap_analysis": "gap analysis"}
     rows = []
     for campaign, name in campaigns.items():
@@ -348,40 +357,40 @@ def host_constants() -> str:
     half = sglang["exposed_requests_half"]
     rows = [
         [
-            "the GPU idles between two kernels, inside CUDA graphs too",
-            f"{gaps['h100_sxm']} µs on Hopper, {gaps['b200_sxm']} µs on Blackwell: published (`gpus.kernel_gap_us`), not fitted; {vllm['launch_gap_us']} µs on vLLM everywhere, seen on B200; {dependent['launch_gap_us']} µs from TensorRT-LLM {dependent['from_version']} on, whose dependent launches are on by default: fitted on B200, for its own groups too",
+            "GPU idle time between two kernels, inside CUDA graphs too",
+            f"{gaps['h100_sxm']} µs on Hopper, {gaps['b200_sxm']} µs on Blackwell (`gpus.kernel_gap_us`; published, not fitted). {vllm['launch_gap_us']} µs on vLLM everywhere, seen on B200. {dependent['launch_gap_us']} µs from TensorRT-LLM {dependent['from_version']} on, whose dependent launches are on by default: fitted on B200, for its own groups too",
         ],
         [
-            f"each running request, in every step, on SGLang and TensorRT-LLM; of *n* requests *n* / (1 + *n* / {half}) are seen",
+            f"each running request, in every step, on SGLang and TensorRT-LLM; *n* requests cost *n* / (1 + *n* / {half}) times that",
             f"{sglang['exposed_per_request_us']} µs",
         ],
         [
-            "each running request, in every step, on vLLM, whose sampler is counted as kernels; each step",
-            f"{vllm['per_request_us']} and {vllm['step_base_us']} µs of the host, hidden where steps are scheduled ahead: by a published measurement and two campaigns",
+            "each running request, in every step, and each step, on vLLM (its sampler is counted as kernels)",
+            f"{vllm['per_request_us']} and {vllm['step_base_us']} µs of host time, hidden with asynchronous scheduling; from a published measurement and two campaigns",
         ],
         [
-            "the same on SGLang and on TensorRT-LLM's newest PyTorch back end, beside what is seen",
-            f"{sglang['per_request_us']} and {sglang['step_base_us']} µs, {trtllm['per_request_us']} and {trtllm['step_base_us']} µs, hidden: by their sources and published measurements of parts, not fitted",
+            "the same on SGLang and on TensorRT-LLM's newest PyTorch back end, in addition to the exposed time above",
+            f"{sglang['per_request_us']} and {sglang['step_base_us']} µs, {trtllm['per_request_us']} and {trtllm['step_base_us']} µs, hidden; from their sources and published measurements of parts, not fitted",
         ],
         [
-            "each kernel that no CUDA graph holds: in every step with prompts on TensorRT-LLM and on SGLang before 0.5.10, above the captured sizes on vLLM",
-            f"{vllm['per_eager_launch_us']} µs of the host, beside the GPU",
+            "each kernel outside CUDA graphs: in every step with prompts on TensorRT-LLM and on SGLang before 0.5.10, above the captured sizes on vLLM",
+            f"{vllm['per_eager_launch_us']} µs of host time, parallel to the GPU",
         ],
         [
-            "the same with latent attention (DeepSeek-V3, Kimi, GLM-5), whose prompts take more operations",
+            "the same for models with latent attention (DeepSeek-V3, Kimi, GLM-5), whose prompts take more operations",
             f"{vllm['latent_launch_us']} µs more",
         ],
         [
-            "each request: HTTP, queues, the first answer",
+            "each request: HTTP, queues, first response",
             f"{ms(vllm['request_us'])} on vLLM, {ms(trtllm['request_us'])} on TensorRT-LLM, {ms(sglang['request_us'])} on SGLang",
         ],
         [
-            "each prompt token, where prompts are text of random tokens",
-            f"{vllm['per_prompt_token_us']} µs; nothing for prose",
+            "each prompt token, if prompts are random tokens",
+            f"{vllm['per_prompt_token_us']} µs; none for natural text",
         ],
         [
             f"each request to a mixture of experts on SGLang from {sglang['from_version']} on",
-            f"{ms(sglang['experts_request_us'])}; the cause is not known",
+            f"{ms(sglang['experts_request_us'])}; cause unknown",
         ],
     ]
     return table(["cause", "figure"], rows)

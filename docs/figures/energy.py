@@ -8,6 +8,12 @@ from figures.blocks import result
 from figures.text import count, full, percent, table
 
 GROUPS = "all"
+# simpler rules for the power, as they are shown
+BASELINES = {
+    "power, limit": "power, baseline: the board's limit",
+    "power, constant_share": "power, baseline: a constant share of the limit",
+    "power, four_constants": "power, baseline: linear with four constants",
+}
 
 
 def figures() -> dict[str, Any]:
@@ -20,7 +26,11 @@ def errors() -> str:
     scores = figures()["scores"]
     groups = ["all", "without data-parallel ranks", "h100_sxm", "b200_sxm"]
     rows = [
-        [name, count(found["all"]["n"]), *(full(found[group]) if group in found else "–" for group in groups)]
+        [
+            BASELINES.get(name, name),
+            count(found["all"]["n"]),
+            *(full(found[group]) if group in found else "–" for group in groups),
+        ]
         for name, found in scores.items()
     ]
     return table(["prediction", "runs", *groups], rows)
@@ -45,7 +55,7 @@ def groups() -> str:
 def intervals() -> str:
     """How many runs lie in their 90 % interval, whose width the other models give."""
     found = figures()["coverage"]
-    return f"90 % intervals hold {percent(found['power'], 0)} of the powers and {percent(found['energy'], 0)} of the energies."
+    return f"90 % intervals cover {percent(found['power'], 0)} of the measured powers and {percent(found['energy'], 0)} of the energies."
 
 
 def constants() -> str:
@@ -61,6 +71,6 @@ def sample() -> str:
     found = figures()
     excluded = "; ".join(f"{count(each['n'])} {each['reason']}" for each in found["excluded"])
     return (
-        f"{count(found['read'])} rows read, {count(found['runs'])} with text alone and sound; "
-        f"{count(found['not_planned'])} of these are of models that the catalogue lacks; {count(found['served'])} were served. Excluded: {excluded}."
+        f"{count(found['read'])} rows read, {count(found['runs'])} valid and text-only; "
+        f"{count(found['not_planned'])} of these use models that the catalogue lacks; {count(found['served'])} were simulated. Excluded: {excluded}."
     )

@@ -74,7 +74,7 @@ def summary() -> str:
         row("the same, pooled over rows", found["pooled"]),
         row("names known, every kernel", found["covered"]),
         row(
-            "nothing of GB200 known, not even which kernels run there; every kernel",
+            "nothing of GB200 known, including which kernels run there; every kernel",
             found["nothing_of_target"]["covered"],
         ),
         row("affine roofline (two constants a cell), kernels seen", baselines["affine_roofline"]),
@@ -101,8 +101,8 @@ def behind() -> str:
         if cell["seen"]["coverage_90"] is not None
     )
     return (
-        f"On kernels seen in training {len(affine)} of {len(cells)} cells are behind the affine roofline in mean or median, "
-        f"{len(either)} behind it or behind H100 × ratio: {names}. With kernels that were not seen, {every} cells are behind. Intervals cover 85 % at a width of 2.5 or less in "
+        f"On kernels seen in training, {len(affine)} of {len(cells)} cells have a higher mean or median error than the affine roofline, and "
+        f"{len(either)} than it or H100 × ratio: {names}. Including unseen kernels, {every} cells do. Intervals cover 85 % at a width of 2.5 or less in "
         f"{right} of {len(cells)} cells."
     )
 
@@ -209,7 +209,7 @@ def remeasured() -> str:
 def floor() -> str:
     """Below what no model can go."""
     medians = [percent(each["serving"]["median_ape"], sign="") for each in result("kernels_gb200")["remeasured"]]
-    return f"The same kernel measured twice on GB200 differs by {' and '.join(medians)} % (median): no model can go below that."
+    return f"The same kernel measured twice on GB200 differs by {' and '.join(medians)} % (median). No model can be more accurate than that."
 
 
 def published(name: str, which: str = "rows") -> str:

@@ -61,7 +61,7 @@ def kept() -> str:
         "E2E p50 (`simulate`), ms",
         "medians kept",
     ]
-    most = f"Medians of TTFT, ITL and E2E are all kept up to {found['most']} streams."
+    most = f"The medians of TTFT, ITL and E2E are all kept up to {found['most']} streams."
     return f"{most}\n\n{table(head, rows)}"
 
 
@@ -81,10 +81,10 @@ def many() -> str:
     start, first, last = found["memory_mb"]
     flood = found["flood"]
     return (
-        f"- {count(found['requests'])} requests over 128 connections, {percent(0.05, 0)} of whose clients leave after the first token and {percent(0.05, 0)} read nothing for a while: "
-        f"{found['server_ms_per_request']:.2f} CPU-ms of the server each, {'every' if found['whole'] else 'not every'} other answer whole. Memory {start:.0f} MB at the start, {first:.0f} MB after a "
-        f"fifth of them, {last:.0f} MB after all; {found['left_behind']:.0f} requests are left behind.\n"
-        f"- {count(flood['sent'])} requests at once with room for {flood['room']}: {flood['200']} answered, {flood['429']} refused with status 429; memory {flood['memory_mb'][0]:.0f} MB before, {flood['memory_mb'][1]:.0f} MB after."
+        f"- {count(found['requests'])} requests over 128 connections; {percent(0.05, 0)} of the clients disconnect after the first token, {percent(0.05, 0)} pause reading. "
+        f"The server takes {found['server_ms_per_request']:.2f} CPU-ms per request, and {'every' if found['whole'] else 'not every'} other response is complete. Memory: {start:.0f} MB at the start, {first:.0f} MB after a "
+        f"fifth of the requests, {last:.0f} MB after all. {found['left_behind']:.0f} requests remain in the server.\n"
+        f"- {count(flood['sent'])} simultaneous requests with capacity for {flood['room']}: {flood['200']} answered, {flood['429']} rejected with status 429; memory {flood['memory_mb'][0]:.0f} MB before, {flood['memory_mb'][1]:.0f} MB after."
     )
 
 
@@ -94,4 +94,4 @@ def steps() -> str:
         [str(row["sequences"]), count(row["single_per_s"]), f"{row['arrays_per_s'] / 1e6:.1f} million"]
         for row in result("server_steps")["rows"]
     ]
-    return table(["sequences in a batch", "batches a CPU-second, one at a time", "over arrays"], rows)
+    return table(["sequences in a batch", "batches per CPU-second, single calls", "array calls"], rows)

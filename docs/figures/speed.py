@@ -43,14 +43,16 @@ def peers() -> str:
         ]
         for row in result("speed_peers")["rows"]
     ]
-    return table(["peer", "work", "peer", "KernelSight", "ratio", "measured"], rows)
+    return table(["program", "work", "its result", "KernelSight", "ratio", "measured"], rows)
 
 
 def serving() -> str:
     """Requests a CPU-second of the loop."""
     rows = [[row["load"], span(row["requests_per_cpu_s"]), million(row["with_tables"]), million(row["steps_per_cpu_s"])]
             for row in result("speed_serving")["loads"]]  # fmt: skip
-    return table(["load", "million requests a CPU-second", "with result tables", "million steps a CPU-second"], rows)
+    return table(
+        ["load", "million requests per CPU-second", "with result tables", "million steps per CPU-second"], rows
+    )
 
 
 def memory() -> str:
@@ -58,7 +60,7 @@ def memory() -> str:
     sweep, log = result("speed_million"), result("speed_million_log")
     return (
         f"- A million requests at 20 a second: {sweep['cpu_s']:.1f} CPU-seconds, {count(sweep['bytes_per_request'])} bytes a request above start-up.\n"
-        f"- A log of a million requests, read, replayed, explained, joined: {log['cpu_s']} CPU-seconds ({log['causes_cpu_s']} of them for causes, on "
+        f"- A log of a million requests, read, replayed, explained and joined: {log['cpu_s']} CPU-seconds ({log['causes_cpu_s']} of them for causes, on "
         f"4,000 of its requests), {log['bytes_per_request'] / 1e3:.2f} kB a request above start-up."
     )
 
@@ -88,7 +90,7 @@ def kernels() -> str:
 def sweeps() -> str:
     """Scenarios a second."""
     rows = [[name, count(speed), f"{cpu:g}"] for name, speed, cpu in result("speed_sweep")["rows"]]
-    return table(["sweep", "scenarios/s", "CPU ms a scenario"], rows)
+    return table(["sweep", "scenarios/s", "CPU ms per scenario"], rows)
 
 
 def decisions() -> str:
@@ -99,18 +101,18 @@ def decisions() -> str:
         f"{percent(own['near'], 0)} of {own['cases']} on {ENGINES[name]}" for name, own in capacity["engines"].items()
     )
     rows = [
-        [f"found rates, served again with ten times the prompts and other seeds: all objectives kept, {rates['cases']} deployments, {rates['cases'] * rates['checks']} runs",
+        [f"found rates, simulated again with ten times the prompts and other seeds: all objectives met, {rates['cases']} deployments, {rates['cases'] * rates['checks']} runs",
          f"{percent(rates['kept'])}; at the lower end of the range {percent(rates['kept_low'])}"],
         ["CPU seconds to find the rate of a deployment, mean / largest", f"{rates['cpu_s']['mean']} / {rates['cpu_s']['largest']}"],
-        ["the capacity that `simulate` reads off step costs, against the highest steady rate that a search finds: within 5 %",
+        ["capacity that `simulate` computes from step costs, against the highest steady rate found by search: within 5 %",
          f"{percent(capacity['near'], 0)} of {capacity['cases']} deployments ({engines}); median {percent(capacity['median'])}, worst {percent(capacity['worst'])} off"],
-        ["`size` against a search of every GPU, parallel size and size of a step: the same answer, or within 2 % of the lowest cost",
+        ["`size` against a search of every GPU, parallel size and step size: the same answer, or within 2 % of the lowest cost",
          f"{percent(sizes['same'], 0)} of {sizes['cases']} questions; mean CPU seconds {sizes['size_cpu_s']} and {sizes['all_cpu_s']}"],
-        ["the limit that `size` names is the resource of which a fifth more raises the rate most",
+        ["the limit that `size` names is the resource for which adding a fifth raises the rate most",
          f"{limits['right']} of {limits['cases']}; in {limits['near']} within 2 % of the rate"],
-        ["the limit that `simulate` names is the resource whose relief gains most", f"{named['right']} of {named['worlds']} worlds (seed {named['seed']})"],
+        ["the limit that `simulate` names is the resource for which relief gains most", f"{named['right']} of {named['worlds']} worlds (seed {named['seed']})"],
     ]  # fmt: skip
-    return table(["", "found"], rows)
+    return table(["question", "result"], rows)
 
 
 def waits() -> str:
@@ -124,4 +126,4 @@ def waits() -> str:
         for row in measured
         if row["commit"] == now
     ]
-    return table(["wait", "yardsticks", "CPU-seconds", f"of {former}, in turn"], rows)
+    return table(["wait", "yardsticks", "CPU-seconds", f"relative to {former}, run in turn"], rows)

@@ -1,4 +1,4 @@
-"""The catalogue: input tables shipped in this folder, read on first use."""
+"""The catalogue: fact tables that ship in this folder as CSV files, read and checked against their contracts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _FOLDER = Path(__file__).resolve().parent
 
 @cache
 def program() -> str:
-    """Return the digest of the program's files: code, facts, queries and contracts."""
+    """Return a digest of the program's files (code, facts, queries, contracts): the key of what is cached on disk."""
     return program_digest(_FOLDER.parent, folder("sql"), folder("schemas"))
 
 
 @cache
 def contracts() -> Mapping[str, Contract]:
-    """Return the project's contracts by table.
+    """Return the contracts of all tables, by table name.
 
     >>> contracts()["fabrics"].key
     ['fabric']
@@ -34,7 +34,7 @@ def contracts() -> Mapping[str, Contract]:
 
 
 def fact_names() -> set[str]:
-    """Return the tables in this folder: one per CSV file, and kernel_implementations.
+    """Return the names of the catalogue's tables: one per CSV file, and kernel_implementations.
 
     >>> {"number_formats", "quantizations"} <= fact_names()
     True
@@ -44,7 +44,7 @@ def fact_names() -> set[str]:
 
 @cache
 def facts(name: str) -> pa.Table | None:
-    """Return a catalogue table, checked against its contract, or None if the package has no such table.
+    """Return a table of the catalogue, or None if it has no such table; ContractBroken: its file breaks the contract.
 
     >>> facts("number_formats").column("format").to_pylist()[:2]
     ['bf16', 'fp16']
@@ -63,14 +63,14 @@ def _read(name: str) -> pa.Table:
 
 
 def read_facts(path: Path, contract: Contract, former: Mapping[str, str] | None = None) -> pa.Table:
-    """Read a CSV file by a contract, empty fields as null; ContractBroken lists all violations.
+    """Return a CSV file as a table of a contract, empty fields as null; ContractBroken lists all violations.
 
-    ``former``: today's names of columns, by the names that they had in older files.
+    ``former``: current names of columns, by the names that they have in older files.
     """
     import pyarrow.csv as pa_csv
 
     types = {column.name: column.arrow_type for column in contract.columns}
-    types |= {name: types[today] for name, today in (former or {}).items()}
+    types |= {older: types[current] for older, current in (former or {}).items()}
     options = pa_csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
     try:
         table = pa_csv.read_csv(path, convert_options=options)
@@ -82,7 +82,7 @@ def read_facts(path: Path, contract: Contract, former: Mapping[str, str] | None 
 
 
 def renamed(table: pa.Table, former: Mapping[str, str]) -> pa.Table:
-    """Return a table with today's names of columns, where it does not have these already.
+    """Return a table with older columns renamed by ``former``, unless it already has the current name.
 
     >>> renamed(pa.table({"old": [1]}), {"old": "new"}).column_names
     ['new']
@@ -92,22 +92,22 @@ def renamed(table: pa.Table, former: Mapping[str, str]) -> pa.Table:
 
 
 def _implementations() -> pa.Table:
-    """Concatenate the files of ``implementations/``, one per kernel family."""
+    """Return ``kernel_implementations``: the files of ``implementations/``, one per kernel family, in one table."""
     import pyarrow.csv as pa_csv
 
     contract = contracts()["kernel_implementations"]
-    parts = []
+    implementations = []
     for path in sorted((_FOLDER / "implementations").glob("*.csv")):
         rows = pa_csv.read_csv(path).to_pylist()
-        parts += [
+        implementations += [
             {"family": path.stem, **{name: None if value == "" else value for name, value in row.items()}}
             for row in rows
         ]
-    return conform(from_rows(parts, contract), contract, origin="implementations")
+    return conform(from_rows(implementations, contract), contract, origin="implementations")
 
 
 def from_rows(rows: list[dict[str, Any]], contract: Contract) -> pa.Table:
-    """Return rows as an Arrow table of a contract's types; undeclared fields are kept, for ``conform`` to reject."""
+    """Return rows as a table with a contract's types, missing columns null; ``conform`` rejects undeclared ones."""
     names = list(dict.fromkeys([*contract.column_names, *(name for row in rows for name in row)]))
     types = {column.name: column.arrow_type for column in contract.columns}
     return pa.table({name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names})

@@ -1,4 +1,4 @@
-"""Candidates of a choice: which implementations exist at which shape, what was measured, and what the model expects.
+"""Candidates of a kernel choice: the implementations at each shape, with measured and modelled latencies.
 
 A site is one shape with its number formats (and distribution of tokens) on one GPU; its candidates are the engines and
 implementations that could run it.
@@ -27,20 +27,20 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import family_facts, lineage_of
 
-# training sites per GPU and number format: more add little about other GPUs
+# most training sites per GPU and number format: more add little about other GPUs
 SITES_PER_GPU = 60
-# what decides whether an implementation exists at a shape, where a family has it
+# columns that decide whether an implementation exists at a shape, where a family has them
 EXISTS_BY = ("head_dim", "window")
 IDENTITY = ("gpu", "engine", "implementation")
 NOT_CALLS = {*IDENTITY, "engine_version", "dtype", "math", "format", "distribution", "latency_us"}
 
 
 class Choice(NamedTuple):
-    """The candidates of a family on one GPU, site by site, and of the GPUs that were measured before.
+    """The candidates of a family on one GPU, ordered by site, and those of other GPUs that were measured.
 
-    ``sources``: other GPUs with shapes that several implementations ran; ``rows``: training rows of the asked
-    candidates (latency_us is null where it was not measured); ``model_us``: what the kernel model expects of each;
-    ``level_errors``: log(measured / model) of the other GPUs' sites, each by a model without its generation.
+    ``sources``: other GPUs with shapes that several implementations ran; ``rows``: training rows of the candidates
+    (latency_us is null where it was not measured); ``model_us``: latency by the kernel model, one per row; ``others``:
+    candidates of the sources; ``level_errors``: log(measured / model) of these, by a model without their generation.
     """
 
     family: str
@@ -48,18 +48,18 @@ class Choice(NamedTuple):
     sources: tuple[str, ...]
     rows: pl.DataFrame
     model_us: np.ndarray
-    asked: Candidates
+    candidates: Candidates
     others: Candidates
     level_errors: np.ndarray
 
 
 def site_columns(family: str) -> list[str]:
-    """Return the columns of training rows that make a site, beside its GPU."""
+    """Return the columns of training rows that identify a site, beside its GPU."""
     return ["dtype", "distribution", *shape_columns(family)]
 
 
 def measured_rows(sweeps: Sequence[Path], family: str, gpus: Sequence[str]) -> pl.DataFrame:
-    """Return the measured rows of a family on some GPUs: of each candidate at each site the newest engine version."""
+    """Return the measured rows of a family on some GPUs, of the newest engine version of each candidate at a site."""
     rows = pl.from_arrow(training_rows(sweeps, family, gpus))
     versions = sorted(rows["engine_version"].unique().to_list(), key=_version)
     age = pl.col("engine_version").replace_strict(versions, list(range(len(versions))), return_dtype=pl.Int64)
@@ -72,12 +72,12 @@ def _version(text: str) -> tuple[list[int], str]:
 
 
 def shared_sites(family: str, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of sites with at least two candidates."""
+    """Filter rows to sites with at least two candidates."""
     return rows.filter(pl.len().over(["gpu", *site_columns(family)]) > 1)
 
 
 def spread_sites(family: str, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of evenly spaced sites of each GPU and number format."""
+    """Filter rows to at most SITES_PER_GPU evenly spaced sites of each GPU and number format."""
     sites = rows.select("gpu", *site_columns(family)).unique(maintain_order=True)
     site_index = pl.int_range(pl.len()).over("gpu", "dtype")
     count = pl.len().over("gpu", "dtype")
@@ -88,7 +88,7 @@ def spread_sites(family: str, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def existing_candidates(family: str, shapes: pl.DataFrame, like: pl.DataFrame, gpu: str) -> pl.DataFrame:
-    """Return each shape with each candidate that ``like`` has at its number formats, head size and kind of window.
+    """Return the candidates of shapes: the implementations that ``like`` has at the same formats, head size and window.
 
     ``shapes``: call columns of sites; ``like``: measured rows, of the GPU itself or of one whose kernels it runs.
     """
@@ -117,49 +117,48 @@ def existing_candidates(family: str, shapes: pl.DataFrame, like: pl.DataFrame, g
 def with_expectations(
     family: str, gpu: str, candidates: pl.DataFrame, rows_elsewhere: pl.DataFrame, gpus: pa.Table | None = None
 ) -> Choice:
-    """Return the candidates with what the kernel model expects of each, fitted to the other GPUs.
+    """Return a choice: the candidates with latencies by the kernel model, fitted to the other GPUs.
 
     ``candidates``: on ``gpu``, the latency null where it is not known; ``rows_elsewhere``: measured rows of other GPUs.
-    Each generation of these is predicted by a fit without it, as the asked one has to be.
+    Each generation of these is predicted by a fit without it, as the target's must be.
     """
     tables = facts("kernel_implementations"), gpus or facts("gpus"), facts("fabrics")
     order = ["gpu", *site_columns(family), "engine", "implementation"]
     columns = [*NOT_CALLS - {"engine_version"}, *(name for name in candidates.columns if name not in NOT_CALLS)]
     candidates = candidates.sort(order)
-    learned = spread_sites(family, shared_sites(family, rows_elsewhere)).sort(order)
+    others = spread_sites(family, shared_sites(family, rows_elsewhere)).sort(order)
     generations = family_facts(family, *tables[:2]).generation
-    latency = np.empty(learned.height)
-    of_row = np.array([generations.get(name) or name for name in learned["gpu"].to_list()], dtype=object)
-    of_other = np.array([generations.get(name) or name for name in rows_elsewhere["gpu"].to_list()], dtype=object)
-    for name in np.unique(of_row) if learned.height else ():
-        elsewhere = of_other != name
-        training = rows_elsewhere.filter(pl.Series(elsewhere if elsewhere.any() else ~elsewhere))
-        of_generation = pl.Series(of_row == name)
-        latency[of_row == name] = _model(family, training, learned.filter(of_generation), tables)
-    expected = _model(family, rows_elsewhere, candidates, tables)
-    all_rows = pl.concat([learned.select(columns), candidates.select(columns)])
+    others_us = np.empty(others.height)
+    generation = np.array([generations.get(name) or name for name in others["gpu"].to_list()], dtype=object)
+    elsewhere = np.array([generations.get(name) or name for name in rows_elsewhere["gpu"].to_list()], dtype=object)
+    for name in np.unique(generation) if others.height else ():
+        is_training = elsewhere != name
+        training = rows_elsewhere.filter(pl.Series(is_training if is_training.any() else ~is_training))
+        is_held_out = generation == name
+        others_us[is_held_out] = _model(family, training, others.filter(pl.Series(is_held_out)), tables)
+    model_us = _model(family, rows_elsewhere, candidates, tables)
+    all_rows = pl.concat([others.select(columns), candidates.select(columns)])
     names = sorted(rows_elsewhere["gpu"].unique().to_list())
     sibling_of = siblings(gpu, names, tables[1], generations)
-    sibling_logs = sibling_differences(
-        all_rows, np.concatenate([latency, expected]), rows_elsewhere, site_columns(family), sibling_of
-    )
-    rows = _candidates(family, all_rows, np.concatenate([latency, expected]), sibling_logs, tables)
-    asked_start = learned.height
-    errors = np.log(learned["latency_us"].to_numpy() / latency)
-    sources = tuple(sorted(learned["gpu"].unique().to_list()))
+    all_us = np.concatenate([others_us, model_us])
+    sibling_logs = sibling_differences(all_rows, all_us, rows_elsewhere, site_columns(family), sibling_of)
+    rows = _candidates(family, all_rows, all_us, sibling_logs, tables)
+    errors = np.log(others["latency_us"].to_numpy() / others_us)
+    sources = tuple(sorted(others["gpu"].unique().to_list()))
     return Choice(
         family,
         gpu,
         sources,
         candidates,
-        expected,
-        rows.at(slice(asked_start, None)),
-        rows.at(slice(0, asked_start)),
+        model_us,
+        rows.at(slice(others.height, None)),
+        rows.at(slice(0, others.height)),
         errors,
     )
 
 
 def _model(family: str, training: pl.DataFrame, rows: pl.DataFrame, tables: tuple[pa.Table, ...]) -> np.ndarray:
+    """Return the latency of rows in us by a kernel model fitted to training rows."""
     form = FAMILIES[family].form
     constants = pack_table(fit_family(family, form, training.to_arrow(), *tables, "choice"))
     table = _arrow(rows.with_columns(pl.col("latency_us").fill_null(1.0)))
@@ -167,16 +166,16 @@ def _model(family: str, training: pl.DataFrame, rows: pl.DataFrame, tables: tupl
 
 
 def _arrow(rows: pl.DataFrame) -> pa.Table:
-    """Return rows as Arrow with plain strings, as training rows have them."""
+    """Convert rows to Arrow with plain strings, as training rows have them."""
     table = rows.to_arrow()
-    plain = [pa.string() if pa.types.is_large_string(field.type) else field.type for field in table.schema]
-    return table.cast(pa.schema([field.with_type(kind) for field, kind in zip(table.schema, plain, strict=True)]))
+    types = [pa.string() if pa.types.is_large_string(field.type) else field.type for field in table.schema]
+    return table.cast(pa.schema([field.with_type(plain) for field, plain in zip(table.schema, types, strict=True)]))
 
 
 def _candidates(
     family: str, rows: pl.DataFrame, model_us: np.ndarray, sibling_logs: np.ndarray, tables: tuple[pa.Table, ...]
 ) -> Candidates:
-    """Return the candidates; ``sibling_logs``: how a GPU of the same generation differs from the model, in the log."""
+    """Return rows as candidates; ``sibling_logs``: log differences of a GPU of the same generation from the model."""
     site = rows.select(pl.struct("gpu", *site_columns(family)).rle_id()).to_series().to_numpy().astype(np.int64)
     log_model = np.log(model_us)
     level = np.bincount(site, log_model) / np.bincount(site)
@@ -203,7 +202,7 @@ def _candidates(
 
 
 def hidden_octaves(rows: pl.DataFrame) -> np.ndarray:
-    """Return by how many octaves the keys exceed a sliding window, which kernels without one read in full.
+    """Return the octaves by which the keys exceed a sliding window, which kernels without windows read in full.
 
     >>> hidden_octaves(pl.DataFrame({"context": [4095.0, 4095.0, 4095.0], "window": [0.0, 1024.0, 8192.0]})).tolist()
     [0.0, 2.0, 0.0]

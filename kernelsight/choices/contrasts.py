@@ -1,13 +1,13 @@
-"""Posterior of contrasts: log-latency differences between two implementations at one shape, with intervals.
+"""Gaussian-process posterior of contrasts: log-latency differences between implementations at one shape.
 
 log latency of a candidate = level of its site + w x likely contrast
 + effects of engine, kernel and lineage that GPUs share + an effect of this candidate on this GPU + noise,
 
-where the likely contrast is that of a GPU of the same generation, measured at this very shape, or else the kernel
-model's, against the site's mean. Each effect is a Gaussian process over the shape (Matern 5/2 and a constant;
-Rasmussen and Williams 2006, section 4.2). The level of a site is left free, so that only contrasts teach and are
-learned. Sizes of the effects were chosen by leaving generations out (docs/lab/choices.md); measurements of the
-target move them within their priors.
+where the likely contrast, relative to the site's mean, is that of a GPU of the same generation measured at this very
+shape, or else the kernel model's. Each effect is a Gaussian process over the shape (Matern 5/2 and a constant;
+Rasmussen and Williams 2006, section 4.2). The level of a site is free, so that only contrasts are learned. Sizes of the
+effects (standard deviations) were chosen by holding out generations (docs/lab/choices.md); measurements of the target
+change them within their priors.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ SIZES = {
     "likely": 0.3,
     "noise": 0.1,
 }
-# of the likely contrast, the share believed before any other evidence
+# prior mean of w, the weight of the likely contrast
 LIKELY_SHARE = 0.7
-# of the effects, the share left where a GPU of the same generation shows a contrast: siblings differ by 5 %, not 20
+# factor on the effects where a GPU of the same generation measured the contrast: siblings differ by 5 %, not 20
 LEFT_TO_SIBLINGS = 0.3
-# inverse lengths in standard deviations of a feature among the candidates: of effects that GPUs share, and of own ones
+# inverse length scales, per standard deviation of a feature among the candidates: of shared effects, and of a GPU's own
 SHARED_SCALE, OWN_SCALE = 0.33, 0.2
-# standard deviation of a site's level: nothing is known of it, and nothing needed
+# standard deviation of a site's level, which is not estimated
 LEVEL = 1.0
-# standard deviation of the logarithm of a size, and of a scale, before measurements
+# prior standard deviation of the logarithm of a size, and of a scale
 SIZE_PRIOR, SCALE_PRIOR = 0.7, 0.5
-# rows that choose the sizes; sites whose posterior is computed at once
+# most rows that the sizes are tuned by; rows whose posterior is computed at once
 TUNING_ROWS, BLOCK_ROWS = 500, 2000
 STEPS = (1.6, 1.25)
 LEAST_GAIN = 0.02
 
 
 class Candidates(NamedTuple):
-    """Rows of candidates, those of a site side by side: arrays of one value a row, or of several.
+    """Rows of candidates, those of a site adjacent; arrays of shape (rows,) where nothing else is said.
 
-    ``shape``: (rows, A) what shared effects vary with, logarithms of sizes and of the time; ``seen``: (rows, B) what
-    own effects vary with, roundings to tiles and waves too. ``model``: log of the kernel model's latency, less its mean
-    over the site; ``log_us``: log of the measured latency, less the same mean (NaN: not measured).
-    ``likely``: the contrast of a GPU of the same generation at this shape, or else the model's; ``free``: the share of
-    all effects that is left to a candidate, less where a sibling shows it. Words are integers.
+    ``shape``: (rows, A), inputs of shared effects, logarithms of sizes and of the time; ``features``: (rows, B), inputs
+    of a GPU's own effects, with roundings to tiles and waves. ``engine`` to ``site``: labels as integers. ``model``:
+    log of the kernel model's latency, less its mean over the site; ``log_us``: log of the measured latency, less the
+    same mean (NaN: not measured). ``likely``: the contrast of a GPU of the same generation at this shape, or else the
+    model's; ``free``: factor on all effects of a candidate, below 1 where a sibling was measured.
     """
 
     shape: np.ndarray
-    seen: np.ndarray
+    features: np.ndarray
     engine: np.ndarray
     kernel: np.ndarray
     lineage: np.ndarray
@@ -74,20 +74,20 @@ class Candidates(NamedTuple):
     free: np.ndarray
 
     def at(self, rows: np.ndarray | slice) -> Candidates:
-        """The candidates at some rows."""
+        """Return the candidates at some rows."""
         return Candidates(*(column[rows] for column in self))
 
     def by_shape(self) -> Candidates:
-        """These candidates with own effects that vary as shared ones do."""
-        return self._replace(seen=self.shape * (SHARED_SCALE / OWN_SCALE))
+        """Return these candidates with own effects over the same inputs, at the same scale, as shared ones."""
+        return self._replace(features=self.shape * (SHARED_SCALE / OWN_SCALE))
 
     def beside(self, others: Candidates) -> Candidates:
-        """These candidates, then the others."""
+        """Concatenate these candidates and others."""
         return Candidates(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
 
 
 class Sizes(NamedTuple):
-    """Sizes of the effects by name, and the scale of each feature of ``shape`` and of ``seen``."""
+    """Sizes of the effects by name, and the inverse length scale of each column of ``shape`` and of ``features``."""
 
     effects: dict[str, float]
     shared_scales: np.ndarray
@@ -95,7 +95,7 @@ class Sizes(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """Contrasts of the candidates of ``sites`` sites with q candidates each: rows (sites, q), mean, covariance."""
+    """Posterior of sites with q candidates each: row indices and mean (sites, q), covariance (sites, q, q)."""
 
     rows: np.ndarray
     mean: np.ndarray
@@ -103,20 +103,20 @@ class Posterior(NamedTuple):
 
 
 def starting_sizes(rows: Candidates) -> Sizes:
-    """Return the sizes before any measurement of the target."""
-    return Sizes(dict(SIZES), np.full(rows.shape.shape[1], SHARED_SCALE), np.full(rows.seen.shape[1], OWN_SCALE))
+    """Return the prior sizes, before any measurement of the target."""
+    return Sizes(dict(SIZES), np.full(rows.shape.shape[1], SHARED_SCALE), np.full(rows.features.shape[1], OWN_SCALE))
 
 
 def covariance(left: Candidates, right: Candidates, sizes: Sizes) -> np.ndarray:
-    """Return (rows of one, rows of other): the prior covariance of their contrasts, without levels and noise."""
+    """Return the prior covariance (left, right) of contrasts, without levels and noise."""
     return _covariance(_Pairs.of(left, right), sizes)
 
 
 class _Pairs(NamedTuple):
-    """Two sets of candidates as different labels (engine, kernel, lineage, format, GPU) and different sites.
+    """Two sets of candidates, factored into distinct labels (engine, kernel, lineage, format, GPU) and distinct sites.
 
-    ``same``: (labels of one, labels of other) of each effect, 0 or 1; ``places``: ``shape`` and ``seen`` of the sites;
-    ``rows``: label and site of each row.
+    ``same``: by effect, (left labels, right labels), 1 where they are equal; ``places``: ``shape`` and ``features`` of
+    the sites; ``rows``: label and site of each row.
     """
 
     same: dict[str, np.ndarray]
@@ -150,11 +150,11 @@ class _Pairs(NamedTuple):
 
 
 def _numbered(rows: Candidates) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return the labels, (shape, seen) of the sites, and of each row the number of its label and of its site."""
-    words = (rows.engine, rows.kernel, rows.lineage, rows.number_format, rows.gpu)
-    labels, label = np.unique(np.stack(words, axis=1), axis=0, return_inverse=True)
+    """Return the distinct labels, (shape, features) of the sites, and each row's index of label and of site."""
+    columns = (rows.engine, rows.kernel, rows.lineage, rows.number_format, rows.gpu)
+    labels, label = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     _, first_rows, site = np.unique(rows.site, return_index=True, return_inverse=True)
-    return labels, (rows.shape[first_rows], rows.seen[first_rows]), (label.ravel(), site.ravel())
+    return labels, (rows.shape[first_rows], rows.features[first_rows]), (label.ravel(), site.ravel())
 
 
 def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
@@ -164,7 +164,7 @@ def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
     constant = sum(effects[name] * pairs.same[name] for name in (*shared, "own"))
     varies = sum(effects[f"{name}_varies"] * pairs.same[name] for name in shared)
     of_kernels = effects["own_varies"] * pairs.same["own"] + effects["own_format_varies"] * pairs.same["own_format"]
-    (shape, seen), (other_shape, other_seen) = pairs.places
+    (shape, features), (other_shape, other_features) = pairs.places
 
     def rows_of(table: np.ndarray, row_labels: np.ndarray, column_labels: np.ndarray) -> np.ndarray:
         return table.take(row_labels, axis=0).take(column_labels, axis=1)
@@ -173,9 +173,10 @@ def _covariance(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
         matern(squared_distances(shape * sizes.shared_scales, other_shape * sizes.shared_scales)), site, other_site
     )
     total *= rows_of(varies, label, other_label)
-    near = rows_of(matern(squared_distances(seen * sizes.own_scales, other_seen * sizes.own_scales)), site, other_site)
-    near *= rows_of(of_kernels, label, other_label)
-    total += near
+    own_correlation = matern(squared_distances(features * sizes.own_scales, other_features * sizes.own_scales))
+    own = rows_of(own_correlation, site, other_site)
+    own *= rows_of(of_kernels, label, other_label)
+    total += own
     total += rows_of(constant, label, other_label)
     total *= pairs.free
     total += effects["likely"] * pairs.likely
@@ -189,9 +190,9 @@ def _with_noise(pairs: _Pairs, sizes: Sizes) -> np.ndarray:
 
 
 def tuned(rows: Candidates, others: Candidates | None = None) -> Sizes:
-    """Return the sizes with the largest posterior for measured rows, given ``others`` that were measured before.
+    """Return the sizes of maximum posterior (MAP) for measured rows, given measured ``others``.
 
-    Each size in turn is raised and lowered while that helps, twice. Deterministic.
+    Coordinate search: each size in turn is raised or lowered while that helps, with two steps. Deterministic.
     """
     rows = thinned(rows, TUNING_ROWS)
     others = None if others is None else thinned(others, TUNING_ROWS)
@@ -242,7 +243,7 @@ def _log_likelihood(pairs: _Pairs, rows: Candidates, sizes: Sizes) -> float:
 
 
 def thinned(rows: Candidates, most: int) -> Candidates:
-    """Return the rows of evenly spaced sites: about ``most`` rows at most."""
+    """Subsample rows to evenly spaced sites: about ``most`` rows."""
     sites = np.unique(rows.site)
     kept_share = most / max(rows.site.size, 1)
     if kept_share >= 1.0:
@@ -252,9 +253,9 @@ def thinned(rows: Candidates, most: int) -> Candidates:
 
 
 def posteriors(measured: Candidates, candidates: Candidates, sizes: Sizes) -> Iterator[Posterior]:
-    """Yield the contrasts of the asked candidates, which stand site by site, given the measured ones.
+    """Yield the posterior of candidates, which are ordered by site, given the measured ones.
 
-    Means and covariances are those of log latency less the level of the site: differences within a site count.
+    Means and covariances are of log latency less the level of the site: only differences within a site have a meaning.
     """
     lower = np.linalg.cholesky(_with_noise(_Pairs.of(measured, measured), sizes))
     inverse = np.linalg.inv(lower)
@@ -269,7 +270,7 @@ def posteriors(measured: Candidates, candidates: Candidates, sizes: Sizes) -> It
 
 
 def _own_covariance(rows: Candidates, shape: tuple[int, ...], sizes: Sizes) -> np.ndarray:
-    """Return (sites, q, q): the prior covariance of the candidates of each site, their noise included."""
+    """Return the prior covariance (sites, q, q) of the candidates of each site, with their noise."""
     effects = {name: size**2 for name, size in sizes.effects.items()}
 
     def same(name: str) -> np.ndarray:
@@ -293,7 +294,7 @@ def _own_covariance(rows: Candidates, shape: tuple[int, ...], sizes: Sizes) -> n
 
 
 def site_blocks(site: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield (sites, q) row numbers of sites with equally many candidates; rows of a site are neighbours.
+    """Yield row indices (sites, q) of sites with the same number of candidates; rows of a site are adjacent.
 
     >>> [block.tolist() for block in site_blocks(np.array([5, 5, 7, 7, 7, 9, 9]))]
     [[[0, 1], [5, 6]], [[2, 3, 4]]]

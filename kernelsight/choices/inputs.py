@@ -1,4 +1,4 @@
-"""Candidates of a choice from sweeps, a GPU and shapes: implementations that run there, measurements, refusals."""
+"""Builds a choice from sweeps, a GPU and shapes: finds the implementations that run there, and checks the inputs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.fitting.cells import source_names
 from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
 from kernelsight.fitting.training import call_rows
-from kernelsight.kernels.chosen import choose
+from kernelsight.kernels.call_kinds import dtype_of
 from kernelsight.kernels.families import MEASURED
-from kernelsight.kernels.kinds import dtype_of
+from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import default_pack
 from kernelsight.kernels.resolve import family_facts, rows_of_part
 
@@ -41,11 +41,11 @@ def choice_of(
     sources: Sequence[str] | None = None,
     calls: pa.Table | None = None,
 ) -> Choice:
-    """Return the candidates of a family on a GPU, at the shapes of the sweeps or at those of ``calls``.
+    """Return the choice of a family on a GPU, at the shapes of the sweeps or at those of ``calls``.
 
     ``gpus``: the catalogue with the GPU's row; ``sources``: GPUs to learn from (None: all others of the sweeps);
-    ``calls``: rows of ``kernel_calls``. InvalidInput, UnknownName: names that do not exist, sweeps that hold nothing to
-    learn from or to choose among.
+    ``calls``: rows of ``kernel_calls``. UnknownName: no such family or GPU. InvalidInput: sweeps without other GPUs to
+    learn from, or without two implementations to choose from.
     """
     if family not in MEASURED:
         raise unknown("kernel family", family, MEASURED, f"Families that sweeps hold: {', '.join(MEASURED)}.")
@@ -54,7 +54,7 @@ def choice_of(
         raise unknown("GPU", gpu, gpu_names, "Give a row for it with --gpus.")
     check_sweeps(sweeps)
     rows_elsewhere = _rows_elsewhere(sweeps, family, gpu, sources)
-    _same_vendor(gpu, rows_elsewhere, gpus, family)
+    _check_vendor(gpu, rows_elsewhere, gpus, family)
     measured = measured_rows(sweeps, family, [gpu])
     like = candidates_like(family, gpu, measured, rows_elsewhere, gpus)
     shapes = pl.concat([measured, rows_elsewhere], how="diagonal") if calls is None else shapes_of_calls(family, calls)
@@ -64,16 +64,17 @@ def choice_of(
             f"no shape of {family} has two implementations to choose from on {gpu}; give sweeps of several engines, or "
             "calls in number formats that they hold."
         )
-    lacking = shapes.select(site_columns(family)).n_unique() - candidates.select(site_columns(family)).n_unique()
-    if calls is not None and lacking:
+    dropped = shapes.select(site_columns(family)).n_unique() - candidates.select(site_columns(family)).n_unique()
+    if calls is not None and dropped:
         _LOG.info(
-            f"{lacking:,} shapes of the calls are left out: the sweeps hold no two implementations in their number "
+            f"{dropped:,} shapes of the calls are left out: the sweeps hold no two implementations in their number "
             "formats, head size and kind of window"
         )
     return with_expectations(family, gpu, candidates, rows_elsewhere, gpus)
 
 
 def _rows_elsewhere(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequence[str] | None) -> pl.DataFrame:
+    """Return the measured rows of other GPUs; InvalidInput or UnknownName where there are none."""
     gpus_measured = sorted(measured_gpus(sweeps) - {gpu})
     for name in sources or ():
         if name == gpu:
@@ -89,7 +90,8 @@ def _rows_elsewhere(sweeps: Sequence[Path], family: str, gpu: str, sources: Sequ
     return rows
 
 
-def _same_vendor(gpu: str, rows_elsewhere: pl.DataFrame, gpus: pa.Table, family: str) -> None:
+def _check_vendor(gpu: str, rows_elsewhere: pl.DataFrame, gpus: pa.Table, family: str) -> None:
+    """Raise InvalidInput where no other GPU is of the GPU's vendor."""
     vendor = dict(zip(gpus["gpu"].to_pylist(), gpus["vendor"].to_pylist(), strict=True))
     if vendor[gpu] not in {vendor.get(name) for name in rows_elsewhere["gpu"].unique().to_list()}:
         raise InvalidInput(
@@ -103,8 +105,8 @@ def candidates_like(
 ) -> pl.DataFrame:
     """Return measured rows whose kernels run on the GPU: its own, and in other number formats those of the nearest GPU.
 
-    Nearest is the highest compute capability that is not above the GPU's own. Kernels that engines choose by compute
-    capability are renamed to what they choose on this one (table ``kernel_sources``).
+    The nearest has the highest compute capability that is not above the GPU's own. Kernels that engines choose by
+    compute capability are renamed to those that they choose on this GPU (table ``kernel_sources``).
     """
     missing = rows_elsewhere.filter(~pl.col("dtype").is_in(measured["dtype"].unique().implode()))
     capability = {
@@ -122,10 +124,10 @@ def candidates_like(
 
 
 def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.DataFrame:
-    """Return rows under the implementations and arithmetic that their engines choose on this GPU.
+    """Return rows with the implementations and arithmetic that their engines choose on this GPU.
 
-    By the table ``kernel_sources`` where a name there stands for another kernel on this GPU; else, where the shipped
-    kernel model counted the kernel on other generations only, what it counted of the same engine on this one.
+    By the table ``kernel_sources``, where a name is that of another kernel on this GPU; otherwise a kernel that the
+    shipped pack has on other generations only becomes the one that it has of the same engine on this generation.
     """
     known_facts = family_facts(family, facts("kernel_implementations"), gpus)
     capability = dict(zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True))[gpu]
@@ -139,7 +141,7 @@ def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.Da
     pack = default_pack()
     counted = rows_of_part(pack, family, "choice").to_pylist()
     generation = known_facts.generation.get(gpu)
-    anywhere = {(row["engine"], row["implementation"]) for row in counted}
+    on_any = {(row["engine"], row["implementation"]) for row in counted}
     on_generation = {
         (row["engine"], row["implementation"])
         for row in counted
@@ -150,7 +152,7 @@ def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.Da
         names = sorted(source_names(family, engine, name, like))
         keys = [(engine, source, text) for source in names for text in (dtype, "*")]
         row = next((sources_here[key] for key in keys if key in sources_here), None)
-        if row is None and (engine, name) in anywhere - on_generation:
+        if row is None and (engine, name) in on_any - on_generation:
             chosen, was_counted = choose(known_facts, pack, family, [{"engine": engine, "gpu": gpu, "dtype": dtype}])[0]
             if was_counted and (engine, chosen) in on_generation:
                 row = {"implementation": chosen, "math": _math(sources, engine, chosen, dtype)}
@@ -174,7 +176,7 @@ def _number(text: str | None) -> float:
 
 
 def shapes_of_calls(family: str, calls: pa.Table) -> pl.DataFrame:
-    """Return the shapes of a family in rows of ``kernel_calls``, with the columns of training rows."""
+    """Return a family's shapes among rows of ``kernel_calls``, with the columns of training rows."""
     calls = calls.filter(pc.equal(calls["family"], family))
     if not calls.num_rows:
         raise InvalidInput(f"the calls hold no {family} kernel; name a family that they hold with --family.")

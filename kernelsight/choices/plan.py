@@ -1,4 +1,4 @@
-"""Which few shapes to measure on a GPU so that the fastest implementation can be chosen at all others."""
+"""Plans the few shapes to measure on a GPU so that the fastest implementation can be chosen at all others."""
 
 from __future__ import annotations
 
@@ -17,69 +17,73 @@ from kernelsight.errors import InvalidInput
 from kernelsight.measure.families import FAMILIES
 from kernelsight.searching.gaussian_process import matern, squared_distances
 
-# the share of a budget that is spread by chance before expected regret decides: where nothing was measured, what is
-# expected misleads (docs/lab/choices.md)
+# share of a budget that is chosen at random before expected regret decides: without measurements, expectations mislead
+# (docs/lab/choices.md)
 BY_CHANCE = 0.3
-# sites of one of these kinds behave alike; of each, so many come before all others
+# columns that define kinds of sites, which behave similarly; random sites of each kind that precede all others
 KINDS, OF_KIND = ("dtype", "distribution", "head_dim", "window"), 2
 # kernels of the sweeps that `calibrate measure` runs under another name
 MEASURED_AS = dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention_4"), "flash_attention_vllm")
 
 
 def budget_of(choice: Choice, budget: float) -> int:
-    """Return the number of shapes that a share of them allows, at least two; InvalidInput for a share out of (0, 1].
+    """Return the number of shapes in a budget, a share of all, at least two; InvalidInput: it is not in (0, 1].
 
-    Shapes measured already count.
+    Measured shapes count towards it.
     """
     if not 0.0 < budget <= 1.0:
         raise InvalidInput(f"--budget is {budget:g}; give the share of shapes to measure, above 0 and at most 1.")
-    return max(2, math.ceil(budget * np.unique(choice.asked.site).size - 1e-9))
+    return max(2, math.ceil(budget * np.unique(choice.candidates.site).size - 1e-9))
 
 
-def plan(choice: Choice, shapes: int, found_contrasts: tuple[Contrasts, Sizes] | None = None) -> np.ndarray:
+def plan(choice: Choice, shapes: int, known_contrasts: tuple[Contrasts, Sizes] | None = None) -> np.ndarray:
     """Return the sites to measure next, in order, so that ``shapes`` are measured in all.
 
-    A part of the shapes by chance (in ascending SHA-256 of their names, two of every kind first), the others where the
-    expected regret is largest, each lowering the regret near it. ``found_contrasts``: where they are already computed.
+    A share of the shapes is random (in ascending SHA-256 of their names, two of every kind first), the others are those
+    of largest expected regret, each of which lowers the regret near it. ``known_contrasts``: those of the choice, where
+    they were computed before.
     """
-    sites, first_rows = np.unique(choice.asked.site, return_index=True)
-    missing = np.bincount(choice.asked.site - sites[0], ~np.isfinite(choice.asked.log_us))[sites - sites[0]] > 0
+    candidates = choice.candidates
+    sites, first_rows = np.unique(candidates.site, return_index=True)
+    missing = np.bincount(candidates.site - sites[0], ~np.isfinite(candidates.log_us))[sites - sites[0]] > 0
     missing_count = max(0, shapes - int((~missing).sum()))
     by_chance = min(missing_count, max(0, math.ceil(BY_CHANCE * shapes) - int((~missing).sum())))
     if missing.all():
         by_chance = missing_count
     chosen = _by_chance(choice, first_rows, missing)[:by_chance]
     if missing_count > by_chance:
-        posterior, sizes = found_contrasts or contrasts(choice)
+        posterior, sizes = known_contrasts or contrasts(choice)
         missing[chosen] = False
         weight = np.where(missing, _site_regrets(choice, posterior)[first_rows], -1.0)
-        positions = choice.asked.seen[first_rows] * sizes.own_scales
+        positions = candidates.features[first_rows] * sizes.own_scales
         chosen = np.append(chosen, _greedy(weight, positions, chosen, missing_count - by_chance))
     return sites[chosen]
 
 
 def _by_chance(choice: Choice, first_rows: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    """Return the indices of the missing sites in random order, rare kinds of sites first."""
     rows = choice.rows[first_rows[missing]]
     names = zip(rows["dtype"], rows["distribution"], shape_texts(choice.family, rows), strict=True)
     digests = [hashlib.sha256(f"{choice.family}|{'|'.join(map(str, name))}".encode()).hexdigest() for name in names]
     kind_of_row = rows.select(
         pl.struct(*(name for name in KINDS if name in rows.columns), pl.Series("hides", hidden_octaves(rows) > 0))
     )
-    # the first of each kind before the second of any: a rare kind is where a choice is dearest if nothing is known
+    # the first of each kind before the second of any: without measurements a choice costs most at a rare kind
     ordered = pl.DataFrame({"row": np.flatnonzero(missing), "digest": digests, "kind": kind_of_row.to_series()})
     turn = pl.col("digest").rank("ordinal").over("kind")
     return ordered.sort(turn.clip(1, OF_KIND + 1), "digest")["row"].to_numpy()
 
 
 def _site_regrets(choice: Choice, posterior: Contrasts) -> np.ndarray:
-    """Return of each candidate the expected regret of its site's pick."""
-    site = choice.asked.site - choice.asked.site.min()
+    """Return for each candidate the expected regret of its site's pick."""
+    site = choice.candidates.site - choice.candidates.site.min()
     pick = np.full(site.max() + 1, np.inf)
     np.minimum.at(pick, site, np.where(posterior.ratio <= 0.0, posterior.regret, np.inf))
     return pick[site]
 
 
 def _greedy(weight: np.ndarray, positions: np.ndarray, measured: np.ndarray, count: int) -> np.ndarray:
+    """Return ``count`` sites of largest weight, each lowering the weights near it, as ``measured`` ones do."""
     weight, chosen = weight.copy(), []
     for site in measured:
         weight = _lowered(weight, positions, site)
@@ -99,12 +103,12 @@ def _lowered(weight: np.ndarray, positions: np.ndarray, site: int) -> np.ndarray
 
 
 def planned_rows(choice: Choice, sites: Sequence[int]) -> pl.DataFrame:
-    """Return the candidates of the planned sites in their order, with ``measured_as``: null where nothing here runs it.
+    """Return the candidates of the planned sites, in order, with the implementations of `calibrate measure`.
 
-    Columns: place, dtype, distribution, shape (JSON), engine, implementation, measured_as.
+    Columns: place, dtype, distribution, shape (JSON), engine, implementation, measured_as (null: it cannot run it).
     """
     order = {site: rank for rank, site in enumerate(sites)}
-    ranks = np.array([order.get(site, -1) for site in choice.asked.site.tolist()])
+    ranks = np.array([order.get(site, -1) for site in choice.candidates.site.tolist()])
     chosen = np.flatnonzero(ranks >= 0)
     chosen = chosen[np.argsort(ranks[chosen], kind="stable")]
     rows = choice.rows[chosen]
@@ -137,9 +141,9 @@ def measured_as(family: str, dtype: str, implementation: str) -> str | None:
 
 
 def suite_of_plan(choice: Choice, rows: pl.DataFrame, name: str) -> dict[str, Any]:
-    """Return the suite of the planned rows that `calibrate measure` can run; InvalidInput where it can run none."""
-    able = rows.filter(pl.col("measured_as").is_not_null())
-    if not able.height:
+    """Return the suite of the planned rows that `calibrate measure` can run; InvalidInput: it can run none."""
+    measurable = rows.filter(pl.col("measured_as").is_not_null())
+    if not measurable.height:
         kernels = ", ".join(sorted(rows["implementation"].unique().to_list()))
         raise InvalidInput(
             f"`calibrate measure` cannot run any {choice.family} kernel of this plan ({kernels}); "
@@ -148,7 +152,7 @@ def suite_of_plan(choice: Choice, rows: pl.DataFrame, name: str) -> dict[str, An
     family_entry = FAMILIES[choice.family]
     fields = (*family_entry.sizes, *family_entry.defaults)
     entries: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in able.iter_rows(named=True):
+    for row in measurable.iter_rows(named=True):
         shape = pl.Series([row["shape"]]).str.json_decode(pl.Struct(dict.fromkeys(fields, pl.Int64)))[0]
         key = (row["measured_as"], row["dtype"])
         start = {"family": choice.family, "implementation": key[0], "dtype": key[1], "cache": family_entry.caches[0]}

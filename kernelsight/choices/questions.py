@@ -1,4 +1,4 @@
-"""Rows of ``choice_questions`` as choices, and the candidates of each."""
+"""Answers the questions of kernel choices: from rows of ``choice_questions`` to ``choice_candidates``."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from kernelsight.scenario.gpu_names import find_gpu
 TOLERANCE = 0.02
 
 
-def choice_asked(row: Mapping[str, Any], gpus: pa.Table) -> Choice:
-    """Return the candidates of a row of ``choice_questions``; ``gpus``: the catalogue with the GPU's row."""
+def choice_of_question(row: Mapping[str, Any], gpus: pa.Table) -> Choice:
+    """Return the choice of a row of ``choice_questions``; ``gpus``: the catalogue with the GPU's row."""
     alias = find_gpu(row["gpu"])
     gpu = alias.gpu if alias and row["gpu"] not in gpus["gpu"].to_pylist() else row["gpu"]
     calls = read_calls(Path(row["calls"]), gpu, contracts()["kernel_calls"]) if row["calls"] else None
     return choice_of([Path(name) for name in row["sweeps"]], row["family"], gpu, gpus, row["sources"] or None, calls)
 
 
-def candidates_asked(questions: pa.Table, gpus: pa.Table) -> pa.Table:
-    """Return ``choice_candidates`` of all questions; InvalidInput, UnknownName: one that has none, and why."""
+def answer_questions(questions: pa.Table, gpus: pa.Table) -> pa.Table:
+    """Return ``choice_candidates`` of all questions; InvalidInput, UnknownName: as :func:`choice_of` raises them."""
     tables = [contracts()["choice_candidates"].schema.empty_table()]
     with one_blas_thread():
         for row in questions.to_pylist():
-            choice = choice_asked(row, gpus)
+            choice = choice_of_question(row, gpus)
             tolerance = TOLERANCE if row["tolerance"] is None else row["tolerance"]
             tables.append(choice_candidates(choice, contrasts(choice)[0], tolerance))
     return pa.concat_tables(tables)

@@ -1,6 +1,7 @@
-"""Measurements of a GPU of the same generation at the very same shape, where the order of kernels turns by tile.
+"""Sibling GPUs, of the same generation: their measured contrasts of kernels at the very same shape.
 
-No effect that varies smoothly with sizes holds such an order, and a kernel model holds only what its form states.
+The fastest kernel may change from tile to tile: no effect that varies smoothly with sizes shows that, nor a kernel
+model's expression.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import pyarrow as pa
 def siblings(
     gpu: str, gpu_names: Collection[str], gpus: pa.Table, generations: Mapping[str, str | None]
 ) -> dict[str, str | None]:
-    """Return for ``gpu`` and each other one the GPU of the same generation with the nearest memory bandwidth, or None.
+    """Return the sibling of each GPU: that of the same generation with the nearest memory bandwidth, or None.
 
-    Where ``gpu`` itself has none, the others are given none either: what they teach is then known in the same way.
+    Where ``gpu`` itself has none, the others have none either, so that contrasts are learned under its conditions.
     """
     rate = dict(zip(gpus["gpu"].to_pylist(), gpus["memory_bandwidth_bytes_per_s"].to_pylist(), strict=True))
 
     def nearest(name: str) -> str | None:
-        kind = generations.get(name)
+        generation = generations.get(name)
         same_generation = [
-            candidate for candidate in gpu_names if candidate != name and kind and generations.get(candidate) == kind
+            other for other in gpu_names if other != name and generation and generations.get(other) == generation
         ]
         return min(
             same_generation,
@@ -44,19 +45,19 @@ def sibling_differences(
     site: Sequence[str],
     sibling_of: Mapping[str, str | None],
 ) -> np.ndarray:
-    """Return of each row how its sibling's contrast at its shape differs from the kernel model's, in the log.
+    """Return (rows,): the sibling's contrast at a row's shape less the kernel model's, in the log.
 
     ``measured``: rows of GPUs with ``latency_us``; ``site``: the columns of a site beside its GPU; ``sibling_of``: the
-    sibling of each GPU. The same kernel counts, else the fastest one of the same engine. The mean is zero over what is
-    known of a site; all of a site is zero where fewer than two of its candidates are known.
+    sibling of each GPU. By the same kernel, else by the fastest one of the same engine. The mean over a site's known
+    candidates is zero; all are zero where fewer than two are known.
     """
     key = [*site, "engine"]
-    looked = rows.select("gpu", *key, "implementation").with_columns(
+    sibling_rows = rows.select("gpu", *key, "implementation").with_columns(
         gpu=pl.col("gpu").replace_strict(dict(sibling_of), return_dtype=pl.String)
     )
     measured_kernels = measured.select("gpu", *key, "implementation", "latency_us")
-    same_kernel = _with_latency(looked, measured_kernels, ["gpu", *key, "implementation"])
-    same_engine = _with_latency(looked, measured_kernels, ["gpu", *key])
+    same_kernel = _with_latency(sibling_rows, measured_kernels, ["gpu", *key, "implementation"])
+    same_engine = _with_latency(sibling_rows, measured_kernels, ["gpu", *key])
     differences = np.log(np.where(np.isnan(same_kernel), same_engine, same_kernel)) - np.log(model_us)
     site_of_row = rows.select(pl.struct("gpu", *site).rle_id()).to_series().to_numpy()
     is_known = ~np.isnan(differences)

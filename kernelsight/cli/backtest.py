@@ -1,4 +1,4 @@
-"""``kernelsight backtest``: simulate measured end-to-end runs and score the predictions."""
+"""`kernelsight backtest`: simulates measured end-to-end runs and scores the predictions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCORE_COLUMNS = (
     "scope",
     *GROUP,
     "n",
-    *(f"{metric}_{what}" for metric in METRICS for what in ("median_ape", "mape", "p90_ape", "bias")),
+    *(f"{metric}_{score}" for metric in METRICS for score in ("median_ape", "mape", "p90_ape", "bias")),
 )
 NESTED = ("flags", "recipes", "errors", "interval_factors", "compared", "tiers")
 
@@ -80,7 +80,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> None:
-    """Run the verb for parsed arguments."""
+    """Replay the measured runs, print the scores, and write the report, plots and tables."""
     target = check_ending(arguments.output)
     picture = check_picture(arguments.plot)
     levels = check_levels(arguments.constants)
@@ -137,6 +137,7 @@ def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _print(answer: dict, form: str) -> None:
+    """Print the report as JSON, its scores as CSV, or the page for a terminal."""
     if form == "json":
         print(as_json(answer))
         return

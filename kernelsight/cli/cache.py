@@ -1,4 +1,4 @@
-"""`kernelsight cache`: where tables and the compiled scheduler are kept between processes, how large, and --clear."""
+"""`kernelsight cache`: lists the caches of tables and of the compiled scheduler with their sizes, or clears them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print a row per folder; with --clear, empty the folders first."""
+    """Print a row for each cache folder; with --clear, empty the folders first."""
     import pyarrow as pa
 
     from kernelsight.present.output import check_ending, print_page, table_lines, terminal_width, write_table
@@ -55,12 +55,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _answer(rows: list[dict[str, Any]], clear: bool) -> str:
     """Return the sentence above the table."""
-    done = "removed_" if clear else ""
-    files, size = (sum(row[f"{done}{name}"] for row in rows) for name in ("files", "bytes"))
+    prefix = "removed_" if clear else ""
+    files, size = (sum(row[f"{prefix}{name}"] for row in rows) for name in ("files", "bytes"))
     return f"{'Removed ' if clear else ''}{files:,} file{'s' * (files != 1)}, {number(size / MIB, 3)} MiB."
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with headers and units for a terminal."""
     limit = row["limit_bytes"]
     return {
         "cache": row["cache"],
@@ -73,6 +74,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tables(clear: bool) -> Iterator[dict[str, Any]]:
+    """Yield the row of the folder that caches tables."""
     from kernelsight.dataflow import kept
 
     try:
@@ -87,7 +89,7 @@ def _tables(clear: bool) -> Iterator[dict[str, Any]]:
 
 
 def _compiled(clear: bool) -> Iterator[dict[str, Any]]:
-    """Yield the folders up to the first one that is fit, then those of other versions that hold files."""
+    """Yield rows of the folders for compiled code up to the first usable one, then of other versions with files."""
     from kernelsight.serving.engine import machine_code
 
     paths_shown = []
@@ -105,6 +107,7 @@ def _compiled(clear: bool) -> Iterator[dict[str, Any]]:
 
 
 def _row(name: str, path: Path, opened: Callable[[Path], PrivateFolder], clear: bool) -> dict[str, Any]:
+    """Return the row of one folder, cleared first if ``clear``; or why it is not used."""
     try:
         folder = opened(path)
         before = folder.sizes()

@@ -1,4 +1,4 @@
-"""`kernelsight compare`: replay a production log, and print how far and why prediction and measurement differ."""
+"""`kernelsight compare`: replays a production log, and prints how far and why prediction and measurement differ."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kernelsight.present.output import (
     as_json,
     check_ending,
     note,
+    print_notes,
     print_page,
-    say_notes,
     table_lines,
     terminal_width,
     write_table,
@@ -30,10 +30,10 @@ FORMATS = (
     *("otlp", "blis", "measured-runs", "table"),
 )
 METRICS = ("ttft", "tpot", "e2e")
-# what marks the answer of another kind of comparison, and its table
+# by key of the answer of another kind of comparison: its table
 BY_KEY = {"stages": "stage_vs_prediction", "changes": "log_changes"}
 MOST_SHOWN = 8
-# what changed, where the name of the column with spaces would not do
+# names of changes, where the column's name with spaces would not do
 WORDS = {"power_w": "power (W)", "energy_per_output_token_j": "energy per output token (J)"}
 
 
@@ -100,16 +100,16 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> None:
-    """Run the verb for parsed arguments."""
+    """Compare the log with its replay, or watch it; print the comparison, and write tables or corrections."""
     target = check_ending(arguments.output)
     flags = deployment_flags(arguments)
     line = launch_line(arguments, flags)
     if arguments.watch is not None:
-        say_notes()  # its answers come for as long as it runs
+        print_notes()  # now, because its output continues until it is ended
         watch_log(arguments, flags | ({"launch": arguments.launch} if line else {}))
         return
-    if of_watch := [name for name in ("metrics_out", "history", "state") if getattr(arguments, name) is not None]:
-        raise InvalidInput(f"--{of_watch[0].replace('_', '-')} is of a watch; give --watch SECONDS too.")
+    if watch_options := [name for name in ("metrics_out", "history", "state") if getattr(arguments, name) is not None]:
+        raise InvalidInput(f"--{watch_options[0].replace('_', '-')} is of a watch; give --watch SECONDS too.")
     with open_session(arguments) as session:
         comparison = session.compare(
             deployment=flags | ({"launch": arguments.launch} if line else {}),
@@ -150,7 +150,7 @@ def run(arguments: Any) -> None:
 
 
 def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
-    """Compare a growing log or a server with a deployment until the program is ended."""
+    """Compare a growing log or a server's metrics with a deployment until the program is ended."""
     from kernelsight.comparison.watch import Targets, Watch
     from kernelsight.dataflow.bounded_http import check_address
     from kernelsight.present.watched import as_line_of_json, window_lines
@@ -185,7 +185,7 @@ def _columns(words: list[str] | None) -> dict[str, str] | None:
 
 
 def _described_load(text: str | None) -> dict[str, Any] | None:
-    """Return the flags of a load from one string of words."""
+    """Return the load flags in the text of --stated."""
     if text is None:
         return None
     from kernelsight.cli.options import add_flags
@@ -196,23 +196,25 @@ def _described_load(text: str | None) -> dict[str, Any] | None:
     reader = argparse.ArgumentParser(prog="--stated", add_help=False, exit_on_error=False)
     add_flags(reader, (*LOAD, *LENGTHS))
     try:
-        load_arguments, strange = reader.parse_known_args(redacted_words(shlex.split(text)))
+        load_arguments, unknown_words = reader.parse_known_args(redacted_words(shlex.split(text)))
     except (argparse.ArgumentError, ValueError) as error:
         raise InvalidInput(f"--stated cannot be read: {error}.") from None
-    if strange:
-        raise InvalidInput(f"--stated has {strange[0]!r}, which is no flag of a load; `simulate --help` lists them.")
+    if unknown_words:
+        raise InvalidInput(
+            f"--stated has {unknown_words[0]!r}, which is no flag of a load; `simulate --help` lists them."
+        )
     return {name: value for name in LOAD_FLAGS if (value := getattr(load_arguments, name, None)) is not None}
 
 
 def _page(answer: dict[str, Any]) -> list[str]:
-    """Return the lines of the comparison: verdict, errors, parts, suspects, corrections."""
+    """Return the lines of a comparison for a terminal: verdict, errors, parts, suspects, corrections."""
     page = [answer["verdict"][0].upper() + answer["verdict"][1:], ""]
     page.append(f"{answer['requests']:,} requests compared")
     page += [f"  {row['rows']}: {row['n']:,} x {row['reason']}" for row in answer["dropped"]]
     page += _files(answer["files"])
     if answer.get("cached_tokens"):
-        real, ours = (answer["cached_tokens"][name] for name in ("measured", "predicted"))
-        page.append(f"cached tokens: {real:,} reported, {ours:,} predicted")
+        measured, predicted = (answer["cached_tokens"][name] for name in ("measured", "predicted"))
+        page.append(f"cached tokens: {measured:,} reported, {predicted:,} predicted")
     if "changes" in answer:
         return page + _changes(answer)
     rows = [{"": name.upper(), **answer[f"{name}_ms"]} for name in METRICS if answer[f"{name}_ms"]["n"]]
@@ -254,7 +256,7 @@ def _page(answer: dict[str, Any]) -> list[str]:
 
 
 def _power(power: dict[str, Any]) -> list[str]:
-    """Return measured and predicted power of the GPUs."""
+    """Return a line on measured and predicted power of the GPUs."""
     if not power:
         return []
     error = "" if power["error"] is None else f", {deviation(power['error'])}"
@@ -264,7 +266,7 @@ def _power(power: dict[str, Any]) -> list[str]:
 
 
 def _changes(answer: dict[str, Any]) -> list[str]:
-    """Return what changed since the earlier log: latencies, then the load, the speed and the settings."""
+    """Return the lines on changes since the earlier log: latencies, then load, speed and settings."""
     page = [f"{answer['baseline']['requests']:,} requests of the earlier log"]
     page += _percentiles(answer["percentiles"], "ms, now / before")
     shown = [
@@ -285,7 +287,7 @@ def _shown(value: float | None, word: str | None) -> str:
 
 
 def _percentiles(percentiles: dict[str, Any], title: str = "ms, measured / predicted") -> list[str]:
-    """Return the percentiles of each metric, measured / predicted."""
+    """Return a table of the percentiles of each metric, measured / predicted."""
     rows = [
         {title: metric.removesuffix("_ms").upper()}
         | {
@@ -298,7 +300,7 @@ def _percentiles(percentiles: dict[str, Any], title: str = "ms, measured / predi
 
 
 def _evidence(evidence: dict[str, Any]) -> list[str]:
-    """Return what factors rest on beside the requests, and what could not be used."""
+    """Return sentences on the evidence for factors besides requests, and on evidence that could not be used."""
     counts = [f"{evidence[name]:,} {noun}" for name, noun in (("steps", "engine steps"), ("kernels", "kernel times"))
               if evidence.get(name)]  # fmt: skip
     sentences = [f"causes and factors rest on {' and '.join(counts)} of the log too"] if counts else []
@@ -315,7 +317,7 @@ def _files(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _stages(answer: dict[str, Any]) -> list[str]:
-    """Return the means of each stage as a table, and what is to be known of them."""
+    """Return the means of each stage as a table, and the findings on them."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for row in answer["stages"]:
         if row["statistic"] == "mean":

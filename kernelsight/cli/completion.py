@@ -1,4 +1,4 @@
-"""`kernelsight completion`: a script that completes verbs, flags and their choices in a shell."""
+"""`kernelsight completion`: prints a shell script that completes verbs, flags and their choices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> None:
-    """Run the verb for parsed arguments."""
+    """Print the completion script of a shell."""
     from kernelsight.cli.main import parser
 
     try:

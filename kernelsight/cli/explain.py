@@ -1,4 +1,4 @@
-"""`kernelsight explain`: the nodes that compute a table, in order."""
+"""`kernelsight explain`: prints the nodes that compute a table, in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Show the nodes that compute a table, in order."""
+    """Print the nodes that compute a table, in order."""
     import pyarrow as pa
 
     from kernelsight.session import connect

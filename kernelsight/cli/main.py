@@ -1,4 +1,4 @@
-"""The command line: parses arguments, runs one verb, prints one sentence per error. Heavy imports wait for the verb."""
+"""The command line: parses arguments, runs one verb, prints one sentence per error; heavy imports are the verb's."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import NoReturn, cast
 from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, flags_in_errors, unknown
 from kernelsight.escape import visible
-from kernelsight.present.output import QUIET, USUAL, VERBOSE, say, say_notes
+from kernelsight.present.output import NORMAL, QUIET, VERBOSE, print_notes, set_verbosity
 from kernelsight.version import VERSION
 
-# what a verb is for, and its module: declare() adds its arguments to a parser, run() answers them. A module is imported
-# only for its own verb. A verb without a module is a group of the verbs that begin with its name.
+# by verb: its help, and its module, whose declare() adds arguments to a parser and whose run() executes the verb. A
+# module is imported only for its own verb. A verb without a module is a group of the verbs that begin with its name.
 VERBS: dict[str, tuple[str, str | None]] = {
     "tables": ("list all tables, or the columns of one", "kernelsight.cli.tables"),
     "explain": ("show the steps that compute a table, in order", "kernelsight.cli.explain"),
@@ -96,31 +96,31 @@ VERBS: dict[str, tuple[str, str | None]] = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Reject wrong arguments in one sentence, with exit status 2."""
+        """Print one sentence for wrong arguments, and exit with status 2."""
         print(f"kernelsight: {visible(message)}; `{self.prog} --help` shows the flags.", file=sys.stderr)
         sys.exit(2)
 
 
 class _Undocumented:
-    """Stands for Arrow's reader of documentation: Arrow writes that of 300 functions when it is imported."""
+    """Replaces Arrow's docstring parser, which it runs for 300 functions when it is imported."""
 
     @staticmethod
     def NumpyDocString(text: str) -> dict[str, Sequence[object]]:
-        """Find no parameters in a text."""
+        """Return no parameters."""
         return {"Parameters": ()}
 
 
 class _Notes(logging.Handler):
-    """Prints what the package logs as notes on stderr."""
+    """Prints log records of the package as notes on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(visible(record.getMessage()), file=sys.stderr)
 
 
 def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of all verbs; for the words of a command, of the verb that they name, if they begin with one.
+    """Return the parser of the command line; with ``words`` of a command, only the verb that they name has arguments.
 
-    Only that one has its arguments.
+    Other verbs are not even imported, which keeps the start of a command short.
     """
     top = _Parser(
         prog="kernelsight",
@@ -130,9 +130,9 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"kernelsight {VERSION}")
     verbs = {"": top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)}
     command = None if words is None else [word for word in words if not word.startswith("-")]
-    named = command if words and not words[0].startswith("-") else None
+    verb_words = command if words and not words[0].startswith("-") else None
     for name, (text, module) in VERBS.items():
-        if not _may_be_meant(name, named or []):
+        if not _may_be_meant(name, verb_words or []):
             continue
         group, _, short = name.rpartition(" ")
         how = {"help": text, "description": text[0].upper() + text[1:] + "."}
@@ -151,19 +151,19 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def _may_be_meant(verb: str, words: Sequence[str]) -> bool:
-    """Tell whether words begin with a verb, or with the group that it is of; without words, any verb may be meant."""
-    return all(one == other for one, other in zip(verb.split(), words, strict=False))
+    """Return whether words begin with a verb or with its group; without words, any verb may be meant."""
+    return all(verb_word == word for verb_word, word in zip(verb.split(), words, strict=False))
 
 
 def main(words: list[str] | None = None) -> int:
     """Run one command; return 0 on success, 1 if the run failed, 2 for wrong arguments or input.
 
-    A command that SIGTERM or SIGHUP ends returns 128 plus the signal's number.
+    A command that is ended by SIGTERM or SIGHUP returns 128 plus the signal's number.
     """
     if words is None:
-        # a command's products are small, and threads of BLAS on busy cores wait for each other longer than they compute
+        # matrix products of a command are small: BLAS threads on busy cores would wait longer than they compute
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        # most of what a command makes it needs to its end: to look for garbage every 700 objects is a tenth of its time
+        # most objects of a command live to its end: collecting garbage every 700 of them takes a tenth of its time
         gc.set_threshold(100_000)
         sys.modules.setdefault("pyarrow.vendored.docscrape", cast(ModuleType, _Undocumented))
     with ending_signals() as ended, flags_in_errors():
@@ -171,29 +171,30 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    """Run the command of ``words``, and return its exit status."""
     arguments = argparse.Namespace()
     _open_streams()
     try:
         words = _with_help(words)
-        arguments, strange = parser(words).parse_known_args(words)
+        arguments, unknown_words = parser(words).parse_known_args(words)
         log = logging.getLogger("kernelsight")
         log.handlers = [_Notes()]
         log.setLevel(logging.WARNING if arguments.quiet else logging.INFO)
-        say(QUIET if arguments.quiet else VERBOSE if arguments.verbose else USUAL)
-        if strange:
-            raise _unknown_words(arguments, strange)
+        set_verbosity(QUIET if arguments.quiet else VERBOSE if arguments.verbose else NORMAL)
+        if unknown_words:
+            raise _unknown_words(arguments, unknown_words)
         _leave_pandas_out()
         importlib.import_module(arguments.module).run(arguments)
         sys.stdout.flush()
-        say_notes()
+        print_notes()
     except KernelSightError as error:
-        say_notes()
+        print_notes()
         print(f"kernelsight: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _stopped(arguments)
     except RuntimeError as error:
-        if str(error) != "Query interrupted":  # DuckDB's form of Ctrl-C
+        if str(error) != "Query interrupted":  # DuckDB's error for Ctrl-C
             raise
         return _stopped(arguments)
     except BrokenPipeError:
@@ -213,9 +214,9 @@ def _run(words: list[str]) -> int:
 
 
 def _with_help(words: list[str]) -> list[str]:
-    """Return the words of a command, ``help VERB`` as ``VERB --help``.
+    """Return the words of a command, ``help VERB`` rewritten as ``VERB --help``.
 
-    UnknownName: there is no such verb. InvalidInput: a flag stands before it.
+    UnknownName: there is no such verb. InvalidInput: a flag precedes the verb.
 
     >>> _with_help(["help", "calibrate", "fit"])
     ['calibrate', 'fit', '--help']
@@ -235,7 +236,7 @@ def _with_help(words: list[str]) -> list[str]:
 
 
 class _NoPandas:
-    """Finds no pandas, as if it were not installed."""
+    """An import finder that makes pandas look as if it were not installed."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
@@ -243,20 +244,20 @@ class _NoPandas:
 
 
 def _leave_pandas_out() -> None:
-    """Let Arrow do without pandas, which no verb uses: its first array looks for it once, and would import it."""
+    """Keep Arrow from importing pandas, which no verb uses: its first array tries to, once."""
     import pyarrow as pa
 
-    nothing = _NoPandas()
-    sys.meta_path.insert(0, nothing)
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
     try:
         pa.array([0])
     finally:
-        sys.meta_path.remove(nothing)
+        sys.meta_path.remove(finder)
 
 
-def _unknown_words(arguments: argparse.Namespace, strange: list[str]) -> KernelSightError:
+def _unknown_words(arguments: argparse.Namespace, words: list[str]) -> KernelSightError:
     """Build the error for the first argument that the verb does not accept, with the nearest flags."""
-    flag = next((word for word in strange if word.startswith("-")), strange[0]).partition("=")[0]
+    flag = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
     options = [name for action in arguments.flags._actions for name in action.option_strings]
     kind = "flag" if flag.startswith("-") else "argument"
     engine_option = _engine_option(flag) if "--launch" in options else None
@@ -266,7 +267,7 @@ def _unknown_words(arguments: argparse.Namespace, strange: list[str]) -> KernelS
 
 
 def _engine_option(flag: str) -> str | None:
-    """Return what to do about an option of a serving engine that is no flag here, or None."""
+    """Return advice on a serving engine's option that is no flag here; None: it is not one."""
     from kernelsight.scenario.deployment_flags import ENGINES
     from kernelsight.scenario.flags import FLAGS
     from kernelsight.scenario.launch.engine_options import options, spelled
@@ -285,7 +286,7 @@ def _engine_option(flag: str) -> str | None:
 
 
 def _open_streams() -> None:
-    """Make stdout and stderr usable if the shell closed them or their encoding lacks some characters."""
+    """Make stdout and stderr usable where the shell closed them or their encoding lacks characters."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -295,13 +296,13 @@ def _open_streams() -> None:
 
 
 def _silence_stdout() -> None:
-    # flushing Python's buffer at exit would fail again
+    """Send further output nowhere: flushing Python's buffer at exit would fail again."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stopped(arguments: argparse.Namespace) -> int:
-    """Report an interruption, and how to go on where finished parts are kept."""
+    """Print a sentence on the interruption, and how to resume where finished parts are kept; return exit status 1."""
     how = "no partial file was written"
     if getattr(arguments, "resume", None) is not None and getattr(arguments, "output", None):
         how = "what is finished is kept; the same command with --resume goes on"

@@ -1,4 +1,4 @@
-"""`kernelsight mcp`: the verbs as read-only tools for coding agents, over the Model Context Protocol."""
+"""`kernelsight mcp`: serves the verbs as read-only tools for coding agents (Model Context Protocol)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> None:
-    """Answer a client on stdin and stdout until it leaves."""
+    """Serve a client on stdin and stdout until it disconnects."""
     try:
         from kernelsight.server.agent_tools import agent_server
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Shared by several verbs: flags, opening the session, printing a table."""
+"""Options shared by several verbs, the session that they describe, and the printing of a table."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def deployment_flags(arguments: Any) -> dict[str, Any]:
 
 
 def launch_line(arguments: Any, flags_beside: Mapping[str, Any]) -> LaunchLine | None:
-    """Return the launch line of parsed arguments, and note after the answer how its words were read; None without one.
+    """Return the launch line of --launch, or None; notes after the answer list how its words were read.
 
-    ``flags_beside``: flags that override it.
+    ``flags_beside``: explicit flags, which override the line.
     """
     if getattr(arguments, "launch", None) is None:
         return None
@@ -66,7 +66,7 @@ def launch_line(arguments: Any, flags_beside: Mapping[str, Any]) -> LaunchLine |
 
 
 class _Once(argparse.Action):
-    """Stores a value that a second one would contradict, where another flag's last one replaces the others."""
+    """Stores the value of an option that may be given once; a second one is an error, not a replacement."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, _: Any = None
@@ -77,7 +77,7 @@ class _Once(argparse.Action):
 
 
 class _Joined(argparse.Action):
-    """Joins the values of an option that may be given several times by a plus sign."""
+    """Joins the values of a repeatable option by a plus sign."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, _: Any = None
@@ -95,7 +95,7 @@ def whole_number(text: str) -> int:
 
 
 def add_flags(group: argparse._ActionsContainer, added: tuple[Flag, ...]) -> None:
-    """Add flags to a parser; an unset flag is None."""
+    """Add flags to a parser as options; an unset one is None."""
     for flag in added:
         how: dict[str, Any] = {"dest": flag.name, "help": flag.help}
         if flag.kind == "switch":
@@ -118,7 +118,7 @@ def add_flags(group: argparse._ActionsContainer, added: tuple[Flag, ...]) -> Non
 
 
 def add_output(verb: argparse.ArgumentParser, file_help: str, formats: tuple[str, ...] = FORMATS) -> None:
-    """Add --format and -o; the first format is the default."""
+    """Add --format and -o; the first of ``formats`` is the default."""
     verb.add_argument("--format", choices=formats, default=formats[0], help="output format on stdout")
     verb.add_argument("-o", "--output", metavar="FILE", help=file_help)
 
@@ -174,7 +174,7 @@ def add_correction(verb: argparse._ActionsContainer) -> None:
 
 
 def add_sweeps(verb: argparse.ArgumentParser, train_help: str, few_help: str | None = None) -> None:
-    """Add --sweep, --train-gpus and --families; ``few_help``: and --few, in place of --sweep."""
+    """Add --sweep, --train-gpus and --families; with ``few_help`` also --few, an alternative to --sweep."""
     files = verb.add_mutually_exclusive_group(required=True) if few_help else verb
     requirement = {} if few_help else {"required": True}
     files.add_argument(
@@ -202,7 +202,7 @@ def add_device(verb: argparse.ArgumentParser) -> None:
 
 
 def show_table(table: pa.Table, arguments: argparse.Namespace, written: bool = False) -> None:
-    """Print a table in the format of --format, and write it to -o unless that is ``written`` already."""
+    """Print a table in the format of --format, and write it to -o unless it is already ``written``."""
     from kernelsight.dataflow.rows import python_rows
     from kernelsight.present.output import check_ending, print_rows, write_table
 

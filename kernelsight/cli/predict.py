@@ -1,4 +1,4 @@
-"""`kernelsight predict`: one forward step, kernel by kernel, or the latencies of a table of kernel calls."""
+"""`kernelsight predict`: predicts one forward step, kernel by kernel, or the latencies of a table of kernel calls."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> None:
-    """Run the verb for parsed arguments."""
+    """Predict the step or the calls, print them, and write the kernels."""
     if arguments.calls is not None:
         _run_calls(arguments)
         return
@@ -120,7 +120,7 @@ def run(arguments: Any) -> None:
 
 
 def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:
-    """Write kernels as they are printed: a shape has its own dimensions alone, but in Parquet those of all."""
+    """Write kernels to a file; a shape has only its own dimensions, except in Parquet, where it has those of all."""
     if target.suffix == ".csv":
         write_text(as_csv(rows, COLUMNS), target)
     elif target.suffix == ".json":
@@ -132,15 +132,15 @@ def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:
 
 
 def _run_calls(arguments: Any) -> None:
-
+    """Predict the kernel calls of --calls."""
     step_flags = {
         **deployment_flags(arguments),
         **{name: getattr(arguments, name) for name in ("phase", "batch_size", "input_len", "context_len")},
     }
-    strange = [name for name, value in step_flags.items() if value is not None and name not in ("gpu", "tier")]
-    if strange:
+    unusable = [name for name, value in step_flags.items() if value is not None and name not in ("gpu", "tier")]
+    if unusable:
         raise InvalidInput(
-            f"--calls reads its own kernels; remove --{', --'.join(name.replace('_', '-') for name in strange)}."
+            f"--calls reads its own kernels; remove --{', --'.join(name.replace('_', '-') for name in unusable)}."
         )
     if arguments.gpu is None:
         raise InvalidInput("--calls needs --gpu, the GPU on which the kernels run; set it.")
@@ -159,6 +159,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _as_page(step: dict[str, Any]) -> list[str]:
+    """Return the lines of a predicted step for a terminal."""
     memory, settings = step["memory"], step["settings"]
     rows = [
         {

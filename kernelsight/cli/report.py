@@ -1,4 +1,4 @@
-"""`kernelsight report`: a saved run, sweep, comparison or kernel search as one HTML page."""
+"""`kernelsight report`: writes a saved run, sweep, comparison or kernel search as one HTML page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the page."""
+    """Write the HTML page of a saved run."""
     from kernelsight.present.html.report import write_report
 
     if arguments.output is None:

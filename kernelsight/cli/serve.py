@@ -1,4 +1,4 @@
-"""`kernelsight serve`: an OpenAI-compatible server that answers when the predicted deployment would."""
+"""`kernelsight serve`: runs an OpenAI-compatible server that answers when the predicted deployment would."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelsight.cli.options import add_deployment, deployment_flags, launch_line, open_session, whole_number
 from kernelsight.errors import InvalidInput
-from kernelsight.present.output import note, say_notes
+from kernelsight.present.output import note, print_notes
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -44,13 +44,13 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> None:
-    """Run the verb for parsed arguments."""
+    """Serve until the process is stopped."""
     options = {name: getattr(arguments, name) for name in ("speed", "seed", "output_len", "range_ratio", "tokenizer")}
     options |= {name: getattr(arguments, name) for name in ("served_model_name", "max_waiting_requests")}
     _check(arguments)
     flags = deployment_flags(arguments)
     launch_line(arguments, flags)
-    say_notes()  # the answer comes for as long as it runs
+    print_notes()  # now, because the server runs until it is stopped
     from kernelsight.server.prompts import estimated_tokens
     from kernelsight.server.start import check_packages, listening_socket, serve_until_stopped, server_of
     from kernelsight.serving.runs.deployed import deploy
@@ -74,6 +74,7 @@ def run(arguments: Any) -> None:
 
 
 def _check(arguments: Any) -> None:
+    """Raise InvalidInput for a value out of range."""
     if not 0.0 < arguments.speed < math.inf:
         raise InvalidInput(f"--speed is {arguments.speed}; give a number above 0.")
     if not 0.0 < arguments.range_ratio <= 1.0:

@@ -1,4 +1,4 @@
-"""`kernelsight simulate`: serve a load; print what a benchmark client would, and where the GPU time went."""
+"""`kernelsight simulate`: simulates serving a load; prints what a benchmark client would, and where GPU time went."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def load_flags(arguments: Any) -> dict[str, Any]:
-    """Return the load's flags of parsed arguments; InvalidInput where the load is stated by halves or twice."""
+    """Return the load flags of parsed arguments; InvalidInput: the load is incomplete or contradicts itself."""
     flags = {name: value for name in LOAD_FLAGS if (value := getattr(arguments, name, None)) is not None}
     flags |= parse_objectives(arguments.goodput or [])
     synthetic = [name for name in ("request_rate", "input_len", "output_len") if name in flags]
@@ -80,7 +80,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> None:
-    """Run the verb for parsed arguments."""
+    """Simulate the scenario, print its summary, and save the run or its requests."""
     from kernelsight.sweeps.runs import Run
 
     target = check_ending(arguments.output)
@@ -99,7 +99,7 @@ def run(arguments: Any) -> None:
             elif target:
                 write_table(run.table("request_metrics"), target)
         except RunFailed:
-            _print(run, arguments.format, line)  # what took long to compute is not lost with the disk
+            _print(run, arguments.format, line)  # a full disk must not lose a long simulation
             raise
         _print(run, arguments.format, line)
         if answer["completed"] == 0:
@@ -110,6 +110,7 @@ def run(arguments: Any) -> None:
 
 
 def _print(run: Run, form: str, line: LaunchLine | None) -> None:
+    """Print the summary as JSON, CSV or a page for a terminal."""
     if form == "json":
         print(as_json(run.summary | ({"launch": line.as_dict()} if line else {})))
     elif form == "csv":

@@ -1,4 +1,4 @@
-"""`kernelsight size`: which GPUs, how many and with which flags serve a rate within objectives at the lowest cost."""
+"""`kernelsight size`: finds the GPUs, their number and flags that serve a rate within objectives at the lowest cost."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def _declare_amount(group: argparse._ArgumentGroup) -> None:
-    """Declare how much is to be served."""
+    """Declare the options on the amount to serve: rate, users or GPUs, and peaks."""
     group.add_argument("--rate", metavar="R", help="requests per second to serve: 12, 12/s, 700/min")
     group.add_argument("--requests-per-day", metavar="N", help="the same, as a mean over the day: 200000, 5M")
     group.add_argument(
@@ -119,7 +119,7 @@ def _declare_amount(group: argparse._ArgumentGroup) -> None:
 
 
 def _declare_certainty(group: argparse._ArgumentGroup) -> None:
-    """Declare the objectives, and how surely they are to hold."""
+    """Declare the options on objectives and on the probability that they hold."""
     group.add_argument(
         "--margin", type=float, default=0.0, metavar="SHARE", help="share of what is sustained that stays unused"
     )
@@ -142,7 +142,7 @@ def _declare_certainty(group: argparse._ArgumentGroup) -> None:
 
 
 def _declare_search(group: argparse._ArgumentGroup) -> None:
-    """Declare what deployments cost, and which are searched."""
+    """Declare the options on prices and on the deployments to search."""
     group.add_argument(
         "--prices",
         metavar="P",
@@ -169,7 +169,7 @@ def _declare_search(group: argparse._ArgumentGroup) -> None:
 
 
 def run(arguments: Any) -> None:
-    """Run the verb for parsed arguments."""
+    """Size, print the answer, and write its rows, tables or page."""
     target = check_ending(arguments.output, (*ENDINGS, ".html"))
     if not arguments.slo:
         raise InvalidInput("size needs --slo, the objectives to keep, such as --slo ttft_p95:1000 tpot_p99:40.")
@@ -212,7 +212,7 @@ def run(arguments: Any) -> None:
 
 
 def _gpus(text: str) -> tuple[list[str], list[Path]]:
-    """Return the names and the files of --gpus."""
+    """Return (GPU names, files of GPUs) of --gpus."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     files = [Path(word) for word in words if word.lower().endswith(FILES)]
     return [word for word in words if not word.lower().endswith(FILES)], files
@@ -249,13 +249,13 @@ def _search(words: list[str]) -> dict[str, list[Any]]:
             raise InvalidInput(f"--search {word!r} is not FLAG=V1,V2; give values, such as max_num_seqs=64,128.")
         if name in searched:
             raise InvalidInput(f"--search has {name} twice; give all its values at once.")
-        plain = {"none": None, "true": True, "false": False}
-        searched[name] = [plain[value] if value in plain else read_number(value) for value in value_words]
+        constants = {"none": None, "true": True, "false": False}
+        searched[name] = [constants[value] if value in constants else read_number(value) for value in value_words]
     return searched
 
 
 def _show(text: str) -> None:
-    """Report progress: over one line of a terminal, line by line elsewhere."""
+    """Show progress: in one line of a terminal that is overwritten, elsewhere line by line."""
     if sys.stderr.isatty():
         status(f"  {text}")
     else:
@@ -263,6 +263,7 @@ def _show(text: str) -> None:
 
 
 def _write(sizing: Sizing, target: Path) -> None:
+    """Write a sizing as an HTML page, a saved session or a table of its rows."""
     if target.suffix == ".html":
         from kernelsight.present.html.size_page import write_size_page
         from kernelsight.sizing.answer import columns_shown
@@ -275,6 +276,7 @@ def _write(sizing: Sizing, target: Path) -> None:
 
 
 def _print(sizing: Sizing, form: str) -> None:
+    """Print a sizing as JSON, CSV or a page for a terminal."""
     if sys.stderr.isatty():
         status()
     if form == "json":

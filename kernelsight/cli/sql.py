@@ -1,4 +1,4 @@
-"""`kernelsight sql`: a query over input and derived tables, or over a saved run."""
+"""`kernelsight sql`: runs a SQL query over input and derived tables, or over a saved run."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _sweep_points(paths: Sequence[str]) -> pa.Table:
+    """Return the table sweep_points from files, or from the installed package."""
     from kernelsight.fitting.sweep_files import sweep_points
 
     rows = sweep_points([Path(name) for name in paths])
@@ -69,7 +70,7 @@ def _sweep_points(paths: Sequence[str]) -> pa.Table:
 
 
 def _with_unique_names(rows: pa.Table) -> pa.Table:
-    """Number columns of the same name (x, x_1), so that none is lost when rows become dicts."""
+    """Return rows with duplicate column names numbered (x, x_1), so that none is lost when rows become dicts."""
     names: list[str] = []
     for name in rows.column_names:
         free = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))

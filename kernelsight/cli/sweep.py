@@ -1,4 +1,4 @@
-"""`kernelsight sweep`: a grid of scenarios in, one result table out; resumable, on one machine or under Ray."""
+"""`kernelsight sweep`: simulates a grid of scenarios into one result table; resumable, on one machine or under Ray."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> None:
-    """Run the verb for parsed arguments."""
+    """Simulate the grid or search its highest rates; print and write the rows."""
     target = check_ending(arguments.output)
     _check_words(arguments, target)
     if arguments.resume and target and target.exists() and not _partitions_folder(target).exists():
@@ -121,7 +121,7 @@ def _find_rates(
     arguments: Any,
     target: Path | None,
 ) -> None:
-    """Search the highest rates, and print and write them."""
+    """Search the highest request rate of each row; print and write them."""
     from kernelsight.sweeps.rate_questions import TABLES, ask_rates, rates_of_grid
 
     report = _show_rows if sys.stderr.isatty() else None
@@ -138,7 +138,7 @@ def _find_rates(
 
 
 def _execution(arguments: Any, target: Path | None) -> Execution:
-    """Return how the sweep is to be run; finished partitions lie beside the file that is written."""
+    """Return how the sweep is run; finished partitions are kept beside the output file."""
     from kernelsight.session import connect
 
     return Execution(
@@ -154,12 +154,12 @@ def _execution(arguments: Any, target: Path | None) -> Execution:
 
 
 def _partitions_folder(target: Path) -> Path:
-    """Return the folder of finished partitions beside the file that is written."""
+    """Return the folder of finished partitions, beside the output file."""
     return target.with_name(f"{target.name}.parts")
 
 
 def _show_progress(progress: Progress) -> None:
-    """Write on the terminal how many scenarios are served, and how long the others may take."""
+    """Show on the terminal how many scenarios are done, and the time left."""
     done, total, spent = progress
     ahead = rounded(spent / done * (total - done))
     text = f"{done:,} of {total:,} scenarios, {rounded(done / spent)} a second, {ahead} s left"
@@ -167,11 +167,12 @@ def _show_progress(progress: Progress) -> None:
 
 
 def _show_rows(text: str) -> None:
-    """Write on the terminal of how many rows the rate is found."""
+    """Show on the terminal for how many rows the rate is found."""
     status(f"  {text}")
 
 
 def _check_words(arguments: Any, target: Path | None) -> None:
+    """Raise InvalidInput for values out of range and for options that exclude each other."""
     for name in ("workers", "partition_requests"):
         value = getattr(arguments, name)
         if value is not None and value < 1:

@@ -1,4 +1,4 @@
-"""`kernelsight tables`: all tables, or the columns of one."""
+"""`kernelsight tables`: lists all tables, or the columns of one."""
 
 from __future__ import annotations
 

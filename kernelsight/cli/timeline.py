@@ -1,4 +1,4 @@
-"""`kernelsight timeline`: a saved run as a trace for Perfetto or chrome://tracing."""
+"""`kernelsight timeline`: writes a saved run as a trace for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the trace; print what it shows."""
+    """Write the trace, and print its numbers of steps, kernel slices and requests."""
     from kernelsight.present.trace.timeline import write_timeline
 
     if arguments.output is None:

@@ -1,1 +1,1 @@
-"""Production logs beside their simulation: what was predicted, why it differs, and what corrects it."""
+"""Production logs compared with their simulation: errors of predictions, causes of errors, corrections."""

@@ -1,4 +1,4 @@
-"""The comparison of a log as `kernelsight compare` prints it, put together from its tables."""
+"""Summary of a comparison: the dictionary that `kernelsight compare` prints, built from the comparison's tables."""
 
 from __future__ import annotations
 
@@ -26,33 +26,36 @@ from kernelsight.comparison.verdict import not_judged, not_separated, verdict_of
 from kernelsight.dataflow.rows import as_table
 
 WINDOWS = "metrics of the server are held against max_num_seqs alone; table production_windows has them"
-# what is said where log and prediction agree, or where no cause holds
+# the cause of a log that agrees with its prediction, or of which no cause holds
 NO_CAUSE = {"kind": "none", "name": None, "value": None, "from_s": None, "to_s": None, "share": None}
 
 
 def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, Any]:
-    """Return the comparison of one log; ``table``: returns a table by its name."""
+    """Return the summary of one comparison, as ``compare --format json`` prints it; times in ms, power in W.
+
+    ``table``: returns a table of the comparison by its name.
+    """
 
     def rows(name: str) -> list[dict[str, Any]]:
         table_rows = rows_of(table(name), log.comparison_id)
         return table_rows.drop_columns(["comparison_id"]).to_pylist()
 
     measured, base = log.measured, base_of(table("log_replays"), log.comparison_id)
-    real, ours = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
+    measured_ms, predicted_ms = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
     if measured.drawn:
-        ours = {name: as_distribution(values, real[name]) for name, values in ours.items()}
+        predicted_ms = {name: as_distribution(values, measured_ms[name]) for name, values in predicted_ms.items()}
     intervals = interval_factors(rows("log_intervals"))
     dropped = fault_counts(log.tables["log_faults"].to_pylist())
-    refused = measured.ok & ~base.served
-    if refused.any():
-        longest = (measured.prompt_tokens + measured.output_tokens)[refused].max()
-        dropped.append(rejected(int(refused.sum()), int(longest), log.settings["max_model_len"]))
+    rejected_rows = measured.ok & ~base.served
+    if rejected_rows.any():
+        longest = (measured.prompt_tokens + measured.output_tokens)[rejected_rows].max()
+        dropped.append(rejected(int(rejected_rows.sum()), int(longest), log.settings["max_model_len"]))
     miss_parts = rows("miss_by_part")
     answer: dict[str, Any] = {
         "requests": int(measured.ok.sum()),
         "dropped": dropped,
         "files": log.tables["production_files"].to_pylist(),
-        **{f"{name}_ms": errors_of(real[name], ours[name], intervals.get(name)) for name in METRICS},
+        **{f"{name}_ms": errors_of(measured_ms[name], predicted_ms[name], intervals.get(name)) for name in METRICS},
         "cached_tokens": cached_of(measured, base),
         "parts": miss_parts,
         "suspects": rows("setting_suspects"),
@@ -67,17 +70,17 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
     answer["power_w"] = power_answer(rows("power_vs_production"))
     answer |= rows("log_tiers")[0]
     windows = log.tables["production_windows"]
-    of_servers = windows.num_rows > windows["power_w"].length() - windows["power_w"].null_count
-    answer["evidence"] = _evidence(rows("log_evidence"), of_servers, other_gpus(answer["power_w"]))
+    has_server_metrics = windows.num_rows > windows["power_w"].length() - windows["power_w"].null_count
+    answer["evidence"] = _evidence(rows("log_evidence"), has_server_metrics, other_gpus(answer["power_w"]))
     answer["not_separated"] = [
         *not_judged(answer),
         *not_separated(miss_parts, e2e["predicted"], answer["evidence"]),
     ]
-    return answer | {"verdict": verdict_of(answer, _unlooked_for(log))}
+    return answer | {"verdict": verdict_of(answer, _why_no_cause_search(log))}
 
 
-def _unlooked_for(log: ComparedLog) -> str | None:
-    """Return why no cause was looked for, "" where none was wanted; None where one was."""
+def _why_no_cause_search(log: ComparedLog) -> str | None:
+    """Return why causes were not searched for, "" where the question wants none; None where they were."""
     if log.measured.drawn:
         return "the log holds no times of sending: they were drawn at its rate, and distributions are compared"
     if log.question.fit == "none":
@@ -88,11 +91,11 @@ def _unlooked_for(log: ComparedLog) -> str | None:
 
 
 def findings_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table]) -> pa.Table:
-    """Return ``comparison_findings``: the verdict of each comparison, and what its log does not say."""
+    """Return ``comparison_findings``: a comparison's verdict, then one sentence for each limit of its evidence."""
     rows = []
     for log in logs:
-        answer = answer_of(log, tables.__getitem__)
-        sentences = (answer["verdict"], *answer["not_separated"], *answer["evidence"].get("not_used", ()))
+        summary = answer_of(log, tables.__getitem__)
+        sentences = (summary["verdict"], *summary["not_separated"], *summary["evidence"].get("not_used", ()))
         rows += [
             {"comparison_id": log.comparison_id, "place": index, "sentence": f"{sentence[0].upper()}{sentence[1:]}"}
             for index, sentence in enumerate(sentences)
@@ -101,24 +104,24 @@ def findings_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table]) 
 
 
 def as_cause(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of ``causes`` with its value, a number or a word."""
+    """Return a row of ``causes`` as the summary has it: one ``value``, a number or a word; settings as integers."""
     value = row["value"] if row["word"] is None else row["word"]
     is_whole_number = row["kind"] == "setting" and isinstance(value, float) and value.is_integer()
     return {name: row[name] for name in NO_CAUSE} | {"value": int(value) if is_whole_number else value}
 
 
 def _percentiles(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Return measured and predicted percentiles by metric."""
-    percentiles: dict[str, dict[str, dict[str, float | None]]] = {}
+    """Return measured and predicted percentiles, ms, by metric and percentile (p50, p90, ...)."""
+    by_metric: dict[str, dict[str, dict[str, float | None]]] = {}
     for row in rows:
-        percentiles.setdefault(row["metric"], {})[row["percentile"]] = {
+        by_metric.setdefault(row["metric"], {})[row["percentile"]] = {
             name: row[name] for name in ("measured", "predicted")
         }
-    return percentiles
+    return by_metric
 
 
 def _occupancy(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return the most requests that decoded at once."""
+    """Return the maximum number of requests that decoded at once, measured and predicted; empty without rows."""
     if not rows:
         return {}
     columns = {"measured": "running_max", "predicted": "predicted_running_max"}
@@ -126,7 +129,7 @@ def _occupancy(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def _fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the scores of corrections, by kind and metric."""
+    """Return held-out scores (median absolute percentage error, bias) by kind of correction and metric."""
     scores: dict[str, Any] = {"held_out": rows[0]["held_out"]} if rows else {}
     for row in rows:
         scores.setdefault(row["corrections"], {})[row["metric"]] = {key: row[key] for key in ("median_ape", "bias")}
@@ -134,7 +137,10 @@ def _fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _evidence(rows: Sequence[Mapping[str, Any]], has_windows: bool, not_compared: Sequence[str]) -> dict[str, Any]:
-    """Return what factors rest on beside the requests, and what could not be used, ``not_compared`` included."""
+    """Return the counts of engine steps and kernels that factors rest on, and sentences on what was not used.
+
+    ``not_compared``: sentences on GPUs whose power is not compared, which are added to the latter.
+    """
     counts: dict[str, Any] = {row["evidence"]: row["n"] for row in rows if row["n"] is not None}
     unused = [row["sentence"] for row in rows if row["sentence"]] + ([WINDOWS] if has_windows else [])
     unused += not_compared

@@ -1,4 +1,4 @@
-"""A log set against an earlier one: what changed, as the graph has it, and its answer in one sentence."""
+"""Comparison of a log with an earlier one (baseline): what changed in load, speed and settings, and the verdict."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class BaselineComparison:
         causes = [as_cause(row) for row in self._rows("change_causes")]
         faults = self._session.table("log_faults").to_pylist()
         requests = self._session.table("production_requests")
-        of_earlier = np.array([name.startswith(EARLIER) for name in requests["log_id"].to_pylist()])
+        is_earlier = np.array([name.startswith(EARLIER) for name in requests["log_id"].to_pylist()])
         ok = np.array([status == "ok" for status in requests["status"].to_pylist()])
-        counts = {"after": int((ok & ~of_earlier).sum()), "before": int((ok & of_earlier).sum())}
+        counts = {"after": int((ok & ~is_earlier).sum()), "before": int((ok & is_earlier).sum())}
         by_metric = {(row["metric"], row["statistic"]): row for row in latencies}
-        answer: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "requests": counts["after"],
             "baseline": {"requests": counts["before"]},
             "dropped": fault_counts(row for row in faults if not row["log_id"].startswith(EARLIER)),
@@ -85,11 +85,11 @@ class BaselineComparison:
             "percentiles": _percentiles(latencies),
         }
         e2e = by_metric.get(("e2e_ms", "mean"))
-        answer["parts"] = _parts_of_miss(e2e)
-        most = next((row for row in answer["changes"] if row["what"] == "running_max"), None)
-        answer["occupancy"] = {"running_max": _pair(most)} if most else {}
-        answer |= {"suspects": [], "fit": {}, "drift": [], "cached_tokens": {}, "evidence": {}, "not_separated": []}
-        return answer | {"verdict": _verdict(answer)}
+        summary["parts"] = _parts_of_miss(e2e)
+        running_max = next((row for row in summary["changes"] if row["what"] == "running_max"), None)
+        summary["occupancy"] = {"running_max": _pair(running_max)} if running_max else {}
+        summary |= {"suspects": [], "fit": {}, "drift": [], "cached_tokens": {}, "evidence": {}, "not_separated": []}
+        return summary | {"verdict": _verdict(summary)}
 
     def table(self, name: str) -> pa.Table:
         """Return a table of the comparison, or of the logs; InvalidInput for another name."""
@@ -121,8 +121,8 @@ class BaselineComparison:
 
 
 def _row_slices(later_tables: Mapping[str, pa.Table]) -> tuple[slice, slice]:
-    count = later_tables["production_logs"].num_rows
-    return slice(0, count), slice(count, None)
+    later_logs = later_tables["production_logs"].num_rows
+    return slice(0, later_logs), slice(later_logs, None)
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, float | None]:
@@ -130,7 +130,10 @@ def _pair(row: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _errors(mean: Mapping[str, Any] | None, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return the means of both logs; single requests have no counterpart in another log."""
+    """Return the mean latencies of both logs, ms, and their bias; errors by request are None.
+
+    Requests of one log have no counterpart in the other.
+    """
     no_errors = dict.fromkeys(("median_ape", "p90_ape", "coverage_90"))
     if mean is None or mean["before"] is None or mean["after"] is None:
         return {"n": 0, "measured": None, "predicted": None, "bias": None, **no_errors}
@@ -147,7 +150,7 @@ def _percentiles(latencies: list[dict[str, Any]]) -> dict[str, dict[str, dict[st
 
 
 def _parts_of_miss(e2e: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return how much of the difference of mean E2E the load makes, and how much is left."""
+    """Return the difference of mean E2E, ms, split into the part of the workload and the unexplained rest."""
     if e2e is None or e2e["before"] is None or e2e["after"] is None or e2e["expected"] is None:
         return []
     load, unexplained = e2e["expected"] - e2e["before"], e2e["after"] - e2e["expected"]
@@ -159,33 +162,35 @@ def _parts_of_miss(e2e: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -abs(row["miss_ms"]))
 
 
-def _verdict(answer: Mapping[str, Any]) -> str:
-    """Return one sentence: how the later log differs, how much of it the load makes, and why."""
-    name = next((name for name in ("E2E", "TPOT", "TTFT") if answer[f"{name.lower()}_ms"]["n"]), None)
+def _verdict(summary: Mapping[str, Any]) -> str:
+    """Return the verdict, one sentence: change of the mean latency, the workload's part of it, and the causes."""
+    name = next((name for name in ("E2E", "TPOT", "TTFT") if summary[f"{name.lower()}_ms"]["n"]), None)
     if name is None:
         return "the two logs have no latency in common, so that nothing is compared."
-    latency = answer[f"{name.lower()}_ms"]
-    off = latency["measured"] / latency["predicted"] - 1.0 if latency["predicted"] else 0.0
+    latency = summary[f"{name.lower()}_ms"]
+    change = latency["measured"] / latency["predicted"] - 1.0 if latency["predicted"] else 0.0
     times = f"({number(latency['measured'])} ms, before {number(latency['predicted'])} ms)"
-    agrees = abs(off) < AGREES and not answer["causes"]
+    agrees = abs(change) < AGREES and not summary["causes"]
     clauses = [
         f"both logs agree: mean {name} {times}"
         if agrees
-        else f"mean {name} is {percent(abs(off), 1)} {'longer' if off > 0 else 'shorter'} than before {times}"
+        else f"mean {name} is {percent(abs(change), 1)} {'longer' if change > 0 else 'shorter'} than before {times}"
     ]
-    load = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "workload"), None)
+    load = next((row["miss_ms"] for row in summary["parts"] if row["part"] == "workload"), None)
     if load is not None and name == "E2E" and not agrees and abs(load) >= AGREES * latency["predicted"]:
         clauses.append(f"the load makes {'+' if load >= 0 else '-'}{number(abs(load), 3)} ms of it")
-    clauses += [cause_sentence(cause, "what it was before", "before") for cause in answer["causes"]]
-    drawn = next((row for row in answer["changes"] if row["what"] == "power_w" and row["certain"]), None)
-    if drawn is not None:
-        clauses.append(f"its GPUs drew {number(drawn['after'], 3)} W, before {number(drawn['before'], 3)} W")
-    if not answer["causes"] and not agrees:
-        unexplained = next((row["miss_ms"] for row in answer["parts"] if row["part"] == "unexplained"), None)
+    clauses += [cause_sentence(cause, "what it was before", "before") for cause in summary["causes"]]
+    power_change = next((row for row in summary["changes"] if row["what"] == "power_w" and row["certain"]), None)
+    if power_change is not None:
+        clauses.append(
+            f"its GPUs drew {number(power_change['after'], 3)} W, before {number(power_change['before'], 3)} W"
+        )
+    if not summary["causes"] and not agrees:
+        unexplained = next((row["miss_ms"] for row in summary["parts"] if row["part"] == "unexplained"), None)
         if unexplained is None:
             clauses.append("too few requests with times of sending for a cause")
         elif abs(unexplained) < AGREES * latency["measured"]:
             clauses.append("at the same load the engine is as fast as before")
         else:
             clauses.append("no cause holds")
-    return f"{'; '.join(clauses)}{unused_clause(answer['dropped'])}."
+    return f"{'; '.join(clauses)}{unused_clause(summary['dropped'])}."

@@ -1,4 +1,4 @@
-"""Measured and predicted times of each request side by side, with the parts of its miss."""
+"""Table ``prediction_vs_production``: measured and predicted latencies of each request, and the parts of its miss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kernelsight.dataflow.session import Session
 
 
 class Explained(NamedTuple):
-    """The tables that explain logs."""
+    """The replay of logs as stated, and the fitted explanation: replays, parameters and causes."""
 
     log_replays: pa.Table
     explained_replays: pa.Table
@@ -30,7 +30,7 @@ class Explained(NamedTuple):
 
 
 def request_table(logs: Sequence[ComparedLog], explained: Explained, session: Session) -> pa.Table:
-    """Return ``prediction_vs_production``."""
+    """Return ``prediction_vs_production``: one row per request of each log, times in ms."""
     tables = []
     for log in logs:
         base = base_of(explained.log_replays, log.comparison_id)
@@ -42,7 +42,7 @@ def request_table(logs: Sequence[ComparedLog], explained: Explained, session: Se
 
 
 def state_of(log: ComparedLog, base: Replayed, explained: Explained) -> State:
-    """Return the explanation of a log as its tables state it."""
+    """Return the explanation of a log, rebuilt from its tables; residuals are not stored and stay empty."""
     comparison_id = log.comparison_id
     values = {row["parameter"]: row["value"] for row in rows_of(explained.fitted_parameters, comparison_id).to_pylist()}
     causes = [
@@ -55,12 +55,13 @@ def state_of(log: ComparedLog, base: Replayed, explained: Explained) -> State:
 
 
 def _by_request(log: ComparedLog, base: Replayed, misses: Misses) -> pa.Table:
+    """Return the rows of ``prediction_vs_production`` of one log."""
     rows, measured = misses.rows, log.measured
 
-    def real(name: str) -> np.ndarray:
+    def measured_ms(name: str) -> np.ndarray:
         return measured_by_metric(measured)[name][rows]
 
-    def predicted(name: str) -> np.ndarray:
+    def predicted_ms(name: str) -> np.ndarray:
         return predicted_of(base, measured.output_tokens)[name][rows]
 
     columns: dict[str, Callable[[], Any]] = {
@@ -68,9 +69,9 @@ def _by_request(log: ComparedLog, base: Replayed, misses: Misses) -> pa.Table:
         **{name: lambda name=name: log.requests[name].take(pa.array(rows)) for name in ("log_id", "request_id")},
         "prompt_tokens": lambda: measured.prompt_tokens[rows],
         "output_tokens": lambda: measured.output_tokens[rows].astype(int),
-        **{f"measured_{name}_ms": lambda name=name: real(name) for name in METRICS},
-        **{f"predicted_{name}_ms": lambda name=name: predicted(name) for name in METRICS},
-        **{f"{name}_miss_ms": lambda name=name: real(name) - predicted(name) for name in METRICS},
+        **{f"measured_{name}_ms": lambda name=name: measured_ms(name) for name in METRICS},
+        **{f"predicted_{name}_ms": lambda name=name: predicted_ms(name) for name in METRICS},
+        **{f"{name}_miss_ms": lambda name=name: measured_ms(name) - predicted_ms(name) for name in METRICS},
         "e2e_miss_ms": lambda: misses.miss_ns / 1e6,
         "measured_queue_ms": lambda: measured.queue_ms[rows],
         "predicted_queue_ms": lambda: base.queue_ms[rows],

@@ -1,7 +1,7 @@
-"""Sizes of causes: steps to the smallest residuals, all explanations of a round in one call.
+"""Sizes of causes, fitted by Newton and Gauss-Newton steps; all explanations of a round are replayed in one call.
 
-First damped Newton steps from the parts of each request's time. Then Gauss-Newton steps on the mean residuals of groups
-of requests: how these change with a size is seen from replays on either side of it, queueing included.
+First damped Newton steps whose derivatives are the parts of each request's time. Then Gauss-Newton steps on the mean
+residuals of groups of requests, with central differences: replays on either side of a size, which include queueing.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.comparison.residuals import ALLOWED, GroupResiduals, averaged, misfit, variance_of
 
-# PARAMETERS that err together are one cause
+# causes that have a size, and the PARAMETERS of each: those that err together are one cause
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "gemm": ("prefill_gemm", "decode_gemm"),
     **{name: (name,) for name in ("prefill_gemm", "decode_gemm", "prefill_attention", "decode_attention")},
     **{name: (name,) for name in ("moe", "communication", "host", "front_end")},
 }
 NEWTON_STEPS, SECANT_STEPS = 4, 2
-# explanations of a round that are followed to the end, after each step at most half of them, and whose sizes are
-# looked at closely
+# explanations of a round that take all Newton steps (each step drops at most half), and that take Gauss-Newton steps
 MOST_FOLLOWED, MOST_REFINED = 12, 8
-# a step that made it worse is tried again from where it began, this much shorter
+# damping: a step that increased the misfit is tried again from where it began, shorter by this factor
 SHORTER = 0.4
-# sizes beside a fitted one whose replays are averaged with it
+# factors on fitted sizes whose replays are averaged with the fitted one
 NEIGHBOURS = (0.98, 0.99, 1.01, 1.02)
 # a replay on either side of a size differs from it by this many standard errors, within these bounds: of the logarithm
 # of a factor, ms a step, ms a request
@@ -48,14 +47,18 @@ LEAST_FACTOR, LEAST_STEP_MS, LEAST_REQUEST_MS = 0.03, 0.05, 1.0
 
 
 class Serve(Protocol):
-    """Serves the requests of a log on variants."""
+    """Replays the requests of a log on deployments."""
 
     def __call__(self, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
-        """Return a replay of each; its parts are empty where they are not wanted."""
+        """Return one replay per deployment; without ``with_parts`` the parts of its times are empty."""
 
 
 class State(NamedTuple):
-    """An explanation: the flags, the values of PARAMETERS, the causes that were chosen, and what it predicts."""
+    """An explanation of a log: deployment, sizes of causes, and their replay.
+
+    ``flags``: the deployment; ``values``: of PARAMETERS, shape [PARAMETERS]; ``causes``: names of chosen causes;
+    ``replayed``, ``residuals``: its replay and what that leaves; ``likelihood``: of the log's engine steps, if any.
+    """
 
     flags: Mapping[str, Any]
     values: np.ndarray
@@ -66,7 +69,7 @@ class State(NamedTuple):
 
     @property
     def basis(self) -> np.ndarray:
-        """The directions that the sizes of its causes may take, shape [PARAMETERS, causes that have a size]."""
+        """Directions in which its sizes may move, 0 or 1, shape [PARAMETERS, causes that have a size]."""
         sizes = [GROUPS[name] for name in self.causes if name in GROUPS]
         return (
             np.array([[float(parameter in group) for parameter in PARAMETERS] for group in sizes])
@@ -75,7 +78,7 @@ class State(NamedTuple):
         )
 
     def is_material(self) -> bool:
-        """Whether the size of every cause is more than noise."""
+        """Whether every cause has at least the smallest size that counts: LEAST_FACTOR, _STEP_MS or _REQUEST_MS."""
         sizes = dict(zip(PARAMETERS, np.abs(self.values), strict=True))
         least = {"host": LEAST_STEP_MS, "front_end": LEAST_REQUEST_MS}
         names = [parameter for cause in self.causes if cause in GROUPS for parameter in GROUPS[cause]]
@@ -83,9 +86,10 @@ class State(NamedTuple):
 
 
 class Log(NamedTuple):
-    """What explanations are held against: how the log's requests are served, and what was measured of the chosen ones.
+    """The data that explanations are fitted to: measured times of a log's requests, and how to replay them.
 
-    ``prior``: covariance of PARAMETERS; ``residuals_of``: what a replay leaves.
+    ``chosen``: mask of the requests that are fitted, shape [requests]; ``prior``: covariance of PARAMETERS;
+    ``residuals_of``: the residuals of a replay by group of requests.
     """
 
     serve: Serve
@@ -95,7 +99,10 @@ class Log(NamedTuple):
     residuals_of: Callable[[Replayed], GroupResiduals]
 
     def states(self, states: Sequence[State], values: Sequence[np.ndarray], *, with_parts: bool = True) -> list[State]:
-        """Return explanations with other values of PARAMETERS; without parts where only residuals are read."""
+        """Return the explanations replayed at other values of PARAMETERS.
+
+        ``with_parts``: the replays keep the parts of times, which derivatives need and residuals do not.
+        """
         variants = [variant_of(state.flags, sizes) for state, sizes in zip(states, values, strict=True)]
         replays = self.serve(variants, with_parts=with_parts) if variants else []
         return [
@@ -105,38 +112,40 @@ class Log(NamedTuple):
 
 
 def with_sizes(log: Log, states: Sequence[State], noise: GroupResiduals) -> list[State]:
-    """Fit the sizes of each explanation's causes, and return those whose causes all are more than noise.
+    """Return explanations with fitted sizes, best first, without those of which a cause is too small to count.
 
-    ``noise``: what the best explanation so far leaves, in whose standard errors they are compared. Only the best are
-    looked at closely. Residuals are means of several replays: which requests share a step is chance.
+    ``noise``: residuals of the best explanation so far; its standard errors are the unit of comparison. Only the best
+    MOST_REFINED take Gauss-Newton steps. Residuals are means of several replays: which requests share a step is chance.
     """
     fitted, stuck = _by_parts(log, states, noise)
     ranked = _best(fitted, noise)
-    # steps from parts do not see queues grow, nor through chance
+    # derivatives from parts know nothing of growing queues, and do not resolve differences within chance
     close = [index for index in ranked[:MOST_REFINED] if stuck[index] or not fitted[index].residuals.is_chance]
-    moved = [fitted[index] for index in close]
+    refined = [fitted[index] for index in close]
     for _ in range(SECANT_STEPS):
-        moved = _by_secants(log, moved)
-    for index, state in zip(close, moved, strict=True):
+        refined = _by_secants(log, refined)
+    for index, state in zip(close, refined, strict=True):
         if misfit(state.residuals, noise) < misfit(fitted[index].residuals, noise):
             fitted[index] = state
     return _averaged(log, [fitted[index] for index in _best(fitted, noise) if fitted[index].is_material()])
 
 
 def _averaged(log: Log, states: Sequence[State]) -> list[State]:
-    beside = [
+    """Return explanations whose residuals are means over replays at NEIGHBOURS of their sizes."""
+    neighbours = [
         log.states(states, [state.values * factor for state in states], with_parts=False) for factor in NEIGHBOURS
     ]
     return [
-        state._replace(residuals=averaged([state.residuals, *(replayed.residuals for replayed in neighbours)]))
-        for state, *neighbours in zip(states, *beside, strict=True)
+        state._replace(residuals=averaged([state.residuals, *(neighbour.residuals for neighbour in its_neighbours)]))
+        for state, *its_neighbours in zip(states, *neighbours, strict=True)
     ]
 
 
 def _by_parts(log: Log, states: Sequence[State], noise: GroupResiduals) -> tuple[list[State], list[bool]]:
-    """Take damped Newton steps from the parts of each request's time; return which ended without a better step.
+    """Return the explanations after damped Newton steps, and for each whether its last step did not improve it.
 
-    After each step the half with the larger residuals is dropped, until few remain.
+    Derivatives are the parts of each request's time. After each step the half with the larger misfit is dropped, until
+    MOST_FOLLOWED remain.
     """
     fitted, lengths, steps = list(states), [1.0] * len(states), [np.zeros(len(PARAMETERS))] * len(states)
     for turn in range(NEWTON_STEPS):
@@ -147,8 +156,8 @@ def _by_parts(log: Log, states: Sequence[State], noise: GroupResiduals) -> tuple
             _step_by_parts(log, state) if length == 1.0 else step
             for state, length, step in zip(fitted, lengths, steps, strict=True)
         ]
-        moved = [state.values + length * step for state, length, step in zip(fitted, lengths, steps, strict=True)]
-        for index, state in enumerate(log.states(fitted, moved)):
+        new_values = [state.values + length * step for state, length, step in zip(fitted, lengths, steps, strict=True)]
+        for index, state in enumerate(log.states(fitted, new_values)):
             better = misfit(state.residuals, noise) < misfit(fitted[index].residuals, noise)
             fitted[index] = state if better else fitted[index]
             lengths[index] = 1.0 if better else lengths[index] * SHORTER
@@ -156,7 +165,7 @@ def _by_parts(log: Log, states: Sequence[State], noise: GroupResiduals) -> tuple
 
 
 def _best(states: Sequence[State], noise: GroupResiduals) -> list[int]:
-    """Return the places of explanations, those that leave least first; of those of the same causes the best alone."""
+    """Return indices of explanations by increasing misfit; of several with the same causes only the best one."""
     best: dict[frozenset[str], int] = {}
     for index in sorted(range(len(states)), key=lambda index: misfit(states[index].residuals, noise)):
         best.setdefault(frozenset(states[index].causes), index)
@@ -164,7 +173,7 @@ def _best(states: Sequence[State], noise: GroupResiduals) -> list[int]:
 
 
 def _step_by_parts(log: Log, state: State) -> np.ndarray:
-    """Return the Newton step of PARAMETERS that may only change along the state's basis."""
+    """Return the Newton step of PARAMETERS, shape [PARAMETERS], restricted to the explanation's basis."""
     basis = state.basis
     observations = observe(log.measured, state.replayed, log.chosen)
     observations = observations._replace(derivative=observations.derivative @ basis)
@@ -177,12 +186,15 @@ def _step_by_parts(log: Log, state: State) -> np.ndarray:
 
 
 def _wide(prior: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """Return a wide prior of sizes: which cause it is, not how large, is decided by what it explains."""
+    """Return the prior covariance of the basis' coordinates, 100 times as wide and without correlations.
+
+    The prior ranks causes in ``by_plausibility``; it should not shrink their sizes here.
+    """
     return np.diag(np.diag(basis.T @ prior @ basis) * 100.0)
 
 
 def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
-    """Take one Gauss-Newton step on the residuals by group; slopes are those between replays on either side."""
+    """Return the explanations after one Gauss-Newton step on residuals by group; slopes are central differences."""
     widths = [_widths(log, state) for state in states]
     points = [
         (state, state.values + sign * width * direction)
@@ -192,7 +204,7 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
     ]
     replayed_sides = log.states([state for state, _ in points], [values for _, values in points], with_parts=False)
     tried = iter([replayed.residuals for replayed in replayed_sides])
-    moved = []
+    new_values = []
     for state, state_widths in zip(states, widths, strict=True):
         residual_pairs = [(next(tried), next(tried)) for _ in state_widths]
         center = averaged([state.residuals, *(residuals for pair in residual_pairs for residuals in pair)])
@@ -200,12 +212,15 @@ def _by_secants(log: Log, states: Sequence[State]) -> list[State]:
             (high.mean - low.mean) / (2.0 * width)
             for (low, high), width in zip(residual_pairs, state_widths, strict=True)
         ]
-        moved.append(state.values + _step_by_groups(log, state, center, slopes))
-    return log.states(states, moved)
+        new_values.append(state.values + _step_by_groups(log, state, center, slopes))
+    return log.states(states, new_values)
 
 
 def _step_by_groups(log: Log, state: State, center: GroupResiduals, slopes: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the step of PARAMETERS; ``center``: residuals about the state, ``slopes``: of their means by each size."""
+    """Return the Gauss-Newton step, shape [PARAMETERS].
+
+    ``center``: residuals by group at the explanation; ``slopes``: derivative of their means by each size.
+    """
     basis, nonempty = state.basis, center.count > 0
     slope = np.array([phase_slopes[nonempty] for phase_slopes in slopes]).T
     weight = 1.0 / variance_of(center)[nonempty]
@@ -221,7 +236,10 @@ def _step_by_groups(log: Log, state: State, center: GroupResiduals, slopes: Sequ
 
 
 def _widths(log: Log, state: State) -> list[float]:
-    """Return how far a replay on either side of each size is from it: far enough to tell from chance."""
+    """Return the step width of each size's central difference: CLEAR standard errors of the residuals, bounded.
+
+    Units are those of PARAMETERS: logarithm of a factor, ms a step, ms a request.
+    """
     observations = observe(log.measured, state.replayed, log.chosen)
     slope = LEAST_SHARE * (observations.derivative @ state.basis) / observations.scale_ms[:, None]
     noise = max(float(np.sqrt(np.mean(np.square(state.residuals.spread)))), ALLOWED)

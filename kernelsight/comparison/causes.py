@@ -1,4 +1,4 @@
-"""Causes of a log's misses: settings and factors on times, selected one after the other by replays.
+"""Causes of a log's misses (settings, factors on times), chosen by forward selection with replays and a beam.
 
 Each candidate is one change of the deployment: a setting one step from the stated one, or a factor on one kind of
 kernels, or host time, whose size is fitted by Newton steps with a replay after each. All candidates are replayed in one
@@ -18,14 +18,14 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.residuals import GroupResiduals, explains, group_residuals, misfit, similar
 
-# more causes at once fit errors of the model; a further one is tried only to see whether these are enough
+# more causes at once would fit errors of the model; one more is tried only to see whether these are enough
 MOST_NAMED = 2
-# explanations that the search continues from where the best one leaves more than chance (beam width)
-BEGINNINGS = 3
-# causes are accepted where they explain this share of the loss and leave at most this mean square of relative
-# residuals; the last: share of the loss where the remainder is chance
+# beam width: explanations that the search continues from while the best one leaves more than chance
+BEAM_WIDTH = 3
+# causes are accepted if they explain this share of the loss and leave at most this mean square of relative residuals;
+# the last: the share that suffices where the remainder is chance
 NEARLY_ALL, MOST_LEFT, MOST_OF_IT = 0.85, 0.15**2, 0.6
-# degrees of freedom of Student's t: of sizes of causes, and of residuals of steps and kernels, of which there are many
+# degrees of freedom of Student's t for sizes of causes, and for the many residuals of steps and kernels
 TAILS, STEP_TAILS = 4.0, 30.0
 # a smaller mean square of relative residuals needs no cause
 LEAST_LOSS = 0.002**2
@@ -43,11 +43,12 @@ def explain(
     settings: Sequence[tuple[str, Mapping[str, Any]]],
     likelihoods_of: LikelihoodsOf | None = None,
 ) -> tuple[State, list[tuple[str, float]]]:
-    """Return the explanation of a log, and the loss of each setting alone, best first.
+    """Return the best explanation of a log, and (setting, loss) of each setting tried alone, best first.
 
-    ``base``: the replay of ``flags``; ``chosen``: the requests that are explained; ``settings``: names and flags of
-    alternatives, of which those that cannot run are skipped; ``likelihoods_of``: likelihoods of deployments by steps
-    and kernels of the log.
+    ``base``: the replay of ``flags``; ``chosen``: mask of the requests that are fitted, shape [requests]; ``prior``:
+    covariance of PARAMETERS; ``settings``: names and flags of alternatives, of which those that cannot run are skipped;
+    ``likelihoods_of``: the likelihood of each deployment by engine steps and kernels of the log. Losses are mean
+    squares of relative residuals.
     """
 
     groups = similar(measured, chosen)
@@ -55,25 +56,25 @@ def explain(
     def residuals_of(replayed: Replayed) -> GroupResiduals:
         return group_residuals(relative_residuals(measured, replayed)[:, chosen], groups)
 
-    likelihoods_of = likelihoods_of or (lambda several: [None] * len(several))
+    likelihoods_of = likelihoods_of or (lambda flags_of_deployments: [None] * len(flags_of_deployments))
     log = Log(serve, measured, chosen, prior, residuals_of)
     best = State(flags, np.zeros(len(PARAMETERS)), (), base, residuals_of(base), likelihoods_of([flags])[0])
-    level, ranked, before = [best], [], best.residuals.loss
+    beam, ranked, before = [best], [], best.residuals.loss
     while best.residuals.loss > LEAST_LOSS:
-        settled = len(best.causes) >= MOST_NAMED
-        if settled and not is_believed(
+        has_enough = len(best.causes) >= MOST_NAMED
+        if has_enough and not is_believed(
             1.0 - best.residuals.loss / before, best.residuals.is_chance, best.residuals.loss
         ):
             break
         helpful = {name for name, loss in ranked if loss < before}
-        tried = [] if settled else _settings_tried(log, level, settings, likelihoods_of, helpful)
+        tried = [] if has_enough else _settings_tried(log, beam, settings, likelihoods_of, helpful)
         if not best.causes:
             ranked = sorted(
                 ((state.causes[-1], state.residuals.loss) for state in tried), key=lambda ranking: ranking[1]
             )
         # the size of a setting is its value: an explanation of settings alone has no size to fit
         sized = [state for state in tried if state.basis.size] + [
-            extended for beginning in level for extended in _one_more(beginning)
+            extended for explanation in beam for extended in _one_more(explanation)
         ]
         states = [state for state in tried if not state.basis.size] + with_sizes(log, sized, best.residuals)
         if not states:
@@ -82,17 +83,18 @@ def explain(
         if not explains(most_plausible.residuals, best.residuals):
             break
         best = most_plausible
-        if settled:
+        if has_enough:
             break
         # where one cause explains everything no other explanation is followed
-        level = [best] if best.residuals.is_chance else [best, *less_plausible[: BEGINNINGS - 1]]
+        beam = [best] if best.residuals.is_chance else [best, *less_plausible[: BEAM_WIDTH - 1]]
     return best, ranked
 
 
 def is_believed(explained: float, chance: bool, left: float) -> bool:
-    """Whether causes explain nearly everything and leave little, or most of it and no more than chance.
+    """Whether causes explain enough: nearly all of the loss and leave little, or most of it and leave only chance.
 
-    ``explained``: share of the loss; ``left``: the loss with them, a mean square of relative residuals.
+    ``explained``: share of the loss that they explain; ``chance``: whether the remainder is chance; ``left``: the
+    remaining loss, a mean square of relative residuals.
 
     >>> is_believed(0.9, False, 0.01), is_believed(0.9, False, 0.04), is_believed(0.7, True, 0.01)
     (True, False, True)
@@ -101,11 +103,11 @@ def is_believed(explained: float, chance: bool, left: float) -> bool:
 
 
 def by_plausibility(states: Sequence[State], prior: np.ndarray) -> list[State]:
-    """Return explanations, the best first, by their residuals and by how unlikely the prior makes their sizes.
+    """Return explanations by decreasing posterior: misfit of residuals, plus improbability of sizes under the prior.
 
-    Residuals are measured in standard errors of the explanation with the smallest ones. Causes with the same effect
-    (host time of every step, a kernel that reads weights) have equal residuals; then the prior decides. Of explanations
-    by the same causes in another order the best is kept.
+    Residuals count in standard errors of the explanation with the smallest loss. Causes with the same effect (host time
+    of every step, a kernel that reads weights) have equal residuals; then the prior decides. Of several explanations
+    with the same causes only the best is kept.
     """
     least = min((state.residuals for state in states), key=lambda residuals: residuals.loss)
     precision = np.linalg.inv(prior)
@@ -142,19 +144,19 @@ def _names(causes: Sequence[str]) -> set[str]:
 
 def _settings_tried(
     log: Log,
-    level: Sequence[State],
+    beam: Sequence[State],
     settings: Sequence[tuple[str, Mapping[str, Any]]],
     likelihoods_of: LikelihoodsOf,
     helpful: Collection[str],
 ) -> list[State]:
-    """Return each explanation with each setting that has an effect, the sizes of its causes unchanged.
+    """Return each explanation extended by each setting that changes its replay; sizes of causes stay as they are.
 
-    ``helpful``: settings that explain something alone. Others are not tried together with another setting, since every
-    pair is one more deployment.
+    ``helpful``: names of settings that reduce the loss alone. Others are not combined with another setting, since every
+    pair is one more deployment to replay.
     """
     pairs = [
         (state, name, {**state.flags, **setting})
-        for state in level
+        for state in beam
         for name, setting in settings
         if name.split("=")[0] not in _names(state.causes) and (name in helpful or set(state.causes) <= set(GROUPS))
     ]
@@ -169,15 +171,15 @@ def _settings_tried(
 
 
 def _one_more(state: State) -> list[State]:
-    """Return the explanation with each further cause that has a size, zero so far, where its parts take time."""
+    """Return the explanation extended by each further cause that has a size (zero yet) and whose parts take time."""
     parameters_used = {parameter for cause in state.causes if cause in GROUPS for parameter in GROUPS[cause]}
     return [
         state._replace(causes=(*state.causes, name))
         for name, group in GROUPS.items()
-        if parameters_used.isdisjoint(group) and _is_there(group, state.replayed)
+        if parameters_used.isdisjoint(group) and _takes_time(group, state.replayed)
     ]
 
 
-def _is_there(parameters: Sequence[str], replayed: Replayed) -> bool:
-    """Whether the deployment spends time in these parts."""
+def _takes_time(parameters: Sequence[str], replayed: Replayed) -> bool:
+    """Whether the replay spends time in all of these parts; host and front end always count."""
     return all(parameter in ("host", "front_end") or replayed.part(parameter).any() for parameter in parameters)

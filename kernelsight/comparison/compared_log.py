@@ -1,4 +1,4 @@
-"""A log on one time line: its requests, their measured times, and the load that they make."""
+"""The log of a comparison: its requests in order of sending, their measured times, and the load to replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kernelsight.errors import InvalidInput
 if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader
 
-# requests that causes are fitted to: enough to distinguish them, in a second or two
+# requests that causes are fitted to: enough to distinguish causes, and replayed within a second or two
 MOST_EXPLAINED = 4000
 # tables of a log beside its requests; a session may have none of them
 BESIDE = (
@@ -35,9 +35,10 @@ BESIDE = (
 
 
 class ComparedLog(NamedTuple):
-    """The logs of one comparison, in order of sending, and the deployment that they are compared with.
+    """The requests of one comparison in order of sending, and the deployment that they are compared with.
 
-    ``tables``: those BESIDE that were wanted; ``settings``: the row of ``log_settings``; ``load``: ``load_requests``.
+    ``tables``: tables of the log by name, of those BESIDE the requests; ``settings``: the row of ``log_settings``;
+    ``load``: the requests as ``load_requests``.
     """
 
     comparison_id: str
@@ -50,7 +51,7 @@ class ComparedLog(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether there are requests and time enough to look for causes, at the log's own times."""
+        """Whether requests and seconds suffice to search for causes, and times of sending are the log's own."""
         if self.measured.drawn:
             return False
         sent = self.measured.sent_s[self.measured.ok]
@@ -58,23 +59,23 @@ class ComparedLog(NamedTuple):
 
     @property
     def fitted_on(self) -> np.ndarray:
-        """The requests of the first part of the time, on which causes and corrections are fitted."""
+        """Mask of the requests that causes and corrections are fitted on: the first part of the time, [requests]."""
         sent = self.measured.sent_s
         last_s = sent.min() + (1.0 - self.question.hold_out) * np.ptp(sent)
         return self.measured.ok & (sent <= last_s)
 
     @property
     def sample_rows(self) -> np.ndarray:
-        """Consecutive requests in the middle of what is fitted on, few enough to be replayed many times."""
+        """Indices of consecutive requests in the middle of the fitted part, at most MOST_EXPLAINED."""
         stop = int(self.fitted_on.nonzero()[0].max(initial=0)) + 1
         start = max((stop - MOST_EXPLAINED) // 2, 0)
         return np.arange(start, min(start + MOST_EXPLAINED, stop))
 
 
 def compared_table(comparisons: pa.Table, requests: pa.Table, read: Reader) -> pa.Table:
-    """Return ``compared_requests``; ``requests``: ``production_requests``.
+    """Return ``compared_requests``: the requests of each comparison in order of sending.
 
-    InvalidInput: a comparison without requests.
+    ``requests``: ``production_requests``. InvalidInput: a comparison without requests.
     """
     logs = _optional(read, "production_logs")
     tables = []
@@ -94,43 +95,43 @@ def compared_logs(
     compared_requests: pa.Table,
     beside: Mapping[str, pa.Table] | None = None,
 ) -> list[ComparedLog]:
-    """Return the log of each comparison; ``beside``: what is wanted of the tables BESIDE.
+    """Return the log of each comparison; ``beside``: tables of logs by name, of those BESIDE the requests.
 
-    InvalidInput: a log that cannot be compared.
+    InvalidInput: a log that cannot be compared, as ``measured_of`` and ``check_replicas`` say.
     """
     settings = {row["comparison_id"]: row for row in log_settings.to_pylist()}
     logs = []
     for row in comparisons.to_pylist():
-        name, question = row["comparison_id"], question_of(row)
-        requests = rows_of(compared_requests, name)
+        comparison_id, question = row["comparison_id"], question_of(row)
+        requests = rows_of(compared_requests, comparison_id)
         measured = measured_of(requests)
-        check_replicas(requests, settings[name])
-        load = load_of_log(requests, settings[name]["block_size"])
+        check_replicas(requests, settings[comparison_id])
+        load = load_of_log(requests, settings[comparison_id]["block_size"])
         tables = {table_name: of_logs(table, question) for table_name, table in (beside or {}).items()}
-        logs.append(ComparedLog(name, question, tables, requests, measured, settings[name], load))
+        logs.append(ComparedLog(comparison_id, question, tables, requests, measured, settings[comparison_id], load))
     return logs
 
 
 def rows_of(table: pa.Table, comparison_id: str) -> pa.Table:
     """Return the rows of one comparison; the table itself where it has no others."""
-    mine = pc.equal(table["comparison_id"], comparison_id)
-    return table if pc.all(mine, min_count=0).as_py() else table.filter(mine)
+    is_row = pc.equal(table["comparison_id"], comparison_id)
+    return table if pc.all(is_row, min_count=0).as_py() else table.filter(is_row)
 
 
 def of_logs(table: pa.Table, question: Question) -> pa.Table:
-    """Return the rows of a table that are of the logs of a question."""
+    """Return the rows of a table whose log is one of the question's; all rows if the table has no log_id."""
     if question.log_ids is None or "log_id" not in table.column_names:
         return table
     return table.filter(pc.is_in(table["log_id"], pa.array(question.log_ids, pa.string())))
 
 
 def tables_beside(read: Reader) -> dict[str, pa.Table]:
-    """Return those of the tables BESIDE that a node declares to read."""
+    """Return the tables BESIDE the requests that a node declares as inputs, by name."""
     return {name: _optional(read, name) for name in BESIDE if name in read.tables}
 
 
 def _optional(read: Reader, name: str) -> pa.Table:
-    """Return a table that a session may not have; without rows where it has none."""
+    """Return an optional input table; an empty one if the session does not have it."""
     if read.is_available(name):
         return read(name, read.columns_of(name))
     return contracts()[name].schema.empty_table()

@@ -1,4 +1,4 @@
-"""One log beside its replay: the tables of a comparison, and its answer."""
+"""Comparison of a production log with its replay: what ``Session.compare`` returns."""
 
 from __future__ import annotations
 

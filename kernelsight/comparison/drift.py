@@ -1,20 +1,25 @@
-"""Drift of measured over expected times: an event when it begins, and one when it ends."""
+"""Drift detection on the ratio of measured to expected times: an event when a drift begins, and one when it ends."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
-# windows from which the usual level is learned; windows in a row that begin or end a drift
+# windows that the usual level is learned from; deviating (or usual) windows in a row that begin (or end) a drift
 LEARNED, IN_A_ROW = 3, 2
-# a window deviates from this change of the logarithm on, and from this number of usual deviations
+# a window deviates if its logarithm differs by at least this, and by this many usual deviations
 LEAST, DEVIATIONS = math.log(1.1), 4.0
-# weight of a new window in the level, and the smallest usual deviation
+# weight of a new window in the moving averages, and the smallest usual deviation
 WEIGHT, LEAST_SPREAD = 0.1, 0.01
 
 
 class Drift(NamedTuple):
-    """What is usual of one metric, and whether it has drifted; ``level``: logarithm of measured over expected."""
+    """State of the drift detector of one metric.
+
+    ``level``, ``spread``: usual logarithm of measured over expected, and its usual deviation; ``windows``: seen so far;
+    ``in_a_row``: windows that contradict the state, the first of which began at ``first_away``; ``since``: begin of
+    the drift, None without one. Moments in seconds.
+    """
 
     level: float = 0.0
     spread: float = 0.0
@@ -25,7 +30,9 @@ class Drift(NamedTuple):
 
 
 def with_window(drift: Drift, log_factor: float, start_s: float) -> tuple[Drift, str | None]:
-    """Return the drift after one more window that began at ``start_s``, and its event: begins, ends, or None.
+    """Return the detector's state after one more window, and its event: "begins", "ends" or None.
+
+    ``log_factor``: logarithm of measured over expected time; ``start_s``: the window's start, seconds.
 
     >>> drift, events = Drift(), []
     >>> for start_s, factor in enumerate([1.0, 1.01, 0.99, 1.3, 1.3, 1.3, 1.0, 1.0]):

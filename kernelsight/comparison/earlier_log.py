@@ -1,9 +1,9 @@
-"""What an earlier log predicts for the requests of a later one: times that follow from lengths, queue and batch.
+"""Regression of an earlier log: its TTFT and decode times predict those of a later log from lengths, queue and batch.
 
-Without a model of the engine the earlier log is the model: its TTFT grows with the prompt, with the prompt tokens that
-wait in front, and with the requests that decode; its decode time with the tokens, with those beside it, and with the
-prompts that arrive meanwhile. All of these are read off each log itself: a longer queue or a larger batch of the later
-log is the load's, and what is left is the engine's.
+Without a model of the engine the earlier log is the model. TTFT grows with the prompt, with the prompt tokens queued
+in front, and with the requests that decode; decode time with the tokens, with the requests that decode beside them, and
+with the prompts that are computed meanwhile. Queue and batch are read from each log itself: a longer queue or a larger
+batch of the later log counts as load, and the rest of the difference as the engine's.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from kernelsight.comparison.replay import KEPT, Replayed
 from kernelsight.comparison.signature import Signature
 
 LEAST_ROWS = 30
-# a residual this many times the usual counts less; rounds of weighing
+# Huber threshold in usual residuals; iterations of reweighted least squares
 HUBER, ROUNDS = 2.0, 6
 
 
 def predicted_by(before: Measured, after: Measured) -> Replayed | None:
-    """Return what the earlier log predicts for the later one; None where it has too few requests with both times."""
+    """Return the earlier log's prediction for the later log's requests, as a replay without parts.
+
+    None if the earlier log has fewer than LEAST_ROWS requests with TTFT or with decode time.
+    """
     ttft_features, decode_features = _first_token(before), _decode(before)
     ttft_weights = _weights(ttft_features, before.ttft_ms, before.ok)
     decode_weights = _weights(decode_features, before.decode_ms, before.ok & (before.output_tokens > 1))
@@ -37,7 +40,7 @@ def predicted_by(before: Measured, after: Measured) -> Replayed | None:
 
 
 def calibrated(after: Measured, replayed: Replayed, earlier: Signature) -> Replayed:
-    """Return a replay of the later log with what the earlier one was measured to differ from its own replay."""
+    """Return a replay of the later log, corrected by the signature of the earlier log against its own replay."""
     request, slope, tpot = (value if np.isfinite(value) else 0.0 for value in earlier[:3])
     ttft_ms = replayed.ttft_ms + request + slope / 1e3 * after.prompt_tokens
     decode = (replayed.finish_ns - replayed.first_ns) / 1e6 * (1.0 + tpot / max(earlier.predicted[2], 1e-9))
@@ -47,7 +50,7 @@ def calibrated(after: Measured, replayed: Replayed, earlier: Signature) -> Repla
 def _served(
     after: Measured, first_ms: np.ndarray, decode_ms: np.ndarray, cached: np.ndarray, served: np.ndarray | None = None
 ) -> Replayed:
-    """Return times as a replay without parts; a request that was not measured is not predicted."""
+    """Return times in ms as a replay without parts; a request without a predicted time is not served."""
     predicted = np.isfinite(first_ms) & np.isfinite(decode_ms)
     predicted = predicted if served is None else predicted & served
     begin = np.rint(after.sent_s * 1e9).astype(np.int64)
@@ -59,29 +62,32 @@ def _served(
 
 
 def _weights(features: np.ndarray, times_ms: np.ndarray, chosen: np.ndarray) -> np.ndarray | None:
-    """Return what each feature adds to a time, none of it negative: least squares in which outliers count less."""
+    """Return nonnegative weights of features, ms per unit, shape [features]: robust (Huber) least squares.
+
+    ``features``: shape [requests, features]; ``chosen``: mask of requests. None with fewer than LEAST_ROWS requests.
+    """
     from scipy.optimize import nnls
 
     with np.errstate(invalid="ignore"):
         rows = chosen & np.isfinite(times_ms) & (times_ms > 0.0) & np.isfinite(features).all(axis=1)
     if rows.sum() < LEAST_ROWS:
         return None
-    features_used, real = features[rows], times_ms[rows]
+    features_used, times = features[rows], times_ms[rows]
     size = np.maximum(np.abs(features_used).max(axis=0), 1e-12)
-    # a share of a long time is as large as a share of a short one
-    weight = 1.0 / np.maximum(real, 0.2 * float(np.median(real)))
+    # relative errors count, with a floor so that very short times do not dominate
+    weight = 1.0 / np.maximum(times, 0.2 * float(np.median(times)))
     weights = np.zeros(features_used.shape[1])
     for _ in range(ROUNDS):
-        weights = nnls(features_used / size * weight[:, None], real * weight)[0] / size
-        off = np.abs(real - features_used @ weights) / np.maximum(real, 0.2 * float(np.median(real)))
-        usual = max(1.4826 * float(np.median(off)), 1e-3)
-        bend = np.minimum(1.0, HUBER * usual / np.maximum(off, 1e-12))
-        weight = np.sqrt(bend) / np.maximum(real, 0.2 * float(np.median(real)))
+        weights = nnls(features_used / size * weight[:, None], times * weight)[0] / size
+        relative_error = np.abs(times - features_used @ weights) / np.maximum(times, 0.2 * float(np.median(times)))
+        usual = max(1.4826 * float(np.median(relative_error)), 1e-3)
+        bend = np.minimum(1.0, HUBER * usual / np.maximum(relative_error, 1e-12))
+        weight = np.sqrt(bend) / np.maximum(times, 0.2 * float(np.median(times)))
     return weights
 
 
 def _first_token(measured: Measured) -> np.ndarray:
-    """Return what TTFT depends on, shape [requests, 4]: 1, own prompt, prompt tokens in front, requests that decode."""
+    """Return features of TTFT, shape [requests, 4]: 1, own prompt, prompt tokens queued in front, decoding requests."""
     prompts = _computed(measured)
     first_s, last_s = _moments(measured)
     arrived = measured.ok & np.isfinite(first_s)
@@ -92,7 +98,7 @@ def _first_token(measured: Measured) -> np.ndarray:
 
 
 def _decode(measured: Measured) -> np.ndarray:
-    """Return what decode time depends on, shape [requests, 3]: tokens, tokens times others that run, prompts read."""
+    """Return features of decode time, shape [requests, 3]: tokens, tokens x batch size, prompt tokens meanwhile."""
     first_s, last_s = _moments(measured)
     finished = measured.ok & np.isfinite(first_s) & np.isfinite(last_s)
     tokens = np.maximum(measured.output_tokens - 1.0, 0.0)
@@ -105,10 +111,12 @@ def _decode(measured: Measured) -> np.ndarray:
 
 
 def _computed(measured: Measured) -> np.ndarray:
+    """Return prompt tokens that are computed, cached ones excluded, at least 1, shape [requests]."""
     return np.maximum(measured.prompt_tokens - np.nan_to_num(measured.cached_tokens), 1.0)
 
 
 def _moments(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
+    """Return the moments of first and last tokens, s, shape [requests] each."""
     first_s = measured.sent_s + measured.ttft_ms / 1e3
     return first_s, first_s + np.nan_to_num(measured.decode_ms) / 1e3
 
@@ -116,7 +124,7 @@ def _moments(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
 def _active_weight(
     begin: np.ndarray, end: np.ndarray, at_s: np.ndarray, weight: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the sum of the weights of the spans that are active at each moment."""
+    """Return the total weight of the spans [begin, end) that are active at each moment ``at_s``; weight None: 1."""
 
     def upto(moments: np.ndarray) -> np.ndarray:
         order = np.argsort(moments, kind="stable")
@@ -127,7 +135,7 @@ def _active_weight(
 
 
 def _mean_active(begin: np.ndarray, end: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """Return the mean number of spans that are active between two moments."""
+    """Return the mean number of spans [begin, end) that are active between ``start`` and ``stop``, moments in s."""
     nonempty = np.isfinite(start) & np.isfinite(stop) & (stop > start)
     means = np.full(start.size, np.nan)
     start_s, stop_s = start[nonempty], stop[nonempty]

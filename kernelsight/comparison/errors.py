@@ -1,4 +1,4 @@
-"""Errors of predictions against a log, by metric."""
+"""Prediction errors by latency metric: bias, absolute percentage errors, coverage of 90 % intervals."""
 
 from __future__ import annotations
 
@@ -11,56 +11,60 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed
 
 METRICS = ("ttft", "tpot", "e2e")
-# 90 % intervals that hold this share of the measured times of every metric are as true as they claim to be
+# 90 % intervals count as calibrated if they cover this share of the measured times of every metric
 AS_CLAIMED = 0.85
 
 
 def predicted_of(replayed: Replayed, output_tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the predicted TTFT, TPOT and E2E of each request, ms; NaN where there is none."""
+    """Return predicted TTFT, TPOT and E2E by metric, ms, shape [requests] each; NaN where a request has none."""
     decode = (replayed.finish_ns - replayed.first_ns) / 1e6
     tpot = np.divide(decode, output_tokens - 1.0, out=np.full(decode.size, np.nan), where=output_tokens > 1.0)
     return {"ttft": replayed.ttft_ms, "tpot": np.where(replayed.served, tpot, np.nan), "e2e": replayed.e2e_ms}
 
 
 def measured_by_metric(measured: Measured) -> dict[str, np.ndarray]:
-    """Return the measured times likewise; NaN for requests that were not measured."""
+    """Return measured TTFT, TPOT and E2E by metric, ms, shape [requests] each; NaN where a request failed."""
     times = {"ttft": measured.ttft_ms, "tpot": measured.tpot_ms, "e2e": measured.e2e_ms}
     return {name: np.where(measured.ok, values, np.nan) for name, values in times.items()}
 
 
-def errors_of(real: np.ndarray, ours: np.ndarray, interval: tuple[float, float] | None = None) -> dict[str, Any]:
-    """Return mean times, median absolute percentage error and bias (predicted over measured means, less 1).
+def errors_of(
+    measured: np.ndarray, predicted: np.ndarray, interval: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """Return means, absolute percentage errors (median, 90th percentile) and bias of one metric's predictions.
 
-    ``coverage_90``: the share of requests measured within the prediction times the factors of ``interval``.
+    ``measured``, ``predicted``: times of each request, in one unit; pairs with NaN are skipped.
+    ``bias``: predicted over measured mean, less 1. ``coverage_90``: the share of requests measured within the
+    prediction times the factors of ``interval``, None without an interval.
     """
-    in_both = np.isfinite(real) & np.isfinite(ours) & (real > 0.0)
+    in_both = np.isfinite(measured) & np.isfinite(predicted) & (measured > 0.0)
     if not in_both.any():
         return {"n": 0, **dict.fromkeys(("measured", "predicted", "median_ape", "p90_ape", "bias", "coverage_90"))}
     covered = None
     if interval:
-        ratio = real[in_both] / np.maximum(ours[in_both], 1e-9)
+        ratio = measured[in_both] / np.maximum(predicted[in_both], 1e-9)
         covered = float(np.mean((ratio >= interval[0]) & (ratio <= interval[1])))
-    ape = np.abs(ours[in_both] / real[in_both] - 1.0)
+    ape = np.abs(predicted[in_both] / measured[in_both] - 1.0)
     return {
         "n": int(in_both.sum()),
-        "measured": float(real[in_both].mean()),
-        "predicted": float(ours[in_both].mean()),
+        "measured": float(measured[in_both].mean()),
+        "predicted": float(predicted[in_both].mean()),
         "median_ape": float(np.median(ape)),
         "p90_ape": float(np.quantile(ape, 0.9)),
-        "bias": float(ours[in_both].mean() / real[in_both].mean() - 1.0),
+        "bias": float(predicted[in_both].mean() / measured[in_both].mean() - 1.0),
         "coverage_90": covered,
     }
 
 
 def interval_factors(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Return by metric the factors between which a request's time lies in nine of ten cases; rows of log_intervals."""
+    """Return the 90 % prediction interval of a request by metric, as factors (low, high); rows of log_intervals."""
     return {row["metric"]: (row["request_low"], row["request_high"]) for row in rows}
 
 
 def are_as_claimed(errors: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the 90 % intervals of a prediction hold nearly as many times of every metric as they claim.
+    """Whether the 90 % intervals of a prediction are calibrated: they cover AS_CLAIMED of every metric's times.
 
-    ``errors``: figures of each metric, as ``errors_of`` returns them; those that were not measured say nothing.
+    ``errors``: of each metric, as ``errors_of`` returns them; metrics without measured requests are skipped.
 
     >>> are_as_claimed([{"n": 9, "coverage_90": 0.9}, {"n": 0, "coverage_90": None}])
     True
@@ -72,7 +76,7 @@ def are_as_claimed(errors: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def as_distribution(values: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Return values in the order of other ones: the shortest beside the shortest; NaN where either is none.
+    """Return values reordered to the ranks of ``like``: the smallest beside the smallest; NaN where either is NaN.
 
     >>> as_distribution(np.array([3.0, 1.0, 2.0]), np.array([10.0, 20.0, 30.0])).tolist()
     [1.0, 2.0, 3.0]
@@ -84,9 +88,9 @@ def as_distribution(values: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 
 def cached_of(measured: Measured, replayed: Replayed) -> dict[str, int]:
-    """Return the cached tokens that the log reports, and those that the replay found; none where it reports none.
+    """Return total cached tokens, measured and predicted; empty if the log reports none.
 
-    They have no noise of clocks: where they differ, the prompts or the cache are not what they are taken for.
+    Tokens have no clock noise: a difference means that the prompts or the cache differ from what the replay assumes.
     """
     in_both = measured.ok & replayed.served & np.isfinite(measured.cached_tokens)
     if not in_both.any():
@@ -98,7 +102,7 @@ def cached_of(measured: Measured, replayed: Replayed) -> dict[str, int]:
 
 
 def concurrency_of(measured: Measured) -> np.ndarray:
-    """Return how many requests were in flight when each was sent, by the log's own times."""
+    """Return the number of requests in flight when each was sent, by the log's own times, shape [requests]."""
     ends_s = np.sort(measured.last_s)
     sent_before = np.argsort(np.argsort(measured.sent_s, kind="stable"), kind="stable")
     return sent_before - np.searchsorted(ends_s, measured.sent_s)

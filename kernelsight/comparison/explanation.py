@@ -1,4 +1,4 @@
-"""Causes and factors that explain a log, fitted by replays of its first part; scores of corrections on the rest."""
+"""Explanation of a log: causes and factors fitted on the first part of its time, corrections scored on the rest."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ TABLES = (
 
 
 class Explanation(NamedTuple):
-    """What replays explain a log by.
+    """Causes, factors and corrections of one log.
 
-    ``state``: the causes, replayed on the whole log; ``ranked``: the loss of each setting alone, best first;
-    ``loss``: that of the deployment as stated; ``fitted``: all factors at once; ``values``: the PARAMETERS that
-    corrections are made of; ``scores``: by kind of correction and metric; ``steps``: engine steps that were used.
+    ``state``: the chosen causes, replayed on the whole log; ``ranked``: the loss of each setting alone, best first;
+    ``loss``: of the deployment as stated, a mean square of relative residuals; ``fitted``: all PARAMETERS at once, None
+    if nothing was fitted; ``values``: the PARAMETERS that corrections are made of; ``scores``: held-out errors by kind
+    of correction and metric; ``steps``: the engine steps and kernels that were used.
     """
 
     state: State
@@ -64,17 +65,17 @@ class Explanation(NamedTuple):
 
     @property
     def explained(self) -> float:
-        """The share of the loss that the causes take away."""
+        """The share of the loss that the causes explain."""
         return 1.0 - self.state.residuals.loss / self.loss if self.loss else 0.0
 
     @property
     def is_believed(self) -> bool:
-        """Whether the causes explain enough."""
+        """Whether the causes explain enough of the loss; see ``causes.is_believed``."""
         return is_believed(**self.believed_by)
 
     @property
     def believed_by(self) -> dict[str, Any]:
-        """What says whether the causes are believed, as columns of ``fitted_causes``."""
+        """The arguments of ``causes.is_believed``, which are columns of ``fitted_causes``."""
         return {
             "explained": self.explained,
             "chance": bool(self.state.residuals.is_chance),
@@ -83,7 +84,7 @@ class Explanation(NamedTuple):
 
     @property
     def is_better(self) -> bool:
-        """Whether corrections beat one factor a metric on later time, summed over the metrics."""
+        """Whether corrections beat one factor per metric on held-out time: sum of median errors over the metrics."""
         if not self.scores:
             return False
 
@@ -96,16 +97,16 @@ class Explanation(NamedTuple):
 def explanation_tables(
     logs: Sequence[ComparedLog], log_replays: pa.Table, log_incidents: pa.Table, session: Session
 ) -> dict[str, pa.Table]:
-    """Return the TABLES of some logs.
+    """Return the TABLES of logs, by name.
 
-    A log whose times changed along the way is not fitted: what was fitted before a change does not hold behind it.
+    A log with an incident is not fitted: what is fitted before a change does not hold after it.
     """
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     replays = []
     for log in logs:
         base = base_of(log_replays, log.comparison_id)
-        happened = rows_of(log_incidents, log.comparison_id).num_rows > 0
-        explanation = explained(log, base, session, happened or is_limited(log, base))
+        has_incident = rows_of(log_incidents, log.comparison_id).num_rows > 0
+        explanation = explained(log, base, session, has_incident or is_limited(log, base))
         for name, values in _rows(log, explanation, session).items():
             rows[name] += [{"comparison_id": log.comparison_id, **value} for value in values]
         if explanation.state.causes:
@@ -115,9 +116,9 @@ def explanation_tables(
 
 
 def explained(log: ComparedLog, base: Replayed, session: Session, is_explained: bool = False) -> Explanation:
-    """Return what explains a log; nothing where there is too little to fit, or nothing is to be corrected.
+    """Return the explanation of a log; one without causes where the log is too short or the question wants none.
 
-    ``is_explained``: the log itself shows what happened, so that nothing is fitted.
+    ``base``: the replay as stated; ``is_explained``: the log itself shows what happened, so that nothing is fitted.
     """
     question, nothing = log.question, np.zeros(len(PARAMETERS))
     if not log.enough or is_explained or question.fit == "none":
@@ -148,7 +149,7 @@ def explained(log: ComparedLog, base: Replayed, session: Session, is_explained: 
 
 
 def _prior(log: ComparedLog, session: Session) -> np.ndarray:
-    """Return the covariance of PARAMETERS before the log was seen; with ``fit`` host, kernels are held."""
+    """Return the prior covariance of PARAMETERS; with ``fit`` "host" kernels are held at their prediction."""
     prior = prior_covariance(kernel_spread(session, log.question.flags, log.measured))
     if log.question.fit == "host":
         kernels = slice(0, len(KERNELS))
@@ -157,14 +158,14 @@ def _prior(log: ComparedLog, session: Session) -> np.ndarray:
 
 
 def _observed_steps(log: ComparedLog) -> ObservedSteps:
-    """Return engine steps and kernels of the part of the time that is fitted on."""
+    """Return the engine steps and kernels that the log holds of the fitted part of its time."""
     fitted_share = 1.0 - log.question.hold_out
     until_s = fitted_share * float(np.ptp(log.measured.sent_s))
     return observed_steps_of(log.tables, log.settings, until_s, fitted_share, typical_context(log.measured))
 
 
 def _on_whole_log(state: State, base: Replayed, replays: LogReplayer) -> State:
-    """Return the explanation with the replay of the whole log, of whose parts those of its causes are kept."""
+    """Return the explanation with a replay of the whole log, which keeps only the parts of its causes."""
     if not state.causes:
         return state._replace(replayed=base)
     part_names = [name for name, value in zip(PARAMETERS, state.values, strict=True) if value and name in KEPT]
@@ -173,13 +174,15 @@ def _on_whole_log(state: State, base: Replayed, replays: LogReplayer) -> State:
 
 
 def _better_values(sample: Sample, chosen: np.ndarray, state: State, fitted: Estimate) -> np.ndarray:
-    """Return values of PARAMETERS: those of the causes alone unless all factors at once fit the first part better."""
+    """Return values of PARAMETERS: of the causes alone, unless all factors fit the first part more than 5 % better."""
     by_causes = sample.serve([variant_of(state.flags, state.values)])[0]
-    real = measured_by_metric(sample.measured)
+    measured_ms = measured_by_metric(sample.measured)
 
     def error(replayed: Replayed) -> float:
-        ours = predicted_of(replayed, sample.measured.output_tokens)
-        scores = [errors_of(np.where(chosen, real[name], np.nan), ours[name])["median_ape"] for name in METRICS]
+        predicted_ms = predicted_of(replayed, sample.measured.output_tokens)
+        scores = [
+            errors_of(np.where(chosen, measured_ms[name], np.nan), predicted_ms[name])["median_ape"] for name in METRICS
+        ]
         return sum(score for score in scores if score is not None)
 
     return state.values if error(by_causes) <= 1.05 * error(fitted.replayed) else fitted.values
@@ -188,26 +191,28 @@ def _better_values(sample: Sample, chosen: np.ndarray, state: State, fitted: Est
 def _scores(
     log: ComparedLog, base: Replayed, state: State, values: np.ndarray, replays: LogReplayer
 ) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Return how corrections do on later time: uncorrected, one factor a metric, and corrected."""
+    """Return median error and bias on held-out time by kind of correction (SCORED) and metric."""
     output, chosen = log.measured.output_tokens, log.fitted_on
-    later = log.measured.ok & ~chosen
-    real, ours = measured_by_metric(log.measured), predicted_of(base, output)
+    held_out = log.measured.ok & ~chosen
+    measured_ms, predicted_ms = measured_by_metric(log.measured), predicted_of(base, output)
     served = state.replayed
     if values is not state.values:  # a million requests take seconds to replay again
         (served,) = replays.serve([variant_of(state.flags, values)], with_parts=False)
     corrected = predicted_of(served, output)
     scores: dict[str, dict[str, dict[str, float | None]]] = {name: {} for name in SCORED}
     for name, metric in ((name, metric) for name in SCORED for metric in METRICS):
-        ratios = np.where(chosen, real[metric] / ours[metric], np.nan)
+        ratios = np.where(chosen, measured_ms[metric] / predicted_ms[metric], np.nan)
         factor = float(np.nanmedian(ratios)) if np.isfinite(ratios).any() else 1.0
-        by_kind = {"uncorrected": ours, "corrected": corrected}.get(name, {})
-        score = errors_of(np.where(later, real[metric], np.nan), by_kind.get(metric, ours[metric] * factor))
+        by_kind = {"uncorrected": predicted_ms, "corrected": corrected}.get(name, {})
+        score = errors_of(
+            np.where(held_out, measured_ms[metric], np.nan), by_kind.get(metric, predicted_ms[metric] * factor)
+        )
         scores[name][metric] = {key: score[key] for key in ("median_ape", "bias")}
     return scores
 
 
 def _rows(log: ComparedLog, explanation: Explanation, session: Session) -> dict[str, list[dict[str, Any]]]:
-    """Return rows of the TABLES but for the replay."""
+    """Return the rows of the TABLES by name, without those of ``explained_replays``."""
     sd, prior_sd = (explanation.fitted.sd, explanation.fitted.prior_sd) if explanation.fitted else (None, None)
     parameters = [
         {"parameter": name, "value": float(explanation.state.values[number])}
@@ -234,6 +239,7 @@ def _rows(log: ComparedLog, explanation: Explanation, session: Session) -> dict[
 
 
 def _cause_row(state: State, name: str) -> dict[str, Any]:
+    """Return the columns of ``fitted_causes`` that hold a cause: its name, and a value, factor or added ms."""
     if name not in GROUPS:
         setting, _, value = name.partition("=")
         return {"cause": setting, "value": value}
@@ -244,7 +250,7 @@ def _cause_row(state: State, name: str) -> dict[str, Any]:
 
 
 def _suspects(log: ComparedLog, explanation: Explanation, session: Session) -> list[dict[str, Any]]:
-    """Return rows of ``setting_suspects``: contradictions first, then settings by how much they explain."""
+    """Return rows of ``setting_suspects``: contradicted settings first, then by the share of the loss they explain."""
     tables = {**log.tables, "production_requests": log.requests}
     rows = contradictions(session, log.settings, tables) if log.question.suspects == "all" else []
     for name, loss in explanation.ranked:
@@ -252,14 +258,14 @@ def _suspects(log: ComparedLog, explanation: Explanation, session: Session) -> l
         gain = 1.0 - loss / explanation.loss if explanation.loss else 0.0
         likely = name in explanation.state.causes and explanation.is_believed
         if likely or gain > 0.1:
-            value_stated = log.settings.get({"tensor_parallel_size": "tp"}.get(setting, setting))
-            row = {"setting": setting, "stated": None if value_stated is None else str(value_stated), "value": value}
+            stated = log.settings.get({"tensor_parallel_size": "tp"}.get(setting, setting))
+            row = {"setting": setting, "stated": None if stated is None else str(stated), "value": value}
             rows.append({**row, "gain": gain, "evidence": "likely" if likely else "undecided"})
     return sorted(rows, key=lambda row: ("impossible", "likely", "undecided").index(row["evidence"]))
 
 
 def _corrections(log: ComparedLog, explanation: Explanation) -> list[dict[str, Any]]:
-    """Return the corrections if they hold on later time, and none otherwise, nor where a factor is absurd."""
+    """Return rows of ``fitted_corrections``; none if they do not hold on held-out time or a factor is implausible."""
     factors = np.exp(explanation.values[: len(KERNELS)])
     if not explanation.is_better or factors.min() < LEAST_FACTOR or factors.max() > MOST_FACTOR:
         return []
@@ -272,6 +278,7 @@ def _corrections(log: ComparedLog, explanation: Explanation) -> list[dict[str, A
 
 
 def _evidence(observed_steps: ObservedSteps | None) -> list[dict[str, Any]]:
+    """Return rows of ``log_evidence``: counts of engine steps and kernels, and sentences on what was not used."""
     if observed_steps is None:
         return []
     rows: list[dict[str, Any]] = [

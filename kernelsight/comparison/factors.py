@@ -1,8 +1,8 @@
-"""Factors on kernels and host time that explain a log: maximum a posteriori, with the kernels' intervals as prior.
+"""Factors on kernel and host time that explain a log: maximum a posteriori, with the kernels' intervals as prior.
 
-The forward model is the replay itself: Gauss-Newton steps from the parts of each request's time, with a replay after
-each step, so that queueing and batch sizes follow. Requests of one step are not independent: they count as many as
-could have been served one after the other.
+The forward model is the replay itself: Gauss-Newton steps whose derivatives are the parts of each request's time, with
+a replay after each step, so that queueing and batch sizes follow. Requests of one batch are not independent: their
+effective number is how many could have been served in sequence.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
 PARAMETERS = (*KERNELS, "host", "front_end")
 # prior standard deviations: milliseconds a step, milliseconds a request
 STEP_MS, REQUEST_MS = 1.5, 40.0
-# kernels of products of few and of many tokens err together
+# prior correlation of the factors of matrix products with few and with many tokens
 GEMM_CORRELATION = 0.6
-# smallest standard deviation of a residual, as a share of what was measured, and in milliseconds
+# smallest standard deviation of a residual, as a share of the measured time, and in milliseconds
 LEAST_SHARE, LEAST_MS = 0.01, 0.1
 HUBER = 1.5
 LARGEST_STEP = 0.35
@@ -28,9 +28,10 @@ ITERATIONS = 5
 
 
 class Estimate(NamedTuple):
-    """Values of PARAMETERS (logarithms of factors, then ms a step and ms a request), and the replay that they give.
+    """Posterior of PARAMETERS (logarithms of factors, then ms a step and ms a request), and the replay at its mode.
 
-    ``covariance``: of the posterior; ``prior_sd``: of each. ``loss``: Huber loss of the relative residuals by request.
+    ``values``, ``prior_sd``: shape [PARAMETERS]; ``covariance``: of the posterior, shape [PARAMETERS, PARAMETERS];
+    ``loss``: Huber loss of relative residuals, shape [requests].
     """
 
     values: np.ndarray
@@ -41,18 +42,21 @@ class Estimate(NamedTuple):
 
     @property
     def sd(self) -> np.ndarray:
-        """Posterior standard deviations."""
+        """Posterior standard deviations, shape [PARAMETERS]."""
         return np.sqrt(np.diag(self.covariance))
 
 
 def variant_of(flags: Mapping[str, object], values: np.ndarray) -> Variant:
-    """Return a deployment with the corrections that PARAMETERS of these values are."""
+    """Return a deployment with corrections: factors on kernels, and host and front-end times in us."""
     factors = {kernel: float(np.exp(value)) for kernel, value in zip(KERNELS, values, strict=False)}
     return Variant(flags, factors, float(values[-2] * 1e3), float(values[-1] * 1e3))
 
 
 def prior_covariance(kernel_sd: Mapping[str, float]) -> np.ndarray:
-    """Return the prior's covariance of PARAMETERS; ``kernel_sd``: of the logarithm of each kernel part's factor."""
+    """Return the prior covariance of PARAMETERS, shape [PARAMETERS, PARAMETERS].
+
+    ``kernel_sd``: standard deviation of the logarithm of the factor on each of KERNELS.
+    """
     sd = np.array([*(kernel_sd[kernel] for kernel in KERNELS), STEP_MS, REQUEST_MS])
     covariance = np.diag(sd**2)
     small, large = PARAMETERS.index("decode_gemm"), PARAMETERS.index("prefill_gemm")
@@ -61,23 +65,27 @@ def prior_covariance(kernel_sd: Mapping[str, float]) -> np.ndarray:
 
 
 class StepLikelihood(Protocol):
-    """What is known of PARAMETERS beside the requests: a quadratic log likelihood."""
+    """Quadratic log likelihood of PARAMETERS from evidence beside the requests: engine steps and kernels.
+
+    ``at``: its mode; ``precision``: there; ``misfit``: sum of squared residuals there, in standard deviations.
+    """
 
     at: np.ndarray
     precision: np.ndarray
     misfit: float
 
     def pull(self, values: np.ndarray) -> np.ndarray:
-        """Return its gradient at some values."""
+        """Return the gradient of the log likelihood, shape [PARAMETERS]."""
 
     def misfit_at(self, values: np.ndarray) -> float:
-        """Return how badly some values explain it, a sum of squares in standard deviations."""
+        """Return the sum of squared residuals at ``values``, in standard deviations."""
 
 
 class Observations(NamedTuple):
-    """Residuals in ms and their derivatives by PARAMETERS; rows of TTFT, then of decode time.
+    """Residuals of requests and their derivatives: of TTFT, then of decode time, then of E2E.
 
-    ``scale_ms``: standard deviation that a residual has at least; ``rows``: the request of each.
+    ``residual_ms``: shape [residuals]; ``derivative``: by PARAMETERS, shape [residuals, PARAMETERS]; ``scale_ms``:
+    smallest standard deviation of each; ``weight``: of each in the fit; ``rows``: index of the request of each.
     """
 
     residual_ms: np.ndarray
@@ -88,22 +96,25 @@ class Observations(NamedTuple):
 
 
 def times_of(measured: Measured, replayed: Replayed) -> list[tuple[np.ndarray, np.ndarray, tuple[int, ...]]]:
-    """Return (measured, predicted, phases) of TTFT, of decode time, and of E2E where a request has neither; ms."""
-    decode = np.where(measured.output_tokens > 1, measured.decode_ms, np.nan)
-    without_parts = np.isnan(measured.ttft_ms) & np.isnan(decode)
+    """Return (measured ms, predicted ms, phases) of TTFT, of decode time, and of E2E where a request has neither.
+
+    Phases are indices of the parts of a replay: 0 before the first token, 1 after it.
+    """
+    decode_ms = np.where(measured.output_tokens > 1, measured.decode_ms, np.nan)
+    without_parts = np.isnan(measured.ttft_ms) & np.isnan(decode_ms)
     return [
         (measured.ttft_ms, replayed.ttft_ms, (0,)),
-        (decode, (replayed.finish_ns - replayed.first_ns) / 1e6, (1,)),
+        (decode_ms, (replayed.finish_ns - replayed.first_ns) / 1e6, (1,)),
         (np.where(without_parts, measured.e2e_ms, np.nan), replayed.e2e_ms, (0, 1)),
     ]
 
 
 def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Observations:
-    """Return what the chosen requests say; a TTFT that is mostly queueing says little about the steps behind it."""
+    """Return residuals and derivatives of the chosen requests; a TTFT that is mostly queueing has little weight."""
     kernels = [KEPT.index(part) for part in KERNELS]
     observations = []
-    for real, ours, phases in times_of(measured, replayed):
-        rows = np.flatnonzero(chosen & replayed.served & np.isfinite(real) & (real > 0.0))
+    for measured_ms, predicted_ms, phases in times_of(measured, replayed):
+        rows = np.flatnonzero(chosen & replayed.served & np.isfinite(measured_ms) & (measured_ms > 0.0))
         derivative = np.zeros((rows.size, len(PARAMETERS)))
         for column, kernel in enumerate(kernels):
             derivative[:, column] = replayed.parts_ns[kernel][list(phases)].sum(axis=0)[rows] / 1e6
@@ -111,32 +122,32 @@ def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Obser
         weight = np.ones(rows.size)
         if 0 in phases:
             derivative[:, -1] = 1.0
-            waits = replayed.queue_ms[rows] / np.maximum(ours[rows], 1e-9)
+            waits = replayed.queue_ms[rows] / np.maximum(predicted_ms[rows], 1e-9)
             weight = 1.0 / (1.0 + (np.maximum(waits - 0.2, 0.0) / 0.2) ** 2)
-        scale = np.maximum(LEAST_SHARE * real[rows], LEAST_MS)
-        observations.append(Observations((real - ours)[rows], derivative, scale, weight, rows))
+        scale = np.maximum(LEAST_SHARE * measured_ms[rows], LEAST_MS)
+        observations.append(Observations((measured_ms - predicted_ms)[rows], derivative, scale, weight, rows))
     return Observations(*(np.concatenate(arrays) for arrays in zip(*observations, strict=True)))
 
 
 def relative_loss(measured: Measured, replayed: Replayed) -> np.ndarray:
-    """Return the Huber loss of each request's relative residuals of TTFT and decode time; NaN where there is none."""
+    """Return the mean Huber loss of each request's relative residuals, shape [requests]; NaN where there are none."""
     residuals = relative_residuals(measured, replayed)
-    bent = np.where(np.abs(residuals) < 0.1, residuals**2 / 0.2, np.abs(residuals) - 0.05)
-    count = np.isfinite(bent).sum(axis=0)
-    return np.divide(np.nansum(bent, axis=0), count, out=np.full(count.size, np.nan), where=count > 0)
+    losses = np.where(np.abs(residuals) < 0.1, residuals**2 / 0.2, np.abs(residuals) - 0.05)
+    count = np.isfinite(losses).sum(axis=0)
+    return np.divide(np.nansum(losses, axis=0), count, out=np.full(count.size, np.nan), where=count > 0)
 
 
 def relative_residuals(measured: Measured, replayed: Replayed) -> np.ndarray:
     """Return (measured - predicted) / measured of ``times_of``, shape [3, requests]; NaN where there is none.
 
-    A request that is rejected is as wrong as can be.
+    Residuals are clipped to [-1, 1]; a request that the replay rejects has 1.
     """
     residuals = []
-    for real, ours, _ in times_of(measured, replayed):
+    for measured_ms, predicted_ms, _ in times_of(measured, replayed):
         with np.errstate(invalid="ignore", divide="ignore"):
-            residual = np.clip((real - ours) / np.maximum(real, 1.0), -1.0, 1.0)
+            residual = np.clip((measured_ms - predicted_ms) / np.maximum(measured_ms, 1.0), -1.0, 1.0)
         residual = np.where(replayed.served, residual, 1.0)
-        residuals.append(np.where(measured.ok & np.isfinite(real), residual, np.nan))
+        residuals.append(np.where(measured.ok & np.isfinite(measured_ms), residual, np.nan))
     return np.array(residuals)
 
 
@@ -151,34 +162,39 @@ def estimate(
     iterations: int = ITERATIONS,
     likelihoods: Sequence[StepLikelihood | None] = (),
 ) -> list[Estimate]:
-    """Return the estimate for each of some deployments, all replays of an iteration in one call.
+    """Return the estimate of PARAMETERS for each deployment; the replays of an iteration are made in one call.
 
-    ``chosen``: the requests that are fitted to; ``uncorrected``: replays without corrections, if already made;
-    ``likelihoods``: what steps and kernels say, by deployment: where they are most likely the search begins.
+    ``flags``: of deployments; ``chosen``: mask of the requests that are fitted, shape [requests]; ``prior``: covariance
+    of PARAMETERS; ``uncorrected``: replays without corrections, if already made; ``likelihoods``: by engine steps and
+    kernels, one per deployment; iterations start at their mode.
     """
     likelihood_of = list(likelihoods) or [None] * len(flags)
     values = [np.zeros(len(PARAMETERS)) if likelihood is None else likelihood.at for likelihood in likelihood_of]
     replays = (
         list(uncorrected)
         if uncorrected
-        else serve([variant_of(named, value) for named, value in zip(flags, values, strict=True)])
+        else serve([variant_of(deployment_flags, value) for deployment_flags, value in zip(flags, values, strict=True)])
     )
     best: list[Estimate | None] = [None] * len(flags)
     for turn in range(iterations + 1):
-        moved = []
+        new_values = []
         for index, (value, replayed) in enumerate(zip(values, replays, strict=True)):
             loss = relative_loss(measured, replayed)
             likelihood = likelihood_of[index]
-            beside = None if likelihood is None else (likelihood.precision, likelihood.pull(value))
-            step, covariance = newton_step(value, observe(measured, replayed, chosen), replayed, prior, beside)
+            step_information = None if likelihood is None else (likelihood.precision, likelihood.pull(value))
+            step, covariance = newton_step(
+                value, observe(measured, replayed, chosen), replayed, prior, step_information
+            )
             fitted = Estimate(value, covariance, np.sqrt(np.diag(prior)), replayed, loss)
             if best[index] is None or np.nanmean(loss[chosen]) < np.nanmean(best[index].loss[chosen]):
                 best[index] = fitted
-            moved.append(value + limited(step))
+            new_values.append(value + limited(step))
         if turn == iterations:
             break
-        values = moved
-        replays = serve([variant_of(named, value) for named, value in zip(flags, values, strict=True)])
+        values = new_values
+        replays = serve(
+            [variant_of(deployment_flags, value) for deployment_flags, value in zip(flags, values, strict=True)]
+        )
     return best
 
 
@@ -187,39 +203,39 @@ def newton_step(
     observations: Observations,
     replayed: Replayed,
     prior: np.ndarray,
-    beside: tuple[np.ndarray, np.ndarray] | None = None,
+    evidence: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the step to the maximum of the linearised posterior, and its covariance.
+    """Return the Gauss-Newton step to the maximum of the linearised posterior, and the posterior covariance.
 
-    ``beside``: precision and gradient of what is known beside the requests.
+    ``value``: PARAMETERS so far; ``evidence``: precision and gradient of the likelihood by steps and kernels, if any.
     """
     precision = np.linalg.inv(prior)
-    if not observations.rows.size and beside is None:
+    if not observations.rows.size and evidence is None:
         return -value, prior
     scaled = observations.residual_ms / observations.scale_ms
     spread = 1.4826 * np.median(np.abs(scaled)) if scaled.size else 1.0
     sigma = max(1.0, min(spread, 30.0))
-    bend = np.minimum(1.0, HUBER * sigma / np.maximum(np.abs(scaled), 1e-12))
-    weight = observations.weight * bend / (observations.scale_ms * sigma) ** 2
+    huber_weight = np.minimum(1.0, HUBER * sigma / np.maximum(np.abs(scaled), 1e-12))
+    weight = observations.weight * huber_weight / (observations.scale_ms * sigma) ** 2
     weight *= independent(replayed) / replayed.served.sum()
     hessian = (observations.derivative * weight[:, None]).T @ observations.derivative + precision
     gradient = (observations.derivative * weight[:, None]).T @ observations.residual_ms - precision @ value
-    if beside is not None:
-        hessian, gradient = hessian + beside[0], gradient + beside[1]
+    if evidence is not None:
+        hessian, gradient = hessian + evidence[0], gradient + evidence[1]
     covariance = np.linalg.inv(hessian)
     return covariance @ gradient, covariance
 
 
 def limited(step: np.ndarray) -> np.ndarray:
-    """Return a step of PARAMETERS, shortened where it moves a factor too far to trust the derivatives."""
+    """Return a step of PARAMETERS, shortened so that no logarithm of a factor moves more than LARGEST_STEP."""
     return step * min(1.0, LARGEST_STEP / max(np.abs(step[: len(KERNELS)]).max(), 1e-12))
 
 
 def independent(replayed: Replayed) -> float:
-    """Return how many requests could have been served one after the other: those of one batch err together."""
-    done = replayed.served
-    if not done.any():
+    """Return the effective number of independent requests: served ones over their mean concurrency, at least 1."""
+    served = replayed.served
+    if not served.any():
         return 1.0
-    busy = (replayed.finish_ns[done] - replayed.sent_ns[done]).sum()
-    span = replayed.finish_ns[done].max() - replayed.sent_ns[done].min()
-    return max(done.sum() / max(busy / max(span, 1), 1.0), 1.0)
+    busy = (replayed.finish_ns[served] - replayed.sent_ns[served]).sum()
+    span = replayed.finish_ns[served].max() - replayed.sent_ns[served].min()
+    return max(served.sum() / max(busy / max(span, 1), 1.0), 1.0)

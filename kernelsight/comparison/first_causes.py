@@ -1,8 +1,8 @@
-"""Causes in the order of evidence: time, then occupancy, then the load, then what signatures say of settings and parts.
+"""Causes of a log's misses, in the order of evidence: incidents, occupancy, load, then signatures of other causes.
 
 What the log itself shows comes before what replays suggest: an outage, a change or an incident is not explained by a
-setting, nor a queue behind seats by kernels. A cause of the whole log is named only if its signature fits, and only if
-it was chosen on the first part of the time and holds on the rest.
+setting, nor a queue before a full batch by kernels. A cause of the whole log is reported only if its signature fits,
+and only if it was chosen on the first part of the time and holds on the rest.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from kernelsight.dataflow.session import Session
 from kernelsight.errors import KernelSightError
 from kernelsight.scenario.alternatives import alternatives
 
-# a smaller misfit of the signature is agreement
+# log and prediction agree if the misfit of the signature is smaller
 AGREES = 6.0
-# a cause has to leave at most this share of the misfit, and no more than this, or very little of a large misfit
+# a cause fits if it leaves at most this share of the misfit and no more than this, or very little of a large misfit
 MOST_LEFT, FITS, LEAST_LEFT = 0.4, 8.0, 0.12
 LEAST_HOST_MS = 0.5
-# factors on all kernels outside are no error of the model: another setting, or another machine
+# factors on kernels beyond these are too large for an error of the model: another setting, or another machine
 LEAST_FACTOR, MOST_FACTOR = 0.68, 1.45
-# likewise a host that takes longer by three standard deviations of what is expected of a prediction
+# likewise host time that is longer by more than three prior standard deviations
 MOST_HOST_MS = 3.0 * STEP_MS
 LEAST_QUIET = 60
-# a longer load than described is a cause from this share of E2E
+# the load is a cause if it differs from its description by this share of E2E
 LEAST_LOAD = 0.03
 # requests that settings are replayed on
 MOST_REPLAYED = 1500
 SETTINGS = ("enable_prefix_caching", "enforce_eager", "quantization", "tensor_parallel_size", "max_num_batched_tokens")
-# what a cause has to explain more than a setting does: one that has a size, one that is an error of the model, and
-# another number of GPUs, which people know best
+# penalties on the misfit, against a setting's 0: a cause with a fitted size, an error of the model, and another number
+# of GPUs, which is the setting that is best known
 SIZED, MODEL, PARALLEL = 1.5, 4.0, 2.0
-# causes explain a log whole where they leave no more of relative residuals, squared
+# causes explain a log entirely if they leave at most this mean square of relative residuals
 MISSES_NOTHING = 0.015**2
-# kinds of causes that the prediction itself is uncertain of, and a mean error that is none of its faults
+# kinds of causes within the prediction's own uncertainty, and the mean error that is within it
 UNCERTAIN, NEAR = ("part", "front_end"), 0.05
-# columns of log_incidents as the fields of Incident
+# columns of log_incidents in the order of the fields of Incident
 INCIDENT = ("kind", "name", "from_s", "to_s", "value", "events", "lost_s")
 
 
 class Cause(NamedTuple):
-    """One cause as the table ``causes`` states it; ``value``: a number, or the word of a setting."""
+    """One row of ``causes``; ``value``: a number, or the word of a setting; moments in s, ``share`` of all time."""
 
     kind: str
     name: str
@@ -76,7 +76,7 @@ class Cause(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """A cause, what it leaves of a signature's misfit, and what it has to explain more than others."""
+    """A candidate cause, the misfit of the signature that it leaves, and a penalty that is added in comparisons."""
 
     cause: Cause
     misfit: float
@@ -92,12 +92,12 @@ def causes_of(
     intervals: Mapping[str, tuple[float, float]],
     session: Session,
 ) -> list[Cause]:
-    """Return the causes of one log, the first one first; none where log and prediction agree.
+    """Return the causes of one log, the most important first; none where log and prediction agree.
 
-    ``load_ms``: how much longer E2E is with the load as sent than as described; ``fitted``: rows of ``fitted_causes``;
-    ``intervals``: factors of the prediction's 90 % interval by metric. Where these hold what was measured, and
-    the mean is near, kernels, host and front end differ by no more than the prediction says of itself: they are not
-    named, unless they explain the log whole.
+    ``load_ms``: mean E2E with the load as sent, less that with the load as described, ms; ``fitted``: rows of
+    ``fitted_causes``; ``intervals``: factors of the prediction's 90 % interval by metric. Where these cover what was
+    measured and the bias is small, kernels, host and front end differ within the prediction's own uncertainty: they are
+    not reported, unless they explain the log entirely.
     """
     if not log.enough:
         return []
@@ -125,15 +125,15 @@ def causes_of(
 
 
 def _is_as_claimed(log: ComparedLog, base: Replayed, intervals: Mapping[str, tuple[float, float]]) -> bool:
-    """Whether no metric of a log is far off in the mean, and the prediction's intervals hold what was measured."""
-    real, ours = measured_by_metric(log.measured), predicted_of(base, log.measured.output_tokens)
-    errors = [errors_of(real[metric], ours[metric], intervals.get(metric)) for metric in METRICS]
+    """Whether the bias (of E2E, else TPOT, else TTFT) is below NEAR and the prediction's intervals are calibrated."""
+    measured_ms, predicted_ms = measured_by_metric(log.measured), predicted_of(base, log.measured.output_tokens)
+    errors = [errors_of(measured_ms[metric], predicted_ms[metric], intervals.get(metric)) for metric in METRICS]
     main_errors = next((metric_errors for metric_errors in reversed(errors) if metric_errors["n"]), None)
     return main_errors is not None and abs(main_errors["bias"]) < NEAR and are_as_claimed(errors)
 
 
 def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cause]:
-    """Return the causes that replays fitted where they explain nearly everything and none is absurd; else none."""
+    """Return the fitted causes if they explain enough and none has an implausible size; otherwise none."""
     if len(fitted) > MOST_NAMED:
         return []
     causes = []
@@ -149,8 +149,8 @@ def _accepted(fitted: Sequence[Mapping[str, Any]], log: ComparedLog) -> list[Cau
         else:
             if row["cause"] == "host" and row["added_ms"] > MOST_HOST_MS:
                 return []
-            server = log.measured.from_server or row["cause"] == "host"
-            name = row["cause"] if server else "client"
+            is_server_side = log.measured.from_server or row["cause"] == "host"
+            name = row["cause"] if is_server_side else "client"
             causes.append(Cause("part" if name == "host" else "front_end", name, row["added_ms"]))
     return causes
 
@@ -163,30 +163,30 @@ def _number_or_word(text: str) -> float | str:
 
 
 def cause_of_incident(incident: Incident, measured: Measured) -> Cause:
-    """Return an incident as a cause, with the share of all requests' time that it took."""
+    """Return an incident as a cause, with the share of all requests' E2E time that it took."""
     share = share_of_time(incident.lost_s, measured)
     return Cause(incident.kind, incident.name, incident.value, incident.from_s, incident.to_s, share)
 
 
 def share_of_time(lost_s: float, measured: Measured) -> float:
-    """Return which share of all requests' time was lost."""
+    """Return the lost seconds as a share of the sum of all requests' E2E times; 0 without such times."""
     spent = float(np.nansum(np.where(measured.ok, measured.e2e_ms, 0.0))) / 1e3
     return lost_s / spent if spent else 0.0
 
 
 def quiet_requests(measured: Measured, incidents: Sequence[Incident]) -> np.ndarray:
-    """Return the requests that no incident touches: those that say what the whole log is like."""
+    """Return the mask of requests outside all incidents and their backlogs, shape [requests]."""
     sent, end = measured.sent_s, measured.last_s
     quiet = measured.ok.copy()
     for incident in incidents:
-        if incident.name != "pause":  # a median does not see them
+        if incident.name != "pause":  # pauses do not move a median
             backlog = 0.5 * (incident.to_s - incident.from_s) + 5.0
             quiet &= (end < incident.from_s) | (sent > incident.to_s + backlog)
     return quiet
 
 
 def _load_cause(log: ComparedLog) -> Cause:
-    """Return what of the load is furthest from how it was described."""
+    """Return the figure of the load that differs most from its description, with the factor between them."""
     described, measured = log.question.stated or {}, log.measured
     span = max(float(np.ptp(measured.sent_s)), 1e-9)
     measured_and_described = {
@@ -195,8 +195,8 @@ def _load_cause(log: ComparedLog) -> Cause:
         "request_rate": ((measured.sent_s.size - 1) / span, described.get("request_rate")),
     }
     factors = {
-        name: real / described_value
-        for name, (real, described_value) in measured_and_described.items()
+        name: measured_value / described_value
+        for name, (measured_value, described_value) in measured_and_described.items()
         if isinstance(described_value, int | float) and described_value > 0
     }
     name = max(factors, key=lambda figure: abs(np.log(factors[figure])), default="requests")
@@ -204,27 +204,30 @@ def _load_cause(log: ComparedLog) -> Cause:
 
 
 def _log_wide_cause(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Session) -> Cause | None:
-    """Return the cause that explains what quiet requests have in common, and later ones too; None: agreement."""
+    """Return the cause of the whole log's misses: fits the signature of early quiet requests, and holds on later ones.
+
+    ``quiet``: mask of requests outside incidents. None: log and prediction agree, or no cause fits and holds.
+    """
     early, late = quiet & log.fitted_on, quiet & ~log.fitted_on
     observed = signature(log.measured, base, early)
     if not observed.misfit > AGREES:
         return None
     closed = [_less_likely(candidate) for candidate in closed_forms(observed, log.measured.from_server)]
     replayed = _replayed(log, early, late, session) if log.question.suspects == "all" else []
-    eager = next((candidate for candidate, _ in replayed if candidate.cause.name == "enforce_eager"), None)
+    eager_mode = next((candidate for candidate, _ in replayed if candidate.cause.name == "enforce_eager"), None)
     candidates = [*closed, *(candidate for candidate, _ in replayed)]
     best = best_fitting(candidates, observed)
     if best is None:
-        return _eager_by_size(observed, eager, replayed, log)
+        return _eager_by_size(observed, eager_mode, replayed, log)
     if late.sum() >= LEAST_QUIET and not _holds_later(best, observed, log, base, late, dict(replayed)):
         return None
     if best.cause.name == "host":
-        return _eager_by_size(observed, eager, replayed, log) or best.cause
+        return _eager_by_size(observed, eager_mode, replayed, log) or best.cause
     return best.cause
 
 
 def _less_likely(candidate: Explained) -> Explained:
-    """Return a cause with what it has to explain more, as predictions of host time seldom are off by so much."""
+    """Return the candidate with a penalty for long host times: their square in prior standard deviations STEP_MS."""
     value = candidate.cause.value
     if candidate.cause.name != "host" or not isinstance(value, float):
         return candidate
@@ -232,15 +235,18 @@ def _less_likely(candidate: Explained) -> Explained:
 
 
 def best_fitting(candidates: Sequence[Explained], observed: Signature) -> Explained | None:
-    """Return the candidate that fits a signature best; None where none leaves little enough of it."""
+    """Return the candidate with the smallest penalised misfit of a signature; None if none leaves little enough."""
     most = max(min(FITS, MOST_LEFT * observed.misfit), LEAST_LEFT * observed.misfit, AGREES / 2)
     fitting = [candidate for candidate in candidates if candidate.misfit <= most]
     return min(fitting, key=lambda candidate: candidate.misfit + candidate.penalty, default=None)
 
 
 def closed_forms(observed: Signature, from_server: bool) -> list[Explained]:
-    """Return the causes whose effect on the signature is known without a replay, at their best sizes."""
-    before = "front_end" if from_server else "client"
+    """Return candidate causes whose effect on the signature has a closed form, at their best sizes.
+
+    ``from_server``: TTFT starts at the server; otherwise time before the engine is the client's.
+    """
+    waits_before_engine = "front_end" if from_server else "client"
     request, prompt, tpot = observed[:3]
     explained = []
 
@@ -248,25 +254,27 @@ def closed_forms(observed: Signature, from_server: bool) -> list[Explained]:
         return observed._replace(request_ms=request_ms, prompt_token_us=prompt_us, tpot_ms=tpot_ms).misfit
 
     if np.isfinite(prompt) and prompt > PROMPT_TOKEN_US:
-        value = Cause("front_end", "per_prompt_token_us", prompt)
-        explained.append(Explained(value, misfit_of(request, 0.0, tpot), SIZED))
+        cause = Cause("front_end", "per_prompt_token_us", prompt)
+        explained.append(Explained(cause, misfit_of(request, 0.0, tpot), SIZED))
     if np.isfinite(request) and abs(request) > 1.5 * REQUEST_MS:
-        explained.append(Explained(Cause("front_end", before, request), misfit_of(0.0, prompt, tpot), SIZED))
+        explained.append(
+            Explained(Cause("front_end", waits_before_engine, request), misfit_of(0.0, prompt, tpot), SIZED)
+        )
     if np.isfinite(tpot) and observed.predicted[2] > 0:
-        if tpot > -LEAST_HOST_MS:  # a host cannot take less than nothing
-            # every step takes as much longer: one before the first token
+        if tpot > -LEAST_HOST_MS:  # host time is not negative
+            # every step takes as much longer, and one step precedes the first token
             explained.append(Explained(Cause("part", "host", tpot), misfit_of(request - tpot, prompt, 0.0), MODEL))
         factor = 1.0 + tpot / observed.predicted[2]
         if LEAST_FACTOR <= factor <= MOST_FACTOR:
-            moved = prompt - (factor - 1.0) * observed.predicted[1]
-            explained.append(Explained(Cause("part", "gpu", factor), misfit_of(request, moved, 0.0), MODEL))
+            slope_left = prompt - (factor - 1.0) * observed.predicted[1]
+            explained.append(Explained(Cause("part", "gpu", factor), misfit_of(request, slope_left, 0.0), MODEL))
     return explained
 
 
 def _replayed(
     log: ComparedLog, early: np.ndarray, late: np.ndarray, session: Session
 ) -> list[tuple[Explained, Signature]]:
-    """Return the settings that may differ, with what their replays leave of the first part and of the rest."""
+    """Return alternative settings as candidates with the misfit on early requests, and their signature on late ones."""
     rows = log.sample_rows[:MOST_REPLAYED]
     late_rows = np.flatnonzero(late)[: MOST_REPLAYED // 2]
     replayed_rows = np.union1d(rows, np.arange(late_rows.min(), late_rows.max() + 1)) if late_rows.size else rows
@@ -285,7 +293,7 @@ def _replayed(
             continue
         ((name, value),) = change.items()
         early_signature, late_signature = (
-            signature(measured, replayed, where[replayed_rows]) for where in (early, late)
+            signature(measured, replayed, is_part[replayed_rows]) for is_part in (early, late)
         )
         word = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else float(value)
         penalty = PARALLEL + early_signature.misfit if name == "tensor_parallel_size" else 0.0
@@ -294,7 +302,7 @@ def _replayed(
 
 
 def _changes(log: ComparedLog) -> list[dict[str, Any]]:
-    """Return the settings that are tried: those one step away, and every usual step budget."""
+    """Return the settings to try, as flags: those one step from the stated ones, and every usual step budget."""
     one_step = [change for _, change in alternatives(log.settings, log.question.flags)]
     neighbours = [change for change in one_step if set(change) <= set(SETTINGS) - {"max_num_batched_tokens"}]
     budget = log.settings["max_num_batched_tokens"]
@@ -305,7 +313,7 @@ def _holds_later(
     best: Explained, observed: Signature, log: ComparedLog, base: Replayed, late: np.ndarray,
     late_signatures: Mapping[Explained, Signature],
 ) -> bool:  # fmt: skip
-    """Whether a cause that was chosen on the first part of the time leaves less than nothing does on the rest."""
+    """Whether a cause that was chosen on early requests also reduces the misfit of late ones."""
     after = signature(log.measured, base, late)
     if best in late_signatures:
         return late_signatures[best].misfit < after.misfit
@@ -313,13 +321,16 @@ def _holds_later(
 
 
 def lasts(best: Explained, after: Signature, from_server: bool) -> bool:
-    """Whether a cause with a closed form leaves less of a later signature than nothing does."""
+    """Whether a cause with a closed form reduces the misfit of a later signature."""
     same_cause = [candidate for candidate in closed_forms(after, from_server) if candidate.cause[:2] == best.cause[:2]]
     return bool(same_cause) and same_cause[0].misfit < after.misfit
 
 
 def cause_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table], session: Session) -> pa.Table:
-    """Return ``causes``; ``tables``: log_replays, log_incidents, log_intervals, fitted_causes, miss_by_part."""
+    """Return ``causes``: one row per cause of each log, the most important first.
+
+    ``tables``: log_replays, log_incidents, log_intervals, fitted_causes, miss_by_part.
+    """
     rows = []
     for log in logs:
         log_tables = {
@@ -341,7 +352,7 @@ def cause_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table], ses
 
 
 def incident_table(logs: Sequence[ComparedLog], log_replays: pa.Table) -> pa.Table:
-    """Return ``log_incidents``."""
+    """Return ``log_incidents``: one row per event of each log, those that lost most time first."""
     rows = [
         {"comparison_id": log.comparison_id, "place": index, **dict(zip(INCIDENT, incident, strict=True))}
         for log in logs
@@ -356,7 +367,7 @@ def incident_table(logs: Sequence[ComparedLog], log_replays: pa.Table) -> pa.Tab
 def _eager_by_size(
     observed: Signature, eager: Explained | None, replayed: Sequence[tuple[Explained, Signature]], log: ComparedLog
 ) -> Cause | None:
-    """Return eager execution where every step takes as much longer as launches do that no graph replays."""
+    """Return enforce_eager as the cause if decode steps are slower by launches without a CUDA graph; else None."""
     if eager is None or not np.isfinite(observed.tpot_ms) or log.settings.get("graph_max_tokens") == 0:
         return None
     misfit = next(candidate.misfit for candidate, _ in replayed if candidate is eager)

@@ -1,4 +1,4 @@
-"""Events of a log: outages, pauses, incidents (slower for a while) and changes (slower to the end)."""
+"""Incidents of a log: outages, pauses, slower for a while (incident) and slower to the end (change)."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.speed import Speed, speed_of
 
-# an outage: no token for this long though requests were in flight and the replay has tokens
+# outage: no first or last token for this long, though requests are in flight and the replay has tokens
 OUTAGE_S = 5.0
-# moments at which everything may stop, and the shortest stop that differs from noise, seconds
+# spacing of moments at which all requests may stop, the shortest stop that differs from noise, length of a fit, seconds
 STOP_WIDTH_S, LEAST_STOP_S, SPAN_S = 0.25, 0.12, 120.0
-# a stop is a pause where this share of what is lost around it is lost at once
+# a stop is a pause if this share of the time lost within AROUND_S of it is lost at once
 AT_ONCE, AROUND_S = 0.6, 3.0
-# pauses are named where they take this share of what requests took longer than predicted
+# pauses are reported if they make this share of the time that requests took longer than predicted
 LEAST_OF_MISS = 0.2
 # smallest change of the logarithm of the speed that counts, and its smallest number of standard errors
 LEAST_CHANGE, LEAST_Z = 0.06, 6.0
-# windows in a row err together, as if there were fewer of them
-TOGETHER = 5.0
+# windows in a row are correlated: the effective number is smaller by this factor
+CORRELATED = 5.0
 LEAST_WINDOWS, MOST_BOXES = 4, 3
-# windows in whose median a change shows, and noise does not
+# windows of the running median that noise is measured against
 SMOOTH = 13
-# slower steps of everything delay also the fastest requests; other load does not
+# a slower GPU delays the fastest requests too, by this share of the slowdown at least; other load does not
 SAME_SHIFT = 0.55
 EDGE_S = 15.0
-# requests whose steps are looked at on either side of a change
+# requests whose gaps between tokens are read on either side of a change
 MOST_LOOKED_AT = 400
-# spans of two minutes that stops are looked for in
+# spans of SPAN_S seconds that are searched for stops
 MOST_SPANS = 6
 
 
 class Incident(NamedTuple):
     """One event: ``kind`` change or incident, ``name`` gpu, pause, restart or other_load; moments in seconds.
 
-    ``value``: the factor, or seconds of a pause or an outage; ``events``: how many there were; ``lost_s``: seconds of
-    requests that were lost, which says which event is the largest.
+    ``value``: factor on time, or seconds of a pause or an outage; ``events``: number of pauses or outages; ``lost_s``:
+    seconds lost, summed over requests, by which events are ranked.
     """
 
     kind: str
@@ -53,7 +53,10 @@ class Incident(NamedTuple):
 
 
 def incidents_of(measured: Measured, base: Replayed, gaps: pa.ChunkedArray | None = None) -> list[Incident]:
-    """Return the events of a log, those that lost most first; ``gaps``: ``chunk_gaps_ms`` of its requests."""
+    """Return the events of a log, those that lost most time first.
+
+    ``base``: its replay; ``gaps``: ``chunk_gaps_ms`` of its requests, which distinguish a slower GPU from other load.
+    """
     lost = lost_time(measured, base)
     if lost is None:
         return []
@@ -64,7 +67,7 @@ def incidents_of(measured: Measured, base: Replayed, gaps: pa.ChunkedArray | Non
     if not pauses:
         boxes = _boxes(speed, [(incident.from_s, incident.to_s) for incident in outages])
     incidents = [*outages, *pauses, *(_incident_of(box, speed, measured, base, gaps) for box in boxes)]
-    if outages:  # what follows on an outage is its backlog
+    if outages:  # slow requests after an outage are its backlog
         incidents = [
             incident for incident in incidents if incident.name == "restart" or incident.to_s < outages[0].from_s
         ]
@@ -75,16 +78,16 @@ def incidents_of(measured: Measured, base: Replayed, gaps: pa.ChunkedArray | Non
 
 
 def _outages(measured: Measured, base: Replayed) -> list[Incident]:
-    """Return intervals in which no request got a token though some were in flight, and the replay has tokens."""
-    done = measured.ok & np.isfinite(measured.e2e_ms)
-    first_s = measured.first_s[done]
-    last_s = (measured.sent_s + measured.e2e_ms / 1e3)[done]
+    """Return outages: intervals without a first or last token though requests were sent and the replay has tokens."""
+    answered = measured.ok & np.isfinite(measured.e2e_ms)
+    first_s = measured.first_s[answered]
+    last_s = (measured.sent_s + measured.e2e_ms / 1e3)[answered]
     moments = np.unique(np.concatenate([first_s, last_s]))
-    ours = np.sort(base.finish_ns[base.served]) / 1e9
+    predicted_ends_s = np.sort(base.finish_ns[base.served]) / 1e9
     outages = []
     for index in np.flatnonzero(np.diff(moments) > OUTAGE_S):
         begin, end = float(moments[index]), float(moments[index + 1])
-        predicted = np.searchsorted(ours, end) - np.searchsorted(ours, begin)
+        predicted = np.searchsorted(predicted_ends_s, end) - np.searchsorted(predicted_ends_s, begin)
         sent = np.count_nonzero((measured.sent_s >= begin) & (measured.sent_s < end - 1.0))
         # one long answer alone gives no first or last token for long
         if predicted >= 5 and sent >= 3:
@@ -93,63 +96,68 @@ def _outages(measured: Measured, base: Replayed) -> list[Incident]:
 
 
 def _pauses(measured: Measured, base: Replayed) -> list[Incident]:
-    """Return the stops of everything: requests that were decoding at one moment are late by as much."""
+    """Return the pauses of a log as one event: moments at which all decoding requests are late by the same time."""
     begin = measured.first_s
-    real, ours = measured.decode_ms / 1e3, (base.finish_ns - base.first_ns) / 1e9
-    rows = np.flatnonzero(measured.ok & base.served & np.isfinite(real) & (real > 0.0) & (ours > 0.0))
+    measured_s, predicted_s = measured.decode_ms / 1e3, (base.finish_ns - base.first_ns) / 1e9
+    rows = np.flatnonzero(
+        measured.ok & base.served & np.isfinite(measured_s) & (measured_s > 0.0) & (predicted_s > 0.0)
+    )
     if rows.size < 30:
         return []
-    begin, real, ours = begin[rows], real[rows], ours[rows]
-    level = float(np.median(real / ours))
-    late = real - level * ours
-    moments, stops = _stops(begin, begin + real, late, 0.02 * real + 0.01)
+    begin, measured_s, predicted_s = begin[rows], measured_s[rows], predicted_s[rows]
+    level = float(np.median(measured_s / predicted_s))
+    late = measured_s - level * predicted_s
+    moments, stops = _stops(begin, begin + measured_s, late, 0.02 * measured_s + 0.01)
     if not moments.size:
         return []
-    near = np.abs(moments[:, None] - moments[None, :])
-    at_once = (stops * (near <= 2 * STOP_WIDTH_S)).sum(axis=1)
-    around = (stops * (near <= AROUND_S)).sum(axis=1)
-    highest = np.array([stops[row].max() for row in (near <= AROUND_S)])
+    distance_s = np.abs(moments[:, None] - moments[None, :])
+    at_once = (stops * (distance_s <= 2 * STOP_WIDTH_S)).sum(axis=1)
+    around = (stops * (distance_s <= AROUND_S)).sum(axis=1)
+    highest = np.array([stops[row].max() for row in (distance_s <= AROUND_S)])
     chosen = (stops >= highest) & (at_once >= LEAST_STOP_S) & (at_once >= AT_ONCE * around)
     if not chosen.any() or at_once[chosen].sum() < 0.5 * stops.sum():
         return []
-    hit = int(sum(((begin < moment) & (begin + real > moment)).sum() for moment in moments[chosen]))
-    value = float(np.median(at_once[chosen]))
+    hit_requests = int(sum(((begin < moment) & (begin + measured_s > moment)).sum() for moment in moments[chosen]))
+    stop_s = float(np.median(at_once[chosen]))
     excess_s = abs(float(np.nansum(measured.e2e_ms[rows] - base.e2e_ms[rows]))) / 1e3
-    # of a long log stops are looked for in some spans alone
+    # in a long log only some spans are searched for stops
     looked_at = min(MOST_SPANS * SPAN_S / max(float(np.ptp(begin)), 1e-9), 1.0)
-    if value * hit < LEAST_OF_MISS * excess_s * looked_at:
+    if stop_s * hit_requests < LEAST_OF_MISS * excess_s * looked_at:
         return []
-    from_s, to_s = float(moments[chosen].min()), float(moments[chosen].max()) + value
-    return [Incident("incident", "pause", from_s, to_s, value, int(chosen.sum()), value * hit)]
+    from_s, to_s = float(moments[chosen].min()), float(moments[chosen].max()) + stop_s
+    return [Incident("incident", "pause", from_s, to_s, stop_s, int(chosen.sum()), stop_s * hit_requests)]
 
 
 def _stops(begin: np.ndarray, end: np.ndarray, late: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return moments, and how long everything stopped at each: nonnegative least squares, in spans of two minutes."""
+    """Return moments and the length of the stop at each, s: nonnegative least squares in spans of SPAN_S seconds.
+
+    ``begin``, ``end``: of each request's decode, s; ``late``: its lateness, s; ``sd``: standard deviation of that, s.
+    """
     from scipy.optimize import nnls
 
     stops, starts = [], np.arange(begin.min(), end.max(), SPAN_S)
     for start in starts[:: -(-starts.size // MOST_SPANS)]:
-        inside_span = (begin < start + SPAN_S) & (end > start)
+        in_span = (begin < start + SPAN_S) & (end > start)
         edges = np.arange(start, min(start + SPAN_S, end.max()), STOP_WIDTH_S) + STOP_WIDTH_S / 2
-        if inside_span.sum() < 10 or not edges.size:
+        if in_span.sum() < 10 or not edges.size:
             continue
-        inside = ((begin[inside_span, None] < edges) & (end[inside_span, None] > edges)).astype(float) / sd[
-            inside_span, None
-        ]
-        sizes = nnls(inside, late[inside_span] / sd[inside_span], maxiter=20 * edges.size)[0]
+        inside = ((begin[in_span, None] < edges) & (end[in_span, None] > edges)).astype(float) / sd[in_span, None]
+        sizes = nnls(inside, late[in_span] / sd[in_span], maxiter=20 * edges.size)[0]
         stops += [(moment, size) for moment, size in zip(edges, sizes, strict=True) if size > 0.02]
     moments, sizes = (np.array([stop[column] for stop in stops]) for column in (0, 1))
     return moments, sizes
 
 
 class _Box(NamedTuple):
+    """Windows of a log, from ``first`` to ``last``, whose speed differs by ``log_factor``."""
+
     first: int
     last: int
     log_factor: float
 
 
 def _boxes(speed: Speed, outages: list[tuple[float, float]]) -> list[_Box]:
-    """Return the spans of time in which the speed was another one, the clearest first; they do not overlap."""
+    """Return the spans of windows with another speed, the most significant first, without overlap."""
     measured_windows = np.flatnonzero(np.isfinite(speed.log_factor))
     for begin, end in outages:
         measured_windows = measured_windows[
@@ -166,7 +174,7 @@ def _boxes(speed: Speed, outages: list[tuple[float, float]]) -> list[_Box]:
         start, stop, size = box
         boxes.append(_Box(int(measured_windows[start]), int(measured_windows[stop - 1]), size))
         values[start:stop] -= size
-    # what is found within or beside a larger change is its edge, or the backlog that it left
+    # a span within or next to a more significant one is its edge, or its backlog
     margin = int(np.ceil(EDGE_S / speed.width_s))
     chosen: list[_Box] = []
     for box in boxes:
@@ -176,7 +184,10 @@ def _boxes(speed: Speed, outages: list[tuple[float, float]]) -> list[_Box]:
 
 
 def _clearest(values: np.ndarray) -> tuple[int, int, float] | None:
-    """Return the box whose mean differs from the rest most clearly; None where none is clear."""
+    """Return (start, stop, difference) of the span with the largest z score against the rest; None if not significant.
+
+    ``values``: logarithms of speed by window.
+    """
     count = values.size
     sums = np.concatenate([[0.0], np.cumsum(values)])
     starts, stops = np.triu_indices(count + 1, LEAST_WINDOWS)
@@ -186,9 +197,9 @@ def _clearest(values: np.ndarray) -> tuple[int, int, float] | None:
     starts, stops, inside_count, outside = starts[keep], stops[keep], inside_count[keep], outside[keep]
     inside_sum = sums[stops] - sums[starts]
     difference = inside_sum / inside_count - (sums[-1] - inside_sum) / outside
-    beside = np.lib.stride_tricks.sliding_window_view(np.pad(values, SMOOTH // 2, mode="edge"), SMOOTH)
-    noise = max(1.5 * 1.4826 * float(np.median(np.abs(values - np.median(beside, axis=1)))), 0.02)
-    z = np.abs(difference) / (noise * np.sqrt(TOGETHER * (1.0 / inside_count + 1.0 / outside)))
+    neighbours = np.lib.stride_tricks.sliding_window_view(np.pad(values, SMOOTH // 2, mode="edge"), SMOOTH)
+    noise = max(1.5 * 1.4826 * float(np.median(np.abs(values - np.median(neighbours, axis=1)))), 0.02)
+    z = np.abs(difference) / (noise * np.sqrt(CORRELATED * (1.0 / inside_count + 1.0 / outside)))
     best = int(np.argmax(z))
     if z[best] < LEAST_Z or abs(difference[best]) < LEAST_CHANGE:
         return None
@@ -196,11 +207,11 @@ def _clearest(values: np.ndarray) -> tuple[int, int, float] | None:
 
 
 def _incident_of(box: _Box, speed: Speed, measured: Measured, base: Replayed, gaps: pa.ChunkedArray | None) -> Incident:
-    """Return what a box is: a change where it lasts to the end; the GPU, or other load beside the log's."""
+    """Return a span as an event: a change if it lasts to the end, else an incident; of the GPU, or of other load."""
     begin, end = float(speed.start_s[box.first]), float(speed.start_s[box.last] + speed.width_s)
     measured_s = speed.start_s[np.isfinite(speed.log_factor)]
     if begin - measured_s[0] < 2.0 * speed.width_s:
-        # faster from its end on: it was the beginning that was slow
+        # a slow beginning is a change to faster at its end
         change, begin, factor = True, end, -box.log_factor
         end = float(measured_s[-1])
     else:
@@ -217,28 +228,31 @@ def _is_other_load(
     factor: float, span: tuple[float, float], inside: np.ndarray, outside: np.ndarray, measured: Measured,
     base: Replayed, gaps: pa.ChunkedArray | None,
 ) -> bool:  # fmt: skip
-    """Whether the fastest steps are as fast as before: others' prompts lie between, the GPU itself is not slower."""
+    """Whether the fastest steps are as fast as before: prompts of other load lie between, the GPU is not slower.
+
+    ``factor``: logarithm of the slowdown; ``span``: of the event, s; ``inside``, ``outside``: masks of requests.
+    """
     if gaps is not None and gaps.null_count < len(gaps):
-        fastest = [_fastest_step(measured, gaps, where, span) for where, span in ((None, span), (outside, None))]
+        fastest = [_fastest_step(measured, gaps, is_part, span) for is_part, span in ((None, span), (outside, None))]
         if min(fastest) > 0.0:
             return bool(np.log(fastest[0] / fastest[1]) < 0.7 * factor)
     miss = measured.ttft_ms - base.ttft_ms
-    inside_miss, outside_miss = (miss[where & np.isfinite(miss)] for where in (inside, outside))
+    inside_miss, outside_miss = (miss[is_part & np.isfinite(miss)] for is_part in (inside, outside))
     if inside_miss.size < 10 or outside_miss.size < 10:
         return False
     shift = float(np.quantile(inside_miss, 0.1) - np.quantile(outside_miss, 0.1))
-    # a slow front end before the engine is no slower for its GPU
-    real = measured.ttft_ms[outside & np.isfinite(measured.ttft_ms)]
-    took = min(float(np.quantile(ttft_ms, 0.1)) for ttft_ms in (real, base.ttft_ms[outside]))
-    return shift < SAME_SHIFT * np.expm1(factor) * took
+    # front-end time before the engine does not grow with a slower GPU
+    measured_ttft_ms = measured.ttft_ms[outside & np.isfinite(measured.ttft_ms)]
+    fast_ttft_ms = min(float(np.quantile(ttft_ms, 0.1)) for ttft_ms in (measured_ttft_ms, base.ttft_ms[outside]))
+    return shift < SAME_SHIFT * np.expm1(factor) * fast_ttft_ms
 
 
 def _fastest_step(
-    measured: Measured, gaps: pa.ChunkedArray, where: np.ndarray | None, span: tuple[float, float] | None
+    measured: Measured, gaps: pa.ChunkedArray, is_part: np.ndarray | None, span: tuple[float, float] | None
 ) -> float:
-    """Return the 5th percentile of the gaps between tokens, of some requests or within a span of time; 0 for none."""
+    """Return the 5th percentile of gaps between tokens, ms, of masked requests or within a span; 0 without gaps."""
     first_s, last_s = measured.first_s, measured.last_s
-    rows = np.flatnonzero(measured.ok & ((first_s < span[1]) & (last_s > span[0]) if span else where))
+    rows = np.flatnonzero(measured.ok & ((first_s < span[1]) & (last_s > span[0]) if span else is_part))
     values = []
     for row in rows[:: max(rows.size // MOST_LOOKED_AT, 1)]:
         request_gaps = gaps[int(row)].values
@@ -248,5 +262,5 @@ def _fastest_step(
         token_s = first_s[row] + np.cumsum(request_gaps) / 1e3
         values.append(request_gaps if span is None else request_gaps[(token_s > span[0]) & (token_s < span[1])])
     gaps_ms = np.concatenate(values) if values else np.zeros(0)
-    gaps_ms = gaps_ms[gaps_ms > 0.05]  # tokens of one chunk come together
+    gaps_ms = gaps_ms[gaps_ms > 0.05]  # tokens of one chunk arrive together
     return float(np.quantile(gaps_ms, 0.05)) if gaps_ms.size else 0.0

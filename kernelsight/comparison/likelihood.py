@@ -1,4 +1,4 @@
-"""Gaussian likelihood of PARAMETERS from engine steps and kernels of a log, before any request is used."""
+"""Likelihood of PARAMETERS given a log's engine steps and profiled kernels, without its requests."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from kernelsight.serving.costs.cuda_graphs import padded_tokens
 from kernelsight.serving.engine.host import host_of, host_times
 
 HOST = PARAMETERS.index("host")
-# repeats of one step differ by as much; predictions of steps of like shapes err together, so that more than this many
-# observations say no more
+# repeats of one step differ by this standard deviation (of a logarithm) at least; errors of similar step shapes are
+# correlated, so that the effective number of observations is limited
 LEAST_SD, MOST_INDEPENDENT = 0.02, 100.0
 HUBER, ITERATIONS, WIDE = 1.5, 20, 9.0
 LARGEST_MOVE = 0.5
-# products of more tokens are bounded by arithmetic, as in knot_corrections
+# matrix products of more tokens are compute bound, as in knot_corrections
 FEW_TOKENS = 256
-# how well a context is known that the log does not state, and launches that a step waits for, which have no parameter
+# standard deviation (of a logarithm) of a context that the log does not state, and of launch time, which no parameter
+# corrects
 CONTEXT_SD, LAUNCH_SD = 0.3, 0.3
+# a step waits for launches if they take this share of its GPU time
 NEARLY = 0.9
 _TIMES = """
 select latencies.deployment_id, latencies.step_shape_id, latencies.family,
@@ -37,10 +39,10 @@ from kernel_latencies as latencies group by all
 
 
 class Evidence(NamedTuple):
-    """A likelihood of PARAMETERS for one deployment, quadratic around ``at``.
+    """Log likelihood of PARAMETERS for one deployment, quadratic around ``at``.
 
-    ``precision``, ``gradient``: of the log likelihood there; ``misfit``: sum of squared residuals in standard
-    deviations there; ``sd``: standard deviation of a logarithm of a time.
+    ``precision``, ``gradient``: of the log likelihood there; ``misfit``: sum of squared residuals there, in standard
+    deviations; ``sd``: standard deviation of the logarithm of a step's time.
     """
 
     at: np.ndarray
@@ -60,15 +62,15 @@ class Evidence(NamedTuple):
         >>> one.misfit_at(np.array([1.0, 9.0]))
         5.0
         """
-        moved = values - self.at
-        return float(max(self.misfit - 2.0 * self.gradient @ moved + moved @ self.precision @ moved, 0.0))
+        shift = values - self.at
+        return float(max(self.misfit - 2.0 * self.gradient @ shift + shift @ self.precision @ shift, 0.0))
 
 
 class Predicted(NamedTuple):
-    """Microseconds of each step shape on one deployment: of KERNELS, shape [shapes, parts], and of the host.
+    """Predicted time of each step shape on one deployment, us: step = ``exposed`` + max(``hidden``, GPU time).
 
-    A step takes ``exposed`` and the longer of ``hidden`` and its kernels; ``rest``: kernels of no part, and less what
-    runs beside others.
+    ``kernels``: GPU time by KERNELS, shape [shapes, KERNELS]; ``rest``: GPU time of other kernels, less what overlaps;
+    ``hidden``, ``exposed``: host time that can and cannot overlap with kernels.
     """
 
     kernels: np.ndarray
@@ -78,7 +80,7 @@ class Predicted(NamedTuple):
 
 
 class StepLikelihoods:
-    """Likelihoods of the observed steps by deployment, computed on demand and cached."""
+    """Likelihoods of PARAMETERS by deployment given the observed steps, computed on demand and cached."""
 
     def __init__(self, session: Session, observations: ObservedSteps, prior: np.ndarray) -> None:
         self._session, self._observations, self._prior = session, observations, prior
@@ -86,9 +88,9 @@ class StepLikelihoods:
         self._sd: float | None = None
 
     def of_deployments(self, flags: Sequence[Mapping[str, Any]]) -> list[Evidence | None]:
-        """Return the evidence for each of some deployments; None for one that cannot be planned.
+        """Return the likelihood for each deployment; None for one that cannot be planned.
 
-        The first deployment sets the noise, in which all later ones are measured.
+        The noise that the first deployment leaves is the standard deviation for all later ones.
         """
         names = [repr(sorted(named_flags.items(), key=lambda item: item[0])) for named_flags in flags]
         missing = {name: named_flags for name, named_flags in zip(names, flags, strict=True) if name not in self._cache}
@@ -108,7 +110,10 @@ class StepLikelihoods:
             if not deployment_ids:
                 return [None] * len(flags)
             give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
-            rows = {name: _by_deployment(fork, name) for name in ("kv_layout", "deployment_settings", "host_settings")}
+            rows = {
+                deployment_id: _by_deployment(fork, deployment_id)
+                for deployment_id in ("kv_layout", "deployment_settings", "host_settings")
+            }
             engine_steps, profiled_steps = (
                 self._observations.shapes[: self._observations.steps],
                 self._observations.shapes[self._observations.steps :],
@@ -121,7 +126,10 @@ class StepLikelihoods:
                 a + b for a, b in zip((times, totals), _priced(fork, profiled_steps, deployment_ids, rows), strict=True)
             )
         count = len(self._observations.shapes)
-        predicted = {name: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((3, count))) for name in deployment_ids}
+        predicted = {
+            deployment_id: Predicted(np.zeros((count, len(KERNELS))), *np.zeros((3, count)))
+            for deployment_id in deployment_ids
+        }
         for row in times:
             shape = self._observations.shapes[row["step_shape_id"]]
             kernel = part_of(
@@ -130,26 +138,36 @@ class StepLikelihoods:
             if kernel and row["deployment_id"] in predicted:
                 predicted[row["deployment_id"]].kernels[row["step_shape_id"], KERNELS.index(kernel)] += row["us"]
         for row in totals:
-            name, shape_id = row["deployment_id"], row["step_shape_id"]
-            if name in predicted:
-                host = host_of(rows["host_settings"][name], rows["deployment_settings"][name], row["launches"])
+            deployment_id, shape_id = row["deployment_id"], row["step_shape_id"]
+            if deployment_id in predicted:
+                host = host_of(
+                    rows["host_settings"][deployment_id], rows["deployment_settings"][deployment_id], row["launches"]
+                )
                 shape = self._observations.shapes[shape_id]
                 requests = shape["decode_requests"] + shape["prefill_requests"]
                 hidden, exposed, _ = host_times(requests, shape["tokens"], shape["prefill_requests"], host)
-                predicted[name].hidden[shape_id], predicted[name].exposed[shape_id] = hidden, exposed
-                predicted[name].rest[shape_id] = row["gpu_us"] - predicted[name].kernels[shape_id].sum()
-        return [None if name is None else predicted[name] for name in names]
+                predicted[deployment_id].hidden[shape_id], predicted[deployment_id].exposed[shape_id] = hidden, exposed
+                predicted[deployment_id].rest[shape_id] = (
+                    row["gpu_us"] - predicted[deployment_id].kernels[shape_id].sum()
+                )
+        return [None if deployment_id is None else predicted[deployment_id] for deployment_id in names]
 
 
 def _priced(
-    session: Session, steps: Sequence[Mapping[str, Any]], names: Collection[str], rows: Mapping[str, Mapping[str, Any]]
+    session: Session,
+    steps: Sequence[Mapping[str, Any]],
+    deployment_ids: Collection[str],
+    rows: Mapping[str, Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return what kernels take, and ``step_totals``, of some steps on each of some deployments."""
+    """Return kernel times by family, us, and rows of ``step_totals``, for each step on each deployment.
+
+    ``rows``: rows of kv_layout and deployment_settings by deployment.
+    """
     if not steps:
         return [], []
     shapes = [
         _shape(row, name, rows["kv_layout"][name]["window_tokens"], rows["deployment_settings"][name])
-        for name in sorted(names)
+        for name in sorted(deployment_ids)
         for row in steps
     ]
     session.give("step_shapes", shapes)
@@ -160,20 +178,23 @@ def _by_deployment(session: Session, table: str) -> dict[str, dict[str, Any]]:
     return {row["deployment_id"]: row for row in session.table(table).to_pylist()}
 
 
-def _shape(row: Mapping[str, Any], name: str, window: int | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a step as a deployment runs it: padded to the size of its CUDA graph, windows in attention."""
+def _shape(
+    row: Mapping[str, Any], deployment_id: str, window: int | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a row of ``step_shapes``: the step padded to its CUDA graph's size, contexts cut to attention's window."""
     context, tokens = row["decode_context"], row["tokens"]
-    inside = context if context is None or not window else min(context, window)
+    window_context = context if context is None or not window else min(context, window)
     if tokens <= (largest := settings["graph_max_tokens"]):
         tokens = int(padded_tokens(largest, largest)[tokens])
-    return {"deployment_id": name, **row, "tokens": tokens, "decode_window_context": inside}
+    return {"deployment_id": deployment_id, **row, "tokens": tokens, "decode_window_context": window_context}
 
 
 def likelihood(observations: ObservedSteps, times: Predicted, prior: np.ndarray, sd: float | None = None) -> Evidence:
-    """Return the likelihood of PARAMETERS: least squares of logarithms of times, with tails that count less.
+    """Return the likelihood of PARAMETERS: robust (Huber) least squares of logarithms of step and kernel times.
 
-    ``sd``: standard deviation of these logarithms; None: that of what is left, at least LEAST_SD. The prior is wide
-    here, and only holds what steps say nothing of: it counts when requests are looked at.
+    ``times``: predicted times by step shape; ``sd``: standard deviation of the logarithms; None: that of the residuals,
+    at least LEAST_SD. ``prior`` is widened here and only holds parameters that steps do not determine: it counts fully
+    when requests are fitted.
     """
     precision, value = np.linalg.inv(prior * WIDE), np.zeros(len(PARAMETERS))
     kernel_us = np.where(observations.parts, times.kernels[observations.shape], 0.0)
@@ -189,17 +210,17 @@ def likelihood(observations: ObservedSteps, times: Predicted, prior: np.ndarray,
         total = np.maximum(exposed + np.maximum(hidden, gpu) + added, 1.0)
         residual = observations.log_us - np.log(total)
         slope = np.zeros((total.size, len(PARAMETERS)))
-        # kernels that end before the host does are not seen
+        # kernels that end before the host does not change the step's time
         slope[:, : len(KERNELS)] = np.where(gpu > hidden, 1.0 / total, 0.0)[:, None] * spent
         slope[:, HOST] = np.where(observations.with_host, 1e3, 0.0) / total
-        # what is left is noise only once factors have been found
+        # residuals are noise only after the first half of the iterations has fitted the factors
         spread = LEAST_SD if turn < ITERATIONS // 2 else 1.4826 * float(np.median(np.abs(residual)))
         noise = sd or max(LEAST_SD, spread)
         attention = slope[:, KERNELS.index("decode_attention")]
         noise_sd = np.hypot(noise, np.where(observations.context_known, 0.0, CONTEXT_SD * attention))
         noise_sd = np.hypot(noise_sd, np.where(hidden > NEARLY * gpu, LAUNCH_SD * hidden / total, 0.0))
-        bend = np.minimum(1.0, HUBER * noise_sd / np.maximum(np.abs(residual), 1e-12))
-        weight = bend / noise_sd**2 * min(1.0, MOST_INDEPENDENT / residual.size) * (gpu > 0.0)
+        huber_weight = np.minimum(1.0, HUBER * noise_sd / np.maximum(np.abs(residual), 1e-12))
+        weight = huber_weight / noise_sd**2 * min(1.0, MOST_INDEPENDENT / residual.size) * (gpu > 0.0)
         information, gradient = (slope.T * weight) @ slope, (slope.T * weight) @ residual
         if turn == ITERATIONS - 1:
             break

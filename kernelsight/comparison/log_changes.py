@@ -1,4 +1,4 @@
-"""What changed between two logs: the load, the cache, the speed, the settings; and which causes explain the latency."""
+"""Changes between two logs: load, cache, speed, power, settings; and the causes of the change in latency."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from kernelsight.comparison.signature import signature
 
 # smallest change of the load that counts, and its smallest number of standard errors
 LEAST_CHANGE, CHANCE = 0.05, 3.0
-# what is known of energy where power was measured
+# figures that exist where power was measured
 POWER = ("power_w", "energy_per_output_token_j", "measured_gpus")
-# settings by which clients and servers name what served
+# settings that are reported as causes if both logs state them and they differ
 NAMED = ("model", "tensor_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens")
 
 
 class LogPair(NamedTuple):
-    """Two logs: what was measured of each, and the settings that each log holds, by name.
+    """An earlier and a later log: measured requests, and the settings that each log states, by name.
 
     ``gaps``: ``chunk_gaps_ms`` of the later log's requests; ``power``: of both logs, None where it was not measured.
     """
@@ -50,14 +50,14 @@ class LogPair(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether both logs have requests and time enough to look for causes, at times of their own."""
+        """Whether requests and seconds of both logs suffice to search for causes, with their own times of sending."""
         return all(_is_enough(measured) for measured in (self.before, self.after))
 
 
 class Changes(NamedTuple):
-    """What changed: rows of ``log_changes``, causes, and how much longer E2E is by the load alone, ms (None: unknown).
+    """Changes between two logs: rows of ``log_changes``, causes, and ``load_ms``, by which the load lengthens mean E2E.
 
-    ``base``: what the earlier log predicts for the later one.
+    ``load_ms``: None where it is unknown; ``base``: the earlier log's prediction for the later one's requests.
     """
 
     rows: list[dict[str, Any]]
@@ -67,19 +67,19 @@ class Changes(NamedTuple):
 
 
 def changes_between(pair: LogPair, replay: Callable[[], tuple[Replayed, Replayed]] | None) -> Changes:
-    """Return what changed between two logs.
+    """Return the changes between two logs, with their causes.
 
-    ``replay``: replays of the earlier and the later log on the deployment, where one is stated: then the load's part is
-    the model's, and what the model gets wrong of both logs cancels.
+    ``replay``: returns replays of the earlier and the later log on the deployment, where one is stated: then the load's
+    effect is simulated, and errors that the model makes in both logs cancel. Without it, ``earlier_log`` predicts.
     """
     rows = _load_rows(pair) + _setting_rows(pair) + _power_rows(pair)
     load, settings = _load_causes(rows), _setting_causes(rows)
     base = _base(pair, replay) if pair.enough else None
     if base is None:
         return Changes(rows, [*settings, *load], None, None)
-    done = pair.after.ok & base.served & np.isfinite(pair.after.e2e_ms)
+    answered = pair.after.ok & base.served & np.isfinite(pair.after.e2e_ms)
     earlier_ms = float(np.nanmean(np.where(pair.before.ok, pair.before.e2e_ms, np.nan)))
-    expected, later_ms = float(base.e2e_ms[done].mean()), float(pair.after.e2e_ms[done].mean())
+    expected, later_ms = float(base.e2e_ms[answered].mean()), float(pair.after.e2e_ms[answered].mean())
     rows += _speed_rows(pair, base)
     engine = _engine_causes(pair, base)
     load_ms = expected - earlier_ms
@@ -93,6 +93,7 @@ def _is_enough(measured: Measured) -> bool:
 
 
 def _base(pair: LogPair, replay: Callable[[], tuple[Replayed, Replayed]] | None) -> Replayed | None:
+    """Return the earlier log's prediction for the later one's requests: by regression, or by calibrated replay."""
     if replay is None:
         return predicted_by(pair.before, pair.after)
     earlier, later = replay()
@@ -100,7 +101,7 @@ def _base(pair: LogPair, replay: Callable[[], tuple[Replayed, Replayed]] | None)
 
 
 def _load_rows(pair: LogPair) -> list[dict[str, Any]]:
-    """Return the load of both logs; ``certain``: the change is more than chance."""
+    """Return rows of ``log_changes`` for the load; ``certain``: whether a change is large enough and significant."""
     logs = (pair.before, pair.after)
     rows = []
     if not any(measured.drawn for measured in logs):
@@ -119,25 +120,27 @@ def _load_rows(pair: LogPair) -> list[dict[str, Any]]:
     cached_shares = [_cached_share(measured) for measured in logs]
     if None not in cached_shares:
         rows.append(_row("cached_share", *cached_shares, 0.0, abs(cached_shares[1] - cached_shares[0]) >= LEAST_CACHED))
-    failed = [1.0 - float(measured.ok.mean()) if measured.ok.size else None for measured in logs]
-    rows.append(_row("failed_share", *failed, 0.0, abs((failed[1] or 0.0) - (failed[0] or 0.0)) >= 0.01))
-    flight = [
+    failed_shares = [1.0 - float(measured.ok.mean()) if measured.ok.size else None for measured in logs]
+    rows.append(
+        _row("failed_share", *failed_shares, 0.0, abs((failed_shares[1] or 0.0) - (failed_shares[0] or 0.0)) >= 0.01)
+    )
+    in_flight = [
         float(concurrency_of(measured).mean()) if not measured.drawn and measured.ok.any() else None
         for measured in logs
     ]
-    rows.append(_row("in_flight", *flight, 0.0, False))
+    rows.append(_row("in_flight", *in_flight, 0.0, False))
     return rows
 
 
 def _speed_rows(pair: LogPair, base: Replayed) -> list[dict[str, Any]]:
-    """Return times at the same load: 1 for the earlier log, and measured over predicted for the later one."""
-    ours = {"ttft": base.ttft_ms, "decode": (base.finish_ns - base.first_ns) / 1e6}
-    real = {"ttft": pair.after.ttft_ms, "decode": pair.after.decode_ms}
+    """Return rows for speed at the same load (earlier log 1, later log measured over predicted), and running_max."""
+    predicted_ms = {"ttft": base.ttft_ms, "decode": (base.finish_ns - base.first_ns) / 1e6}
+    measured_ms = {"ttft": pair.after.ttft_ms, "decode": pair.after.decode_ms}
     rows = []
-    for name, times in ours.items():
+    for name, times_ms in predicted_ms.items():
         with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = real[name] / times
-        ratio = ratio[pair.after.ok & base.served & np.isfinite(ratio) & (times > 0.0) & (real[name] > 0.0)]
+            ratio = measured_ms[name] / times_ms
+        ratio = ratio[pair.after.ok & base.served & np.isfinite(ratio) & (times_ms > 0.0) & (measured_ms[name] > 0.0)]
         if ratio.size:
             factor = float(np.median(ratio))
             rows.append(_row(f"{name}_at_the_same_load", 1.0, factor, 0.0, abs(factor - 1.0) >= LEAST_CHANGE))
@@ -146,7 +149,7 @@ def _speed_rows(pair: LogPair, base: Replayed) -> list[dict[str, Any]]:
 
 
 def _power_rows(pair: LogPair) -> list[dict[str, Any]]:
-    """Return power and energy of both logs, where both were measured."""
+    """Return rows for mean power, W, energy per output token, J, and GPUs; none unless both logs measured power."""
     before, after = pair.power
     if before is None or after is None:
         return []
@@ -155,16 +158,18 @@ def _power_rows(pair: LogPair) -> list[dict[str, Any]]:
     seconds = [span_s(measured) for measured in (pair.before, pair.after)]
     tokens = [float(measured.output_tokens[measured.ok].sum()) for measured in (pair.before, pair.after)]
     if all(value > 0.0 for value in (*tokens, *seconds)):
-        pairs = zip(pair.power, seconds, tokens, strict=True)
-        spent = [mean.power_w * span / count for mean, span, count in pairs if mean is not None]
-        rows.append(_row("energy_per_output_token_j", *spent, error))
+        by_log = zip(pair.power, seconds, tokens, strict=True)
+        joules_per_token = [
+            mean_power.power_w * span / count for mean_power, span, count in by_log if mean_power is not None
+        ]
+        rows.append(_row("energy_per_output_token_j", *joules_per_token, error))
     if None not in (before.gpus, after.gpus) and before.gpus != after.gpus:
         rows.append(_row("measured_gpus", before.gpus, after.gpus, 0.0, True))
     return rows
 
 
 def _setting_rows(pair: LogPair) -> list[dict[str, Any]]:
-    """Return the settings that both logs hold and that differ."""
+    """Return rows for settings that both logs state and that differ."""
     before, after = pair.settings
     return [
         {"what": name, "kind": "setting", "before_word": before[name], "after_word": after[name], "certain": True}
@@ -176,6 +181,7 @@ def _setting_rows(pair: LogPair) -> list[dict[str, Any]]:
 def _row(
     figure: str, before: float | None, after: float | None, error: float, certain: bool | None = None
 ) -> dict[str, Any]:
+    """Return a row of ``log_changes``; ``error``: relative standard error of the factor, which decides ``certain``."""
     factor = after / before if before and after is not None else None
     if certain is None:
         certain = bool(factor and abs(np.log(factor)) >= max(np.log1p(LEAST_CHANGE), CHANCE * error))
@@ -188,6 +194,7 @@ def _row(
 
 
 def _cached_share(measured: Measured) -> float | None:
+    """Return cached over prompt tokens, of requests that report both; None without any."""
     reported = measured.ok & np.isfinite(measured.cached_tokens)
     if not reported.any():
         return None
@@ -195,11 +202,11 @@ def _cached_share(measured: Measured) -> float | None:
 
 
 def _load_causes(rows: Sequence[Mapping[str, Any]]) -> list[Cause]:
-    """Return what of the load changed more than chance, the largest factor first."""
+    """Return the significant changes of the load as causes, the largest factor first."""
     names = ("request_rate", "prompt_tokens", "output_tokens")
-    moved = [row for row in rows if row["what"] in names and row["certain"]]
-    moved.sort(key=lambda row: -abs(np.log(row["factor"])))
-    return [Cause("load", row["what"], row["factor"]) for row in moved]
+    changed_rows = [row for row in rows if row["what"] in names and row["certain"]]
+    changed_rows.sort(key=lambda row: -abs(np.log(row["factor"])))
+    return [Cause("load", row["what"], row["factor"]) for row in changed_rows]
 
 
 def _setting_causes(rows: Sequence[Mapping[str, Any]]) -> list[Cause]:
@@ -211,7 +218,7 @@ def _setting_causes(rows: Sequence[Mapping[str, Any]]) -> list[Cause]:
 
 
 def _engine_causes(pair: LogPair, base: Replayed) -> list[Cause]:
-    """Return why the later log differs from what the earlier one predicts for it: time first, then occupancy."""
+    """Return causes in the later log's engine: incidents, batch limit, prefix cache, then the signature's best fit."""
     after = pair.after
     incidents = incidents_of(after, base, pair.gaps)
     causes = [cause_of_incident(incident, after) for incident in incidents]

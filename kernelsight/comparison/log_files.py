@@ -1,4 +1,4 @@
-"""The files that a comparison reads: logs of requests, of an earlier time too, with steps, metrics and kernels."""
+"""Input files of a comparison: request logs, a baseline, and logs of engine steps, metrics and kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from kernelsight.logs.read import is_table, read_logs, read_table
 
 
 class LogFiles(NamedTuple):
-    """What ``compare`` reads; see ``Session.compare``. ``requests``, ``baseline``: paths, or a table in memory."""
+    """Input files of ``Session.compare``, under the names of its parameters.
+
+    ``requests``, ``baseline``: paths, or a table in memory.
+    """
 
     requests: Any
     baseline: Any = None
@@ -22,15 +25,15 @@ class LogFiles(NamedTuple):
     kernels: Any = ()
 
     def tables(self) -> dict[str, pa.Table]:
-        """Return the tables of the log, with steps, metrics and kernels."""
+        """Return the tables of the log by name, with engine steps, metrics and kernels."""
         return self._read(self.requests, self.steps, self.metrics, self.kernels)
 
     def earlier_tables(self) -> dict[str, pa.Table]:
-        """Return the tables of the earlier log."""
+        """Return the tables of the baseline by name."""
         return self._read(self.baseline)
 
-    def _read(self, requests: Any, *beside: Any) -> dict[str, pa.Table]:
+    def _read(self, requests: Any, *other_paths: Any) -> dict[str, pa.Table]:
         if not is_table(requests):
-            return read_logs(requests, self.log_format, self.columns, *beside)
+            return read_logs(requests, self.log_format, self.columns, *other_paths)
         table = pa.Table.from_pylist(requests) if isinstance(requests, list) else requests
-        return read_table(table, self.columns, *beside)
+        return read_table(table, self.columns, *other_paths)

@@ -1,4 +1,4 @@
-"""Two logs of one service, an earlier and a later one: the tables of what changed between them."""
+"""Tables of a log and its baseline: log_changes, change_causes, change_latencies."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from kernelsight.errors import InvalidInput
 
 TABLES = ("log_changes", "change_causes", "change_latencies")
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-# gaps between the tokens of a stream that holds one token a chunk
+# a stream with at most this many tokens a chunk has one gap per token
 MOST_TOKENS_A_CHUNK = 1.01
 
 
 def requests_of(question: Question, requests: pa.Table, logs: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the requests of the earlier and of the later log, each with its own time line.
+    """Return the requests of the earlier and the later log, each in order of sending, times from its own first request.
 
     InvalidInput: one of them has none.
     """
@@ -47,7 +47,10 @@ def requests_of(question: Question, requests: pa.Table, logs: pa.Table) -> tuple
 
 
 def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session: Session) -> dict[str, pa.Table]:
-    """Return the TABLES of comparisons with a baseline; ``tables``: production_requests, _logs, _settings, _windows."""
+    """Return the TABLES of comparisons that have a baseline, by name.
+
+    ``tables``: production_requests, _logs, _settings, _windows.
+    """
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for row in comparisons.to_pylist():
         question = question_of(row)
@@ -55,25 +58,25 @@ def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session
             continue
         requests = requests_of(question, tables["production_requests"], tables["production_logs"])
         measured = [measured_of(log_requests) for log_requests in requests]
-        beside = [
+        tables_of_logs = [
             {name: of_logs(table, question._replace(log_ids=ids)) for name, table in tables.items()}
             for ids in (question.baseline, question.log_ids)
         ]
-        settings = [_settings(log_tables["production_settings"]) for log_tables in beside]
+        settings = [_settings(log_tables["production_settings"]) for log_tables in tables_of_logs]
         power = [
             mean_power(measured_power(log_requests, log_measured, log_tables), log_measured)
-            for log_requests, log_measured, log_tables in zip(requests, measured, beside, strict=True)
+            for log_requests, log_measured, log_tables in zip(requests, measured, tables_of_logs, strict=True)
         ]
         gaps = requests[1]["chunk_gaps_ms"]
         pair = LogPair(*measured, (settings[0], settings[1]), gaps, (power[0], power[1]))
         changes = changes_between(pair, _replays(question, requests, session) if question.flags else None)
-        for name, changed in _rows(changes, requests, measured).items():
-            rows[name] += [{"comparison_id": row["comparison_id"], **values} for values in changed]
+        for name, table_rows in _rows(changes, requests, measured).items():
+            rows[name] += [{"comparison_id": row["comparison_id"], **values} for values in table_rows]
     return {name: as_table(contracts()[name], table_rows) for name, table_rows in rows.items()}
 
 
 def _replays(question: Question, requests: Sequence[pa.Table], session: Session) -> Any:
-    """Return what replays both logs on the deployment."""
+    """Return a function that replays both logs on the deployment."""
 
     def replay() -> tuple[Replayed, Replayed]:
         variant = [Variant(question.flags)]
@@ -87,12 +90,14 @@ def _replays(question: Question, requests: Sequence[pa.Table], session: Session)
 
 
 def _settings(settings: pa.Table) -> dict[str, str]:
+    """Return the values that logs state of settings, by setting."""
     return {row["setting"]: row["found"] for row in settings.to_pylist() if row["found"] is not None}
 
 
 def _rows(
     changes: Changes, requests: Sequence[pa.Table], measured: Sequence[Measured]
 ) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of the TABLES by name."""
     causes = []
     for index, cause in enumerate(changes.causes):
         word = cause.value if isinstance(cause.value, str) else None
@@ -109,21 +114,23 @@ def _rows(
 def _latencies(
     requests: Sequence[pa.Table], measured: Sequence[Measured], base: Replayed | None
 ) -> list[dict[str, Any]]:
-    """Return means and percentiles of both logs, and the means that the earlier engine would have had."""
-    times = [measured_by_metric(log_measured) for log_measured in measured]
+    """Return rows of ``change_latencies``, ms: means and percentiles of both logs, and the mean that ``base`` has."""
+    by_log = [measured_by_metric(log_measured) for log_measured in measured]
     expected = predicted_of(base, measured[1].output_tokens) if base else {}
-    values = {f"{name}_ms": [pair_of_times[name] for pair_of_times in times] for name in METRICS}
-    values["itl_ms"] = [_gaps(log_requests) for log_requests in requests]
+    by_metric = {f"{name}_ms": [pair_of_times[name] for pair_of_times in by_log] for name in METRICS}
+    by_metric["itl_ms"] = [_gaps(log_requests) for log_requests in requests]
     rows = []
-    for metric, pair_of_times in values.items():
+    for metric, pair_of_times in by_metric.items():
         measured_times = [times_ms[np.isfinite(times_ms)] for times_ms in pair_of_times]
         if not any(times_ms.size for times_ms in measured_times):
             continue
-        theirs = expected.get(metric.removesuffix("_ms"))
-        with_mean = float(np.nanmean(theirs)) if theirs is not None and np.isfinite(theirs).any() else None
+        expected_ms = expected.get(metric.removesuffix("_ms"))
+        expected_mean_ms = (
+            float(np.nanmean(expected_ms)) if expected_ms is not None and np.isfinite(expected_ms).any() else None
+        )
         means = [float(times_ms.mean()) if times_ms.size else None for times_ms in measured_times]
         rows.append(
-            {"metric": metric, "statistic": "mean", "before": means[0], "after": means[1], "expected": with_mean}
+            {"metric": metric, "statistic": "mean", "before": means[0], "after": means[1], "expected": expected_mean_ms}
         )
         for name, quantile in PERCENTILES.items():
             pair = [
@@ -135,7 +142,7 @@ def _latencies(
 
 
 def _gaps(requests: pa.Table) -> np.ndarray:
-    """Return the gaps between tokens of a log, ms."""
+    """Return the gaps between tokens (ITL) of a log's successful requests, ms, where a chunk is one token."""
     single = pc.less(pc.fill_null(requests["tokens_per_chunk"], 1.0), MOST_TOKENS_A_CHUNK)
     gaps = requests.filter(pc.and_(single, pc.equal(requests["status"], "ok")))["chunk_gaps_ms"]
     return pc.list_flatten(gaps).to_numpy().astype(float)

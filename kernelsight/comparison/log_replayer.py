@@ -1,8 +1,8 @@
-"""Replays a log on deployments: simulation inputs are read once per deployment, and served with any corrections.
+"""Replays of a log on deployments: simulation inputs are read once per deployment and reused with any corrections.
 
-A replay with other factors has the same knots, memory and settings; only step costs and host time differ. They are
-changed here as ``step_costs`` and ``host_settings`` change them for rows of ``corrections``, without running the graph:
-costs are linear in every factor, so that what a kind of kernels adds to them is laid out for the loop once.
+A replay with other factors has the same step shapes, memory and settings; only step costs and host time differ. They
+are changed here as ``step_costs`` and ``host_settings`` change them for rows of ``corrections``, without running the
+graph: costs are linear in every factor, so the cost of each kernel part is laid out for the scheduler loop once.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from kernelsight.serving.runs.result_tables import NANOSECONDS, CostTables, Repl
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.world import World, load_columns, split_by_deployment, world_of
 
-# requests of all replays that one thread serves: starting threads takes longer
+# up to this many requests in all replays one thread serves: starting threads takes longer
 SHORT = 40_000
-# of a step in whole picoseconds its column in step_costs: microseconds
+# column of step_costs, microseconds, that holds each of TIMED, picoseconds
 COLUMN = {name: f"{'gpu' if name == 'picoseconds' else name}_us" for name in TIMED}
 
 
 class _Deployment(NamedTuple):
-    """What a deployment is served from; ``times``: picoseconds of knots, by TIMED; ``part``: of each knot, the number
-    of its kind of kernels, by FACTORS; ``added``: by kind of kernels that had a factor so far, where its time is in the
-    costs of the loop, and microseconds there."""
+    """Simulation inputs of one deployment.
+
+    ``scenario``: its planned row; ``costs``, ``shapes``: its step_costs and step_shapes; ``times``: picoseconds of each
+    step shape, by TIMED; ``part``: number of each step shape's kernel part, by FACTORS; ``added``: by kernel part that
+    had a factor so far, indices into the loop's costs and microseconds there.
+    """
 
     scenario: Mapping[str, Any]
     costs: pa.Table
@@ -44,7 +47,7 @@ class _Deployment(NamedTuple):
 
 
 class LogReplayer:
-    """Replays the requests of one log on deployments; each is planned and its step costs are read once."""
+    """Replays the requests of one log on deployments; each deployment is planned and its step costs read only once."""
 
     def __init__(self, session: Session, load: pa.Table) -> None:
         self._session, self._load = session, load
@@ -54,42 +57,40 @@ class LogReplayer:
     def serve(
         self, variants: Sequence[Variant], rows: np.ndarray | None = None, *, with_parts: bool = True
     ) -> list[Replayed]:
-        """Serve requests on every variant; ``rows``: which of the log's, in order (None: all).
+        """Return a replay of requests on every variant; one that cannot be planned or run serves none of them.
 
-        InvalidInput: of flags that cannot be planned nothing is served.
+        ``rows``: increasing indices of the log's requests, None: all; ``with_parts``: keep the parts of times.
         """
         if self._load.num_rows >= LONG:
             return_freed_memory()
         names = [_name(variant.flags) for variant in variants]
         self._read(
             {
-                name: named_variant.flags
-                for name, named_variant in zip(names, variants, strict=True)
+                name: variant.flags
+                for name, variant in zip(names, variants, strict=True)
                 if name not in self._deployments
             }
         )
         n = self._load.num_rows if rows is None else rows.size
         planned = [
-            (f"v{number}", self._deployments[name], named_variant)
-            for number, (name, named_variant) in enumerate(zip(names, variants, strict=True))
+            (f"v{number}", self._deployments[name], variant)
+            for number, (name, variant) in enumerate(zip(names, variants, strict=True))
         ]
-        served = [
-            (name, deployment, named_variant) for name, deployment, named_variant in planned if deployment is not None
-        ]
+        served = [(name, deployment, variant) for name, deployment, variant in planned if deployment is not None]
         if not served or self._inputs is None or not n:
             return [_unserved(n, with_parts) for _ in variants]
-        inputs = self._inputs_of_rows(rows)
-        span = inputs.spans[LOAD]
+        world = self._world_of_rows(rows)
+        span = world.spans[LOAD]
         for name, deployment, variant in served:
-            inputs = self._with_variant(inputs, name, deployment, variant, span)
+            world = self._with_variant(world, name, deployment, variant, span)
         threads = 1 if n * len(served) <= SHORT else None
         replicas: dict[str, list[Replica]] = {name: [] for name, *_ in planned}
-        for replica in serve_replicas(inputs, count_uses=False, split=with_parts, threads=threads):
+        for replica in serve_replicas(world, count_uses=False, split=with_parts, threads=threads):
             replicas[replica.scenario].append(replica)
         return [_replayed(n, replicas[name], span[0], with_parts) for name, *_ in planned]
 
     def _read(self, missing: Mapping[str, Mapping[str, Any]]) -> None:
-        """Plan deployments and read their simulation inputs; None for one that cannot run."""
+        """Plan deployments, flags by name, and read their simulation inputs; None for one that cannot run."""
         if not missing:
             return
         with self._session.fork() as fork:
@@ -98,12 +99,12 @@ class LogReplayer:
             names = [row["scenario_id"] for row in plan.planned]
             fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in names])
             fork.give("load_requests", self._load, trusted=True)
-            inputs = world_of(fork.table)
+            world = world_of(fork.table)
             costs, shapes = (split_by_deployment(fork.table(name)) for name in ("step_costs", "step_shapes"))
             knot_parts = _parts_of_knots(fork, costs)
-        able = {row["scenario_id"]: row for row in inputs.scenarios}
+        runnable = {row["scenario_id"]: row for row in world.scenarios}
         for name, scenario in zip(missing, plan.scenarios, strict=True):
-            row = able.get(scenario["scenario_id"]) if scenario else None
+            row = runnable.get(scenario["scenario_id"]) if scenario else None
             deployment_id = row and row["deployment_id"]
             if deployment_id is None:
                 self._deployments[name] = None
@@ -112,41 +113,41 @@ class LogReplayer:
             self._deployments[name] = _Deployment(
                 row, costs[deployment_id], shapes[deployment_id], times, knot_parts[deployment_id], {}
             )
-        self._inputs = inputs if self._inputs is None else _merged(self._inputs, inputs)
+        self._inputs = world if self._inputs is None else _merged(self._inputs, world)
 
-    def _inputs_of_rows(self, rows: np.ndarray | None) -> World:
-        """Return the world with some of the requests; those that follow one another are a slice of the log's."""
+    def _world_of_rows(self, rows: np.ndarray | None) -> World:
+        """Return the simulation inputs with some of the log's requests, by index; consecutive ones are a slice."""
         shared_tables = ("deployments", "plans", "hosts", "links", "tiers", "costs")
-        inputs = self._inputs._replace(
+        world = self._inputs._replace(
             scenarios=[], **{name: dict(getattr(self._inputs, name)) for name in shared_tables}
         )
         if rows is None:
-            return inputs._replace(spans={LOAD: (0, self._load.num_rows)})
+            return world._replace(spans={LOAD: (0, self._load.num_rows)})
         if np.array_equal(rows, np.arange(rows[0], rows[0] + rows.size)):
-            return inputs._replace(spans={LOAD: (int(rows[0]), int(rows[-1]) + 1)})
+            return world._replace(spans={LOAD: (int(rows[0]), int(rows[-1]) + 1)})
         load = self._load.take(pa.array(rows))
-        return inputs._replace(requests=load, columns=load_columns(load), spans={LOAD: (0, rows.size)})
+        return world._replace(requests=load, columns=load_columns(load), spans={LOAD: (0, rows.size)})
 
     def _with_variant(
-        self, inputs: World, name: str, deployment: _Deployment, variant: Variant, span: tuple[int, int]
+        self, world: World, name: str, deployment: _Deployment, variant: Variant, span: tuple[int, int]
     ) -> World:
-        """Return the world with one more scenario: a variant, whose deployment has its own costs."""
+        """Return the simulation inputs with one more scenario: a variant with step costs and host time of its own."""
         planned_id, scenario = deployment.scenario["deployment_id"], deployment.scenario["scenario_id"]
         row = {**deployment.scenario, "scenario_id": name, "deployment_id": name, "max_concurrency": None}
-        for settings in (inputs.deployments, inputs.plans):
+        for settings in (world.deployments, world.plans):
             settings[name] = settings[planned_id]
-        inputs.hosts[name] = _corrected_host(inputs.hosts[planned_id], variant)
-        inputs.costs[name] = self._costs_of(planned_id, deployment, variant)
-        if planned_id in inputs.tiers:
-            inputs.tiers[name] = inputs.tiers[planned_id]
-        if scenario in inputs.links:
-            inputs.links[name] = inputs.links[scenario]
-        inputs.spans[name] = span
-        inputs.scenarios.append(row)
-        return inputs
+        world.hosts[name] = _corrected_host(world.hosts[planned_id], variant)
+        world.costs[name] = self._costs_of(planned_id, deployment, variant)
+        if planned_id in world.tiers:
+            world.tiers[name] = world.tiers[planned_id]
+        if scenario in world.links:
+            world.links[name] = world.links[scenario]
+        world.spans[name] = span
+        world.scenarios.append(row)
+        return world
 
     def _costs_of(self, planned_id: str, deployment: _Deployment, variant: Variant) -> CostTables:
-        """Return the step costs of a deployment times the factors of a variant, laid out for the loop."""
+        """Return the step costs of a deployment times the factors of a variant, laid out for the scheduler loop."""
         laid_out = self._inputs.costs[planned_id]
         factors = {kernel: factor for kernel, factor in variant.factors.items() if factor != 1.0}
         if not factors:
@@ -160,13 +161,13 @@ class LogReplayer:
         return laid_out._replace(packed=laid_out.packed._replace(values=values))
 
     def _added(self, planned_id: str, deployment: _Deployment, kernel: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return where a kind of kernels takes time in the costs of the loop, and microseconds there.
+        """Return indices of the loop's costs that a kernel part contributes to, and its microseconds there.
 
-        They are what is added where costs are laid out with twice its time.
+        They are the difference between costs with twice its time and costs as planned.
         """
-        twice = np.array([np.nan, *(2.0 if name == kernel else np.nan for name in KERNELS)])
+        doubled = np.array([np.nan, *(2.0 if name == kernel else np.nan for name in KERNELS)])
         longer = corrected(
-            deployment.times, *(pa.array(twice[deployment.part[name]], from_pandas=True) for name in FACTORS)
+            deployment.times, *(pa.array(doubled[deployment.part[name]], from_pandas=True) for name in FACTORS)
         )
         costs = deployment.costs
         for name, column in COLUMN.items():
@@ -177,48 +178,51 @@ class LogReplayer:
         return indices, added[indices]
 
 
-def _parts_of_knots(fork: Session, costs: Mapping[str, pa.Table]) -> dict[str, dict[str, np.ndarray]]:
-    """Return by deployment which of KERNELS each knot's factors are of: numbers from 1, in the order of its costs.
+def _parts_of_knots(session: Session, costs: Mapping[str, pa.Table]) -> dict[str, dict[str, np.ndarray]]:
+    """Return by deployment and FACTORS the number in KERNELS (from 1) of each step shape, in the order of its costs.
 
-    ``knot_corrections`` says so itself: each kind of kernels gets its own number as its factor.
+    Read from ``knot_corrections``, which is run with each kernel part's number as its factor.
     """
     numbers = [
         {"deployment_id": name, "part": kernel, "factor": float(number), "exposed_us": 0.0}
         for name in costs
         for number, kernel in enumerate(KERNELS, 1)
     ]
-    fork.give("corrections", numbers)
+    session.give("corrections", numbers)
     numbers_of_knots = {}
-    for name, table in split_by_deployment(fork.table("knot_corrections")).items():
+    for name, table in split_by_deployment(session.table("knot_corrections")).items():
         if name in costs:
-            row_of_shape = np.zeros(max(_most(table), _most(costs[name])) + 1, np.int64)
+            row_of_shape = np.zeros(max(_largest_id(table), _largest_id(costs[name])) + 1, np.int64)
             row_of_shape[table["step_shape_id"].to_numpy()] = np.arange(table.num_rows)
             rows = row_of_shape[costs[name]["step_shape_id"].to_numpy()]
             numbers_of_knots[name] = {factor: table[factor].to_numpy().astype(np.int64)[rows] for factor in FACTORS}
     return numbers_of_knots
 
 
-def _most(table: pa.Table) -> int:
+def _largest_id(table: pa.Table) -> int:
+    """Return the largest step_shape_id, 0 without rows."""
     return int(table["step_shape_id"].to_numpy().max(initial=0))
 
 
 def _corrected_host(host: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
-    """Return the host time of a deployment with what a variant adds to it: as ``host_settings`` adds it."""
+    """Return the host times of a deployment, us, with a variant's corrections added as ``host_settings`` adds them."""
     step, request = host["step_exposed_us"] + variant.step_us, host["request_us"] + variant.request_us
     return {**host, "step_exposed_us": step, "request_us": max(request, 0.0)}
 
 
 def _merged(earlier: World, later: World) -> World:
-    names = ("deployments", "plans", "hosts", "links", "tiers", "layers", "costs")
-    return earlier._replace(**{name: getattr(earlier, name) | getattr(later, name) for name in names})
+    """Return the simulation inputs of both; the requests are the earlier one's."""
+    mappings = ("deployments", "plans", "hosts", "links", "tiers", "layers", "costs")
+    return earlier._replace(**{name: getattr(earlier, name) | getattr(later, name) for name in mappings})
 
 
 def _name(flags: Mapping[str, Any]) -> str:
+    """Return the cache key of a deployment: its flags in sorted order."""
     return repr(sorted(flags.items(), key=lambda item: item[0]))
 
 
 def _replayed(n: int, replicas: Sequence[Replica], start: int, with_parts: bool) -> Replayed:
-    """Return the replay of n requests from the results of the replicas that served them."""
+    """Return the replay of ``n`` requests from the replicas' results; ``start``: row of the first request."""
     replayed = _unserved(n, with_parts)
     moments = (replayed.sent_ns, replayed.scheduled_ns, replayed.first_ns, replayed.finish_ns)
     for replica in replicas:
@@ -235,7 +239,7 @@ def _replayed(n: int, replicas: Sequence[Replica], start: int, with_parts: bool)
 
 
 def _unserved(n: int, with_parts: bool) -> Replayed:
-    """Return a replay in which no request was served."""
+    """Return a replay of ``n`` requests in which none was served."""
     phases, size = 2, n if with_parts else 0
     parts_ns = [np.zeros((phases, size), np.int64) for _ in (KEPT if with_parts else ())]
     moments = (np.full(n, -1, np.int64) for _ in range(4))

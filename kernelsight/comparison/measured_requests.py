@@ -1,4 +1,4 @@
-"""What a log measured of each request, in the terms of the simulation: from its sending, by the clock of the server."""
+"""Measured times of a log's requests in the terms of the simulation: TTFT, decode time, E2E and queue time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput
 
-# fewer requests, or less time under load, do not tell one cause from another
+# with fewer requests, or less time under load, causes cannot be distinguished
 LEAST_REQUESTS, LEAST_SECONDS = 30, 20.0
 
 
 class Measured(NamedTuple):
-    """Requests of one log that can be compared, and their measured times; NaN where the log has none.
+    """Measured requests of one log, shape [requests] each; NaN where the log has no value.
 
-    ``ok``: which requests of the log were measured. ``ttft_ms`` and ``e2e_ms`` begin when the client sends (or, with
+    ``ok``: mask of requests that succeeded. ``ttft_ms`` and ``e2e_ms`` begin when the client sends (or, with
     ``from_server``, when the request arrives at the server); ``skips_queue``: TTFT begins when it is first scheduled.
-    ``drawn``: times of sending are not the log's, so that distributions can be compared and requests cannot.
+    ``drawn``: times of sending are drawn and not the log's: distributions can be compared, single requests cannot.
     """
 
     ok: np.ndarray
@@ -38,23 +38,23 @@ class Measured(NamedTuple):
 
     @property
     def first_s(self) -> np.ndarray:
-        """Moment of the first token; of sending where TTFT was not measured."""
+        """Moment of the first token, s; of sending where TTFT was not measured."""
         return self.sent_s + np.nan_to_num(self.ttft_ms) / 1e3
 
     @property
     def last_s(self) -> np.ndarray:
-        """Moment of the last token; of sending where E2E was not measured."""
+        """Moment of the last token, s; of sending where E2E was not measured."""
         return self.sent_s + np.nan_to_num(self.e2e_ms) / 1e3
 
     @property
     def tpot_ms(self) -> np.ndarray:
-        """Time per output token after the first; NaN where there is none."""
+        """Time per output token after the first, ms; NaN where there is none."""
         intervals = self.output_tokens - 1.0
         return np.divide(self.decode_ms, intervals, out=np.full(intervals.size, np.nan), where=intervals > 0.0)
 
 
 def measured_of(requests: pa.Table) -> Measured:
-    """Return what was measured of the requests of one log.
+    """Return the measured requests of one log; ``requests``: rows of ``compared_requests``.
 
     InvalidInput: no times of sending, no latency of any request, several clocks, or several models.
     """
@@ -65,15 +65,15 @@ def measured_of(requests: pa.Table) -> Measured:
             "serves; compare the requests of one model at a time."
         )
     ok = pc.equal(requests["status"], "ok").to_numpy(zero_copy_only=False)
-    arrival, sent = (_numbers(requests, name) for name in ("arrival_s", "sent_s"))
-    if np.isnan(sent).all() and np.isnan(arrival).all():
+    arrival_s, sent_s = (_numbers(requests, name) for name in ("arrival_s", "sent_s"))
+    if np.isnan(sent_s).all() and np.isnan(arrival_s).all():
         raise InvalidInput(
             "the log has no time of sending of any request, so that its load cannot be replayed; write it with a "
             "client that records start times, or give a table with arrival_s."
         )
-    sent = _filled(sent, arrival)
-    output = requests["output_tokens"].to_numpy().astype(float)
-    ttft, tpot, e2e = (_numbers(requests, f"{name}_ms") for name in ("ttft", "tpot", "e2e"))
+    sent_s = _filled(sent_s, arrival_s)
+    output_tokens = requests["output_tokens"].to_numpy().astype(float)
+    ttft_ms, tpot_ms, e2e_ms = (_numbers(requests, f"{name}_ms") for name in ("ttft", "tpot", "e2e"))
     clocks = set(requests["ttft_clock"].drop_null().to_pylist())
     if len(clocks) > 1:
         raise InvalidInput(
@@ -81,16 +81,20 @@ def measured_of(requests: pa.Table) -> Measured:
         )
     clock = next(iter(clocks), "client_send")
     if clock == "client_scheduled":
-        delay = np.where(np.isnan(arrival), 0.0, (sent - arrival) * 1e3)
-        ttft, e2e = ttft - delay, e2e - delay
-    decode = np.where(np.isnan(tpot), e2e - ttft, tpot * (output - 1.0))
-    decode = np.where(output > 1.0, decode, 0.0)
-    e2e = _filled(e2e, ttft, decode)
-    ttft = _filled(ttft, e2e, -decode)
-    if not np.isfinite(e2e[ok]).any() and not np.isfinite(ttft[ok]).any() and not np.isfinite(decode[ok]).any():
+        delay_ms = np.where(np.isnan(arrival_s), 0.0, (sent_s - arrival_s) * 1e3)
+        ttft_ms, e2e_ms = ttft_ms - delay_ms, e2e_ms - delay_ms
+    decode_ms = np.where(np.isnan(tpot_ms), e2e_ms - ttft_ms, tpot_ms * (output_tokens - 1.0))
+    decode_ms = np.where(output_tokens > 1.0, decode_ms, 0.0)
+    e2e_ms = _filled(e2e_ms, ttft_ms, decode_ms)
+    ttft_ms = _filled(ttft_ms, e2e_ms, -decode_ms)
+    if (
+        not np.isfinite(e2e_ms[ok]).any()
+        and not np.isfinite(ttft_ms[ok]).any()
+        and not np.isfinite(decode_ms[ok]).any()
+    ):
         raise InvalidInput("no request of the log has a latency; give one with ttft_ms, tpot_ms or e2e_ms.")
     return Measured(
-        ok, sent, requests["prompt_tokens"].to_numpy(), output, ttft, decode, e2e,
+        ok, sent_s, requests["prompt_tokens"].to_numpy(), output_tokens, ttft_ms, decode_ms, e2e_ms,
         _numbers(requests, "queue_ms"), _numbers(requests, "cached_tokens"),
         clock in ("server_arrival", "server_scheduled"), clock == "server_scheduled",
         pc.any(pc.equal(requests["sent_from"], "drawn")).as_py() or False,
@@ -98,7 +102,10 @@ def measured_of(requests: pa.Table) -> Measured:
 
 
 def check_replicas(requests: pa.Table, settings: Mapping[str, Any]) -> None:
-    """InvalidInput: the log names more replicas than the deployment has."""
+    """Check that the log has no more replicas than the deployment; InvalidInput: it has.
+
+    ``settings``: the row of ``log_settings``.
+    """
     replicas = sorted(set(pc.unique(requests["replica"]).drop_null().to_pylist()))
     engines = settings["dp"] * settings["replicas"]
     if len(replicas) > engines:
@@ -109,6 +116,7 @@ def check_replicas(requests: pa.Table, settings: Mapping[str, Any]) -> None:
 
 
 def _numbers(requests: pa.Table, name: str) -> np.ndarray:
+    """Return a column as floats, NaN for null, shape [requests]."""
     column = requests[name]
     if column.null_count == len(column):
         return np.broadcast_to(np.nan, len(column))  # takes no memory
@@ -116,6 +124,6 @@ def _numbers(requests: pa.Table, name: str) -> np.ndarray:
 
 
 def _filled(times: np.ndarray, *addends: np.ndarray) -> np.ndarray:
-    """Return times, and the sum of others where they are NaN; the same array where none is."""
+    """Return ``times`` with the sum of the addends where they are NaN; the same array if none is."""
     missing = np.isnan(times)
     return np.where(missing, sum(addends), times) if missing.any() else times

@@ -1,4 +1,4 @@
-"""The miss of every request as exact parts: measured minus predicted is their sum, in whole nanoseconds."""
+"""Parts of each request's E2E miss: measured minus predicted is exactly their sum, in whole nanoseconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = (
 
 
 class Misses(NamedTuple):
-    """The E2E miss of the compared requests in whole nanoseconds, and its parts by name; shape [requests] each."""
+    """E2E misses of requests, and their parts by name, in whole nanoseconds; ``rows``: index of each request."""
 
     rows: np.ndarray
     miss_ns: np.ndarray
@@ -29,22 +29,22 @@ class Misses(NamedTuple):
 def misses_of(measured: Measured, base: Replayed, explanation: State, drawn_ns: np.ndarray | None = None) -> Misses:
     """Return the misses of all requests that were measured and served, and their parts.
 
-    A cause is credited with its own time in the steps of each request, and, in proportion, with the queueing and the
-    larger batches that follow from it: together the difference between the replay with all causes and the one without.
-    What a setting changes is ``queue``: it decides when requests are scheduled. ``drawn_ns``: E2E of a load as it was
-    described, by request; the replay of the log's own load less that is ``workload``.
+    A cause's part is its own time in the steps of each request, plus a proportional share of the queueing and larger
+    batches that follow: parts of causes add up to the difference between the replays with and without all causes.
+    The effect of a setting is ``queue``: it decides when requests are scheduled. ``drawn_ns``: E2E of the load as it
+    was described, by request; the replay of the log's own load less that is ``workload``.
     """
     after = explanation.replayed
     rows = np.flatnonzero(measured.ok & base.served & after.served & np.isfinite(measured.e2e_ms))
-    real = np.rint(measured.e2e_ms[rows] * 1e6).astype(np.int64)
-    predicted, explained = ((replayed.finish_ns - replayed.sent_ns)[rows] for replayed in (base, after))
+    measured_ns = np.rint(measured.e2e_ms[rows] * 1e6).astype(np.int64)
+    predicted_ns, explained_ns = ((replayed.finish_ns - replayed.sent_ns)[rows] for replayed in (base, after))
     parts_ns = {name: np.zeros(rows.size, np.int64) for name in PARTS}
-    start = predicted
+    described_ns = predicted_ns
     if drawn_ns is not None:
-        start = drawn_ns[rows]
-        parts_ns["workload"] = predicted - start
+        described_ns = drawn_ns[rows]
+        parts_ns["workload"] = predicted_ns - described_ns
     direct = _direct(explanation, rows, measured.from_server)
-    indirect = explained - predicted - sum(direct.values(), np.zeros(rows.size, np.int64))
+    indirect = explained_ns - predicted_ns - sum(direct.values(), np.zeros(rows.size, np.int64))
     sizes = {name: abs(int(values.sum())) for name, values in direct.items()}
     total = sum(sizes.values())
     if total and all(cause in GROUPS for cause in explanation.causes):
@@ -55,15 +55,15 @@ def misses_of(measured: Measured, base: Replayed, explanation: State, drawn_ns: 
     for name, values in direct.items():
         parts_ns[name] += values
     if np.isfinite(measured.queue_ms[rows]).any():
-        waited = np.where(np.isfinite(measured.queue_ms[rows]), measured.queue_ms[rows], after.queue_ms[rows])
-        parts_ns["queue"] += np.rint((waited - after.queue_ms[rows]) * 1e6).astype(np.int64)
-    miss = real - start
-    parts_ns["unexplained"] = miss - sum(values for name, values in parts_ns.items() if name != "unexplained")
-    return Misses(rows, miss, parts_ns)
+        queue_ms = np.where(np.isfinite(measured.queue_ms[rows]), measured.queue_ms[rows], after.queue_ms[rows])
+        parts_ns["queue"] += np.rint((queue_ms - after.queue_ms[rows]) * 1e6).astype(np.int64)
+    miss_ns = measured_ns - described_ns
+    parts_ns["unexplained"] = miss_ns - sum(values for name, values in parts_ns.items() if name != "unexplained")
+    return Misses(rows, miss_ns, parts_ns)
 
 
 def _direct(explanation: State, rows: np.ndarray, from_server: bool) -> dict[str, np.ndarray]:
-    """Return what each cause adds to the steps of each request, or to the request itself, nanoseconds."""
+    """Return the time that each cause adds to a request and its steps, ns, shape [rows], by part."""
     direct: dict[str, np.ndarray] = {}
     for name, value in zip(PARAMETERS, explanation.values, strict=True):
         if not value:
@@ -73,7 +73,7 @@ def _direct(explanation: State, rows: np.ndarray, from_server: bool) -> dict[str
         elif name == "host":
             nanoseconds = explanation.replayed.steps.sum(axis=0)[rows] * value * 1e6
         else:
-            # before the server's clock starts it is the client's, or the network's
+            # time before the server's clock starts belongs to the client or the network
             name, nanoseconds = "front_end" if from_server else "client", np.full(rows.size, value * 1e6)
         direct[name] = np.rint(nanoseconds).astype(np.int64)
     return direct

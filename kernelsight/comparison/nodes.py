@@ -1,4 +1,4 @@
-"""The nodes of a comparison: a log beside its replay, from given ``comparisons`` and ``production_requests``."""
+"""Graph nodes of comparisons: tables made from ``comparisons`` and ``production_requests``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @reads("production_logs")
 def compared_requests(comparisons: pa.Table, production_requests: pa.Table, *, read: Reader) -> pa.Table:
-    """The requests of each comparison: of all its logs, on one time line, in order of sending."""
+    """Requests of each comparison, of all its logs, on one time line and in order of sending."""
     from kernelsight.comparison.compared_log import compared_table
 
     return compared_table(comparisons, production_requests, read)
@@ -25,7 +25,7 @@ def compared_requests(comparisons: pa.Table, production_requests: pa.Table, *, r
 
 @reads("deployment_settings")
 def log_settings(comparisons: pa.Table, *, fork: Callable[[], Session]) -> pa.Table:
-    """Settings of the deployment of each comparison."""
+    """Resolved settings of the deployment of each comparison."""
     from kernelsight.comparison.replayed_log import settings_table
 
     with fork() as session:
@@ -37,7 +37,7 @@ def log_settings(comparisons: pa.Table, *, fork: Callable[[], Session]) -> pa.Ta
 def log_replays(
     comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, *, fork: Callable[[], Session]
 ) -> dict[str, pa.Table]:
-    """Replay each log on its deployment: the same simulation, of the log's own requests."""
+    """Replay of each log: its own requests, simulated on the stated deployment."""
     from kernelsight.comparison.compared_log import compared_logs
     from kernelsight.comparison.replayed_log import replay_tables
 
@@ -50,7 +50,7 @@ def log_replays(
 def log_intervals(
     comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, *, fork: Callable[[], Session]
 ) -> dict[str, pa.Table]:
-    """How far each log may be from its prediction before it is seen, and what the prediction rests on."""
+    """90 % prediction intervals of each log's metrics, and the tiers of the kernel model behind them."""
     from kernelsight.comparison.compared_log import compared_logs
     from kernelsight.comparison.replayed_log import interval_tables
 
@@ -61,7 +61,7 @@ def log_intervals(
 def log_incidents(
     comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, log_replays: pa.Table
 ) -> pa.Table:
-    """Outages, pauses, and spans of time in which the engine was slower than predicted."""
+    """Incidents of each log: outages, pauses, and spans of time in which the engine was slower than predicted."""
     from kernelsight.comparison.compared_log import compared_logs
     from kernelsight.comparison.first_causes import incident_table
 
@@ -82,7 +82,7 @@ def causes(
     *,
     fork: Callable[[], Session],
 ) -> pa.Table:
-    """Why each log differs: time first, then occupancy, the load, and what fits of settings, front end and parts."""
+    """Causes of each log's misses, in the order of evidence: incidents, occupancy, load, settings, front end, parts."""
     from kernelsight.comparison.compared_log import compared_logs
     from kernelsight.comparison.first_causes import cause_table
 
@@ -115,7 +115,7 @@ def log_explanations(
     read: Reader,
     fork: Callable[[], Session],
 ) -> dict[str, pa.Table]:
-    """Explain each log by replays of other settings and of factors on kernels, host time and front end."""
+    """Explanation of each log by replays: other settings, factors on kernels, host time, front-end time."""
     from kernelsight.comparison.compared_log import compared_logs, tables_beside
     from kernelsight.comparison.explanation import explanation_tables
 
@@ -136,7 +136,7 @@ def prediction_vs_production(
     *,
     fork: Callable[[], Session],
 ) -> pa.Table:
-    """Each request beside its prediction, and the parts of its miss."""
+    """Measured and predicted latencies of each request, and the parts of its miss."""
     from kernelsight.comparison.by_request import Explained, request_table
     from kernelsight.comparison.compared_log import compared_logs
 
@@ -154,7 +154,7 @@ def power_vs_production(
     read: Reader,
     fork: Callable[[], Session],
 ) -> pa.Table:
-    """Power of the GPUs along each log, measured and predicted; nothing is served where none was measured."""
+    """GPU power over time of each log, measured and predicted; logs without measured power are not simulated."""
     from kernelsight.comparison.compared_log import compared_logs, tables_beside
     from kernelsight.comparison.power import power_table
 
@@ -182,7 +182,7 @@ def comparison_findings(
     *,
     read: Reader,
 ) -> pa.Table:
-    """What each comparison found, in sentences."""
+    """Findings of each comparison, one sentence a row: the verdict first, then the limits of its evidence."""
     from kernelsight.comparison.answer import findings_table
     from kernelsight.comparison.compared_log import compared_logs, tables_beside
 
@@ -208,7 +208,7 @@ def comparison_findings(
 def log_changes(
     comparisons: pa.Table, production_requests: pa.Table, *, read: Reader, fork: Callable[[], Session]
 ) -> dict[str, pa.Table]:
-    """What changed between logs and those of an earlier time: load, speed, settings, and why latencies differ."""
+    """Changes between a log and its baseline: load, speed, settings, and the causes of the change in latency."""
     from kernelsight.comparison.compared_log import tables_beside
     from kernelsight.comparison.log_pairs import change_tables
 
@@ -222,7 +222,7 @@ def log_changes(
 def stage_replays(
     comparisons: pa.Table, production_summaries: pa.Table, *, fork: Callable[[], Session]
 ) -> dict[str, pa.Table]:
-    """Simulate the stages of logs that hold statistics alone."""
+    """Measured and simulated statistics of the stages of logs that hold no requests."""
     from kernelsight.comparison.stage_comparison import stage_tables
 
     with fork() as session:
@@ -237,7 +237,7 @@ def stage_corrections(
     *,
     fork: Callable[[], Session],
 ) -> pa.Table:
-    """Bounded factors on kernels that bring the stages of a log nearer to what they measured."""
+    """Bounded factors on kernels that reduce the error of a log's stages."""
     from kernelsight.comparison.stage_corrections import correction_table
 
     with fork() as session:

@@ -1,4 +1,4 @@
-"""Engine steps and kernels of a log as observations: the shape of each step, and the times that were measured of it."""
+"""Observations of engine steps and profiled kernels of a log: step shapes with measured times."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from kernelsight.comparison.replay import KERNELS
 from kernelsight.comparison.sample import part_of
 from kernelsight.forward.forward_step import whole_step
 
-# steps of each kind, with and without prompts, that are predicted: evenly over their sizes
+# steps with prompts, and steps without, that are used: evenly over their sizes
 MOST_STEPS = 100
 LEAST_STEPS = 20
+# family that kernels without a known family count as
 SMALL_KERNELS = "norm"
 
 
 class ObservedSteps(NamedTuple):
-    """Measured steps and kernels: step shape, parts that it holds, natural logarithm of its time in microseconds.
+    """Measured times of steps and kernels; arrays have shape [observations].
 
-    ``shapes``: rows of ``step_shapes`` but for the deployment; ``parts``: shape [observations, KERNELS];
-    ``with_host``: whether host time is in it; ``steps``, ``kernels``: how many observations of each.
+    ``shapes``: rows of ``step_shapes`` without a deployment; ``shape``: index into them; ``parts``: which kernel parts
+    the time includes, shape [observations, KERNELS]; ``with_host``: whether it includes host time; ``context_known``:
+    whether the log states the context of its sequences; ``log_us``: natural logarithm of the time in us; ``steps``,
+    ``kernels``: number of observations of each; ``unused``: sentences on what was not used.
     """
 
     shapes: list[dict[str, Any]]
@@ -41,10 +44,11 @@ class ObservedSteps(NamedTuple):
 def observed_steps_of(
     logs: Mapping[str, pa.Table], settings: Mapping[str, Any], until_s: float, fitted_share: float, context: int
 ) -> ObservedSteps:
-    """Return what the steps and kernels of a log measured until a time of its requests.
+    """Return the observations of a log's engine steps and kernels in the fitted part of its time.
 
-    ``until_s``: seconds from the start of the requests; where clocks cannot be compared the first ``fitted_share`` of
-    the steps counts. ``context``: tokens that a sequence holds on average, where the log does not say.
+    ``logs``: tables of the log; ``settings``: the row of ``log_settings``; ``until_s``: end of the fitted part, seconds
+    from the first request; where clocks cannot be compared the first ``fitted_share`` of the steps is used instead.
+    ``context``: mean context of a sequence, tokens, where the log does not state it.
     """
     shapes: list[dict[str, Any]] = []
     rows: list[tuple[int, str | None, bool, bool, float]] = []
@@ -78,7 +82,7 @@ def observed_steps_of(
 def _steps(
     logs: Mapping[str, pa.Table], settings: Mapping[str, Any], until_s: float, fitted_share: float, unused: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the steps that are used, with ``us``: the time from one step to the next, or the GPU's."""
+    """Return the rows of ``production_steps`` that are used, with ``us``: time to the next step, or GPU time."""
     table = logs["production_steps"]
     if not table.num_rows:
         return []
@@ -90,7 +94,7 @@ def _steps(
     frame = _in_time(frame, logs["production_logs"], until_s, fitted_share)
     duration = pl.coalesce("period_us", "wall_us")
     if settings["async_scheduling"]:
-        # the next step is scheduled while one runs: what execution takes, as the engine counts it, is no step's time
+        # the next step is scheduled while one runs: the execution time that the engine counts overlaps with others
         duration = pl.when(pl.col("clock") == "iteration").then(pl.col("period_us")).otherwise(duration)
     frame = frame.with_columns(pl.when(pl.col("clock") == "gpu_span").then("wall_us").otherwise(duration).alias("us"))
     if not frame["us"].count():
@@ -104,12 +108,12 @@ def _steps(
     if frame.height < LEAST_STEPS:
         return []
     with_prompts = pl.col("prefill_tokens") > 0
-    halves = (frame.filter(with_prompts), frame.filter(~with_prompts))
-    return [row for kind in halves for row in _spread(kind).to_dicts()]
+    groups = (frame.filter(with_prompts), frame.filter(~with_prompts))
+    return [row for group in groups for row in _spread(group).to_dicts()]
 
 
 def _in_time(frame: pl.DataFrame, production_logs: pa.Table, until_s: float, fitted_share: float) -> pl.DataFrame:
-    """Return the steps of the time that is fitted on."""
+    """Return the steps in the fitted part of the time; see ``observed_steps_of``."""
     logs = production_logs.to_pylist()
     starts = {row["log_id"]: row["start_unix_s"] for row in logs}
     requests = [row["start_unix_s"] for row in logs if row["requests"]]
@@ -125,24 +129,26 @@ def _in_time(frame: pl.DataFrame, production_logs: pa.Table, until_s: float, fit
 
 
 def _spread(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return at most MOST_STEPS steps, evenly over their sizes."""
     ordered = steps.sort("prefill_tokens", "decode_requests", "decode_context_tokens", "log_id", "replica", "step")
     indices = np.unique(np.linspace(0, max(ordered.height - 1, 0), min(MOST_STEPS, ordered.height)).astype(int))
     return ordered[indices] if ordered.height else ordered
 
 
 def _shape_of_step(row: Mapping[str, Any], number: int, context: int) -> dict[str, Any]:
+    """Return the step shape of a row of ``production_steps``: equal chunks and contexts of its requests."""
     prompts, decodes = row["prefill_requests"], row["decode_requests"]
     if row["prefill_tokens"]:
         prompts = max(prompts, 1)
-    read = row["decode_context_tokens"]
+    context_tokens = row["decode_context_tokens"]
     chunk = round(row["prefill_tokens"] / prompts) if prompts else 0
     cached = round((row["prefill_cached_tokens"] or 0) / prompts) if prompts else 0
-    mean = context if read is None else round(read / decodes) if decodes else 0
-    return whole_step(number, decodes, max(mean, 1), prompts if chunk else 0, chunk, cached)
+    mean_context = context if context_tokens is None else round(context_tokens / decodes) if decodes else 0
+    return whole_step(number, decodes, max(mean_context, 1), prompts if chunk else 0, chunk, cached)
 
 
 def _kernels(table: pa.Table, unused: list[str]) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """Return the step shapes of profiles, and microseconds of each part on the mean rank."""
+    """Return the step shape of each profiled case, and its time by kernel part, us, mean over ranks."""
     rows = table.to_pylist()
     cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -157,16 +163,19 @@ def _kernels(table: pa.Table, unused: list[str]) -> list[tuple[dict[str, Any], d
 
 
 def _shape_of_case(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the step shape of a profiled case from its query and KV lengths."""
     lengths = list(zip(row["query_lens"], row["kv_lens"], strict=True))
-    decodes = [context_tokens for new, context_tokens in lengths if new == 1]
-    # what is in the cache counts the new tokens
-    prompts = [(new, max(context_tokens - new, 0)) for new, context_tokens in lengths if new != 1]
+    decodes = [context_tokens for new_tokens, context_tokens in lengths if new_tokens == 1]
+    # KV lengths include the new tokens
+    prompts = [
+        (new_tokens, max(context_tokens - new_tokens, 0)) for new_tokens, context_tokens in lengths if new_tokens != 1
+    ]
     chunk, cached = (round(float(np.mean([row[column] for row in prompts] or [0]))) for column in (0, 1))
     return whole_step(0, len(decodes), max(round(float(np.mean(decodes or [0]))), 1), len(prompts), chunk, cached)
 
 
 def _times(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return microseconds by part; kernels of no known family count as small ones of the matrix products."""
+    """Return us by kernel part, mean over ranks and forwards; kernels without a family count as SMALL_KERNELS."""
     ranks = len({(row["log_id"], row["rank"]) for row in rows})
     phase = "decode" if sum(rows[0]["query_lens"]) <= 256 else "prefill"
     microseconds: dict[str, float] = {}
@@ -178,7 +187,7 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def typical_context(measured: Measured) -> int:
-    """Return the tokens that a sequence in decode holds on average: long outputs are there longer."""
-    ok, output = measured.ok, np.maximum(measured.output_tokens, 1.0)
-    context_tokens = measured.prompt_tokens + output / 2.0
-    return max(int(np.average(context_tokens[ok], weights=output[ok])), 1) if ok.any() else 1
+    """Return the mean context of a decoding sequence, tokens; requests are weighted by output length."""
+    ok, output_tokens = measured.ok, np.maximum(measured.output_tokens, 1.0)
+    context_tokens = measured.prompt_tokens + output_tokens / 2.0
+    return max(int(np.average(context_tokens[ok], weights=output_tokens[ok])), 1) if ok.any() else 1

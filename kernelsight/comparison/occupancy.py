@@ -1,4 +1,4 @@
-"""How many requests ran at once, read off a log: a limit shows as a level that is never passed while others wait."""
+"""Occupancy of a log: requests decoding at once, and the batch limit (seats) that shows while others wait."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
 
-# share of the time that a limit is reached, within one request, while requests wait behind it
+# share of busy time at the limit, or one request below it, from which it is a limit
 LEAST_SHARE = 0.15
-# TTFT behind a limit is longer than predicted by this many times, and ms
+# requests wait for a limit if TTFT is longer than expected by this factor, and by these ms
 LEAST_TIMES, LEAST_WAIT_MS = 2.0, 50.0
 
 
 def levels(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many spans are active at once, and the seconds of each such level.
+    """Return the number of active spans [begin, end) after each of their moments, and the seconds until the next.
 
     >>> levels(np.array([0.0, 1.0]), np.array([2.0, 4.0]))
     (array([1, 2, 1, 0]), array([1., 1., 2., 0.]))
@@ -25,7 +25,7 @@ def levels(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def active_seconds(begin: np.ndarray, end: np.ndarray, at_s: np.ndarray) -> np.ndarray:
-    """Return the seconds of all spans until each moment: sums of max(moment - begin, 0) less those of the ends.
+    """Return the total seconds of all spans until each moment: sum of max(at - begin, 0) - max(at - end, 0).
 
     >>> active_seconds(np.array([0.0, 1.0]), np.array([2.0, 4.0]), np.array([1.0, 3.0])).tolist()
     [1.0, 4.0]
@@ -40,7 +40,7 @@ def active_seconds(begin: np.ndarray, end: np.ndarray, at_s: np.ndarray) -> np.n
 
 
 def decoding(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
-    """Return the spans in which requests decoded, by the log's own times, seconds."""
+    """Return the spans (first token, last token) of requests that decoded, by the log's own times, s."""
     first_s = measured.sent_s + measured.ttft_ms / 1e3
     last_s = measured.sent_s + measured.e2e_ms / 1e3
     decodes = np.isfinite(first_s) & np.isfinite(last_s) & (last_s > first_s)
@@ -48,7 +48,7 @@ def decoding(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
 
 
 def most_running(begin: np.ndarray, end: np.ndarray) -> int:
-    """Return the highest number of spans at once that lasts: a thousandth of the time."""
+    """Return the largest number of concurrent spans that is reached for a thousandth of the time at least."""
     if not begin.size:
         return 0
     number, seconds = levels(begin, end)
@@ -58,21 +58,25 @@ def most_running(begin: np.ndarray, end: np.ndarray) -> int:
 
 
 def seats_seen(measured: Measured, expected_ms: np.ndarray) -> int | None:
-    """Return the seats that a log shows: a level that is held and never passed while others wait; None for none.
+    """Return the number of seats (max_num_seqs) that a log shows: a level that is held and never exceeded; else None.
 
-    ``expected_ms``: TTFTs of requests that do not wait for a seat, NaN for none.
+    Requests have to wait for it: their TTFT exceeds ``expected_ms``, TTFTs without such a wait, ms, NaN for none.
     """
     begin, end = decoding(measured)
     if begin.size < 30:
         return None
-    most = most_running(begin, end)
+    running_max = most_running(begin, end)
     number, seconds = levels(begin, end)
-    share_at_most = float(seconds[number >= most - 1].sum() / max(seconds[number > 0].sum(), 1e-9))
-    times = [ttft_ms[np.isfinite(ttft_ms)] for ttft_ms in (measured.ttft_ms[measured.ok], expected_ms)]
-    if not all(ttft_ms.size for ttft_ms in times):
+    share_at_most = float(seconds[number >= running_max - 1].sum() / max(seconds[number > 0].sum(), 1e-9))
+    ttfts_ms = [ttft_ms[np.isfinite(ttft_ms)] for ttft_ms in (measured.ttft_ms[measured.ok], expected_ms)]
+    if not all(ttft_ms.size for ttft_ms in ttfts_ms):
         return None
-    real, ours = (float(np.median(ttft_ms)) for ttft_ms in times)
-    late = np.quantile(times[0], 0.9) - np.quantile(times[1], 0.9)
-    waits = (real > LEAST_TIMES * ours or late > 10 * LEAST_WAIT_MS) and late > LEAST_WAIT_MS
-    # the loop of a client that sends when an answer is there is a level too, without a queue behind it
-    return most if waits and share_at_most >= LEAST_SHARE and float(number.max()) <= most + 1 else None
+    measured_ms, expected_median_ms = (float(np.median(ttft_ms)) for ttft_ms in ttfts_ms)
+    excess_ms = np.quantile(ttfts_ms[0], 0.9) - np.quantile(ttfts_ms[1], 0.9)
+    is_waiting = (
+        measured_ms > LEAST_TIMES * expected_median_ms or excess_ms > 10 * LEAST_WAIT_MS
+    ) and excess_ms > LEAST_WAIT_MS
+    # a closed-loop client also holds a level, without a queue before it
+    return (
+        running_max if is_waiting and share_at_most >= LEAST_SHARE and float(number.max()) <= running_max + 1 else None
+    )

@@ -1,4 +1,4 @@
-"""Opens the comparison that answers `compare`: with requests, with statistics of stages, or with an earlier log."""
+"""Entry point of `compare`: opens a Comparison (requests), StageComparison (statistics) or BaselineComparison."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ def open_comparison(
     hold_out: float,
     suspects: str,
 ) -> Comparison | StageComparison | BaselineComparison:
-    """Return the comparison; ``session``: its own, which it keeps; the other arguments as of ``Session.compare``.
+    """Return the comparison of logs with a deployment or a baseline; arguments are those of ``Session.compare``.
 
-    InvalidInput: an argument out of range, a flag that is given twice, or logs that cannot be read.
+    ``session``: a session of its own, which it keeps. InvalidInput: an argument out of range, a flag that is given
+    twice, or logs that cannot be read.
     """
     deployment_flags = mapping_of("deployment", deployment, "{'model': 'qwen3-32b', 'gpu': 'h100_sxm'}")
-    twice = sorted({*flags} & {*deployment_flags})
-    if twice:
-        raise InvalidInput(f"{twice[0]} is an argument, and in deployment too; give it once.")
+    repeated = sorted({*flags} & {*deployment_flags})
+    if repeated:
+        raise InvalidInput(f"{repeated[0]} is an argument, and in deployment too; give it once.")
     load = mapping_of("stated", stated, "{'request_rate': 4.0}") or None
     one_of("fit", fit, ("none", "host", "parts"))
     one_of("suspects", suspects, ("all", "none"))

@@ -1,4 +1,4 @@
-"""Power along a log: what its GPUs drew, by an exporter or by the log itself, beside that of the replay."""
+"""GPU power over the time of a log: measured by an exporter or the log itself, and predicted by its replay."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from kernelsight.comparison.replay import Variant, give_log
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 
-# a first request this long after the beginning of its log is still on the log's own time line
+# a log's time line is its own if its first request starts within this many seconds of where it should
 ALIGNED_S = 30.0
-# share of the time from the first request to the end of the last that a mean power has to cover
+# share of the time from the first request to the end of the last that measured power has to cover
 LEAST_COVERED = 0.8
 
 
 class Series(NamedTuple):
-    """Mean power of some GPUs between moments, seconds on the time line of the replay; the spans do not overlap."""
+    """Measured mean power of some GPUs in spans that do not overlap, shape [spans]; seconds on the replay's time line.
+
+    ``gpus``: number of GPUs measured together, None if unknown.
+    """
 
     start_s: np.ndarray
     end_s: np.ndarray
@@ -31,18 +34,18 @@ class Series(NamedTuple):
     gpus: int | None
 
     def joules(self, at_s: np.ndarray) -> np.ndarray:
-        """Return the energy from the first span on until each moment; spans that were not measured draw none."""
+        """Return the energy until each moment, J, from the first span on; 0 between measured spans."""
         edges = np.stack([self.start_s, self.end_s], axis=1).ravel()
-        drawn = np.stack([np.zeros(self.power_w.size), self.power_w * (self.end_s - self.start_s)], axis=1).ravel()
-        return np.interp(at_s, edges, np.cumsum(drawn))
+        energy_j = np.stack([np.zeros(self.power_w.size), self.power_w * (self.end_s - self.start_s)], axis=1).ravel()
+        return np.interp(at_s, edges, np.cumsum(energy_j))
 
     def seconds(self, at_s: np.ndarray) -> np.ndarray:
-        """Return the time that was measured until each moment."""
+        """Return the measured seconds until each moment."""
         return self._replace(power_w=np.ones(self.power_w.size)).joules(at_s)
 
 
 class MeanPower(NamedTuple):
-    """Mean power of all measured GPUs while requests were served, W, and its standard error; ``gpus``: how many."""
+    """Mean power of all measured GPUs while requests were served, W, and its standard error; ``gpus``: their number."""
 
     power_w: float
     error_w: float
@@ -50,7 +53,7 @@ class MeanPower(NamedTuple):
 
 
 def power_table(logs: Sequence[ComparedLog], session: Session) -> pa.Table:
-    """Return ``power_vs_production``: windows of the replay that were measured from end to end."""
+    """Return ``power_vs_production``: windows of the replay that are covered by measurements from end to end."""
     rows: list[dict[str, Any]] = []
     for log in logs:
         if series := measured_power(log.requests, log.measured, log.tables):
@@ -59,38 +62,40 @@ def power_table(logs: Sequence[ComparedLog], session: Session) -> pa.Table:
 
 
 def measured_power(requests: pa.Table, measured: Measured, tables: Mapping[str, pa.Table]) -> list[Series]:
-    """Return what was measured: the column of the requests, else one series for each machine with its GPUs.
+    """Return measured power: of the requests' column ``power_w``, else one series per machine with its GPUs.
 
-    ``tables``: production_windows and production_logs of the log.
+    ``tables``: production_windows and production_logs of the log. Empty if no power was measured.
     """
     power = requests["power_w"].combine_chunks()
     if power.null_count < len(power) - 1:
         is_known = power.is_valid().to_numpy(zero_copy_only=False)
         at_s, power_w = measured.sent_s[is_known], power.drop_null().to_numpy()
-        ahead = np.append(np.diff(at_s) > 0.0, False)
-        return [Series(at_s[ahead], np.append(at_s[1:], 0.0)[ahead], power_w[ahead], None)]
+        is_span_start = np.append(np.diff(at_s) > 0.0, False)
+        return [Series(at_s[is_span_start], np.append(at_s[1:], 0.0)[is_span_start], power_w[is_span_start], None)]
     windows = tables["production_windows"]
     windows = windows.filter(pc.and_(pc.is_valid(windows["power_w"]), pc.is_valid(windows["end_s"])))
     series: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in windows.sort_by("start_s").to_pylist():
         series.setdefault((row["log_id"], row["replica"]), []).append(row)
-    later = _later_s(requests, measured.sent_s, tables["production_logs"])
-    return [] if later is None else [_series(rows, later.get(log_id, 0.0)) for (log_id, _), rows in series.items()]
+    offset_s = _offsets_s(requests, measured.sent_s, tables["production_logs"])
+    return (
+        [] if offset_s is None else [_series(rows, offset_s.get(log_id, 0.0)) for (log_id, _), rows in series.items()]
+    )
 
 
 def mean_power(series: Sequence[Series], measured: Measured) -> MeanPower | None:
-    """Return the mean power from the first request to the end of the last one; None: not measured for most of it."""
-    spans = _served_s(measured)
-    if not series or not np.ptp(spans) > 0.0:
+    """Return mean power from the first request to the end of the last; None if less than LEAST_COVERED was measured."""
+    span = _served_s(measured)
+    if not series or not np.ptp(span) > 0.0:
         return None
     power_w, variance = 0.0, 0.0
     for gpu_series in series:
-        seconds, joules = (float(np.diff(cumulated(spans))[0]) for cumulated in (gpu_series.seconds, gpu_series.joules))
-        if seconds < LEAST_COVERED * float(np.ptp(spans)) or seconds <= 0.0:
+        seconds, joules = (float(np.diff(cumulated(span))[0]) for cumulated in (gpu_series.seconds, gpu_series.joules))
+        if seconds < LEAST_COVERED * float(np.ptp(span)) or seconds <= 0.0:
             return None
-        inside = gpu_series.power_w[(gpu_series.end_s > spans[0]) & (gpu_series.start_s < spans[1])]
+        span_w = gpu_series.power_w[(gpu_series.end_s > span[0]) & (gpu_series.start_s < span[1])]
         power_w += joules / seconds
-        variance += float(inside.var() / inside.size)
+        variance += float(span_w.var() / span_w.size)
     gpus = (
         None
         if any(gpu_series.gpus is None for gpu_series in series)
@@ -100,39 +105,41 @@ def mean_power(series: Sequence[Series], measured: Measured) -> MeanPower | None
 
 
 def span_s(measured: Measured) -> float:
-    """Return the time from the first request to the end of the last one."""
+    """Return the seconds from the first request to the end of the last one."""
     return float(np.ptp(_served_s(measured)))
 
 
 def _served_s(measured: Measured) -> np.ndarray:
-    """Return the times of sending of the first request and of the end of the last one."""
+    """Return the moments, s, at which the first request was sent and the last one ended, shape [2]."""
     ends_s = (measured.sent_s + measured.e2e_ms / 1e3)[measured.ok]
     ends_s = ends_s[np.isfinite(ends_s)]
     return np.array([float(measured.sent_s[measured.ok].min()), float(ends_s.max())]) if ends_s.size else np.zeros(2)
 
 
-def _series(rows: Sequence[Mapping[str, Any]], later_s: float) -> Series:
+def _series(rows: Sequence[Mapping[str, Any]], offset_s: float) -> Series:
+    """Return rows of ``production_windows`` of one machine as a series, ``offset_s`` later."""
     columns = (np.array([row[name] for row in rows], float) for name in ("start_s", "end_s", "power_w"))
     start_s, end_s, power_w = columns
-    return Series(start_s + later_s, end_s + later_s, power_w, max(row["power_gpus"] or 0 for row in rows))
+    return Series(start_s + offset_s, end_s + offset_s, power_w, max(row["power_gpus"] or 0 for row in rows))
 
 
-def _later_s(requests: pa.Table, at_s: np.ndarray, logs: pa.Table) -> dict[str, float] | None:
-    """Return by log how much later than the first request it begins; all begin at once where one has no unix times.
+def _offsets_s(requests: pa.Table, at_s: np.ndarray, logs: pa.Table) -> dict[str, float] | None:
+    """Return the offset of each log's time line from the replay's, s; empty if a single log has no unix times.
 
-    None: logs of requests that follow one another are replayed without the time between them.
+    None: logs of requests do not lie on one time line, as the replay leaves out the time between them.
     """
     starts = {row["log_id"]: row["start_unix_s"] for row in logs.to_pylist()}
     names = requests["log_id"].to_numpy()
     first_s = {name: float(at_s[names == name].min()) for name in dict.fromkeys(names.tolist())}
-    begins = [starts.get(name) for name in first_s]
-    if None in begins:
+    start_times = [starts.get(name) for name in first_s]
+    if None in start_times:
         return {} if len(first_s) == 1 else None
-    later = {name: start - min(begins) for name, start in starts.items() if start is not None}
-    return later if all(abs(first_s[name] - later[name]) <= ALIGNED_S for name in first_s) else None
+    offset_s = {name: start - min(start_times) for name, start in starts.items() if start is not None}
+    return offset_s if all(abs(first_s[name] - offset_s[name]) <= ALIGNED_S for name in first_s) else None
 
 
 def _beside_replay(log: ComparedLog, series: Sequence[Series], session: Session) -> list[dict[str, Any]]:
+    """Return rows of ``power_vs_production`` of one log; none if its replay has no power."""
     with session.fork() as fork:
         if not give_log(fork, log.load, [Variant(log.question.flags)]):
             return []
@@ -172,7 +179,10 @@ def _beside_replay(log: ComparedLog, series: Sequence[Series], session: Session)
 
 
 def power_answer(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the means over the measured time; no figure where none was measured, no error where of other GPUs."""
+    """Return mean power, measured and predicted, W, over the measured time; empty if none was measured.
+
+    ``rows``: of ``power_vs_production``. ``error`` is None if another number of GPUs was measured than is deployed.
+    """
     if not rows:
         return {}
     seconds = [row["end_s"] - row["start_s"] for row in rows]
@@ -196,7 +206,7 @@ def power_answer(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def other_gpus(power: Mapping[str, Any] | None) -> list[str]:
-    """Return why measured power cannot be held against the prediction: one sentence, or none."""
+    """Return one sentence if measured power is not comparable: of another number of GPUs than is deployed."""
     if not power or power["measured_gpus"] in (None, power["gpus"]):
         return []
     return [

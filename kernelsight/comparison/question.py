@@ -1,4 +1,4 @@
-"""What is compared with what: a row of ``comparisons``, read and written."""
+"""Question of a comparison, a row of ``comparisons``: logs, deployment or baseline, and options of the fit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ OPTIONAL = {"fit": "parts", "hold_out": 0.3, "suspects": "all"}
 
 
 class Question(NamedTuple):
-    """What a log is compared with: flags of the deployment, and how far to look for causes.
+    """The inputs of a comparison: flags of the deployment, and how causes are searched for.
 
-    ``fit``: none, host (host time and front end alone) or parts; ``hold_out``: the last share of the time, on which
-    corrections are scored; ``suspects``: all, or none; ``stated``: flags of the load as it was described; ``log_ids``:
-    the logs, None: all; ``baseline``: logs of an earlier time that these are set against, None: none.
+    ``stated``: flags of the load as it was described; ``fit``: none, host (host time and front end alone) or parts;
+    ``hold_out``: the last share of the time, on which corrections are scored; ``suspects``: which settings are tried,
+    all or none; ``log_ids``: the logs, None: all; ``baseline``: ids of earlier logs that they are compared with.
     """
 
     flags: Mapping[str, Any]
@@ -28,7 +28,7 @@ class Question(NamedTuple):
     baseline: tuple[str, ...] | None = None
 
     def as_row(self, comparison_id: str) -> dict[str, Any]:
-        """Return its row of ``comparisons``; a launch line is read, of which only flags are kept."""
+        """Return its row of ``comparisons``; a launch line among the flags is parsed into flags."""
         return {
             "comparison_id": comparison_id,
             "log_ids": None if self.log_ids is None else list(self.log_ids),
@@ -40,14 +40,14 @@ class Question(NamedTuple):
 
 
 def question_of(row: Mapping[str, Any]) -> Question:
-    """Return the question of a row of ``comparisons``; InvalidInput: its flags are no JSON object.
+    """Return the question of a row of ``comparisons``; InvalidInput: its flags are not a JSON object.
 
     >>> question_of({"deployment": '{"gpu": "l4"}', "stated": None, "fit": None, "log_ids": ["a"]}).flags
     {'gpu': 'l4'}
     """
     flags, stated = (read_flags(row, "comparisons", name) for name in ("deployment", "stated"))
-    how = {name: default if row.get(name) is None else row[name] for name, default in OPTIONAL.items()}
+    options = {name: default if row.get(name) is None else row[name] for name, default in OPTIONAL.items()}
     logs, baseline = (
         None if (ids := row.get(name)) is None else tuple(ids) for name in ("log_ids", "baseline_log_ids")
     )
-    return Question(flags, stated or None, **how, log_ids=logs, baseline=baseline)
+    return Question(flags, stated or None, **options, log_ids=logs, baseline=baseline)

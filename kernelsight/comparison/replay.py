@@ -1,4 +1,4 @@
-"""Replays of a log: variants of a deployment, the log's requests as a load, and the replayed times."""
+"""Replays of a log: deployment variants with corrections, the log as ``load_requests``, and predicted times."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOAD = "log"
 # flags of a load that is never drawn: the log's requests replace it
 NO_LOAD = {"request_rate": 1.0, "num_prompts": 1, "input_len": 1, "output_len": 1}
 KERNELS = ("prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention", "moe", "communication")
-# of a request's parts those that are kept: a million requests have a replay or two of them in memory
+# parts of a request's time that replays keep: memory holds a replay or two of a million requests
 KEPT = (*KERNELS, "host")
-# requests of a log whose replay takes memory enough to look after it
+# requests from which freed memory is returned before a replay
 LONG = 100_000
 
 
 class Variant(NamedTuple):
-    """A deployment as flags, and what is corrected of it: factors on kernels, microseconds a step and a request."""
+    """A deployment as flags, and corrections: factors by KERNELS, host us per step, front-end us per request."""
 
     flags: Mapping[str, Any]
     factors: Mapping[str, float] = {}
@@ -30,7 +30,7 @@ class Variant(NamedTuple):
     request_us: float = 0.0
 
     def corrections(self) -> list[dict[str, Any]]:
-        """Return the rows of ``corrections`` but for the deployment; none where nothing is corrected."""
+        """Return rows of ``corrections`` without a deployment; none where nothing is corrected."""
         kernels = [{"part": name, "factor": factor, "exposed_us": 0.0} for name, factor in self.factors.items()]
         host = {"host": self.step_us, "front_end": self.request_us}
         return [row for row in kernels if row["factor"] != 1.0] + [
@@ -39,10 +39,10 @@ class Variant(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """Predicted moments of the log's requests on one variant, shape [requests]; -1 and 0 where one was rejected.
+    """Predicted moments of a log's requests on one variant, ns, shape [requests]; -1 (cached tokens 0) if rejected.
 
-    ``parts_ns``: one array of shape [phases, requests] for each of KEPT, see ``serving.parts``; ``steps``: likewise;
-    both are empty where parts were not wanted, see also ``only``.
+    ``parts_ns``: of each of KEPT, the request's time in it by phase (before, after the first token), shape
+    [phases, requests]; ``steps``: number of its steps, same shape; both are empty in a replay without parts.
     """
 
     cached_tokens: np.ndarray
@@ -55,30 +55,29 @@ class Replayed(NamedTuple):
 
     @property
     def served(self) -> np.ndarray:
-        """Which requests finished."""
+        """Mask of the requests that finished, shape [requests]."""
         return self.finish_ns >= 0
 
     @property
     def ttft_ms(self) -> np.ndarray:
-        """From sending to the first token; NaN where a request was rejected."""
+        """Time from sending to the first token, ms; NaN where a request was rejected."""
         return self._span_ms(self.sent_ns, self.first_ns)
 
     @property
     def e2e_ms(self) -> np.ndarray:
-        """From sending to the last token; NaN where a request was rejected."""
+        """Time from sending to the last token, ms; NaN where a request was rejected."""
         return self._span_ms(self.sent_ns, self.finish_ns)
 
     @property
     def queue_ms(self) -> np.ndarray:
-        """From sending until it is first scheduled; NaN where a request was rejected."""
+        """Time from sending until first scheduled, ms; NaN where a request was rejected."""
         return self._span_ms(self.sent_ns, self.scheduled_ns)
 
     def _span_ms(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
         return np.where(self.served, (end - begin) / 1e6, np.nan)
 
     def only(self, names: Collection[str]) -> Replayed:
-        """Return the same with these of KEPT alone, of both phases together: what a million requests do not need takes
-        no memory."""
+        """Return the replay with these of KEPT alone, summed over phases, which saves memory for a million requests."""
         no_parts = np.zeros((1, 0), np.int64)
         parts_ns = [
             values.sum(axis=0, keepdims=True) if name in names else no_parts
@@ -88,12 +87,15 @@ class Replayed(NamedTuple):
         return self._replace(parts_ns=parts_ns, steps=steps)
 
     def part(self, name: str) -> np.ndarray:
-        """Return a part of both phases together, nanoseconds, shape [requests]."""
+        """Return one of KEPT, summed over phases, ns, shape [requests]."""
         return self.parts_ns[KEPT.index(name)].sum(axis=0)
 
 
 def give_log(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:
-    """Give a session the log on every variant that can be planned; return the number of each scenario's variant."""
+    """Give a session the log's load as one scenario per variant that can be planned.
+
+    Returns by scenario_id the index of its variant.
+    """
     plan = plan_rows(fork, [{**NO_LOAD, **variant.flags} for variant in variants], on_fault="collect", origin="")
     deployments, scenarios, corrections, number_of_scenario = {}, [], [], {}
     for number, (variant, scenario) in enumerate(zip(variants, plan.scenarios, strict=True)):
@@ -118,9 +120,9 @@ def give_log(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict
 
 
 def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict[str, tuple[float, float]]:
-    """Return how far below and above its prediction each metric's mean may be measured (90 %), as factors.
+    """Return the 90 % interval of each metric's mean as factors (low, high) on its prediction.
 
-    Keys: ttft, tpot, e2e; none where no request is served. From ``scenario_intervals``.
+    Keys: ttft, tpot, e2e; empty where no request is served. From ``scenario_intervals``.
     """
     with session.fork() as fork:
         give_log(fork, load, [variant])
@@ -130,37 +132,37 @@ def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict
 
 
 def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:
-    """Return the requests of a log as ``load_requests``, in their order, numbered from 0.
+    """Return the requests of a log as ``load_requests``, in their order, numbered from 0, with the log's send times.
 
-    Sent when the log says they were; prompts share prefixes as ``hash_ids`` say, or so that each finds as many cached
-    tokens as the log reports: a chain of blocks that all prompts begin with, up to that many tokens.
+    Prompts share prefixes as ``hash_ids`` state. Without these, all prompts begin with one chain of blocks, each for as
+    many tokens as the log reports cached, so that a replay finds the same number. ``block_tokens``: size of a KV block.
     """
     n = requests.num_rows
-    sent = requests["sent_s"].combine_chunks()
-    sent = sent.fill_null(0.0).to_numpy() if sent.null_count < n else requests["arrival_s"].to_numpy()
-    table = {
+    sent_s = requests["sent_s"].combine_chunks()
+    sent_s = sent_s.fill_null(0.0).to_numpy() if sent_s.null_count < n else requests["arrival_s"].to_numpy()
+    columns = {
         "load_id": pa.array(np.full(n, LOAD)),
         "request_id": pa.array(np.arange(n)),
-        "arrival_s": pa.array(sent),
+        "arrival_s": pa.array(sent_s),
         "prompt_tokens": requests["prompt_tokens"],
         # a failed or unfinished request still occupied the server
         "output_tokens": pa.array(np.maximum(requests["output_tokens"].to_numpy(), 1)),
     }
     hashes, cached = requests["hash_ids"].combine_chunks(), requests["cached_tokens"].combine_chunks()
     if hashes.null_count < n:
-        table |= {"hash_ids": hashes, "hash_block_tokens": requests["hash_block_tokens"]}
+        columns |= {"hash_ids": hashes, "hash_block_tokens": requests["hash_block_tokens"]}
     elif cached.null_count < n:
         blocks = requests["prompt_tokens"].to_numpy() // block_tokens
-        shared = np.minimum(cached.fill_null(0).to_numpy() // block_tokens, blocks)
+        shared_blocks = np.minimum(cached.fill_null(0).to_numpy() // block_tokens, blocks)
         offsets = np.concatenate([[0], np.cumsum(blocks)])
         block_index = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
-        distinct = np.arange(offsets[-1]) + blocks.max(initial=0)
-        numbers = np.where(block_index < np.repeat(shared, blocks), block_index, distinct)
-        table["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(numbers)).cast(
+        unique_numbers = np.arange(offsets[-1]) + blocks.max(initial=0)
+        block_numbers = np.where(block_index < np.repeat(shared_blocks, blocks), block_index, unique_numbers)
+        columns["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(block_numbers)).cast(
             pa.list_(pa.int64())
         )
-        table["hash_block_tokens"] = pa.array(np.full(n, block_tokens))
-    return conformed(table)
+        columns["hash_block_tokens"] = pa.array(np.full(n, block_tokens))
+    return conformed(columns)
 
 
 def conformed(columns: Mapping[str, Any]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Tables of a log's replay as stated: its settings, moments of each request, intervals, and back into arrays."""
+"""Tables of a log's replay (log_settings, log_replays, log_intervals, ...), written from arrays and read back."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kernelsight.comparison.settings import stated_settings
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 
-# factors on all kernels whose replays say what chance does to single requests
+# factors on all kernels whose replays give the scatter of single requests
 NEIGHBOURS = (0.98, 0.99, 1.01, 1.02)
 MOMENTS = ("sent", "scheduled", "first_token", "finish")
 
 
 def settings_table(comparisons: pa.Table, session: Session) -> pa.Table:
-    """Return ``log_settings``."""
+    """Return ``log_settings``: the resolved settings of each comparison's deployment, one row each."""
     rows = [
         {"comparison_id": row["comparison_id"], **stated_settings(session, question_of(row).flags, NO_LOAD)}
         for row in comparisons.to_pylist()
@@ -33,7 +33,7 @@ def settings_table(comparisons: pa.Table, session: Session) -> pa.Table:
 
 
 def replay_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa.Table]:
-    """Return ``log_replays`` and ``replayed_parts``."""
+    """Return ``log_replays``, a row per request, and ``replayed_parts``, mean ms of each kernel part and the host."""
     requests, part_rows = [], []
     for log in logs:
         (base,) = LogReplayer(session, log.load).serve([Variant(log.question.flags)])
@@ -50,8 +50,9 @@ def replay_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa
 
 
 def _request_table(log: ComparedLog, base: Replayed) -> pa.Table:
+    """Return the rows of ``log_replays`` of one log."""
     measured = log.measured
-    real, ours = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
+    measured_ms, predicted_ms = measured_by_metric(measured), predicted_of(base, measured.output_tokens)
     moments = (base.sent_ns, base.scheduled_ns, base.first_ns, base.finish_ns)
     columns: dict[str, Callable[[], Any]] = {
         "comparison_id": lambda: pa.repeat(log.comparison_id, log.requests.num_rows),
@@ -60,8 +61,8 @@ def _request_table(log: ComparedLog, base: Replayed) -> pa.Table:
         "prompt_tokens": lambda: measured.prompt_tokens,
         "output_tokens": lambda: measured.output_tokens.astype(int),
         "in_flight": lambda: concurrency_of(measured),
-        **{f"measured_{name}_ms": lambda values=values: values for name, values in real.items()},
-        **{f"predicted_{name}_ms": lambda values=values: values for name, values in ours.items()},
+        **{f"measured_{name}_ms": lambda values=values: values for name, values in measured_ms.items()},
+        **{f"predicted_{name}_ms": lambda values=values: values for name, values in predicted_ms.items()},
         "predicted_cached_tokens": lambda: base.cached_tokens,
         **{
             f"{name}_ns": lambda values=values: pa.array(values, mask=~base.served)
@@ -75,8 +76,8 @@ def explained_table(log: ComparedLog, replayed: Replayed) -> pa.Table:
     """Return the rows of ``explained_replays`` of one log."""
 
     def part(values: np.ndarray) -> Any:
-        total = values.sum(axis=0)
-        return total if total.size else pa.nulls(log.requests.num_rows, pa.int64())
+        values_by_request = values.sum(axis=0)
+        return values_by_request if values_by_request.size else pa.nulls(log.requests.num_rows, pa.int64())
 
     columns: dict[str, Callable[[], Any]] = {
         "comparison_id": lambda: pa.repeat(log.comparison_id, log.requests.num_rows),
@@ -103,7 +104,7 @@ def base_of(log_replays: pa.Table, comparison_id: str) -> Replayed:
 
 
 def explained_of(explained_replays: pa.Table, comparison_id: str, base: Replayed) -> Replayed:
-    """Return the replay with all causes, from its rows of ``explained_replays``; ``base`` where there are none."""
+    """Return the replay with all causes, from its rows of ``explained_replays``; ``base`` if it has none."""
     rows = rows_of(explained_replays, comparison_id)
     if not rows.num_rows:
         return base
@@ -118,7 +119,7 @@ def explained_of(explained_replays: pa.Table, comparison_id: str, base: Replayed
 
 
 def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa.Table]:
-    """Return ``log_intervals`` and ``log_tiers``."""
+    """Return ``log_intervals``, factors of 90 % intervals by metric, and ``log_tiers``, the kernel models' tiers."""
     intervals, tiers = [], []
     for log in logs:
         key, variant = {"comparison_id": log.comparison_id}, Variant(log.question.flags)
@@ -126,7 +127,7 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
         chance = chance_of_requests(log, session) if by_metric else {}
         for metric, (low, high) in by_metric.items():
             factors = {"low": low, "high": high}
-            # both err independently: their parts of the half-width add up in squares
+            # errors of the mean and of single requests are independent: half-widths add up in squares
             factors |= {
                 f"request_{name}": float(np.exp(sign * np.hypot(np.log(factor), chance[metric])))
                 for (name, factor), sign in zip(list(factors.items()), (-1.0, 1.0), strict=True)
@@ -140,21 +141,21 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
 
 
 def chance_of_requests(log: ComparedLog, session: Session) -> dict[str, float]:
-    """Return by metric how far a single request may be off by chance (90 %), as a logarithm.
+    """Return by metric the 90th percentile of single requests' scatter, as a logarithm of a factor.
 
-    Steps that are a hundredth longer or shorter mix the batches anew: what single requests then differ by, beside what
-    all of them do, is chance.
+    Replays with steps 1 or 2 % longer or shorter form other batches: deviations of single requests from the median
+    change are chance.
     """
     rows = log.sample_rows if log.sample_rows.size else np.arange(log.load.num_rows)
     variants = [Variant(log.question.flags, dict.fromkeys(KERNELS, factor)) for factor in (1.0, *NEIGHBOURS)]
     base, *neighbours = LogReplayer(session, log.load).serve(variants, rows, with_parts=False)
     output = log.measured.output_tokens[rows]
-    middle, spread = predicted_of(base, output), {}
-    for metric, ours in middle.items():
+    predicted, spread = predicted_of(base, output), {}
+    for metric, predicted_ms in predicted.items():
         deviations = []
         for neighbour in neighbours:
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.log(predicted_of(neighbour, output)[metric] / ours)
+                ratio = np.log(predicted_of(neighbour, output)[metric] / predicted_ms)
             ratio = ratio[np.isfinite(ratio)]
             deviations.append(np.abs(ratio - np.median(ratio)) if ratio.size else ratio)
         all_deviations = np.concatenate(deviations)
@@ -163,9 +164,9 @@ def chance_of_requests(log: ComparedLog, session: Session) -> dict[str, float]:
 
 
 def table_of(name: str, columns: Mapping[str, Callable[[], Any]]) -> pa.Table:
-    """Return columns as a table of a contract; each is made when its Arrow array is: a million rows are not held twice.
+    """Return columns as a table of a contract; NaN becomes null where the contract allows it.
 
-    NaN is null where the contract allows it.
+    ``columns``: functions that make the values, called one after another so that a million rows are not held twice.
     """
     contract = contracts()[name]
     arrays = {
@@ -175,15 +176,16 @@ def table_of(name: str, columns: Mapping[str, Callable[[], Any]]) -> pa.Table:
 
 
 def joined(name: str, tables: Sequence[pa.Table]) -> pa.Table:
-    """Return tables of one contract as one."""
+    """Return the tables of one contract concatenated; an empty table for none."""
     return pa.concat_tables(tables) if tables else contracts()[name].schema.empty_table()
 
 
-def _array(values: Any, kind: pa.DataType, nullable: bool) -> pa.Array:
+def _array(values: Any, arrow_type: pa.DataType, nullable: bool) -> pa.Array:
+    """Return values as one Arrow array; NaN and infinities become null if ``nullable``."""
     if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks().cast(kind)
+        return values.combine_chunks().cast(arrow_type)
     if isinstance(values, pa.Array):
-        return values.cast(kind)
+        return values.cast(arrow_type)
     if not nullable or values.dtype.kind != "f":
-        return pa.array(values, kind)
-    return pa.array(np.nan_to_num(values), pa.float64(), mask=~np.isfinite(values)).cast(kind)
+        return pa.array(values, arrow_type)
+    return pa.array(np.nan_to_num(values), pa.float64(), mask=~np.isfinite(values)).cast(arrow_type)

@@ -1,4 +1,4 @@
-"""What an explanation of a log leaves unexplained: mean residuals of similar requests, in their standard errors."""
+"""Residuals of an explanation: mean relative residuals of groups of similar requests, and their standard errors."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
 
-# error that the model may have in a group of similar requests; a smaller difference has no cause
+# model error that is allowed in a group of similar requests (relative): smaller differences need no cause
 ALLOWED = 0.003
-# a cause has to lower the misfit by three standard errors, squared, and by this share of the remainder
+# a cause has to reduce the misfit by three standard errors, squared, and by this share of the remaining misfit
 LEAST_SQUARES, LEAST_GAIN = 9.0, 0.3
 # consecutive requests whose deviations are summed, to estimate their correlation
 CONSECUTIVE = (5, 10, 20)
 
 
 class GroupResiduals(NamedTuple):
-    """Mean relative residuals of an explanation by group of similar requests, shape [phases, groups].
+    """Mean relative residuals of an explanation by group of similar requests.
 
-    ``spread``: standard deviation of single requests in their group, by phase, taken as independent.
+    ``mean``, ``count``: of each group's requests, shape [phases, groups]; ``spread``: standard deviation of single
+    requests within their group, shape [phases], enlarged by their correlation so that they count as independent.
     """
 
     mean: np.ndarray
@@ -29,17 +30,17 @@ class GroupResiduals(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Mean square of the groups' means, by the number of their requests."""
+        """Mean square of the groups' means, weighted by their requests."""
         return float((self.count * self.mean**2).sum() / max(self.count.sum(), 1.0))
 
     @property
     def groups(self) -> int:
-        """How many groups of a phase have a request."""
+        """Number of groups with a request, over all phases; at least 1."""
         return max(np.count_nonzero(self.count), 1)
 
     @property
     def is_chance(self) -> bool:
-        """Whether they are no larger than the scatter of requests."""
+        """Whether the residuals are no larger than the scatter of requests explains."""
         return misfit(self, self) <= self.groups
 
 
@@ -47,29 +48,30 @@ NOTHING = GroupResiduals(np.zeros((1, 0)), np.zeros((1, 0)), np.zeros(1))
 
 
 def misfit(residuals: GroupResiduals, noise: GroupResiduals) -> float:
-    """Return the sum of squares of the groups' means in standard errors, those of ``noise``.
-
-    Which requests share a step is chance, so that single requests scatter; the model may be off by ALLOWED.
-    """
+    """Return the sum of squares of the groups' means, in standard errors of ``noise``; see ``variance_of``."""
     nonempty = residuals.count > 0
     return float((residuals.mean**2 / variance_of(noise))[nonempty].sum())
 
 
 def variance_of(noise: GroupResiduals) -> np.ndarray:
-    """Return the variance of each group's mean, shape [phases, groups]: chance, and what the model may be off by."""
+    """Return the variance of each group's mean, shape [phases, groups]: scatter of its requests, plus ALLOWED squared.
+
+    Single requests scatter because it is chance which of them share a step.
+    """
     return noise.spread[:, None] ** 2 / np.maximum(noise.count, 1.0) + ALLOWED**2
 
 
 def explains(after: GroupResiduals, before: GroupResiduals) -> bool:
-    """Whether a cause lowers the misfit by more than chance, and by more than a common error of all groups."""
+    """Whether a cause reduces the misfit significantly: by LEAST_SQUARES, and by LEAST_GAIN of what remains."""
     remaining = misfit(after, after)
     return misfit(before, after) - remaining >= max(LEAST_SQUARES, LEAST_GAIN * remaining)
 
 
 def group_residuals(residuals: np.ndarray, groups: np.ndarray) -> GroupResiduals:
-    """Return means by group; ``residuals``: shares of what was measured, shape [phases, requests], NaN: there is none.
+    """Return mean residuals by group of requests.
 
-    They are taken as shares of the mean of both times, which chance does not make longer or shorter.
+    ``residuals``: (measured - predicted) / measured, shape [phases, requests], NaN for none; ``groups``: number of each
+    request's group. Residuals are converted to shares of the mean of both times, whose scatter is symmetric.
     """
     residuals = residuals / (1.0 - residuals / 2.0)
     size = int(groups.max(initial=-1)) + 1
@@ -83,18 +85,18 @@ def group_residuals(residuals: np.ndarray, groups: np.ndarray) -> GroupResiduals
     return GroupResiduals(mean, count, spread)
 
 
-def averaged(several: Sequence[GroupResiduals]) -> GroupResiduals:
-    """Return the mean over replays of nearly equal sizes: which requests share a step differs in each."""
+def averaged(replays: Sequence[GroupResiduals]) -> GroupResiduals:
+    """Return the mean residuals over replays of nearly equal sizes, which averages out who shares a step with whom."""
     return GroupResiduals(
-        np.mean([residuals.mean for residuals in several], axis=0), several[0].count,
-        np.mean([residuals.spread for residuals in several], axis=0),
+        np.mean([residuals.mean for residuals in replays], axis=0), replays[0].count,
+        np.mean([residuals.spread for residuals in replays], axis=0),
     )  # fmt: skip
 
 
 def _spread(deviations: np.ndarray) -> float:
-    """Return the standard deviation that single requests would have without the steps that they share.
+    """Return the standard deviation of single requests, enlarged for the correlation of consecutive ones.
 
-    The sum over some consecutive requests varies as much as that of as many independent ones of this deviation.
+    It is that of independent requests whose sums over CONSECUTIVE vary as much as the observed sums.
     """
     if not deviations.size:
         return 0.0
@@ -105,15 +107,15 @@ def _spread(deviations: np.ndarray) -> float:
 
 
 def similar(measured: Measured, chosen: np.ndarray) -> np.ndarray:
-    """Return a number for each chosen request, equal for those of similar prompts, outputs and concurrency.
+    """Return the group number of each chosen request: terciles of prompt length, output length and concurrency.
 
-    Which requests share a step is chance; the mean over such a group is free of it, so that what remains has a cause.
+    The mean over a group averages out the chance of which requests share a step; what remains has a cause.
     """
-    sent = measured.sent_s[chosen]
+    sent_s = measured.sent_s[chosen]
     ends_s = np.sort(measured.last_s[chosen])
-    running = np.arange(sent.size)[np.argsort(np.argsort(sent))] - np.searchsorted(ends_s, sent)
-    number = np.zeros(sent.size, np.int64)
-    for values in (measured.prompt_tokens[chosen], measured.output_tokens[chosen], running):
+    in_flight = np.arange(sent_s.size)[np.argsort(np.argsort(sent_s))] - np.searchsorted(ends_s, sent_s)
+    group = np.zeros(sent_s.size, np.int64)
+    for values in (measured.prompt_tokens[chosen], measured.output_tokens[chosen], in_flight):
         edges = np.unique(np.quantile(values, [1 / 3, 2 / 3]))
-        number = number * 3 + np.searchsorted(edges, values)
-    return number
+        group = group * 3 + np.searchsorted(edges, values)
+    return group

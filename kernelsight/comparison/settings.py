@@ -1,4 +1,4 @@
-"""Settings of the stated deployment, and contradictions between them and the log."""
+"""Settings of the stated deployment, and contradictions between these and the log."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
 from kernelsight.scenario.plan import normalise, resolve_gpu
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 
-# by which two models of a catalogue differ, whatever their formats
+# columns by which two models of the catalogue differ, whatever their formats
 SHAPE = ("layer_count", "hidden", "heads", "kv_heads", "vocab", "intermediate")
 
 
 def stated_settings(session: Session, flags: Mapping[str, Any], no_load: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of ``deployment_settings`` of flags, and how many replicas they state."""
+    """Return the row of ``deployment_settings`` that flags resolve to, with ``replicas``.
+
+    ``no_load``: flags of a load, which planning needs.
+    """
     with session.fork() as fork:
         plan = plan_rows(fork, [{**no_load, **flags}], origin="")
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
-        name = plan.planned[0]["deployment_id"]
+        deployment_id = plan.planned[0]["deployment_id"]
         rows = fork.table("deployment_settings").to_pylist()
-        settings = next(row for row in rows if row["deployment_id"] == name)
+        settings = next(row for row in rows if row["deployment_id"] == deployment_id)
         return {**settings, "replicas": plan.planned[0].get("replicas") or 1}
 
 
 def with_stated(production_settings: pa.Table, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> pa.Table:
-    """Return ``production_settings`` with what the user stated of the settings that the log has."""
-    stated = {_column(name) for name in normalise(flags)}
+    """Return ``production_settings`` with ``stated``: the user's value of each setting that the log has."""
+    stated_columns = {_column(name) for name in normalise(flags)}
     rows = production_settings.to_pylist()
     for row in rows:
         column = _column(row["setting"])
-        value = settings.get(column) if column in stated else None
+        value = settings.get(column) if column in stated_columns else None
         row["stated"] = None if value is None else str(value)
     return pa.Table.from_pylist(rows, production_settings.schema)
 
@@ -44,27 +47,30 @@ def with_stated(production_settings: pa.Table, settings: Mapping[str, Any], flag
 def contradictions(
     session: Session, settings: Mapping[str, Any], tables: Mapping[str, pa.Table]
 ) -> list[dict[str, Any]]:
-    """Return rows of ``setting_suspects`` for what the log shows and the stated settings cannot do."""
+    """Return rows of ``setting_suspects`` for stated settings that the log contradicts.
+
+    ``settings``: the row of ``log_settings``; ``tables``: of the log.
+    """
     suspects = []
 
     def add(setting: str, stated: Any, value: str) -> None:
         row = {"setting": setting, "stated": str(stated), "value": value, "gain": None}
         suspects.append({**row, "evidence": "impossible"})
 
-    cached = tables["production_requests"]["cached_tokens"].drop_null()
-    if not settings["enable_prefix_caching"] and sum(cached.to_pylist()) > 0:
+    cached_tokens = tables["production_requests"]["cached_tokens"].drop_null()
+    if not settings["enable_prefix_caching"] and sum(cached_tokens.to_pylist()) > 0:
         add("enable_prefix_caching", False, "true: requests found cached tokens")
     steps = tables.get("production_steps")
     if steps is not None and steps.num_rows:
-        tokens = max(
+        step_tokens = max(
             row["prefill_tokens"] + (row["decode_tokens"] or row["decode_requests"])
             for row in steps.select(["prefill_tokens", "decode_tokens", "decode_requests"]).to_pylist()
         )
-        if tokens > settings["max_num_batched_tokens"]:
+        if step_tokens > settings["max_num_batched_tokens"]:
             add(
                 "max_num_batched_tokens",
                 settings["max_num_batched_tokens"],
-                f"at least {tokens}: one step had that many",
+                f"at least {step_tokens}: one step had that many",
             )
     windows = tables.get("production_windows")
     if windows is not None and windows.num_rows:
@@ -81,12 +87,12 @@ def contradictions(
 
 
 def _column(setting: str) -> str | None:
-    """Return the column of ``deployment_settings`` that holds a setting."""
+    """Return the column of ``deployment_settings`` that holds a setting; None for an unknown one."""
     return {**DEPLOYMENT_FLAGS, "model": "model"}.get(setting)
 
 
 def _differs(session: Session, setting: str, stated: Any, logged: str) -> bool:
-    """Return whether a log has another value than was stated; unknown names are no contradiction."""
+    """Whether a log has another value of a setting than was stated; unknown names of models and GPUs do not differ."""
     if setting == "model":
         return _other_shape(session, str(stated), logged)
     if setting == "gpu":
@@ -99,14 +105,14 @@ def _differs(session: Session, setting: str, stated: Any, logged: str) -> bool:
 
 
 def _other_shape(session: Session, stated_model: str, logged: str) -> bool:
-    """Return whether a log names a known model of another shape; variants of one model and unknown names are none."""
+    """Whether a log names a known model of another shape; variants of one model and unknown names do not differ."""
     shapes = {row["model"]: [row[name] for name in SHAPE] for row in session.table("models").to_pylist()}
-    ours, theirs = (shapes.get(name, shapes.get(_base(name) or "")) for name in (stated_model, logged))
-    return ours is not None and theirs is not None and ours != theirs
+    stated_shape, logged_shape = (shapes.get(name, shapes.get(_base(name) or "")) for name in (stated_model, logged))
+    return stated_shape is not None and logged_shape is not None and stated_shape != logged_shape
 
 
 def _base(name: str) -> str | None:
-    """Return the catalogue's model of a name in a log; the name is no path to read."""
+    """Return the catalogue's base model of a name in a log, None if unknown; the name is not read as a path."""
     try:
         variant = find_variant(name)
     except KernelSightError:

@@ -1,4 +1,4 @@
-"""A log of statistics compared with the simulation of its stages: what can be said without requests."""
+"""Comparison of a log's statistics (stages without requests) with the simulation of each stage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = ("measured", "predicted")
 
 
 class Stages(NamedTuple):
-    """The stages of one comparison's log, and what their client states of itself."""
+    """The stages of one comparison's log, and the settings that their client states; see ``client_of``."""
 
     comparison_id: str
     question: Question
@@ -41,7 +41,7 @@ class Stages(NamedTuple):
 
 
 def stages_of_comparison(row: Mapping[str, Any], production_summaries: pa.Table) -> Stages:
-    """Return the stages of a row of ``comparisons``; InvalidInput: the statistics do not say what was sent."""
+    """Return the stages of a row of ``comparisons``; InvalidInput: none states its requests, rate and lengths."""
     question = question_of(row)
     summaries = of_logs(production_summaries, question)
     stages = stages_of(summaries)
@@ -54,10 +54,10 @@ def stages_of_comparison(row: Mapping[str, Any], production_summaries: pa.Table)
 
 
 def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session: Session) -> dict[str, pa.Table]:
-    """Return ``stage_vs_prediction`` and ``stage_tiers``: every stage simulated as its client drove it.
+    """Return ``stage_vs_prediction`` and ``stage_tiers``: every stage simulated with the load that its client sent.
 
-    Of the load as it was described ``max_concurrency`` (what the client has in flight at most), ``input_len``,
-    ``output_len`` (where the client counts tokens anew), ``range_ratio`` and ``seed`` are used.
+    Flags of the described load that are used: ``max_concurrency`` (of the client), ``input_len``, ``output_len``
+    (where the client retokenises), ``range_ratio`` and ``seed``.
     """
     rows, tiers = [], []
     for row in comparisons.to_pylist():
@@ -67,8 +67,11 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
             fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers")
             summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
             intervals: dict[str, dict[str, Any]] = {}
-            for end in fork.table("scenario_intervals").to_pylist():
-                intervals.setdefault(end["scenario_id"], {})[end["metric"]] = (end["low"], end["high"])
+            for interval in fork.table("scenario_intervals").to_pylist():
+                intervals.setdefault(interval["scenario_id"], {})[interval["metric"]] = (
+                    interval["low"],
+                    interval["high"],
+                )
             tiers.append({"comparison_id": comparison.comparison_id, **fork.table("deployment_tiers").to_pylist()[0]})
         for stage, summary in zip(comparison.stages, summaries, strict=True):
             rows += [
@@ -80,44 +83,49 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
 
 
 def give_stages(fork: Session, comparison: Stages) -> None:
-    """Give a session one scenario for each stage, with the load that its client sent; ids in the order of stages."""
-    described = dict(comparison.question.stated or {})
+    """Give a session one scenario per stage, with the load that its client sent; ids are in the order of stages."""
+    described_load = dict(comparison.question.stated or {})
     plan = plan_rows(fork, [{**NO_LOAD, **comparison.question.flags}], origin="")
     scenario = plan.planned[0]
     scenarios, loads = [], []
     for number, stage in enumerate(comparison.stages):
-        name = f"{number:03d}"
+        stage_id = f"{number:03d}"
         concurrency = (
-            described.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
+            described_load.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
         )
-        most = int(concurrency) if concurrency else None if stage.is_open else stage.in_flight
-        scenarios.append({**scenario, "scenario_id": name, "max_concurrency": most})
-        columns = load_of_stage(stage, described.get("seed", 0) + number, described, comparison.client)
-        loads.append(pa.table({"load_id": pa.array([name] * stage.requests), **columns}))
+        max_concurrency = int(concurrency) if concurrency else None if stage.is_open else stage.in_flight
+        scenarios.append({**scenario, "scenario_id": stage_id, "max_concurrency": max_concurrency})
+        columns = load_of_stage(stage, described_load.get("seed", 0) + number, described_load, comparison.client)
+        loads.append(pa.table({"load_id": pa.array([stage_id] * stage.requests), **columns}))
     give_plan(fork, plan.deployments_of(plan.planned), scenarios)
     names = [row["scenario_id"] for row in scenarios]
-    fork.give("scenario_loads", [{"scenario_id": name, "load_id": name} for name in names])
+    fork.give("scenario_loads", [{"scenario_id": stage_id, "load_id": stage_id} for stage_id in names])
     requests = pa.concat_tables(loads)
-    fork.give("load_requests", conformed({name: requests[name] for name in requests.column_names}), trusted=True)
+    fork.give(
+        "load_requests", conformed({stage_id: requests[stage_id] for stage_id in requests.column_names}), trusted=True
+    )
 
 
 def _stage_rows(
     stage: Stage, summary: Mapping[str, Any], intervals: Mapping[str, tuple[float, float]]
 ) -> list[dict[str, Any]]:
-    """Return each latency that the log states of a stage, and the rate of one that was full."""
-    ours = {
+    """Return rows of ``stage_vs_prediction`` of one stage: its stated latencies, and the rate of a saturated one.
+
+    ``intervals``: 90 % interval (low, high) by column of ``scenario_summary``.
+    """
+    predictions = {
         (f"{metric}_ms", statistic): summary[f"{metric}_{statistic}_ms"]
         for metric in METRICS
         for statistic in STATISTICS
     }
-    theirs = dict(stage.measured)
+    measurements = dict(stage.measured)
     if not stage.is_open:
-        # of a loop that is full the rate is an answer of the engine
-        ours["request_throughput", "mean"] = summary["request_throughput"]
-        theirs["request_throughput", "mean"] = stage.achieved
+        # the rate of a saturated closed loop is the engine's throughput
+        predictions["request_throughput", "mean"] = summary["request_throughput"]
+        measurements["request_throughput", "mean"] = stage.achieved
     rows = []
-    for (metric, statistic), predicted in ours.items():
-        measured = theirs.get((metric, statistic))
+    for (metric, statistic), predicted in predictions.items():
+        measured = measurements.get((metric, statistic))
         if not measured or predicted is None:
             continue
         name = metric if metric == "request_throughput" else f"{metric.removesuffix('_ms')}_{statistic}_ms"
@@ -140,9 +148,9 @@ def _stage_rows(
 
 
 class StageComparison:
-    """A production log without requests: each stage's statistics beside those of its simulation, as the graph has them.
+    """A production log without requests: the statistics of each stage, measured and simulated.
 
-    InvalidInput: a log whose statistics do not say what was sent.
+    InvalidInput: no stage states its requests, rate and lengths.
     """
 
     def __init__(self, session: Session, tables: Mapping[str, pa.Table], question: Question) -> None:
@@ -157,16 +165,16 @@ class StageComparison:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of ``stage_vs_prediction``: each latency that the log states, and the rate of stages that were full."""
+        """Rows of ``stage_vs_prediction``: each stated latency, and the rate of saturated stages."""
         return self.table(TABLE).to_pylist()
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The comparison as ``kernelsight compare --format json`` prints it; ``stages``: the rows."""
         faults = self._logs["log_faults"].to_pylist()
-        tier = self._session.table("stage_tiers").to_pylist()[0]
+        tiers = self._session.table("stage_tiers").to_pylist()[0]
         errors = {f"{name}_ms": self._errors(f"{name}_ms") for name in METRICS}
-        off = errors["e2e_ms"]["measured"] - errors["e2e_ms"]["predicted"] if errors["e2e_ms"]["n"] else 0.0
+        miss_ms = errors["e2e_ms"]["measured"] - errors["e2e_ms"]["predicted"] if errors["e2e_ms"]["n"] else 0.0
         return {
             "requests": sum(stage.requests for stage in self.stages),
             "dropped": fault_counts(faults),
@@ -176,18 +184,20 @@ class StageComparison:
             "causes": [],
             "percentiles": {},
             "occupancy": {},
-            "parts": [{"part": "unexplained", "miss_ms": off, "share": 1.0 if off else 0.0, "posterior_ratio": None}],
+            "parts": [
+                {"part": "unexplained", "miss_ms": miss_ms, "share": 1.0 if miss_ms else 0.0, "posterior_ratio": None}
+            ],
             "suspects": [],
             "fit": {},
             "drift": [],
-            **{name: tier[name] for name in ("tier", "not_measured")},
+            **{name: tiers[name] for name in ("tier", "not_measured")},
             "stages": self.rows,
             "findings": findings(self.stages, faults, self._client),
             "verdict": self._verdict(),
         }
 
     def _errors(self, metric: str) -> dict[str, Any]:
-        """Return mean times over requests, and the errors of the stages' means."""
+        """Return mean times weighted by requests, and the errors of the stages' means; see ``errors.errors_of``."""
         weights = {(stage.log_id, stage.part): stage.requests for stage in self.stages}
         rows = [row for row in self.rows if (row["metric"], row["statistic"]) == (metric, "mean")]
         if not rows:
@@ -207,28 +217,28 @@ class StageComparison:
         }
 
     def _verdict(self) -> str:
-        """Return one sentence: how far the open stages are off in E2E, and full ones in the rate that is served."""
-        lost = unused_clause(fault_counts(self._logs["log_faults"].to_pylist()))
+        """Return the verdict, one sentence: error of E2E in open-loop stages, and of the rate in saturated ones."""
+        unused = unused_clause(fault_counts(self._logs["log_faults"].to_pylist()))
         means = [row for row in self.rows if row["statistic"] == "mean"]
         has_e2e = any(row["metric"] == "e2e_ms" and row["open_loop"] for row in means)
-        # a report without E2E, such as vLLM's, has the other two
-        of_open = ["e2e_ms"] if has_e2e else ["ttft_ms", "tpot_ms"]
+        # reports without E2E, such as vLLM's, have TTFT and TPOT
+        open_metrics = ["e2e_ms"] if has_e2e else ["ttft_ms", "tpot_ms"]
         clauses = []
-        for metric, is_open in (*((name, True) for name in of_open), ("request_throughput", False)):
+        for metric, is_open in (*((name, True) for name in open_metrics), ("request_throughput", False)):
             rows = [row for row in means if row["metric"] == metric and row["open_loop"] == is_open]
             if rows:
                 errors = [row["error"] for row in rows]
                 stages = f"{len(rows)} {'open' if is_open else 'full'} {'stage' if len(rows) == 1 else 'stages'}"
                 metric_name = metric.removesuffix("_ms").upper() if is_open else "rate"
-                off = (
+                error_text = (
                     f"within {deviation(min(errors))} to {deviation(max(errors))} of"
                     if len(rows) > 1
                     else f"{deviation(errors[0])} off"
                 )
-                clauses.append(f"{metric_name} of {stages} predicted {off} measured")
+                clauses.append(f"{metric_name} of {stages} predicted {error_text} measured")
         if not clauses:
-            return f"no stage of the log has a mean that is compared{lost}."
-        return "; ".join(clauses) + f"; the log holds no requests, so that no cause was looked for{lost}."
+            return f"no stage of the log has a mean that is compared{unused}."
+        return "; ".join(clauses) + f"; the log holds no requests, so that no cause was looked for{unused}."
 
     def table(self, name: str) -> pa.Table:
         """Return ``stage_vs_prediction``, ``stage_corrections``, or a table of the log; InvalidInput: another name."""

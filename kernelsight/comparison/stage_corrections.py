@@ -1,9 +1,9 @@
-"""Corrections from the statistics of one run or a few: factors on kernels and host times, for other loads.
+"""Corrections (factors on kernels, host times) fitted to the statistics of one run or a few, for use at other loads.
 
-Of a run only TTFT and TPOT are known, so what is wrong is shared out by what could be: every part has a standard
-deviation before the run is seen, and the likeliest factors are taken that explain the run with its own noise. A run
-that no small factors explain (another regime, such as a full cache) counts little: its noise has heavy tails, and near
-capacity more of it. How far a part moves TTFT and TPOT is found by simulating the run again, once for each part.
+Maximum a posteriori: a run gives only TTFT and TPOT, so the miss is shared out by the prior standard deviation of every
+part. The noise is heavy-tailed, and larger where the prediction's interval is wide, as near capacity: a run that no
+small factors explain (another regime, such as a full cache) counts little. The effect of each part on TTFT and TPOT is
+simulated, once per part.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from kernelsight.dataflow.session import Session
 from kernelsight.scenario.corrections import fingerprint
 
 METRICS = ("ttft_ms", "tpot_ms")
-# standard deviations of logarithms before a run is seen, and of what repeats of a run and its neighbours in load
-# scatter; chosen on InferenceX for gap analysis, and vice versa (docs/lab/end_to_end.md)
+# prior standard deviations of logarithms of factors; NOISE: of the scatter of repeated runs and neighbouring loads.
+# Chosen on InferenceX for gap analysis, and vice versa (docs/lab/end_to_end.md)
 KERNELS_SD = {
     **{"prefill_gemm": 0.2, "prefill_attention": 0.2, "prefill_moe": 0.3},
     **{"decode_gemm": 0.1, "decode_attention": 0.3, "moe": 0.2, "communication": 0.2},
 }
-# microseconds a step, and a request
-HOST_SD = {"host": 500.0, "front_end": 10_000.0}
+# prior standard deviations, microseconds a step, and a request
+HOST_SD = {"host": 500.0, "front_end": 5_000.0}
 PARTS = (*KERNELS_SD, *HOST_SD)
 SD = np.array([*KERNELS_SD.values(), *HOST_SD.values()])
 NOISE = {"ttft_ms": 0.08, "tpot_ms": 0.03}
-# of the standard deviation that the interval of a prediction stands for: what it adds to the noise
+# share of the prediction interval's standard deviation that is added to the noise; its 90 % width in those
 OF_INTERVAL, WIDTH_90 = 0.25, 3.29
-# of a Student distribution over the metrics of a run: what is far off says less
+# degrees of freedom of Student's t over the metrics of a run: outliers count less
 DEGREES = 3.0
 ITERATIONS = 30
-# no part moves further than this many of its standard deviations
+# largest correction of a part, in its prior standard deviations
 MOST_SD = 2.0
-# of a standard deviation: how far a part is moved to see what it does
+# step of a part in the difference quotient, in its prior standard deviations
 STEP = 0.5
 
 
 class Observed(NamedTuple):
-    """What the runs say, an observation each row: the run, log(measured / predicted), and its standard deviation."""
+    """Observations, shape [observations] each: number of the run, log(measured / predicted), its standard deviation."""
 
     run: np.ndarray
     miss: np.ndarray
@@ -55,7 +55,7 @@ class Observed(NamedTuple):
 def correction_table(
     comparisons: pa.Table, production_summaries: pa.Table, stage_vs_prediction: pa.Table, session: Session
 ) -> pa.Table:
-    """Return ``stage_corrections``: none for a log whose stages state no TTFT and no time per token."""
+    """Return ``stage_corrections``: no rows for a log whose stages state neither TTFT nor TPOT."""
     rows = []
     for row in comparisons.to_pylist():
         comparison = stages_of_comparison(row, production_summaries)
@@ -69,28 +69,31 @@ def correction_table(
 
 
 def likeliest(observations: Observed, slopes: np.ndarray) -> np.ndarray:
-    """Return the likeliest value of each part: logarithms of factors, and microseconds.
+    """Return the most likely value of each of PARTS: logarithms of factors, and microseconds of HOST_SD.
 
-    ``slopes``: what each part does to the logarithm of each observation, by its unit.
+    ``slopes``: derivative of each observation's logarithm by each part, shape [observations, PARTS].
 
     >>> slopes = np.zeros((1, len(PARTS)))
     >>> slopes[0, PARTS.index("decode_gemm")] = 1.0
-    >>> found = likeliest(Observed(np.array([0]), np.array([0.02]), np.array([0.03])), slopes)
-    >>> round(float(found[PARTS.index("decode_gemm")]), 3)
+    >>> values = likeliest(Observed(np.array([0]), np.array([0.02]), np.array([0.03])), slopes)
+    >>> round(float(values[PARTS.index("decode_gemm")]), 3)
     0.019
     """
     scaled, weight = np.zeros(len(PARTS)), np.ones(observations.miss.size)
     metrics = np.bincount(observations.run)
     for _ in range(ITERATIONS):
-        precise = (slopes * SD) * (weight / observations.noise**2)[:, None]
-        scaled = np.linalg.solve(precise.T @ (slopes * SD) + np.eye(len(PARTS)), precise.T @ observations.miss)
-        off = ((observations.miss - (slopes * SD) @ scaled) / observations.noise) ** 2
-        weight = ((DEGREES + metrics) / (DEGREES + np.bincount(observations.run, off)))[observations.run]
+        weighted = (slopes * SD) * (weight / observations.noise**2)[:, None]
+        scaled = np.linalg.solve(weighted.T @ (slopes * SD) + np.eye(len(PARTS)), weighted.T @ observations.miss)
+        squared_residuals = ((observations.miss - (slopes * SD) @ scaled) / observations.noise) ** 2
+        weight = ((DEGREES + metrics) / (DEGREES + np.bincount(observations.run, squared_residuals)))[observations.run]
     return np.clip(scaled, -MOST_SD, MOST_SD) * SD
 
 
 def observed_misses(comparison: Stages, errors: Sequence[Mapping[str, Any]]) -> tuple[Observed, np.ndarray]:
-    """Return what the stages say, and which of their means each observation is, as indices (stage, metric)."""
+    """Return the observations of the stages, and the indices (stage, metric) of each, shape [observations, 2].
+
+    ``errors``: rows of ``stage_vs_prediction`` of means.
+    """
     by_stage = {(row["log_id"], row["part"], row["metric"]): row for row in errors}
     observations, positions = [], []
     for number, stage in enumerate(comparison.stages):
@@ -108,6 +111,7 @@ def observed_misses(comparison: Stages, errors: Sequence[Mapping[str, Any]]) -> 
 
 
 def _corrections(comparison: Stages, errors: Sequence[Mapping[str, Any]], session: Session) -> list[dict[str, Any]]:
+    """Return the rows of ``stage_corrections`` of one comparison."""
     observations, indices = observed_misses(comparison, errors)
     if not observations.miss.size:
         return []
@@ -121,7 +125,7 @@ def _corrections(comparison: Stages, errors: Sequence[Mapping[str, Any]], sessio
 
 
 def _slopes(session: Session, comparison: Stages, settings_fingerprint: str) -> np.ndarray:
-    """Return what a unit of each part does to the logarithms of the means of each stage: [stages, metrics, parts]."""
+    """Return derivatives of the logarithms of each stage's means by each part, shape [stages, METRICS, PARTS]."""
     means = _means(session)
     slopes = []
     for values in np.diag(STEP * SD):
@@ -139,7 +143,7 @@ def _means(session: Session) -> np.ndarray:
 
 
 def _rows(comparison: Stages, values: np.ndarray, settings_fingerprint: str) -> list[dict[str, Any]]:
-    """Return the rows of a correction by PARTS, of those that are moved at all."""
+    """Return correction rows of the PARTS whose value is not 0; ``values``: shape [PARTS]."""
     stage_names = ", ".join(stage.part for stage in comparison.stages[:3]) + (
         ", …" if len(comparison.stages) > 3 else ""
     )

@@ -1,4 +1,4 @@
-"""The step budget that a log shows: prompts that are computed in pieces bound the time between two tokens of others."""
+"""The step budget (max_num_batched_tokens) that a log shows: chunked prefill bounds the gaps between others' tokens."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import pyarrow as pa
 
 # every usual budget, tokens a step
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
-# tokens of one chunk come together: such gaps, ms, are none of steps
+# shorter gaps, ms, are between tokens of one stream chunk, and not between steps
 TOGETHER_MS = 0.05
-# a gap this many times the median holds a piece of a prompt; the number of them that shows how long pieces are
+# gaps longer than the median by this factor contain a prefill chunk; fewer such gaps do not determine chunk sizes
 WITH_PROMPT, LEAST_GAPS = 1.2, 200
-# the longest gaps are as long as many are: within this factor, the 99th percentile over the 90th
+# the longest gaps share one length, that of a full chunk: the 99th percentile over the 90th is at most this
 FLAT = 1.12
-# whole, a long prompt would take this many times as long as the longest piece, and fewer gaps than this share of the
-# requests are half way there
+# an unchunked long prompt would take this many times as long as the longest chunk, and gaps half way to that are fewer
+# than this share of the requests
 LEAST_LONGER, MOST_WHOLE = 1.6, 0.01
 
 
 def all_gaps(chunk_gaps_ms: pa.ChunkedArray) -> np.ndarray:
-    """Return the gaps between the tokens of all requests, ms; none where a log has none."""
+    """Return the gaps between stream chunks of all requests, ms; empty where a log has none."""
     values = chunk_gaps_ms.combine_chunks().flatten()
     return values.drop_null().to_numpy(zero_copy_only=False).astype(float)
 
 
 def budget_seen(gaps_ms: np.ndarray, prompt_tokens: np.ndarray, stated: int, line: tuple[float, float]) -> int | None:
-    """Return the step budget that gaps between tokens show, where it is smaller than stated; None: they show none.
+    """Return the step budget, tokens, that gaps between tokens show if it is smaller than stated; else None.
 
-    ``line``: predicted ms of a prompt's only step without tokens, and ms a token. Prompts of one length have gaps of
-    one length too, but then no prompt would take longer whole.
+    ``line``: intercept, ms, and slope, ms a token, of the predicted time of an unchunked prompt. Prompts of one length
+    have gaps of one length too, but then no unchunked prompt would take longer.
     """
     gaps = gaps_ms[gaps_ms > TOGETHER_MS]
     base_ms, token_ms = line
     if not gaps.size or not token_ms > 0.0 or not np.isfinite(base_ms):
         return None
-    usual_gap = float(np.median(gaps))
-    gaps = gaps[gaps > WITH_PROMPT * usual_gap]
+    median_gap = float(np.median(gaps))
+    gaps = gaps[gaps > WITH_PROMPT * median_gap]
     if gaps.size < LEAST_GAPS:
         return None
-    usual, longest = np.quantile(gaps, (0.9, 0.99))
+    p90_gap, p99_gap = np.quantile(gaps, (0.9, 0.99))
     whole_ms = base_ms + token_ms * min(float(np.quantile(prompt_tokens, 0.95)), stated)
-    long_gaps = np.count_nonzero(gaps > (longest + whole_ms) / 2.0)
-    if longest > FLAT * usual or whole_ms < LEAST_LONGER * longest or long_gaps > MOST_WHOLE * prompt_tokens.size:
+    long_gaps = np.count_nonzero(gaps > (p99_gap + whole_ms) / 2.0)
+    if p99_gap > FLAT * p90_gap or whole_ms < LEAST_LONGER * p99_gap or long_gaps > MOST_WHOLE * prompt_tokens.size:
         return None
-    # a piece hides the reading of weights in a step without prompts, and not its attention and host time: half of it
-    tokens = (longest - usual_gap / 2.0) / token_ms
+    # a chunk's step contains about half of a decode step: attention and host time, not the reading of weights
+    tokens = (p99_gap - median_gap / 2.0) / token_ms
     budget = min(BUDGETS, key=lambda size: abs(np.log(size / tokens)))
     return budget if budget < stated else None

@@ -1,11 +1,11 @@
-"""The rows of a log that a comparison cannot use: how many, and why."""
+"""Rows of a log that a comparison does not use: counts by rule, and the clause of the verdict on them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# rules by which a log loses requests that it holds; of those that failed or were cancelled nothing can be compared
+# rules that drop requests that could have been compared; failed and cancelled requests could not
 LOST = (
     *("duplicate_id", "unreadable_line", "unreadable_value", "no_prompt_tokens", "no_latency", "no_output"),
     *("negative_duration", "not_finite", "no_first_chunk"),
@@ -15,7 +15,7 @@ REJECTED = "rejected by the simulated engine"
 
 
 def fault_counts(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of ``log_faults`` of all logs together, by rule.
+    """Return counts of unused rows by rule, summed over logs; ``faults``: rows of ``log_faults``.
 
     >>> fault = {"rule": "duplicate_id", "rows": "dropped", "explanation": "requests whose id occurs before", "n": 2}
     >>> fault_counts([fault, fault | {"log_id": "other"}])[0]["n"]
@@ -29,13 +29,16 @@ def fault_counts(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rejected(n: int, longest: int, limit: int) -> dict[str, Any]:
-    """Return the row of requests that the simulated engine rejects; ``longest``: prompt and output of the longest."""
+    """Return the count of requests that the simulated engine rejects, as a row of ``fault_counts``.
+
+    ``longest``: prompt and output tokens of the longest; ``limit``: max_model_len.
+    """
     why = f"requests that the simulated engine rejects: up to {longest:,} tokens, where max_model_len is {limit:,}"
     return {"reason": REJECTED, "n": n, "rows": "excluded", "explanation": why}
 
 
 def unused_clause(dropped: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many rows of a log were not used or are doubtful, and why, for the end of a verdict; "" for none.
+    """Return the clause of a verdict on rows that were not used or are doubtful, with counts and reasons; "" for none.
 
     >>> fault = {"rule": "no_output", "rows": "excluded", "explanation": "requests: why", "n": 1200}
     >>> unused_clause(fault_counts([fault]))

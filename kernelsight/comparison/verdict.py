@@ -1,4 +1,4 @@
-"""The comparison in one sentence."""
+"""Verdict of a comparison: sentences on the miss, its causes, unused rows, and what the log cannot show."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kernelsight.comparison.unused_rows import unused_clause
 from kernelsight.escape import html_table
 from kernelsight.number_format import deviation, number, percent, rounded
 
-# a smaller share of E2E is agreement: repeats of one run differ by 2 to 5 % in TTFT
+# deviations below this share of E2E are agreement: repeats of one run differ by 2 to 5 % in TTFT
 AGREES = 0.02
-# where kernels that were measured take less of the GPU's time, it is said which were not
+# if measured kernels take less than this share of the GPU's time, the verdict lists families that were not measured
 MOSTLY = 0.8
 WORDS = {
     "gpu": "all kernels",
@@ -26,7 +26,7 @@ WORDS = {
     "moe": "experts",
     "communication": "collectives",
 }
-# a figure of the load as the beginning of a sentence
+# figures of the load as beginnings of a clause
 LOAD = {
     "request_rate": "requests per second are",
     "prompt_tokens": "prompts are",
@@ -34,23 +34,23 @@ LOAD = {
 }
 
 
-def verdict_of(answer: Mapping[str, Any], unlooked_for: str | None = None) -> str:
-    """Return one sentence: how far E2E is off, what explains most of it, what was not used, and what it rests on.
+def verdict_of(summary: Mapping[str, Any], no_search_reason: str | None = None) -> str:
+    """Return the verdict, one sentence: error of E2E, its causes, unused rows, and unmeasured kernels behind it.
 
-    ``unlooked_for``: why no cause was looked for.
+    ``answer``: the summary of ``answer.answer_of``; ``no_search_reason``: why causes were not searched for.
     """
-    sentence = _miss_sentence(answer, unlooked_for)[:-1] + _power_clause(answer.get("power_w"))
-    sentence += f"{unused_clause(answer['dropped'])}."
-    if answer["tier"] == "unmeasured-vendor":
+    sentence = _miss_sentence(summary, no_search_reason)[:-1] + _power_clause(summary.get("power_w"))
+    sentence += f"{unused_clause(summary['dropped'])}."
+    if summary["tier"] == "unmeasured-vendor":
         return (
             f"{sentence[:-1]}; many kernels were measured on no GPU of this vendor: any part may be the prediction's."
         )
-    if answer["tier"] == "cross-generation":
+    if summary["tier"] == "cross-generation":
         return f"{sentence[:-1]}; kernels of this GPU were not measured but predicted from other GPUs."
     if (
-        answer["tier"] == "target-measured"
-        and answer["measured_share"] < MOSTLY
-        and (families := answer["assumed_families"])
+        summary["tier"] == "target-measured"
+        and summary["measured_share"] < MOSTLY
+        and (families := summary["assumed_families"])
     ):
         names = families.replace("_", " ")
         return f"{sentence[:-1]}; kernels of {names} were not measured as they run here: their constants are assumed."
@@ -65,17 +65,18 @@ def _power_clause(power: Mapping[str, Any] | None) -> str:
     return f"; its GPUs drew {number(measured)} W, predicted {number(predicted)} W ({deviation(error)})"
 
 
-def _miss_sentence(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
-    name = next((name for name in ("E2E", "TPOT", "TTFT") if answer[f"{name.lower()}_ms"]["n"]), None)
+def _miss_sentence(summary: Mapping[str, Any], no_search_reason: str | None) -> str:
+    """Return the sentence on measured and predicted mean E2E (else TPOT, else TTFT) and the causes of the miss."""
+    name = next((name for name in ("E2E", "TPOT", "TTFT") if summary[f"{name.lower()}_ms"]["n"]), None)
     if name is None:
         return "no request of the log was served in the replay, so that nothing is compared."
-    e2e = answer[f"{name.lower()}_ms"]
-    off = e2e["measured"] / e2e["predicted"] - 1.0
+    e2e = summary[f"{name.lower()}_ms"]
+    miss = e2e["measured"] / e2e["predicted"] - 1.0
     times = f"measured {number(e2e['measured'])} ms, predicted {number(e2e['predicted'])} ms"
-    impossible = [row for row in answer["suspects"] if row["evidence"] == "impossible"]
-    agrees = abs(off) < AGREES and not answer["causes"]
+    impossible = [row for row in summary["suspects"] if row["evidence"] == "impossible"]
+    agrees = abs(miss) < AGREES and not summary["causes"]
     sentence = f"log and prediction agree: mean {name} {times}" if agrees else (
-        f"mean {name} is {percent(abs(off), 1)} {'longer' if off > 0 else 'shorter'} than predicted ({times})"
+        f"mean {name} is {percent(abs(miss), 1)} {'longer' if miss > 0 else 'shorter'} than predicted ({times})"
     )  # fmt: skip
     unit = _other_unit(e2e["measured"] / e2e["predicted"])
     if unit:
@@ -86,18 +87,18 @@ def _miss_sentence(answer: Mapping[str, Any], unlooked_for: str | None) -> str:
     if impossible:
         row = impossible[0]
         return f"{sentence}; the log contradicts {row['setting']} {row['stated']}: {row['value']}."
-    if answer["causes"]:
-        return f"{sentence}; {'; and '.join(cause_sentence(cause) for cause in answer['causes'])}."
-    if unlooked_for is not None:
-        return f"{sentence}; {unlooked_for}." if unlooked_for else f"{sentence}."
+    if summary["causes"]:
+        return f"{sentence}; {'; and '.join(cause_sentence(cause) for cause in summary['causes'])}."
+    if no_search_reason is not None:
+        return f"{sentence}; {no_search_reason}." if no_search_reason else f"{sentence}."
     if agrees:
         return f"{sentence}."
-    covered = are_as_claimed(answer[f"{metric}_ms"] for metric in METRICS)
+    covered = are_as_claimed(summary[f"{metric}_ms"] for metric in METRICS)
     return f"{sentence}; {'the 90 % intervals of the prediction hold that' if covered else 'no cause holds'}."
 
 
 def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", described: str = "described") -> str:
-    """Return what a cause is, for a person; ``stated``, ``described``: beside what.
+    """Return a cause as a clause of the verdict; ``stated``, ``described``: names of what the log is compared with.
 
     >>> cause_sentence({"kind": "incident", "name": "gpu", "value": 2.8, "from_s": 58.0, "to_s": 68.4})
     'from 58 to 68 s every step took 2.8 times as long: another process, clocks or power'
@@ -125,6 +126,7 @@ def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", de
 
 
 def _event_sentence(cause: Mapping[str, Any]) -> str:
+    """Return the clause on an incident or a change."""
     name, value, begin, end = (cause[key] for key in ("name", "value", "from_s", "to_s"))
     when = f"from {rounded(begin)} s on" if cause["kind"] == "change" else f"from {rounded(begin)} to {rounded(end)} s"
     if name == "pause":
@@ -141,20 +143,20 @@ def _event_sentence(cause: Mapping[str, Any]) -> str:
     return f"{when} every step took {number(value, 3)} times as long: another process, clocks or power"
 
 
-def verdict_table(answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+def verdict_table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     """Return the verdict and the rows that are not 0 as HTML, for notebooks."""
-    shown = [[row[name] for name in names] for row in rows if row.get("miss_ms", 1.0)]
-    return html_table(answer["verdict"], names, shown)
+    cells = [[row[name] for name in names] for row in rows if row.get("miss_ms", 1.0)]
+    return html_table(summary["verdict"], names, cells)
 
 
-# a posterior as wide as this share of the prior does not determine a part; parts below this share of E2E are ignored
+# a part is undetermined if its posterior is wider than this share of the prior; parts below a share of E2E are skipped
 UNKNOWN, LEAST_SHARE = 0.8, 0.05
 
 
 def not_separated(
     parts: Sequence[Mapping[str, Any]], e2e_ms: float | None, evidence: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return what a log does not separate, and which records would: one sentence, or none.
+    """Return one sentence on parts that a log cannot separate, and records that would separate them; or none.
 
     ``parts``: rows of ``miss_by_part``; ``e2e_ms``: predicted mean E2E; ``evidence``: number of steps and of kernels
     that the log has already.
@@ -163,29 +165,31 @@ def not_separated(
     >>> not_separated(rows, 100.0)[0].split(":")[0]
     'this log does not separate host from decode_gemm'
     """
-    wide = [
+    undetermined = [
         row["part"]
         for row in parts
         if (row["posterior_ratio"] or 0.0) >= UNKNOWN and (row["predicted_ms"] or 0.0) >= LEAST_SHARE * (e2e_ms or 0.0)
     ]
-    if len(wide) < 2:
+    if len(undetermined) < 2:
         return []
     counts = evidence or {}
     steps = "engine steps (--steps: vLLM --enable-logging-iteration-details, forward-pass metrics)"
     kernels = "kernels (--kernels: vllm bench forward)"
     missing = [records for name, records in (("steps", steps), ("kernels", kernels)) if not counts.get(name)]
-    would = f"; {' or '.join(missing)} would" if missing else ""
-    *others, last_part = sorted(wide, reverse=True)
+    advice = f"; {' or '.join(missing)} would" if missing else ""
+    *others, last_part = sorted(undetermined, reverse=True)
     parts_named = (
-        f"{others[0]} from {last_part}" if len(wide) == 2 else f"{', '.join(others)} and {last_part} from each other"
+        f"{others[0]} from {last_part}"
+        if len(undetermined) == 2
+        else f"{', '.join(others)} and {last_part} from each other"
     )
-    return [f"this log does not separate {parts_named}: only their sum is known{would}"]
+    return [f"this log does not separate {parts_named}: only their sum is known{advice}"]
 
 
 def not_judged(answer: Mapping[str, Any]) -> list[str]:
-    """Return which metrics a log does not measure, and what is not judged for that: one sentence, or none.
+    """Return one sentence on metrics that a log does not measure, and judgements that need them; or none.
 
-    ``answer``: figures of each metric, of ``n`` requests.
+    ``answer``: the summary, of which ``n``, the requests of each metric, is read.
 
     >>> not_judged({"ttft_ms": {"n": 9}, "tpot_ms": {"n": 0}, "e2e_ms": {"n": 0}})[0].partition(": ")[0]
     'this log does not measure TPOT and E2E'
@@ -201,5 +205,5 @@ def not_judged(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _other_unit(ratio: float) -> str | None:
-    """Return the unit that measured times are in, where they are about a thousandth or a thousandfold of predicted."""
+    """Return the unit of measured times if ``ratio``, measured over predicted, is near 1/1000 or 1000; else None."""
     return "seconds" if 2e-4 < ratio < 5e-3 else "microseconds" if 2e2 < ratio < 5e3 else None

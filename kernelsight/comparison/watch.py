@@ -1,7 +1,7 @@
-"""A log that grows, or a server's metrics, held against their prediction poll by poll: windows, drift, and one state.
+"""Watch of a growing log or a server's metrics: polls, windows compared with their prediction, drift, durable state.
 
-Each poll ends with the state on the disk, behind everything that it wrote. A poll that was cut off is done again from
-the state before it and writes the same files: a restart loses nothing and doubles nothing.
+Each poll ends by writing the state, after all its other output. A poll that was interrupted is repeated from the state
+before it and writes the same files: a restart neither loses nor duplicates anything.
 """
 
 from __future__ import annotations
@@ -47,7 +47,12 @@ Compare = Callable[..., Any]
 
 @dataclass
 class State:
-    """What a watch knows: how far it has read, the rows that it keeps, what is usual, and what it has written."""
+    """State of a watch, saved after each poll.
+
+    ``place``: how far the log was read; ``kept``: recent requests; ``scrape``, ``scraped_at``: the last metrics of a
+    server, and their unix time; ``drifts``: drift detectors by metric; ``looks_like``: likely causes of the drift;
+    ``windows``, ``totals``: number of windows and of requests so far.
+    """
 
     source: str
     place: Position = field(default_factory=Position)
@@ -61,17 +66,17 @@ class State:
 
     @property
     def drifting_since(self) -> float | None:
-        """When the drift began that has not ended; None for none."""
+        """Start of the earliest drift that has not ended, s; None without one."""
         return min((drift.since for drift in self.drifts.values() if drift.since is not None), default=None)
 
     def as_json(self) -> str:
-        """Return the state as it is kept."""
+        """Return the state as the JSON text that is saved."""
         return json.dumps({"version": VERSION, **vars(self)})
 
 
 @dataclass
 class Targets:
-    """Where a watch writes: its state, metrics for Prometheus, and a folder with a Parquet file for each window."""
+    """Output files of a watch: state, Prometheus metrics, and a folder with one Parquet file per window; None: none."""
 
     state: Path | None = None
     metrics: Path | None = None
@@ -79,10 +84,10 @@ class Targets:
 
 
 def state_of(path: Path | None, source: str) -> State:
-    """Return the state in a file, or a new one; InvalidInput: it is of another log, or none."""
-    shown = redacted_text(source)
+    """Return the state in a file, or a new one without a file; InvalidInput: not a state, or of another source."""
+    shown_source = redacted_text(source)
     if path is None or not path.exists():
-        return State(shown)
+        return State(shown_source)
 
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"--state {path} {problem}; give another file, or remove it to begin anew.")
@@ -98,14 +103,18 @@ def state_of(path: Path | None, source: str) -> State:
             raise refuse("is no state of a watch")
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise refuse("is no state of a watch") from None
-    if state.source != shown:
+    if state.source != shown_source:
         raise refuse(f"is of {state.source}")
     return state
 
 
 @dataclass
 class Watch:
-    """A watch of one log or one address; ``compare``: finds causes, as ``Session.compare`` does."""
+    """A watch of one log or one metrics address.
+
+    ``flags``: the deployment; ``compare``: ``Session.compare``, which finds causes of a drift; ``log_format``,
+    ``columns``: of the log, as in ``read_logs``; ``now``: returns unix time, s.
+    """
 
     source: str
     flags: Mapping[str, Any]
@@ -122,17 +131,18 @@ class Watch:
 
     @contextlib.contextmanager
     def locked_state(self) -> Any:
-        """Keep other processes from the state while a watch runs."""
+        """Lock the state file against other processes while a watch runs."""
         with locked(self.targets.state) if self.targets.state else contextlib.nullcontext():
             yield self
 
     def poll(self) -> list[Window]:
-        """Read what is new, write what was found, and return it."""
+        """Read new lines or metrics, write their windows and the state, and return the windows."""
         windows = self._poll_server() if self.is_server else self._poll_log()
         self._save()
         return windows
 
     def _poll_log(self) -> list[Window]:
+        """Return the windows of the lines that were appended to the log."""
         windows, path = [], Path(self.source)
         for appended_part in appended(path, self.state.place):
             notes = {
@@ -152,7 +162,7 @@ class Watch:
         return windows
 
     def _windows(self, notes: list[str]) -> list[Window]:
-        """Return the window of the requests that can be compared now; a window without requests holds what was said."""
+        """Return a window of the requests that can be compared now; without any, a window of notes alone."""
         due = is_due(self.state.kept)
         if due <= self.state.kept.compared:
             return self._window_of_notes(notes)
@@ -165,15 +175,17 @@ class Watch:
         return [self._window(metrics, counts, notes)]
 
     def _window_of_notes(self, notes: list[str]) -> list[Window]:
-        """Return a window without requests that holds what was said; none where nothing was."""
+        """Return a window without requests that holds notes; none without notes."""
         return [self._new_window({}, {}, notes)] if notes else []
 
     def _new_window(self, metrics: dict[str, dict[str, float]], counts: dict[str, float], notes: list[str]) -> Window:
+        """Return a window with the current levels, drift and totals of the state."""
         usual = {name: drift.level for name, drift in self.state.drifts.items()}
         state = self.state
         return Window(state.windows, metrics, counts, notes, usual, state.drifting_since, dict(state.totals))
 
     def _poll_server(self) -> list[Window]:
+        """Return the window between the last scrape of the server's metrics and a new one."""
         now_s = self.now()
         try:
             text = scraped(get_text(self.source, TIMEOUT_S, MOST_BYTES))
@@ -195,11 +207,11 @@ class Watch:
         return [self._window(metrics, counts, [])]
 
     def _window(self, metrics: dict[str, dict[str, float]], counts: dict[str, float], notes: list[str]) -> Window:
-        """Return a window, after it was followed for drift and written."""
-        began = self._follow(metrics, counts["start_s"])
+        """Return a window after updating drift and totals, and writing history and metrics."""
+        drift_notes = self._follow(metrics, counts["start_s"])
         for name in ("requests", "failed"):
             self.state.totals[name] += counts[name]
-        window = self._new_window(metrics, counts, notes + began)
+        window = self._new_window(metrics, counts, notes + drift_notes)
         self.state.windows += 1
         if self.targets.history is not None:
             self.targets.history.mkdir(parents=True, exist_ok=True)
@@ -211,11 +223,11 @@ class Watch:
         return window
 
     def _follow(self, metrics: Mapping[str, Mapping[str, float]], start_s: float) -> list[str]:
-        """Return what is to be said of the drift: once when it begins, with what it looks like, and once at its end."""
+        """Update the drift detectors; return a note when a drift begins, with its likely causes, and when it ends."""
         drifting_before, events = self.state.drifting_since, []
-        for name, figures in metrics.items():
+        for name, metric_figures in metrics.items():
             self.state.drifts[name], event = with_window(
-                self.state.drifts.get(name, Drift()), figures["log_factor"], start_s
+                self.state.drifts.get(name, Drift()), metric_figures["log_factor"], start_s
             )
             events.append(event)
         since = self.state.drifting_since
@@ -228,19 +240,19 @@ class Watch:
         return []
 
     def _looks_like(self, metrics: Mapping[str, Mapping[str, float]]) -> str:
-        """Return what a drift looks like: causes of the kept requests, or how far each metric left its usual level."""
-        usual = ", ".join(
+        """Return a description of a drift: each metric over its usual level, and causes in the kept requests."""
+        ratios = ", ".join(
             f"{name.upper()} {number(math.exp(row['log_factor'] - self.state.drifts[name].level), 3)} times the usual"
             for name, row in metrics.items()
         )
         if self.is_server:
-            return usual
+            return ratios
         try:
             comparison = self.compare(requests=requests_table(self.state.kept.rows), deployment=self.flags, fit="none")
         except InvalidInput:
-            return usual
+            return ratios
         causes = "; ".join(cause_sentence(cause) for cause in comparison.summary["causes"])
-        return f"{usual}; {causes}" if causes else usual
+        return f"{ratios}; {causes}" if causes else ratios
 
     def _save(self) -> None:
         if self.targets.state is not None:

@@ -1,4 +1,4 @@
-"""Counters of a server, polled: the load between two polls, and the times that it would be expected to have."""
+"""Windows between two scrapes of a server's counters: the load, measured means, and the means predicted for it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from kernelsight.errors import InvalidInput
 from kernelsight.logs.prometheus import used_lines
 from kernelsight.logs.read import read_logs
 
-# fewer requests between two polls make no mean; as many are drawn as make theirs exact enough
+# fewer requests between two polls are not compared; bounds of the requests that are drawn to predict their means
 LEAST_REQUESTS, LEAST_DRAWN, MOST_DRAWN = 5, 200, 2000
 
 
 def scraped(text: str) -> str:
-    """Return the lines of a scrape that windows are made of: what is kept between two polls."""
+    """Return the lines of a scrape that windows are computed from, which are kept until the next poll."""
     return "\n".join(["# TYPE kept untyped", *used_lines(text)]) + "\n"
 
 
 def counters_between(before: str, later: str) -> dict[str, float] | None:
-    """Return the counters of a server between two scrapes, of all its engines; None where it was started again."""
+    """Return the increase of a server's counters between two scrapes, summed over engines, and mean times, ms.
+
+    None: counters fell or are missing, as after a restart.
+    """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{name}.txt" for name in ("before", "now")]
         for file, text in zip(files, (before, later), strict=True):
@@ -52,35 +55,36 @@ def counters_between(before: str, later: str) -> dict[str, float] | None:
 def window_between(
     counters: Mapping[str, float], seconds: float, flags: Mapping[str, Any], session: Session
 ) -> dict[str, dict[str, float]]:
-    """Return measured and expected means by metric, ms; none where too few requests were served.
+    """Return measured and expected means by metric, ms; empty if too few requests were served.
 
-    The load is drawn: as many requests a second as began to answer, of the mean lengths, at exponential gaps.
+    The expected load is drawn: requests at the measured rate, with mean lengths and exponential gaps.
     """
     started, ended = counters["first_tokens"], counters["finished"]
     if min(started, ended) < LEAST_REQUESTS or seconds <= 0.0:
         return {}
     count = int(min(max(started, LEAST_DRAWN), MOST_DRAWN))
-    sent = np.cumsum(np.random.default_rng(0).exponential(seconds / started, count))
+    sent_s = np.cumsum(np.random.default_rng(0).exponential(seconds / started, count))
     prompt = max(round((counters["prompt_tokens"] - counters["cached_tokens"]) / started), 1)
     output = max(round(counters["output_tokens"] / ended), 1)
-    columns = {"load_id": [LOAD] * count, "request_id": np.arange(count), "arrival_s": sent - sent[0]}
+    columns = {"load_id": [LOAD] * count, "request_id": np.arange(count), "arrival_s": sent_s - sent_s[0]}
     load = conformed({**columns, "prompt_tokens": [prompt] * count, "output_tokens": [output] * count})
     (served,) = LogReplayer(session, load).serve([Variant(flags)], with_parts=False)
     expected = predicted_of(served, np.full(count, float(output)))
     figures = {}
     for metric in METRICS:
-        usual = expected[metric][np.isfinite(expected[metric])]
-        if metric in counters and counters[metric] > 0.0 and usual.size:
-            mean = float(usual.mean())
+        finite_ms = expected[metric][np.isfinite(expected[metric])]
+        if metric in counters and counters[metric] > 0.0 and finite_ms.size:
+            expected_mean = float(finite_ms.mean())
             figures[metric] = {
                 "n": started if metric == "ttft" else ended,
                 "measured_mean": counters[metric],
-                "expected_mean": mean,
-                "log_factor": math.log(counters[metric] / mean),
+                "expected_mean": expected_mean,
+                "log_factor": math.log(counters[metric] / expected_mean),
             }
     return figures
 
 
 def _mean_itl(windows: list[dict[str, Any]]) -> float | None:
+    """Return the mean inter-token latency over windows, ms; None if none has one."""
     means_ms = [row["itl_mean_ms"] for row in windows if row["itl_mean_ms"] is not None]
     return float(np.mean(means_ms)) if means_ms else None

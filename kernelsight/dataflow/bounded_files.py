@@ -1,6 +1,6 @@
-"""Files that other people wrote, read within limits: regular files alone, up to a size, unpacked step by step.
+"""Reads untrusted files within limits: regular files only, up to a size in bytes, gzip unpacked piece by piece.
 
-What is wrong with a file is said as a predicate, such as "is a pipe": each reader makes its sentence of it.
+A fault of a file is a predicate, such as "is a pipe", which each reader completes to a sentence.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import IO
 from kernelsight.errors import KernelSightError
 
 Refuse = Callable[[str], KernelSightError]
-"""Makes the error of a reader from what is wrong with its file."""
+"""Makes a reader's error from a fault of its file, stated as a predicate."""
 
-# the most bytes of a file of settings; of rows that are read whole; of a trace or a document of a log; of any log
+# most bytes of a settings file; of a table that is read whole; of a trace or a document of a log; of any log
 SETTINGS_BYTES, ROWS_BYTES, WHOLE_BYTES, LOG_BYTES = 1 << 24, 1 << 30, 1 << 33, 1 << 36
-# of what is piped in, which has no size before it ends
+# most bytes of a pipe, whose size is unknown until it ends
 PIPED_BYTES = 1 << 30
-# a packed file may unpack to the first, or to so many times its size: logs and traces stay below 40 times
+# a compressed file may unpack to FREE_UNPACKED bytes, or MOST_RATIO times its size: logs and traces stay below 40 times
 FREE_UNPACKED, MOST_RATIO = 1 << 24, 100
 PIECE_BYTES = 1 << 16
 TOO_MUCH_MEMORY = "does not fit into the memory of this machine"
@@ -38,7 +38,9 @@ _KINDS = {
 
 
 def check_file(path: str | os.PathLike[str], refuse: Refuse, most: int = LOG_BYTES) -> int:
-    """Return the size of a regular file of at most ``most`` bytes; nothing is opened, so that nothing waits.
+    """Return the size in bytes of a regular file of at most ``most`` bytes, without opening it: a pipe would block.
+
+    ``refuse`` makes the error that is raised for any other file.
 
     >>> from kernelsight.errors import InvalidInput
     >>> check_file("/", lambda found: InvalidInput(f"the grid / {found}."))
@@ -61,12 +63,15 @@ def check_file(path: str | os.PathLike[str], refuse: Refuse, most: int = LOG_BYT
 def read_bytes(
     path: str | os.PathLike[str], refuse: Refuse, most: int = SETTINGS_BYTES, *, piped: bool = False
 ) -> bytes:
-    """Return the bytes of a regular file; with ``piped``, also what is piped into this program as /dev/stdin."""
+    """Return the bytes of a regular file of at most ``most`` bytes; ``refuse`` makes the error that is raised.
+
+    With ``piped``, a path such as /dev/stdin is read too, to its end.
+    """
     if piped and _PIPED.fullmatch(os.fspath(path)):
         return _piped_bytes(path, refuse, most)
     size = check_file(path, refuse, most)
     try:
-        # what has become a pipe since does not wait for a writer
+        # non-blocking: the path may have become a pipe since the check
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(handle, "rb", buffering=0) as file:
             return _all_of(file, size, refuse, most)
@@ -86,7 +91,7 @@ def _piped_bytes(path: str | os.PathLike[str], refuse: Refuse, most: int) -> byt
 
 
 def _all_of(file: IO[bytes], size: int, refuse: Refuse, most: int) -> bytes:
-    """Return what a file has until its end, which may have grown; ``size``: what it had."""
+    """Return the bytes of an open file to its end; ``size``: its size when it was checked, since when it may grow."""
     pieces: list[bytes] = []
     total, step = 0, max(size, PIECE_BYTES)
     while piece := file.read(min(step, most + 1 - total)):
@@ -103,7 +108,7 @@ def read_text(path: str | os.PathLike[str], refuse: Refuse, most: int = SETTINGS
 
 
 def decoded(data: bytes, refuse: Refuse) -> str:
-    """Return UTF-8 text without byte order mark; what is refused names the line.
+    """Decode UTF-8 text, without byte order mark; the error names the line that is not UTF-8.
 
     >>> from kernelsight.errors import InvalidInput
     >>> decoded(b"a,b" + bytes([10, 255]), lambda found: InvalidInput(f"rows.csv {found}."))
@@ -117,14 +122,14 @@ def decoded(data: bytes, refuse: Refuse) -> str:
 
 
 def pieces_of(data: bytes) -> Iterator[bytes]:
-    """Yield bytes in pieces, for :func:`unpacked`."""
+    """Yield bytes in pieces of ``PIECE_BYTES``, as :func:`unpacked` takes them."""
     return (data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
 
 
 def unpacked(pieces: Iterable[bytes], packed: int, refuse: Refuse) -> Iterator[bytes]:
-    """Yield the content of gzip members of ``packed`` bytes, never much more than what is refused as too much.
+    """Decompress gzip members of ``packed`` bytes together, and refuse them once the ratio is that of a zip bomb.
 
-    EOFError: the last member ends too early. zlib.error: it is damaged, or something else follows.
+    EOFError: the last member is truncated. zlib.error: it is damaged, or something else follows.
 
     >>> import gzip
     >>> b"".join(unpacked([gzip.compress(b"a" * 3), gzip.compress(b"b")], 46, ValueError))
@@ -139,18 +144,18 @@ def unpacked(pieces: Iterable[bytes], packed: int, refuse: Refuse) -> Iterator[b
                 if not piece:
                     break
                 member = zlib.decompressobj(wbits=31)
-            made = member.decompress(piece, most + 1 - total)
-            total += len(made)
+            content = member.decompress(piece, most + 1 - total)
+            total += len(content)
             if total > most:
                 raise refuse(_too_dense(packed))
-            yield made
+            yield content
             piece = member.unused_data
     if not member.eof:
         raise EOFError("it ends too early")
 
 
 def within_ratio(pieces: Iterable[bytes], packed: int, refuse: Refuse) -> Iterator[bytes]:
-    """Yield what ``packed`` bytes of another compression unpack to, up to what is refused as too much."""
+    """Pass on what ``packed`` bytes of another compression unpack to, and refuse it once the ratio is too high."""
     total = 0
     for piece in pieces:
         total += len(piece)
@@ -160,7 +165,7 @@ def within_ratio(pieces: Iterable[bytes], packed: int, refuse: Refuse) -> Iterat
 
 
 def unpacked_file(path: Path, refuse: Refuse) -> Iterator[bytes]:
-    """Yield the content of a gzip file, as :func:`unpacked` does; OSError: it cannot be read."""
+    """Decompress a gzip file, as :func:`unpacked` does; OSError: it cannot be read."""
     packed = check_file(path, refuse)
     with path.open("rb") as file:
         yield from unpacked(iter(functools.partial(file.read, PIECE_BYTES), b""), packed, refuse)

@@ -1,4 +1,4 @@
-"""Answers of HTTP servers, bounded in time and size; no redirect is followed, and no address is shown with a secret."""
+"""HTTP GET bounded in time and size: no redirect is followed, and no message shows a secret of an address."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from kernelsight.errors import InvalidInput, RunFailed
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: keys and what is asked would go with it."""
+    """Follows no redirect, which would carry keys and prompts to another server."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def opener() -> urllib.request.OpenerDirector:
-    """Return what opens addresses without following a redirect."""
+    """Return a urllib opener that follows no redirect."""
     return urllib.request.build_opener(_NoRedirect)
 
 
 def read_answer(answer: Any, limit_s: float, most: int) -> bytes:
-    """Return the body, at most ``most`` bytes of it; TimeoutError where it trickles in for longer than the limit."""
-    end, parts, size = time.perf_counter() + limit_s, [], 0
-    while size < most and (part := answer.read1(65_536)):
-        parts.append(part)
-        size += len(part)
+    """Return at most ``most`` bytes of a response's body; TimeoutError where that takes longer than ``limit_s``."""
+    end, chunks, size = time.perf_counter() + limit_s, [], 0
+    while size < most and (chunk := answer.read1(65_536)):
+        chunks.append(chunk)
+        size += len(chunk)
         if time.perf_counter() > end:
             raise TimeoutError
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 def check_address(flag: str, url: str) -> str:
-    """Return an http or https address; InvalidInput for another."""
+    """Return an http or https URL unchanged; InvalidInput names the ``flag`` of any other."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise InvalidInput(f"{flag} is {redacted_text(url)!r}; give an http or https address.")
@@ -45,7 +45,7 @@ def check_address(flag: str, url: str) -> str:
 
 
 def get_text(url: str, timeout_s: float, most: int) -> str:
-    """Return what an address answers, as text; RunFailed: no answer, too large a one, or one that is not 200."""
+    """Return the body of a GET as text; RunFailed: no response, an HTTP error, or more than ``most`` bytes."""
     shown = redacted_text(url)
     try:
         with opener().open(urllib.request.Request(url), timeout=timeout_s) as answer:

@@ -1,4 +1,4 @@
-"""Values of JSON and YAML that other people wrote, up to a number of values and levels, aliases counted each time."""
+"""Parses untrusted JSON and YAML within limits on the number of values and of levels; an alias counts at each use."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from kernelsight.dataflow.bounded_files import (
     read_text,
 )
 
-# a longer number is none that a setting has; some of YAML take the square of their length to read
+# digits: no setting has a longer number, and YAML needs time quadratic in the length of some
 LONGEST_NUMBER = 1000
-# long texts count as several values: an alias repeats them too
+# characters that count as one value: an alias repeats long texts too
 TEXT_OF_A_VALUE = 100
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
-# how a parser names what it does not know; a password that begins with a sign of YAML is read as such a name
+# how a YAML parser quotes an unknown tag or alias, which may be a password that begins with & or *
 _UNKNOWN = re.compile(r"\b(tag|alias|tag handle|duplicate anchor) ['\"].*", re.DOTALL)
 _NUMERIC = re.compile(r"[-+]?[0-9.][-+0-9a-fA-FxX_.:]*")
 
 
 class Limits(NamedTuple):
-    """The most bytes of a file, and values and levels of what it holds."""
+    """The most bytes of a file, values in it, and levels of nesting."""
 
     bytes: int
     values: int
@@ -39,28 +39,28 @@ class Limits(NamedTuple):
 # JSON of settings: a quantisation names every matrix of every expert
 SETTINGS = Limits(SETTINGS_BYTES, 1_000_000)
 MANIFEST = Limits(SETTINGS_BYTES, 100_000)
-# of which each is looked up among those of an engine
+# engine options: each is looked up among those of the engine
 OPTIONS = Limits(SETTINGS_BYTES, 10_000)
-# rows that are read whole, such as those of a grid
+# a table that is read whole, such as a grid
 ROWS = Limits(ROWS_BYTES, 100_000_000)
-# a log of many requests as YAML
+# a log of many requests in YAML
 REPORT = Limits(WHOLE_BYTES, 20_000_000)
 
 
 def read_json(path: str | os.PathLike[str], refuse: Refuse, limits: Limits = SETTINGS, *, piped: bool = False) -> Any:
-    """Return the value of a JSON file; ``refuse`` makes the error of what is wrong, with its line."""
+    """Parse a JSON file; ``refuse`` makes the error that is raised, with the line of the fault."""
     return parse_json(read_text(path, refuse, limits.bytes, piped=piped), refuse, limits)
 
 
 def parse_json(text: str, refuse: Refuse, limits: Limits = SETTINGS) -> Any:
-    """Return the value of a JSON text, in which no object has a name twice.
+    """Parse JSON text within limits; an object with a repeated name is refused.
 
     >>> from kernelsight.errors import InvalidInput
     >>> parse_json('{"tp": }', lambda found: InvalidInput(f"grid.json {found}."))
     Traceback (most recent call last):
     kernelsight.errors.InvalidInput: grid.json is not JSON (line 1, column 8: Expecting value).
     """
-    # signs within texts count too: at least as many as there are values, without parsing any
+    # an upper bound of the number of values, without parsing: signs within texts count too
     if 1 + text.count(",") + text.count("[") + text.count("{") > limits.values:
         raise refuse(_too_many(limits))
     try:
@@ -73,18 +73,18 @@ def parse_json(text: str, refuse: Refuse, limits: Limits = SETTINGS) -> Any:
     except MemoryError:
         raise refuse(TOO_MUCH_MEMORY) from None
     except ValueError as problem:
-        twice = isinstance(problem, RepeatedName)
-        raise refuse(f"is not JSON ({problem if twice else 'a number has thousands of digits'})") from None
+        is_repeated = isinstance(problem, RepeatedName)
+        raise refuse(f"is not JSON ({problem if is_repeated else 'a number has thousands of digits'})") from None
     _check_levels(value, limits, refuse)
     return value
 
 
 class RepeatedName(ValueError):
-    """A name that an object of JSON has twice."""
+    """A JSON object has the same name twice."""
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object whose names differ, for ``object_pairs_hook``; RepeatedName says which is there twice.
+    """Return a JSON object, as an ``object_pairs_hook``; RepeatedName names what it has twice.
 
     >>> json.loads('{"a": 1, "b": 2}', object_pairs_hook=without_repeats)
     {'a': 1, 'b': 2}
@@ -98,15 +98,15 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_levels(value: Any, limits: Limits, refuse: Refuse) -> None:
     level, depth = [value], 0
-    while level := [each for each in level if isinstance(each, dict | list)]:
+    while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
         if depth > limits.levels:
             raise refuse(_too_deep(limits))
-        level = [each for holder in level for each in (holder.values() if isinstance(holder, dict) else holder)]
+        level = [item for holder in level for item in (holder.values() if isinstance(holder, dict) else holder)]
 
 
 def parse_yaml(text: str, refuse: Refuse, limits: Limits = MANIFEST) -> list[Any]:
-    """Return the values of the documents of a YAML text, whose anchors do not contain themselves.
+    """Parse the documents of YAML text within limits; an anchor that contains itself is refused.
 
     >>> from kernelsight.errors import InvalidInput
     >>> parse_yaml("a: &x 1\\nb: [*x, *x]", InvalidInput)
@@ -122,11 +122,11 @@ def parse_yaml(text: str, refuse: Refuse, limits: Limits = MANIFEST) -> list[Any
         _check_events(yaml.parse(text, Loader=loader), limits, refuse)
         return list(yaml.load_all(text, Loader=loader))
     except yaml.MarkedYAMLError as problem:
-        mark, what = problem.problem_mark or problem.context_mark, problem.problem or problem.context
+        mark, message = problem.problem_mark or problem.context_mark, problem.problem or problem.context
         line = mark.line + 1 if mark else 1
-        if what and "nesting depth" in what:  # libyaml reads ahead, and has a limit of its own, 1,000 levels
+        if message and "nesting depth" in message:  # libyaml reads ahead, and has its own limit of 1,000 levels
             raise refuse(f"{_too_deep(limits)} (line {line})") from None
-        raise refuse(_not_yaml(line, what)) from None
+        raise refuse(_not_yaml(line, message)) from None
     except yaml.reader.ReaderError as problem:
         line = text.encode()[: problem.position].count(b"\n") + 1
         raise refuse(_not_yaml(line, problem.reason)) from None
@@ -138,7 +138,7 @@ def parse_yaml(text: str, refuse: Refuse, limits: Limits = MANIFEST) -> list[Any
 
 @functools.cache
 def _loader() -> Any:
-    """Return the class that makes plain values of YAML, and states the line of one that is impossible."""
+    """Return a safe YAML loader (plain values only) whose errors name the line of an impossible value."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -153,29 +153,29 @@ def _loader() -> Any:
 
 
 class _Holder:
-    """An open list or mapping of YAML: its anchor, the values and the levels in it so far."""
+    """An open YAML list or mapping: its anchor, and the number of values and levels in it so far."""
 
     def __init__(self, anchor: str | None) -> None:
         self.anchor, self.values, self.levels = anchor, 1, 0
 
 
 def _check_events(events: Iterable[Any], limits: Limits, refuse: Refuse) -> None:
-    """Refuse too many values or levels, those of an alias counted where it stands, and anchors within themselves."""
+    """Refuse too many values or levels, with those of each alias where it is used, and anchors within themselves."""
     import yaml
 
-    # values and levels by anchor, of a document
-    known: dict[str, tuple[int, int]] = {}
+    # number of values and levels of each anchor of the document
+    anchored: dict[str, tuple[int, int]] = {}
     open_holders = [_Holder(None)]
     for event in events:
         if isinstance(event, yaml.DocumentStartEvent):
-            known.clear()
+            anchored.clear()
         elif isinstance(event, yaml.CollectionStartEvent):
             open_holders.append(_Holder(event.anchor))
             _add(open_holders, 0, 0, event, limits, refuse)
         elif isinstance(event, yaml.AliasEvent):
             if any(holder.anchor == event.anchor for holder in open_holders):
                 raise refuse(_not_yaml(event.start_mark.line + 1, f"the anchor {event.anchor[:40]!r} contains itself"))
-            _add(open_holders, *known.get(event.anchor, (1, 1)), event, limits, refuse)
+            _add(open_holders, *anchored.get(event.anchor, (1, 1)), event, limits, refuse)
         elif isinstance(event, yaml.ScalarEvent):
             if len(event.value) > LONGEST_NUMBER and _is_number(event):
                 line = event.start_mark.line + 1
@@ -183,12 +183,12 @@ def _check_events(events: Iterable[Any], limits: Limits, refuse: Refuse) -> None
             size = 1 + len(event.value) // TEXT_OF_A_VALUE
             _add(open_holders, size, 1, event, limits, refuse)
             if event.anchor:
-                known[event.anchor] = size, 1
+                anchored[event.anchor] = size, 1
         elif isinstance(event, yaml.CollectionEndEvent):
             ended = open_holders.pop()
             _add(open_holders, ended.values, ended.levels + 1, event, limits, refuse)
             if ended.anchor:
-                known[ended.anchor] = ended.values, ended.levels + 1
+                anchored[ended.anchor] = ended.values, ended.levels + 1
 
 
 def _add(holders: list[_Holder], values: int, levels: int, event: Any, limits: Limits, refuse: Refuse) -> None:
@@ -205,8 +205,8 @@ def _is_number(event: Any) -> bool:
     return event.tag in _NUMBERS or (event.implicit[0] and _NUMERIC.fullmatch(event.value) is not None)
 
 
-def _not_yaml(line: int, what: object) -> str:
-    reason = _UNKNOWN.sub(r"\1", str(what))
+def _not_yaml(line: int, message: object) -> str:
+    reason = _UNKNOWN.sub(r"\1", str(message))
     return f"is not YAML (line {line}: {reason:.120})"
 
 

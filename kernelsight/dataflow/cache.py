@@ -1,4 +1,4 @@
-"""Caches values computed from Arrow tables for as long as the tables exist: tables are immutable."""
+"""In-memory caches: values computed from Arrow tables, for as long as those exist, and recently used values (LRU)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _kept: dict[tuple[int, ...], dict[Hashable, object]] = {}
 
 
 def remembered(tables: tuple[pa.Table, ...], key: Hashable, read: Callable[[], Read]) -> Read:
-    """Return ``read()``, called once for these table objects and this key; callers must not modify the result.
+    """Return ``read()``, memoised for these table objects (immutable) and this key; callers must not modify it.
 
     >>> numbers = pa.table({"n": [1, 2, 3]})
     >>> first = remembered((numbers,), "as list", lambda: numbers["n"].to_pylist())
@@ -35,9 +35,9 @@ def remembered(tables: tuple[pa.Table, ...], key: Hashable, read: Callable[[], R
 
 
 class Recent(Generic[Read]):
-    """The values that were asked for last, by key, at most ``most`` of them; threads may share it.
+    """A least-recently-used (LRU) cache of at most ``most`` values, which threads may share.
 
-    ``weigh``: what each value counts for, unless 1; one that is heavier than ``most`` by itself is not kept.
+    ``weigh``: the weight of a value, such as its bytes (default: 1); one heavier than ``most`` by itself is not kept.
 
     >>> last = Recent(2)
     >>> for key in ("a", "b", "a", "c"):
@@ -51,7 +51,7 @@ class Recent(Generic[Read]):
         self._values, self._lock = dict[Hashable, Read](), threading.Lock()
 
     def get(self, key: Hashable) -> Read | None:
-        """Return a value, or None; it counts as the newest from now on."""
+        """Return the value of a key, or None, and mark it as the most recently used."""
         with self._lock:
             value = self._values.pop(key, None)
             if value is not None:
@@ -59,7 +59,7 @@ class Recent(Generic[Read]):
             return value
 
     def put(self, key: Hashable, value: Read) -> None:
-        """Keep a value as the newest; the one that was not asked for longest goes where there are too many."""
+        """Keep a value as the most recently used; the least recently used ones are evicted above the limit."""
         with self._lock:
             if key in self._values:
                 self._held -= self._weigh(self._values.pop(key))

@@ -1,4 +1,4 @@
-"""The graph's tables and columns, listed as tables."""
+"""The tables ``catalogue_tables`` and ``catalogue_columns``: what a graph's contracts declare, as rows."""
 
 from __future__ import annotations
 

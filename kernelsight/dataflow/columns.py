@@ -46,7 +46,7 @@ def numeric(table: pa.Table, names: list[str]) -> dict[str, np.ndarray]:
 
 
 def in_one_piece(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column as one array; one that is in one piece already is not copied.
+    """Return a chunked column as one contiguous array; a single chunk is not copied.
 
     >>> in_one_piece(pa.chunked_array([[1], [2]])).to_pylist()
     [1, 2]
@@ -85,10 +85,10 @@ def evaluate(
     *shared: Any,
     backend: str = "auto",
 ) -> dict[str, np.ndarray]:
-    """Run ``expression(xp, columns, *shared)`` over ``rows`` rows; return float64 arrays of that length, on the grid.
+    """Run ``expression(xp, columns, *shared)`` over ``rows`` rows; return float64 arrays of shape (rows,), rounded.
 
     ``columns`` are arrays of length ``rows``; ``shared`` are pytrees of arrays or numbers that every row reads.
-    ``backend``: numpy, jax, or auto (by the number of rows).
+    ``backend``: numpy, jax, or auto (by the number of rows). Rounding: :func:`to_grid`.
     """
     if backend == "numpy" or (backend == "auto" and rows < JAX_ROWS):
         return _with_numpy(expression, rows, columns, shared)
@@ -121,12 +121,12 @@ def by_blocks(run: Callable[[int, int], Mapping[str, np.ndarray]], rows: int) ->
     with one_blas_thread():
         if threads > 1:
             with ThreadPoolExecutor(threads) as pool:
-                parts = list(pool.map(lambda start: run(start, min(start + BLOCK_ROWS, rows)), starts))
+                blocks = list(pool.map(lambda start: run(start, min(start + BLOCK_ROWS, rows)), starts))
         else:
-            parts = [run(start, min(start + BLOCK_ROWS, rows)) for start in starts]
-    if len(parts) == 1:
-        return dict(parts[0])
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            blocks = [run(start, min(start + BLOCK_ROWS, rows)) for start in starts]
+    if len(blocks) == 1:
+        return dict(blocks[0])
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def _with_jax(

@@ -1,9 +1,9 @@
-"""Conditions of contracts: SQL booleans over the columns of a row, evaluated over Arrow columns by SQL's three values.
+"""SQL ``check`` conditions of contracts, parsed and evaluated over Arrow columns in SQL's three-valued logic.
 
-What a condition may be made of: columns (in double quotes too), numbers and words in single quotes; ``or``, ``and``,
-``not``, ``= <> < <= > >=``, ``is [not] null``, ``in (...)``, ``between``, ``+ - * %``, ``isfinite(x)``,
-``case when ... then ... else ... end`` and ``regexp_full_match(x, 'pattern')``. A database would take as long to start
-as a whole prediction.
+The grammar: columns (in double quotes too), numbers and strings in single quotes; ``or``, ``and``, ``not``,
+``= <> < <= > >=``, ``is [not] null``, ``in (...)``, ``between``, ``+ - * %``, ``isfinite(x)``,
+``case when ... then ... else ... end`` and ``regexp_full_match(x, 'pattern')``. No database evaluates them: to start
+one takes as long as a whole prediction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# a parsed condition: an operation and its parts
+# a parsed condition: an operation and its operands
 Condition = tuple[Any, ...]
 
 _TOKEN = re.compile(
@@ -35,7 +35,7 @@ _CALLED = {"isfinite": 1, "regexp_full_match": 2}
 
 
 class _Parser:
-    """Reads one condition from left to right, the weakest operator first."""
+    """A recursive-descent parser of one condition, the operator that binds weakest first."""
 
     def __init__(self, text: str) -> None:
         self._tokens, self._at = list(_tokens(text)), 0
@@ -173,7 +173,7 @@ def _tokens(text: str) -> list[tuple[str, Any]]:
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Condition:
-    """Return a condition as operations within operations; ValueError says what cannot be read.
+    """Parse a condition into nested operations; ValueError names what cannot be parsed.
 
     >>> parse("x is null or x >= 0")
     ('or_kleene', ('is_null', ('column', 'x')), ('greater_equal', ('column', 'x'), ('constant', 0)))
@@ -189,11 +189,11 @@ def columns_of(condition: Condition) -> set[str]:
     """
     if condition[0] == "column":
         return {condition[1]}
-    return {name for part in condition[1:] if isinstance(part, tuple) for name in columns_of(part)}
+    return {name for operand in condition[1:] if isinstance(operand, tuple) for name in columns_of(operand)}
 
 
 def holds(text: str, table: pa.Table) -> pa.ChunkedArray:
-    """Return for each row whether a condition is true; it is not where it is null.
+    """Evaluate a condition for each row of a table: one boolean a row, false where the condition is null.
 
     >>> holds("x between 1 and size", pa.table({"x": [1, 2, None], "size": [1, 1, 1]})).to_pylist()
     [True, False, False]
@@ -203,28 +203,28 @@ def holds(text: str, table: pa.Table) -> pa.ChunkedArray:
 
 @lru_cache(maxsize=1024, typed=True)
 def _constant(value: bool | float | str) -> pa.Scalar:
-    """Return a value of Python as Arrow's, without Arrow's own conversion, which imports pandas where it is there."""
+    """Return a Python value as an Arrow scalar, without ``pa.scalar``, which imports pandas where it is installed."""
     if isinstance(value, str):
         text = value.encode()
-        parts, kind = [struct.pack("=ii", 0, len(text)), text], pa.string()
+        buffers, arrow_type = [struct.pack("=ii", 0, len(text)), text], pa.string()
     elif isinstance(value, bool):
-        parts, kind = [bytes([value])], pa.bool_()
+        buffers, arrow_type = [bytes([value])], pa.bool_()
     else:
-        parts, kind = (
+        buffers, arrow_type = (
             ([struct.pack("=q", value)], pa.int64())
             if isinstance(value, int)
             else ([struct.pack("=d", value)], pa.float64())
         )
-    return pa.Array.from_buffers(kind, 1, [None, *map(pa.py_buffer, parts)])[0]
+    return pa.Array.from_buffers(arrow_type, 1, [None, *map(pa.py_buffer, buffers)])[0]
 
 
 def _evaluated(condition: Condition, table: pa.Table) -> Any:
-    operation, *parts = condition
+    operation, *operands = condition
     if operation == "column":
-        return table.column(parts[0])
+        return table.column(operands[0])
     if operation == "constant":
-        return _constant(parts[0])
-    values = [_evaluated(part, table) for part in parts]
+        return _constant(operands[0])
+    values = [_evaluated(operand, table) for operand in operands]
     if operation == "case":
         return pc.if_else(pc.fill_null(values[0], _constant(False)), *values[1:])
     if operation == "isfinite":

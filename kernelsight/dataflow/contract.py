@@ -46,7 +46,7 @@ _COLUMN_FIELDS = {
 
 @dataclass(frozen=True)
 class Contract:
-    """A table: its grain, its columns in order, and whether it is an input (given) or derived."""
+    """The contract of a table: its grain, its columns in order, and its kind, an input (given) or derived."""
 
     table: str
     kind: str
@@ -78,8 +78,8 @@ def load_contracts(folder: Path) -> dict[str, Contract]:
     ['gpu']
     """
     files = sorted(path for path in folder.glob("*.json") if path.name != "table.schema.json")
-    stated = {path.stem: _read_json(path) for path in files}
-    contracts = {path.stem: _read_contract(path, stated) for path in files}
+    declarations = {path.stem: _read_json(path) for path in files}
+    contracts = {path.stem: _read_contract(path, declarations) for path in files}
     for contract in contracts.values():
         for column in contract.columns:
             table, _, name = column.reference.partition(".")
@@ -93,43 +93,44 @@ def load_contracts(folder: Path) -> dict[str, Contract]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
+        declaration = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise _malformed(path, f"line {error.lineno} is not JSON ({error.msg})") from None
-    if isinstance(stated, dict):
-        stated.pop("$schema", None)
-    _check_fields(path, "the contract", stated, _TABLE_FIELDS, required=["table", "kind", "grain", "doc"])
-    if "columns" not in stated and "like" not in stated:
+    if isinstance(declaration, dict):
+        declaration.pop("$schema", None)
+    _check_fields(path, "the contract", declaration, _TABLE_FIELDS, required=["table", "kind", "grain", "doc"])
+    if "columns" not in declaration and "like" not in declaration:
         raise _malformed(path, "it declares its columns in 'columns', or as those of another table in 'like'")
     for word in ("without", "optional"):
-        if word in stated and "like" not in stated:
+        if word in declaration and "like" not in declaration:
             raise _malformed(path, f"{word!r} is about the columns of another table, and there is no 'like'")
-    return stated
+    return declaration
 
 
-def _stated_columns(path: Path, stated: Mapping[str, dict[str, Any]], passed: tuple[str, ...] = ()) -> list[Any]:
-    """Return a contract's columns: its own, then those of the tables in ``like``, except those in ``without``.
+def _all_columns(path: Path, declarations: Mapping[str, dict[str, Any]], visited: tuple[str, ...] = ()) -> list[Any]:
+    """Return a table's declared columns: its own, then those of the tables in ``like``, except those in ``without``.
 
-    ``optional``: those may be null here, and their checks hold for what is not.
+    ``optional``: the columns of ``like`` may be null here, and their checks apply to values that are not null.
+    ``visited``: the tables whose ``like`` led here, in which a circular one is found.
     """
-    contract, passed = stated[path.stem], (*passed, path.stem)
-    columns_of_its_own = contract.get("columns", [])
-    if "like" not in contract:
-        return columns_of_its_own
-    others = [contract["like"]] if isinstance(contract["like"], str) else contract["like"]
-    theirs = []
+    declaration, visited = declarations[path.stem], (*visited, path.stem)
+    own_columns = declaration.get("columns", [])
+    if "like" not in declaration:
+        return own_columns
+    others = [declaration["like"]] if isinstance(declaration["like"], str) else declaration["like"]
+    inherited = []
     for other in others:
-        if not isinstance(other, str) or other not in stated or other in passed:
-            why = f"is {other!r}, which has no contract" if other not in passed else "refers back to itself"
+        if not isinstance(other, str) or other not in declarations or other in visited:
+            why = f"is {other!r}, which has no contract" if other not in visited else "refers back to itself"
             raise _malformed(path, f"its 'like' {why}")
-        theirs += _stated_columns(path.with_name(f"{other}.json"), stated, passed)
-    left_out = contract.get("without", [])
-    unknown_names = set(left_out) - {column.get("name") for column in theirs}
+        inherited += _all_columns(path.with_name(f"{other}.json"), declarations, visited)
+    excluded = declaration.get("without", [])
+    unknown_names = set(excluded) - {column.get("name") for column in inherited}
     if unknown_names:
         table = " or ".join(others)
         raise _malformed(path, f"its 'without' names {sorted(unknown_names)[0]!r}, which {table} does not have")
-    shared = [column for column in theirs if column.get("name") not in left_out]
-    return columns_of_its_own + ([_optional(column) for column in shared] if contract.get("optional") else shared)
+    inherited = [column for column in inherited if column.get("name") not in excluded]
+    return own_columns + ([_optional(column) for column in inherited] if declaration.get("optional") else inherited)
 
 
 def _optional(column: dict[str, Any]) -> dict[str, Any]:
@@ -137,47 +138,47 @@ def _optional(column: dict[str, Any]) -> dict[str, Any]:
     return {**column, "nullable": True, **check}
 
 
-def _read_contract(path: Path, every: Mapping[str, dict[str, Any]]) -> Contract:
-    stated = every[path.stem]
-    if stated["table"] != path.stem or not NAME.fullmatch(path.stem):
-        raise _malformed(path, f"its table is {stated['table']!r}, but must equal the file name, in lower case")
-    if stated["kind"] not in ("given", "derived"):
-        raise _malformed(path, f"its kind is {stated['kind']!r}, but must be 'given' or 'derived'")
-    columns = tuple(_read_column(path, column) for column in _stated_columns(path, every))
+def _read_contract(path: Path, declarations: Mapping[str, dict[str, Any]]) -> Contract:
+    declaration = declarations[path.stem]
+    if declaration["table"] != path.stem or not NAME.fullmatch(path.stem):
+        raise _malformed(path, f"its table is {declaration['table']!r}, but must equal the file name, in lower case")
+    if declaration["kind"] not in ("given", "derived"):
+        raise _malformed(path, f"its kind is {declaration['kind']!r}, but must be 'given' or 'derived'")
+    columns = tuple(_read_column(path, column) for column in _all_columns(path, declarations))
     if not columns:
         raise _malformed(path, "it has no columns")
     names = [column.name for column in columns]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise _malformed(path, f"duplicate columns {', '.join(twice)}")
-    return Contract(stated["table"], stated["kind"], stated["grain"], stated["doc"], columns)
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise _malformed(path, f"duplicate columns {', '.join(duplicates)}")
+    return Contract(declaration["table"], declaration["kind"], declaration["grain"], declaration["doc"], columns)
 
 
-def _read_column(path: Path, stated: Any) -> Column:
-    label = f"column {stated['name']}" if isinstance(stated, dict) and "name" in stated else "a column"
-    _check_fields(path, label, stated, _COLUMN_FIELDS, required=["name", "type", "doc"])
-    if not NAME.fullmatch(stated["name"]):
+def _read_column(path: Path, declaration: Any) -> Column:
+    label = f"column {declaration['name']}" if isinstance(declaration, dict) and "name" in declaration else "a column"
+    _check_fields(path, label, declaration, _COLUMN_FIELDS, required=["name", "type", "doc"])
+    if not NAME.fullmatch(declaration["name"]):
         raise _malformed(path, f"{label}: a name may only have lower-case letters, digits and underscores")
-    if stated.get("reference") and not _REFERENCE.fullmatch(stated["reference"]):
-        raise _malformed(path, f"{label} has the reference {stated['reference']!r}; write 'table.column'")
+    if declaration.get("reference") and not _REFERENCE.fullmatch(declaration["reference"]):
+        raise _malformed(path, f"{label} has the reference {declaration['reference']!r}; write 'table.column'")
     try:
-        arrow_type(stated["type"])
+        arrow_type(declaration["type"])
     except ValueError as error:
         raise _malformed(path, f"{label}: {error}") from None
     try:
-        parse(stated.get("check", "true"))
+        parse(declaration.get("check", "true"))
     except ValueError as error:
-        raise _malformed(path, f"{label} has the check {stated['check']!r}: {error}") from None
-    return Column(**stated)
+        raise _malformed(path, f"{label} has the check {declaration['check']!r}: {error}") from None
+    return Column(**declaration)
 
 
-def _check_fields(path: Path, label: str, stated: Any, known: Mapping[str, type], required: list[str]) -> None:
-    if not isinstance(stated, dict):
+def _check_fields(path: Path, label: str, declaration: Any, known: Mapping[str, type], required: list[str]) -> None:
+    if not isinstance(declaration, dict):
         raise _malformed(path, f"{label} is not a JSON object")
-    missing = [name for name in required if name not in stated]
+    missing = [name for name in required if name not in declaration]
     if missing:
         raise _malformed(path, f"{label} is missing {', '.join(missing)}")
-    for name, value in stated.items():
+    for name, value in declaration.items():
         if name not in known:
             raise _malformed(path, f"{label} has the unknown field {name!r}; known fields: {', '.join(known)}")
         if not isinstance(value, known[name]):
@@ -186,8 +187,8 @@ def _check_fields(path: Path, label: str, stated: Any, known: Mapping[str, type]
             )
 
 
-def _malformed(path: Path, what: str) -> InvalidInput:
-    return InvalidInput(f"{path.name} is not a table contract: {what}. See schemas/table.schema.json for the format.")
+def _malformed(path: Path, fault: str) -> InvalidInput:
+    return InvalidInput(f"{path.name} is not a table contract: {fault}. See schemas/table.schema.json for the format.")
 
 
 def arrow_schema(contract: Contract) -> pa.Schema:
@@ -245,7 +246,7 @@ def conform(
     """Return ``data`` as the contract's Arrow table, or raise ContractBroken, which lists all violations.
 
     ``data`` is anything with ``__arrow_c_stream__``. ``trusted`` skips ``check`` and duplicate keys, for the
-    outputs of nodes. ``encoded``: words that are dictionaries stay so. ``origin``: where the rows come from, and
+    outputs of nodes. ``encoded``: dictionary-encoded strings stay so. ``origin``: where the rows come from, and
     ``rows``: the number of each row there, for the message (default: from 1).
 
     >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "float64", "an x", check="x > 0"),))
@@ -258,7 +259,7 @@ def conform(
     table = as_arrow(data, contract.table)
     times = Counter(table.column_names)
     faults = _name_faults(times, contract)
-    sound: dict[str, pa.ChunkedArray] = {}
+    valid: dict[str, pa.ChunkedArray] = {}
     for column in contract.columns:
         if times[column.name] == 1:
             values, fault = cast_column(table.column(column.name), column, encoded=encoded)
@@ -266,39 +267,39 @@ def conform(
             if fault:
                 faults.append(fault)
             else:
-                sound[column.name] = values
+                valid[column.name] = values
         elif column.nullable and not times[column.name]:
-            sound[column.name] = pa.chunked_array([pa.nulls(table.num_rows, column.arrow_type)])
+            valid[column.name] = pa.chunked_array([pa.nulls(table.num_rows, column.arrow_type)])
     if not trusted:
-        faults += _row_faults(pa.table(sound), contract, rows)
+        faults += _row_faults(pa.table(valid), contract, rows)
     if faults:
         raise breaks_contract(contract.table, faults, origin)
-    fields = [field.with_type(sound[field.name].type) for field in contract.schema]
-    return pa.table([sound[field.name] for field in fields], schema=pa.schema(fields))
+    fields = [field.with_type(valid[field.name].type) for field in contract.schema]
+    return pa.table([valid[field.name] for field in fields], schema=pa.schema(fields))
 
 
 def check_values(table: pa.Table, contract: Contract, origin: str) -> None:
-    """Raise ContractBroken for values that break a contract, in a table that may lack columns and have others.
+    """Raise ContractBroken for values that violate a contract, in a table with only some of its columns, or more.
 
-    Checked are types, finite numbers, and the checks over columns of the table; a column with nulls that the contract
-    does not allow has no check here.
+    Types, finite numbers, and the checks over columns of the table are verified; the check of a column with nulls that
+    the contract does not allow is skipped.
 
     >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "int64", "an x", check="x > 0"),))
     >>> check_values(pa.table({"x": [1, 2], "note": ["a", "b"]}), contract, "x.csv")
     """
-    there = {name for name in table.column_names if table[name].null_count < table.num_rows}
+    filled = {name for name in table.column_names if table[name].null_count < table.num_rows}
     columns = []
     for column in contract.columns:
-        if column.name in there:
+        if column.name in filled:
             may_check = column.nullable or not table[column.name].null_count
-            check = column.check if may_check and columns_of(parse(column.check or "true")) <= there else ""
+            check = column.check if may_check and columns_of(parse(column.check or "true")) <= filled else ""
             columns.append(replace(column, nullable=True, key=False, check=check))
     names = [column.name for column in columns]
     conform(table.select(names), replace(contract, columns=tuple(columns)), origin=origin)
 
 
 def as_arrow(data: Any, table: str) -> pa.Table:
-    """Return anything with ``__arrow_c_stream__`` as an Arrow table; InvalidInput names the table that it was for."""
+    """Convert anything with ``__arrow_c_stream__`` to an Arrow table; InvalidInput names ``table``, its destination."""
     if isinstance(data, pa.Table):
         return data
     if not hasattr(data, "__arrow_c_stream__") and not isinstance(data, pa.RecordBatch):
@@ -312,11 +313,11 @@ def as_arrow(data: Any, table: str) -> pa.Table:
 def _name_faults(occurrences: Mapping[str, int], contract: Contract) -> list[str]:
     """Return the violations in the column names: duplicate, missing or unknown."""
     known = contract.column_names
-    twice = sorted(name for name, times in occurrences.items() if times > 1)
-    faults = [f"column {name} occurs {occurrences[name]} times" for name in twice]
-    absent = [column.name for column in contract.columns if column.name not in occurrences and not column.nullable]
-    if absent:
-        faults.append(f"missing column{'s' if len(absent) > 1 else ''} {', '.join(absent)}")
+    duplicates = sorted(name for name, times in occurrences.items() if times > 1)
+    faults = [f"column {name} occurs {occurrences[name]} times" for name in duplicates]
+    missing = [column.name for column in contract.columns if column.name not in occurrences and not column.nullable]
+    if missing:
+        faults.append(f"missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
     for name in sorted(set(occurrences) - set(known)):
         close = nearest(name, known, limit=1)
         faults.append(f"unknown column {name}" + (f" (nearest: {close[0]})" if close else ""))
@@ -325,10 +326,12 @@ def _name_faults(occurrences: Mapping[str, int], contract: Contract) -> list[str
 
 def _row_faults(table: pa.Table, contract: Contract, rows: Sequence[int] | None) -> list[str]:
     """Return the violations of checks and keys, over the columns that are valid so far."""
-    whole = len(table.column_names) == len(contract.columns)
+    all_valid = len(table.column_names) == len(contract.columns)
     # a check that reads an invalid column is skipped: only that column is reported
     columns = [
-        column for column in contract.columns if column.check and (whole or _reads_only(column.check, table, contract))
+        column
+        for column in contract.columns
+        if column.check and (all_valid or _reads_only(column.check, table, contract))
     ]
     faults = check_faults(table, columns, rows)
     if set(contract.key) <= set(table.column_names):

@@ -1,4 +1,4 @@
-"""Files that appear whole and on the disk, or not at all, and that one process writes at a time."""
+"""Atomic, durable file writes (draft, fsync, rename), and a lock file against a second writing process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kernelsight.errors import InvalidInput, RunFailed
 
 @contextlib.contextmanager
 def draft_of(path: Path, *, keep: bool = True) -> Iterator[Path]:
-    """Yield the path of a draft, which replaces ``path`` when the block ends; an error in the block removes it.
+    """Yield the path of a draft, which atomically replaces ``path`` when the block ends; an error removes the draft.
 
-    Without ``keep`` the draft is removed in any case: to see whether one could be written.
+    Without ``keep`` the draft is removed in any case, which tests whether one could be written.
 
-    OSError: the disk refuses; ``path`` is as it was.
+    OSError: it cannot be written; ``path`` is unchanged.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +42,7 @@ def draft_of(path: Path, *, keep: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def durable_file(path: Path) -> Iterator[Path]:
-    """Yield the path of a draft as :func:`draft_of` does; RunFailed, in one sentence, where the disk refuses."""
+    """Yield the path of a draft as :func:`draft_of` does; RunFailed says why the file cannot be written."""
     try:
         with draft_of(path) as draft:
             yield draft
@@ -51,7 +51,7 @@ def durable_file(path: Path) -> Iterator[Path]:
 
 
 def reason(error: OSError) -> str:
-    """Return why the system refuses; Arrow's errors name it only in their text.
+    """Return the system's reason for an error, which Arrow's errors hold in their text alone.
 
     >>> reason(OSError(28, "No space left on device"))
     'No space left on device'
@@ -62,7 +62,7 @@ def reason(error: OSError) -> str:
 
 
 def synchronise(path: Path) -> None:
-    """Return when a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the names in a folder, to the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -72,9 +72,9 @@ def synchronise(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Lock a file or folder against other processes; InvalidInput if another one is writing it.
+    """Hold an exclusive lock (flock) on a file or folder; InvalidInput if another process holds it.
 
-    The lock ends with its process; without file locks on the system, nothing is locked.
+    The lock ends with its process; on systems without file locks nothing is locked.
     """
     path = target.with_name(f".{target.name}.lock")
     try:
@@ -91,7 +91,7 @@ def locked(target: Path) -> Iterator[None]:
 
 
 def _lock(file: IO[bytes], path: Path) -> bool:
-    """Return False if another process holds the lock, or has just removed its file."""
+    """Take the lock and return True; False if another process holds it, or has just removed its file."""
     try:
         import fcntl
 

@@ -1,11 +1,12 @@
-"""DuckDB databases in memory: those of sessions, with the macros that queries call, and a private one for checks."""
+"""In-memory DuckDB databases: one per session, with the macros that queries call, and a private one for checks."""
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,12 +24,12 @@ SETTINGS = {
     "autoload_known_extensions": False,
     "allow_persistent_secrets": False,
 }
-# folder of a folder of queries whose files are no nodes, but CREATE MACRO statements
+# subfolder of sql/ whose files are CREATE MACRO statements, not nodes
 MACROS = "macros"
 
 
 def open_database(macros: str = "") -> duckdb.DuckDBPyConnection:
-    """Return a new database in memory where every cursor knows the ``macros``, as CREATE MACRO statements.
+    """Open an in-memory database and run ``macros``, CREATE MACRO statements whose macros every cursor then has.
 
     >>> open_database("create macro twice(x) as 2 * x;").cursor().sql("select twice(21)").fetchall()
     [(42,)]
@@ -42,7 +43,7 @@ def open_database(macros: str = "") -> duckdb.DuckDBPyConnection:
 
 
 def lock_database(database: duckdb.DuckDBPyConnection, *, files: bool) -> None:
-    """Fix the settings of a database for good; without ``files`` its queries read no file but what is attached.
+    """Lock the settings of a database; without ``files``, its queries can read no file but the attached ones.
 
     >>> import duckdb
     >>> database = open_database()
@@ -59,9 +60,9 @@ def lock_database(database: duckdb.DuckDBPyConnection, *, files: bool) -> None:
 
 
 def rows_of(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
-    """Return the rows of a query, which is bound once: a relation binds it where it is made, and again where it runs.
+    """Run a query and return its rows; it is bound once, where a DuckDB relation binds it twice: made, and run.
 
-    Of a query over a few tables that is a fifth of its time; the copy of its rows that DuckDB warns of takes far less.
+    Binding is a fifth of the time of a query over few tables; the copy of the rows that DuckDB warns of takes far less.
 
     >>> rows_of(open_database(), "select 42 as answer").to_pylist()
     [{'answer': 42}]
@@ -71,23 +72,32 @@ def rows_of(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
 
 
 def interruptible(connection: duckdb.DuckDBPyConnection, fetch: Callable[[], pa.Table]) -> pa.Table:
-    """Return the rows that ``fetch`` asks a connection for; what a signal raises, as Ctrl-C does, ends the query.
+    """Return the rows that ``fetch`` reads from a connection; a signal such as Ctrl-C interrupts the query.
 
-    The main thread waits for another one: while it runs a query itself, DuckDB may not look for signals to the end.
+    A worker thread runs the query: while the main thread runs one, DuckDB may not look for signals until it ends.
     """
     if threading.current_thread() is not threading.main_thread():
         return fetch()
-    with ThreadPoolExecutor(1) as worker:
-        rows = worker.submit(fetch)
-        try:
-            return rows.result()
-        finally:
-            if not rows.done():  # a signal came: Ctrl-C, or one that ends the command
-                connection.interrupt()
+    rows = _query_worker().submit(fetch)
+    try:
+        return rows.result()
+    finally:
+        if not rows.done():  # a signal came: Ctrl-C, or one that ends the command
+            connection.interrupt()
+            wait([rows])
+
+
+@cache
+def _query_worker() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "query")
+
+
+if hasattr(os, "register_at_fork"):  # a fork has no threads but its own; Windows does not fork
+    os.register_at_fork(after_in_child=_query_worker.cache_clear)
 
 
 def read_macros(sql_folder: Path) -> str:
-    """Return the macros that queries of a folder may call: the statements of its ``macros/*.sql``.
+    """Return the CREATE MACRO statements of a folder's ``macros/*.sql``, which its queries may call.
 
     >>> from kernelsight.dataflow.locations import folder
     >>> "create macro gemm_flops(" in read_macros(folder("sql"))
@@ -97,9 +107,9 @@ def read_macros(sql_folder: Path) -> str:
 
 
 class Database:
-    """A database in memory, opened by the first query of the session and the forks that share it.
+    """An in-memory database, opened by the first query of the session and the forks that share it.
 
-    ``macros`` and ``files``: as ``open_database`` and ``lock_database`` take them.
+    ``macros``: returns the statements for ``open_database``; ``files``: as ``lock_database`` takes it.
 
     >>> Database(lambda: "create macro twice(x) as 2 * x;", files=True).cursor().sql("select twice(21)").fetchall()
     [(42,)]
@@ -110,7 +120,7 @@ class Database:
         self._opened: duckdb.DuckDBPyConnection | None = None
 
     def cursor(self, prepare: Callable[[duckdb.DuckDBPyConnection], None] | None = None) -> duckdb.DuckDBPyConnection:
-        """Return a new cursor; ``prepare`` does to the first what a locked database could not do any more."""
+        """Return a new cursor; ``prepare`` is called with the first one, before the database is locked."""
         with self._opening:
             if self._opened is not None:
                 return self._opened.cursor()
@@ -145,9 +155,9 @@ def _database_of_values() -> duckdb.DuckDBPyConnection:
 
 
 def cursor_for_values() -> duckdb.DuckDBPyConnection:
-    """Return a cursor of a database for values of others, which is opened anew once one has made it unusable.
+    """Return a cursor of a database for untrusted values, which is reopened once such a value has made it unusable.
 
-    To open one takes 20 ms, a cursor none; tables and views of a cursor are its own, as those of ``private_cursor``.
+    To open a database takes 20 ms, a cursor no time; tables registered on a cursor are visible to no other one.
 
     >>> cursor_for_values().execute("select 1").fetchall()
     [(1,)]
@@ -183,18 +193,18 @@ def first_line(error: duckdb.Error) -> str:
 
 
 def complaint(error: duckdb.Error) -> str:
-    """Return DuckDB's message and the names that it suggests, on one line.
+    """Return DuckDB's error message and the names that it suggests, on one line.
 
     >>> import duckdb
     >>> complaint(duckdb.BinderException('Binder Error: no column "pric"\\n\\nCandidate bindings: "price"'))
     'Binder Error: no column "pric", Candidate bindings: "price"'
     """
-    offers = [line.strip() for line in str(error).splitlines()[1:] if line.startswith(("Candidate", "Did you mean"))]
-    return ", ".join([first_line(error), *offers]).rstrip(".!")
+    suggested = [line.strip() for line in str(error).splitlines()[1:] if line.startswith(("Candidate", "Did you mean"))]
+    return ", ".join([first_line(error), *suggested]).rstrip(".!")
 
 
 def stop_if_interrupted(error: Exception) -> None:
-    """Raise KeyboardInterrupt where DuckDB has made another error of a Ctrl-C within a query or an Arrow table."""
+    """Raise KeyboardInterrupt where DuckDB has turned a Ctrl-C within a query or an Arrow table into another error."""
     text = str(error)
     if "KeyboardInterrupt" in text or text == "Query interrupted" or type(error).__name__ == "InterruptException":
         raise KeyboardInterrupt from None

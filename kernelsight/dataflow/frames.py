@@ -1,4 +1,4 @@
-"""Variables of a caller that hold frames, so that SQL can name them, as in DuckDB."""
+"""DataFrames among a caller's variables, so that SQL can name them, as DuckDB's replacement scans allow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _OURS = __name__.partition(".")[0]
 
 
 def caller_frames() -> dict[str, Any]:
-    """Return by lower-case name the frames among the variables of the first caller outside of this package.
+    """Return the DataFrames among the variables of the first caller outside this package, by lower-case name.
 
-    Local variables come before global ones. A frame is what has ``__arrow_c_stream__``: pyarrow, polars and pandas
+    Local variables hide global ones. A DataFrame is any object with ``__arrow_c_stream__``: pyarrow, polars and pandas
     tables, DuckDB relations.
     """
     frame = sys._getframe(1)

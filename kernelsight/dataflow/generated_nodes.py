@@ -1,8 +1,8 @@
-"""Tables that exist once for each member of a group, such as every kernel family, from one statement.
+"""Nodes and contracts generated for each member of a group, such as every kernel family, from one declaration.
 
-A group is a word and its members. What is named ``<word>_<rest>`` stands for the table ``<member>_<rest>`` of each
-member: a contract, the function marked ``for_each`` with its parameters, and a table of a query, which then reads the
-rows of all members. The statements are read from source, so that drawing the graph imports nothing heavy.
+A group is a word and its members. The name ``<word>_<rest>`` stands for the table ``<member>_<rest>`` of each member:
+in a contract, in a function marked ``for_each`` with its parameters, and in a query, which then reads the union of the
+members' rows. Functions are read from source, so that drawing the graph imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kernelsight.dataflow.contract import Contract
 from kernelsight.dataflow.python_nodes import PythonNode
 from kernelsight.errors import InvalidInput
 
-# word: member: what the member is, in words that descriptions take for {word}
+# word: member: description of the member, which replaces {word} in a table's description
 Groups = Mapping[str, Mapping[str, str]]
 
 
 def for_each(word: str) -> Callable[[Callable], Callable]:
-    """Mark a private function as the maker of one table for each member of a group; ``word`` is its keyword parameter.
+    """Mark a private function as the node of one table per member of a group; ``word`` is its keyword parameter.
 
     >>> @for_each("family")
     ... def _family_latencies(family_calls, gpus, *, family): ...
@@ -41,7 +41,7 @@ def for_each(word: str) -> Callable[[Callable], Callable]:
 
 @dataclass(frozen=True)
 class GeneratedNode(PythonNode):
-    """One member's node of a marked function; ``takes``: parameters by the table that each is of this member."""
+    """The node of one member, by a function marked ``for_each``; ``takes``: pairs of this member's table, parameter."""
 
     template: str = ""
     word: str = ""
@@ -49,7 +49,7 @@ class GeneratedNode(PythonNode):
     takes: tuple[tuple[str, str], ...] = ()
 
     def load(self) -> Callable[..., Any]:
-        """Import the module and return the function of this member's tables."""
+        """Import the module and return the function, which then takes this member's tables by name."""
         function = getattr(importlib.import_module(self.module), self.template)
         return lambda **tables: function(
             **{parameter: tables[table] for table, parameter in self.takes}, **{self.word: self.member}
@@ -57,7 +57,7 @@ class GeneratedNode(PythonNode):
 
 
 def generated_nodes(module: str, groups: Groups) -> list[GeneratedNode]:
-    """Return the nodes of every function of a module that is marked ``for_each``, read from its source."""
+    """Return the nodes of a module's functions marked ``for_each``, one per member, read from its source."""
     spec = importlib.util.find_spec(module) if groups else None
     if spec is None or not spec.origin:
         return []
@@ -65,14 +65,14 @@ def generated_nodes(module: str, groups: Groups) -> list[GeneratedNode]:
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     nodes = []
     for function in (item for item in tree.body if isinstance(item, ast.FunctionDef)):
-        word = _marked(function)
+        word = _group_of(function)
         if word is not None:
             nodes += [_member_node(module, path, function, word, member, groups) for member in groups.get(word, ())]
     return nodes
 
 
-def _marked(function: ast.FunctionDef) -> str | None:
-    """Return the word of a ``for_each`` decorator."""
+def _group_of(function: ast.FunctionDef) -> str | None:
+    """Return the word of a function's ``for_each`` decorator; None without one."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "for_each":
             return ast.literal_eval(decorator.args[0])
@@ -82,21 +82,21 @@ def _marked(function: ast.FunctionDef) -> str | None:
 def _member_node(
     module: str, path: Path, function: ast.FunctionDef, word: str, member: str, groups: Groups
 ) -> GeneratedNode:
-    made = function.name.removeprefix("_")
+    table = function.name.removeprefix("_")
     parameters = [argument.arg for argument in function.args.args]
-    if [argument.arg for argument in function.args.kwonlyargs] != [word] or not made.startswith(f"{word}_"):
+    if [argument.arg for argument in function.args.kwonlyargs] != [word] or not table.startswith(f"{word}_"):
         raise InvalidInput(
             f"{path.name}: {function.name} cannot make a table of each {word}: name it _{word}_<rest>, and let it take "
             f"tables and, as its one keyword-only parameter, {word}."
         )
-    inputs = [_of_member(parameter, word, member) for parameter in parameters]
+    inputs = [_member_table(parameter, word, member) for parameter in parameters]
     doc = (ast.get_docstring(function) or "").partition("\n")[0].strip()
     return GeneratedNode(
         module=module,
         function=f"{function.name}[{member}]",
-        makes=(_of_member(made, word, member),),
+        makes=(_member_table(table, word, member),),
         inputs=tuple(inputs),
-        doc=_described(doc, word, groups[word][member]),
+        doc=_member_doc(doc, word, groups[word][member]),
         path=path,
         template=function.name,
         word=word,
@@ -106,10 +106,10 @@ def _member_node(
 
 
 def member_contracts(contracts: Mapping[str, Contract], groups: Groups) -> dict[str, Contract]:
-    """Return the contracts, those named ``<word>_<rest>`` replaced by one of each member.
+    """Return the contracts by table, with each ``<word>_<rest>`` replaced by one contract per member.
 
-    >>> stated = Contract("family_costs", "derived", "one kernel", "Costs of {family}.", ())
-    >>> member_contracts({"family_costs": stated}, {"family": {"gemm": "matrix products"}})["gemm_costs"].doc
+    >>> contract = Contract("family_costs", "derived", "one kernel", "Costs of {family}.", ())
+    >>> member_contracts({"family_costs": contract}, {"family": {"gemm": "matrix products"}})["gemm_costs"].doc
     'Costs of matrix products.'
     """
     by_table = {}
@@ -118,29 +118,29 @@ def member_contracts(contracts: Mapping[str, Contract], groups: Groups) -> dict[
         if word is None:
             by_table[name] = contract
         else:
-            for member, described in groups[word].items():
-                table = _of_member(name, word, member)
-                by_table[table] = replace(contract, table=table, doc=_described(contract.doc, word, described))
+            for member, description in groups[word].items():
+                table = _member_table(name, word, member)
+                by_table[table] = replace(contract, table=table, doc=_member_doc(contract.doc, word, description))
     return by_table
 
 
 def members_of(names: Iterable[str], groups: Groups) -> list[str]:
-    """Return table names, each ``<word>_<rest>`` replaced by those of every member.
+    """Return table names, with each ``<word>_<rest>`` replaced by the tables of all members.
 
     >>> members_of(["gpus", "family_calls"], {"family": {"gemm": "", "norm": ""}})
     ['gpus', 'gemm_calls', 'norm_calls']
     """
-    names_of_members = []
+    expanded = []
     for name in names:
         word = next((word for word in groups if name.startswith(f"{word}_")), None)
-        names_of_members += [name] if word is None else [_of_member(name, word, member) for member in groups[word]]
-    return names_of_members
+        expanded += [name] if word is None else [_member_table(name, word, member) for member in groups[word]]
+    return expanded
 
 
 def union_of(name: str, contracts: Mapping[str, Contract], groups: Groups) -> str | None:
-    """Return the query that a table ``<word>_<rest>`` stands for: the rows of every member, with a column ``<word>``.
+    """Return the UNION ALL that a table ``<word>_<rest>`` stands for: the members' rows, with a column ``<word>``.
 
-    None where it stands for nothing: no member has such a table.
+    None for any other name, and where no member has such a table.
 
     >>> contracts = {name: Contract(name, "derived", "one", "Some.", ()) for name in ("gemm_calls", "norm_calls")}
     >>> print(union_of("family_calls", contracts, {"family": {"gemm": "", "norm": ""}}))
@@ -153,16 +153,16 @@ def union_of(name: str, contracts: Mapping[str, Contract], groups: Groups) -> st
         return None
     selects = []
     for member in groups[word]:
-        table = _of_member(name, word, member)
+        table = _member_table(name, word, member)
         if table in contracts:
             member_column = "" if word in contracts[table].column_names else f"'{member}' as {word}, "
             selects.append(f"select {member_column}* from {table}")
     return "\nunion all by name\n".join(selects) or None
 
 
-def _of_member(name: str, word: str, member: str) -> str:
+def _member_table(name: str, word: str, member: str) -> str:
     return member + name.removeprefix(word) if name.startswith(f"{word}_") else name
 
 
-def _described(doc: str, word: str, described: str) -> str:
-    return doc.replace(f"{{{word}}}", described)
+def _member_doc(doc: str, word: str, description: str) -> str:
+    return doc.replace(f"{{{word}}}", description)

@@ -1,4 +1,4 @@
-"""The graph of nodes: which node makes a table, from what, in which order, and how that is drawn."""
+"""The dependency graph (DAG) of nodes: which node makes a table, from which inputs, in which order, and as a chart."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["Graph", "Node", "produces", "reads"]
 
 @dataclass(frozen=True)
 class Node:
-    """What makes one table (or several): a SQL text, or a Python function of tables.
+    """A node of the graph, which makes one table (or several): a SQL query, or a Python function of tables.
 
-    ``inputs`` are there before it runs; of ``fetches`` it reads what it needs while it runs.
+    ``inputs``: tables computed before it runs; ``fetches``: tables of which it reads what it needs while it runs.
     """
 
     names: tuple[str, ...]
@@ -37,7 +37,7 @@ class Node:
 
     @property
     def services(self) -> tuple[str, ...]:
-        """What a Python node takes of the session beside tables: wanted, read, threads, fork, report."""
+        """The session's services that a Python node takes beside tables: wanted, read, threads, fork, report."""
         return self.source.services if self.source else ()
 
     @property
@@ -78,7 +78,7 @@ class Graph:
 
     @cached_property
     def macros(self) -> str:
-        """The CREATE MACRO statements of what queries may call beside DuckDB's own functions."""
+        """The CREATE MACRO statements of the macros that queries may call."""
         return read_macros(self._sql_folder)
 
     @cached_property
@@ -88,10 +88,10 @@ class Graph:
     @cached_property
     def _functions(self) -> dict[str, PythonNode]:
         functions: dict[str, PythonNode] = {}
-        stated = [
+        python_functions = [
             node for module in self._modules for node in (*python_nodes(module), *generated_nodes(module, self._groups))
         ]
-        for function in stated:
+        for function in python_functions:
             for name in function.makes:
                 other = self._files.get(name) or functions.get(name)
                 if other:
@@ -108,11 +108,11 @@ class Graph:
         return {*self._files, *self._functions}
 
     def nodes(self) -> dict[str, Node | None]:
-        """Return the node of every table that has a contract, read now; None where no node makes it."""
+        """Return the node of every table with a contract, all of them read now; None for a table that no node makes."""
         return {name: self.node(name) for name in self.contracts}
 
     def know(self, nodes: Mapping[str, Node | None]) -> None:
-        """Take nodes as they were read from the same files, instead of reading these."""
+        """Take nodes that were read from the same files before, instead of reading the files again."""
         self._nodes.update(nodes)
 
     def node(self, table: str) -> Node | None:
@@ -154,9 +154,12 @@ class Graph:
         return self.contracts[table]
 
     def needed(self, wanted: Iterable[str], available: Collection[str] = ()) -> tuple[list[Node], dict[str, str]]:
-        """Return the nodes to run, in order, and each table that is neither available nor made, with who needs it."""
+        """Return the nodes to run for the wanted tables, in order, and the missing tables, each with one that needs it.
+
+        A table is missing where it is neither ``available`` nor made by a node.
+        """
         sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
-        absent: dict[str, str] = {}
+        missing: dict[str, str] = {}
         waiting = [(self.known(name).table, name) for name in wanted]
         seen = set(available)
         while waiting:
@@ -166,18 +169,18 @@ class Graph:
             seen.add(table)
             node = self.node(table)
             if node is None:
-                absent[table] = needed_by
+                missing[table] = needed_by
                 continue
             first = node.names[0]
             inputs = [name for name in node.inputs if name not in available]
-            # A node of several tables stands in the order once, under the name of its first.
+            # a node of several tables is in the order once, under the name of its first
             sorter.add(first, *(self._first_name(name) for name in inputs if self.node(name)))
             waiting += [(name, table) for name in inputs]
         try:
             order = list(sorter.static_order())
         except graphlib.CycleError as error:
-            raise InvalidInput(f"circular dependency between tables: {_loop(error.args[1])}.") from None
-        return [node for name in order if (node := self.node(name))], absent
+            raise InvalidInput(f"circular dependency between tables: {_cycle(error.args[1])}.") from None
+        return [node for name in order if (node := self.node(name))], missing
 
     def _first_name(self, table: str) -> str:
         node = self.node(table)
@@ -188,14 +191,14 @@ class Graph:
 
         UnknownName: no such table. MissingTable: a required input table is missing.
         """
-        nodes, absent = self.needed(wanted, available)
-        for table, needed_by in absent.items():
+        nodes, missing = self.needed(wanted, available)
+        for table, needed_by in missing.items():
             hint = "" if self.contracts[table].kind == "given" else "no node computes it"
             raise missing_table(table, needed_by, hint)
         return nodes
 
     def by_reference(self, names: Iterable[str]) -> list[str]:
-        """Return tables in an order in which each comes after those that its columns refer to."""
+        """Return tables in topological order: each comes after the tables that its columns reference."""
         wanted = sorted(names)
         references = {
             name: {column.reference.partition(".")[0] for column in self.contracts[name].columns} & set(wanted) - {name}
@@ -206,24 +209,24 @@ class Graph:
         return list(graphlib.TopologicalSorter(references).static_order())
 
     def roots(self, table: str, fixed: frozenset[str]) -> tuple[str, ...]:
-        """Return what a table is computed from in the end: ``fixed`` tables, and those that no node makes."""
+        """Return the tables that a table is ultimately computed from: ``fixed`` ones, and those that no node makes."""
         if (table, fixed) not in self._roots:
             roots, waiting, seen = [], [table], set()
             while waiting:
-                each = waiting.pop()
-                if each in seen:
+                name = waiting.pop()
+                if name in seen:
                     continue
-                seen.add(each)
-                node = None if each in fixed else self.node(each)
+                seen.add(name)
+                node = None if name in fixed else self.node(name)
                 if node is None:
-                    roots.append(each)
+                    roots.append(name)
                 else:
                     waiting += (*node.inputs, *node.fetches)
             self._roots[table, fixed] = tuple(roots)
         return self._roots[table, fixed]
 
     def depends(self, table: str, upon: str, fixed: Collection[str] = ()) -> bool:
-        """Tell whether ``table`` is computed from ``upon``, where the ``fixed`` tables are computed from nothing."""
+        """Return whether ``table`` is computed from ``upon``, the ``fixed`` tables counting as inputs."""
         waiting, seen = [table], set(fixed) - {table}
         while waiting:
             name = waiting.pop()
@@ -237,10 +240,10 @@ class Graph:
         return False
 
     def validate(self, provided: Collection[str] = ()) -> None:
-        """Read every node and refuse the first fault: a bad query, an unknown name, a loop, a derived table unmade."""
+        """Read every node; InvalidInput or UnknownName for a bad query, an unknown name, a cycle, or a missing node."""
         for name in sorted(self.made):
             self.node(name)
-        nodes, absent = self.needed(sorted(self.made), provided)
+        nodes, missing = self.needed(sorted(self.made), provided)
         for node in nodes:
             if not node.doc:
                 raise InvalidInput(f"{node.label} has no description; write a docstring of one sentence.")
@@ -248,30 +251,30 @@ class Graph:
             if self.contracts[name].kind == "given":
                 raise InvalidInput(f"a node computes {name}, but schemas/{name}.json declares it as given.")
         unmade = {name for name, contract in self.contracts.items() if contract.kind == "derived"} - self.made
-        for name in sorted({*absent, *unmade} - set(provided)):
+        for name in sorted({*missing, *unmade} - set(provided)):
             if self.contracts[name].kind == "derived":
                 raise InvalidInput(f"{name} is declared as derived, but no node computes it.")
 
     def explain(self, wanted: Iterable[str], available: Collection[str] = (), format: str = "text") -> str:
         """Return what would run for the wanted tables, as "text" or as a "mermaid" flow chart."""
         wanted = list(wanted)
-        nodes, absent = self.needed(wanted, available)
+        nodes, missing = self.needed(wanted, available)
         if format == "mermaid":
-            return _mermaid(nodes, absent)
+            return _mermaid(nodes, missing)
         if format != "text":
             raise unknown("format", format, ["text", "mermaid"])
-        return _text(wanted, nodes, absent)
+        return _text(wanted, nodes, missing)
 
 
-def _loop(names: list[str]) -> str:
-    """Write a loop from its first name in the alphabet, so that the sentence does not depend on where it was met."""
-    ring = names[:-1]
-    start = ring.index(min(ring))
-    return " → ".join([*ring[start:], *ring[:start], ring[start]])
+def _cycle(names: list[str]) -> str:
+    """Write a cycle from its first name in the alphabet, so that the message does not depend on where it was found."""
+    cycle = names[:-1]
+    start = cycle.index(min(cycle))
+    return " → ".join([*cycle[start:], *cycle[:start], cycle[start]])
 
 
-def _text(wanted: list[str], nodes: list[Node], absent: Mapping[str, str]) -> str:
-    if not nodes and not absent:
+def _text(wanted: list[str], nodes: list[Node], missing: Mapping[str, str]) -> str:
+    if not nodes and not missing:
         return f"{', '.join(wanted)}: available, nothing to run."
     width = max([len(", ".join(node.names)) for node in nodes], default=0)
     made = {name for node in nodes for name in node.names}
@@ -281,18 +284,18 @@ def _text(wanted: list[str], nodes: list[Node], absent: Mapping[str, str]) -> st
         f"{f', columns of {len(node.fetches)} more tables' if node.fetches else ''}  -- {node.doc}"
         for position, node in enumerate(nodes, start=1)
     ]
-    there = [name for name in read if name not in absent]
-    if there:
-        lines.insert(0, f"available {', '.join(there)}")
-    if absent:
-        lines.insert(0, f"missing   {', '.join(sorted(absent))}")
+    available = [name for name in read if name not in missing]
+    if available:
+        lines.insert(0, f"available {', '.join(available)}")
+    if missing:
+        lines.insert(0, f"missing   {', '.join(sorted(missing))}")
     return "\n".join(lines)
 
 
-def _mermaid(nodes: list[Node], absent: Collection[str]) -> str:
+def _mermaid(nodes: list[Node], missing: Collection[str]) -> str:
     made = {name for node in nodes for name in node.names}
     lines = ["flowchart LR"]
-    for name in sorted({name for node in nodes for name in node.inputs} - made | set(absent)):
+    for name in sorted({name for node in nodes for name in node.inputs} - made | set(missing)):
         lines.append(f'    {name}[("{name}")]')
     for node in nodes:
         for name in node.names:

@@ -1,7 +1,8 @@
-"""Journals beside results that take long: one durable line per record, so that a kill loses the record under way alone.
+"""Append-only journals of long runs, beside their results: one durable, checksummed line per record.
 
-A line is the CRC-32 of its JSON in eight hexadecimal digits, a space, and the JSON object. The first line says what
-kind of journal it is and what its records belong to. Reading ends at the first line that is cut off or damaged.
+A killed run loses only the record that it was writing. A line is the CRC-32 of its JSON in eight hexadecimal digits, a
+space, and the JSON object. The first line holds the kind of the journal and a header, which says what its records
+belong to. Reading ends at the first line that is truncated or damaged.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from kernelsight.dataflow.durable import draft_of
 from kernelsight.errors import InvalidInput
 
 SUFFIX = ".journal"
-# how a stream of Arrow record batches begins: journals of measurements before lines of JSON
+# first bytes of an Arrow IPC stream, which journals of measurements were before they were lines of JSON
 _ARROW = b"\xff\xff\xff\xff"
 
 
 def journal_path(target: Path) -> Path:
-    """Return where the journal of a result lies.
+    """Return the path of a result's journal.
 
     >>> journal_path(Path("run.duckdb")).name
     'run.duckdb.journal'
@@ -32,14 +33,14 @@ def journal_path(target: Path) -> Path:
 
 
 class Records(NamedTuple):
-    """What a journal holds: what its records belong to, and the records."""
+    """The content of a journal: its header, which says what its records belong to, and the records."""
 
     header: Any
     records: list[dict[str, Any]]
 
 
 class Journal:
-    """A journal that is open for more records.
+    """A journal that is open for appending records.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -51,9 +52,9 @@ class Journal:
     """
 
     def __init__(self, path: Path, kind: str, header: Any, records: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Start a journal, with the ``records`` of an earlier one, which it replaces at once; OSError: a full disk.
+        """Start a journal with the ``records`` of an earlier one, which it replaces atomically; OSError: a full disk.
 
-        Drafts that a killed run left of the journal, and of the result beside it, are removed.
+        Drafts that a killed run left of the journal and of its result are removed.
         """
         for draft in path.parent.glob(".*.draft"):
             if draft.name.startswith(f".{path.name.removesuffix(SUFFIX)}."):
@@ -64,13 +65,13 @@ class Journal:
         self._file: IO[bytes] = path.open("ab")
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write a record, and return when it is on the disk."""
+        """Append a record and flush it to the disk (fsync)."""
         self._file.write(_line(record))
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; what it holds stays."""
+        """Close the file, which stays on the disk."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -81,9 +82,9 @@ class Journal:
 
 
 def read_journal(path: Path, kind: str, *, without_sums: bool = False) -> Records:
-    """Return what a journal of a kind holds up to its first damaged line; InvalidInput: it is no such journal.
+    """Read a journal of a kind up to its first damaged line; InvalidInput: it is not a journal of that kind.
 
-    ``without_sums``: earlier versions wrote lines of this kind without check sums, which are read too.
+    ``without_sums``: lines without checksums, as earlier versions wrote them for this kind, are read too.
     """
     data = read_bytes(
         path, lambda records: InvalidInput(f"the journal {path} {records}; use another -o FILE."), ROWS_BYTES
@@ -111,14 +112,14 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return numpy's numbers and rows, and other mappings, as Python's own."""
+    """Return numpy numbers and arrays, and any mapping, as plain Python values."""
     return dict(value) if isinstance(value, Mapping) else value.tolist()
 
 
 def _parsed(line: bytes, checked: bool) -> dict[str, Any] | None:
-    """Return the record of a line; None: it is damaged."""
-    stated, _, text = line.partition(b" ") if checked else (b"", b"", line)
-    if checked and stated != b"%08x" % zlib.crc32(text):
+    """Return the record of a line; None where the line is damaged."""
+    checksum, _, text = line.partition(b" ") if checked else (b"", b"", line)
+    if checked and checksum != b"%08x" % zlib.crc32(text):
         return None
     try:
         record = json.loads(text)

@@ -1,8 +1,8 @@
-"""Tables kept on disk between processes, by the hash of all that they are made from.
+"""The on-disk cache of computed tables, shared by processes and keyed by a hash of everything they are computed from.
 
-What a table is made from: the program with its facts and queries, and the contents of the given tables that its node
-depends on. Nothing has to be declared stale: another hash is another file. The folder is ours alone to write, or none
-is used.
+The key covers the program with its facts and queries, and the contents of the given tables that the node depends on.
+Nothing is ever invalidated: a changed input is another key, hence another file. The folder must be writable by its user
+alone; otherwise no cache is used.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from kernelsight.dataflow.private_folder import Damaged, PrivateFolder, user_cac
 
 Read = TypeVar("Read")
 
-# names the folder that ours is in; empty: nothing is kept
+# environment variable with the parent folder of the cache; empty: no cache
 VARIABLE = "KERNELSIGHT_CACHE"
 LARGEST_TABLE = 16 * 2**20
 LARGEST_FOLDER = 512 * 2**20
-# bytes of the tables that were read last
+# bytes of recently read tables that stay in memory
 MOST_READ = 64 * 2**20
 PROGRAM_FILES = (".py", ".csv", ".jsonl", ".parquet", ".sql", ".json")
 
-
-_read: Recent[tuple[bytes, pa.Table]] = Recent(MOST_READ, weigh=lambda held: len(held[0]))
+_recent_tables: Recent[tuple[bytes, pa.Table]] = Recent(MOST_READ, weigh=lambda held: len(held[0]))
 
 
 class Kept:
-    """Which tables of a graph are kept, and ``by_content``: those whose own rows stand for what they are made from.
+    """The cache policy of a graph: ``tables`` are cached; ``by_content`` tables enter keys by their own rows.
 
-    A node that reads files is one of the latter: its inputs do not say what the files hold. ``passing``: where such a
-    table is given, it differs from one call to the next, and what is made from it is not kept.
+    A node that reads files is of ``by_content``: its input tables do not say what the files hold. ``passing``: tables
+    that, where they are given, differ from call to call: nothing computed from them is cached.
     """
 
     def __init__(
@@ -57,7 +56,10 @@ class Kept:
         self.program: Callable[[], str] = program
 
     def key(self, name: str, roots: dict[str, pa.Table | None]) -> str:
-        """Return the hash of a table's roots: given tables by their rows; None for facts, which are the program's."""
+        """Return the cache key of a table: a hash of the program, its name, and its root tables' rows.
+
+        ``roots``: as ``Graph.roots`` lists them; None for a fact, which the hash of the program covers.
+        """
         digest = hashlib.sha256(f"{self.program()} {name}".encode())
         for root, rows in sorted(roots.items()):
             digest.update(f"\n{root} ".encode() + (content_digest(rows) if rows is not None else b""))
@@ -81,10 +83,10 @@ def _serialised(table: pa.Table) -> pa.Buffer:
 
 
 def program_digest(*folders: Path) -> str:
-    """Return the SHA-256 of the program's files in folders, of the libraries that compute, and of the machine's name.
+    """Return the SHA-256 of the program's files in folders, the versions of numeric libraries, and the machine's name.
 
-    A file stands for its content by its size and by when it and its entry changed, which no writer can set: to read
-    all of them takes ten times as long.
+    A file enters by its size, modification and status-change times, of which no writer can set the last: to read all
+    files would take ten times as long.
 
     >>> program_digest(Path(__file__).parent) == program_digest(Path(__file__).parent.parent)
     False
@@ -99,7 +101,7 @@ def program_digest(*folders: Path) -> str:
 
 @cache
 def library_stamp(name: str) -> str:
-    """Return what stands for an installed version of a library, which is not imported: its first file, as files are."""
+    """Return a stamp of a library's installed version, without importing it: path, size and times of its first file."""
     spec = importlib.util.find_spec(name)
     return f"{spec.origin} {_stamp(os.stat(spec.origin))}" if spec and spec.origin else name
 
@@ -117,9 +119,9 @@ def _files(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def table_folder() -> Path | None:
-    """Return the folder of kept files; None where the environment variable KERNELSIGHT_CACHE is set to nothing.
+    """Return the path of the cache folder; None where the environment variable KERNELSIGHT_CACHE is set to nothing.
 
-    OSError: nobody has a home.
+    OSError: the user has no home folder.
     """
     variable = os.environ.get(VARIABLE)
     if variable == "":
@@ -128,13 +130,13 @@ def table_folder() -> Path | None:
 
 
 def opened(path: Path) -> PrivateFolder:
-    """Return the folder of kept files, opened. OSError: it cannot be ours alone."""
+    """Open the cache folder. OSError: others than its user could write it."""
     return PrivateFolder(path, LARGEST_FOLDER)
 
 
 @cache
-def _folder(named: str | None) -> PrivateFolder | None:
-    """Return the folder of kept files, opened once for each value of the environment variable; None: there is none."""
+def _folder(variable: str | None) -> PrivateFolder | None:
+    """Return the cache folder, opened once for each value of the environment variable; None where there is none."""
     with contextlib.suppress(OSError):
         if (path := table_folder()) is not None:
             return opened(path)
@@ -142,12 +144,12 @@ def _folder(named: str | None) -> PrivateFolder | None:
 
 
 def is_kept() -> bool:
-    """Tell whether there is a folder for kept files."""
+    """Return whether there is a cache folder."""
     return _folder(os.environ.get(VARIABLE)) is not None
 
 
 def read_kept(key: str, decode: Callable[[bytes], Read]) -> Read | None:
-    """Return what was kept under a key, decoded, or None; a damaged file is as good as none."""
+    """Return the decoded value of a key from the cache; None where it is absent or its file is damaged."""
     folder = _folder(os.environ.get(VARIABLE))
     if folder is None:
         return None
@@ -157,35 +159,35 @@ def read_kept(key: str, decode: Callable[[bytes], Read]) -> Read | None:
 
 
 def keep(key: str, content: bytes) -> None:
-    """Keep bytes under a key; a disk that refuses is no fault: they are made again."""
+    """Write bytes under a key to the cache; a write that fails is ignored, since the value can be computed again."""
     folder = _folder(os.environ.get(VARIABLE))
     if folder is not None:
         folder.write(key, content)
 
 
 def read_table(key: str, schema: pa.Schema) -> pa.Table | None:
-    """Return the table of a schema that is kept under a key, or None.
+    """Return the cached table of a key, or None; a table of another schema counts as damaged.
 
-    The file is read each time; but the same bytes are the same table, of which values may be ``remembered``.
+    The file is read each time, but equal bytes give the same table object, for which ``remembered`` values hold.
     """
 
     def decode(content: bytes) -> pa.Table:
-        held = _read.get(key)
-        if held is not None and held[0] == content and held[1].schema.equals(schema):
-            return held[1]
+        recent = _recent_tables.get(key)
+        if recent is not None and recent[0] == content and recent[1].schema.equals(schema):
+            return recent[1]
         table = pa.ipc.open_stream(content).read_all()
         if not table.schema.equals(schema):
             raise ValueError("the columns of another table")
-        _read.put(key, (content, table))  # the table's values lie in these bytes
+        _recent_tables.put(key, (content, table))  # the table's values lie in these bytes
         return table
 
     return read_kept(key, decode)
 
 
 def of_program(program: str, name: str, make: Callable[[], Read]) -> Read:
-    """Return what follows from the program's files alone, kept under their digest: made once for each version of them.
+    """Return ``make()``, a value that depends on the program's files alone, cached by their digest ``program``.
 
-    A table is kept as Arrow writes it, any other value as Python does.
+    A table is stored as an Arrow IPC stream, any other value as a pickle.
 
     >>> of_program("0" * 64, "a list", lambda: [1, 2])
     [1, 2]
@@ -199,11 +201,11 @@ def of_program(program: str, name: str, make: Callable[[], Read]) -> Read:
 
 
 def _decoded(content: bytes) -> Any:
-    arrow = memoryview(content)[:-1]  # what is Arrow's begins where memory is aligned
+    arrow = memoryview(content)[:-1]  # the format mark is at the end, so that the Arrow stream is aligned in memory
     return pa.ipc.open_stream(arrow).read_all() if content.endswith(b"A") else pickle.loads(arrow)
 
 
 def keep_table(key: str, table: pa.Table) -> None:
-    """Keep a table, unless it is a large one."""
+    """Write a table to the cache, unless it has more than ``LARGEST_TABLE`` bytes."""
     if table.nbytes <= LARGEST_TABLE:
         keep(key, bytes(_serialised(table)))

@@ -1,20 +1,20 @@
-"""Memory that was freed and that the C library keeps for itself: hundreds of bytes a row of a long table."""
+"""Returns freed memory from glibc to the system (malloc_trim): it retains hundreds of bytes a row of a long table."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 
-# number of the setting of the C library from which size on memory is returned; the size that it begins with, bytes
+# mallopt's parameter: allocations of this size or more are returned once freed; its initial value, in bytes
 M_MMAP_THRESHOLD = -3
 LARGE = 128 << 10
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system now, and from now on that of long arrays once they are freed.
+    """Return freed memory to the system now, and from now on that of long arrays as soon as they are freed.
 
-    Otherwise glibc raises the size from which it does so to 32 MB with each larger array that is freed. It takes
-    milliseconds, so that it is for places between large tables only, and only where the C library can.
+    By default glibc raises the threshold up to 32 MB with each larger array that is freed. A call takes milliseconds,
+    so call it between large tables only. It does nothing where the C library has no such function.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""Runs the nodes that a table needs: queries in DuckDB and Python functions, each once, with what they read."""
+"""Runs the nodes that a table needs, each once: SQL queries in DuckDB, and Python functions with their input tables."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from kernelsight.errors import MissingTable, RunFailed
 
 
 class NodeRuns(TableStore):
-    """Tables, and the nodes that make those which are not there yet."""
+    """A table store that computes missing tables: by its nodes, or from the on-disk cache."""
 
     def _compute(self, names: Iterable[str]) -> None:
+        """Make tables available, by the cache or their nodes. MissingTable: a required input table is missing."""
         self._check_thread()
         available = self.available()
         wanted = [name for name in names if name not in available]
         if self._kept:
-            self._take_kept(wanted, self._kept)
+            self._load_cached(wanted, self._kept)
             available = self.available()
             wanted = [name for name in wanted if name not in available]
         if not wanted:
@@ -40,12 +41,12 @@ class NodeRuns(TableStore):
                 raise
             raise MissingTable(f"{self.path} has no table {', '.join(wanted)} and cannot compute it: {error}") from None
         read = {name for node in nodes for name in node.inputs}
-        for name in sorted(read & available & self._references_unchecked):  # what is computed needs no check
+        for name in sorted(read & available & self._references_unchecked):  # computed tables need no check
             self._check_references(name, self._fetch(name))
             self._references_unchecked.discard(name)
-        asked = {*wanted, *(name for node in nodes for name in node.inputs)}
+        needed = {*wanted, *(name for node in nodes for name in node.inputs)}
         for node in nodes:
-            self._run(node, asked)
+            self._run(node, needed)
 
     def _check_references(self, name: str, table: pa.Table) -> None:
         available = self.available()
@@ -54,8 +55,8 @@ class NodeRuns(TableStore):
             if other in available and other != name:
                 check_reference(name, column, table.column(column.name), self._fetch(other).column(key))
 
-    def _take_kept(self, names: Iterable[str], kept: Kept) -> None:
-        """Take tables from disk, and where one is not there, those that its node reads."""
+    def _load_cached(self, names: Iterable[str], kept: Kept) -> None:
+        """Load tables from the on-disk cache, and for each that is not in it, the inputs of its node."""
         waiting, seen = list(names), self.available()
         while waiting:
             name = waiting.pop()
@@ -71,30 +72,30 @@ class NodeRuns(TableStore):
                 waiting += node.inputs
 
     def key_of(self, name: str) -> str | None:
-        """Return the hash of all that a derived table is made from; None where nothing is kept of it."""
+        """Return the cache key of a derived table, a hash of its inputs; None where it is not cached."""
         return self._kept_key(name, self._kept) if self._kept else None
 
     def _kept_key(self, name: str, kept: Kept) -> str | None:
-        """Return the key of a derived table; None where something that it is made from is missing, or passes."""
+        """Return the cache key of a derived table; None where an input is missing, or of ``passing`` and given."""
         roots: dict[str, pa.Table | None] = {}
-        for each in self.graph.roots(name, frozenset(self._given | kept.by_content)):
-            if each in self._given and each in kept.passing:
+        for root in self.graph.roots(name, frozenset(self._given | kept.by_content)):
+            if root in self._given and root in kept.passing:
                 return None
-            if each in kept.by_content and each not in self._given:
+            if root in kept.by_content and root not in self._given:
                 try:
-                    self._compute([each])
+                    self._compute([root])
                 except MissingTable:
                     return None
-            roots[each] = self._fetch(each) if each in self._given or each in kept.by_content else None
+            roots[root] = self._fetch(root) if root in self._given or root in kept.by_content else None
         return kept.key(name, roots)
 
-    def _run(self, node: Node, asked: Collection[str]) -> None:
-        """Run a node for those of its tables that are asked for and not there yet."""
+    def _run(self, node: Node, needed: Collection[str]) -> None:
+        """Run a node for those of its tables that are needed and not available yet."""
         started = time.perf_counter()
-        wanted = [name for name in node.names if name in asked and name not in self.available()]
-        made = self._run_query(node) if node.kind == "sql" else self._run_function(node, wanted)
-        for name, rows in made.items():
-            # a table that is there already was given, or stands in the file: it stays
+        wanted = [name for name in node.names if name in needed and name not in self.available()]
+        results = self._run_query(node) if node.kind == "sql" else self._run_function(node, wanted)
+        for name, rows in results.items():
+            # an available table was given, or is in the file: it stays
             if name in self.available():
                 continue
             if callable(rows):
@@ -125,28 +126,28 @@ class NodeRuns(TableStore):
             "fork": self.fork,
             "report": self.report or (lambda text: None),
         }
-        made = node.function(
+        results = node.function(
             **{name: self._fetch(name) for name in node.inputs}, **{name: services[name] for name in node.services}
         )
-        if not isinstance(made, Mapping):
-            made = {node.names[0]: made}
-        if not set(wanted) <= set(made) <= set(node.names):
-            raise RunFailed(f"{node.label} returned {', '.join(sorted(made))}, expected {', '.join(node.names)}.")
-        return made
+        if not isinstance(results, Mapping):
+            results = {node.names[0]: results}
+        if not set(wanted) <= set(results) <= set(node.names):
+            raise RunFailed(f"{node.label} returned {', '.join(sorted(results))}, expected {', '.join(node.names)}.")
+        return results
 
     def _read(self, name: str, columns: Sequence[str], among: Mapping[str, Collection[str]]) -> pa.Table:
-        """Return columns of a table, and those rows alone whose words are ``among`` these.
+        """Return columns of a table, filtered to the rows whose value of each column in ``among`` is one of its words.
 
-        Of a query that has not run yet nothing else is computed, and nothing is kept.
+        A query that has not run yet is run for these columns and rows alone (pushdown), and its result is not stored.
         """
         node = self.graph.node(name) if name not in self.available() else None
         if node is None or node.kind != "sql":
             self._compute([name])
-            whole = self._fetch(name)
-            # the table itself, where all of it is wanted: values may be remembered of it
-            rows = whole if list(columns) == whole.column_names else whole.select(list(columns))
+            table = self._fetch(name)
+            # the same table object where all columns are wanted: values may be remembered for it
+            rows = table if list(columns) == table.column_names else table.select(list(columns))
             for column, words in among.items():
-                rows = rows.filter(pc.is_in(whole[column], pa.array(words, pa.string())))
+                rows = rows.filter(pc.is_in(table[column], pa.array(words, pa.string())))
             return rows
         self._compute(node.inputs)
         contract = self.graph.known(name)
@@ -158,7 +159,7 @@ class NodeRuns(TableStore):
 
 
 class Reader:
-    """What a node fetches tables with while it runs, of those that its ``reads`` declares."""
+    """The ``read`` service of a node: fetches, while the node runs, the tables that its ``reads`` declares."""
 
     def __init__(self, session: NodeRuns, node: Node) -> None:
         self._session, self._node = session, node
@@ -166,13 +167,16 @@ class Reader:
     def __call__(
         self, name: str, columns: Sequence[str], among: Mapping[str, Collection[str]] | None = None
     ) -> pa.Table:
-        """Return columns of a table; ``among``: only the rows whose value of a column is one of these words."""
+        """Return columns of a table; ``among``: by column, the words to which rows are filtered.
+
+        RunFailed: the node does not declare the table.
+        """
         if name not in self._node.fetches:
             raise RunFailed(f"{self._node.label} reads {name} and does not declare it; add it to its `reads`.")
         return self._session._read(name, columns, among or {})
 
     def is_available(self, name: str) -> bool:
-        """Return whether the rows of a table are there: given, stored, or computed before."""
+        """Return whether a table has its rows: given, stored, or computed before."""
         return name in self._session.available()
 
     def is_given(self, name: str) -> bool:
@@ -185,10 +189,11 @@ class Reader:
         return self._node.fetches
 
     def roots_of(self, names: Collection[str]) -> tuple[pa.Table, ...]:
-        """Return the tables that nodes of these names read and that were given, or that no node makes."""
+        """Return the inputs of these tables' nodes that were given, or that no node makes, in order of their names."""
         graph, given = self._session.graph, self._session.given()
-        read = {one for name in names if (node := graph.node(name)) for one in node.inputs}
-        return tuple(self._session._fetch(one) for one in sorted(read) if one in given or graph.node(one) is None)
+        inputs = {table for name in names if (node := graph.node(name)) for table in node.inputs}
+        roots = [table for table in sorted(inputs) if table in given or graph.node(table) is None]
+        return tuple(map(self._session._fetch, roots))
 
     def query_of(self, name: str) -> str:
         """Return the SQL that makes a table; empty where no query does."""
@@ -196,7 +201,7 @@ class Reader:
         return node.text if node else ""
 
     def columns_of(self, name: str) -> list[str]:
-        """Return the columns that the contract of a table states."""
+        """Return the columns that a table's contract declares."""
         return self._session.graph.known(name).column_names
 
 

@@ -1,16 +1,16 @@
-"""Sizes as people write them: ``16k``, ``128K``, ``25.6k``."""
+"""Parses numbers with a size suffix, as vLLM's flags take them: ``16k``, ``128K``, ``25.6k``."""
 
 from __future__ import annotations
 
 import re
 
-# as in vLLM: small letters are powers of 1000, capital ones of 1024
+# as in vLLM: lower-case suffixes are powers of 1000, upper-case ones of 1024
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG])")
 
 
 def read_number(text: str) -> float | int | str:
-    """Return the number that a text stands for, with an optional suffix as in vLLM's size flags, or the text.
+    """Parse a number with an optional size suffix, as in vLLM's flags; any other text is returned unchanged.
 
     >>> read_number("16k"), read_number("16K"), read_number("25.6k"), read_number("0.5"), read_number("many")
     (16000, 16384, 25600, 0.5, 'many')
@@ -19,9 +19,9 @@ def read_number(text: str) -> float | int | str:
     if match:
         number = float(match[1]) * SUFFIXES[match[2]]
         return int(number) if number == int(number) else number
-    for kind in (int, float):
+    for number_type in (int, float):
         try:
-            return kind(text)
+            return number_type(text)
         except ValueError:
             continue
     return text

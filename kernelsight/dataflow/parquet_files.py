@@ -1,4 +1,4 @@
-"""Parquet files that other people wrote: one regular file, whose every value was checked."""
+"""Reads untrusted Parquet files: one regular file, every value validated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_parquet(path: str | os.PathLike[str], refuse: Refuse, columns: list[str] | None = None) -> pa.Table:
-    """Return the table of a Parquet file; ``refuse`` makes the error of what is wrong with it.
+    """Read a Parquet file as a table, all of it or some columns; ``refuse`` makes the error that is raised.
 
     >>> from kernelsight.errors import InvalidInput
     >>> read_parquet("none.parquet", lambda found: InvalidInput(f"the grid none.parquet {found}."))
@@ -33,7 +33,7 @@ def read_parquet(path: str | os.PathLike[str], refuse: Refuse, columns: list[str
 
 
 def read_schema(path: str | os.PathLike[str], refuse: Refuse) -> pa.Schema:
-    """Return the schema of a Parquet file; see :func:`read_parquet`."""
+    """Read the schema of a Parquet file alone; see :func:`read_parquet`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -47,7 +47,7 @@ def read_schema(path: str | os.PathLike[str], refuse: Refuse) -> pa.Schema:
 
 
 def unreadable(problem: Exception) -> str:
-    """Return what is wrong with a file that Arrow or polars does not read, as a predicate.
+    """Return why Arrow or polars cannot read a Parquet file, as a predicate.
 
     >>> unreadable(ValueError("Invalid: no footer.\\nat byte 3"))
     'cannot be read as Parquet (Invalid: no footer)'

@@ -1,8 +1,8 @@
-"""Folders that their user alone can write, and files in them that carry their own digest: where caches are kept.
+"""Cache folders that only their user can write, with files that carry a SHA-256 digest of their content.
 
-What is read from such a folder is believed, and machine code from it is run. So every folder on the way from the root
-is checked, and from then on the folder is known by its handle: one that is put in its place later changes nothing.
-Only files of our own names are read, replaced or removed, whatever else lies there.
+What is read from such a folder is trusted, and machine code from it is run. So every folder on the path from the root
+is checked, and from then on the folder is accessed by its handle: another one put at its path later changes nothing.
+Only files whose names this class gives are read, replaced or removed, whatever else is in the folder.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ MOST_LINKS = 40
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-# where there are no owners and no handles of folders, such as on Windows, access rights are not in the mode
+# some systems, such as Windows, have neither owners and access rights in the mode, nor handles of folders
 _HAS_OWNERS = hasattr(os, "getuid")
 _HAS_HANDLES = os.open in os.supports_dir_fd
 
 
 class Damaged(Exception):
-    """A file that was there is not what was written; it was removed, and has to be made again."""
+    """A file's content is not what was written; the file was removed, and has to be made again."""
 
 
 class PrivateFolder:
-    """A folder that no other user can write, made where it is not there yet.
+    """A folder that no other user can write, created where it does not exist.
 
-    Its files are named by 64 hexadecimal digits and ``ending``; those that were not read for longest are removed where
-    all are larger than ``limit`` bytes. OSError: it cannot be made, or others could change it or a folder above it.
+    Its files are named by 64 hexadecimal digits and ``ending``; the least recently read ones are removed while all
+    together have more than ``limit`` bytes. OSError: it cannot be created, or another user could change it or a folder
+    above it.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     folder, key = PrivateFolder(Path(place) / "mine", limit=2**20), "0" * 64
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     folder, key = PrivateFolder(Path(parent) / "mine", limit=2**20), "0" * 64
     ...     folder.write(key, b"rows")
     ...     folder.read(key, bytes.decode)
     'rows'
@@ -54,7 +55,7 @@ class PrivateFolder:
         self.path, self.limit, self._ending = path, limit, ending
         self._name = re.compile(rf"[0-9a-f]{{64}}{re.escape(ending)}")
         self._draft = re.compile(rf"\.{self._name.pattern}\.(\d+)(\.[0-9a-f]+)?")
-        # written since the folder's size was last looked at; None: processes that only read need not look
+        # bytes written since the folder's size was last measured; None: not measured, as by processes that only read
         self._written: int | None = None
         self.handle = _open(path)
 
@@ -63,7 +64,7 @@ class PrivateFolder:
             os.close(self.handle)
 
     def read(self, key: str, decode: Callable[[bytes], Read]) -> Read | None:
-        """Return a file's content, decoded; None where there is none. Damaged: it is not what was written."""
+        """Return the decoded content of a key's file; None where there is none. Damaged: it is not what was written."""
         name = key + self._ending
         try:
             content = self._content(name)
@@ -78,7 +79,7 @@ class PrivateFolder:
             raise Damaged(f"{self.path / name} is damaged") from None
 
     def write(self, key: str, content: bytes) -> None:
-        """Write a file; where the disk refuses, or something else has its name, nothing is written."""
+        """Write a key's file atomically; nothing where the disk is full, or something else has the file's name."""
         name = key + self._ending
         if self._written is None:
             self.shrink()
@@ -90,14 +91,14 @@ class PrivateFolder:
             self.shrink()
 
     def shrink(self) -> None:
-        """Remove drafts of processes that ended, and the files that were not read for longest, down to the limit."""
+        """Remove drafts of processes that ended, and the least recently read files, down to the limit."""
         self._written = 0
         with contextlib.suppress(OSError):
-            files, drafts = self._own()
+            files, drafts = self._our_files()
             for name in drafts:
                 self._remove(name)
             size = sum(status.st_size for status in files.values())
-            for name, status in sorted(files.items(), key=lambda each: each[1].st_mtime):
+            for name, status in sorted(files.items(), key=lambda item: item[1].st_mtime):
                 if size <= self.limit:
                     return
                 self._remove(name)
@@ -105,15 +106,15 @@ class PrivateFolder:
 
     def sizes(self) -> list[int]:
         """Return the size of each of our files, in bytes. OSError: the folder cannot be read any more."""
-        return [status.st_size for status in self._own()[0].values()]
+        return [status.st_size for status in self._our_files()[0].values()]
 
     def clear(self) -> None:
         """Remove our files, and drafts of processes that ended. OSError: the folder cannot be read any more."""
-        files, drafts = self._own()
+        files, drafts = self._our_files()
         for name in (*files, *drafts):
             self._remove(name)
 
-    def _own(self) -> tuple[dict[str, os.stat_result], list[str]]:
+    def _our_files(self) -> tuple[dict[str, os.stat_result], list[str]]:
         """Return our files by name, and the names of drafts of processes that ended."""
         files, drafts = {}, []
         with os.scandir(self.path if self.handle is None else self.handle) as entries:
@@ -130,7 +131,7 @@ class PrivateFolder:
         return files, drafts
 
     def _content(self, name: str) -> bytes | None:
-        """Return the bytes of one of our files, which counts as read now; None where that name is something else's."""
+        """Return the bytes of one of our files and mark it as read now; None where something else has that name."""
         handle = os.open(self._at(name), _READ, dir_fd=self.handle)
         try:
             status = os.fstat(handle)
@@ -144,18 +145,19 @@ class PrivateFolder:
             os.close(handle)
 
     def _is_free(self, name: str) -> bool:
-        """Return whether a name is ours to write: nothing, or a file of ours, has it."""
+        """Return whether we may write a name: nothing, or a file of ours, has it."""
         try:
             return _is_own(os.stat(self._at(name), dir_fd=self.handle, follow_symlinks=False))
         except FileNotFoundError:
             return True
 
-    def _replace(self, name: str, *parts: bytes) -> None:
+    def _replace(self, name: str, *contents: bytes) -> None:
+        """Write a file's contents, in order, to a draft that then replaces it."""
         draft = f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
         handle = os.open(self._at(draft), _CREATE, 0o600, dir_fd=self.handle)
         try:
             with open(handle, "wb") as file:
-                file.writelines(parts)
+                file.writelines(contents)
             os.replace(self._at(draft), self._at(name), src_dir_fd=self.handle, dst_dir_fd=self.handle)
         except BaseException:
             self._remove(draft)
@@ -166,12 +168,12 @@ class PrivateFolder:
             os.unlink(self._at(name), dir_fd=self.handle)
 
     def _at(self, name: str) -> str:
-        """Return how a file is named to the system, which takes it from our handle where it can."""
+        """Return a file's path for system calls: relative to the folder's handle where there is one."""
         return str(self.path / name) if self.handle is None else name
 
 
 def checked(key: str, content: bytes, decode: Callable[[bytes], Read]) -> Read:
-    """Return what a file of a private folder holds under a key, decoded. Damaged: it is not what was written."""
+    """Verify the digest of a file's content under a key, and decode it. Damaged: it is not what was written."""
     try:
         if content[:_DIGEST_BYTES] != _digest(key, memoryview(content)[_DIGEST_BYTES:]):
             raise ValueError("another digest")
@@ -181,7 +183,7 @@ def checked(key: str, content: bytes, decode: Callable[[bytes], Read]) -> Read:
 
 
 def user_cache() -> Path:
-    """Return the folder of this user's caches; OSError: nobody has a home."""
+    """Return the folder of this user's caches; OSError: the user has no home folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
@@ -189,14 +191,14 @@ def user_cache() -> Path:
 
 
 def _digest(key: str, content: bytes | memoryview) -> bytes:
-    """Return the SHA-256 of a file's key and content: under another key it is another one."""
+    """Return the SHA-256 of a file's key and content, so that a file cannot be moved to another key."""
     digest = hashlib.sha256(f"{key}\n".encode())
     digest.update(content)
     return digest.digest()
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Return whether something is a plain file of this user, which no other one can write."""
+    """Return whether a path is a regular file of this user, which no other user can write."""
     if not stat.S_ISREG(status.st_mode):
         return False
     return not _HAS_OWNERS or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
@@ -215,86 +217,89 @@ def _is_running(process: int) -> bool:
 
 
 def _open(path: Path) -> int | None:
-    """Return the handle of a folder, each step from the root checked before the next one is taken from its handle.
+    """Open a folder, each folder on its path from the root checked before the next is opened from its handle.
 
-    Links are followed where their owner may be believed, so that nobody else chooses where they lead.
+    Symbolic links are followed where root or this user owns them, so that no other user chooses where they lead.
     """
     if not _HAS_HANDLES:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return None
     with contextlib.ExitStack() as opened:
-        begin, *parts = path.absolute().parts
-        way, links = Path(begin), 0
-        handle = _held(opened, begin)
-        waiting = parts[::-1]
+        root, *names = path.absolute().parts
+        reached, links = Path(root), 0
+        handle = _open_step(opened, root)
+        waiting = names[::-1]
         while waiting:
-            _check_folder(os.fstat(handle), way)
+            _check_folder(os.fstat(handle), reached)
             name = waiting.pop()
-            way /= name
-            with _naming(way):
-                status = _look(handle, name, last=not waiting)
+            reached /= name
+            with _whole_path(reached):
+                status = _status_of(handle, name, last=not waiting)
                 if stat.S_ISLNK(status.st_mode):
-                    _check_owner(status, way)
+                    _check_owner(status, reached)
                     links += 1
                     if links > MOST_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                     target = Path(os.readlink(name, dir_fd=handle))
-                    way = way.parent
+                    reached = reached.parent
                     if target.is_absolute():
-                        way, handle = Path(begin), _held(opened, begin)
+                        reached, handle = Path(root), _open_step(opened, root)
                     waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
                 else:
-                    handle = _held(opened, name, handle)
-        _check_last(handle, way)
+                    handle = _open_step(opened, name, handle)
+        _check_last(handle, reached)
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
 
 
-def _held(opened: contextlib.ExitStack, name: str, above: int | None = None) -> int:
-    """Return the handle of a folder that need not be readable, closed with ``opened``; a link is refused."""
-    handle = os.open(name, os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY), dir_fd=above)
+def _open_step(opened: contextlib.ExitStack, name: str, parent: int | None = None) -> int:
+    """Open a folder, which need not be readable, below the handle ``parent``; ``opened`` closes it.
+
+    OSError: it is a link, which is not followed, or no folder.
+    """
+    handle = os.open(name, os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY), dir_fd=parent)
     opened.callback(os.close, handle)
     return handle
 
 
-def _look(handle: int, name: str, last: bool) -> os.stat_result:
-    """Return what is known of a folder or link below ``handle``; a folder is made where it is not there."""
-    look = partial(os.stat, name, dir_fd=handle, follow_symlinks=False)
+def _status_of(handle: int, name: str, last: bool) -> os.stat_result:
+    """Return the status of a folder or link below ``handle``; a folder that does not exist is created."""
+    read_status = partial(os.stat, name, dir_fd=handle, follow_symlinks=False)
     with contextlib.suppress(FileNotFoundError):
-        return look()
+        return read_status()
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700 if last else 0o755, dir_fd=handle)
-    return look()
+    return read_status()
 
 
 @contextlib.contextmanager
-def _naming(way: Path) -> Iterator[None]:
-    """Name the whole path in errors of the system, which know its last part alone."""
+def _whole_path(path: Path) -> Iterator[None]:
+    """Name the whole path in errors of the system, which hold its last name alone."""
     try:
         yield
     except OSError as error:
-        if error.filename == str(way):
+        if error.filename == str(path):
             raise
-        raise OSError(error.errno, error.strerror, str(way)) from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _check_owner(status: os.stat_result, way: Path) -> None:
+def _check_owner(status: os.stat_result, path: Path) -> None:
     if status.st_uid not in (0, os.getuid()):
-        raise OSError(errno.EPERM, f"it belongs to another user ({status.st_uid})", str(way))
+        raise OSError(errno.EPERM, f"it belongs to another user ({status.st_uid})", str(path))
 
 
-def _check_folder(status: os.stat_result, way: Path) -> None:
-    """Refuse a folder in which others may rename or replace what is ours: sticky ones, such as /tmp, forbid that."""
-    _check_owner(status, way)
+def _check_folder(status: os.stat_result, path: Path) -> None:
+    """Refuse a folder in which others may rename or replace our files: sticky ones, such as /tmp, forbid that."""
+    _check_owner(status, path)
     if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-        raise OSError(errno.EPERM, f"other users can write it (mode {stat.S_IMODE(status.st_mode):o})", str(way))
+        raise OSError(errno.EPERM, f"other users can write it (mode {stat.S_IMODE(status.st_mode):o})", str(path))
 
 
-def _check_last(handle: int, way: Path) -> None:
+def _check_last(handle: int, path: Path) -> None:
     """Refuse a folder that this user cannot write, or not alone."""
     status = os.fstat(handle)
     if status.st_uid != os.getuid():
-        raise OSError(errno.EPERM, f"it belongs to another user ({status.st_uid})", str(way))
+        raise OSError(errno.EPERM, f"it belongs to another user ({status.st_uid})", str(path))
     if status.st_mode & 0o022:
-        raise OSError(errno.EPERM, f"other users can write it (mode {stat.S_IMODE(status.st_mode):o})", str(way))
+        raise OSError(errno.EPERM, f"other users can write it (mode {stat.S_IMODE(status.st_mode):o})", str(path))
     if not os.access(".", os.W_OK, dir_fd=handle):
-        raise OSError(errno.EACCES, "it cannot be written", str(way))
+        raise OSError(errno.EACCES, "it cannot be written", str(path))

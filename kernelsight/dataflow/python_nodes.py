@@ -1,10 +1,10 @@
 """Python nodes: public functions of one module, named like their table, with their inputs as parameters.
 
 Parameters are input tables. Keyword-only parameters are services of the session: ``wanted`` (which of the node's tables
-are asked for), ``read`` (columns and rows of the tables that ``reads`` declares, fetched when the node asks for them),
-``threads`` (how many it may use; None: its own choice) and ``fork`` (makes a copy of the session, in which the node may
-give other rows and compute what ``reads`` declares). Nodes are read from the module's source, so that drawing the graph
-imports nothing heavy.
+are needed), ``read`` (fetches columns and rows of the tables that ``reads`` declares), ``threads`` (how many it may
+use; None: its own choice), ``fork`` (makes a copy of the session, in which the node may give other rows and compute
+what ``reads`` declares) and ``report`` (prints progress). Nodes are read from the module's source, so that drawing the
+graph imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SERVICES = ("wanted", "read", "threads", "fork", "report")
 
 
 def produces(*tables: str) -> Callable[[Callable], Callable]:
-    """Mark a function as the maker of several tables: it returns a dict of them by name, those ``wanted`` at least.
+    """Mark a function as the node of several tables: it returns a dict of them, of the ``wanted`` ones at least.
 
-    A value may be a function without parameters, which makes the table when it is asked for.
+    A value may be a function without parameters, which makes the table when it is first fetched.
 
     >>> @produces("steps", "request_events")
     ... def simulation(scenarios): ...
@@ -41,7 +41,7 @@ def produces(*tables: str) -> Callable[[Callable], Callable]:
 
 
 def reads(*tables: str) -> Callable[[Callable], Callable]:
-    """Declare tables that a function fetches by its parameter ``read``, and only those columns and rows that it needs.
+    """Declare the tables of which a function fetches the columns and rows it needs, by its parameter ``read``.
 
     >>> @reads("steps")
     ... def totals(scenarios, *, read): ...
@@ -58,7 +58,7 @@ def reads(*tables: str) -> Callable[[Callable], Callable]:
 
 @dataclass(frozen=True)
 class PythonNode:
-    """One function as its source states it: the tables it makes, takes and fetches, and its docstring's first line."""
+    """A node as its function's source declares it: tables made, taken and fetched, and the docstring's first line."""
 
     module: str
     function: str
@@ -75,7 +75,7 @@ class PythonNode:
 
 
 def python_nodes(module: str) -> list[PythonNode]:
-    """Return the nodes that a module defines, read from its source; none where there is no such module."""
+    """Return the nodes that a module defines, read from its source; an empty list where there is no such module."""
     try:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:
@@ -91,9 +91,9 @@ def python_nodes(module: str) -> list[PythonNode]:
 def _read_function(module: str, path: Path, function: ast.FunctionDef) -> PythonNode:
     arguments = function.args
     services = tuple(argument.arg for argument in arguments.kwonlyargs)
-    strange = [name for name in services if name not in SERVICES]
+    unknown_services = [name for name in services if name not in SERVICES]
     if (
-        *(arguments.vararg, arguments.kwarg, strange),
+        *(arguments.vararg, arguments.kwarg, unknown_services),
         *(arguments.posonlyargs, arguments.defaults, [value for value in arguments.kw_defaults if value]),
     ) != (None, None, [], [], [], []):
         raise InvalidInput(
@@ -108,7 +108,7 @@ def _read_function(module: str, path: Path, function: ast.FunctionDef) -> Python
 
 
 def _decorated(function: ast.FunctionDef, name: str) -> tuple[str, ...]:
-    """Return the tables that a decorator of the function names; none where it has no such decorator."""
+    """Return the tables that a function's decorator ``name`` lists; empty where it has no such decorator."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
             called = decorator.func
@@ -118,7 +118,7 @@ def _decorated(function: ast.FunctionDef, name: str) -> tuple[str, ...]:
 
 
 def _literals(argument: ast.expr) -> tuple[str, ...]:
-    """Return the words of an argument: one, or those of a tuple with a star."""
+    """Return the strings of a decorator's argument: one, or those of an unpacked tuple."""
     if isinstance(argument, ast.Starred):
         return tuple(ast.literal_eval(argument.value))
     return (ast.literal_eval(argument),)

@@ -1,7 +1,7 @@
-"""Words of commands, environments and addresses without their secrets: each secret is one fixed word.
+"""Redacts secrets in commands, environments, addresses, JSON and YAML: each is replaced by ``<redacted>``.
 
-What is a secret is decided by names: of options, variables, fields and parameters. A password in an address is one
-whatever it is called. Redacting twice changes nothing more, and a redacted command reads as the same deployment.
+The name of an option, variable, field or parameter decides whether its value is a secret; a password in an address
+always is. Redaction is idempotent, and a redacted command still reads as the same deployment.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from kernelsight.dataflow.shell_words import join_commands, split_commands
 from kernelsight.errors import InvalidInput
 
 REDACTED = "<redacted>"
-# options that carry a secret: all of vLLM 0.33.0 and SGLang 0.5.23; TensorRT-LLM 1.x has none. The engines take
-# shorter forms of an option, so that its beginning up to within the last word counts too
+# options that carry a secret: all of vLLM 0.33.0 and SGLang 0.5.23; TensorRT-LLM 1.x has none. The engines accept
+# abbreviated options, so that a prefix that reaches into the last word counts too
 OPTIONS = ("--api-key", "--hf-token", "--admin-api-key", "--ssl-keyfile-password")
-# options that turn something on or off
+# first words of options that are switches, without a value
 _SWITCHES = frozenset("allow enable disable no use skip return".split())
 _WORD = re.compile(r"[a-z0-9]+")
 _INNER_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# in any name, wherever they stand
+# makes any name a secret's, anywhere in the name
 _ALWAYS = re.compile(
     r"passw|passphrase|passcode|(^|_)pwd|pwd$|secret|credential|authorization"
     r"|(^|_)(api|access|auth|private|account|signing|encryption|master|license)_?(key|token)(s|id)?(_|$)"
 )
-# in a name of options, fields and parameters as the last word: --max-num-batched-tokens counts, --hf-token is one
+# last words of secret options, fields and parameters: --hf-token is a secret, --max-num-batched-tokens a count
 _LAST = frozenset("pass key keys apikey apikeys token auth jwt cookie bearer sig signature".split())
 _COUNTED = frozenset("per max min num first next".split())  # before token
-# in a name of variables as any word
+# words that make an environment variable a secret, anywhere in its name
 _ANY = _LAST | frozenset("tokens creds pat".split())
 _SIZE = re.compile(r"\d[\d.,_]*\s*[kmgt]?i?b?", re.IGNORECASE)
-# a text without one of these holds no secret
+# a text without any of these holds no secret: a quick test
 _MARK = re.compile(r"pass|pwd|secret|cred|key|tok|auth|jwt|cook|bear|sig|pat\b|[:/]\S+@|://", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PAIR = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)[\"']?\s*[:=]\s*")
 _VALUE = re.compile(r"\"[^\"]*\"?|'[^']*'?|[^\s\"']+")
 _PARAMETER = re.compile(r"[^\s\"'&#]+")
 _HEADER = re.compile(r"((?:authorization|cookie)\s*:\s*)[^\"']+|(\bbearer\s+)[^\s\"']+", re.IGNORECASE)
-# whoever stands before @ in an address; a password may hold slashes
+# the user and password before @ in an address; a password may contain slashes
 _USER = re.compile(r"(://)(?:[^\s\"'/?#]+|[^\s\"'/?#@:]*:(?!\d+(?:[/?#]|$))[^\s\"'@]*)@")
 _USER_ALONE = re.compile(r"^[^\s:/@=]+:[^\s/@]+@(?!sha\d+:)(?=[\w.-]+)")
 _OPTION = re.compile(r"--?[A-Za-z][\w.+-]*")
@@ -49,7 +49,7 @@ _YAML = re.compile(r"^\s*(- +)?[\w.-]+:(\s|$)", re.MULTILINE)
 
 
 def names_secret(name: str, variable: bool = False) -> bool:
-    """Return whether the value of a name is a secret; ``variable``: of the environment, where any word may say so.
+    """Return whether a name's value is a secret; ``variable``: it names an environment variable, so any word counts.
 
     >>> [names_secret(name) for name in ("--api-key", "--hf-t", "dbPassword", "X-Amz-Signature")]
     [True, True, True, True]
@@ -65,16 +65,16 @@ def names_secret(name: str, variable: bool = False) -> bool:
         return True
     if words[-1] in _LAST and not (words[-1] == "token" and words[-2:-1] and words[-2] in _COUNTED):
         return True
-    return _ALWAYS.search("_".join(words)) is not None or _begins_option(name)
+    return _ALWAYS.search("_".join(words)) is not None or _abbreviates_secret_option(name)
 
 
-def _begins_option(name: str) -> bool:
+def _abbreviates_secret_option(name: str) -> bool:
     spelled = name.replace("_", "-")
     return any(option.startswith(spelled) and len(spelled) > option.rindex("-") + 1 for option in OPTIONS)
 
 
 def redacted_variable(name: str, value: str) -> str:
-    """Return the value of an environment variable without its secrets.
+    """Redact the value of an environment variable.
 
     >>> redacted_variable("DB_PASSWORD", "x"), redacted_variable("MAX_TOKENS", "8k")
     ('<redacted>', '8k')
@@ -85,14 +85,15 @@ def redacted_variable(name: str, value: str) -> str:
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command without its secrets.
+    """Redact the words of a command.
 
-    An option and its secret become one word, so that no reader takes the secret for a word of its own.
+    An option and its secret become one word, so that no parser takes ``<redacted>`` for a word of the command.
 
     >>> redacted_words(["A_PASSWORD=x", "vllm", "serve", "m", "--api-key", "a", "b", "--port", "80"])
     ['A_PASSWORD=<redacted>', 'vllm', 'serve', 'm', '--api-key=<redacted>', '--port', '80']
     """
     redacted: list[str] = []
+    # whether the next word is a secret, and whether those after it may be too
     awaited = several = False
     for place, word in enumerate(words):
         if place and words[place - 1].endswith("sshpass") and word.startswith("-p"):
@@ -127,7 +128,7 @@ def _is_option(word: str) -> bool:
 
 
 def redacted_tree(value: Any, secret: bool = False) -> Any:
-    """Return a JSON or YAML value without its secrets; ``secret``: what stands in it is one.
+    """Redact a JSON or YAML value at every depth; ``secret``: every scalar in it is a secret.
 
     >>> redacted_tree({"password": "x", "num_key_value_heads": 8, "args": ["--hf-token", "y"]})
     {'password': '<redacted>', 'num_key_value_heads': 8, 'args': ['--hf-token=<redacted>']}
@@ -148,9 +149,9 @@ def redacted_tree(value: Any, secret: bool = False) -> Any:
 
 
 def redacted_text(text: str) -> str:
-    """Return one word without its secrets: an address, JSON, a header, or a command in quotes.
+    """Redact one word, which may be an address, JSON, a header, or a command in quotes.
 
-    YAML, what is no command, and what is too long for one are redacted as a whole where they could hold a secret.
+    YAML, and text that is no command or too long for one, are redacted as a whole where they could hold a secret.
 
     >>> redacted_text("http://me:x@host/?api_key=y&n=2"), redacted_text("Authorization: Bearer x")
     ('http://<redacted>@host/?api_key=<redacted>&n=2', 'Authorization: <redacted>')
@@ -166,7 +167,7 @@ def redacted_text(text: str) -> str:
             return REDACTED
         clean = redacted_tree(tree)
         return text if clean == tree else json.dumps(clean, ensure_ascii=False)
-    text = _HEADER.sub(lambda found: f"{found[1] or found[2]}{REDACTED}", text)
+    text = _HEADER.sub(lambda match: f"{match[1] or match[2]}{REDACTED}", text)
     if text.split() == [text]:
         return _without_pairs(_USER_ALONE.sub(f"{REDACTED}@", _USER.sub(rf"\1{REDACTED}@", text)))
     if "\n" in text and _YAML.search(text):
@@ -180,15 +181,15 @@ def redacted_text(text: str) -> str:
 
 
 def _without_pairs(text: str) -> str:
-    """Return a text without spaces in which the values of secret names are redacted: name=value, name: value."""
+    """Redact the values of secret names in a text without spaces: name=value, name: value."""
     value = _PARAMETER if "://" in text else _VALUE
-    parts, end = [], 0
+    pieces, end = [], 0
     for pair in _PAIR.finditer(text):
         if pair.start() < end or not names_secret(pair["name"], variable=pair["name"].isupper()):
             continue
         match = value.match(text, pair.end())
         if match:
             quote = match[0][:1] if match[0][:1] in "\"'" else ""
-            parts += [text[end : pair.end()], quote, REDACTED, quote]
+            pieces += [text[end : pair.end()], quote, REDACTED, quote]
             end = match.end()
-    return "".join([*parts, text[end:]])
+    return "".join([*pieces, text[end:]])

@@ -1,4 +1,4 @@
-"""Python rows as Arrow tables of the contracts' types."""
+"""Converts rows (lists of dicts) to Arrow tables of a contract's types, and tables to rows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 def is_rows(data: Any) -> bool:
-    """Return whether data is a list of dicts, one a row."""
+    """Return whether data is a list of dicts, one per row."""
     return isinstance(data, list) and all(isinstance(row, Mapping) for row in data)
 
 
 def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return rows as an Arrow table of the contract's types, columns that no row has null.
+    """Convert rows to an Arrow table of the contract's columns and types; a column that no row has is null.
 
-    InvalidInput: a value that does not fit its column. Other keys of the rows are left out.
+    InvalidInput: a value does not fit the type of its column. Keys that are no column are dropped.
     """
     import pyarrow as pa
 
-    columns, stated = {}, set().union(*rows)
+    columns, keys = {}, set().union(*rows)
     for column in contract.columns:
-        if column.name not in stated:
+        if column.name not in keys:
             columns[column.name] = pa.nulls(len(rows), column.arrow_type)
             continue
         values = [row.get(column.name) for row in rows]
@@ -52,7 +52,7 @@ def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a table, their values by ``python_values``.
+    """Convert a table to rows, one dict each; values as :func:`python_values` converts them.
 
     >>> import duckdb
     >>> python_rows(duckdb.sql("select 'infinity'::date as day, 1 as n").to_arrow_table())
@@ -65,13 +65,13 @@ def python_rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def python_values(values: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column; all become text if they have nanoseconds, or dates that Python cannot hold.
+    """Convert a column to Python values; all become text if they have nanoseconds, or dates that Python cannot hold.
 
     >>> import pyarrow as pa
     >>> python_values(pa.chunked_array([pa.array([1], pa.time64("ns"))]))
     ['00:00:00.000000001']
     """
-    if not _has_nanoseconds(values.type):  # Arrow makes them pandas' types, or fails where pandas is not installed
+    if not _has_nanoseconds(values.type):  # Arrow converts nanoseconds to pandas types, or fails without pandas
         try:
             return values.to_pylist()
         except (OverflowError, ValueError):
@@ -79,17 +79,17 @@ def python_values(values: pa.ChunkedArray) -> list[Any]:
     return _as_text(values)
 
 
-def _has_nanoseconds(kind: pa.DataType) -> bool:
+def _has_nanoseconds(arrow_type: pa.DataType) -> bool:
     import pyarrow as pa
 
-    if pa.types.is_dictionary(kind):
-        return _has_nanoseconds(kind.value_type)
-    parts = [kind.field(number).type for number in range(kind.num_fields)]
-    return getattr(kind, "unit", None) == "ns" or any(map(_has_nanoseconds, parts))
+    if pa.types.is_dictionary(arrow_type):
+        return _has_nanoseconds(arrow_type.value_type)
+    fields = [arrow_type.field(number).type for number in range(arrow_type.num_fields)]
+    return getattr(arrow_type, "unit", None) == "ns" or any(map(_has_nanoseconds, fields))
 
 
 def _as_text(values: pa.ChunkedArray) -> list[str | None]:
-    """Return values as DuckDB writes them, or as Arrow does where DuckDB cannot read them."""
+    """Convert values to text as DuckDB writes them, or as Arrow does where DuckDB cannot read them."""
     import duckdb
     import pyarrow as pa
 
@@ -110,22 +110,22 @@ def _arrow_text(value: pa.Scalar) -> str | None:
     return pa.array([value], value.type).to_string(indent=0)[1:-1].strip() if value.is_valid else None
 
 
-def _keeps_value(value: Any, kind: pa.DataType) -> bool:
-    """Return whether Arrow would keep the value unchanged: it truncates 1.5 to 1, and reads true as 1.0."""
+def _keeps_value(value: Any, arrow_type: pa.DataType) -> bool:
+    """Return whether Arrow would convert a value unchanged: it truncates 1.5 to 1, and turns true into 1.0."""
     import pyarrow as pa
 
     if isinstance(value, bool):
-        return pa.types.is_boolean(kind)
-    return not (pa.types.is_integer(kind) and isinstance(value, float))
+        return pa.types.is_boolean(arrow_type)
+    return not (pa.types.is_integer(arrow_type) and isinstance(value, float))
 
 
-def _fits(value: Any, kind: pa.DataType) -> bool:
+def _fits(value: Any, arrow_type: pa.DataType) -> bool:
     import pyarrow as pa
 
-    if not _keeps_value(value, kind):
+    if not _keeps_value(value, arrow_type):
         return False
     try:
-        pa.array([value], kind)
+        pa.array([value], arrow_type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return False
     return True

@@ -1,4 +1,4 @@
-"""The session: holds input tables, and computes derived tables on demand, each once."""
+"""The session: holds input tables, computes derived tables on demand (each once), and answers SQL over both."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Session(NodeRuns):
         """
         self._check_thread()
         if name not in self.graph.contracts:
-            self._give_own(name, data)
+            self._give_user_table(name, data)
             return
         if name in CATALOGUE:
             raise InvalidInput(f"{name} is computed from the contracts and cannot be an input.")
@@ -63,20 +63,20 @@ class Session(NodeRuns):
             self._unregister(other)
         self._tables[name] = table
         self._given.add(name)
-        # Tables that refer to this one are looked at again before a node reads them.
+        # foreign keys into this table are checked again before a node reads the tables that have them
         self._references_unchecked |= self._given
 
     def _as_rows(self, name: str, data: Any) -> Any:
         if not is_rows(data):
             return data
         contract = self.graph.contracts[name]
-        strange = {key for row in data for key in row} - set(contract.column_names)
-        if strange:
-            raise unknown("column", min(strange), contract.column_names, f"`kernelsight tables {name}` lists them.")
+        extra = {key for row in data for key in row} - set(contract.column_names)
+        if extra:
+            raise unknown("column", min(extra), contract.column_names, f"`kernelsight tables {name}` lists them.")
         return as_table(contract, data)
 
-    def _give_own(self, name: str, data: Any) -> None:
-        """Keep a table that no contract describes."""
+    def _give_user_table(self, name: str, data: Any) -> None:
+        """Hold a user's own table, without a contract. InvalidInput: its name or its data cannot be a table's."""
         if not NAME.fullmatch(name):
             raise InvalidInput(f"{name!r} cannot name a table; use lower-case letters, digits and underscores.")
         table = pa.Table.from_pylist(data) if is_rows(data) else as_arrow(data, name)
@@ -96,14 +96,14 @@ class Session(NodeRuns):
         contract = self.graph.known(name)
         added = conform(self._as_rows(name, rows), contract)
         if name in self.available():
-            there = self._fetch(name)
-            taken = set(_key_rows(added, contract.key))
-            remains = [key not in taken for key in _key_rows(there, contract.key)]
-            added = pa.concat_tables([there.filter(pa.array(remains, pa.bool_())), added])
+            present = self._fetch(name)
+            replaced = set(_key_rows(added, contract.key))
+            stays = [key not in replaced for key in _key_rows(present, contract.key)]
+            added = pa.concat_tables([present.filter(pa.array(stays, pa.bool_())), added])
         self.give(name, added)
 
     def offer(self, name: str, read: Callable[[], pa.Table]) -> None:
-        """Let ``read`` provide a given table when it is first asked for, where it is not available otherwise.
+        """Register ``read``, which provides a given table when it is first fetched, unless it is available otherwise.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
@@ -134,7 +134,7 @@ class Session(NodeRuns):
         return self._fetch(name)
 
     def compute(self, *names: str) -> None:
-        """Make several tables in one go, each node run once: what one question needs of a simulation is served once.
+        """Compute several tables together, each node run once, so that they share one simulation.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
@@ -159,18 +159,18 @@ class Session(NodeRuns):
         import duckdb
 
         from kernelsight.dataflow.frames import caller_frames
-        from kernelsight.dataflow.hints import asks_for_tables, query_fault
+        from kernelsight.dataflow.hints import is_show_tables, query_fault
         from kernelsight.dataflow.user_queries import check_query, tables_in_query
 
         check_query(query)
-        if asks_for_tables(query):
+        if is_show_tables(query):
             return self._connection.from_arrow(self._shown_tables())
         known = set(self.graph.contracts) | self._stored | self._own
         frames = caller_frames()
         names = tables_in_query(query, known | set(frames))
-        there = [name for name in names if name in known]
-        self._compute(there)
-        for name in there:
+        ours = [name for name in names if name in known]
+        self._compute(ours)
+        for name in ours:
             self._register(name)
         for name in names:
             if name not in known and name in frames:
@@ -179,24 +179,24 @@ class Session(NodeRuns):
         try:
             return self._connection.sql(query)
         except duckdb.CatalogException as error:
-            lost = [name for name in names if name not in there and f"Table with name {name} " in str(error)]
-            if lost:
-                raise unknown("table", lost[0], known, "`kernelsight tables` lists them.") from None
+            missing = [name for name in names if name not in ours and f"Table with name {name} " in str(error)]
+            if missing:
+                raise unknown("table", missing[0], known, "`kernelsight tables` lists them.") from None
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
         except duckdb.Error as error:
-            read = {name: self._fetch(name).column_names for name in there}
+            read = {name: self._fetch(name).column_names for name in ours}
             raise InvalidInput(query_fault(error, read, self.graph.contracts, self.available())) from None
 
     def _shown_tables(self) -> pa.Table:
-        """Return what SHOW TABLES answers: tables with rows, and those that can be computed from them."""
+        """Return the answer to SHOW TABLES: tables that have rows, and those that can be computed from them."""
         available = self.available()
         rows = [{"name": name, "state": "own" if name in self._own else "given"} for name in self._given | self._own]
         rows += [{"name": name, "state": "in the file"} for name in self._stored - self._given - self._own]
         rows += [{"name": name, "state": "of the catalogue"} for name in {*self._facts, *CATALOGUE} - self._given]
-        seen = {row["name"] for row in rows}
+        listed = {row["name"] for row in rows}
         rows += [
             {"name": name, "state": "computed when it is asked for"}
-            for name in {*self.graph.contracts} - seen
+            for name in {*self.graph.contracts} - listed
             if name in available or self._can_compute(name)
         ]
         return pa.Table.from_pylist(sorted(rows, key=lambda row: row["name"]))
@@ -277,4 +277,5 @@ class Session(NodeRuns):
 
 
 def _key_rows(table: pa.Table, key: list[str]) -> list[tuple]:
+    """Return the values of the key columns, one tuple per row."""
     return list(zip(*(table.column(name).to_pylist() for name in key), strict=True))

@@ -1,4 +1,4 @@
-"""Shell text as the words of its commands, and back."""
+"""Splits shell text into the words of its commands, and joins them back."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kernelsight.errors import InvalidInput
 
-# of a text; an argument of a Linux command has 131,072 bytes at most (execve(2): MAX_ARG_STRLEN)
+# most characters of a text; an argument of a Linux command has at most 131,072 bytes (execve(2): MAX_ARG_STRLEN)
 MOST_CHARACTERS = 2**18
 _COMMENT = re.compile(r"(^|\s)#(\s|!|$).*")
-_NAMED = re.compile(r"(--?[A-Za-z][\w.+-]*|[A-Za-z_]\w*)=")  # of a variable or an option, before its value
+_NAME_EQUALS = re.compile(r"(--?[A-Za-z][\w.+-]*|[A-Za-z_]\w*)=")  # an option or variable, up to its value
 _STREAM = re.compile(r"(?<=\s)\d(?=>)")  # the 2 of 2>&1
 
 
 def split_commands(text: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a shell text as words, redirections left out.
+    """Split a shell text into its simple commands, each a list of words, without redirections.
 
     InvalidInput: a quotation is not closed, or the text is too long.
 
@@ -52,7 +52,7 @@ def split_commands(text: str) -> Iterator[list[str]]:
 
 
 def join_commands(commands: Iterable[Sequence[str]]) -> str:
-    """Return commands as one line of shell text, which splits into the same words.
+    """Join commands to one line of quoted shell text, which splits into the same words.
 
     >>> join_commands([["A=x y"], ["vllm", "serve", "m n"]])
     "A='x y'; vllm serve 'm n'"
@@ -61,6 +61,6 @@ def join_commands(commands: Iterable[Sequence[str]]) -> str:
 
 
 def _quoted(word: str) -> str:
-    match = _NAMED.match(word)
+    match = _NAME_EQUALS.match(word)
     end = match.end() if match else 0
     return word[:end] + shlex.quote(word[end:])

@@ -1,4 +1,4 @@
-"""Signals that end a command: what schedulers and closed terminals send does what Ctrl-C does."""
+"""Lets SIGTERM and SIGHUP, sent by schedulers and closed terminals, end a command as cleanly as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-# one that follows this soon is the same wish: a terminal that closes may send both
+# a second signal this soon is ignored: a terminal that closes may send both
 REPEAT_S = 2.0
 
 
 class Ending:
-    """The last signal that was to end a command; ``number`` is 0 before the first."""
+    """The last signal that a command was ended by; ``number`` is 0 before the first."""
 
     number = 0
     _at = -REPEAT_S
 
     def receive(self, number: int, _: Any) -> None:
-        """Raise KeyboardInterrupt; not again at once, where it would stop the removal of drafts and locks."""
+        """Handle a signal: raise KeyboardInterrupt, but not twice at once, which would stop the removal of drafts."""
         now = time.monotonic()
         if now - self._at >= REPEAT_S:
             self.number, self._at = number, now
             raise KeyboardInterrupt
 
     def status(self, otherwise: int) -> int:
-        """Return the exit status of a command: 128 and the signal's number if it was ended by one."""
+        """Return the exit status of a command: 128 plus the signal's number if one ended it, else ``otherwise``."""
         return 128 + self.number if self.number and otherwise else otherwise
 
 
@@ -36,8 +36,8 @@ class Ending:
 def ending_signals() -> Iterator[Ending]:
     """Let SIGTERM and SIGHUP raise KeyboardInterrupt in the block, as Ctrl-C does, so that it cleans up.
 
-    A signal that is ignored (nohup) or has a handler stays so, as do all outside the main thread. Compiled code runs to
-    its end first.
+    A signal that is ignored (nohup) or has a handler keeps it; outside the main thread nothing changes. Compiled code
+    runs to its end first.
 
     >>> with ending_signals() as ended:
     ...     try:
@@ -58,7 +58,7 @@ def ending_signals() -> Iterator[Ending]:
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Keep SIGTERM and SIGHUP from programs that the block starts; here they take effect when it ends."""
+    """Block SIGTERM and SIGHUP for programs that the block starts; in this process they are delivered at its end."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -70,6 +70,6 @@ def blocked() -> Iterator[None]:
 
 
 def handle(numbers: list[signal.Signals], handler: Callable[[int, Any], None] | signal.Handlers) -> None:
-    """Set the handler of some signals."""
+    """Set the handler of several signals."""
     for number in numbers:
         signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Reads rows from a small CSV or JSON file."""
+"""Reads rows from a small CSV or JSON file that a flag of the command line names."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from kernelsight.dataflow.bounded_values import SETTINGS, read_json
 from kernelsight.errors import InvalidInput
 
 
-def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[str, Any]]:
+def read_rows(path: Path, texts: set[str], flag: str, row_word: str) -> list[dict[str, Any]]:
     """Return the rows of a JSON object or array, or of a CSV with a header; an empty CSV field is unset.
 
-    ``texts``: columns whose CSV cells stay text, others become numbers or booleans; ``flag`` and ``what``: the flag of
-    the file, and what a row is, for errors. InvalidInput: the file cannot be read, or has no rows.
+    ``texts``: columns whose CSV cells stay text, while others become numbers or booleans. ``flag`` and ``row_word`` are
+    for errors: the flag that takes the file, and what a row is. InvalidInput: the file cannot be read, or has no rows.
     """
 
     def refuse(problem: str) -> InvalidInput:
-        return InvalidInput(f"file {path} {problem}; {flag} takes a CSV or JSON file of {_plural(what)}.")
+        return InvalidInput(f"file {path} {problem}; {flag} takes a CSV or JSON file of {_plural(row_word)}.")
 
     check_file(path, refuse, SETTINGS.bytes)
     if path.suffix.lower() == ".json":
-        return _json_rows(read_json(path, refuse), path, what)
+        return _json_rows(read_json(path, refuse), path, row_word)
     if path.suffix.lower() != ".csv":
         raise InvalidInput(f"{path} ends in {path.suffix or 'nothing'!r}; {flag} takes .csv or .json.")
     reader = csv.reader(io.StringIO(read_text(path, refuse), newline=""))
@@ -33,15 +33,15 @@ def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[st
     except csv.Error as error:
         raise refuse(f"is not CSV (line {reader.line_num}: {error})") from None
     if len(lines) < 2:
-        raise InvalidInput(f"{path} has no {what}; give a header, and a line for each.")
+        raise InvalidInput(f"{path} has no {row_word}; give a header, and a line for each.")
     header = lines[0]
     if len(set(header)) < len(header):
         raise InvalidInput(f"{path} has duplicate columns: {', '.join(header)}; keep one of each.")
     for number, line in enumerate(lines[1:], start=1):
         if len(line) != len(header):
             raise InvalidInput(
-                f"{path}, {what} {number}: {len(line)} fields for {len(header)} columns; leave fields without a value "
-                "empty."
+                f"{path}, {row_word} {number}: {len(line)} fields for {len(header)} columns; leave fields without a "
+                "value empty."
             )
     return [
         {name: cell if name in texts else _value(cell) for name, cell in zip(header, line, strict=True) if cell}
@@ -49,23 +49,25 @@ def read_rows(path: Path, texts: set[str], flag: str, what: str) -> list[dict[st
     ]
 
 
-def _json_rows(content: Any, path: Path, what: str) -> list[dict[str, Any]]:
+def _json_rows(content: Any, path: Path, row_word: str) -> list[dict[str, Any]]:
     rows = content if isinstance(content, list) else [content]
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise InvalidInput(f"{path} has no {what}; give an object, or an array of objects, with the table's columns.")
+        raise InvalidInput(
+            f"{path} has no {row_word}; give an object, or an array of objects, with the table's columns."
+        )
     return [dict(row) for row in rows]
 
 
-def _plural(what: str) -> str:
-    return what.replace("row ", "rows ", 1) if what.startswith("row ") else f"{what}s"
+def _plural(row_word: str) -> str:
+    return row_word.replace("row ", "rows ", 1) if row_word.startswith("row ") else f"{row_word}s"
 
 
 def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for kind in (int, float):
+    for number_type in (int, float):
         try:
-            return kind(text)
+            return number_type(text)
         except ValueError:
             continue
     return text

@@ -1,4 +1,4 @@
-"""SQL nodes: one file, one SELECT, one table. DuckDB's parser finds the input tables of the query."""
+"""SQL nodes: one file, one SELECT, one table, whose input tables DuckDB's parser finds in the query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelsight.dataflow.engine import MACROS, private_cursor
 from kernelsight.dataflow.kept import keep, library_stamp, read_kept
 from kernelsight.errors import InvalidInput
 
-# nodes of the parser's tree that only read; any other, such as COPY in a CTE, changes something
+# query nodes of the parser's tree that only read; any other, such as COPY in a CTE, changes something
 _READING = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 # table functions that read only their arguments: any other would read data outside the graph
 _PURE_TABLE_FUNCTIONS = {"range", "generate_series", "unnest"}
@@ -38,7 +38,7 @@ class Query:
 
 
 def sql_files(folder: Path) -> dict[str, Path]:
-    """Return every ``<table>.sql`` below a folder but its macros, by table; InvalidInput if two define one table."""
+    """Return the files ``<table>.sql`` below a folder, except macros, by table; InvalidInput: two define one table."""
     files: dict[str, Path] = {}
     for path in sorted(path for path in folder.rglob("*.sql") if path.parent != folder / MACROS):
         if path.stem in files:
@@ -50,10 +50,10 @@ def sql_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-# every session reads the same files; a user's queries may be many
+# bounded: all sessions parse the same files, but users' queries may be many
 @lru_cache(maxsize=256)
 def parse_query(text: str) -> Query | str:
-    """Return the parsed query, or the parser's message if it is not a plain SELECT.
+    """Parse a query by DuckDB's parser; its error message is returned if the query is not a plain SELECT.
 
     >>> parse_query("with c as (select * from gpus) select * from c join models using (x)").tables
     ('gpus', 'models')
@@ -76,8 +76,8 @@ def parse_query(text: str) -> Query | str:
             sorted({node["function"]["function_name"] for node in nodes if node.get("type") == "TABLE_FUNCTION"})
         ),
         called=tuple(sorted({node["function_name"] for node in nodes if node.get("class") == "FUNCTION"})),
-        changes=tuple(sorted({kind for node in nodes for kind in _kinds(node)} - _READING)),
-        # UNPIVOT is the same object without aggregates; the query lists its columns
+        changes=tuple(sorted({node_type for node in nodes for node_type in _query_node_types(node)} - _READING)),
+        # UNPIVOT is the same object without aggregates, and is allowed: the query lists its columns
         pivots=any(node.get("type") == "PIVOT" and node["aggregates"] for node in nodes),
         parameters=any(node.get("class") == "PARAMETER" for node in nodes),
         statements=len(tree["statements"]),
@@ -85,7 +85,7 @@ def parse_query(text: str) -> Query | str:
 
 
 def parse_node(text: str) -> Query | str:
-    """Return what ``parse_query`` does; what was parsed once by the same parser is kept on disk."""
+    """Parse a query as ``parse_query`` does, by the on-disk cache where the same parser has parsed it before."""
     sources = (Path(__file__).read_bytes(), library_stamp("duckdb").encode(), text.encode())
     key = hashlib.sha256(b"\0".join(sources)).hexdigest()
     if (parsed := read_kept(key, _read_query)) is not None:
@@ -97,26 +97,26 @@ def parse_node(text: str) -> Query | str:
 
 
 def _read_query(content: bytes) -> Query:
-    stated = json.loads(content)
-    return Query(**{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()})
+    fields = json.loads(content)
+    return Query(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
 
-def _kinds(node: dict) -> Iterator[str]:
-    """Return the kinds of the queries that stand in an object of the tree, whatever key they stand under."""
+def _query_node_types(node: dict) -> Iterator[str]:
+    """Yield the types of the query nodes directly in an object of the parser's tree, under whatever key."""
     for key, value in node.items():
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and (key in ("node", "query_node") or kind.endswith("_NODE")):
-            yield kind
+        node_type = value.get("type") if isinstance(value, dict) else None
+        if isinstance(node_type, str) and (key in ("node", "query_node") or node_type.endswith("_NODE")):
+            yield node_type
         elif isinstance(value, list):
             yield from (
-                each["type"]
-                for each in value
-                if isinstance(each, dict) and isinstance(each.get("type"), str) and each["type"].endswith("_NODE")
+                item["type"]
+                for item in value
+                if isinstance(item, dict) and isinstance(item.get("type"), str) and item["type"].endswith("_NODE")
             )
 
 
 def _objects(tree: object) -> Iterator[dict]:
-    """Walk every JSON object of a tree without recursion: queries may nest deeper than Python's stack."""
+    """Yield every JSON object of a tree, without recursion: queries may nest deeper than Python's stack."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -130,10 +130,10 @@ def _objects(tree: object) -> Iterator[dict]:
 def read_sql_node(
     path: Path, tables: set[str], union_of: Callable[[str], str | None] = lambda name: None
 ) -> tuple[str, tuple[str, ...], str]:
-    """Return a SQL file's description, its input tables, and its text.
+    """Read the node of a SQL file: its description (the first line's comment), input tables, and SQL text.
 
-    InvalidInput says why the query may not be a node. ``tables`` are the known table names, which no CTE may bear;
-    ``union_of``: the query that another table name stands for, which is put before the text.
+    ``tables``: all table names, which no CTE may have. ``union_of``: returns the query that a name such as
+    ``family_calls`` stands for, which is then put before the text as a CTE. InvalidInput: the query cannot be a node.
     """
     text = path.read_text(encoding="utf-8")
     first, _, _ = text.partition("\n")
@@ -141,12 +141,12 @@ def read_sql_node(
         raise _refused(path, "its first line must describe the table: '-- description'")
     query = parse_node(text)
     if isinstance(query, str):
-        what = "is not a single SELECT without PIVOT" if "SELECT" in query else f"cannot be parsed ({query})"
-        raise _refused(path, f"its query {what}")
+        fault = "is not a single SELECT without PIVOT" if "SELECT" in query else f"cannot be parsed ({query})"
+        raise _refused(path, f"its query {fault}")
     unions = {name: union for name in query.tables if (union := union_of(name))}
     if unions:
-        stated = ",\n".join(f"{name} as (\n{union}\n)" for name, union in unions.items())
-        text = f"with {stated}\nselect * from (\n{text}\n)"
+        ctes = ",\n".join(f"{name} as (\n{union}\n)" for name, union in unions.items())
+        text = f"with {ctes}\nselect * from (\n{text}\n)"
         query = parse_node(text)
         assert not isinstance(query, str), query
     shadows = sorted(set(query.ctes) & tables)
@@ -165,5 +165,5 @@ def read_sql_node(
     return first[3:].strip(), tuple(name.lower() for name in query.tables), text
 
 
-def _refused(path: Path, what: str) -> InvalidInput:
-    return InvalidInput(f"{path.parent.name}/{path.name} cannot be a node of the graph: {what}.")
+def _refused(path: Path, fault: str) -> InvalidInput:
+    return InvalidInput(f"{path.parent.name}/{path.name} cannot be a node of the graph: {fault}.")

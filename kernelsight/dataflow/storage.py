@@ -1,9 +1,9 @@
-"""DuckDB files: reading and writing tables, and writing a whole file atomically."""
+"""Reads and writes tables of DuckDB files: of an attached file in one transaction, or a whole file atomically."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import duckdb
@@ -16,7 +16,7 @@ from kernelsight.errors import InvalidInput, RunFailed
 
 # DuckDB 2 writes storage version 2.0 by default, which the 1.x command line cannot open
 STORAGE_VERSION = "v1.5.0"
-# endings of files that readers of other formats would open
+# file name endings of other formats
 OTHER_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".html", ".txt", ".xlsx")
 
 
@@ -45,7 +45,7 @@ def attach(connection: duckdb.DuckDBPyConnection, path: Path, alias: str, *, rea
 
 
 def _foreign(path: Path, read_only: bool) -> str:
-    """Return what a file is that DuckDB did not write, by its first bytes; empty where it may be one."""
+    """Return why a file cannot be a DuckDB file, by its first bytes; empty where it may be one."""
     if not path.is_file():
         return "it is not a file"
     try:
@@ -61,7 +61,7 @@ def _foreign(path: Path, read_only: bool) -> str:
 
 
 def read_table(connection: duckdb.DuckDBPyConnection, alias: str, table: str, origin: object = "the file") -> pa.Table:
-    """Return a table of an attached file; InvalidInput where ``origin``, the file, is damaged."""
+    """Read a table of an attached file; InvalidInput: the file, ``origin`` in the message, is damaged."""
     try:
         return connection.sql(f"select * from {quote(alias)}.main.{quote(table)}").to_arrow_table()
     except (duckdb.Error, RuntimeError) as error:
@@ -80,28 +80,25 @@ def change_tables(
 ) -> None:
     """Write some tables of an attached file and drop others in one transaction; RunFailed if the write fails."""
     try:
-        _change_tables(connection, alias, contracts, written, dropped)
+        with _transaction(connection):
+            for table in dropped:
+                connection.execute(f"drop table if exists {quote(alias)}.main.{quote(table)}")
+            for table, rows in written.items():
+                _write_table(connection, alias, table, rows, contracts.get(table))
     except duckdb.Error as error:
         stop_if_interrupted(error)
         raise RunFailed(f"the tables {', '.join(written)} could not be written: {first_line(error)}.") from None
 
 
-def _change_tables(
-    connection: duckdb.DuckDBPyConnection,
-    alias: str,
-    contracts: Mapping[str, Contract],
-    written: Mapping[str, pa.Table],
-    dropped: Iterable[str] = (),
-) -> None:
+@contextlib.contextmanager
+def _transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Run the block in one transaction, which an error in it rolls back."""
     try:
         connection.execute("begin transaction")
-        for table in dropped:
-            connection.execute(f"drop table if exists {quote(alias)}.main.{quote(table)}")
-        for table, rows in written.items():
-            _write_table(connection, alias, table, rows, contracts.get(table))
+        yield
         connection.execute("commit")
     except BaseException:  # Ctrl-C too
-        # A failed commit has already ended the transaction.
+        # a failed commit has already ended the transaction
         with contextlib.suppress(duckdb.TransactionException):
             connection.execute("rollback")
         connection.unregister("rows_written")
@@ -111,6 +108,7 @@ def _change_tables(
 def _write_table(
     connection: duckdb.DuckDBPyConnection, alias: str, table: str, rows: pa.Table, contract: Contract | None
 ) -> None:
+    """Replace a table of an attached file, with the columns of its contract, or else with those of its rows."""
     target = f"{quote(alias)}.main.{quote(table)}"
     connection.execute(f"drop table if exists {target}")
     connection.register("rows_written", rows)
@@ -123,7 +121,7 @@ def _write_table(
 
 
 def check_ending(path: Path) -> None:
-    """Raise InvalidInput for the name of a file of another format: what is saved is a DuckDB file.
+    """Raise InvalidInput for a path with another format's ending: a session is saved as a DuckDB file.
 
     >>> check_ending(Path("run.duckdb"))
     """
@@ -135,7 +133,10 @@ def check_ending(path: Path) -> None:
 
 
 def save_file(path: Path, contracts: Mapping[str, Contract], tables: Mapping[str, pa.Table]) -> None:
-    """Write tables to a DuckDB file that replaces ``path`` only once it is complete and on disk."""
+    """Write tables to a new DuckDB file, which replaces ``path`` only once it is complete and on disk.
+
+    InvalidInput: its folder does not exist. RunFailed: it cannot be written.
+    """
     folder = path.resolve().parent
     if not folder.is_dir():
         raise InvalidInput(f"{path} cannot be written: folder {folder} does not exist.")
@@ -153,7 +154,9 @@ def _write_database(path: Path, contracts: Mapping[str, Contract], tables: Mappi
     connection = duckdb.connect(":memory:")
     try:
         attach(connection, path, "draft", read_only=False)
-        _change_tables(connection, "draft", contracts, tables)
+        with _transaction(connection):
+            for table, rows in tables.items():
+                _write_table(connection, "draft", table, rows, contracts.get(table))
         connection.execute("detach draft")
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""Sums of whole numbers by group, exact in any order of rows; rows of a table in order, or beside those of another."""
+"""Exact sums of whole numbers by group, and fast sorting and look-up of a table's rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ HALF = 2.0**30
 
 
 class WholeSums:
-    """Sums of whole numbers by group, in halves, each exact below 2^53: sums up to 2^83 are rounded once, by ``total``.
+    """Sums of whole numbers by group, the same in any order of rows; arrays of shape (groups,).
+
+    High and low halves are summed separately, each exact below 2^53: sums up to 2^83 are rounded once, by ``total``.
 
     >>> sums = WholeSums(3)
     >>> sums.add(np.array([2**60, 1, 5, 3]), np.array([0, 0, 2, 2]))
@@ -22,24 +24,24 @@ class WholeSums:
         self.high, self.low = np.zeros(size), np.zeros(size)
 
     def add(self, values: np.ndarray, group: np.ndarray) -> None:
-        """Add whole numbers, as integers or floats, each to its group."""
+        """Add whole numbers, as integers or floats, each to its ``group``, an index; both of shape (values,)."""
         high, low = np.divmod(values, int(HALF) if values.dtype.kind == "i" else HALF)
         self.high += np.bincount(group, high, self.high.size)
         self.low += np.bincount(group, low, self.low.size)
 
     def by(self, group: np.ndarray, size: int) -> WholeSums:
-        """Return the sums of groups of the groups."""
+        """Return the sums by coarser groups: ``group`` is the index, among ``size``, of each present group."""
         sums = WholeSums(size)
         sums.high, sums.low = (np.bincount(group, half, size) for half in (self.high, self.low))
         return sums
 
     def total(self) -> np.ndarray:
-        """Return the sums as floats."""
+        """Return the sums as float64, shape (groups,)."""
         return self.high * HALF + self.low
 
 
 def whole_sums(values: np.ndarray, group: np.ndarray, size: int) -> np.ndarray:
-    """Return the sum of whole numbers of each of ``size`` groups, rounded once.
+    """Sum whole numbers by group, rounded once: float64 of shape (size,); ``group``: each value's index.
 
     >>> whole_sums(np.array([1.0, 2.0, 4.0]), np.array([1, 0, 1]), 2).tolist()
     [2.0, 5.0]
@@ -50,7 +52,7 @@ def whole_sums(values: np.ndarray, group: np.ndarray, size: int) -> np.ndarray:
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """Return floats rounded to whole numbers, halves away from zero.
+    """Round floats to whole numbers, halves away from zero.
 
     >>> rounded(np.array([0.5, 1.4999, -2.5, 0.49999999999999994])).tolist()
     [1.0, 1.0, -3.0, 0.0]
@@ -61,7 +63,7 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 
 def in_order(table: pa.Table, *names: str) -> pa.Table:
-    """Return the rows of a table by columns; ``Table.sort_by`` imports an engine for it, which takes longer.
+    """Sort a table by columns, ascending; unlike ``Table.sort_by`` it imports no query engine.
 
     >>> in_order(pa.table({"name": ["b", "a"]}), "name")["name"].to_pylist()
     ['a', 'b']
@@ -70,7 +72,7 @@ def in_order(table: pa.Table, *names: str) -> pa.Table:
 
 
 def beside(table: pa.Table, key: str, values: pa.ChunkedArray | pa.Array) -> pa.Table:
-    """Return the row of a table for each of ``values`` in its column ``key``, nulls where it has none.
+    """Look up, for each of ``values``, the table's row with that value in column ``key``; nulls where there is none.
 
     >>> beside(pa.table({"name": ["a", "b"], "n": [1, 2]}), "name", pa.array(["b", "c"]))["n"].to_pylist()
     [2, None]

@@ -1,4 +1,4 @@
-"""The tables of a session: given, stored in its file, facts of the package and computed ones, each fetched once."""
+"""The tables of a session by name: given, stored in its file, facts of the package, and computed ones."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class TableStore:
     ) -> None:
         self.graph: Graph = graph
         self.progress: Callable[[str, float], None] | None = None
-        # what nodes that search say while they run
+        # prints progress messages of nodes that search
         self.report: Callable[[str], None] | None = None
         self.path: Path | None = Path(path) if path is not None else None
         self._facts = dict(facts or {})
         self._kept = kept if path is None else None
-        # Forks share the database and its attached file, and nothing that is registered on a cursor.
+        # forks share the database and its attached file, but not the tables registered on a cursor
         self._database = database or Database(lambda: graph.macros, files=files)
         self._keeps = self.path is not None and not read_only
         self.threads: int | None = None
         self._owner = threading.get_ident()
         self._tables: dict[str, pa.Table] = {}
-        # tables that a node has not laid out yet: what it computed is kept, the rows are made when they are asked for
+        # lazy tables: the node has run, the rows are made when they are first fetched
         self._pending: dict[str, Callable[[], Any]] = {}
         self._registered: dict[str, pa.Table | None] = {}
         self._given: set[str] = set()
@@ -133,7 +133,7 @@ class TableStore:
         return set(self._facts)
 
     def _store(self, name: str, table: pa.Table, dropped: Collection[str] = ()) -> None:
-        """Write a table to the session's file, where it keeps one, and drop others from it."""
+        """Write a table to the session's file, and drop others from it; nothing without a writable file."""
         if self._keeps:
             from kernelsight.dataflow.storage import change_tables
 
@@ -141,7 +141,7 @@ class TableStore:
             self._stored.add(name)
 
     def _fetch(self, name: str) -> pa.Table:
-        """Return a table that is available, read from the file or the package when it is first wanted."""
+        """Return an available table, read from the file or the package when it is first fetched."""
         if name not in self._tables:
             contract = self.graph.contracts.get(name)
             if name in self._pending:

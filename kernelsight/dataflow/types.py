@@ -1,4 +1,4 @@
-"""The type grammar of contracts, and its Arrow and DuckDB types."""
+"""The type grammar of contracts (``list<struct<m: int64>>``), and the Arrow and DuckDB types that it names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def arrow_type(text: str) -> pa.DataType:
-    """Return the Arrow type of ``text``; ValueError if it is not a type.
+    """Parse a type of the grammar to an Arrow type; ValueError if ``text`` is not a type.
 
     >>> arrow_type("list<struct<m: int64, n: int64>>")
     ListType(list<item: struct<m: int64, n: int64>>)
@@ -38,104 +38,104 @@ def arrow_type(text: str) -> pa.DataType:
 
 
 def _struct_field(part: str) -> pa.Field:
-    name, colon, rest = part.partition(":")
+    name, colon, type_text = part.partition(":")
     if not colon or not _FIELD_NAME.fullmatch(name.strip()):
         raise ValueError(f"{part.strip()!r} is not a struct field; write 'name: type' in lower case")
-    return pa.field(name.strip(), arrow_type(rest))
+    return pa.field(name.strip(), arrow_type(type_text))
 
 
 def _split(text: str) -> list[str]:
     """Split at the commas outside angle brackets."""
-    parts, depth, start = [], 0, 0
+    pieces, depth, start = [], 0, 0
     for position, letter in enumerate(text):
         depth += (letter == "<") - (letter == ">")
         if letter == "," and depth == 0:
-            parts.append(text[start:position])
+            pieces.append(text[start:position])
             start = position + 1
-    return [*parts, text[start:]]
+    return [*pieces, text[start:]]
 
 
-def type_name(kind: pa.DataType) -> str:
+def type_name(arrow: pa.DataType) -> str:
     """Return the grammar's name of an Arrow type, or Arrow's name if the grammar has none.
 
     >>> type_name(pa.list_(pa.int64())), type_name(pa.timestamp("us"))
     ('list<int64>', 'timestamp[us]')
     """
-    if pa.types.is_list(kind):
-        return f"list<{type_name(kind.value_type)}>"
-    if pa.types.is_struct(kind):
-        fields = ", ".join(f"{field.name}: {type_name(field.type)}" for field in kind)
+    if pa.types.is_list(arrow):
+        return f"list<{type_name(arrow.value_type)}>"
+    if pa.types.is_struct(arrow):
+        fields = ", ".join(f"{field.name}: {type_name(field.type)}" for field in arrow)
         return f"struct<{fields}>"
-    names = {arrow: name for name, (arrow, _) in _SCALARS.items()}
-    return names.get(kind, str(kind))
+    names = {scalar: name for name, (scalar, _) in _SCALARS.items()}
+    return names.get(arrow, str(arrow))
 
 
-def duckdb_type(kind: pa.DataType) -> str:
+def duckdb_type(arrow: pa.DataType) -> str:
     """Return DuckDB's spelling of an Arrow type of the grammar.
 
     >>> duckdb_type(arrow_type("struct<m: int64, tags: list<string>>"))
     'STRUCT("m" BIGINT, "tags" VARCHAR[])'
     """
-    if pa.types.is_list(kind):
-        return f"{duckdb_type(kind.value_type)}[]"
-    if pa.types.is_struct(kind):
-        fields = ", ".join(f'"{field.name}" {duckdb_type(field.type)}' for field in kind)
+    if pa.types.is_list(arrow):
+        return f"{duckdb_type(arrow.value_type)}[]"
+    if pa.types.is_struct(arrow):
+        fields = ", ".join(f'"{field.name}" {duckdb_type(field.type)}' for field in arrow)
         return f"STRUCT({fields})"
-    return dict(_SCALARS.values())[kind]
+    return dict(_SCALARS.values())[arrow]
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+def _is_text(arrow: pa.DataType) -> bool:
+    return pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+def _is_number(arrow: pa.DataType) -> bool:
+    return pa.types.is_integer(arrow) or pa.types.is_floating(arrow) or pa.types.is_decimal(arrow)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def _is_list(arrow: pa.DataType) -> bool:
     return (
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
+        pa.types.is_list(arrow)
+        or pa.types.is_large_list(arrow)
+        or pa.types.is_fixed_size_list(arrow)
+        or pa.types.is_list_view(arrow)
+        or pa.types.is_large_list_view(arrow)
     )
 
 
-def can_become(held: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a column of type ``held`` can be cast to ``wanted``: the same kind of value, of any width.
+def can_become(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether a column of type ``source`` can be cast to ``target``: the same kind of value, of any width.
 
     >>> can_become(pa.int32(), pa.float64()), can_become(pa.string(), pa.int64())
     (True, False)
     """
-    if held == wanted or pa.types.is_null(held):
+    if source == target or pa.types.is_null(source):
         return True
-    if pa.types.is_dictionary(held):
-        return can_become(held.value_type, wanted)
-    if _is_list(wanted):
-        return _is_list(held) and can_become(held.value_type, wanted.value_type)
-    if pa.types.is_struct(wanted):
+    if pa.types.is_dictionary(source):
+        return can_become(source.value_type, target)
+    if _is_list(target):
+        return _is_list(source) and can_become(source.value_type, target.value_type)
+    if pa.types.is_struct(target):
         # Arrow fills a missing field with nulls and drops an unknown one: both would hide a misspelt field
         return (
-            pa.types.is_struct(held)
-            and {field.name for field in held} == {field.name for field in wanted}
-            and all(can_become(held.field(field.name).type, field.type) for field in wanted)
+            pa.types.is_struct(source)
+            and {field.name for field in source} == {field.name for field in target}
+            and all(can_become(source.field(field.name).type, field.type) for field in target)
         )
-    return (_is_text(held) and _is_text(wanted)) or (_is_number(held) and _is_number(wanted))
+    return (_is_text(source) and _is_text(target)) or (_is_number(source) and _is_number(target))
 
 
-def parts(column: pa.ChunkedArray | pa.Array, inside_list: bool = False) -> list[tuple[pa.Array, bool]]:
-    """Return the leaf arrays of a column, each with whether it holds the elements of a list.
+def leaf_arrays(column: pa.ChunkedArray | pa.Array, inside_list: bool = False) -> list[tuple[pa.Array, bool]]:
+    """Return the leaf arrays of a nested column, each with whether it holds the elements of a list.
 
-    >>> [leaf.to_pylist() for leaf, _ in parts(pa.array([[1, 2], [3]]))]
+    >>> [leaf.to_pylist() for leaf, _ in leaf_arrays(pa.array([[1, 2], [3]]))]
     [[1, 2, 3]]
     """
     if isinstance(column, pa.ChunkedArray):
-        return [leaf for chunk in column.chunks for leaf in parts(chunk, inside_list)]
+        return [leaf for chunk in column.chunks for leaf in leaf_arrays(chunk, inside_list)]
     if pa.types.is_list(column.type):
-        return parts(column.flatten(), True)
+        return leaf_arrays(column.flatten(), True)
     if pa.types.is_struct(column.type):
-        return [leaf for child in column.flatten() for leaf in parts(child)]
+        return [leaf for child in column.flatten() for leaf in leaf_arrays(child)]
     return [(column, inside_list)]
 
 
@@ -147,20 +147,20 @@ def is_finite(column: pa.ChunkedArray | pa.Array) -> bool:
     """
     if not has_floats(column.type):
         return True
-    flat = [(column, False)] if pa.types.is_floating(column.type) else parts(column)
-    return all(_is_finite(leaf) for leaf, _ in flat if pa.types.is_floating(leaf.type))
+    leaves = [(column, False)] if pa.types.is_floating(column.type) else leaf_arrays(column)
+    return all(_is_finite(leaf) for leaf, _ in leaves if pa.types.is_floating(leaf.type))
 
 
 def _is_finite(floats: pa.ChunkedArray | pa.Array) -> bool:
-    total = pc.sum(floats).as_py()  # one call where there is nothing to find
+    total = pc.sum(floats).as_py()  # one call where all are finite
     return total is None or math.isfinite(total) or pc.all(pc.is_finite(floats), min_count=0).as_py()
 
 
-@cache  # asked of every column of every table
-def has_floats(kind: pa.DataType) -> bool:
+@cache  # called for every column of every table
+def has_floats(arrow: pa.DataType) -> bool:
     """Return whether a type contains floats at any depth."""
-    if pa.types.is_list(kind):
-        return has_floats(kind.value_type)
-    if pa.types.is_struct(kind):
-        return any(has_floats(field.type) for field in kind)
-    return pa.types.is_floating(kind)
+    if pa.types.is_list(arrow):
+        return has_floats(arrow.value_type)
+    if pa.types.is_struct(arrow):
+        return any(has_floats(field.type) for field in arrow)
+    return pa.types.is_floating(arrow)

@@ -1,4 +1,4 @@
-"""A user's query: it may only read, at every depth, and which tables it names."""
+"""Checks that a user's SQL query only reads, at every depth, and finds the tables that it names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelsight.dataflow.engine import complaint, private_cursor
 from kernelsight.dataflow.sql_nodes import Query, parse_query
 from kernelsight.errors import InvalidInput
 
-# table functions that read rows, files or facts about the database; any other is refused
+# allowed table functions: they read rows, files or facts about the database
 _READERS = (
     *("range", "generate_series", "unnest", "repeat", "repeat_row", "histogram", "histogram_values", "glob"),
     *("read_csv", "read_csv_auto", "read_json", "read_json_auto", "read_json_objects", "read_json_objects_auto"),
@@ -22,9 +22,9 @@ _READERS = (
     *("pragma_collations", "pragma_database_size", "pragma_metadata_info", "pragma_platform", "pragma_show"),
     *("pragma_storage_info", "pragma_table_info", "pragma_user_agent", "pragma_version"),
 )
-# functions in expressions that change something outside the answer
+# scalar functions with side effects
 _CHANGING = {"write_log", "nextval", "setval"}
-# statements that DuckDB accepts inside a query, and whose words a PIVOT may therefore not bear unquoted
+# statements that DuckDB accepts inside a query: a PIVOT, which is checked by its tokens, may not have these words
 _CHANGES = {"copy", "insert", "update", "delete", "merge", "truncate"}
 _OPENING = {"from", "join", "pivot", "unpivot", "pivot_wider", "pivot_longer", "describe", "summarize", "table", ","}
 _STARTS = {"pivot", "pivot_wider", "with", "from", "select", "values", "("}
@@ -33,8 +33,8 @@ _STARTS = {"pivot", "pivot_wider", "with", "from", "select", "values", "("}
 def check_query(text: str) -> None:
     """Raise InvalidInput unless a query is one SELECT that only reads, or an EXPLAIN of one.
 
-    DESCRIBE, SHOW, SUMMARIZE and PIVOT are such queries. The whole tree is looked at: DuckDB runs COPY and INSERT in a
-    CTE, and table functions that write.
+    DESCRIBE, SHOW, SUMMARIZE and PIVOT are such queries. The whole parse tree is checked: DuckDB would run COPY and
+    INSERT in a CTE, and table functions that write.
 
     >>> check_query("explain analyze select 1")
     >>> try:
@@ -48,36 +48,36 @@ def check_query(text: str) -> None:
     except duckdb.Error as error:
         raise InvalidInput(f"the query cannot be read: {complaint(error)}.") from None
     if len(statements) != 1 or statements[0] not in ("SELECT", "EXPLAIN", "MULTI"):
-        got = "; ".join(kind.lower() for kind in statements) or "nothing"
+        got = "; ".join(statement.lower() for statement in statements) or "nothing"
         raise InvalidInput(f"expected one query, such as a SELECT, but got: {got}.")
     query = _parsed(text)
     if query is not None:
-        changes = [kind.partition("_")[0].lower() for kind in query.changes]
-        strange = sorted({*query.functions} - _allowed()) or sorted(_CHANGING & {*query.called})
+        changes = [node_type.partition("_")[0].lower() for node_type in query.changes]
+        forbidden = sorted({*query.functions} - _allowed()) or sorted(_CHANGING & {*query.called})
     else:
-        words = list(_words(_unexplained(text)))
+        words = list(_words(_without_explain(text)))
         changes = _pivot_changes(words)
         called = {word.strip('"').lower() for word, after in zip(words, words[1:], strict=False) if after == "("}
-        strange = sorted(called & (_refused() | _CHANGING))
+        forbidden = sorted(called & (_refused() | _CHANGING))
     if changes:
         raise InvalidInput(
             f"expected a query that only reads, such as a SELECT, but it contains: {', '.join(changes)}. Remove that "
             "part."
         )
-    if strange:
-        raise InvalidInput(f"the query calls {strange[0]}, which does more than to read rows; remove the call.")
+    if forbidden:
+        raise InvalidInput(f"the query calls {forbidden[0]}, which does more than to read rows; remove the call.")
 
 
 def _parsed(text: str) -> Query | None:
-    """Return the parsed query, or that which EXPLAIN explains; None where the parser gives no tree: a PIVOT."""
-    tree = parse_query(_unexplained(text))
+    """Parse a query, or the one that EXPLAIN is given; None where the parser returns no tree, as for PIVOT."""
+    tree = parse_query(_without_explain(text))
     return None if isinstance(tree, str) else tree
 
 
-def _unexplained(text: str) -> str:
+def _without_explain(text: str) -> str:
     """Return a query without EXPLAIN, ANALYZE and their options in brackets.
 
-    >>> _unexplained("explain (format json) select 1"), _unexplained("explain analyze (select 1)")
+    >>> _without_explain("explain (format json) select 1"), _without_explain("explain analyze (select 1)")
     ('select 1', '(select 1)')
     """
     raw = text.encode()  # the tokenizer counts bytes
@@ -98,7 +98,7 @@ def _unexplained(text: str) -> str:
 
 
 def _pivot_changes(words: list[str]) -> list[str]:
-    """Return what changes something in a PIVOT, of which the parser gives no tree: by its words."""
+    """Return the words of a PIVOT that could change something: the parser returns no tree of it."""
     if not words or words[0].lower() not in _STARTS:
         return [words[0].lower()] if words else ["nothing"]
     return sorted({word.lower() for word in words} & _CHANGES)
@@ -121,7 +121,7 @@ def _refused() -> frozenset[str]:
 
 
 def tables_in_query(text: str, known: set[str]) -> list[str]:
-    """Return the tables of a user's query in lower case, by the parser or (for PIVOT) by its tokens.
+    """Return the tables that a query reads, in lower case, by the parser or (for PIVOT) by its tokens.
 
     >>> tables_in_query("pivot kernel_breakdown on phase using sum(total_us)", {"kernel_breakdown", "phase"})
     ['kernel_breakdown']
@@ -139,7 +139,7 @@ def _tokens(text: str) -> list[tuple[int, object]]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Yield the tokens of a query, names in the quotes that they bear, without comments."""
+    """Yield the tokens of a query, without comments; quoted names keep their quotes."""
     raw = text.encode()
     ends = [start for start, _ in duckdb.tokenize(text)]
     for start, _ in _tokens(text):

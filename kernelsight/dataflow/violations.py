@@ -1,4 +1,4 @@
-"""Contract violations in a table's rows, each reported as one clause with a count and an example."""
+"""Finds contract violations in a table's rows, each reported as one clause with a count and an example."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.conditions import holds
-from kernelsight.dataflow.types import can_become, has_floats, is_finite, parts, type_name
+from kernelsight.dataflow.types import can_become, has_floats, is_finite, leaf_arrays, type_name
 from kernelsight.errors import dangling_reference
 
 
 def cast_column(
     values: pa.ChunkedArray, column: Column, *, encoded: bool = False
 ) -> tuple[pa.ChunkedArray | None, str]:
-    """Return the column in its contract's type and "", or None and why it cannot be cast.
+    """Cast a column to its contract's type: the values and "", or None and why they cannot be cast.
 
-    ``encoded``: a dictionary of that type stays one.
+    ``encoded``: a dictionary-encoded column of that type stays so.
     """
     wanted = column.arrow_type
     if values.type == wanted or (encoded and pa.types.is_dictionary(values.type) and values.type.value_type == wanted):
@@ -35,12 +35,15 @@ def cast_column(
 
 
 def value_fault(values: pa.ChunkedArray, column: Column, rows: Sequence[int] | None = None) -> str:
-    """Return the violation by a column's nulls, null list elements or non-finite floats, or ""; ``rows``: numbers."""
+    """Return the violation by a column's nulls, null list elements or non-finite floats, or "".
+
+    ``rows``: the number of each row where it comes from; None: from 1.
+    """
     if values.null_count and not column.nullable:
         return f"column {column.name} must not be null, but is in {_rows(values.null_count)}"
     if not (has_floats(values.type) or pa.types.is_nested(values.type)):
         return ""
-    if pa.types.is_nested(values.type) and any(leaf.null_count for leaf, in_list in parts(values) if in_list):
+    if pa.types.is_nested(values.type) and any(leaf.null_count for leaf, in_list in leaf_arrays(values) if in_list):
         return f"column {column.name} has a null inside a list"
     if not is_finite(values):
         where = ""
@@ -70,10 +73,10 @@ def check_faults(table: pa.Table, columns: list[Column], rows: Sequence[int] | N
 
 
 def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
-    """Return the violation by rows with the same key, or ""."""
-    if not keys or table.num_rows < 2 or any(_only_grows(table.column(key)) for key in keys):
+    """Return the violation by rows with the same key, with an example, or ""."""
+    if not keys or table.num_rows < 2 or any(_is_increasing(table.column(key)) for key in keys):
         return ""
-    # each row's key as one number, column by column
+    # each row's key encoded as one integer, column by column
     numbers = np.zeros(table.num_rows, np.int64)
     for leaf in (leaf for key in keys for leaf in _leaves(table.column(key))):
         encoded = leaf.dictionary_encode(null_encoding="encode")
@@ -82,20 +85,20 @@ def duplicate_fault(table: pa.Table, keys: list[str]) -> str:
     _, rows, counts = np.unique(numbers, return_index=True, return_counts=True)
     if rows.size == table.num_rows:
         return ""
-    twice = table.select(keys).take(pa.array(rows[counts > 1]))
+    duplicates = table.select(keys).take(pa.array(rows[counts > 1]))
     types = [table.schema.field(key).type for key in keys]
     sorted_by = [
         (key, "ascending")
-        for key, kind in zip(keys, types, strict=True)
-        if not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind))
+        for key, arrow_type in zip(keys, types, strict=True)
+        if not (pa.types.is_nested(arrow_type) or pa.types.is_dictionary(arrow_type))
     ]
-    first = (twice.sort_by(sorted_by) if sorted_by else twice).slice(0, 1).to_pylist()[0]
+    first = (duplicates.sort_by(sorted_by) if sorted_by else duplicates).slice(0, 1).to_pylist()[0]
     example = ", ".join(f"{key} {_show(value)}" for key, value in first.items())
-    return f"{twice.num_rows} duplicate key{'s' if twice.num_rows > 1 else ''} ({example})"
+    return f"{duplicates.num_rows} duplicate key{'s' if duplicates.num_rows > 1 else ''} ({example})"
 
 
-def _only_grows(column: pa.ChunkedArray) -> bool:
-    """Whether each whole number of a column is above the one before, so that no two rows have the same."""
+def _is_increasing(column: pa.ChunkedArray) -> bool:
+    """Return whether a column of integers is strictly increasing, so that no two rows have the same."""
     if not pa.types.is_integer(column.type) or column.null_count:
         return False
     values = column.to_numpy()
@@ -103,7 +106,7 @@ def _only_grows(column: pa.ChunkedArray) -> bool:
 
 
 def _leaves(column: pa.ChunkedArray) -> list[pa.Array]:
-    """Return a column's values without a dictionary, of a struct those of each field."""
+    """Return a column as arrays without dictionary encoding: one, or for a struct one per field."""
     if pa.types.is_dictionary(column.type):
         return [column.cast(column.type.value_type).combine_chunks()]
     if pa.types.is_struct(column.type):
@@ -112,17 +115,17 @@ def _leaves(column: pa.ChunkedArray) -> list[pa.Array]:
 
 
 def _codes(indices: pa.Int32Array) -> np.ndarray:
-    """Return the indices of a dictionary, without Arrow's own conversion, which imports pandas where it is there."""
+    """Return dictionary indices as numpy, without Arrow's ``to_numpy``, which imports pandas where it is installed."""
     return np.frombuffer(indices.buffers()[1], np.int32, len(indices), 4 * indices.offset)
 
 
 def check_reference(table: str, column: Column, values: pa.ChunkedArray, known: pa.ChunkedArray) -> None:
-    """Raise UnknownName, with the nearest names, if ``values`` has a value that ``known`` lacks."""
-    held, referring = pc.unique(known), pc.unique(values).drop_null()
-    lost = referring.filter(pc.invert(pc.is_in(referring, value_set=held))).to_pylist()
-    if lost:
-        names = map(str, held.to_pylist())
-        raise dangling_reference(f"{table}.{column.name}", lost[0], column.reference, names, len(lost) - 1)
+    """Check a foreign key: UnknownName, with the nearest names, if ``values`` has a value that ``known`` lacks."""
+    keys, referring = pc.unique(known), pc.unique(values).drop_null()
+    dangling = referring.filter(pc.invert(pc.is_in(referring, value_set=keys))).to_pylist()
+    if dangling:
+        names = map(str, keys.to_pylist())
+        raise dangling_reference(f"{table}.{column.name}", dangling[0], column.reference, names, len(dangling) - 1)
 
 
 def _number(row: int, rows: Sequence[int] | None) -> int:

@@ -1,4 +1,4 @@
-"""Worker processes that end with the process that started them, and with its work where that is stopped."""
+"""A pool of worker processes that end with their parent process, and stop at once when its work is interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _working = False
 
 @contextlib.contextmanager
 def worker_pool(count: int, begin: Callable[..., None] | None = None, *words: Any) -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool of processes that call ``begin`` first; its tasks are calls of :func:`work`.
+    """Yield a pool of ``count`` processes, each of which calls ``begin(*words)`` first; run tasks by :func:`work`.
 
     Where the block is left by an error, such as Ctrl-C, running tasks are stopped instead of waited for.
     """
@@ -29,22 +29,22 @@ def worker_pool(count: int, begin: Callable[..., None] | None = None, *words: An
     spawn = multiprocessing.get_context("spawn")
     with blocked():  # a closed terminal would end multiprocessing's own process before ours have cleaned up
         resource_tracker.ensure_running()
-    # its end is seen by the workers: an Event would wait for those that have died
-    seen, held = spawn.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=_begin, initargs=(seen, begin, words))
+    # closing the pool's end stops the workers: an Event would wait for those that have died
+    worker_end, pool_end = spawn.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=_begin, initargs=(worker_end, begin, words))
     try:
         yield pool
     except BaseException:
-        held.close()
+        pool_end.close()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        held.close()
-        seen.close()
+        pool_end.close()
+        worker_end.close()
 
 
 def work(task: Callable[..., Result], *words: Any) -> Result:
-    """Call a task in a worker; a signal ends it there, so that it removes its drafts, and the process with it."""
+    """Call a task in a worker; a signal raises in it, so that it removes its drafts, and then ends the process."""
     global _working
     _working = True
     try:
@@ -55,26 +55,26 @@ def work(task: Callable[..., Result], *words: Any) -> Result:
         _working = False
 
 
-def _begin(seen: Connection, begin: Callable[..., None] | None, words: tuple[Any, ...]) -> None:
+def _begin(worker_end: Connection, begin: Callable[..., None] | None, words: tuple[Any, ...]) -> None:
     usual = (signal.SIG_DFL, signal.default_int_handler)
     handle([number for number in (*ENDING, signal.SIGINT) if signal.getsignal(number) in usual], _end)
-    threading.Thread(target=_end_with_pool, args=(seen,), daemon=True).start()
+    threading.Thread(target=_end_with_pool, args=(worker_end,), daemon=True).start()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if begin:
         begin(*words)
 
 
 def _end(number: int, _: Any) -> None:
-    """End a worker: by an exception through its task, at once where it waits for one."""
+    """Handle a signal in a worker: raise through the running task, or exit at once without one."""
     if _working:
         raise KeyboardInterrupt
     os._exit(128 + number)
 
 
-def _end_with_pool(seen: Connection) -> None:
-    """End this process once its pool is stopped; a signal to the main thread also ends its waiting for a task."""
+def _end_with_pool(worker_end: Connection) -> None:
+    """End this process once its pool is closed; a signal to the main thread also ends its wait for a task."""
     with contextlib.suppress(EOFError, OSError):
-        seen.recv_bytes()
+        worker_end.recv_bytes()
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
     else:
@@ -82,7 +82,7 @@ def _end_with_pool(seen: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that waits for it is killed; else it would wait for work for ever."""
+    """End this process when its parent is killed; otherwise it would wait for tasks for ever."""
     if parent := multiprocessing.parent_process():
         parent.join()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The nodes of evaluations: scores of kernel models on other GPUs and newer engine versions, and of simulated runs."""
+"""Graph nodes of evaluations: reports and scores of kernel models, and of simulated runs (backtests)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @produces("kernel_evaluation_reports", "kernel_scores")
 def evaluations(kernel_evaluations: pa.Table) -> dict[str, pa.Table]:
-    """Fit a kernel model on some GPUs, and score it on others beside baselines."""
+    """Fit kernel models on some GPUs, and score them and baselines on others: reports and scores."""
     from kernelsight.evaluation.kernels.evaluations import evaluation_tables
 
     return evaluation_tables(kernel_evaluations)
@@ -23,7 +23,7 @@ def evaluations(kernel_evaluations: pa.Table) -> dict[str, pa.Table]:
 
 @produces("version_evaluation_reports", "version_scores")
 def evaluations_of_versions(version_evaluations: pa.Table) -> dict[str, pa.Table]:
-    """Score a fitted kernel model on engine versions that its sweeps lack, beside what these sweeps measured."""
+    """Score a fitted kernel model on engine versions that its sweeps lack: reports and scores."""
     from kernelsight.evaluation.kernels.evaluations import version_tables
 
     return version_tables(version_evaluations)
@@ -34,7 +34,7 @@ def evaluations_of_versions(version_evaluations: pa.Table) -> dict[str, pa.Table
 def replays_of_runs(
     backtests: pa.Table, measured_runs: pa.Table, *, fork: Callable[[], Session]
 ) -> dict[str, pa.Table]:
-    """Simulate measured runs as they were run, and score their TTFT, TPOT and throughput."""
+    """Simulate measured runs, and score their TTFT, TPOT and throughput: reports and scores of backtests."""
     from kernelsight.evaluation.runs.backtests import backtest_tables
 
     return backtest_tables(backtests, measured_runs, fork)

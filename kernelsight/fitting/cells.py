@@ -1,7 +1,7 @@
-"""Which rows stand together in an evaluation: generations, cells, coverage, seen implementations, serving shapes.
+"""Groups of measured rows for evaluation: GPU generations, cells, coverage, seen implementations, serving shapes.
 
-A cell is (family, dtype). It is covered where training GPUs of two generations measured it; a row's implementation is
-seen where a training GPU has rows of the same engine under the same kernel name.
+A cell is (family, dtype). It is covered where training GPUs of at least two generations measured it; a row's
+implementation is seen where a training GPU has rows of the same engine under the same kernel name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Columns = Mapping[str, np.ndarray]
 
 @cache
 def generation_of(gpu: str) -> str:
-    """Return the generation of a GPU by its compute capability; a GPU that is not catalogued stands alone.
+    """Return the generation of a GPU by its compute capability; a GPU without one is its own generation.
 
     >>> generation_of("h200_sxm"), generation_of("l40s"), generation_of("gb200"), generation_of("rtx_pro_6000_server")
     ('hopper', 'ada', 'sm_100', 'sm_120')
@@ -30,7 +30,7 @@ def generation_of(gpu: str) -> str:
 
 
 def is_covered(gpus: Iterable[str]) -> bool:
-    """Tell whether these GPUs, which measured a cell, are of two generations at least.
+    """Return whether a cell is covered: the ``gpus`` that measured it are of at least two generations.
 
     >>> is_covered(["h100_sxm", "h200_sxm"]), is_covered(["h100_sxm", "l40s"])
     (False, True)
@@ -39,43 +39,43 @@ def is_covered(gpus: Iterable[str]) -> bool:
 
 
 def measured_by(train: pa.Table) -> dict[str, list[str]]:
-    """Return the training GPUs that measured each dtype of one family's rows, by name."""
+    """Return the training GPUs by the dtype that they measured, from one family's training rows."""
     pairs = train.group_by(["dtype", "gpu"]).aggregate([]).to_pylist()
     return {dtype: sorted(p["gpu"] for p in pairs if p["dtype"] == dtype) for dtype in {p["dtype"] for p in pairs}}
 
 
 def is_seen(family: str, train: pa.Table, test: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Tell of each test row whether a training row has its engine and kernel: at least by its name, and in fact.
+    """Return two boolean arrays of shape (test rows,): a training row has the row's kernel or kernel name; its kernel.
 
-    In fact: the same (engine, implementation). By its name: everything that a sweep may call it there is known too. A
-    router, such as TensorRT-LLM's torch_flow, is one name for another kernel on each generation.
+    The kernel: the same (engine, implementation). The kernel name: all names that a sweep may give it on that GPU are
+    in the training rows too. A router, such as TensorRT-LLM's torch_flow, names another kernel on each generation.
     """
-    known_names, known_kernels = set(), set()
+    train_names, train_kernels = set(), set()
     for engine, implementation, gpu in _kernels(train)[0]:
-        known_kernels.add((engine, implementation))
-        known_names |= {(engine, name) for name in source_names(family, engine, implementation, gpu)}
-    test_kernels, of_row = _kernels(test)
-    same = [(engine, implementation) in known_kernels for engine, implementation, _ in test_kernels]
-    has_known_name = [
-        all((engine, name) in known_names for name in source_names(family, engine, implementation, gpu))
+        train_kernels.add((engine, implementation))
+        train_names |= {(engine, name) for name in source_names(family, engine, implementation, gpu)}
+    test_kernels, kernel_of_row = _kernels(test)
+    is_train_kernel = [(engine, implementation) in train_kernels for engine, implementation, _ in test_kernels]
+    has_train_name = [
+        all((engine, name) in train_names for name in source_names(family, engine, implementation, gpu))
         for engine, implementation, gpu in test_kernels
     ]
-    same_kernel = np.array(same, dtype=bool)[of_row]
-    return same_kernel | np.array(has_known_name, dtype=bool)[of_row], same_kernel
+    same_kernel = np.array(is_train_kernel, dtype=bool)[kernel_of_row]
+    return same_kernel | np.array(has_train_name, dtype=bool)[kernel_of_row], same_kernel
 
 
 @cache
 def source_names(family: str, engine: str, implementation: str, gpu: str) -> frozenset[str]:
-    """Return what sweeps call an implementation of an engine on a GPU; its own name where no table of names knows it.
+    """Return the names that sweeps give an engine's implementation on a GPU (table kernel_sources); else its own name.
 
     >>> sorted(source_names("prefill_attention", "trtllm", "trtllm_wgmma_fmha", "h100_sxm"))
     ['torch_flow']
     """
-    asked = {"engine": engine, "family": family, "compute_capability": _capability(gpu)}
+    wanted = {"engine": engine, "family": family, "compute_capability": _capability(gpu)}
     names = {
         row["kernel_source"]
         for row in _sources_of(implementation)
-        if all(row[name] in (value, "*") for name, value in asked.items())
+        if all(row[name] in (value, "*") for name, value in wanted.items())
     }
     return frozenset(names or {implementation})
 
@@ -93,7 +93,7 @@ def _capability(gpu: str) -> str | None:
 
 
 def _kernels(rows: pa.Table) -> tuple[list[tuple[str, str, str]], np.ndarray]:
-    """Return the different (engine, implementation, GPU), and of each row its number among them."""
+    """Return the distinct (engine, implementation, GPU), and for each row its index among them."""
     joined = pc.binary_join_element_wise(rows["engine"], rows["implementation"], rows["gpu"], "\x1f")
     coded = joined.combine_chunks().dictionary_encode()
     return [tuple(key.split("\x1f")) for key in coded.dictionary.to_pylist()], coded.indices.to_numpy()
@@ -115,7 +115,7 @@ def _served_prefill(shape: Columns) -> np.ndarray:
 
 
 def _served_decode(shape: Columns) -> np.ndarray:
-    # sweeps hold 2^k - 1 past tokens: a context of 256 is those 255 and the new one
+    # sweeps have contexts of 2^k - 1 past tokens: 255 of them and the new one make 256
     return _served_heads(shape) & (shape["context"] + 1 >= 256) & (shape["batch"] <= 512)
 
 
@@ -123,7 +123,7 @@ def _served_moe(shape: Columns) -> np.ndarray:
     return (shape["moe_tp"] * shape["moe_ep"] <= 8) & (shape["tokens"] <= 16_384)
 
 
-# family: (columns that are read, which rows a served model has); other families whole
+# family: (columns read, the rule for shapes of served models); in other families every row counts as one
 SERVING: dict[str, tuple[tuple[str, ...], Callable[[Columns], np.ndarray]]] = {
     "gemm": (("m", "n", "k"), _served_gemm),
     "prefill_attention": (("batch", "new_tokens", "heads", "kv_heads", "head_dim"), _served_prefill),
@@ -133,7 +133,7 @@ SERVING: dict[str, tuple[tuple[str, ...], Callable[[Columns], np.ndarray]]] = {
 
 
 def is_serving(family: str, rows: pa.Table) -> np.ndarray:
-    """Tell of each row whether it is a serving shape of its family."""
+    """Return for each row whether it is a serving shape of its family: booleans of shape (rows,)."""
     if family not in SERVING:
         return np.ones(rows.num_rows, dtype=bool)
     names, rule = SERVING[family]

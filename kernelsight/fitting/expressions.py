@@ -1,4 +1,4 @@
-"""Fit the latency expressions of all families to measured rows, and predict measured rows with what was fitted."""
+"""Fits a family's latency expression to measured rows, and predicts measured rows by fitted constants."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import pyarrow as pa
 
 from kernelsight.fitting.fit import fit_nodes
 from kernelsight.fitting.pack_rows import node_rows
+from kernelsight.kernels.coefficients import LEVELS, PATH, Coefficient
 from kernelsight.kernels.columns import combinations
-from kernelsight.kernels.forms import LEVELS, PATH, Coefficient, Form
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.resolve import Facts, constants_at, family_facts, lineage_of, structure_at
 
-# of the logarithm of a constant, on both sides of it, over which a slope is taken
+# step of a constant's logarithm to both sides, for central differences
 STEP = 0.05
-# rows of one (GPU, engine, implementation, dtype) that a fit reads: more say nothing new about a dozen constants
+# most rows of one (GPU, engine, implementation, dtype) that a fit reads: enough for a dozen constants
 ROWS_PER_LEAF = 1500
 
 
 class Rows(NamedTuple):
-    """Measured rows as an expression reads them: arrays of one value a row, and the path of each."""
+    """Measured rows as an expression reads them: arrays of shape (rows,), and each row's leaf, its path of nodes."""
 
     call: dict[str, np.ndarray]
     gpu: dict[str, np.ndarray]
@@ -33,14 +34,14 @@ class Rows(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Measured rows with the constants (of each leaf) that a form's expression evaluates them with."""
+    """Measured rows with the constants of a form's expression for them; ``at``: by name, of shape (leaves,)."""
 
     form: Form
     rows: Rows
     at: dict[str, np.ndarray]
 
     def latency_us(self) -> np.ndarray:
-        """Return the latency of each row in us."""
+        """Return the predicted latency of each row in us, shape (rows,)."""
         rows, form = self.rows, self.form
         predicted_us = np.empty(rows.latency_us.size)
         for first in range(0, predicted_us.size, 65_536):
@@ -55,44 +56,44 @@ class Calls(NamedTuple):
     def slopes(self) -> np.ndarray:
         """Return (rows, fitted coefficients): d log latency / d log coefficient, times the coefficient's spread."""
         log_slopes = np.zeros((self.rows.latency_us.size, len(fitted_coefficients(self.form))))
-        for number, one in enumerate(fitted_coefficients(self.form)):
+        for number, coefficient in enumerate(fitted_coefficients(self.form)):
+            name = coefficient.name
             more, less = (
-                self._replace(at={**self.at, one.name: self.at[one.name] * np.exp(step)}).latency_us()
-                for step in (STEP, -STEP)
+                self._replace(at={**self.at, name: self.at[name] * np.exp(step)}).latency_us() for step in (STEP, -STEP)
             )
-            log_slopes[:, number] = one.spread * (np.log(more) - np.log(less)) / (2.0 * STEP)
+            log_slopes[:, number] = coefficient.spread * (np.log(more) - np.log(less)) / (2.0 * STEP)
         return np.nan_to_num(log_slopes)
 
-    def taken(self, taken: np.ndarray) -> Calls:
-        """Return some of the rows."""
+    def take(self, indices: np.ndarray) -> Calls:
+        """Return the rows at ``indices``."""
         rows = self.rows
-        columns = ({name: values[taken] for name, values in each.items()} for each in (rows.call, rows.gpu))
-        return self._replace(rows=Rows(*columns, rows.leaves, rows.leaf_of_row[taken], rows.latency_us[taken]))
+        columns = ({name: values[indices] for name, values in arrays.items()} for arrays in (rows.call, rows.gpu))
+        return self._replace(rows=Rows(*columns, rows.leaves, rows.leaf_of_row[indices], rows.latency_us[indices]))
 
 
-def joined_calls(parts: Sequence[Calls]) -> Calls:
-    """Return calls of one form after one another."""
-    first, *more = parts
-    for one in more:
-        first_rows, next_rows = first.rows, one.rows
+def joined_calls(calls: Sequence[Calls]) -> Calls:
+    """Concatenate calls of one form."""
+    joined, *others = calls
+    for other in others:
+        first_rows, next_rows = joined.rows, other.rows
         columns = (
-            {name: np.concatenate([mine[name], other[name]]) for name in mine}
-            for mine, other in ((first_rows.call, next_rows.call), (first_rows.gpu, next_rows.gpu))
+            {name: np.concatenate([first[name], second[name]]) for name in first}
+            for first, second in ((first_rows.call, next_rows.call), (first_rows.gpu, next_rows.gpu))
         )
         leaf = np.concatenate([first_rows.leaf_of_row, next_rows.leaf_of_row + len(first_rows.leaves)])
         us = np.concatenate([first_rows.latency_us, next_rows.latency_us])
-        at = {name: np.concatenate([first.at[name], one.at[name]]) for name in first.at}
-        first = Calls(first.form, Rows(*columns, [*first_rows.leaves, *next_rows.leaves], leaf, us), at)
-    return first
+        at = {name: np.concatenate([joined.at[name], other.at[name]]) for name in joined.at}
+        joined = Calls(joined.form, Rows(*columns, [*first_rows.leaves, *next_rows.leaves], leaf, us), at)
+    return joined
 
 
 def fitted_coefficients(form: Form) -> list[Coefficient]:
-    """Return the coefficients of a form that are fitted."""
-    return [one for one in form.coefficients if one.owner != "fixed"]
+    """Return the coefficients of a form that are fitted, in order: all but the fixed ones."""
+    return [coefficient for coefficient in form.coefficients if coefficient.owner != "fixed"]
 
 
 def read_rows(form: Form, table: pa.Table, facts: Facts, gpus: pa.Table, fabrics: pa.Table) -> Rows:
-    """Lay training rows out for an expression; their order is kept."""
+    """Convert training rows to the arrays that an expression reads, in the same order."""
     skip = {
         "gpu",
         "implementation",
@@ -131,7 +132,11 @@ def fit_family(
     start: Sequence[Any] = (),
     free_levels: Sequence[str] = LEVELS,
 ) -> list[dict]:
-    """Fit one family's constants to training rows; return ``eta_coefficients`` rows. Deterministic."""
+    """Fit one family's constants to training rows; return ``eta_coefficients`` rows. Deterministic.
+
+    ``without``: name of the generation that the rows lack, for the column of that name; ``start``, ``free_levels``:
+    see :func:`kernelsight.fitting.fit.fit_nodes`.
+    """
     facts = family_facts(family, implementations, gpus)
     rows = thinned(read_rows(form, table, facts, gpus, fabrics))
     structure = structure_at(facts, form.coefficients, rows.leaves)
@@ -147,15 +152,16 @@ def fit_family(
         start=start,
         free_levels=free_levels,
     )
-    return node_rows(family, nodes, {one.name: one.unit for one in form.coefficients}, without, source)
+    units = {coefficient.name: coefficient.unit for coefficient in form.coefficients}
+    return node_rows(family, nodes, units, without, source)
 
 
 def predict_family(
     family: str, form: Form, table: pa.Table, coefficients: pa.Table, *tables: pa.Table, **how: Any
 ) -> np.ndarray:
-    """Return the latency in us of each training row as its sweep measured it: replay gap and warm data included.
+    """Predict the latency in us of each training row as its sweep measured it, replay gap and warm data included.
 
-    ``tables``, ``how``: of :func:`calls_of`.
+    ``tables``, ``how``: as :func:`calls_of` takes them.
     """
     return calls_of(family, form, table, coefficients, *tables, **how).latency_us()
 
@@ -171,40 +177,40 @@ def calls_of(
     without: str | None = None,
     measured: bool = True,
     vendor: str | None = None,
-    stated: Mapping[str, float] = MappingProxyType({}),
+    overrides: Mapping[str, float] = MappingProxyType({}),
 ) -> Calls:
-    """Return training rows with the constants that a pack has for them.
+    """Return training rows with the constants that a pack (``coefficients``) has for them.
 
-    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.resolve.constants_at`; ``stated``: values of
-    coefficients in place of those fitted.
+    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.resolve.constants_at`; ``overrides``:
+    values of coefficients in place of the fitted ones.
     """
     facts = family_facts(family, implementations, gpus)
     rows = read_rows(form, table, facts, gpus, fabrics)
     at = constants_at(facts, coefficients, family, form.coefficients, rows.leaves, without, measured, vendor)
-    at |= {name: np.full(len(rows.leaves), value) for name, value in stated.items() if name in at}
+    at |= {name: np.full(len(rows.leaves), value) for name, value in overrides.items() if name in at}
     return Calls(form, rows, at)
 
 
 def thinned(rows: Rows, per_leaf: int = ROWS_PER_LEAF) -> Rows:
-    """Keep at most ``per_leaf`` rows of each leaf, evenly spaced in the order of the rows (that of their sizes)."""
+    """Subsample rows: at most ``per_leaf`` of each leaf, evenly spaced in the order of the rows, which is by size."""
     order = np.argsort(rows.leaf_of_row, kind="stable")
     starts = np.searchsorted(rows.leaf_of_row[order], np.arange(len(rows.leaves) + 1))
     kept = [
         order[first:last][np.unique(np.linspace(0, last - first - 1, min(last - first, per_leaf)).round().astype(int))]
         for first, last in zip(starts[:-1], starts[1:], strict=True)
     ]
-    at = np.sort(np.concatenate(kept)) if kept else np.empty(0, dtype=int)
+    indices = np.sort(np.concatenate(kept)) if kept else np.empty(0, dtype=int)
     return Rows(
-        {name: values[at] for name, values in rows.call.items()},
-        {name: values[at] for name, values in rows.gpu.items()},
+        {name: values[indices] for name, values in rows.call.items()},
+        {name: values[indices] for name, values in rows.gpu.items()},
         rows.leaves,
-        rows.leaf_of_row[at],
-        rows.latency_us[at],
+        rows.leaf_of_row[indices],
+        rows.latency_us[indices],
     )
 
 
 class _Viewed:
-    """The expression behind its view, equal to another of the same form, so that it is compiled once."""
+    """A form's expression composed with its view; equal for equal forms, so that it is compiled once."""
 
     def __init__(self, form: Form) -> None:
         self.form = form

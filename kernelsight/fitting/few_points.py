@@ -1,7 +1,7 @@
-"""A few measured calls of a GPU as a pack's points: what the fit without that GPU's generation leaves of each.
+"""Points of a pack, fitted to a few measured calls of a GPU: moved constants, and a Gaussian process of the residual.
 
-The model is :mod:`kernelsight.kernels.points`. Moves of constants are those of highest probability, by Gauss-Newton
-steps; a pack holds them, and of each kernel its points with the weights of what moved constants leave.
+The base is the fit without that GPU's generation; the fit of one family is :mod:`kernelsight.fitting.point_fit`. A pack
+holds the moves, and for each kernel its points with the weights of the residual that moved constants leave.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.expressions import Calls, calls_of, fitted_coefficients, joined_calls
+from kernelsight.fitting.expressions import Calls, calls_of, joined_calls
 from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import features_of
+from kernelsight.fitting.point_fit import Measured, fit_points
 from kernelsight.fitting.sweep_files import launches_us
 from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.call_kinds import ALONE
 from kernelsight.kernels.families import FAMILIES, LOWERED, MEASURED
 from kernelsight.kernels.floors import (
     EXPECTED_US,
@@ -31,18 +32,10 @@ from kernelsight.kernels.floors import (
     floor_row,
     with_floors,
 )
-from kernelsight.kernels.kinds import ALONE
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.points import (
-    PARTS,
-    Parts,
     Places,
     PointsOf,
-    covariance,
-    covariance_of_left,
-    levels_of,
-    mean_of,
-    moved_constants,
     parts_of,
     places,
     size_count,
@@ -53,91 +46,20 @@ from kernelsight.number_format import number
 
 # points of one GPU: more are a sweep, which `calibrate fit` learns from without --few
 MOST_POINTS = 3000
-# of rows that `calibrate measure` wrote: it times a kernel alone, and takes the gap between replays off
+# source of rows by `calibrate measure`, which times a kernel alone and subtracts the gap between replays
 OWN_SOURCE = "kernelsight calibrate measure"
-# Gauss-Newton steps to the moves of constants: a constant that moves far needs the later ones
-STEPS = 3
 Tables = tuple[pa.Table, pa.Table, pa.Table]
 
 
-class Measured(NamedTuple):
-    """Measured calls of one family on one GPU: where they lie, predicted us, and log(measured / predicted) of each."""
-
-    places: Places
-    predicted_us: np.ndarray
-    log_error: np.ndarray
-    calls: Calls
-
-    def at(self, rows: np.ndarray) -> Measured:
-        """Return some of the calls."""
-        return Measured(self.places.at(rows), self.predicted_us[rows], self.log_error[rows], self.calls.taken(rows))
-
-    def latency_us(self, points: PointsOf) -> np.ndarray:
-        """Return the latency of each call in us by constants as points move them, and by what these leave."""
-        return moved_calls(self.calls, points).latency_us() * np.exp(mean_of(self.places, points))
-
-
 def places_of(family: str, table: pa.Table, calls: Calls, tables: Tables) -> Places:
-    """Return where training rows lie; no latency is read."""
+    """Return the places of training rows in the points' model (kernel, sizes, slopes); no latency is read."""
     words = {name: table[name].to_pylist() for name in ("engine", "implementation", "dtype")}
-    seen = features_of(family, calls.form, table, *tables)
-    return places(words, sizes_of(family, seen), calls.slopes())
-
-
-def moved_calls(calls: Calls, points: PointsOf) -> Calls:
-    """Return calls with their constants as points move them."""
-    at = [
-        moved_constants(
-            points, calls.form.coefficients, leaf, {name: values[number] for name, values in calls.at.items()}
-        )
-        for number, leaf in enumerate(calls.rows.leaves)
-    ]
-    return calls._replace(at={name: np.array([float(one[name]) for one in at]) for name in calls.at})
-
-
-def fit_points(measured: Measured, steps: int = STEPS, parts: Parts = PARTS) -> PointsOf:
-    """Return what measured calls of one family say of its constants, and of what these leave.
-
-    The last step leaves a residual e of the moved constants; its weights are (K + noise^2)^-1 e.
-    """
-    where, moves = measured.places, {}
-    log_us = np.log(measured.predicted_us) + measured.log_error
-    noise = parts.noise**2 * np.eye(where.size)
-    names, spread = zip(*((one.name, one.spread) for one in fitted_coefficients(measured.calls.form)), strict=True)
-    log_error, moved = measured.log_error, np.zeros_like(where.slopes)
-    points = PointsOf(moves, where, log_error)
-    for step in range(steps):
-        if step:
-            calls = moved_calls(measured.calls, points)
-            where = where._replace(slopes=calls.slopes())
-            log_error = log_us - np.log(calls.latency_us())
-        linear = log_error + (where.slopes * moved).sum(axis=1)
-        weights = np.linalg.solve(covariance(where, where, parts) + noise, linear)
-        by_level = _moves_by_level(where, weights, parts)
-        moved = _moves_of(by_level, where)
-        moves = {level: dict(zip(names, np.multiply(of, spread), strict=True)) for level, of in by_level.items()}
-        points = points._replace(moves=moves)
-    log_error = log_us - np.log(moved_calls(measured.calls, points).latency_us())
-    weights = np.linalg.solve(covariance_of_left(where, where, parts) + noise, log_error)
-    return PointsOf(moves, where, weights)
-
-
-def _moves_by_level(where: Places, weights: np.ndarray, parts: Parts) -> dict[tuple[str, ...], np.ndarray]:
-    """Return the moves of constants in units of their spreads, by the words of each level that has points."""
-    moves: dict[tuple[str, ...], np.ndarray] = {}
-    for row, words in enumerate(zip(where.engine, where.implementation, where.dtype, strict=True)):
-        for level in levels_of(*words):
-            moves[level] = moves.get(level, 0.0) + parts.constant**2 * weights[row] * where.slopes[row]
-    return moves
-
-
-def _moves_of(by_level: Mapping[tuple[str, ...], np.ndarray], where: Places) -> np.ndarray:
-    words = zip(where.engine, where.implementation, where.dtype, strict=True)
-    return np.array([sum(by_level[level] for level in levels_of(*one)) for one in words])
+    row_features = features_of(family, calls.form, table, *tables)
+    return places(words, sizes_of(family, row_features), calls.slopes())
 
 
 def point_rows(family: str, gpu: str, points: PointsOf, source: str) -> list[dict]:
-    """Return the points of a family as ``eta_coefficients`` rows: moves of constants, and one an array."""
+    """Return the points of a family as ``eta_coefficients`` rows: one per moved constant, and one per array."""
     row_keys = {"family": family, "part": "points", "gpu": gpu, "unit": "1", "source": source}
     rows = []
     for words, moves in points.moves.items():
@@ -151,9 +73,9 @@ def point_rows(family: str, gpu: str, points: PointsOf, source: str) -> list[dic
         ]
     kernels, width = points.places.kernels(), size_count(family)
     for kernel in dict.fromkeys(kernels.tolist()):
-        of = np.flatnonzero(kernels == kernel)
+        members = np.flatnonzero(kernels == kernel)
         engine, implementation, dtype = kernel.split("|")
-        arrays = {"features": points.places.features[of, :width], "weights": points.weights[of]}
+        arrays = {"features": points.places.features[members, :width], "weights": points.weights[members]}
         path = {"level": "gpu", "engine": engine, "implementation": implementation, "dtype": dtype}
         rows += [
             {
@@ -176,7 +98,7 @@ def fit_few(
     families: Iterable[str] | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> pa.Table:
-    """Return the pack ``base`` with a few measured calls of some GPUs in place of what points it had of them."""
+    """Fit a few measured calls of some GPUs; return the pack ``base`` with their points, which replace earlier ones."""
     tables, rows = (implementations, gpus, fabrics), []
     base = without_points(base, gpus_wanted)
     if families is None:
@@ -185,8 +107,7 @@ def fit_few(
     pack = with_assumed(base)
     for gpu in gpus_wanted:
         vendor = vendors_of(gpus)[gpu]
-        asked = (MEASURED if families is None else families, vendor)
-        by_family = _calls_by_family(sweeps, gpu, *asked, pack, tables, log)
+        by_family = _calls_by_family(sweeps, gpu, MEASURED if families is None else families, vendor, pack, tables, log)
         rows += [
             row
             for family in by_family
@@ -195,7 +116,8 @@ def fit_few(
         ]
         if not by_family:
             continue
-        count, kernels = (sum(of(one.places) for one in by_family.values()) for of in (_size, _kernel_count))
+        count = sum(measured.places.size for measured in by_family.values())
+        kernels = sum(len(set(measured.places.kernels().tolist())) for measured in by_family.values())
         log(f"{gpu}: {count:,} points of {kernels:,} kernels in {len(by_family):,} families")
         unmeasured = [name for name in LOWERED if name not in by_family]
         log(f"{gpu}: not measured, so as without points: {', '.join(unmeasured)}")
@@ -214,25 +136,28 @@ def _calls_by_family(
     tables: Tables,
     log: Callable[[str], None],
 ) -> dict[str, Measured]:
-    """Return the measured calls of a GPU, of families that a GPU of its vendor was fitted to."""
+    """Return a GPU's measured calls by family, for families that were fitted to a GPU of its vendor.
+
+    InvalidInput: a family has more than MOST_POINTS calls.
+    """
     by_family: dict[str, Measured] = {}
     for family in families:
-        own = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
+        own_rows = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
         published = training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'")
-        if not own.num_rows + published.num_rows:
+        if not own_rows.num_rows + published.num_rows:
             continue
         if vendor not in fitted_vendors(pack, family):
             log(f"{family}: no kernel of {(vendor or '').upper()} was fitted, so its points are not used")
             continue
-        if own.num_rows + published.num_rows > MOST_POINTS:
+        if own_rows.num_rows + published.num_rows > MOST_POINTS:
             raise InvalidInput(
-                f"--few has {own.num_rows + published.num_rows:,} points of {family} on {gpu}, and up to "
+                f"--few has {own_rows.num_rows + published.num_rows:,} points of {family} on {gpu}, and up to "
                 f"{MOST_POINTS:,} are few; fit them as a sweep, with --sweep."
             )
-        by_family[family] = both(
+        by_family[family] = joined_measured(
             [
                 measured_calls(family, table, gpu, pack, tables, lone_values)
-                for table, lone_values in ((own, ALONE), (published, {}))
+                for table, lone_values in ((own_rows, ALONE), (published, {}))
                 if table.num_rows
             ]
         )
@@ -246,48 +171,41 @@ def floor_rows(
     vendor_of: Mapping[str, str | None],
     log: Callable[[str], None],
 ) -> list[dict]:
-    """Return what empty launches say of the floors of GPUs, as ``eta_coefficients`` rows.
+    """Return the floors of GPUs (shortest latency of a launch) as ``eta_coefficients`` rows, from empty launches.
 
-    Those of other GPUs with a sweep, where there are any, say what is expected of a GPU whose floors are as fitted.
-    InvalidInput: no empty launch can take as long, or as short.
+    A floor is a factor on the fitted ones: the GPU's empty launch over the mean of other swept GPUs', where there are
+    any, else over EXPECTED_US. InvalidInput: a time is impossible for an empty launch.
     """
-    found, rows = launches_us(sweeps), []
+    launch_us_of, rows = launches_us(sweeps), []
     least_us, most_us = POSSIBLE_US
-    for gpu, launch_us in found.items():
+    for gpu, launch_us in launch_us_of.items():
         if vendor_of.get(gpu) is None and not least_us <= launch_us <= most_us:
             raise InvalidInput(
                 f"an empty launch of {gpu} takes {number(launch_us, 3)} us in the sweep, but in a CUDA graph it takes "
                 f"{least_us} to {most_us} us; measure {LAUNCH}, {IN_A_GRAPH} again in microseconds, or leave it out."
             )
-    swept = {gpu for family in MEASURED for gpu in swept_gpus(base, family)} & set(found)
+    swept = {gpu for family in MEASURED for gpu in swept_gpus(base, family)} & set(launch_us_of)
     for gpu in gpus_wanted:
-        others = [found[one] for one in sorted(swept - {gpu}) if vendor_of.get(one) is None]
-        if gpu not in found:
+        others = [launch_us_of[other] for other in sorted(swept - {gpu}) if vendor_of.get(other) is None]
+        if gpu not in launch_us_of:
             log(f"{gpu}: no empty launch was measured, so its floors are those of the generations that were fitted")
         elif vendor_of[gpu] is not None:
             log(f"{gpu}: nothing is known to compare its empty launch with, so it is not used")
         else:
             expected_us = float(np.exp(np.mean(np.log(others)))) if others else EXPECTED_US
-            rows.append(floor_row(gpu, found[gpu], expected_us))
+            rows.append(floor_row(gpu, launch_us_of[gpu], expected_us))
             log(f"{rows[-1]['source']}: floors of all kernels times {number(rows[-1]['value'], 3)}")
     return rows
 
 
-def _size(where: Places) -> int:
-    return where.size
-
-
-def _kernel_count(where: Places) -> int:
-    return len(set(where.kernels().tolist()))
-
-
-def both(parts: Sequence[Measured]) -> Measured:
-    """Return calls of one family that were measured in two ways together."""
-    if len(parts) == 1:
-        return parts[0]
-    where = Places(*map(np.concatenate, zip(*(one.places for one in parts), strict=True)))
-    columns = ((one.predicted_us, one.log_error) for one in parts)
-    return Measured(where, *map(np.concatenate, zip(*columns, strict=True)), joined_calls([one.calls for one in parts]))
+def joined_measured(measured: Sequence[Measured]) -> Measured:
+    """Concatenate the calls of one family that were measured in different ways."""
+    if len(measured) == 1:
+        return measured[0]
+    where = Places(*map(np.concatenate, zip(*(each.places for each in measured), strict=True)))
+    columns = ((each.predicted_us, each.log_error) for each in measured)
+    calls = joined_calls([each.calls for each in measured])
+    return Measured(where, *map(np.concatenate, zip(*columns, strict=True)), calls)
 
 
 def measured_calls(
@@ -296,23 +214,25 @@ def measured_calls(
     gpu: str,
     base: pa.Table,
     tables: Tables,
-    stated: Mapping[str, float] = MappingProxyType({}),
+    overrides: Mapping[str, float] = MappingProxyType({}),
 ) -> Measured:
-    """Return training rows of one GPU against the fit ``base`` without its generation, or where it has none, of all.
+    """Compare training rows of one GPU with the fit in ``base`` without its generation, or with that of all GPUs.
 
-    ``stated``: coefficients that are known of how the rows were measured.
+    ``overrides``: values of coefficients that are known from how the rows were measured.
     """
     form, facts = FAMILIES[family].form, family_facts(family, tables[0], tables[1])
     vendor = facts.vendor.get(gpu)
-    without = left_out(base, family, facts, gpu)
-    calls = calls_of(family, form, table, base, *tables, without=without, measured=False, vendor=vendor, stated=stated)
+    without = held_out_fit(base, family, facts, gpu)
+    calls = calls_of(
+        family, form, table, base, *tables, without=without, measured=False, vendor=vendor, overrides=overrides
+    )
     calls = calls._replace(at=with_floors(form.coefficients, calls.at, floor_at(base, gpu) or 0.0))
     predicted = calls.latency_us()
     error = np.log(table["latency_us"].to_numpy() / predicted)
     return Measured(places_of(family, table, calls, tables), predicted, error, calls)
 
 
-def left_out(base: pa.Table, family: str, facts: Facts, gpu: str) -> str | None:
+def held_out_fit(base: pa.Table, family: str, facts: Facts, gpu: str) -> str | None:
     """Return the name of the fit without a swept GPU's generation; None where no sweep of the GPU was fitted."""
     if gpu not in swept_gpus(base, family):
         return None
@@ -321,18 +241,18 @@ def left_out(base: pa.Table, family: str, facts: Facts, gpu: str) -> str | None:
 
 
 def swept_gpus(base: pa.Table, family: str) -> set[str | None]:
-    """Return the GPUs that constants of a family were fitted to."""
+    """Return the GPUs that a family's constants in a pack were fitted to."""
     return set(pc.unique(rows_of_part(base, family, "constant")["gpu"]).to_pylist())
 
 
 def without_points(base: pa.Table, gpus: Sequence[str]) -> pa.Table:
-    """Return a pack without what points of some GPUs gave it: the points, and which kernels ran there."""
-    pointed = base.filter(pc.and_(pc.equal(base["part"], "points"), pc.is_in(base["gpu"], pa.array(gpus))))
-    pairs = set(zip(pointed["family"].to_pylist(), pointed["gpu"].to_pylist(), strict=True))
-    counted = {pair for pair in pairs if pair[1] not in swept_gpus(base, pair[0])}
+    """Return a pack without the points of some GPUs, and without the kernel choices that came with them."""
+    points = base.filter(pc.and_(pc.equal(base["part"], "points"), pc.is_in(base["gpu"], pa.array(gpus))))
+    pairs = set(zip(points["family"].to_pylist(), points["gpu"].to_pylist(), strict=True))
+    chosen_by_points = {pair for pair in pairs if pair[1] not in swept_gpus(base, pair[0])}
     row_keys = zip(*(base[name].to_pylist() for name in ("part", "family", "gpu")), strict=True)
     kept = [
-        not ((part == "points" and (family, gpu) in pairs) or (part == "choice" and (family, gpu) in counted))
+        not ((part == "points" and (family, gpu) in pairs) or (part == "choice" and (family, gpu) in chosen_by_points))
         for part, family, gpu in row_keys
     ]
     return base.filter(pa.array(kept, pa.bool_()))

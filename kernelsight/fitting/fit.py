@@ -1,8 +1,8 @@
-"""Hierarchical fit of a latency expression's coefficients: damped Gauss-Newton on the logarithm of latency.
+"""Hierarchical (partially pooled) fit of a latency expression's coefficients, by damped Gauss-Newton on log latency.
 
-A coefficient of a row is its family's constant times one factor a level of the row's path (lineage, implementation,
+A coefficient of a row is its family's constant times one factor per level of the row's path (lineage, implementation,
 dtype, engine, GPU). The logarithms of the factors have normal priors around zero, so that a node with little data stays
-near its parent, and a node without data is its parent. Maximum a posteriori with Student-t errors; deterministic.
+near its parent, and a node without data equals its parent. Maximum a posteriori with Student-t errors; deterministic.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.kernels.forms import LEVELS, OWNERS, Coefficient, Node, node_path
+from kernelsight.kernels.coefficients import LEVELS, OWNERS, Coefficient, Node, node_path
 
-# standard deviation of the log error that the fit expects of a good row, and degrees of freedom of its tails
+# scale of the Student-t log error of a row, and its degrees of freedom
 NOISE = 0.08
 FREEDOM = 4.0
-# a leaf of the tree weighs as much as this many independent rows at most
+# most weight of a leaf of the tree, in independent rows
 LEAF_ROWS = 400.0
 ITERATIONS = 40
 
@@ -36,11 +36,11 @@ def fit_nodes(
     start: Sequence[Node] = (),
     free_levels: Sequence[str] = LEVELS,
 ) -> list[Node]:
-    """Return the nodes of the coefficient tree that explain ``latency_us`` best under their priors.
+    """Return the nodes of the coefficient tree that fit ``latency_us`` best under their priors (MAP).
 
-    ``columns``, ``gpu`` and ``fixed``: float arrays of one value a row; ``leaves``: the different paths,
-    ``leaf_of_row`` the number of each row's; ``weights``: relative weight of rows within their leaf. ``start``: nodes
-    that are kept where ``free_levels`` does not hold their level, and are the first guess where it does.
+    ``columns``, ``gpu`` and ``fixed``: float arrays of shape (rows,); ``leaves``: the distinct paths, ``leaf_of_row``:
+    (rows,), each row's index among them; ``weights``: relative weight of rows within their leaf. ``start``: nodes that
+    are fixed where their level is not in ``free_levels``, and the first guess where it is.
     """
     tree = _Tree(coefficients, leaves, leaf_of_row, free_levels, start)
     data = _Data(expression, coefficients, columns, gpu, fixed, latency_us)
@@ -75,7 +75,7 @@ def _cost(residual: np.ndarray, weights: np.ndarray) -> float:
 
 
 def _leaf_weights(leaf_of_row: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-    """Give each leaf the weight of its rows, but of LEAF_ROWS at most: rows of one kernel are not independent."""
+    """Return row weights that add up to each leaf's rows, at most LEAF_ROWS: rows of one kernel are not independent."""
     weights = np.ones(leaf_of_row.size) if weights is None else weights.astype(float)
     total = np.bincount(leaf_of_row, weights)
     count = np.bincount(leaf_of_row)
@@ -83,7 +83,7 @@ def _leaf_weights(leaf_of_row: np.ndarray, weights: np.ndarray | None) -> np.nda
 
 
 class _Tree:
-    """Parameters of the tree: which rows read which of them, and what their priors are."""
+    """The parameters of the tree: their priors, and which leaves read which of them."""
 
     def __init__(
         self,
@@ -93,48 +93,45 @@ class _Tree:
         free_levels: Sequence[str],
         start: Sequence[Node],
     ) -> None:
-        self.coefficients = [one for one in coefficients if one.owner != "fixed"]
+        self.coefficients = [coefficient for coefficient in coefficients if coefficient.owner != "fixed"]
         self.leaves, self.leaf_of_row = leaves, leaf_of_row
-        held = {(node.level, node.path, node.coefficient): node.log_value for node in start}
+        start_values = {(node.level, node.path, node.coefficient): node.log_value for node in start}
         self.names: list[tuple[str, tuple[str, ...], str]] = []
         self.prior_mean, self.prior_sd, self.guess = [], [], []
         position: dict[tuple, int] = {}
-        # of each leaf: (parameter, coefficient) pairs, and what the levels that are held add to each coefficient
+        # per leaf: (parameter, coefficient) pairs, and the sum of fixed levels for each coefficient
         self.members: list[tuple[np.ndarray, np.ndarray]] = []
         self.offset = np.zeros((len(self.leaves), len(self.coefficients)))
         for leaf_number, leaf in enumerate(self.leaves):
             parameters, owners = [], []
-            for number, one in enumerate(self.coefficients):
+            for number, coefficient in enumerate(self.coefficients):
                 for level in LEVELS:
-                    if level != "family" and level not in OWNERS[one.owner]:
+                    if level != "family" and level not in OWNERS[coefficient.owner]:
                         continue
-                    path = node_path(level, leaf)
-                    name = (level, path, one.name)
+                    name = (level, node_path(level, leaf), coefficient.name)
+                    centre = np.log(coefficient.start) if level == "family" else 0.0
                     if level not in free_levels:
-                        self.offset[leaf_number, number] += held.get(
-                            name, np.log(one.start) if level == "family" else 0.0
-                        )
+                        self.offset[leaf_number, number] += start_values.get(name, centre)
                         continue
                     if name not in position:
                         position[name] = len(self.names)
                         self.names.append(name)
-                        centre = np.log(one.start) if level == "family" else 0.0
                         self.prior_mean.append(centre)
-                        self.prior_sd.append(one.spread * OWNERS[one.owner].get(level, 1.0))
-                        self.guess.append(held.get(name, centre))
+                        self.prior_sd.append(coefficient.spread * OWNERS[coefficient.owner].get(level, 1.0))
+                        self.guess.append(start_values.get(name, centre))
                     parameters.append(position[name])
                     owners.append(number)
             self.members.append((np.array(parameters, dtype=int), np.array(owners, dtype=int)))
         self.prior_mean = np.array(self.prior_mean)
         self.prior_sd = np.array(self.prior_sd)
-        self.low = np.log([one.low for one in self.coefficients])
-        self.high = np.log([one.high for one in self.coefficients])
+        self.low = np.log([coefficient.low for coefficient in self.coefficients])
+        self.high = np.log([coefficient.high for coefficient in self.coefficients])
 
     def first_guess(self) -> np.ndarray:
         return np.array(self.guess)
 
     def log_values(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (rows, coefficients): the logarithms, and whether each lies inside its bounds."""
+        """Return the coefficients' logarithms, and whether each is inside its bounds: both (rows, coefficients)."""
         logs = self.offset.copy()
         for leaf, (parameters, owners) in enumerate(self.members):
             np.add.at(logs[leaf], owners, values[parameters])
@@ -171,7 +168,7 @@ class _Tree:
 
 
 class _Data:
-    """The rows of a fit, and the compiled residual and slopes of its expression."""
+    """The rows of a fit, with the compiled residual and slopes of its expression."""
 
     def __init__(
         self,
@@ -182,7 +179,7 @@ class _Data:
         fixed: Mapping[str, np.ndarray],
         latency_us: np.ndarray,
     ) -> None:
-        self.names = tuple(one.name for one in coefficients if one.owner != "fixed")
+        self.names = tuple(coefficient.name for coefficient in coefficients if coefficient.owner != "fixed")
         self.rows = latency_us.size
         self.inputs = (dict(columns), dict(gpu), dict(fixed), np.log(latency_us))
         self.compiled = _compiled(expression, self.names)

@@ -1,4 +1,4 @@
-"""Which implementation each engine ran for which number formats on which GPU, as sweeps count it."""
+"""Kernel choices of engines: which implementation each ran for which number formats on which GPU, counted in sweeps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kernelsight.kernels.resolve import Facts, family_facts
 def choice_rows(
     sweeps: Sequence[Path], family: str, train_gpus: Sequence[str], implementations: pa.Table
 ) -> list[dict]:
-    """Count which implementation each engine ran for which number formats (attention: and head width) on which GPU.
+    """Count a sweep's rows by engine, GPU, number format (in attention also head width) and implementation.
 
-    A kernel that no engine serves with (in ``kernel_implementations``, ``served`` is 0; in the sweeps, ``not_fitted``
-    has a reason) counts nothing: it answers where it is asked for by name.
+    A kernel that no engine serves with (``served`` is 0 in ``kernel_implementations``, or ``not_fitted`` has a reason
+    in the sweep) has count 0: it is used only where it is named. Returns ``eta_coefficients`` rows.
     """
     kernel_facts = family_facts(family, implementations, facts("gpus"))
     files = ", ".join(f"'{path}'" for path in sweeps)
@@ -50,5 +50,5 @@ def choice_rows(
 
 
 def _serves(kernel_facts: Facts, implementation: str) -> bool:
-    """Tell whether an engine serves with a kernel."""
+    """Return whether any engine serves with a kernel."""
     return kernel_facts.structure.get((implementation, "served"), 1.0) > 0.0

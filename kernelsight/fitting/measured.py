@@ -1,4 +1,4 @@
-"""The correction of one measured GPU: fitted to what its expression leaves of its sweep, applied to rows of it."""
+"""Fits the correction of one measured GPU to the residual of its expression, and applies it to rows of that GPU."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from kernelsight.fitting.pack_rows import correction_arrays, nearby_rows
 from kernelsight.fitting.splits import LAYERS, site_names
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features, names_of
-from kernelsight.kernels.forms import Form
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.nearby import Nearby, nearby_delta, nearby_of
 from kernelsight.kernels.network import correction, network_of, scaled
 from kernelsight.kernels.resolve import family_facts
 
-# rows of other GPUs that show how the remainder varies with the shape: more teach nothing new
+# most rows of other GPUs, whose shapes the student sees, and of the GPU itself
 OTHER_ROWS = 30_000
 OWN_ROWS = 60_000
-# products are asked for by the million: a network of a third of the work, trained four times as long, costs their
-# median error on L40S and H100 0.1 points; attention would lose 0.3 to 0.5
+# matrix products are predicted by the million: a network of a third of the work, trained four times as long, raises
+# their median error on L40S and H100 by 0.1 points; that of attention would rise by 0.3 to 0.5
 STUDENTS = {"gemm": Student((40, 20), 48_000)}
-# of so few rows a network is better trusted in part, and the points with the rest: the median error left at other
-# sites fell by 3 to 10 % of itself in six cells of 120 to 335 rows (H100, H200, L40S), and rose in one of 540
+# with at most FEW_ROWS rows a share of the network's correction is applied, and points correct the rest: the median
+# error at other sites fell by 3 to 10 % of itself in six cells of 120 to 335 rows (H100, H200, L40S), and rose in one
+# of 540
 FEW_ROWS, SHARE_OF_FEW = 400, 0.75
-# layers from which on one of them is held out at a time: few as they are, rows of one layer say nothing of another
+# fewest layers with which whole layers are held out: rows of one layer say nothing of another
 FEWEST_LAYERS = 2
 
 
 class Measured(NamedTuple):
-    """A fitted correction, and of each row behind it: the expression's latency, what that leaves, and the kernel."""
+    """A fitted correction with its rows: the expression's latency in us, log(measured / expression), and the kernel."""
 
     fit: Fit
     nearby: dict[str, Nearby]
@@ -64,40 +65,40 @@ def fit_measured(
     fabrics: pa.Table,
     effort: float = MOST_STEPS,
 ) -> Measured:
-    """Fit the correction of ``target`` to training rows of it and of others, beside the constants that they gave.
+    """Fit the correction of GPU ``target``, on top of constants, to training rows of it and of other GPUs.
 
     ``effort``: see :func:`kernelsight.fitting.correction.fit_correction`.
     """
-    own = np.asarray(pc.equal(table["gpu"], target))
-    kept = np.sort(np.concatenate([_spaced(np.flatnonzero(own), OWN_ROWS), _spaced(np.flatnonzero(~own), OTHER_ROWS)]))
-    table = table.take(pa.array(kept))
+    is_target = np.asarray(pc.equal(table["gpu"], target))
+    own, others = _spaced(np.flatnonzero(is_target), OWN_ROWS), _spaced(np.flatnonzero(~is_target), OTHER_ROWS)
+    table = table.take(pa.array(np.sort(np.concatenate([own, others]))))
     base = predict_family(family, form, table, coefficients, implementations, gpus, fabrics)
     log_ratio = np.log(table["latency_us"].to_numpy() / base)
     kernels = kernels_of(table)
-    seen = features_of(family, form, table, implementations, gpus, fabrics)
+    row_features = features_of(family, form, table, implementations, gpus, fabrics)
     fit = fit_correction(
-        seen,
+        row_features,
         log_ratio,
         kernels,
         table["gpu"].to_pylist(),
         target,
-        # what is asked for is a model without measurements, not another split of one that has them
+        # predictions are for models without measurements, not for another parallel split of a measured one
         site_names(family, table, whole_layers=True)[1],
         _matter(family),
         effort,
         STUDENTS.get(family, WIDE),
         FEWEST_LAYERS if family in LAYERS else 2 * TEACHERS,
     )
-    mine = np.flatnonzero(np.asarray(pc.equal(table["gpu"], target)))
-    kernels = [kernels[row] for row in mine]
+    target_rows = np.flatnonzero(np.asarray(pc.equal(table["gpu"], target)))
+    kernels = [kernels[row] for row in target_rows]
     nearby = {}
-    if mine.size <= FEW_ROWS:
+    if target_rows.size <= FEW_ROWS:
         fit = fit._replace(network=fit.network._replace(strength=SHARE_OF_FEW * fit.network.strength))
-    if mine.size <= MOST_POINTS:
-        network = as_stored(fit.network)
-        residual = log_ratio[mine] - correction(np, seen[mine], nodes_at(kernels, fit.nodes), network)
-        nearby = fit_nearby(scaled(seen[mine], network), residual, kernels)
-    return Measured(fit, nearby, base[mine], log_ratio[mine], kernels)
+    if target_rows.size <= MOST_POINTS:
+        network, inputs = as_stored(fit.network), row_features[target_rows]
+        residual = log_ratio[target_rows] - correction(np, inputs, nodes_at(kernels, fit.nodes), network)
+        nearby = fit_nearby(scaled(inputs, network), residual, kernels)
+    return Measured(fit, nearby, base[target_rows], log_ratio[target_rows], kernels)
 
 
 def correct(
@@ -110,21 +111,21 @@ def correct(
     gpus: pa.Table,
     fabrics: pa.Table,
 ) -> np.ndarray:
-    """Return ``latency_us`` of the table's rows, all of one measured GPU, with the correction that ``rows`` hold."""
+    """Return ``latency_us`` of the table's rows, all of one measured GPU, corrected by the fit in pack ``rows``."""
     network, nodes = network_of(row for row in rows if row["part"] == "correction")
     nearby = nearby_of([row for row in rows if row["part"] == "nearby"])
     kernels = kernels_of(table)
     node = nodes_at(kernels, nodes)
     corrected_us = np.empty(latency_us.size)
-    seen = features_of(family, form, table, implementations, gpus, fabrics)
+    row_features = features_of(family, form, table, implementations, gpus, fabrics)
     for first in range(0, corrected_us.size, 65_536):
         block = slice(first, first + 65_536)
-        corrected_us[block] = latency_us[block] * np.exp(correction(np, seen[block], node[block], network))
-    return corrected_us * np.exp(nearby_delta(scaled(seen, network), kernels, nearby))
+        corrected_us[block] = latency_us[block] * np.exp(correction(np, row_features[block], node[block], network))
+    return corrected_us * np.exp(nearby_delta(scaled(row_features, network), kernels, nearby))
 
 
 def rows_of(family: str, target: str, own: Measured) -> list[dict]:
-    """Return the correction, and the points of a small sweep, as ``eta_coefficients`` rows."""
+    """Return a GPU's correction, with the points of a small sweep, as ``eta_coefficients`` rows."""
     source = f"fitted to the sweep of {target}"
     return [
         *correction_arrays(correction_rows(family, target, own.fit, source)),
@@ -133,7 +134,7 @@ def rows_of(family: str, target: str, own: Measured) -> list[dict]:
 
 
 def nodes_at(kernels: Sequence[str], nodes: Sequence[str]) -> np.ndarray:
-    """Return the position of each kernel among the nodes of a network, -1 where the sweep did not run it."""
+    """Return the index of each kernel among a network's nodes, -1 where the sweep did not run it."""
     node_number = {node: number for number, node in enumerate(nodes)}
     return np.array([node_number.get(kernel, -1) for kernel in kernels], dtype=int)
 
@@ -141,29 +142,29 @@ def nodes_at(kernels: Sequence[str], nodes: Sequence[str]) -> np.ndarray:
 def features_of(
     family: str, form: Form, table: pa.Table, implementations: pa.Table, gpus: pa.Table, fabrics: pa.Table
 ) -> np.ndarray:
-    """Return (rows, F): what a correction sees of training rows."""
+    """Return the features of training rows that a correction reads, shape (rows, F)."""
     rows = read_rows(form, table, family_facts(family, implementations, gpus), gpus, fabrics)
     return features(np, family, form.view(np, rows.call), rows.gpu)
 
 
 def kernels_of(table: pa.Table) -> list[str]:
-    """Return engine|implementation|dtype of each row: what has a bias of its own."""
+    """Return the kernel of each row, "engine|implementation|dtype"."""
     names = (table[name].to_pylist() for name in ("engine", "implementation", "dtype"))
     return ["|".join(words) for words in zip(*names, strict=True)]
 
 
 def has_correction(family: str) -> bool:
-    """Tell whether a correction knows what to see of a family."""
+    """Return whether a family has features, so that a correction can be fitted."""
     return bool(FAMILIES[family].features.sizes)
 
 
 def _matter(family: str) -> np.ndarray:
-    """Sizes and flags tell how far a call lies from a sweep; how they round to tiles and waves does not."""
-    seen = FAMILIES[family].features
-    counted = len(seen.sizes) + len(seen.flags)
-    return (np.arange(len(names_of(family))) < counted).astype(float)
+    """Return (F,): 1 for features in a call's distance from the sweep, sizes and flags; 0 for rounding to tiles."""
+    family_features = FAMILIES[family].features
+    count = len(family_features.sizes) + len(family_features.flags)
+    return (np.arange(len(names_of(family))) < count).astype(float)
 
 
 def _spaced(rows: np.ndarray, most: int) -> np.ndarray:
-    """At most ``most`` of the rows, evenly spaced in their order (that of their key)."""
+    """Return at most ``most`` of the rows, evenly spaced in their order, which is by key."""
     return rows if rows.size <= most else rows[np.linspace(0, rows.size - 1, most).round().astype(int)]

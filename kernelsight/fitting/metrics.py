@@ -1,4 +1,4 @@
-"""Errors of predicted latencies, always together: p predicted, m measured, APE = |p - m| / m, as fractions."""
+"""Error metrics of predicted latencies (MAPE, bias, coverage of intervals): p predicted, m measured, as fractions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Score = dict[str, float | int | None]
 def score(
     measured: np.ndarray, predicted: np.ndarray, p05: np.ndarray | None = None, p95: np.ndarray | None = None
 ) -> Score:
-    """Return the metrics over the rows that have a prediction; None where there are none, or no intervals.
+    """Return all metrics over the rows that have a prediction; None where there are none, or no intervals.
 
+    APE = |p - m| / m, of which mape is the mean, median_ape and p90_ape the quantiles (by linear interpolation);
     bias = mean (p - m) / m; time_weighted_ape = sum |p - m| / sum m; coverage_90 = share of m in [p05, p95];
-    width_90 = median p95 / p05; quantiles by linear interpolation.
+    width_90 = median p95 / p05.
 
     >>> s = score(np.array([10.0, 10.0, 20.0, 40.0]), np.array([11.0, 8.0, 20.0, np.nan]))
     >>> s["n"], round(s["mape"], 4), round(s["median_ape"], 4), round(s["bias"], 4), round(s["time_weighted_ape"], 4)
@@ -42,14 +43,14 @@ def score(
 
 
 def mean_of(scores: Iterable[Mapping[str, float | int | None]]) -> Score:
-    """Return the unweighted mean of each metric over the scores that have rows; n is their sum.
+    """Return the unweighted mean of each metric over the scores that have rows; n is the sum.
 
     >>> mean_of([score(np.array([10.0]), np.array([11.0])), score(np.array([10.0]), np.array([13.0]))])["mape"]
     0.2
     """
-    filled = [one for one in scores if one["n"]]
-    means: Score = {"n": sum(int(one["n"] or 0) for one in filled)}
+    filled = [metrics for metrics in scores if metrics["n"]]
+    means: Score = {"n": sum(int(metrics["n"] or 0) for metrics in filled)}
     for name in ERRORS:
-        values = [one[name] for one in filled if one[name] is not None]
+        values = [metrics[name] for metrics in filled if metrics[name] is not None]
         means[name] = float(np.mean(values)) if values else None
     return means

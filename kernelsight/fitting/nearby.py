@@ -1,8 +1,8 @@
-"""Points of a small sweep, fitted: which of them :mod:`kernelsight.kernels.nearby` answers by, and with which weights.
+"""Gaussian-process fit of a small sweep's residual: the points and weights by which ``kernels.nearby`` interpolates.
 
-Length and noise are those with the least leave-one-out error (Rasmussen and Williams 2006, section 5.4.2). Sweeps of
-more than MOST_POINTS points of a family have none: their network is as good, and a pack stays small; points have the
-11 bits of a float16.
+Length and noise are those with the least leave-one-out error (Rasmussen and Williams 2006, section 5.4.2). A family
+with more than MOST_POINTS points has none: its network alone is as good, and a pack stays small. Points are stored in
+float16.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import numpy as np
 from kernelsight.kernels.nearby import Nearby, correlation
 
 MOST_POINTS = 3000
-# rows of one kernel that choose length and noise
+# most points of one kernel by which length and noise are chosen
 CHOOSING = 800
 LENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
-# standard deviation of repeated measurements against that of what is left to explain
+# standard deviation of repeated measurements over that of the residual
 NOISES = (0.05, 0.2, 0.5, 1.0)
 
 
-def fit_nearby(inputs: np.ndarray, left: np.ndarray, kernels: Sequence[str]) -> dict[str, Nearby]:
-    """Fit the points of each kernel; none where there are more than MOST_POINTS in all, or fewer than 3 of a kernel.
+def fit_nearby(inputs: np.ndarray, residual: np.ndarray, kernels: Sequence[str]) -> dict[str, Nearby]:
+    """Fit the points of each kernel; none with more than MOST_POINTS rows in all, or fewer than 3 points of a kernel.
 
-    ``inputs``: (rows, F) scaled features; ``left``: log(measured / predicted). Deterministic. Repeats of one point are
-    one point, at the mean of what they leave.
+    ``inputs``: (rows, F) scaled features; ``residual``: (rows,), log(measured / predicted); ``kernels``: of each row.
+    Deterministic. Repeated rows are one point, at the mean of their residuals.
     """
-    if left.size > MOST_POINTS:
+    if residual.size > MOST_POINTS:
         return {}
     names = np.asarray(kernels)
     fit_of_kernel = {
-        name: _fit_kernel(inputs[names == name], left[names == name]) for name in np.unique(names).tolist()
+        name: _fit_kernel(inputs[names == name], residual[names == name]) for name in np.unique(names).tolist()
     }
-    return {name: one for name, one in fit_of_kernel.items() if one is not None}
+    return {name: nearby for name, nearby in fit_of_kernel.items() if nearby is not None}
 
 
 def _fit_kernel(inputs: np.ndarray, residual: np.ndarray) -> Nearby | None:
@@ -44,7 +44,7 @@ def _fit_kernel(inputs: np.ndarray, residual: np.ndarray) -> Nearby | None:
         return None
     chosen = np.unique(np.linspace(0, residual.size - 1, min(residual.size, CHOOSING)).round().astype(int))
     tried = [
-        (_left_out_error(points[chosen], residual[chosen], count[chosen], length, noise), length, noise)
+        (_leave_one_out_error(points[chosen], residual[chosen], count[chosen], length, noise), length, noise)
         for length in LENGTHS
         for noise in NOISES
     ]
@@ -53,8 +53,10 @@ def _fit_kernel(inputs: np.ndarray, residual: np.ndarray) -> Nearby | None:
     return Nearby(points, weights, length)
 
 
-def _left_out_error(points: np.ndarray, residual: np.ndarray, count: np.ndarray, length: float, noise: float) -> float:
-    """Mean absolute error at each point as the others foretell it."""
+def _leave_one_out_error(
+    points: np.ndarray, residual: np.ndarray, count: np.ndarray, length: float, noise: float
+) -> float:
+    """Return the mean absolute error at each point, predicted by the others."""
     inverse = np.linalg.inv(_covariance(points, count, length, noise))
     return float(np.abs(inverse @ residual / np.diag(inverse)).mean())
 

@@ -1,4 +1,4 @@
-"""Fitted numbers as rows of ``eta_coefficients``, and their file, which :mod:`kernelsight.kernels.pack` reads."""
+"""Rows of ``eta_coefficients`` from fitted numbers, and their file, a pack, which ``kernels.pack`` reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernelsight.dataflow.durable import durable_file
-from kernelsight.kernels.forms import PATH, Node, names_at
+from kernelsight.kernels.coefficients import PATH, Node, names_at
 from kernelsight.kernels.nearby import Nearby
 from kernelsight.kernels.pack import pack_contract
 
@@ -20,7 +20,7 @@ from kernelsight.kernels.pack import pack_contract
 def node_rows(
     family: str, nodes: Sequence[Node], units: Mapping[str, str], without: str | None, source: str
 ) -> list[dict]:
-    """Return fitted nodes as rows: at the family level the constant, deeper the factor upon it."""
+    """Return fitted nodes as rows: at the family level the constant, below it factors on the constant."""
     rows = []
     for node in nodes:
         rows.append(
@@ -42,7 +42,7 @@ def node_rows(
 
 
 def interval_rows(family: str, halves: Mapping[str, np.ndarray], source: str, **node: Any) -> list[dict]:
-    """Return curves as ``eta_coefficients`` rows: the group's name in ``dtype``, its knots by position."""
+    """Return interval curves as ``eta_coefficients`` rows: the group in ``dtype``, the half widths by ``position``."""
     return [
         {
             "family": family, "part": "interval", "level": "family", "coefficient": "half", "dtype": group,
@@ -54,11 +54,11 @@ def interval_rows(family: str, halves: Mapping[str, np.ndarray], source: str, **
 
 
 def nearby_rows(family: str, gpu: str, nearby: Mapping[str, Nearby], source: str) -> list[dict]:
-    """Return the points as ``eta_coefficients`` rows, one an array."""
+    """Return each kernel's points as ``eta_coefficients`` rows, one per array: points, weights and length."""
     rows = []
-    for name, one in nearby.items():
+    for name, fit in nearby.items():
         engine, implementation, dtype = name.split("|")
-        for coefficient, values in (("points", one.points), ("weights", one.weights), ("length", [one.length])):
+        for coefficient, values in (("points", fit.points), ("weights", fit.weights), ("length", [fit.length])):
             rows.append(
                 {
                     "family": family, "part": "nearby", "level": "gpu", "gpu": gpu, "engine": engine,
@@ -71,7 +71,7 @@ def nearby_rows(family: str, gpu: str, nearby: Mapping[str, Nearby], source: str
 
 
 def correction_arrays(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
-    """Gather rows of corrections and intervals, one a number, into one row an array."""
+    """Merge rows of corrections and intervals, one per number, into one row per array."""
     arrays: dict[tuple, list[tuple[int, float]]] = {}
     first: dict[tuple, Mapping[str, Any]] = {}
     for row in rows:
@@ -85,7 +85,7 @@ def correction_arrays(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
 
 
 def write_pack(rows: pa.Table, path: Path) -> None:
-    """Write a pack: sorted by its key, so that equal fits give equal bytes."""
+    """Write a pack as Parquet, sorted by its key, so that equal fits give equal bytes. RunFailed: it cannot be."""
     key = [column.name for column in pack_contract().columns if column.key]
     rows = rows.sort_by([(name, "ascending") for name in key])
     with durable_file(path) as draft:

@@ -1,4 +1,4 @@
-"""A whole pack from measured sweeps: every family's constants, and which implementation each engine ran where."""
+"""Fits a whole pack to measured sweeps: constants, corrections and intervals of every family, and kernel choices."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from kernelsight.fitting.points_intervals import points_interval_rows
 from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.fitting.vendors import vendor_form
 from kernelsight.kernels.families import FAMILIES, MEASURED
-from kernelsight.kernels.forms import Form
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.pack import default_pack, pack_table
 from kernelsight.kernels.resolve import rows_of_part, vendors_of
 
-# steps of a correction's training against those of a budget of sites: a whole sweep lies denser, and there are many
+# training effort of a correction; below that for a budget of sites: a whole sweep is denser, and a pack has many
 PACK_EFFORT = 0.4
-# rows of one GPU below which a fit to them alone is reported as thin
+# rows of a single GPU below which a fit is reported as having few rows
 FEW_ROWS = 200
-# rows of one GPU below which it is no GPU that a family was measured on, if others were
+# rows below which a GPU is dropped from a family's fit, if other GPUs have more
 LEAST_ROWS = 10
 
 
@@ -43,25 +43,24 @@ def fit_pack(
     base: pa.Table | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> pa.Table:
-    """Fit every measured family on ``train_gpus``, each vendor's apart; return ``eta_coefficients`` rows.
+    """Fit every measured family on ``train_gpus``, each vendor separately; return ``eta_coefficients`` rows.
 
     ``base``: the pack whose NVIDIA constants other vendors start from where these sweeps hold no NVIDIA GPU; None: the
-    embedded one.
+    embedded one. ``log``: prints progress.
 
-    Each family is also fitted without each generation of the GPUs, for honest cross-generation answers on GPUs that
+    Each family is also fitted without each generation of the GPUs, for honest cross-generation predictions of GPUs that
     were measured. Deterministic: equal sweeps give equal rows.
     """
-
     rows: list[dict] = []
     vendor_of = vendors_of(gpus)
     for family in MEASURED if families is None else families:
         for vendor in sorted({vendor_of[gpu] for gpu in train_gpus}, key=lambda name: name or ""):
-            mine = [gpu for gpu in train_gpus if vendor_of[gpu] == vendor]
-            table = to_learn(family, training_rows(sweeps, family, mine))
-            mine = _enough(table, mine)
-            if not mine:
+            gpus_of_vendor = [gpu for gpu in train_gpus if vendor_of[gpu] == vendor]
+            table = to_learn(family, training_rows(sweeps, family, gpus_of_vendor))
+            fitted_gpus = _with_enough_rows(table, gpus_of_vendor)
+            if not fitted_gpus:
                 continue
-            table = table.filter(pc.is_in(table["gpu"], pa.array(mine)))
+            table = table.filter(pc.is_in(table["gpu"], pa.array(fitted_gpus)))
             log(f"{family}{f', {vendor}' if vendor else ''}: {table.num_rows:,} rows")
             if table.num_rows < FEW_ROWS and len(set(table["gpu"].to_pylist())) == 1:
                 log(f"{family}: few rows of one GPU, so distant shapes are extrapolated; add another --sweep")
@@ -69,16 +68,16 @@ def fit_pack(
             form = vendor_form(family, FAMILIES[family].form, vendor, table.num_rows, first)
             fitted = family_rows(family, form, table, implementations, gpus, fabrics, log)
             rows += [row | {"vendor": vendor} if _is_of_vendor(row) else row for row in fitted]
-            rows += choice_rows(sweeps, family, mine, implementations)
+            rows += choice_rows(sweeps, family, fitted_gpus, implementations)
     return pack_table(rows + points_interval_rows(sweeps, train_gpus, pack_table(rows), gpus, fabrics, implementations))
 
 
 def _is_of_vendor(row: Mapping[str, Any]) -> bool:
-    """Tell whether a row is part of a vendor's fit; corrections, and intervals of one GPU, are that GPU's."""
+    """Return whether a row is part of a vendor's fit; corrections, and intervals of one GPU, belong to the GPU."""
     return row["part"] == "constant" or (row["part"] == "interval" and not row.get("gpu"))
 
 
-def _enough(table: pa.Table, gpus: Sequence[str]) -> list[str]:
+def _with_enough_rows(table: pa.Table, gpus: Sequence[str]) -> list[str]:
     """Return the GPUs with rows, but not those with fewer than LEAST_ROWS where others have more."""
     counted = table.group_by("gpu").aggregate([([], "count_all")])
     rows_of_gpu = dict(zip(counted["gpu"].to_pylist(), counted["count_all"].to_pylist(), strict=True))
@@ -100,19 +99,22 @@ def family_rows(
     fabrics: pa.Table,
     log: Callable[[str], None],
 ) -> list[dict]:
-    """Return a family's constants (of all GPUs, and without each generation), corrections and intervals."""
+    """Fit a family's constants (to all GPUs, and without each generation), corrections and intervals.
+
+    Returns ``eta_coefficients`` rows.
+    """
     tables = (implementations, gpus, fabrics)
     rows = fit_family(family, form, table, *tables, _source(table))
     pack, fits = pack_table(rows), {}
     for name, members in folds_of(table, gpus).items():
         rest = table.filter(pc.invert(pc.is_in(table["gpu"], pa.array(members))))
-        left_out = fit_family(family, form, rest, *tables, _source(rest), name)
-        fits[name] = pack_table([{**row, "without": None} for row in left_out])
-        rows += left_out
+        without_fold = fit_family(family, form, rest, *tables, _source(rest), name)
+        fits[name] = pack_table([{**row, "without": None} for row in without_fold])
+        rows += without_fold
     errors = held_out_errors(family, form, table, *tables, fits=fits)
     for name in [None, *fits]:
-        counted = errors.folds != name
-        curves = fit_intervals(*(column[counted] for column in errors))
+        in_other_fold = errors.folds != name
+        curves = fit_intervals(*(column[in_other_fold] for column in errors))
         rows += correction_arrays(interval_rows(family, curves, "errors on held-out generations", without=name))
     for target in sorted(set(table["gpu"].to_pylist())) if has_correction(family) else ():
         own = fit_measured(family, form, table, target, pack, *tables, effort=PACK_EFFORT)

@@ -1,8 +1,9 @@
-"""90 % intervals after some points a kernel: what the same exercise leaves on GPUs that the fit had not seen.
+"""90 % prediction intervals of a GPU with some points per kernel, from the same procedure on held-out generations.
 
-Each GPU of a generation that was left out is predicted, points of it are planned and measured, and the errors of its
-other calls give the half width of their family. Generations weigh the same (:mod:`.intervals`); a family's curve is
-drawn half way to the mean of all families in logarithms: a new generation may do with one what others did with another.
+Each GPU of a held-out generation is predicted, points of it are planned and measured, and the errors of its other calls
+give the half width of their family. Generations have the same weight (:mod:`kernelsight.fitting.intervals`); a family's
+curve is shrunk half way, in logarithms, to the mean of all families: on a new generation a family may err as another
+did.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.fitting.cells import generation_of, is_serving
-from kernelsight.fitting.few_points import Measured, Tables, fit_points, left_out, measured_calls
+from kernelsight.fitting.few_points import Tables, held_out_fit, measured_calls
 from kernelsight.fitting.intervals import curve_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.planned_points import planned
+from kernelsight.fitting.point_fit import Measured, fit_points
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import POINTS, points_group
 from kernelsight.kernels.resolve import family_facts, vendors_of
 
-# a kernel without points is learnt beside others of its family that have this many
-LEARNT_BESIDE = 3
-# calls of one kernel on one GPU: quantiles need no more
+# points of each other kernel of the family, for the errors of a kernel without points
+POINTS_OF_OTHERS = 3
+# most calls of one kernel on one GPU: enough for quantiles
 MOST_CALLS = 150
 
 
 class Rest(NamedTuple):
-    """Errors that points left: family, log error, predicted us and generation of each call."""
+    """Errors of calls beside the points, arrays of shape (calls,): family, log error, predicted us, generation."""
 
     family: np.ndarray
     log_error: np.ndarray
@@ -39,58 +41,62 @@ class Rest(NamedTuple):
     generation: np.ndarray
 
 
-def left_after(family: str, measured: Measured, generation: str, count: int) -> Rest:
-    """Return what ``count`` planned points of each kernel of a family on a GPU leave of its other calls.
+def errors_after_points(family: str, measured: Measured, generation: str, count: int) -> Rest:
+    """Return the errors of a family's other calls on a GPU after ``count`` planned points of each kernel.
 
-    0: what points of the other kernels leave of each kernel.
+    With a count of 0: the errors of each kernel after points of the family's other kernels.
     """
     where, kernels = measured.places, measured.places.kernels()
-    points = planned(where, np.ones(where.size), count or LEARNT_BESIDE)
+    points = planned(where, np.ones(where.size), count or POINTS_OF_OTHERS)
     us = measured.predicted_us.copy()
     for kernel in [None] if count else dict.fromkeys(kernels.tolist()):
         rows = np.flatnonzero(kernels == kernel) if kernel else np.arange(where.size)
-        use = points[kernels[points] != kernel]
-        if use.size:
-            # constants that are linearised where they were serve as well for kernels beside
-            us[rows] = measured.at(rows).latency_us(fit_points(measured.at(use), **({} if count else {"steps": 1})))
+        fitted = points[kernels[points] != kernel]
+        if fitted.size:
+            # for other kernels one Gauss-Newton step, at the unmoved constants, is as good
+            us[rows] = measured.at(rows).latency_us(fit_points(measured.at(fitted), **({} if count else {"steps": 1})))
     rest = np.setdiff1d(np.arange(where.size), points)
     error = np.log(measured.predicted_us[rest] / us[rest]) + measured.log_error[rest]
     names = (np.full(rest.size, name, dtype=object) for name in (family, generation))
     return Rest(next(names), error, us[rest], next(names))
 
 
-def joined_rests(rests: Sequence[Rest]) -> Rest:
-    """Return what is left of several families or GPUs together."""
-    return Rest(*map(np.concatenate, zip(*rests, strict=True)))
+def joined_rests(errors: Sequence[Rest]) -> Rest:
+    """Concatenate the errors of several families or GPUs."""
+    return Rest(*map(np.concatenate, zip(*errors, strict=True)))
 
 
-def fit_points_intervals(rests: Sequence[Rest]) -> dict[str, np.ndarray]:
-    """Return of each family the half widths at the knots of latency, from what the GPUs of several generations left."""
-    joined = joined_rests(rests)
+def fit_points_intervals(errors: Sequence[Rest]) -> dict[str, np.ndarray]:
+    """Return the half widths (knots,) at the knots of latency by family, from errors on GPUs of several generations."""
+    joined = joined_rests(errors)
     curves = {}
     for family in dict.fromkeys(joined.family.tolist()):
-        of = joined.family == family
-        curves[family] = curve_of(joined.log_error[of], joined.latency_us[of], joined.generation[of])
+        members = joined.family == family
+        curves[family] = curve_of(joined.log_error[members], joined.latency_us[members], joined.generation[members])
     usual = np.mean([np.log(curve) for curve in curves.values()], axis=0)
     return {family: np.exp((np.log(curve) + usual) / 2.0) for family, curve in curves.items()}
 
 
 def held_out_calls(family: str, table: pa.Table, constants: pa.Table, tables: Tables) -> dict[str, Measured]:
-    """Return of each GPU with a fit without its generation some of its calls against that fit."""
+    """Return some calls of each GPU compared with the fit without its generation, by GPU.
+
+    A GPU is missing where that fit is: its generation alone measured the family.
+    """
     calls_of_gpu = {}
     for gpu in sorted(pc.unique(table["gpu"]).to_pylist()):
-        # a generation that alone measured a family has no fit without it
-        if left_out(constants, family, family_facts(family, tables[0], tables[1]), gpu):
-            mine = some_calls(table.filter(pc.equal(table["gpu"], gpu)))
-            calls_of_gpu[gpu] = measured_calls(family, mine, gpu, constants, tables)
+        if held_out_fit(constants, family, family_facts(family, tables[0], tables[1]), gpu):
+            rows = some_calls(table.filter(pc.equal(table["gpu"], gpu)))
+            calls_of_gpu[gpu] = measured_calls(family, rows, gpu, constants, tables)
     return calls_of_gpu
 
 
 def rests_of(calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int]) -> dict[int, dict[str, Rest]]:
-    """Return by points a kernel what each held-out GPU has left; ``calls``: of each GPU, by family."""
+    """Return the errors after points, by number of points per kernel and held-out GPU; ``calls``: by GPU, family."""
     return {
         count: {
-            gpu: joined_rests([left_after(name, one, generation_of(gpu), count) for name, one in by_family.items()])
+            gpu: joined_rests(
+                [errors_after_points(family, one, generation_of(gpu), count) for family, one in by_family.items()]
+            )
             for gpu, by_family in calls.items()
             if by_family
         }
@@ -99,11 +105,11 @@ def rests_of(calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int])
 
 
 def points_intervals(
-    rests: Mapping[int, Mapping[str, Rest]], without: str | None = None
+    errors: Mapping[int, Mapping[str, Rest]], without: str | None = None
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Return by family and :func:`points_group` the half widths, from all generations but ``without``."""
+    """Return the half widths by family and :func:`points_group`, from all generations but ``without``."""
     curves: dict[str, dict[str, np.ndarray]] = {}
-    for count, by_gpu in rests.items():
+    for count, by_gpu in errors.items():
         others = [one for gpu, one in by_gpu.items() if generation_of(gpu) != without]
         for family, curve in fit_points_intervals(others).items() if others else ():
             curves.setdefault(family, {})[points_group(count)] = curve
@@ -118,26 +124,28 @@ def points_interval_rows(
     fabrics: pa.Table,
     implementations: pa.Table,
 ) -> list[dict]:
-    """Return the intervals after some points a kernel as ``eta_coefficients`` rows, by the fits of a pack without each
-    generation: of all generations, and without each."""
+    """Return the intervals after some points per kernel as ``eta_coefficients`` rows: of all generations, without each.
+
+    They come from the fits of ``pack`` without each generation, on the GPUs of the first vendor, NVIDIA.
+    """
     vendor_of = vendors_of(gpus)
-    first = [gpu for gpu in train_gpus if vendor_of[gpu] is None]
+    first_vendor = [gpu for gpu in train_gpus if vendor_of[gpu] is None]
     calls: dict[str, dict[str, Measured]] = {}
     for family in sorted(set(pack["family"].to_pylist())):
-        table = training_rows(sweeps, family, first)
+        table = training_rows(sweeps, family, first_vendor)
         served = table.filter(pa.array(is_serving(family, table)))
         for gpu, one in held_out_calls(family, served, pack, (implementations, gpus, fabrics)).items():
             calls.setdefault(gpu, {})[family] = one
     rows: list[dict] = []
-    rests = rests_of(calls, POINTS)
+    errors = rests_of(calls, POINTS)
     for without in [None, *sorted({generation_of(gpu) for gpu in calls})]:
-        for family, curves in points_intervals(rests, without).items():
+        for family, curves in points_intervals(errors, without).items():
             rows += interval_rows(family, curves, "errors on held-out generations after points", without=without)
     return correction_arrays(rows)
 
 
 def some_calls(table: pa.Table, most: int = MOST_CALLS) -> pa.Table:
-    """Return at most so many rows of each kernel, drawn at random."""
+    """Draw at most ``most`` rows of each kernel at random."""
     key = pc.binary_join_element_wise(*(table[name] for name in ("engine", "implementation", "dtype")), "|")
     code, random = key.combine_chunks().dictionary_encode().indices.to_numpy(), np.random.default_rng(0)
     kept = [

@@ -19,7 +19,7 @@ GENERATIONS: dict[str, tuple[str, ...]] = {
     "sm_100": ("b200_sxm", "gb200"),
     "sm_120": ("rtx_pro_6000_server",),
 }
-# fields of a site: what is held out together over all dtypes, engines and other columns
+# fields of a site: rows with the same values are held out together, over all dtypes, engines and other columns
 SITES: dict[str, tuple[str, ...]] = {
     "gemm": ("n", "k"),
     "prefill_attention": ("heads", "kv_heads", "head_dim"),
@@ -28,9 +28,9 @@ SITES: dict[str, tuple[str, ...]] = {
     "encoder_attention": ("heads", "head_dim"),
     "quantize": ("columns",),
 }
-# fields of a whole layer: its sites at every parallel split are one
+# fields of a whole layer, whose sites at every parallel split are held out together
 LAYERS: dict[str, tuple[str, ...]] = {"moe": ("hidden", "intermediate", "top_k", "local_experts")}
-# other families: all fields of the shape but those that grow with the load
+# fields that grow with the load: in families that SITES does not list, a site has all other fields of the shape
 LOAD = {
     "batch",
     "m",
@@ -44,15 +44,18 @@ LOAD = {
     "pairs",
     "bytes",
 }
-# a layer's own sizes, where rows hold one GPU's part of them: field, what it is multiplied by
+# fields that hold one GPU's share of a layer: field, the number of shares
 WHOLE = {"intermediate": "moe_tp", "local_experts": "moe_ep"}
 LEAST_SITES = 2
-# a family with fewer sites is reported, but stands outside the goals of the target-measured tier
+# a family with fewer sites is reported, but is not part of the goals of the target-measured tier
 SITES_OF_A_GOAL = 20
 
 
 class Split(NamedTuple):
-    """One row of the evaluation's table of splits; ``whole_layers``: sites are those of LAYERS, where it has any."""
+    """One split of the evaluation into training and test GPUs.
+
+    ``budget``: share of the target's sites that are trained on too; ``whole_layers``: sites are whole layers (LAYERS).
+    """
 
     name: str
     train_gpus: tuple[str, ...]
@@ -63,7 +66,7 @@ class Split(NamedTuple):
 
 
 def generation_folds(gpus: tuple[str, ...]) -> list[Split]:
-    """Return leave-one-generation-out over ``gpus``: each generation is tested by what the others teach.
+    """Return the leave-one-generation-out splits of ``gpus``: each generation is tested by a fit to the others.
 
     >>> [fold.test_gpus for fold in generation_folds(HEADLINE_TRAIN)]
     [('a100_sxm',), ('l40s',), ('h100_sxm', 'h200_sxm')]
@@ -87,7 +90,7 @@ def shape_columns(family: str) -> list[str]:
 
 
 def site_names(family: str, rows: pa.Table, whole_layers: bool = False) -> tuple[list[str], np.ndarray]:
-    """Return the sites of the rows as "family|value,value", and of each row its position among them.
+    """Return the sites of the rows as "family|value,value", and each row's index among them, shape (rows,).
 
     ``whole_layers``: a layer of experts is one site, however it is split over GPUs.
 
@@ -121,12 +124,12 @@ def budget_sites(names: list[str], budget: float) -> list[str]:
     ['quantize|1024', 'quantize|2048']
     """
     ordered = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-    # a share such as 0.1 is not exact in binary: a hair above a whole number must not cost one site more
+    # a share such as 0.1 is not exact in binary: a rounding error above a whole number must not add a site
     return ordered[: max(LEAST_SITES, math.ceil(budget * len(ordered) - 1e-9))]
 
 
 def in_budget(family: str, rows: pa.Table, budget: float, whole_layers: bool = False) -> np.ndarray:
-    """Tell of each row of the target whether its site is among those that a budget measures."""
+    """Return for each row of the target whether its site is among those that a budget measures, shape (rows,)."""
     names, of_row = site_names(family, rows, whole_layers)
     chosen = set(budget_sites(names, budget))
     return np.array([name in chosen for name in names], dtype=bool)[of_row]

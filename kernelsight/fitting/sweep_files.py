@@ -1,4 +1,4 @@
-"""Sweeps as files: whether they are fit to be read, and which GPUs and families they hold."""
+"""Checks and reads sweep files (Parquet of ``sweep_points``), and lists the GPUs and families in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kernelsight.kernels.floors import IN_A_GRAPH, LAUNCH
 
 
 def check_sweeps(sweeps: Sequence[Path]) -> None:
-    """Refuse a sweep that is not there, that is no Parquet, or whose columns or figures break sweep_points."""
+    """Check sweep files: InvalidInput for one that is missing or not Parquet, ContractBroken for columns or figures."""
     needed = [name for name in contracts()["sweep_points"].schema.names if name not in MEASURED_HERE]
     for path in sweeps:
         columns = read_schema(path, partial(no_sweep, path)).names
@@ -30,13 +30,13 @@ def check_sweeps(sweeps: Sequence[Path]) -> None:
         plain.check_figures(path, columns)
 
 
-def no_sweep(path: Path, found: str) -> InvalidInput:
-    """Return the refusal of a file that ``found`` says is no sweep."""
-    return InvalidInput(f"file {path} {found}; `kernelsight calibrate import aiconfigurator -o FILE` writes a sweep.")
+def no_sweep(path: Path, fault: str) -> InvalidInput:
+    """Return the error for a file that is not a sweep; ``fault``: why, as a predicate."""
+    return InvalidInput(f"file {path} {fault}; `kernelsight calibrate import aiconfigurator -o FILE` writes a sweep.")
 
 
 def sweep_points(sweeps: Sequence[Path]) -> pa.Table:
-    """Return measured kernels: of files that ``calibrate import`` wrote; none named: of the installed package.
+    """Return the table ``sweep_points`` of sweep files, or with no files, of the installed package of sweeps.
 
     InvalidInput: the package (extra ``silicon``) is not installed.
     """
@@ -50,21 +50,21 @@ def sweep_points(sweeps: Sequence[Path]) -> pa.Table:
 
 
 def measured_families(sweeps: Sequence[Path], gpus: Sequence[str]) -> dict[str, int]:
-    """Return the rows of each family that the sweeps hold of these GPUs, by name."""
+    """Return the number of rows by family that the sweeps have of these GPUs."""
     points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
     counts = points.filter(f"gpu in ({', '.join(_text(gpu) for gpu in gpus)})").aggregate("family, count(*)", "family")
     return dict(sorted(counts.fetchall()))
 
 
 def launches_us(sweeps: Sequence[Path]) -> dict[str, float]:
-    """Return by GPU the median of the empty launches in a graph that the sweeps hold, microseconds."""
+    """Return the median latency in us of empty launches in a CUDA graph, by GPU of the sweeps."""
     points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
     of_launches = f"family = '{LAUNCH}' and implementation = '{IN_A_GRAPH}' and not_fitted is null"
     return dict(points.filter(of_launches).aggregate("gpu, median(latency_us)", "gpu").fetchall())
 
 
 def measured_gpus(sweeps: Sequence[Path]) -> set[str]:
-    """Return the GPUs that the sweeps hold."""
+    """Return the GPUs of the sweeps; InvalidInput: a file cannot be read."""
     try:
         points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
         return {gpu for (gpu,) in points.aggregate("gpu", "gpu").fetchall()}

@@ -1,4 +1,4 @@
-"""Training rows: measured kernels as the call columns that their family's expression reads."""
+"""Training rows: measured kernels with the call columns that their family's expression reads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.work import work_cursor
 
 IDENTITY = ("gpu", "implementation", "engine", "engine_version", "dtype")
-# families in which a key counts once, however many versions measured it: whole steps came closer to the fitting runs
-# with these products, and no closer with the other families
+# families in which a key counts once, however many engine versions measured it: predicted steps came closer to the
+# fitting runs with it for matrix products, and no closer for the other families
 ONCE = frozenset({"gemm"})
 
 
@@ -26,12 +26,12 @@ def training_rows(
 ) -> pa.Table:
     """Return the measured rows of a family: identity, math, distribution, call columns (float64), latency_us.
 
-    ``sweeps``: Parquet files in the ``sweep_points`` contract; ``gpus``: those wanted, None for all; ``extra``: a SQL
-    condition beside it. Rows come in the order of their key, whatever the order of the files.
+    ``sweeps``: Parquet files in the ``sweep_points`` contract; ``gpus``: those wanted, None for all; ``extra``: a
+    further SQL condition, "and ...". Rows are sorted by their key, whatever the order of the files.
     """
     work = dict(FAMILIES[family].columns)
     if "working_set_bytes" in work and any("working_set_bytes" in pq.read_schema(path).names for path in sweeps):
-        # measured cold or warm, as the row says; else as collectors of the family are known to
+        # the row's own working set, cold or warm; else the one known of the family's collectors
         work["working_set_bytes"] = f"coalesce(points.working_set_bytes, {work['working_set_bytes']})"
     wanted = "" if gpus is None else f" and gpu in ({', '.join(map(_text, gpus))})"
     files = ", ".join(_text(str(path)) for path in sweeps)
@@ -48,34 +48,34 @@ def to_learn(family: str, table: pa.Table) -> pa.Table:
 
 
 def once_a_key(table: pa.Table) -> pa.Table:
-    """Return rows of :func:`training_rows` with what several engine versions measured once, as their geometric mean.
+    """Merge rows of :func:`training_rows` that several engine versions measured, as their geometric mean.
 
-    Otherwise an engine with many measured versions outweighs the others in what is learnt. A key stands where
-    its first row was, ``engine_version`` is the last one by name.
+    Otherwise an engine with many measured versions would outweigh the others in a fit. A key is at the position of its
+    first row, and its ``engine_version`` is the last one by name.
 
     >>> import pyarrow as pa
     >>> columns = {"engine": ["vllm"] * 3, "engine_version": ["0.24", "0.25", "0.25"], "m": [1.0, 1.0, 2.0]}
-    >>> found = once_a_key(pa.table({**columns, "latency_us": [1.0, 4.0, 5.0]}))
-    >>> found["m"].to_pylist(), [round(us, 9) for us in found["latency_us"].to_pylist()]
+    >>> rows = once_a_key(pa.table({**columns, "latency_us": [1.0, 4.0, 5.0]}))
+    >>> rows["m"].to_pylist(), [round(us, 9) for us in rows["latency_us"].to_pylist()]
     ([1.0, 2.0], [2.0, 5.0])
     """
     rows = pl.from_arrow(table)
     key = [name for name in rows.columns if name not in ("engine_version", "latency_us")]
     mean_us = pl.col("latency_us").log().mean().exp()
-    # in order, so that no number of threads changes a bit
-    newest = rows.group_by(key, maintain_order=True).agg(pl.col("engine_version").max(), mean_us)
-    return newest.select(rows.columns).to_arrow().cast(table.schema)
+    # in order, so that results do not depend on the number of threads
+    merged = rows.group_by(key, maintain_order=True).agg(pl.col("engine_version").max(), mean_us)
+    return merged.select(rows.columns).to_arrow().cast(table.schema)
 
 
 def call_rows(points: pa.Table, family: str) -> pa.Table:
-    """Return rows that are not measured yet as :func:`training_rows` would: of ``points``, all of one family, in order.
+    """Return points that are not measured yet in the columns of :func:`training_rows`, in the same order.
 
-    ``points``: the contract of ``sweep_points``, whatever their latency.
+    ``points``: rows of ``sweep_points``, all of one family, with any latency.
     """
     cursor = work_cursor()
     numbered = points.append_column("number", pa.array(range(points.num_rows), pa.int64()))
-    cursor.register("stated", numbered)
-    return _selected(cursor, "stated", FAMILIES[family].columns, "true", "number")
+    cursor.register("unmeasured", numbered)
+    return _selected(cursor, "unmeasured", FAMILIES[family].columns, "true", "number")
 
 
 def _selected(

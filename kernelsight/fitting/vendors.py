@@ -1,4 +1,4 @@
-"""Fits of other vendors' kernels, each apart: NVIDIA's constants are what is expected before their rows are seen."""
+"""Fits of other vendors' kernels, each vendor separately, with NVIDIA's constants as the prior."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.forms import Form
+from kernelsight.kernels.latency_model import Form
 from kernelsight.kernels.resolve import vendors_of
 
-# with few rows of a vendor (below ROWS_OF_ITS_OWN) its constants may leave those of NVIDIA by this share only of what
-# they may leave their start. Held out against each other, MI300X and MI308X (aiter) have a median error of experts,
-# averaged over cells, of 19.6 % with a share of 1, 17.3 with 0.25, 14.6 with 0.1
-ROWS_OF_ITS_OWN, SHARE_OF_FEW = 1000, 0.1
-# tuners of libraries report the time of the kernel alone
+# with fewer rows of a vendor than ENOUGH_ROWS the prior around NVIDIA's constants is narrower, by SHARE_OF_FEW. Held
+# out against each other, MI300X and MI308X (aiter) have a median error of experts, averaged over cells, of 19.6 % with
+# a share of 1, 17.3 with 0.25, 14.6 with 0.1
+ENOUGH_ROWS, SHARE_OF_FEW = 1000, 0.1
+# the gap between launches: tuners of libraries report the time of the kernel alone
 GAP = "gap_us"
 GAP_SPREAD = 0.02
 
 
 def by_vendor(table: pa.Table, gpus: pa.Table) -> dict[str | None, np.ndarray]:
-    """Return of each vendor whether a row is of its GPUs; None: the first one, whose rows come first."""
+    """Return a mask (rows,) of each vendor's rows, by vendor; the first is None, which stands for NVIDIA."""
     vendor_of = vendors_of(gpus)
     names = np.array([vendor_of.get(gpu) or "" for gpu in table["gpu"].to_pylist()], dtype=object)
     return {name or None: names == name for name in sorted(set(names.tolist()))}
 
 
 def vendor_form(family: str, form: Form, vendor: str | None, rows: int, known: Iterable[Mapping[str, Any]]) -> Form:
-    """Return the form by which a vendor's rows are fitted: its constants start at those ``known`` of the first vendor.
+    """Return the form to fit a vendor's rows by: its priors are centred on the first vendor's constants.
 
-    ``known``: ``eta_coefficients`` rows; ``rows``: measured rows of the vendor.
+    ``known``: ``eta_coefficients`` rows of the first vendor's fit; ``rows``: number of measured rows of the vendor.
     """
     if vendor is None:
         return form
@@ -42,27 +42,29 @@ def vendor_form(family: str, form: Form, vendor: str | None, rows: int, known: I
         and row.get("without") is None
         and row.get("vendor") is None
     }
-    share = 1.0 if rows >= ROWS_OF_ITS_OWN else SHARE_OF_FEW
+    share = 1.0 if rows >= ENOUGH_ROWS else SHARE_OF_FEW
     coefficients = tuple(
-        one
-        if one.owner == "fixed"
-        else one._replace(start=one.low, spread=GAP_SPREAD)
-        if one.name == GAP
-        else one._replace(start=constants.get(one.name, one.start), spread=share * one.spread)
-        for one in form.coefficients
+        coefficient
+        if coefficient.owner == "fixed"
+        else coefficient._replace(start=coefficient.low, spread=GAP_SPREAD)
+        if coefficient.name == GAP
+        else coefficient._replace(
+            start=constants.get(coefficient.name, coefficient.start), spread=share * coefficient.spread
+        )
+        for coefficient in form.coefficients
     )
     return form._replace(coefficients=coefficients)
 
 
 def onto(base: pa.Table, fitted: pa.Table, gpus: pa.Table) -> pa.Table:
-    """Return a pack with what was fitted anew in place of what it held of the same families and vendors."""
+    """Return the pack ``base`` with its rows of the same families and vendors replaced by ``fitted``."""
     vendor_of = vendors_of(gpus)
-    key = pa.array(_places(fitted, vendor_of))
-    kept = pc.invert(pc.is_in(pa.array(_places(base, vendor_of)), pc.unique(key)))
+    replaced = pc.unique(pa.array(_fit_names(fitted, vendor_of)))
+    kept = pc.invert(pc.is_in(pa.array(_fit_names(base, vendor_of)), replaced))
     return pa.concat_tables([base.filter(kept), fitted])
 
 
-def _places(rows: pa.Table, vendor_of: Mapping[str, str | None]) -> list[str]:
+def _fit_names(rows: pa.Table, vendor_of: Mapping[str, str | None]) -> list[str]:
     """Return "family|vendor" of each row: the vendor of its fit, or of the GPU that it belongs to."""
     row_keys = zip(rows["family"].to_pylist(), rows["vendor"].to_pylist(), rows["gpu"].to_pylist(), strict=True)
     return [f"{family}|{vendor or vendor_of.get(gpu) or ''}" for family, vendor, gpu in row_keys]

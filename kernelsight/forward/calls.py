@@ -1,4 +1,4 @@
-"""Reads Parquet files of kernel calls in the columns of ``kernel_calls``."""
+"""Reads Parquet files of kernel calls (``predict --calls``) as ``kernel_calls``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernelsight.errors import ContractBroken, InvalidInput
 if TYPE_CHECKING:
     from kernelsight.dataflow.contract import Contract
 
-# few different words in many rows: read as dictionaries
+# string columns with few distinct values: read dictionary-encoded
 WORDS = ("deployment_id", "family", "name", "gpu", "engine", "format", "math")
 # optional columns of a file, and their defaults
 DEFAULTS = {"deployment_id": "calls", "engine": "vllm"}
@@ -30,10 +30,10 @@ KERNEL = Column(
 
 
 def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
-    """Return the file's rows in the ``kernel_calls`` contract, every row on ``gpu``.
+    """Return the file's rows in the ``kernel_calls`` contract, every row on ``gpu``, in the file's order.
 
     deployment_id, step_shape_id, call, name, count, gpu and engine may be missing, and shape fields that no row uses;
-    a column implementation, which asks for kernels by name, is kept. Columns of words may be dictionaries.
+    a column implementation, which requests kernels by name, is kept. String columns may be dictionary-encoded.
     InvalidInput: no such file, or not Parquet; ContractBroken lists all missing columns and wrong values.
     """
 
@@ -44,7 +44,7 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     try:
         table = _read(path)
         table.validate(full=True)
-        _ = table.column_names  # text that is not UTF-8, in names too
+        _ = table.column_names  # raises for names that are not UTF-8
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise refuse(unreadable(error)) from None
     rows = table.num_rows
@@ -54,7 +54,7 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
         "count": partial(pa.repeat, pa.scalar(1, pa.int64()), rows),
         "call": lambda: pa.array(np.arange(rows)).cast(pa.string()),
     }
-    numbered = "call" not in table.column_names
+    is_numbered = "call" not in table.column_names
     if "family" in table.column_names:
         family = table["family"]
         defaults["name"] = lambda: family
@@ -68,7 +68,7 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
         table = table.set_column(table.column_names.index("shape"), "shape", _whole_shape(table["shape"], contract))
     if KERNEL.name in table.column_names:
         contract = replace(contract, columns=(*contract.columns, KERNEL))
-    if numbered:  # rows that were numbered here are no duplicates
+    if is_numbered:  # rows that were numbered here are not checked for duplicates
         contract = replace(contract, columns=tuple(replace(column, key=False) for column in contract.columns))
     try:
         return conform(table, contract, encoded=True, origin=str(path))
@@ -77,10 +77,10 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
 
 
 def _read(path: Path) -> pa.Table:
-    """Return the file's rows, every column in one piece, those of few words as dictionaries."""
+    """Return the file's rows, columns in WORDS dictionary-encoded."""
     with pq.ParquetFile(path) as file:
-        text = {field.name for field in file.schema_arrow if pa.types.is_string(field.type)}
-        words = [name for name in (*WORDS, KERNEL.name) if name in text]
+        strings = {field.name for field in file.schema_arrow if pa.types.is_string(field.type)}
+        words = [name for name in (*WORDS, KERNEL.name) if name in strings]
         with pq.ParquetFile(path, metadata=file.metadata, read_dictionary=words, pre_buffer=True) as encoded:
             return encoded.read()
 
@@ -90,13 +90,13 @@ def _repeated(word: str, rows: int) -> pa.DictionaryArray:
 
 
 def _whole_shape(shape: pa.ChunkedArray, contract: Contract) -> pa.Array:
-    """Add the shape fields missing in the file; InvalidInput for an unknown field."""
+    """Return shapes with missing fields as null; InvalidInput: an unknown field, or one that is no whole number."""
     wanted = next(column for column in contract.columns if column.name == "shape").arrow_type
     array = in_one_piece(shape)
     fields = {array.type.field(i).name: array.field(i) for i in range(array.type.num_fields)}
     known = {wanted.field(i).name for i in range(wanted.num_fields)}
-    if strange := sorted(set(fields) - known):
-        raise InvalidInput(f"shape has unknown fields {', '.join(strange)}; known fields: {', '.join(sorted(known))}.")
+    if unknown := sorted(set(fields) - known):
+        raise InvalidInput(f"shape has unknown fields {', '.join(unknown)}; known fields: {', '.join(sorted(known))}.")
     arrays = []
     for i in range(wanted.num_fields):
         field = fields.get(wanted.field(i).name)

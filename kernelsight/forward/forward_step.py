@@ -1,4 +1,4 @@
-"""One forward step, kernel by kernel, and the latencies of a table of kernel calls."""
+"""Predicts one forward step, kernel by kernel (``predict``), or the latencies of a table of kernel calls."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 PHASES = ("prefill", "decode", "mixed")
-# sizes without which a step of a phase has no shape
+# sizes that a step of each phase needs
 NEEDED = {"prefill": ("input_len",), "decode": ("context_len",), "mixed": ("input_len", "context_len")}
 MEANS = {"input_len": "the new tokens of each prompt", "context_len": "the tokens of each sequence in the cache"}
-# what wider CUDA graphs gain at the least
+# least speed-up by wider CUDA graphs that is worth a sentence
 LEAST_FACTOR = 1.05
 # larger steps have tensor sizes beyond 64 bits
 LARGEST_STEP_TOKENS = 10**9
-# of a kernel that several kinds of layers launch alike, the columns of its calls and of its latencies
+# columns in which launches of several kinds of layers must agree to count as one kernel: of calls, of latencies
 OF_CALL = ("family", "name", "shape", "math", "format", "flops", "bytes")
 OF_LATENCY = {name: name for name in ("roofline_us", "bound", "eta", "latency_us")}
 OF_LATENCY |= {"p05_us": "latency_p05_us", "p95_us": "latency_p95_us", "tier": "tier", "evidence": "evidence"}
@@ -97,12 +97,12 @@ class Prediction:
 def step_shape(
     phase: str, batch_size: int, input_len: int | None, context_len: int | None, window: int | None
 ) -> dict[str, Any]:
-    """Return the ``step_shapes`` row of a whole step.
+    """Return the ``step_shapes`` row of a whole step; lengths in tokens.
 
     prefill: ``batch_size`` prompts of ``input_len`` new tokens after ``context_len`` cached ones.
     decode: ``batch_size`` sequences with ``context_len`` tokens in the cache.
-    mixed: those decodes and one chunk of ``input_len`` tokens.
-    InvalidInput: a size is missing.
+    mixed: such a decode and one prefill chunk of ``input_len`` tokens.
+    ``window``: of the model's sliding attention, None: none. InvalidInput: a size is missing, or does not apply.
     """
     given = {"input_len": input_len, "context_len": context_len}
     for name in NEEDED[phase]:
@@ -123,8 +123,8 @@ def step_shape(
 def whole_step(number: int, decodes: int, context: int, prompts: int, chunk: int, cached: int) -> dict[str, Any]:
     """Return the ``step_shapes`` row of ``decodes`` sequences with ``context`` tokens each, and ``prompts`` chunks.
 
-    ``chunk``, ``cached``: new and cached tokens of each chunk. Neither the deployment nor its attention windows are in
-    it.
+    ``number``: its step_shape_id; ``chunk``, ``cached``: new and cached tokens of each chunk. The row lacks the columns
+    of the deployment and of its attention windows.
     """
     return {
         "step_shape_id": number,
@@ -143,41 +143,43 @@ def whole_step(number: int, decodes: int, context: int, prompts: int, chunk: int
 
 
 def step_kernels(calls: pa.Table, latencies: pa.Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the kernels of one step, the longest first, and its rows of ``kernel_evidence``.
+    """Return the kernels of one step, the longest total time first, and its rows of ``kernel_evidence``.
 
-    The same kernel in several kinds of layers is one row, under the first of their names of calls.
+    Equal launches of several kinds of layers are one row with their number as ``count``, under the first call's name.
     """
     priced = {row["call"]: row for row in latencies.to_pylist()}
     kernels: dict[tuple[Any, ...], dict[str, Any]] = {}
     evidence: dict[tuple[Any, ...], dict[str, Any]] = {}
     for call in calls.to_pylist():
         latency = priced[call["call"]]
-        found = {name: call[name] for name in OF_CALL} | {name: latency[of] for name, of in OF_LATENCY.items()}
-        found["energy_mj"] = latency["energy_j"] * 1e3
-        key = (*(call["shape"] or {}).items(), *(value for name, value in found.items() if name != "shape"))
-        first = {"family": found["family"], "name": found["name"], "call": call["call"], "count": 0}
-        kernel = kernels.setdefault(key, first | found)
+        columns = {name: call[name] for name in OF_CALL}
+        columns |= {name: latency[column] for name, column in OF_LATENCY.items()}
+        columns["energy_mj"] = latency["energy_j"] * 1e3
+        key = (*(call["shape"] or {}).items(), *(value for name, value in columns.items() if name != "shape"))
+        first = {"family": columns["family"], "name": columns["name"], "call": call["call"], "count": 0}
+        kernel = kernels.setdefault(key, first | columns)
         kernel |= {"call": min(kernel["call"], call["call"]), "count": kernel["count"] + call["count"]}
-        of = {name: call[name] for name in ("deployment_id", "family")}
-        of |= {name: latency[name] for name in ("tier", "evidence")}
-        rests_on = evidence.setdefault(tuple(of.values()), of | {"gpu_us": 0.0})
-        rests_on["gpu_us"] += call["count"] * latency["latency_us"]
+        basis = {name: call[name] for name in ("deployment_id", "family")}
+        basis |= {name: latency[name] for name in ("tier", "evidence")}
+        evidence_row = evidence.setdefault(tuple(basis.values()), basis | {"gpu_us": 0.0})
+        evidence_row["gpu_us"] += call["count"] * latency["latency_us"]
     ordered = sorted(kernels.values(), key=lambda row: (-row["count"] * row["latency_us"], row["call"]))
     return ordered, list(evidence.values())
 
 
 def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Return one step as a dict: totals, kernels by their time, memory and assumptions.
+    """Return one forward step as a dict: totals, kernels by their time, memory, settings and assumptions.
 
-    ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size (None: 1), input_len,
-    context_len.
+    Units end the names. ``flags``: deployment flags as ``simulate`` takes them; ``sizes``: batch_size (None: 1),
+    input_len, context_len, in sequences and tokens. InvalidInput: no such phase, a size is missing or wrong, a flag is
+    invalid, or the model does not fit.
     """
     if phase not in PHASES:
         raise InvalidInput(f"--phase is {phase!r}; give one of {', '.join(PHASES)}.")
     sizes = {name: _size(name, value) for name, value in sizes.items()}
-    named = normalise(flags)
-    gpus = gpu_assumptions(session, named)
-    deployment = deployment_row(resolve_names(session, named))
+    normalised = normalise(flags)
+    gpu_sentences = gpu_assumptions(session, normalised)
+    deployment = deployment_row(resolve_names(session, normalised))
     session.give("deployments", [deployment])
     refuse_faults(session)
     layout = session.table("kv_layout").to_pylist()[0]
@@ -195,14 +197,14 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     kernels, evidence = step_kernels(session.table("kernel_calls"), session.table("kernel_latencies"))
     totals = session.table("step_totals").to_pylist()[0]
     total = totals["total_us"]
-    drawn = next(row for row in session.table("gpu_power").to_pylist() if row["gpu"] == deployment["gpu"])
-    kernels.append(_host_row(totals, settings["tier"], drawn["idle_w"] + drawn["active_w"]))
-    power_w = _limit_power(kernels, total, drawn, settings["power_limit_w"])
+    gpu_power = next(row for row in session.table("gpu_power").to_pylist() if row["gpu"] == deployment["gpu"])
+    kernels.append(_host_row(totals, settings["tier"], gpu_power["idle_w"] + gpu_power["active_w"]))
+    power_w = _limit_power(kernels, total, gpu_power, settings["power_limit_w"])
     for kernel in kernels:
         kernel["shape"] = {name: value for name, value in (kernel["shape"] or {}).items() if value is not None}
         kernel["share"] = kernel["count"] * kernel["latency_us"] / total
-    plan = session.table("memory_plan").to_pylist()[0]
-    plan.pop("deployment_id")
+    memory_plan = session.table("memory_plan").to_pylist()[0]
+    memory_plan.pop("deployment_id")
     session.give("kernel_evidence", evidence)
     tiers = session.table("deployment_tiers").to_pylist()[0]
     return {
@@ -215,20 +217,21 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         # of one GPU
         "energy_mj": power_w * total / 1e3,
         "power_w": {
-            end: min(power_w * factor, drawn["limit_w"]) for end, factor in _ends(drawn["power_log_half"]).items()
+            end: min(power_w * factor, gpu_power["limit_w"])
+            for end, factor in _interval_factors(gpu_power["power_log_half"]).items()
         },
         **{name: tiers[name] for name in ("tier", "measured_share", "not_measured")},
         "evidence": session.table("deployment_evidence").drop_columns(["deployment_id"]).to_pylist(),
         "kernels": kernels,
-        "memory": plan,
+        "memory": memory_plan,
         "settings": settings,
-        "cliff": _cliff(session, named, settings, shape, total),
-        "assumed": gpus + _assumed(session, shape, plan),
+        "cliff": _cliff(session, normalised, settings, shape, total),
+        "assumed": gpu_sentences + _assumed(session, shape, memory_plan),
     }
 
 
 def _check_lengths(phase: str, sizes: dict[str, Any], tokens: int, max_model_len: int) -> None:
-    """Raise InvalidInput for a step with a sequence that the engine does not take, or with too many tokens."""
+    """Raise InvalidInput for a sequence longer than max_model_len, or a step above LARGEST_STEP_TOKENS."""
     longest = (sizes["context_len"] or 0) + (sizes["input_len"] or 1 if phase == "prefill" else 1)
     if longest > max_model_len or (phase == "mixed" and sizes["input_len"] > max_model_len):
         raise InvalidInput(
@@ -240,9 +243,9 @@ def _check_lengths(phase: str, sizes: dict[str, Any], tokens: int, max_model_len
 
 
 def _limit_power(kernels: list[dict[str, Any]], total_us: float, power: dict[str, Any], limit_w: float | None) -> float:
-    """Return the mean power of a step in watts within the limit of the board, which scales the energy of its kernels.
+    """Return the mean power of a step within the board's limit, watts; scales the energy of ``kernels`` in place.
 
-    ``power``: the GPU's row of ``gpu_power``.
+    ``power``: the GPU's row of ``gpu_power``; ``limit_w``: the deployment's power limit, None: the board's.
     """
     from kernelsight.kernels.energy import held
 
@@ -256,7 +259,7 @@ def _limit_power(kernels: list[dict[str, Any]], total_us: float, power: dict[str
 def _cliff(
     session: Session, flags: dict[str, Any], settings: dict[str, Any], shape: dict[str, Any], total_us: float
 ) -> str | None:
-    """Return the sentence on a decode step above the largest CUDA graph; None: it runs as one, or gains nothing."""
+    """Return the sentence on a decode batch above the largest CUDA graph; None: wider graphs gain too little."""
     batch, largest = shape["decode_requests"], settings["graph_max_tokens"]
     if shape["prefill_requests"] or not largest or batch <= largest or settings["num_speculative_tokens"]:
         return None
@@ -272,7 +275,7 @@ def _cliff(
 
 
 def _size(name: str, value: Any) -> int | None:
-    """Return a size of a step as a whole number; InvalidInput for another one."""
+    """Return a size of a step as an integer, or None; InvalidInput: it is no whole number, or too small."""
     if value is None:
         return None
     smallest = 0 if name == "context_len" else 1
@@ -281,13 +284,13 @@ def _size(name: str, value: Any) -> int | None:
     return int(value)
 
 
-def _ends(log_half: float) -> dict[str, float]:
-    """Return the factors of a figure and of the ends of its 90 % interval."""
+def _interval_factors(log_half: float) -> dict[str, float]:
+    """Return the factors of a mean, and of the low and high end of its 90 % interval; ``log_half``: its half width."""
     return {"mean": 1.0, "low": math.exp(-log_half), "high": math.exp(log_half)}
 
 
 def _host_row(totals: dict[str, Any], tier: str, active_w: float) -> dict[str, Any]:
-    """Return the row of exposed host time, in which a GPU draws ``active_w``."""
+    """Return exposed host time as a row of kernels; a GPU draws ``active_w`` in it, watts."""
     host = totals["host_us"]
     return {
         "family": "host",
@@ -311,7 +314,8 @@ def _host_row(totals: dict[str, Any], tier: str, active_w: float) -> dict[str, A
     }
 
 
-def _assumed(session: Session, shape: dict[str, Any], plan: dict[str, Any]) -> list[str]:
+def _assumed(session: Session, shape: dict[str, Any], memory_plan: dict[str, Any]) -> list[str]:
+    """Return the assumptions that apply to one step, and whether it fits the KV cache, as sentences."""
     sentences = [
         row["sentence"]
         for row in session.table("assumptions").to_pylist()
@@ -319,21 +323,22 @@ def _assumed(session: Session, shape: dict[str, Any], plan: dict[str, Any]) -> l
     ]
     if shape["prefill_requests"] and shape["decode_requests"]:
         sentences.append("the chunk completes its prompt, so one token is sampled for it")
-    held = shape["decode_requests"] * ((shape["decode_context"] or 0) + 1) + shape["prefill_requests"] * (
+    kv_tokens = shape["decode_requests"] * ((shape["decode_context"] or 0) + 1) + shape["prefill_requests"] * (
         shape["prefill_cached"] + shape["prefill_tokens"]
     )
-    if held > plan["kv_cache_tokens"]:
+    if kv_tokens > memory_plan["kv_cache_tokens"]:
         sentences.append(
-            f"the step needs {held:,} tokens of KV cache, but only {plan['kv_cache_tokens']:,} fit: the engine "
-            "could not run it"
+            f"the step needs {kv_tokens:,} tokens of KV cache, but only {memory_plan['kv_cache_tokens']:,} fit: the "
+            "engine could not run it"
         )
     return sentences
 
 
 def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa.Table:
-    """Return ``kernel_latencies`` rows of a Parquet table of kernel calls on one GPU, in the file's order.
+    """Return ``kernel_latencies`` rows of a Parquet file of kernel calls on one GPU, in the file's order.
 
-    The file has the columns of ``kernel_calls``; deployment_id, step_shape_id, call, gpu and engine are optional.
+    ``path``: a file that :func:`read_calls` accepts; ``tier``: None: auto. InvalidInput, UnknownName, ContractBroken:
+    as :func:`read_calls` and :func:`call_latencies`.
     """
     from kernelsight.forward.calls import read_calls
     from kernelsight.kernels.calls import call_latencies

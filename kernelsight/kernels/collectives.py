@@ -1,8 +1,8 @@
-"""alpha-beta times of collectives: NCCL's protocols, and the kernels that engines put before it.
+"""Latency of collectives, alpha-beta models: NCCL's protocols, and the custom all-reduce kernels of serving engines.
 
 ``bytes`` is the tensor of the collective: the reduced tensor, the gathered tensor, the tensor before it is scattered,
-what one GPU sends (all-to-all), or the message (p2p). Times in microseconds; what the multiprocessors do themselves is
-stated at 1.8 GHz and goes with their clock. Sizes at which one kernel takes over from another are facts of the
+what one GPU sends (all-to-all), or the message (p2p). Times in microseconds; those of work on the multiprocessors hold
+at 1.8 GHz and scale with their clock. Sizes at which one kernel takes over from another are facts of the
 implementation; past such a size the time is never below that of the kernel before it.
 """
 
@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import Coefficients, Columns
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Coefficients, Columns, Features
 from kernelsight.kernels.work import fields
 
 REFERENCE_CLOCK_PER_US = 1800.0
-# rate of the links at which sizes of NCCL's pipeline are stated
+# rate of links at which the sizes of NCCL's pipeline hold, bytes per microsecond
 REFERENCE_BYTES_PER_US = 450e3
-# GPUs of a node: where fewer are joined by bridges, a larger group of them talks over PCIe
+# GPUs of a node: where bridges join fewer, a larger group communicates over PCIe
 NODE_GPUS = 8.0
-# rate of messages that are copied through the host's memory against PCIe's: each byte is written there, and read
-# (estimate)
+# rate of messages through host memory over PCIe's rate: each byte is written there, and read (estimate)
 HOST_SHARE = 0.5
-# GPUs from which on NCCL reduces inside the switch, seen in its sweeps: with 8 of them, not with 4
+# smallest group for which NCCL reduces inside the switch: in its sweeps it does with 8 GPUs, not with 4
 SWITCH_REDUCTION_GPUS = 8.0
 
 _NETWORK = Coefficient("internode_latency_us", "us", 12.0, 2.0, 60.0, "fixed", "one hop between nodes over the network")
@@ -78,69 +77,69 @@ EXCHANGE = (
 )
 
 FEATURES = Features(("group_size", "bytes"))
-# the sums of a collective are counted in lowering alone: nothing reads them
+# the additions of a collective are counted in lowering; its latency does not depend on them
 COLUMNS = {**fields(group_size="gpus", bytes="bytes"), "flops": "0.0"}
 
 
-# bytes that the busiest link carries at least, as a multiple of the tensor: the plain roofline of a collective
+# wire shares: the least bytes over the busiest link, as a multiple of the tensor, which give a collective's roofline
 def share_twice(n: Any) -> Any:
-    """Of a sum that every GPU receives: parts are gathered, and results sent back."""
+    """Return the wire share of an all-reduce over ``n`` GPUs: a reduce-scatter and an all-gather."""
     return 2.0 * (n - 1.0) / n
 
 
 def share_once(n: Any) -> Any:
-    """Of a tensor of which each GPU holds, or receives, one part."""
+    """Return the wire share of an all-gather, reduce-scatter or all-to-all over ``n`` GPUs."""
     return (n - 1.0) / n
 
 
 def share_whole(n: Any) -> Any:
-    """Of a message from one GPU to another."""
+    """Return the wire share of a message from one GPU to another: all of it."""
     return 1.0 + 0.0 * n
 
 
 class Link(NamedTuple):
-    """What joins a group: its GPUs that one node's links or PCIe join, whether that is PCIe, the bytes per us of it at
-    best, the latency of a hop, and us spent on hops between nodes."""
+    """Interconnect of a group of GPUs; arrays, one value a row."""
 
-    joined: Any
-    over_pcie: Any
-    peak: Any
-    hop_us: Any
-    network_us: Any
+    joined: Any  # GPUs that the links or PCIe of one node join
+    over_pcie: Any  # whether these communicate over PCIe
+    peak: Any  # its peak rate, bytes per microsecond
+    hop_us: Any  # latency of one hop
+    network_us: Any  # time of hops between nodes, 0 within one
 
 
 def link(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> Link:
-    """Return what joins the group: the GPU's links, PCIe beyond the few that a bridge joins, the network beyond."""
+    """Return the interconnect of a group: the GPU's links; PCIe beyond the few GPUs of a bridge; the network beyond."""
     n, joined = call["group_size"], gpu["link_max_gpus"]
-    beside = (n > joined) & (joined < NODE_GPUS)
-    over_pcie = (gpu["link_over_pcie"] > 0.0) | beside
-    bytes_per_us = xp.where(beside, gpu["pcie_bytes_per_us"], gpu["peak_link_bytes_per_us"])
+    beyond_bridge = (n > joined) & (joined < NODE_GPUS)
+    over_pcie = (gpu["link_over_pcie"] > 0.0) | beyond_bridge
+    bytes_per_us = xp.where(beyond_bridge, gpu["pcie_bytes_per_us"], gpu["peak_link_bytes_per_us"])
     share = at["pcie_share"] * xp.where(gpu["link_peers"] > 0.0, 1.0, HOST_SHARE)
-    joined = xp.where(beside, NODE_GPUS, joined)
+    joined = xp.where(beyond_bridge, NODE_GPUS, joined)
     return Link(
         joined,
         over_pcie,
         bytes_per_us * xp.where(over_pcie, share, 1.0),
-        xp.where(beside, gpu["pcie_latency_us"], gpu["link_latency_us"]),
+        xp.where(beyond_bridge, gpu["pcie_latency_us"], gpu["link_latency_us"]),
         xp.where(n <= joined, 0.0, 2.0 * at["internode_latency_us"]),
     )
 
 
 def pace(gpu: Columns) -> Any:
-    """Time of a number of clocks against that at the reference clock."""
+    """Return the time of a clock cycle over that at the reference clock."""
     return REFERENCE_CLOCK_PER_US / gpu["clock_per_us"]
 
 
 def saturating(size: Any, half: Any) -> Any:
-    """Share that rises with the size from 0 to 1, one half at ``half``."""
+    """Return size / (size + half): a share that rises with the size from 0 to 1, 0.5 at ``half``."""
     return size / (size + half)
 
 
 def ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients, passes: float) -> Any:
-    """NCCL's ring of ``passes`` (2: all-reduce, 1: gather or scatter): the low-latency protocol or bulk.
+    """Return the time of NCCL's ring, microseconds: the faster of its low-latency and its bulk protocol.
 
-    t = start + hops + least of W/(e_ll B) and bulk + growth + W/(e B) + S/(n own), W = passes (n-1)/n S. Beyond eight
-    GPUs the hops are those of a tree; beyond a node, rings leave it through the adapters of all of its GPUs.
+    t = start + hops + min(W/(e_ll B), bulk + growth + W/(e B) + S/(n own)), W = passes (n-1)/n S; ``passes``: 2 for an
+    all-reduce, 1 for a gather or scatter. Beyond eight GPUs the hops are those of a tree; beyond a node, rings leave it
+    through the network adapters of all of its GPUs.
     """
     n, size = call["group_size"], call["bytes"]
     joined, _, peak, hop_us, network_us = link(xp, call, gpu, at)
@@ -152,8 +151,14 @@ def ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients, passes: float) 
     small = start + sent / (rate * at["nccl_low_latency"])
     bulk_us = pace(gpu) * at["nccl_bulk_us"]
     pipeline = saturating(size, at["nccl_growth_bytes"] * rate / REFERENCE_BYTES_PER_US)
-    own = size / (n * at["own_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
-    bulk = start + bulk_us + pace(gpu) * at["nccl_growth_us"] * pipeline + sent / (rate * at["nccl_efficiency"]) + own
+    own_copy_us = size / (n * at["own_bytes_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
+    bulk = (
+        start
+        + bulk_us
+        + pace(gpu) * at["nccl_growth_us"] * pipeline
+        + sent / (rate * at["nccl_efficiency"])
+        + own_copy_us
+    )
     if passes == 2.0:
         in_switch = (gpu["link_multicast"] > 0.0) & (n >= SWITCH_REDUCTION_GPUS) & (n <= gpu["link_max_gpus"])
         switch = start + bulk_us + pace(gpu) * at["switch_us"] + sent / (rate * at["switch_efficiency"])
@@ -162,19 +167,19 @@ def ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients, passes: float) 
 
 
 def all_reduce(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """The engine's own kernel while the message is small (one shot, two shots, multicast), then NCCL.
+    """Return (latency_us, None) of an all-reduce: an engine's kernel for small messages, NCCL's ring for larger ones.
 
     One shot reads all peers, (n-1) S/B; two shots scatter and gather, 2 (n-1)/n S/B (Thakur et al. 2005); multicast
-    lets the switch add up. A larger message never takes less than the largest one of the kernel before.
+    reduces in the switch. A larger message never takes less time than the largest one of the kernel before.
     """
     n, size = call["group_size"], call["bytes"]
     joined, over_pcie, peak, hop_us, _ = link(xp, call, gpu, at)
-    # over PCIe for few GPUs, and only where they reach each other's memory
+    # over PCIe only for few GPUs, and with peer access
     most = xp.where(gpu["link_peers"] > 0.0, at["pcie_gpus"], 0.0)
     usable = n <= xp.where(over_pcie, most, xp.minimum(joined, NODE_GPUS))
     floor = pace(gpu) * (at["kernel_floor_us"] + at["peer_us"] * (n - 1.0)) + at["kernel_hops"] * hop_us
     share = 2.0 * (n - 1.0) / n
-    kernels = (  # us at no bytes, us a byte
+    kernels = (  # name, us at 0 bytes, us per byte
         ("multicast", floor + pace(gpu) * at["multicast_us"], share / (peak * at["multicast_efficiency"])),
         ("two_shot", floor + pace(gpu) * at["two_shot_us"] * n / 4.0, share / (peak * at["two_shot_efficiency"])),
         ("one_shot", floor, (n - 1.0) / (peak * at["one_shot_efficiency"])),
@@ -189,31 +194,34 @@ def all_reduce(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[
 
 
 def largest(xp: Any, n: Any, at: Coefficients, kernel: str) -> Any:
-    """Size below which a kernel is used, by the number of GPUs."""
+    """Return the size below which a kernel is used with ``n`` GPUs, bytes."""
     many = xp.where(n <= 4.0, at[f"{kernel}_below_4"], at[f"{kernel}_below_8"])
     return xp.where(n <= 2.0, at[f"{kernel}_below_2"], many)
 
 
 def half_ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """All-gather and reduce-scatter: one pass of the ring."""
+    """Return (latency_us, None) of an all-gather or reduce-scatter: one pass of NCCL's ring."""
     return ring(xp, call, gpu, at, 1.0), None
 
 
 def exchange(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """All-to-all: to each peer 1/n of S at once, to those of the node over its links, to others over the network."""
+    """Return (latency_us, None) of an all-to-all: S/n to every peer at once, over the node's links or the network."""
     n = call["group_size"]
     near = xp.minimum(n, link(xp, call, gpu, at).joined)
     return sent_at_once(xp, call, gpu, at, (near - 1.0) / n, (n - near) / n, 1.0 + xp.log2(n)), None
 
 
 def transfer(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """Point to point: start + a + S/B."""
+    """Return (latency_us, None) of a point-to-point message: start + hop + S/B."""
     near = xp.where(call["group_size"] <= link(xp, call, gpu, at).joined, 1.0, 0.0)
     return sent_at_once(xp, call, gpu, at, near, 1.0 - near, 1.0), None
 
 
 def sent_at_once(xp: Any, call: Columns, gpu: Columns, at: Coefficients, near: Any, far: Any, hops: Any) -> Any:
-    """Start, hops, what grows with the size and saturates, and the shares that go over links and network."""
+    """Return start + hops + terms that saturate with the size + bytes over links and network, microseconds.
+
+    ``near``, ``far``: shares of the bytes that go over the node's links and over the network.
+    """
     size = call["bytes"]
     _, _, peak, hop_us, network_us = link(xp, call, gpu, at)
     pipeline = saturating(size, at["growth_bytes"] * peak / REFERENCE_BYTES_PER_US)

@@ -1,7 +1,7 @@
-"""Functions that JAX compiles, kept on disk between processes beside other results: tracing them takes seconds too.
+"""Cache on disk of functions that JAX compiled, which saves other processes seconds of tracing and compiling.
 
-What is kept is machine code of this program's files, of these libraries and of this processor. It lies in the folder
-that its user alone can write (:mod:`kernelsight.dataflow.private_folder`), and a damaged file is compiled again.
+An entry is machine code for these versions of program and libraries and for this processor, in a folder that its user
+alone can write (:mod:`kernelsight.dataflow.private_folder`). A damaged entry is compiled again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 from kernelsight.dataflow.kept import keep, program_digest, read_kept
 
-# these programs run once or twice: what they would gain by more optimisation takes longer than they do
+# these functions run once or twice: more optimisation takes longer than it saves
 OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _ready: dict[tuple, Callable[..., Any]] = {}
 
 
 def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return ``function(*arguments)``, pytrees of arrays in float64, compiled once for their shapes.
+    """Return ``function(*arguments)``, of float64 pytrees, compiled once for their shapes.
 
-    ``function`` is named by what it computes: another function of the same name would be taken for it.
+    The name of ``function`` is its key in the cache: two functions of one name must be the same.
     """
     import jax
 
@@ -71,7 +71,7 @@ def _program() -> str:
 
 @cache
 def _processor() -> str:
-    """Return what distinguishes processors that run different machine code."""
+    """Return the model and instruction sets of the processor, which machine code depends on."""
     info = Path("/proc/cpuinfo")
     text = info.read_text(encoding="utf-8") if info.exists() else platform.processor()
     return "\n".join(

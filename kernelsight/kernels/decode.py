@@ -1,28 +1,25 @@
-"""Latency of decode attention, with grouped queries and in MLA's latent space: KV stream, blocks, splits, head packing.
+"""Latency of decode attention, grouped-query and MLA in latent space: KV stream, thread blocks, split KV, head packing.
 
-One expression serves both families. Nothing rounds up in batch or context, so that what lies between two knots of the
-step costs can be interpolated, and no term falls when either grows. What is fitted are costs of a block, a split and a
-launch, and two limits: the stream of keys and values that a block takes in, and the tensor rate of a multiprocessor.
+One expression serves both families. Nothing rounds up in batch or context, so that step costs can be interpolated
+between knots, and no term falls when either grows. Fitted are the costs of a block, a split and a launch, and two
+limits: the rate at which a block streams keys and values, and the tensor rate of a multiprocessor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import LANES, Coefficient, Features
-from kernelsight.kernels.terms import beside_cut
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import LANES, Columns, Features, beside_cut
 from kernelsight.kernels.work import fields, optional
 
-Columns = Mapping[str, Any]
-
-# clock at which block_us and combine_us are stated: in clocks they carry over between generations, in time they do not
+# clock at which block_us and combine_us hold: they carry over between generations in clock cycles, not in time
 REFERENCE_CLOCK_PER_US = 1800.0
-# pieces beyond the first over which the second pass of a split reaches its full cost
+# e-folding number of pieces beyond the first with which the second pass of a split reaches its full cost
 COMBINE_PIECES = 4.0
 
-# time on DRAM against its peak bandwidth: the largest caches of H100 and H200 take 1.07 to 1.11, of L40S (GDDR6, whose
-# ECC travels in line) 1.19 to 1.3. Not fitted: over all sizes, the ramps of smaller caches would flow into it
+# DRAM time over that at peak bandwidth: the largest KV caches of H100 and H200 take 1.07 to 1.11, of L40S (GDDR6, with
+# in-band ECC) 1.19 to 1.3. Not fitted: over all sizes, it would absorb the ramps of smaller caches
 DRAM_FACTOR = 1.08
 GDDR6_FACTOR = 1.21
 
@@ -91,10 +88,10 @@ LATENT_COLUMNS = {
 
 
 def decode_attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, blocks) of one new token's attention over ``context`` cached ones in each of ``batch``.
+    """Return (latency_us, blocks), (rows,) each, of one new token's attention over ``context`` tokens, for ``batch``.
 
     ``call``: batch, context, heads, kv_heads, head_dim, window (0: none), flops, bytes, working_set_bytes (bytes that
-    pass before the same keys and values come again).
+    are read before the same keys and values are read again).
     """
     keys = xp.where(call["window"] > 0, xp.minimum(call["context"] + 1.0, call["window"]), call["context"] + 1.0)
     group = call["heads"] / call["kv_heads"]
@@ -109,7 +106,7 @@ def decode_attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple
 
 
 def mla_decode(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, blocks) of attention in the latent space: all heads of a sequence read one vector per token.
+    """Return (latency_us, blocks), (rows,) each, of MLA decode: all heads of a sequence read one vector per token.
 
     ``call``: batch, context, heads, kv_lora_rank, rope_dim, flops, bytes, working_set_bytes.
     """
@@ -137,12 +134,12 @@ def _split_kv(
     """Return (latency_us, blocks) of ``lanes`` independent KV streams of ``keys`` tokens, each read ``passes`` times.
 
     t = floor + gap + narrow + queries + overlap-norm(8-norm(memory, stream, tensor), 2-norm(blocks, combine)).
-    ``group``: query heads of a lane; ``masked``: whether CUDA cores take the place of tensor cores; ``width``:
-    elements that a lane reads per token; ``wasted``: at least 1, what padding of the head width costs a multiprocessor.
+    ``group``: query heads of a lane; ``masked``: whether CUDA cores replace tensor cores; ``width``: elements that a
+    lane reads per token; ``wasted``: factor, at least 1, of the padding of the head width.
     """
     units, clock = gpu["sm_count"], gpu["clock_per_us"]
     slowness = REFERENCE_CLOCK_PER_US / clock
-    # sequences are cut until the GPU is filled, they run out of pieces, or the kernel allows no more
+    # sequences are split until the GPU is full, pieces are as short as allowed, or the kernel's limit is reached
     pieces = _norm(xp, 1.0, keys / at["smallest_split"], 2)
     slots = at["blocks_per_unit"] * units
     lacking = lanes * passes / slots
@@ -157,7 +154,7 @@ def _split_kv(
     narrow = xp.clip(2.0 - kv_bytes / elements, 0.0, 1.0)
     dram = gpu["memory_bytes_per_us"] / (DRAM_FACTOR + (GDDR6_FACTOR - DRAM_FACTOR) * gpu["inline_ecc"])
     l2 = xp.maximum(at["l2_bytes_per_clock"] * units * clock, dram)
-    # two partitions of L2 keep copies of each other's lines, a single one is used whole
+    # each of two L2 partitions keeps copies of the other's lines; a single one is used whole
     kept_bytes = gpu["l2_bytes"] * at["l2_share"] ** (gpu["l2_partitions"] - 1.0)
     hits = _l2_hits(xp, call["working_set_bytes"] / kept_bytes)
     memory_us = kv_bytes * ((1.0 - hits) / dram + (hits + passes - 1.0) / l2)
@@ -169,26 +166,26 @@ def _split_kv(
     tensor_us = xp.where(masked, masked_us, beside_cut(xp, whole_us, padded_flops, gpu)) / busy
     core_us = _norm(xp, _norm(xp, memory_us, stream_us, 3), tensor_us, 3)
 
-    # the second pass is paid in full only where blocks do not already follow one another for longer
+    # the second pass is hidden in part where blocks run one after another for longer
     combine_us = at["combine_us"] * (1.0 - xp.exp((1.0 - pieces) / COMBINE_PIECES))
-    own_us = slowness * _norm(xp, at["block_us"] * waves, combine_us, 1)
-    larger = xp.maximum(core_us, own_us)
-    joined_us = larger * (1.0 + (xp.minimum(core_us, own_us) / larger) ** at["overlap"]) ** (1.0 / at["overlap"])
+    blocks_us = slowness * _norm(xp, at["block_us"] * waves, combine_us, 1)
+    larger = xp.maximum(core_us, blocks_us)
+    joined_us = larger * (1.0 + (xp.minimum(core_us, blocks_us) / larger) ** at["overlap"]) ** (1.0 / at["overlap"])
     small_us = at["floor_us"] + at["gap_us"] + narrow * at["narrow_us"] + query_bytes / dram
     return small_us + joined_us, blocks
 
 
 def _l2_hits(xp: Any, filling: Any) -> Any:
-    """Return the share of bytes found in L2, 1/(1 + r^8): r times what it keeps passes before their next use."""
-    # past 100 nothing is found, and larger powers would not fit a float32
+    """Return the share of L2 hits, 1/(1 + r^8); ``filling`` r: bytes until their next use over those that L2 keeps."""
+    # above 100 there are no hits, and larger powers would overflow float32
     squared = xp.minimum(filling, 100.0) ** 2
     return 1.0 / (1.0 + squared**2 * squared**2)
 
 
 def _norm(xp: Any, first: Any, second: Any, halvings: int) -> Any:
-    """Return (first^p + second^p)^(1/p), p = 2^halvings, of two times or counts, one of them positive.
+    """Return the soft maximum (first^p + second^p)^(1/p), p = 2^halvings, of two times or counts, one of them positive.
 
-    The larger, softly: at least the larger, at most their sum. Squares and roots: powers cost ten times as much.
+    At least the larger, at most their sum. By squares and square roots: powers cost ten times as much.
     """
     larger = xp.maximum(first, second)
     # dividing by the larger keeps the powers finite for any size

@@ -1,15 +1,15 @@
-"""Energy of kernels: what their work draws beside the power of a GPU that is active anyway.
+"""Energy of kernels in joules: the power that their work draws above an active GPU's, and the effect of a power limit.
 
-P = idle + active + memory_w * (bytes / (t * bandwidth)) + compute_w * (FLOP / (t * rate)) + expand_w * (of the bytes,
-weights narrower than the arithmetic) + link_w * (wire time / t). ``memory_w`` over the bandwidth is the
-energy of a byte, ``compute_w`` over the rate of a format that of a FLOP. Work adds up over kernels; the limit of the
-board holds for the mean over many of them (``scenario_energy``). Latencies were measured at that limit: under a lower
-one the clock falls until the power of a kernel fits. Its arithmetic gets longer then, and costs less energy.
+P = idle + active + memory_w * (bytes / (t * bandwidth)) + compute_w * (FLOP / (t * rate)) + expand_w * (time of weights
+narrower than the arithmetic / t) + link_w * (wire time / t), watts. ``memory_w`` over the bandwidth is the energy of a
+byte, ``compute_w`` over the rate of a format that of a FLOP. Energies add up over kernels; the board's power limit
+holds for the mean over many of them (``scenario_energy``). Latencies were measured at the board's limit: under a lower
+one the clock falls until a kernel's power is within it. Its arithmetic then takes longer, and less energy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,38 +23,39 @@ from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import positions
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.number_format import number
 
-# columns of gpu_power
+# columns of gpu_power: watts, but for the last two
 DRAWN_AT_REST = ("idle_w", "active_w")
 DRAWN_BY_WORK = ("memory_w", "compute_w", "expand_w", "link_w")
-DRAWN = (*DRAWN_AT_REST, *DRAWN_BY_WORK, "cap_w", "cap_sharpness", "clock_exponent")
+POWER_COLUMNS = (*DRAWN_AT_REST, *DRAWN_BY_WORK, "cap_w", "cap_sharpness", "clock_exponent")
 MICRO = 1e-6
-# lowest clock that a power limit brings about, as a share of that at the board's own limit; halvings of what is left
+# lowest clock under a power limit, as a share of the clock at the board's own limit; steps of the bisection
 LOWEST_CLOCK, HALVINGS = 0.2, 32
-# rows of an expert that kernels pad to, up to one token an expert and beyond (vLLM, fused_moe.py get_default_config)
+# rows that kernels pad an expert's tokens to: up to one token per expert, and beyond (vLLM, fused_moe.py
+# get_default_config)
 PADDED_ROWS = (16.0, 64.0)
 # bits of an operand of each arithmetic
 MATH_BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "fp8": 8, "fp4": 4, "int8": 8}
 
 
 class Work(NamedTuple):
-    """What calls do, each as the microseconds that it takes at the full rate; arrays of a call each.
-
-    ``compute``: with the rows that pad the tiles of experts; ``expand``: traffic of weights narrower than the
-    arithmetic, which are expanded on their way; ``link``: the busiest link.
-    """
+    """Work of calls, each kind as its time at full rate, microseconds; arrays (calls,)."""
 
     memory: np.ndarray
-    compute: np.ndarray
-    expand: np.ndarray
-    link: np.ndarray
+    compute: np.ndarray  # with the rows that pad the tiles of experts
+    expand: np.ndarray  # memory time of weights narrower than the arithmetic, which are expanded on their way
+    link: np.ndarray  # of the busiest link
 
 
-def drawn_by(work: Work, latency_us: np.ndarray, at: dict[str, np.ndarray]) -> np.ndarray:
-    """Return what work draws beside ``idle_w`` and ``active_w``, W; ``at``: constants by name (``DRAWN``)."""
-    busy = work._replace(compute=np.minimum(work.compute, latency_us))
-    return sum(at[name] * time for name, time in zip(DRAWN_BY_WORK, busy, strict=True)) / latency_us
+def drawn_by(work: Work, latency_us: np.ndarray, constants: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the power that work draws above ``idle_w`` and ``active_w``, watts, (calls,).
+
+    ``constants``: POWER_COLUMNS of each call's GPU, (calls,) each.
+    """
+    busy_us = work._replace(compute=np.minimum(work.compute, latency_us))
+    return sum(constants[name] * time for name, time in zip(DRAWN_BY_WORK, busy_us, strict=True)) / latency_us
 
 
 def work_of(family: str, calls: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> Work:
@@ -64,72 +65,72 @@ def work_of(family: str, calls: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> 
 
 
 def work_on(family: str, calls: pa.Table, hardware: Mapping[str, np.ndarray], row: np.ndarray) -> Work:
-    """Return the work of a family's calls, each on the hardware of its ``row`` of the hardware columns."""
+    """Return the work of a family's calls; ``row``: each call's row of the ``hardware`` columns, (calls,)."""
     names = ["flops", "bytes", "group_size", "tokens", "top_k", "moe_ep"]
     names += ["local_experts", "active_experts", "block_rows"]
     columns = numeric(calls, [name for name in names if name in calls.column_names])
-    nothing = np.zeros(calls.num_rows)
+    zeros = np.zeros(calls.num_rows)
     if share := FAMILIES[family].wire_share:
         link = columns["bytes"] * share(columns["group_size"]) / hardware["peak_link_bytes_per_us"][row]
-        return Work(nothing, nothing, nothing, link)
+        return Work(zeros, zeros, zeros, link)
     memory = columns["bytes"] / hardware["memory_bytes_per_us"][row]
     if FAMILIES[family].vector_work or "math" not in calls.column_names:
-        return Work(memory, columns["flops"] / hardware["vector_flops_per_us"][row], nothing, nothing)
+        return Work(memory, columns["flops"] / hardware["vector_flops_per_us"][row], zeros, zeros)
     math = positions(calls["math"], pa.array(MATH))
     compute = columns["flops"] / hardware["math_flops_per_us"][row, math]
     if family == "moe":
         compute = compute * padded_rows(columns)
     if family not in ("gemm", "moe"):
-        return Work(memory, compute, nothing, nothing)
+        return Work(memory, compute, zeros, zeros)
     narrow = narrow_weights(calls["format"], np.array([MATH_BITS[name] for name in MATH])[math])
-    return Work(memory, compute, np.where(narrow, memory, 0.0), nothing)
+    return Work(memory, compute, np.where(narrow, memory, 0.0), zeros)
 
 
 def narrow_weights(formats: pa.ChunkedArray, math_bits: np.ndarray) -> np.ndarray:
-    """Return where weights have fewer bits than the arithmetic; a format that the catalogue lacks counts as wide."""
+    """Return whether weights have fewer bits than the arithmetic, (calls,); False for formats of no known width."""
     words = in_one_piece(formats)
     words = words if pa.types.is_dictionary(words.type) else pc.dictionary_encode(words)
     bits_of_format = dict(
         zip(*(catalogue("number_formats")[name].to_pylist() for name in ("format", "weight_bits")), strict=True)
     )
     bits = np.array([bits_of_format.get(name, np.inf) for name in words.dictionary.to_pylist()])
-    # formats with scales have some bits more than their numbers
+    # scales add a fraction of a bit to each weight
     return bits[words.indices.to_numpy()] + 1.0 < math_bits
 
 
 def padded_rows(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """Return by how much the rows that experts multiply grow when each expert's fill whole tiles, or to ``block_rows``.
+    """Return padded rows over rows of routed experts, (calls,): each expert's tokens fill tiles, or ``block_rows`` all.
 
     >>> sizes = {"tokens": 128.0, "top_k": 8.0, "moe_ep": 1.0, "local_experts": 128.0, "active_experts": 128.0}
-    >>> one = {name: np.array([value, value]) for name, value in sizes.items()}
-    >>> padded_rows(one | {"block_rows": np.array([0.0, 17280.0])}).round(2).tolist()
+    >>> columns = {name: np.array([value, value]) for name, value in sizes.items()}
+    >>> padded_rows(columns | {"block_rows": np.array([0.0, 17280.0])}).round(2).tolist()
     [2.31, 16.88]
     """
     rows = columns["tokens"] * columns["top_k"] / columns["moe_ep"] / columns["active_experts"]
     tile = np.where(columns["tokens"] <= columns["local_experts"], *PADDED_ROWS)
-    # counts of an expert spread exponentially: see ``moe.expert_tiles``
+    # tokens per expert are taken as exponentially distributed: see ``moe.expert_tiles``
     padded = np.maximum(tile / rows / -np.expm1(-tile / rows), 1.0)
     blocks = columns["block_rows"] / (rows * columns["active_experts"])
     return np.where(columns["block_rows"] > 0.0, blocks, padded)
 
 
 def dynamic_j(
-    family: str, calls: pa.Table, latency_us: np.ndarray, facts: Sequence[pa.Table]
+    family: str, calls: pa.Table, latency_us: np.ndarray, tables: PricingTables
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (latency in microseconds, dynamic energy in joules) of one GPU, for each call.
+    """Return latency, microseconds, and dynamic energy of one GPU, joules, (calls,) each.
 
-    ``facts``: deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power. The latency is
-    that given, but under a power limit of the deployment. InvalidInput: a limit below what the GPU draws without work.
+    The latency is ``latency_us``, longer where the deployment's power limit lowers the clock. InvalidInput: a limit is
+    below what the GPU draws without work.
     """
-    settings, gpus, fabrics, *_, gpu_power = facts
-    work = work_of(family, calls, gpus, fabrics)
+    settings, gpu_power = tables.settings, tables.gpu_power
+    work = work_of(family, calls, tables.gpus, tables.fabrics)
     row = positions(calls["gpu"], gpu_power["gpu"])
-    gpu_facts = remembered((gpu_power,), "drawn", lambda: {name: gpu_power[name].to_numpy() for name in DRAWN})
-    at = {name: values[row] for name, values in gpu_facts.items()}
-    drawn = drawn_by(work, latency_us, at)
+    columns = remembered((gpu_power,), "drawn", lambda: {name: gpu_power[name].to_numpy() for name in POWER_COLUMNS})
+    constants = {name: values[row] for name, values in columns.items()}
+    drawn_w = drawn_by(work, latency_us, constants)
     if has_limit(settings):
-        latency_us, drawn = under_limit(work, latency_us, drawn, limits_of(calls, settings), at)
-    return latency_us, drawn * latency_us * MICRO
+        latency_us, drawn_w = under_limit(work, latency_us, drawn_w, limits_of(calls, settings), constants)
+    return latency_us, drawn_w * latency_us * MICRO
 
 
 def has_limit(settings: pa.Table) -> bool:
@@ -138,7 +139,7 @@ def has_limit(settings: pa.Table) -> bool:
 
 
 def limits_of(calls: pa.Table, settings: pa.Table) -> np.ndarray:
-    """Return the power limit of each call's deployment, W; infinite where none is stated."""
+    """Return the power limit of each call's deployment, watts, (calls,); infinite where it has none."""
     limit = pc.fill_null(settings["power_limit_w"].combine_chunks(), np.inf).to_numpy()
     setting_row = positions(calls["deployment_id"], settings["deployment_id"]) if len(settings) > 1 else 0
     return np.broadcast_to(limit[setting_row], calls.num_rows)
@@ -147,10 +148,12 @@ def limits_of(calls: pa.Table, settings: pa.Table) -> np.ndarray:
 def under_limit(
     work: Work, latency_us: np.ndarray, drawn: np.ndarray, limit: np.ndarray, at: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (latency, power beside idle and active) with the clock at which the power is at most ``limit``.
+    """Return latency, microseconds, and power above idle and active, watts, at the clock that keeps to the limit.
 
-    Power of logic goes with the clock to ``clock_exponent``: voltage falls with it. A kernel is as much longer as its
-    arithmetic is of its arithmetic and its traffic; where the lowest clock does not do, all of it is.
+    ``drawn``: power above idle and active without the limit, watts; ``limit``: watts; ``at``: POWER_COLUMNS; (calls,)
+    each. Power of logic grows as the clock to ``clock_exponent``, because voltage falls with it. At a lower clock the
+    share of arithmetic takes longer, compute^2 / (compute^2 + memory^2) of the latency; where even LOWEST_CLOCK exceeds
+    the limit, the whole kernel does. InvalidInput: a limit is below what the GPU draws without work.
     """
     static, exponent = at["idle_w"] + at["active_w"], at["clock_exponent"]
     over = held(static + drawn, at["cap_w"], at["cap_sharpness"]) > limit
@@ -165,7 +168,7 @@ def under_limit(
         )
     logic = at["compute_w"] * np.minimum(work.compute, latency_us) + at["expand_w"] * work.expand
     traffic = at["memory_w"] * work.memory + at["link_w"] * work.link
-    # what is spent at the board's own limit, in W us
+    # dynamic energy at the board's own limit, W us
     spent = np.maximum(held(static + drawn, at["cap_w"], at["cap_sharpness"]) - static, 0.0) * latency_us
     scale = spent / np.maximum(logic + traffic, 1e-300)
     share = work.compute**2 / np.maximum(work.compute**2 + work.memory**2, 1e-300)
@@ -186,7 +189,7 @@ def under_limit(
 
 
 def held(power_w: Any, cap_w: Any, sharpness: Any) -> Any:
-    """Return a power below the limit of the board: a smooth minimum of both.
+    """Return the smooth minimum of a power and the board's limit, watts: p / (1 + (p / cap)^s)^(1/s).
 
     >>> round(float(held(np.array(100.0), 700.0, 5.0))), round(float(held(np.array(3000.0), 700.0, 5.0)))
     (100, 700)

@@ -1,4 +1,4 @@
-"""The registry of kernel families: one row declares a family, and all lists of families derive from these rows."""
+"""Registry of kernel families: one row per family, from which nodes, contracts and all lists of families follow."""
 
 from __future__ import annotations
 
@@ -7,38 +7,30 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernelsight.kernels import collectives, decode, gemm, linear, moe, prefill, sparse, streaming
-from kernelsight.kernels.forms import Features, Form, same
+from kernelsight.kernels.latency_model import Features, Form, same
 
 
 class Family(NamedTuple):
-    """One kernel family; ``sql/lower/<name>_calls.sql`` lowers its calls, the contract of that name states them.
-
-    ``doc``: its kernels, in the plural; ``form``: its latency model; ``features``: what a correction sees of its calls;
-    without sizes it has none. ``columns``: its call columns as SQL over the shape of a measured kernel
-    (:mod:`kernelsight.kernels.work`); none: no sweep holds it.
-    ``launched_by``: traits of deployments, one of which launches it (kinds of attention and feed-forward in
-    ``sharded_layers``, "tp", "pp" and "dp" above 1, "quantizes_activations"); none: any deployment may.
-    ``wire_share(gpus)``: of collectives, the bytes that the busiest link carries, as a multiple of the tensor.
-    ``vector_work``: its arithmetic runs on the vector units, whatever the format of what it moves.
-    ``by_head_dim``: engines choose its kernel by the width of the heads.
-    ``kernel_column``: column of ``deployment_settings`` or of its calls that asks for a kernel by name.
-    ``step_cost``: column of step costs that holds its time a second time: layers do not share it (embedding, transfer),
-    or misses are attributed to it (moe, communication).
-    ``lowered``: False where no model of the catalogue launches it, and sweeps and call files alone hold it.
-    """
+    """One kernel family; its calls are made by ``sql/lower/<name>_calls.sql``, in the contract of that name."""
 
     name: str
-    doc: str
-    form: Form
-    features: Features = Features()
+    doc: str  # its kernels, in the plural
+    form: Form  # its latency model
+    features: Features = Features()  # inputs of its correction; a family without sizes has none
+    # its call columns as SQL over the shape of a measured kernel (``kernels.work``); empty: no sweep measures it
     columns: Mapping[str, str] = MappingProxyType({})
+    # traits of deployments, any of which launches it: attention and feed-forward of ``sharded_layers``; "tp", "pp" and
+    # "dp" above 1; "quantizes_activations". Empty: any deployment may launch it
     launched_by: tuple[str, ...] = ()
+    # of a collective, ``wire_share(group_size)``: bytes over the busiest link, as a multiple of the tensor's
     wire_share: Callable[[Any], Any] | None = None
-    vector_work: bool = False
-    by_head_dim: bool = False
-    kernel_column: str = ""
+    vector_work: bool = False  # its arithmetic runs on the vector units, whatever the format of what it moves
+    by_head_dim: bool = False  # engines choose its kernel by the width of the heads
+    kernel_column: str = ""  # column of ``deployment_settings`` or of its calls that requests a kernel by name
+    # column of step costs that repeats its time, because pipeline stages do not share it (embedding, transfer) or a
+    # log's misses are attributed to it (moe, communication)
     step_cost: str = ""
-    lowered: bool = True
+    lowered: bool = True  # False: no model of the catalogue launches it, only sweeps and call files do
 
 
 _PROMPT = ("batch", "new_tokens", "cached_tokens", "heads", "visible_pairs")
@@ -246,13 +238,13 @@ _REGISTRY = (
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _REGISTRY}
 LOWERED: dict[str, str] = {family.name: family.doc for family in _REGISTRY if family.lowered}
-# families that sweeps hold
+# families that sweeps measure
 MEASURED = tuple(family.name for family in _REGISTRY if family.columns)
 COMMUNICATION = tuple(family.name for family in _REGISTRY if family.wire_share)
 
 
 def launched(traits: Collection[str]) -> list[str]:
-    """Return the families that deployments may launch, by what they have together (see ``Family.launched_by``).
+    """Return the families that deployments with any of these traits (``Family.launched_by``) may launch.
 
     >>> [name for name in launched({"full", "dense"}) if name not in launched({"linear", "dense"})]
     ['prefill_attention', 'decode_attention', 'rope', 'kv_write']

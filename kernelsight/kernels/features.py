@@ -1,20 +1,19 @@
-"""What a correction sees of a call: logarithms of sizes and work, and how sizes round up to tiles and tiles to waves.
+"""Features of kernel calls, the inputs of a correction: log sizes and work, rounding of sizes to tiles, tiles to waves.
 
-Only shapes and the number of multiprocessors enter, no rate: a correction takes the rates of its GPU as given, so that
-latency falls or stays when a rate rises (INV-10), and is the same whether data is warm or cold.
+They depend on shapes and the number of multiprocessors alone. No rate is a feature, so that latency never rises when a
+rate does (INV-10), and a correction is the same for warm and cold data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.latency_model import Columns
 
-Columns = Mapping[str, Any]
-# octaves beyond which a rounding loss is all the same: a product of one row on a tile of 16 loses as any other
+# upper bound of rounding losses, octaves: beyond it, as for one row on a tile of 16, losses do not differ
 MOST_ROUNDING = 3.0
-# sizes are counted from here, so that the logarithm of nought is finite
+# lower bound of sizes, which keeps the logarithm of 0 finite
 LEAST_SIZE = 2.0**-6
 
 
@@ -35,7 +34,10 @@ def names_of(family: str) -> list[str]:
 
 
 def features(xp: Any, family: str, call: Columns, gpu: Columns) -> Any:
-    """Return (rows, features) of a family's calls; ``call``: columns of its expression's view, ``gpu``: sm_count."""
+    """Return the features of a family's calls, (rows, features), in the order of :func:`names_of`.
+
+    ``call``: columns of its expression's view, (rows,) each; ``gpu``: sm_count, (rows,).
+    """
     spec = FAMILIES[family].features
     call = _derived(xp, call)
     rounded: dict[tuple[str, float], Any] = {}
@@ -46,20 +48,23 @@ def features(xp: Any, family: str, call: Columns, gpu: Columns) -> Any:
         return rounded[name, tile]
 
     columns = [xp.log2(xp.maximum(call[name], LEAST_SIZE)) for name in spec.sizes]
-    one = xp.ones_like(columns[0])
-    columns += [xp.where(call[name] > 0.0, one, 0.0 * one) for name in spec.flags]
+    ones = xp.ones_like(columns[0])
+    columns += [xp.where(call[name] > 0.0, ones, 0.0 * ones) for name in spec.flags]
     columns += [_octaves(xp, tiles(name, tile) * tile / call[name]) for name, tile in spec.paddings]
     for factors in spec.grids:
         waves = 1.0 / gpu["sm_count"]
         for name, tile in factors:
             waves = waves * tiles(name, tile)
         columns += [xp.log2(waves), _octaves(xp, xp.ceil(waves) / waves)]
-    # a feature lies in one piece, so that a row of the transpose is read at once
+    # features are contiguous in memory: a correction reads one at a time
     return xp.stack(xp.broadcast_arrays(*columns), axis=0).T
 
 
 def _derived(xp: Any, call: Columns) -> Columns:
-    """Add batch x heads, query heads that share a key, query rows that share keys, and rows of one expert."""
+    """Return the call's columns with those that features derive from them: lanes, keys, group, packed, rows_per_expert.
+
+    lanes: batch x heads; keys: that a decode reads; group: query heads per KV head; packed: query rows that share keys.
+    """
     sizes = dict(call)
     if "heads" in call and "batch" in call:
         sizes["lanes"] = call["batch"] * call["heads"]
@@ -76,7 +81,7 @@ def _derived(xp: Any, call: Columns) -> Columns:
 
 
 def _rounded(xp: Any, size: Any, tile: float) -> Any:
-    """Tiles that a size takes; a tile of 0 leaves the size as it is, of 1 or more rounds up."""
+    """Return the number of tiles that a size takes, rounded up; a tile of 0 returns the size itself."""
     return xp.ceil(size / tile) if tile else size
 
 

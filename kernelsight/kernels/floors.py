@@ -1,9 +1,9 @@
-"""What an empty launch says of a GPU: one factor on the floors of all kernel families.
+"""Launch floors of a GPU: one factor on the floors of all kernel families, from the time of an empty kernel launch.
 
-Short kernels of one GPU err alike, but not in every family: of the logarithm by which the shortest calls of some
-families lie off, CARRIED is what serves the others best, on A100, L40S, H100 and RTX PRO 6000 by fits without their
-generations (docs/lab/kernels.md). Without an empty launch the floors are those of the generations that were fitted, and
-the intervals hold how these differ.
+Errors of short kernels on one GPU are correlated across families, though not fully: of the log error of the shortest
+calls of some families, the share CARRIED predicts the others best, on A100, L40S, H100 and RTX PRO 6000 with fits
+without their generations (docs/lab/kernels.md). Without a measured launch the floors are those of the fitted
+generations, and the intervals cover how these differ.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.dataflow.cache import remembered
-from kernelsight.kernels.forms import Coefficient, moved
+from kernelsight.kernels.coefficients import Coefficient, moved
 from kernelsight.kernels.resolve import rows_of_part
 from kernelsight.number_format import number
 
-# of rows in sweep_points and eta_coefficients, and the kernel of it whose time is that of one empty launch in a graph
+# family of empty launches in sweep_points and eta_coefficients, and its kernel: one empty launch in a CUDA graph
 LAUNCH, IN_A_GRAPH = "launch", "graph_launch"
+# coefficient of the factor on floors in eta_coefficients
 FACTOR = "floor"
-# an empty launch where floors are as fitted, estimated (0.45 to 1.1 us): 0.58 us in a graph on an RTX 5070 Ti Laptop
-# (github.com/ahrefs/ocannl issue 488), and 1.1 us for an addition of 1,024 numbers (github.com/pytorch/pytorch issue
-# 161104); empty launches of GPUs with a sweep in the same file stand in its place
+# time of an empty launch on a GPU whose floors are as fitted; an estimate (0.45 to 1.1 us): 0.58 us in a graph on an
+# RTX 5070 Ti Laptop (github.com/ahrefs/ocannl issue 488), and 1.1 us for an addition of 1,024 numbers
+# (github.com/pytorch/pytorch issue 161104); replaced by empty launches of GPUs with a sweep in the same file
 EXPECTED_US = 0.7
-# what one can take, estimated from the same: a quarter of the shortest to five times the longest and more; what lies
-# outside is in another unit, or holds the time of the host
+# range of plausible empty launches, estimated from the same sources: a quarter of the shortest to more than five times
+# the longest; a value outside is in another unit, or includes host time
 POSSIBLE_US = 0.1, 6.0
 CARRIED = 0.3
-# coefficients that are floors, by their endings
+# endings of the names of coefficients that are floors
 ENDINGS = ("floor_us", "floor_clocks", "start_us")
-# of an interval's half width, what knowing the floor leaves at the knots of latency: the geometric mean over the same
-# GPUs and 0.98 to 1.00; and the share of a latency that is floor, by which what is carried may be wrong as a whole
-LEFT = np.array([0.97, 0.97, 1.0, 1.0, 1.0])
+# at each knot of latency: the share of an interval's half width that remains once the floor is known (the geometric
+# mean over the same GPUs is 0.98 to 1.00); and the share of a latency that is floor, on which the factor may be wrong
+REMAINING = np.array([0.97, 0.97, 1.0, 1.0, 1.0])
 SHARE = np.array([0.6, 0.3, 0.1, 0.02, 0.0])
 
 
 def log_factor(launch_us: float, expected_us: float = EXPECTED_US) -> float:
-    """Return the logarithm of the factor on floors that an empty launch of so many microseconds says.
+    """Return the logarithm of the factor on floors that follows from the time of an empty launch, microseconds.
 
     >>> log_factor(0.7), round(log_factor(1.4), 3)
     (0.0, 0.208)
@@ -48,7 +49,7 @@ def log_factor(launch_us: float, expected_us: float = EXPECTED_US) -> float:
 
 
 def is_floor(name: str) -> bool:
-    """Return whether a coefficient is a launch that is paid whatever the kernel does.
+    """Return whether a coefficient is a launch floor, which every call pays whatever its size.
 
     >>> is_floor("prompt_floor_us"), is_floor("gap_us")
     (True, False)
@@ -57,13 +58,15 @@ def is_floor(name: str) -> bool:
 
 
 def with_floors(coefficients: Sequence[Coefficient], at: Mapping[str, Any], log_by: float) -> dict[str, Any]:
-    """Return constants with their floors times exp(``log_by``), within the bounds of a fit."""
-    known = {one.name: one for one in coefficients if one.owner != "fixed" and is_floor(one.name)}
-    return {name: moved(known[name], value, log_by) if name in known else value for name, value in at.items()}
+    """Return the constants ``at``, by name, with floors times exp(``log_by``), within the bounds of a fit."""
+    floors = {
+        declared.name: declared for declared in coefficients if declared.owner != "fixed" and is_floor(declared.name)
+    }
+    return {name: moved(floors[name], value, log_by) if name in floors else value for name, value in at.items()}
 
 
 def floor_at(pack: pa.Table, gpu: str) -> float | None:
-    """Return the logarithm of a GPU's factor on floors that ``eta_coefficients`` hold; None: no launch was measured."""
+    """Return the logarithm of a GPU's factor on floors in ``eta_coefficients``; None: no launch was measured."""
 
     def read() -> dict[str, float]:
         rows = rows_of_part(pack, LAUNCH, "points")
@@ -73,7 +76,7 @@ def floor_at(pack: pa.Table, gpu: str) -> float | None:
 
 
 def floor_row(gpu: str, launch_us: float, expected_us: float) -> dict[str, Any]:
-    """Return a GPU's factor on floors as a row of ``eta_coefficients``."""
+    """Return a GPU's factor on floors as a row of ``eta_coefficients``; times of empty launches in microseconds."""
     source = f"an empty launch of {gpu} takes {number(launch_us, 3)} us, {number(expected_us, 3)} are expected"
     value = float(np.exp(log_factor(launch_us, expected_us)))
     words = {"family": LAUNCH, "part": "points", "level": "gpu", "gpu": gpu, "coefficient": FACTOR}
@@ -81,6 +84,8 @@ def floor_row(gpu: str, launch_us: float, expected_us: float) -> dict[str, Any]:
 
 
 def with_known_floor(half_widths: np.ndarray, log_by: float) -> np.ndarray:
-    """Return half widths (knots,) of calls without points where the floor is known: narrower where it is as expected,
-    wider the more it moves."""
-    return np.hypot(half_widths * LEFT, log_by * SHARE)
+    """Return interval half widths, (knots,), of a GPU whose floor is known: narrower as expected, wider as it moves.
+
+    ``log_by``: logarithm of the factor on floors.
+    """
+    return np.hypot(half_widths * REMAINING, log_by * SHARE)

@@ -1,36 +1,33 @@
-"""Latency of matrix products, plain and batched: best of a list of tiles, waves, split sums, DRAM and L2, power.
+"""Latency of GEMMs, plain and batched: the fastest of a list of tiles, wave quantisation, split-K, DRAM and L2, power.
 
-What ports across GPUs is stated in units that they share: operand feed in FLOP per element (what a tile loses to it is
-the same share of the uncut tensor rate on every generation), a tile's overhead in elements of k at that rate, power in
-energy. Beside the slower tensor unit of a part whose rate was cut these losses fade.
+Coefficients are in units that carry over between GPUs: operand feed in FLOP per element (a tile loses the same share of
+the uncut tensor rate to it on every generation), a tile's overhead in elements of k at that rate, power as energy per
+FLOP. On a part with a cut tensor rate the longer tensor time hides these losses (``beside_cut``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import beside_cut
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Columns, Features, beside_cut
 from kernelsight.kernels.work import fields
 
-Columns = Mapping[str, Any]
-
-# rows of the activation x rows of the weight that one thread block takes: from those of small batches, where the weight
-# takes the wide side of the instruction, to the largest that fit the accumulators
+# rows of the activation x rows of the weight of one thread block: from small batches, where the weight is on the wide
+# side of the instruction, to the largest that fit the accumulators
 TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256))
-# a library that chooses by m alone takes tiles of at least this many rows for the largest
+# upper bound of ``least_rows`` x m: a library that selects by m alone uses tiles of at least this many rows for large m
 LARGEST_ROWS = 128.0
-# what a tile that a library does not consider costs: never the least, and its square fits a float32
+# time of a tile that a library does not consider: never the minimum, and its square fits a float32
 BARRED_US = 1e15
-# an element is read in 16 bits and written in 8; the share of L2 that they may fill is that of the quantisation sweeps
+# an element is read in 16 bits and written in 8; share of L2 that they may fill, as in the quantisation sweeps
 QUANTIZED_ELEMENT_BYTES = 3.0
 L2_KEEPS = 0.8
-# past this many times the cache nothing is found in it, and larger powers would not fit a float32
+# working set over cache above which there are no hits; larger powers would overflow float32
 FULL = 1e4
-# of the traffic, where ECC travels in band: as much as of the memory that it takes
+# share of DRAM traffic that in-band ECC takes: its share of the memory
 ECC_SHARE = 1.0 / 16.0
-# tensor rate of one multiprocessor at which energy_pj is stated, FLOP/us: that of an A100 in BF16
+# tensor rate of one multiprocessor at which energy_pj holds, FLOP/us: that of an A100 in BF16
 REFERENCE_UNIT_RATE = 3e6
 
 COEFFICIENTS = (
@@ -52,7 +49,7 @@ COEFFICIENTS = (
     Coefficient("least_rows", "1", 0.0, 0.0, 1.0, "fixed", "share of m that a tile's rows must reach"),
     Coefficient("quantizes", "1", 0.0, 0.0, 1.0, "fixed", "1: quantisation is measured with it; nil in serving"),
 )  # fmt: skip
-# one batched product a replay: the gap between two replays is measured with it
+# a sweep replays one batched product at a time, and measures the gap between replays with it
 BATCHED_COEFFICIENTS = (
     *COEFFICIENTS,
     Coefficient("gap_us", "us", 1.5, 0.1, 20.0, "engine", "what one call per graph replay adds; nil in serving", 0.7),
@@ -68,7 +65,7 @@ BATCHED_FEATURES = Features(
     paddings=(("m", 16.0), ("m", 64.0), ("n", 128.0)),
     grids=tuple((("batch", 1.0), *grid) for grid in _GRIDS[:2]),
 )
-# a collector rotates so many copies of the weight before it comes back to the same bytes
+# copies of the weight that a collector rotates through before it reads the same bytes again
 WEIGHT_COPIES = 6
 COLUMNS = {
     **fields("m", "n", "k"),
@@ -85,10 +82,10 @@ BATCHED_COLUMNS = {
 
 
 def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, tiles) of batch x (m x k) times (k x n): float arrays, one value a row.
+    """Return (latency_us, tiles), (rows,) each, of ``batch`` products (m x k) times (k x n).
 
-    t = floor + throttled(min over tiles of sqrt(c^2 + d^2)) + quantisation, where compute c pays whole waves of tiles,
-    or a split sum in place of an idle rest, and d is DRAM or L2 time.
+    t = floor + throttled(min over tiles of sqrt(c^2 + d^2)) + quantisation, where compute c takes whole waves of tiles,
+    or a split-K sum where that is faster than an idle part of the last wave, and d is DRAM or L2 time.
     """
     batch = call.get("batch", 1.0)
     m, n, k = call["m"], call["n"], call["k"]
@@ -114,7 +111,7 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
         else:
             best_tiles = xp.where(compute_us < best, tiles, best_tiles)
             best = xp.minimum(compute_us, best)
-    # bytes are the same for every tile, so that the least of the times is that of the least compute
+    # bytes are the same for every tile, so that the fastest compute gives the fastest time
     best = xp.sqrt(best * best + stream_us * stream_us)
     floor_us = at["floor_us"] + at["floor_clocks"] / clock
     return floor_us + _throttled(xp, best, call, gpu, at) + at["quantizes"] * _quantize_us(
@@ -123,19 +120,19 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
 
 
 def batched_gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, tiles) of a batch of products, one of which a sweep replays at a time."""
+    """Return (latency_us, tiles), (rows,) each, of a batched GEMM, with the gap that a sweep measures."""
     latency_us, tiles = gemm(xp, call, gpu, at)
     return at["gap_us"] + latency_us, tiles
 
 
 def _memory_us(xp: Any, call: Columns, gpu: Columns, at: Columns) -> Any:
-    """Time of the call's bytes through DRAM, or L2 for the share that still lies there from its last use."""
+    """Return the time of the call's bytes, microseconds: through DRAM, or L2 for the share of hits."""
     filling = call["working_set_bytes"] / (at["l2_share"] * gpu["l2_bytes"])
     return call["bytes"] * _byte_us(xp, filling, gpu, at)
 
 
 def _quantize_us(xp: Any, rows: Any, columns: Any, gpu: Columns, at: Columns) -> Any:
-    """Time of the quantisation before a product: its traffic, in L2 while rows and results fit, or its dispatch."""
+    """Return the time of the quantisation before a product, microseconds: traffic through L2 or DRAM, or dispatch."""
     elements = rows * columns
     filling = QUANTIZED_ELEMENT_BYTES * elements / (L2_KEEPS * gpu["l2_bytes"])
     traffic_us = elements * at["quantize_bytes"] * _byte_us(xp, filling, gpu, at)
@@ -144,7 +141,7 @@ def _quantize_us(xp: Any, rows: Any, columns: Any, gpu: Columns, at: Columns) ->
 
 
 def _byte_us(xp: Any, filling: Any, gpu: Columns, at: Columns) -> Any:
-    """Time of one byte; L2 holds a share 1 / (1 + x^4) of it, where x times the cache passes between two uses."""
+    """Return the time of one byte, microseconds; L2 hits are 1/(1 + x^4), ``filling`` x: working set over cache."""
     square = xp.minimum(filling, FULL) * xp.minimum(filling, FULL)
     hits = 1.0 / (1.0 + square * square)
     dram = gpu["memory_bytes_per_us"] * (1.0 - ECC_SHARE * gpu["inline_ecc"]) * at["memory_efficiency"]
@@ -153,20 +150,20 @@ def _byte_us(xp: Any, filling: Any, gpu: Columns, at: Columns) -> Any:
 
 
 def _throttled(xp: Any, time_us: Any, call: Columns, gpu: Columns, at: Columns) -> Any:
-    """Time under the power limit, which holds ever more as a product lasts longer than the limit takes to act.
+    """Return the time under the board's power limit, microseconds, which takes full effect on long products only.
 
-    Energy per FLOP falls with the square root of the tensor rate of one multiprocessor, uncut: larger instructions read
+    Energy per FLOP falls with the square root of the uncut tensor rate of one multiprocessor: larger instructions read
     fewer operands (fitted on A100, L40S and H100).
     """
     energy_pj = at["energy_pj"] * xp.sqrt(REFERENCE_UNIT_RATE * gpu["sm_count"] / gpu["uncut_flops_per_us"])
-    # rows of whole tiles draw power, so that the limit does not rise between two of their edges
+    # rows that pad a tile of 64 draw power too: the limit does not rise between two multiples of 64
     flops = call["flops"] * xp.ceil(call["m"] / 64.0) * 64.0 / call["m"]
     limit_us = flops * energy_pj * 1e-6 / gpu["tdp_w"]
     return time_us + xp.maximum(limit_us - time_us, 0.0) * time_us / (time_us + at["throttle_us"])
 
 
 def _fourth_mean(xp: Any, first: Any, second: Any) -> Any:
-    """(first^4 + second^4)^(1/4), of positive times."""
+    """Return the soft maximum (first^4 + second^4)^(1/4) of positive times."""
     larger, smaller = xp.maximum(first, second), xp.minimum(first, second)
     # powers of the ratio fit a float32 whatever the times
     ratio = smaller / larger

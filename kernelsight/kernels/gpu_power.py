@@ -1,44 +1,50 @@
-"""What each GPU draws, from constants of its architecture and the limit of its board."""
+"""Power constants of each GPU (``gpu_power``), from those of its architecture times its board's power limit."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
+# architecture of the constants that hold for GPUs of an architecture without its own
 ANY = "*"
-# constants that are shares of the limit of the board, and those that are not
+# constants of energy_constants that are shares of the board's limit, made columns <name>_w (watts), and those without
+# a unit of power
 SHARES = ("active", "memory", "compute", "expand", "link", "cap")
 PLAIN = ("cap_sharpness", "clock_exponent")
-# half widths of intervals: those of an architecture hold for the GPUs alone that were measured
+# half widths of 90 % intervals, of log power and log energy
 HALVES = ("power_log_half", "energy_log_half")
 
 
 def power_of_gpus(gpus: pa.Table, constants: pa.Table) -> pa.Table:
-    """Return ``gpu_power``: constants of the architecture, else those that hold for any."""
-    kinds, limit = gpus["architecture"].to_pylist(), gpus["tdp_w"].to_numpy()
+    """Return ``gpu_power``: one row per GPU; columns ``*_w`` in watts.
+
+    ``gpus``: architecture, tdp_w, idle_w (null: the architecture's share of tdp_w); ``constants``:
+    ``energy_constants``, those of the architecture, else those of ANY. ``basis``: fitted (the GPU was measured),
+    architecture (another GPU of its architecture was), estimated.
+    """
+    architectures, tdp_w = gpus["architecture"].to_pylist(), gpus["tdp_w"].to_numpy()
     rows = {(row["architecture"], row["constant"]): row for row in constants.to_pylist()}
-    fitted = {kind for (kind, _), row in rows.items() if kind != ANY and row["basis"] == "fitted"}
+    fitted = {name for (name, _), row in rows.items() if name != ANY and row["basis"] == "fitted"}
     measured = {name for row in rows.values() for name in (row.get("gpus") or "").split(",")}
     basis = [
-        "fitted" if kind in fitted and gpu in measured else "architecture" if kind in fitted else "estimated"
-        for gpu, kind in zip(gpus["gpu"].to_pylist(), kinds, strict=True)
+        "fitted" if name in fitted and gpu in measured else "architecture" if name in fitted else "estimated"
+        for gpu, name in zip(gpus["gpu"].to_pylist(), architectures, strict=True)
     ]
 
-    def values(name: str, of: list[str] = kinds) -> np.ndarray:
-        return np.array([(rows.get((kind, name)) or rows[ANY, name])["value"] for kind in of])
+    def values(constant: str, of_architectures: list[str] = architectures) -> np.ndarray:
+        return np.array([(rows.get((name, constant)) or rows[ANY, constant])["value"] for name in of_architectures])
 
-    # of another GPU than those that were measured, an error is what one architecture's constants make on the other
-    own = [kind if rests == "fitted" else ANY for kind, rests in zip(kinds, basis, strict=True)]
-
-    idle = np.asarray(gpus["idle_w"].to_numpy(), float)
+    # intervals of an architecture hold for its measured GPUs; for others, the errors of one architecture on another
+    interval_architectures = [name if how == "fitted" else ANY for name, how in zip(architectures, basis, strict=True)]
+    idle_w = np.asarray(gpus["idle_w"].to_numpy(), float)
     return pa.table(
         {
             "gpu": gpus["gpu"],
-            "idle_w": np.where(np.isnan(idle), limit * values("idle"), idle),
-            **{f"{name}_w": limit * values(name) for name in SHARES},
-            "limit_w": limit,
+            "idle_w": np.where(np.isnan(idle_w), tdp_w * values("idle"), idle_w),
+            **{f"{name}_w": tdp_w * values(name) for name in SHARES},
+            "limit_w": tdp_w,
             **{name: values(name) for name in PLAIN},
-            **{name: values(name, own) for name in HALVES},
+            **{name: values(name, interval_architectures) for name in HALVES},
             "basis": basis,
         }
     )

@@ -1,4 +1,4 @@
-"""The hardware columns that latency expressions read: one value a GPU, in units of microseconds."""
+"""Hardware columns that latency expressions read, one value per GPU, rates per microsecond: from GPUs and fabrics."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MATH = ("bf16", "fp16", "fp32", "fp8", "fp4", "int8")
-# columns of one value for each math; an expression sees that of its call, without the axis
+# columns with an axis of MATH; an expression gets that of its call
 BY_MATH = ("math_flops_per_us", "uncut_flops_per_us")
 MICROSECONDS_PER_SECOND = 1e6
-# GPUs whose L2 is two halves, each of which keeps what its own multiprocessors read (NVIDIA A100 white paper, section
-# "A100 L2 cache"; H100 white paper; assumed of Blackwell's two dies): by compute capability
+# compute capabilities of GPUs whose L2 is two partitions, each of which caches what its own multiprocessors read
+# (NVIDIA A100 white paper, section "A100 L2 cache"; H100 white paper; assumed for Blackwell's two dies)
 SPLIT_L2 = ("8.0", "9.0", "10.0", "10.3")
-# boards with GDDR memory of any kind, or LPDDR: by compute capability
+# compute capabilities of boards with GDDR or LPDDR memory
 GDDR = ("7.5", "8.6", "8.9", "12.0", "12.1")
-# special-function results per clock and multiprocessor: 4 in each of 4 quadrants (CUDA C++ programming guide,
-# arithmetic instructions); Blackwell Ultra has twice that (NVIDIA technical blog "Inside NVIDIA Blackwell Ultra", 2025)
+# exponentials (special-function results) per clock and multiprocessor: 4 in each of 4 quadrants (CUDA C++ programming
+# guide, arithmetic instructions); Blackwell Ultra: twice that (NVIDIA blog "Inside NVIDIA Blackwell Ultra", 2025)
 EXPONENTIALS_PER_CLOCK = 16.0
 DOUBLE_RATE_EXPONENTIALS = ("10.3",)
-# dense 16-bit FLOP per clock and multiprocessor, FP32 accumulation, of tensor cores that nobody cut: V100, Turing,
-# A100, GA102, Ada (professional), H100 and RTX Blackwell white papers (NVIDIA, 2017 to 2025); of B200 the data sheet's
-# rate at its clock. Export and consumer parts of these have the same operand feed, and fewer FLOP
+# dense 16-bit FLOP per clock and multiprocessor, FP32 accumulation, of tensor cores at full rate, by compute
+# capability: V100, Turing, A100, GA102, Ada (professional), H100 and RTX Blackwell white papers (NVIDIA, 2017 to 2025);
+# of B200 the data sheet's rate at its clock. Export and consumer parts have the same operand feed, and fewer FLOP
 UNCUT_16_BIT_PER_CLOCK = {
     "7.0": 1024.0, "7.5": 1024.0, "8.0": 2048.0, "8.6": 1024.0, "8.9": 1024.0, "9.0": 4096.0,
     "10.0": 8192.0, "10.3": 8192.0, "12.0": 1024.0,
 }  # fmt: skip
-# FLOP of a narrower format for each of 16 bits (the same documents)
+# FLOP rate of a format over that of 16 bits (the same documents)
 NARROW_RATIO = {"bf16": 1.0, "fp16": 1.0, "fp32": 0.0, "fp8": 2.0, "fp4": 4.0, "int8": 2.0}
-# rates are stated at clocks that differ from the boost clock by so much: a part this close to the full rate is uncut
+# share by which clocks of published rates differ from the boost clock: a part this close to the full rate is uncut
 CLOCK_TOLERANCE = 0.02
 
 
 def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]:
-    """Return float64 columns aligned with ``gpus``, and the columns ``BY_MATH`` of shape (GPUs, len(MATH)).
+    """Return the hardware columns of ``gpus`` by name, float64, (GPUs,); those of BY_MATH (GPUs, len(MATH)).
 
-    ``uncut_flops_per_us``: the rate that the multiprocessors at their clock would have with every tensor core at work.
-    A GPU without a link has its PCIe rate and, of the PCIe fabrics, the latency of the one nearest in rate. A dtype
-    that the GPU lacks has the rate of its 16-bit type, in which such weights are expanded; products in FP32 have the
-    rate of matrix cores where they have one, else that of the vector units.
+    Units end the names. ``uncut_flops_per_us``: the rate of the multiprocessors at their clock with all tensor cores.
+    A GPU without a link gets its PCIe rate and the latency of the PCIe fabric nearest in rate. A format that the GPU
+    lacks gets the rate of its 16-bit format, to which such weights are expanded; FP32 products that of matrix cores,
+    where it has some for FP32, else of the vector units.
     """
     read = {name: gpus[name].to_numpy(zero_copy_only=False) for name in gpus.column_names}
     sixteen_bit = np.where(np.isnan(_rate(read, "bf16")), _rate(read, "fp16"), _rate(read, "bf16"))
     rates = [np.where(np.isnan(_rate(read, math)), sixteen_bit, _rate(read, math)) for math in MATH]
     uncut = np.stack([_uncut(read, math, rate) for math, rate in zip(MATH, rates, strict=True)], axis=1)
     fabric = _fabric_rows(gpus, fabrics)
-    kinds = fabrics["kind"].to_pylist()
+    fabric_kinds = fabrics["kind"].to_pylist()
     efficiency = fabrics["efficiency"].to_numpy()[fabric]
     network = fabrics.filter(pc.equal(fabrics["fabric"], "infiniband_ndr")).to_pylist()[0]
     network_bytes_per_us = network["bytes_per_s"] * network["efficiency"] / MICROSECONDS_PER_SECOND
@@ -68,7 +68,7 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
         "peak_link_bytes_per_us": read["link_bytes_per_s"] / MICROSECONDS_PER_SECOND,
         "link_bytes_per_us": read["link_bytes_per_s"] * efficiency / MICROSECONDS_PER_SECOND,
         "link_latency_us": fabrics["latency_us"].to_numpy()[fabric],
-        "link_over_pcie": np.array([kinds[row] == "pcie" for row in fabric], dtype=float),
+        "link_over_pcie": np.array([fabric_kinds[row] == "pcie" for row in fabric], dtype=float),
         "link_multicast": fabrics["multicast"].to_numpy(zero_copy_only=False).astype(float)[fabric],
         "link_max_gpus": fabrics["max_gpus"].to_numpy().astype(float)[fabric],
         "link_peers": fabrics["peer_access"].to_numpy(zero_copy_only=False).astype(float)[fabric],
@@ -79,16 +79,17 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
 
 
 def _rate(read: dict[str, np.ndarray], math: str) -> np.ndarray:
-    vector_flops_per_s = np.asarray(read[f"{math}_flops_per_s"], dtype=float)
+    """Return the published rate of the math, FLOP/s, (GPUs,), NaN where the GPU lacks it."""
+    flops_per_s = np.asarray(read[f"{math}_flops_per_s"], dtype=float)
     if math != "fp32":
-        return vector_flops_per_s
+        return flops_per_s
     matrix = np.asarray(read["fp32_matrix_flops_per_s"], dtype=float)
-    return np.where(np.isnan(matrix), vector_flops_per_s, matrix)
+    return np.where(np.isnan(matrix), flops_per_s, matrix)
 
 
 def _uncut(read: dict[str, np.ndarray], math: str, rate: np.ndarray) -> np.ndarray:
-    """Rate of the math without a cut, at least ``rate``: that itself where nothing is known of the architecture."""
-    # a format that the GPU lacks runs at the rate of 16 bits; FP32 on no tensor core
+    """Return the rate of the math without a cut, FLOP/s, (GPUs,): ``rate``, or the full rate where that is higher."""
+    # a format that the GPU lacks runs at the 16-bit rate; FP32 on no tensor core
     ratio = np.where(np.isnan(_rate(read, math)), 1.0, NARROW_RATIO[math])
     flops_per_clock = np.array(
         [UNCUT_16_BIT_PER_CLOCK.get(text, 0.0) for text in read["compute_capability"].astype(str)]
@@ -98,7 +99,7 @@ def _uncut(read: dict[str, np.ndarray], math: str, rate: np.ndarray) -> np.ndarr
 
 
 def _fabric_rows(gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
-    """Row of ``fabrics`` for each GPU: its own fabric, else the PCIe generation nearest to its rate."""
+    """Return the row of ``fabrics`` of each GPU, (GPUs,): its link, else the PCIe generation nearest to its rate."""
     names = fabrics["fabric"].to_pylist()
     pcie = _nearest_pcie(fabrics, gpus["link_bytes_per_s"].to_numpy())
     fabric_names = gpus["link_fabric"].to_pylist()
@@ -108,7 +109,7 @@ def _fabric_rows(gpus: pa.Table, fabrics: pa.Table) -> np.ndarray:
 
 
 def _nearest_pcie(fabrics: pa.Table, rates: np.ndarray) -> np.ndarray:
-    """Row of ``fabrics`` of the PCIe generation with peer access that is nearest in rate."""
+    """Return the row of ``fabrics`` of the PCIe generation with peer access nearest to each rate, bytes/s, (rates,)."""
     fabric_bytes_per_s, fabric_kinds = fabrics["bytes_per_s"].to_numpy(), fabrics["kind"].to_pylist()
     peers = fabrics["peer_access"].to_pylist()
     pcie = [row for row, kind in enumerate(fabric_kinds) if kind == "pcie" and peers[row]]

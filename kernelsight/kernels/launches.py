@@ -1,7 +1,6 @@
-"""Which deployments launch the same kernels: they are lowered once, and each GPU prices their calls.
+"""Launch signatures: deployments that launch the same kernels with the same shapes are lowered once, for all GPUs.
 
-Which kernels a step launches, and their sizes, follow from the model, how it is split, and the engine; how long they
-take, from the GPU.
+Model, parallel sizes and engine decide which kernels a step launches, and their shapes; the GPU decides their latency.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from kernelsight.kernels.families import launched
 if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader
 
-# settings that a call's time rests on without being a column of its calls
+# columns of deployment_settings that a call's time rests on, and that its call table lacks
 PRICED_BY = ("tier", "moe_backend", "power_limit_w")
 
 
@@ -30,30 +29,31 @@ def signatures_of(
     gpu_formats: pa.Table,
     read: Reader,
 ) -> pa.Table:
-    """Return ``launch_signatures`` of the deployments that have step shapes.
+    """Return ``launch_signatures`` of the deployments that have step shapes; ``read``: the nodes' call tables.
 
-    A setting that no lowering query names changes no call. Where calls were given, each deployment stands for itself.
+    A setting that no lowering query names changes no call. Where a call table is given, every deployment has a
+    signature of its own.
     """
     names = step_shapes["deployment_id"].unique()
     if any(map(read.is_given, read.tables)):
         contents = pa.nulls(len(names), pa.string())
         return pa.table({"deployment_id": names, "signature_id": names, "content": contents})
     words = set(re.findall(r"\w+", " ".join(map(read.query_of, read.tables)))) - {"deployment_id", "gpu"}
-    price_keys = _stated(settings, sharded_layers, layer_weights, gpu_formats, {*words, *PRICED_BY})
+    launch_keys = _launch_keys(settings, sharded_layers, layer_weights, gpu_formats, {*words, *PRICED_BY})
     runs = pc.run_end_encode(step_shapes["deployment_id"].combine_chunks())
     stops = runs.run_ends.to_numpy()
     columns = [step_shapes[name].combine_chunks() for name in ("part", "x", "y", "step_shape_id")]
     parts = columns[0].dictionary_encode()
     columns[0] = parts.indices
-    knots = [column.to_numpy() for column in columns]
+    shape_columns = [column.to_numpy() for column in columns]
     firsts: dict[Any, str] = {}
     names = runs.values.to_pylist()
     signatures = [
-        firsts.setdefault((price_keys[name], *(values[start:stop].tobytes() for values in knots)), name)
+        firsts.setdefault((launch_keys[name], *(values[start:stop].tobytes() for values in shape_columns)), name)
         for name, start, stop in zip(names, [0, *stops], stops, strict=False)
     ]
-    spelled = parts.dictionary.to_pylist()
-    contents = {name: hashlib.sha256(repr((spelled, own)).encode()).hexdigest() for own, name in firsts.items()}
+    part_names = parts.dictionary.to_pylist()
+    contents = {name: hashlib.sha256(repr((part_names, key)).encode()).hexdigest() for key, name in firsts.items()}
     columns = (names, signatures, [contents[signature] for signature in signatures])
     return pa.table(
         {
@@ -64,7 +64,7 @@ def signatures_of(
 
 
 def launched_families(settings: pa.Table, sharded_layers: pa.Table, layer_weights: pa.Table) -> list[str]:
-    """Return the families that some deployment launches: a query that finds nothing takes 10 ms to plan."""
+    """Return the kernel families that a deployment may launch: planning the query of any other would cost 10 ms."""
     traits = {*sharded_layers["attention"].to_pylist(), *sharded_layers["ffn"].to_pylist()}
     traits |= {size for size in ("tp", "pp", "dp") if (pc.max(settings[size]).as_py() or 1) > 1}
     if pc.any(layer_weights["quantizes_activations"]).as_py():
@@ -72,23 +72,27 @@ def launched_families(settings: pa.Table, sharded_layers: pa.Table, layer_weight
     return launched(traits)
 
 
-def _stated(
+def _launch_keys(
     settings: pa.Table, sharded_layers: pa.Table, layer_weights: pa.Table, gpu_formats: pa.Table, read: set[str]
 ) -> dict[str, tuple]:
-    """Return by deployment all that its calls are made of and priced by, but for its GPU and its knots."""
+    """Return by deployment the rows that its calls follow from and are priced by, without its GPU and step shapes.
+
+    ``read``: columns of ``deployment_settings``, and tables, that lowering queries name.
+    """
     chosen = settings.select([name for name in settings.column_names if name in read])
     formats = _rows_by(gpu_formats, "gpu") if "gpu_formats" in read else {}
     layers = [_rows_by(table, "deployment_id", {"gpu"}) for table in (sharded_layers, layer_weights)]
     rows = zip(settings["deployment_id"].to_pylist(), settings["gpu"].to_pylist(), chosen.to_pylist(), strict=True)
     return {
-        name: (tuple(row.values()), formats.get(gpu), *(each.get(name) for each in layers)) for name, gpu, row in rows
+        name: (tuple(row.values()), formats.get(gpu), *(rows_of.get(name) for rows_of in layers))
+        for name, gpu, row in rows
     }
 
 
 def _rows_by(table: pa.Table, key: str, without: set[str] = frozenset()) -> dict[str, tuple]:
-    """Return the other columns' rows by a column that names them."""
-    rows_of_owner: dict[str, list[tuple]] = {}
+    """Return a table's rows, as tuples without the columns ``key`` and ``without``, grouped by ``key``."""
+    grouped_rows: dict[str, list[tuple]] = {}
     names = [name for name in table.column_names if name not in {key, *without}]
-    for owner, *row in zip(*(table[name].to_pylist() for name in (key, *names)), strict=True):
-        rows_of_owner.setdefault(owner, []).append(tuple(row))
-    return {owner: tuple(rows) for owner, rows in rows_of_owner.items()}
+    for group, *row in zip(*(table[name].to_pylist() for name in (key, *names)), strict=True):
+        grouped_rows.setdefault(group, []).append(tuple(row))
+    return {group: tuple(rows) for group, rows in grouped_rows.items()}

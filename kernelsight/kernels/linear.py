@@ -1,26 +1,26 @@
-"""Latency of linear attention: the short causal convolution and the gated delta rule, over prompts and single tokens.
+"""Latency of linear attention (gated delta net): short causal convolution and delta rule, in prefill and decode.
 
-Four kernels, distinguished by the call: work per row and channel (2 x taps for the convolution, 6 x key width for
-the delta rule) and whether a sequence has more than one row. Each moves bytes: ``traffic`` times the least for the
-convolution and for single tokens; over prompts the delta rule writes chunk states and intermediate products, counted
-in passes over its values. Bytes pass the multiprocessors at ``bytes_per_clock``, and DRAM where L2 does not hold them.
+Four kernels, distinguished by the call: FLOP per row and channel (2 x taps for the convolution, 6 x key width for the
+delta rule), and whether a sequence has more than one row. All are memory-bound. The convolution and decode move
+``traffic`` times the least bytes; the delta rule in prefill writes chunk states and intermediate products, counted in
+passes over its values. Bytes pass the multiprocessors at ``bytes_per_clock``, and DRAM where L2 does not hold them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import Coefficients, Columns, power_mean
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Coefficients, Columns, Features, power_mean
 from kernelsight.kernels.work import fields
 
-# the convolution multiplies by 4 taps and adds, the delta rule by 3 x 64 channels at least
+# FLOP per row and channel above which a call is the delta rule: 8 for a convolution of 4 taps, 6 x 64 at least for it
 LEAST_DELTA_WORK = 48.0
 REFERENCE_CLOCK_PER_US = 1800.0
 NORM_EXPONENT = 3.0
 L2_SHARPNESS = 6.0
 
-_ROLES = (  # name, words, floor (us), traffic, bytes a clock, us a sequence
+_ROLES = (  # name, words, floor (us), traffic, bytes per clock, us per sequence
     ("conv", "convolution of prompts", 3.7, 1.3, 20.0, 0.03),
     ("update", "convolution of single tokens", 2.8, 1.5, 19.0, 0.001),
     ("chunk", "delta rule of prompts", 16.0, 8.7, 12.0, 0.02),
@@ -63,7 +63,11 @@ COLUMNS = {
 
 
 def gated_delta_net(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """Floor, each sequence, and the p-norm of multiprocessor, DRAM and serial time (Yang et al., arXiv 2412.06464)."""
+    """Return (latency_us, None), (rows,), of a gated delta net's kernel (Yang et al., arXiv 2412.06464).
+
+    t = floor + sequences x time each + 3-norm(multiprocessors, DRAM, tokens one after another). ``call``: rows,
+    columns, sequences, flops, bytes, working_set_bytes.
+    """
     rows, sequences, columns = call["rows"], call["sequences"], call["columns"]
     work = call["flops"] / (rows * columns)
     is_delta, single = work > LEAST_DELTA_WORK, rows <= sequences
@@ -77,7 +81,7 @@ def gated_delta_net(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> t
     over_prompts = role("traffic") * 4.0 * rows * columns + at["state_passes"] * states
     chunked = is_delta & xp.logical_not(single)
     moved = xp.where(chunked, over_prompts, role("traffic") * call["bytes"])
-    # what a kernel of a prompt reads was written just before it; states of other sequences were not, and stay in place
+    # in prefill a kernel reads what the one before it wrote; in decode it updates the states of all sequences in place
     kept = xp.where(single, 0.5 * call["working_set_bytes"], moved * xp.where(chunked, at["chunk_kept"], 1.0))
     missed = 1.0 - 1.0 / (1.0 + (kept / (at["l2_share"] * gpu["l2_bytes"])) ** L2_SHARPNESS)
     unit_us = moved / (role("bytes_per_clock") * gpu["sm_count"] * gpu["clock_per_us"])

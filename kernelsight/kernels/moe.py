@@ -1,45 +1,45 @@
-"""Latency of the routed experts of a MoE layer: tiles of the active experts, their weights, and what is moved around.
+"""Latency of a MoE layer's routed experts: grouped GEMMs over active experts, their weights, permuted activations.
 
-t = floor + experts + (compute^p + weights^p)^(1/p) + moved rows. Two grouped products (up, with its gate, and down) run
-sum over experts of ceil(rows / tile) tiles; the row tile is the cheapest of a list, as libraries choose it by rows per
-expert. Only experts that a token reaches are read, and the busiest of the expert-parallel ranks sets the time.
+t = floor + experts + (compute^p + weights^p)^(1/p) + moved rows. Two grouped GEMMs (up, with its gate, and down) run
+sum over experts of ceil(rows / tile) tiles; the row tile is the fastest of a list, as libraries choose it by rows per
+expert. Only the weights of experts with tokens are read, and the busiest expert-parallel rank sets the time.
 
-Who gets how many tokens is not known before a run. :func:`random_load` is what is expected of a router that draws
-experts at random, some more popular than others; :func:`drawn_load` what the collectors of AIConfigurator draw.
+How many tokens an expert gets is not known before a run. :func:`random_load` is the expectation for a router that draws
+experts at random, some more popular than others; :func:`drawn_load` that of the draws of AIConfigurator's collectors.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import Columns, beside_cut, power_mean
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Columns, Features, beside_cut, power_mean
 from kernelsight.kernels.work import fields
 
-# rows of one expert that a tile takes
+# rows of one expert in a tile
 ROW_TILES = (16.0, 32.0, 64.0, 128.0, 256.0)
 # bytes per clock and multiprocessor that L2 feeds: 64 on NVIDIA GPUs since Volta (A100 white paper, section L2 cache)
 L2_BYTES_PER_CLOCK = 64.0
-# bytes per clock and multiprocessor that a kernel which only moves data gets through (estimate)
+# bytes per clock and multiprocessor of a kernel that only moves data (estimate)
 COPIED_BYTES_PER_CLOCK = 20.0
-# squared coefficient of variation of how popular experts are, as the load of expert-parallel ranks follows from it
-# (estimate: trained routers are balanced by a loss or a bias, but prompts of one kind prefer some experts); the
-# experts that a batch reaches follow from the same figure: popularity_variance of sql/macros/work.sql
+# squared coefficient of variation of expert popularity, from which the load of expert-parallel ranks follows (estimate:
+# trained routers are balanced by a loss or a bias, but similar prompts prefer the same experts). The number of experts
+# that a batch reaches follows from the same figure: popularity_variance of sql/macros/work.sql
 POPULARITY_VARIANCE = 0.3
-# routings that a collector replays one after the other: weights that two of them share may still lie in L2
+# routings that a collector replays one after another: weights that two of them share may still be in L2
 ROUTINGS_IN_A_SWEEP = 5.0
-# a tile that an engine takes for want of a tuned file, rows x columns and depth (engine_expert_tiles), and what a step
-# of its depth takes in clocks: of one thread block, whose next operands are on their way for so long, and of a
-# multiprocessor that runs several. Both, and how they add to what else holds the products, from published sweeps of
-# SGLang 0.5.14 (which takes these tiles) against those of vLLM 0.22 and 0.24 (which has others) for equal shapes on
-# H100, H200 and B200: 2,561 pairs of up to 512 tokens without a tuned file, 21 % apart before and 9 % with them
+# default tile of an engine without a tuned file, rows x columns and depth (engine_expert_tiles), and clocks of a step
+# of its depth: of one thread block, which waits for its next operands, and of a multiprocessor that runs several
+# blocks. These, and the exponent by which they add to the other limits, are from published sweeps of SGLang 0.5.14
+# (these tiles) against vLLM 0.22 and 0.24 (other tiles) for equal shapes on H100, H200 and B200: 2,561 pairs of up to
+# 512 tokens without a tuned file differ by 21 % without these terms, by 9 % with them
 SMALL_TILE, SMALL_DEPTH = 64.0, 32.0
 BLOCK_STEP_CLOCKS, UNIT_STEP_CLOCKS = 630.0, 206.0
 SMALL_EXPONENT = 1.9
-# share of the peak that DeepGEMM's grouped products reach with the activation between them: the most in published
-# sweeps of evenly loaded experts (SGLang 0.5, TensorRT-LLM 1.x: 0.57 on H100, 0.62 on H200 and B200)
+# share of the peak of DeepGEMM's grouped GEMMs, the activation between them included: the highest in published sweeps
+# of evenly loaded experts (SGLang 0.5, TensorRT-LLM 1.x: 0.57 on H100, 0.62 on H200 and B200)
 BLOCK_EFFICIENCY = 0.6
-# exponent that marks a sweep in which every expert gets the same number of tokens
+# load exponent of a sweep in which every expert gets the same number of tokens
 EVEN = 0.0
 
 COEFFICIENTS = (
@@ -83,7 +83,7 @@ FEATURES = Features(
 COLUMNS = {
     **fields("tokens", "hidden", "intermediate", local_experts="experts"),
     **fields("top_k", "moe_tp", "moe_ep", matrices="expert_matrices"),
-    # sweeps are of the tiles that their engine's version takes, and of no blocks without tokens
+    # sweeps measure the tiles of their engine's version, and no blocks without tokens
     "small_tiles": "0",
     "block_rows": "0",
     # how the collector drew the experts: the exponent of its power law, 0 where all get equally many tokens
@@ -96,7 +96,10 @@ COLUMNS = {
 
 
 def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Both products, their weights and the rows around them; ``call``: columns of :func:`view`."""
+    """Return (latency_us, tiles), (rows,) each, of both grouped GEMMs and the kernels around them.
+
+    ``call``: columns of :func:`view`.
+    """
     rows, active = call["rank_rows"], call["active_experts"]
     hidden, width = call["hidden"], call["intermediate"]
     up_width = (call["matrices"] - 1.0) * width
@@ -108,7 +111,7 @@ def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     row_us = 2.0 * column_tile * units / (at["compute_efficiency"] * reached["uncut_flops_per_us"])
     operand_us = call["element_bytes"] / (at["l2_bytes_per_clock"] * clock)
     per_expert = rows / active
-    # (time, tiles) of the cheapest tile, and of the cheapest that the kernel takes beyond one token an expert
+    # (time, tiles) of the fastest tile, and of the fastest that the kernel uses above one token per expert
     free, beyond = None, (float("inf"), 0.0)
     for listed in ROW_TILES:
         tile = xp.minimum(listed, at["most_tile"])
@@ -123,12 +126,12 @@ def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
         free = (compute_us, tiles) if free is None else cheaper(xp, free, (compute_us, tiles))
         allowed = xp.where(listed >= at["least_tile"], compute_us, float("inf"))
         beyond = cheaper(xp, beyond, (allowed, tiles))
-    # from one token an expert to one and a half
+    # from 0 at one token per expert to 1 at one and a half
     ramp = xp.clip(2.0 * (call["tokens"] / call["local_experts"] - 1.0), 0.0, 1.0)
     compute_us, tiles = (small + ramp * (large - small) for small, large in zip(free, beyond, strict=True))
     dram = gpu["memory_bytes_per_us"] * at["dram_share"] * (1.0 - at["ecc_share"] * gpu["inline_ecc"])
     l2 = xp.maximum(L2_BYTES_PER_CLOCK * units * clock, gpu["memory_bytes_per_us"])
-    # a line that both halves of a split L2 read is kept twice
+    # both partitions of a split L2 keep a line that both read
     kept_bytes = at["l2_share"] * gpu["l2_bytes"] / gpu["l2_partitions"]
 
     def byte_us(touched: Any, rate: Any) -> Any:
@@ -153,7 +156,7 @@ def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
 
 
 def small_tiles_us(xp: Any, call: Columns, active: Any, per_expert: Any, units: Any, clock: Any) -> Any:
-    """Return the time in which small tiles step through both products: each block alone, or all of a multiprocessor."""
+    """Return the time of small tiles over both GEMMs, microseconds: of one block's steps, or of a multiprocessor's."""
     hidden, width = call["hidden"], call["intermediate"]
     tiles = expert_tiles(xp, per_expert / SMALL_TILE, call["even"]) * active
     steps_us = 0.0
@@ -164,31 +167,31 @@ def small_tiles_us(xp: Any, call: Columns, active: Any, per_expert: Any, units: 
 
 
 def cheaper(xp: Any, one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the (time, tiles) of the faster of two."""
+    """Return the (time, tiles) of the faster of two, elementwise."""
     return xp.minimum(one[0], other[0]), xp.where(other[0] < one[0], other[1], one[1])
 
 
 def expert_tiles(xp: Any, filling: Any, even: Any) -> Any:
-    """Tiles of one expert that fills ``filling`` tiles on average: whole ones if even, else the mean of ceil.
+    """Return the mean number of tiles of an expert whose rows fill ``filling`` tiles on average.
 
-    Counts spread exponentially have the mean 1 / (1 - exp(-1 / filling)): 1 where tiles are hardly filled, filling +
-    1/2 where many are.
+    ceil(filling) where loads are ``even``; else the mean of ceil over exponentially distributed rows, 1 / (1 - exp(-1 /
+    filling)): 1 where tiles are hardly filled, filling + 1/2 where many are.
     """
     spread = 1.0 / (1.0 - xp.exp(-1.0 / filling))
     return xp.where(even > 0.0, xp.ceil(filling - 1e-6), spread)
 
 
 def view(xp: Any, call: Columns) -> dict[str, Any]:
-    """Return what :func:`moe` reads: the load of the busiest rank, and the weights behind ``flops`` and ``bytes``.
+    """Return the columns that :func:`moe` reads, (rows,) each: load of the busiest rank, bytes of an expert's weights.
 
-    ``load_exponent``, a column of measured rows alone, states how their collector drew the experts.
+    ``load_exponent``, a column of sweeps alone, is the exponent by which their collector drew the experts.
     """
     tokens, top_k, ranks = call["tokens"], call["top_k"], call["moe_ep"]
     hidden, width, local = call["hidden"], call["intermediate"], call["local_experts"]
     mean_rows = tokens * top_k / ranks
     matrices = call["flops"] / (2.0 * mean_rows * hidden * width)
     token_bytes = 4.0 * tokens * xp.minimum(1.0, top_k / ranks) * hidden
-    # a matrix has at least a quarter of a byte an element
+    # weights have at least a quarter of a byte per element
     elements = matrices * hidden * width
     expert_bytes = xp.maximum((call["bytes"] - token_bytes) / call["active_experts"], 0.25 * elements)
     if "load_exponent" in call:
@@ -210,10 +213,10 @@ def view(xp: Any, call: Columns) -> dict[str, Any]:
 
 
 def random_load(xp: Any, tokens: Any, top_k: Any, local_experts: Any, ranks: Any, active: Any) -> tuple[Any, Any]:
-    """Return (rows, active experts) expected of the busiest rank, where a router draws experts at random.
+    """Return expected (rows, active experts) of the busiest rank, for a router that draws experts at random.
 
-    Rows of a rank vary by the draw (1 / mean) and by how popular its experts are. ``active``: experts that are reached
-    on a rank of mean load; with the busiest rank's share of tokens, fewer stay idle.
+    Rows of a rank vary by the draw (relative variance 1 / mean) and by the popularity of its experts. ``active``:
+    experts with tokens on a rank of mean load; the busiest rank has fewer idle ones.
     """
     mean_rows = tokens * top_k / ranks
     busiest = busiest_share(xp, ranks, POPULARITY_VARIANCE / local_experts + 1.0 / mean_rows)
@@ -223,27 +226,27 @@ def random_load(xp: Any, tokens: Any, top_k: Any, local_experts: Any, ranks: Any
 
 
 def busiest_share(xp: Any, ranks: Any, variance: Any) -> Any:
-    """Expected load of the busiest rank over the mean: 1 + z(ranks) sqrt(variance (1 - 1/ranks)).
+    """Return the expected load of the busiest rank over the mean: 1 + z(ranks) sqrt(variance (1 - 1/ranks)).
 
-    z is the expected largest of ``ranks`` normal draws, raised by 1.3 for the right skew of loads; within 12 % of
-    simulated routings.
+    ``variance``: relative variance of a rank's load. z: expected maximum of ``ranks`` normal draws, times 1.3 for the
+    right skew of loads; within 12 % of simulated routings.
     """
     octaves = xp.log(ranks)
     return 1.0 + octaves / (0.86 + 0.1215 * octaves) * xp.sqrt(variance * (1.0 - 1.0 / ranks))
 
 
 def most_share(xp: Any, top_k: Any, local_experts: Any, ranks: Any) -> Any:
-    """Largest load of a rank over the mean: a token reaches an expert once."""
+    """Return the largest possible load of a rank over the mean: a token reaches an expert at most once."""
     return ranks * xp.minimum(1.0, local_experts / top_k)
 
 
 def drawn_load(xp: Any, tokens: Any, top_k: Any, local_experts: Any, ranks: Any, exponent: Any) -> tuple[Any, Any, Any]:
-    """Return (rows, active experts, experts touched by all routings) of the rank that a collector measures.
+    """Return (rows, active experts, experts of all routings) of the rank that a collector measures, (rows,) each.
 
     Collectors of AIConfigurator (collector/helper.py) draw each expert's share from x^-exponent between 1 and 0.8
-    tokens (between 0.01 and 2 while there are fewer rows than experts), round the counts, give what is missing to idle
-    experts in order, and measure the busiest rank; ``exponent`` 0 stands for the same count everywhere. Integrals of
-    that density: rows and active experts within 12 % of simulated draws from 4 tokens on, mostly within 5 %.
+    tokens (between 0.01 and 2 while there are fewer rows than experts), round the counts, give the missing rows to idle
+    experts in order, and measure the busiest rank; ``exponent`` 0: the same count for every expert. Computed by
+    integrals of that density, within 12 % of simulated draws from 4 tokens on, mostly within 5 %.
     """
     even = exponent == EVEN
     mean = tokens * top_k / (local_experts * ranks)
@@ -264,10 +267,10 @@ def drawn_load(xp: Any, tokens: Any, top_k: Any, local_experts: Any, ranks: Any,
     busiest = busiest_share(xp, ranks, variance / local_experts)
     busiest = xp.where(even, 1.0, xp.minimum(busiest, most_share(xp, top_k, local_experts, ranks)))
     rows = xp.maximum(mean * local_experts * busiest, 1.0)
-    # the busiest rank has more of its experts active, the more so the fewer there are
+    # the busiest rank has a larger share of active experts, the more so the fewer are active
     active = local_experts * xp.where(even, xp.minimum(mean, 1.0), share * busiest ** (1.0 - share))
     active = xp.maximum(xp.minimum(active, xp.minimum(local_experts, rows)), 1.0)
-    # experts drawn at random differ between routings; those that are given rows stand in the same order each time
+    # drawn experts differ between routings; those that get the missing rows are in the same order each time
     missed = (1.0 - drawn) ** ROUTINGS_IN_A_SWEEP * (1.0 - xp.clip(share - drawn, 0.0, 1.0))
     touched = xp.where(even, active, xp.clip(local_experts * (1.0 - missed), active, local_experts))
     return rows, active, touched

@@ -1,8 +1,8 @@
-"""What a small sweep says of calls near its points: a Gaussian process over what expression and correction leave.
+"""Gaussian process over the residuals of a small sweep, for calls near its points, beside expression and correction.
 
-delta = k(x, X) alpha with k = exp(-|x - X| / length) among the points of one kernel, 0 far from all of them: what was
-measured is answered by its measurement up to its noise, one between two measurements by both (kriging; Rasmussen
-and Williams, Gaussian Processes for Machine Learning, 2006, chapter 2).
+delta = k(x, X) alpha with k = exp(-|x - X| / length) over the points of one kernel, 0 far from all of them: a measured
+call is predicted by its measurement up to the noise, a call between two points by both (kriging; Rasmussen and
+Williams, Gaussian Processes for Machine Learning, 2006, chapter 2). :mod:`kernelsight.fitting.nearby` fits the weights.
 """
 
 from __future__ import annotations
@@ -12,42 +12,49 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# rows that are answered at once
+# rows that are predicted in one block
 BLOCK = 1024
 
 
 class Nearby(NamedTuple):
-    """Points of one kernel: positions in units of the correction's features, their weights, and how far they reach."""
+    """The P points of one kernel, with their kriging weights."""
 
-    points: np.ndarray  # (P, F)
-    weights: np.ndarray  # (P,)
-    length: float
+    points: np.ndarray  # (P, F) features, scaled as the correction's inputs
+    weights: np.ndarray  # (P,) alpha
+    length: float  # of the correlation, in scaled features
 
 
 def nearby_delta(inputs: np.ndarray, kernels: Sequence[str], nearby: Mapping[str, Nearby]) -> np.ndarray:
-    """Return the logarithm of the factor of each row, 0 for kernels without points; ``inputs``: (rows, F), scaled."""
+    """Return the log factor of each row, (rows,), 0 for kernels without points.
+
+    ``inputs``: scaled features, (rows, F); ``kernels``: engine|implementation|dtype of each row.
+    """
     log_delta, names = np.zeros(inputs.shape[0]), np.asarray(kernels)
-    for name, one in nearby.items():
+    for name, near in nearby.items():
         rows = np.flatnonzero(names == name)
         for first in range(0, rows.size, BLOCK):
             block = rows[first : first + BLOCK]
-            log_delta[block] = correlation(inputs[block], one.points, one.length) @ one.weights
+            log_delta[block] = correlation(inputs[block], near.points, near.length) @ near.weights
     return log_delta
 
 
 def nearby_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Nearby]:
-    """Return the points that rows of one (family, GPU) hold, by kernel."""
+    """Return the points by kernel from the ``eta_coefficients`` rows of one family, GPU and part nearby."""
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for row in rows:
         kernel = "|".join((row["engine"], row["implementation"], row["dtype"]))
         arrays.setdefault(kernel, {})[row["coefficient"]] = np.array(row["array"])
     return {
-        name: Nearby(one["points"].reshape(one["weights"].size, -1), one["weights"], float(one["length"][0]))
-        for name, one in arrays.items()
+        name: Nearby(
+            of_kernel["points"].reshape(of_kernel["weights"].size, -1),
+            of_kernel["weights"],
+            float(of_kernel["length"][0]),
+        )
+        for name, of_kernel in arrays.items()
     }
 
 
-def correlation(left: np.ndarray, right: np.ndarray, length: float) -> np.ndarray:
-    """Return exp(-|left - right| / length) of every pair of rows."""
-    squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2.0 * left @ right.T
+def correlation(first: np.ndarray, second: np.ndarray, length: float) -> np.ndarray:
+    """Return exp(-|x - y| / length) of every pair of rows, (rows of the first, rows of the second)."""
+    squares = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1) - 2.0 * first @ second.T
     return np.exp(-np.sqrt(np.maximum(squares, 0.0)) / length)

@@ -1,7 +1,7 @@
-"""The network of a correction, evaluated: by numpy in blocks that stay in the cache of a core, or by any ``xp``.
+"""Evaluates a correction, a small neural network over call features that multiplies an expression's latency.
 
-On one core numpy multiplies and bends the hidden values of a row three to six times faster than compiled XLA code, as
-long as they lie in the cache.
+In numpy by blocks that fit the cache of a core, three to six times faster there than compiled XLA code; in any other
+``xp`` at once.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ import numpy as np
 
 from kernelsight.dataflow.blas import one_blas_thread
 
-# physics misses some measured kernels by more than a factor of two, and their sweep shows by how much
+# largest log factor of a correction: some expressions miss measured kernels by more than a factor of two
 MOST = math.log(4.0)
-# octaves outside the measured range at which a correction has lost half of its effect
+# octaves outside the measured sizes at which a correction has half of its effect
 FADE_OCTAVES = 1.0
-# hidden layers of that many rows lie in the cache, and their products take OpenBLAS's path without packing
+# rows of a block: its hidden layers fit the cache, and OpenBLAS multiplies matrices of this size without packing
 NETWORK_ROWS = 768
-# numbers that each kernel has of its own
+# arrays with a row for each kernel (node)
 BY_NODE = ("first_bias", "last_bias", "strength")
 
 
 class Network(NamedTuple):
-    """The numbers of one correction; F features, H and K hidden units, N kernels (nodes)."""
+    """Weights of one correction; F features, H and K hidden units, N kernels (nodes)."""
 
-    low: Any  # (F,) range of the sweep, in units of the features
-    high: Any  # (F,)
-    matter: Any  # (F,) 1: counts for how far a call lies from the sweep
-    centre: Any  # (F,) features are taken from here,
-    scale: Any  # (F,) in these units
+    low: Any  # (F,) smallest feature of the sweep
+    high: Any  # (F,) largest feature of the sweep
+    matter: Any  # (F,) 1: a feature by which the distance of a call from the sweep is measured, else 0
+    centre: Any  # (F,) inputs are (features - centre) / scale
+    scale: Any  # (F,)
     first: Any  # (F, H)
     first_bias: Any  # (N, H)
     second: Any  # (H, K)
     second_bias: Any  # (K,)
     last: Any  # (K,)
     last_bias: Any  # (N,)
-    strength: Any  # (N,) share of the correction that holds at sites that were not measured
+    strength: Any  # (N,) factor on the correction: the share that carries over to unmeasured sites
 
 
 def network_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Network, list[str]]:
-    """Return the network that correction rows of one (family, GPU) hold, and its kernels in the order of its nodes."""
+    """Return the network of one family and GPU from its correction rows, and its kernels in the order of the nodes."""
     arrays: dict[tuple[str, str], np.ndarray] = {}
     for row in rows:
         kernel = "|".join(row[name] or "" for name in ("engine", "implementation", "dtype"))
@@ -59,9 +59,9 @@ def network_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Network, list[str]]:
 
 
 def correction(xp: Any, features: Any, node: Any, network: Network) -> Any:
-    """Return delta, the logarithm of the factor on an expression's latency; 0 where ``node`` is -1 (no sweep ran it).
+    """Return the log factor on an expression's latency, (rows,); 0 where ``node`` is -1: the sweep did not run it.
 
-    ``features``: (rows, F); ``node``: int, one a row or one for all.
+    ``features``: (rows, F); ``node``: row of the kernel in BY_NODE, int, (rows,) or one for all.
     """
     if xp is np:
         with one_blas_thread():
@@ -75,17 +75,17 @@ def correction(xp: Any, features: Any, node: Any, network: Network) -> Any:
 
 
 def scaled(features: Any, network: Network) -> Any:
-    """Return features from the sweep's centre, in units of how much they vary in it."""
+    """Return features less the sweep's centre, in units of their variation in the sweep."""
     return (features - network.centre) / network.scale
 
 
 def outside(xp: Any, features: Any, network: Network) -> Any:
-    """Return the octaves by which each row lies outside of the measured sizes, in the size where they are most."""
+    """Return how far each row lies outside of the sweep's sizes, octaves, (rows,): the largest over its sizes."""
     return (xp.abs(features - xp.clip(features, network.low, network.high)) * network.matter).max(axis=1)
 
 
 def _by_blocks(features: np.ndarray, node: Any, network: Network) -> np.ndarray:
-    """The same in numpy, a feature or hidden unit a row of its arrays."""
+    """Return :func:`correction` in numpy, with a feature or hidden unit a row of its arrays."""
     at = np.atleast_1d(np.asarray(node))
     # most calls are of one kernel: no gather per row
     at = at[:1] if (at == at[:1]).all() else at
@@ -94,7 +94,7 @@ def _by_blocks(features: np.ndarray, node: Any, network: Network) -> np.ndarray:
     np.minimum(np.maximum(net, -MOST, out=net), MOST, out=net)
     net *= np.where(at >= 0, network.strength[at], 0.0)
     sizes = features.T[_as_slice(network.matter > 0)]
-    low, high = (part[network.matter > 0, np.newaxis] for part in (network.low, network.high))
+    low, high = (bound[network.matter > 0, np.newaxis] for bound in (network.low, network.high))
     if net.size and ((sizes < low).any() or (sizes > high).any()):
         outside = np.maximum(np.maximum(sizes - high, low - sizes).max(axis=0, initial=0.0), 0.0)
         net /= 1.0 + (outside / FADE_OCTAVES) ** 2
@@ -102,36 +102,39 @@ def _by_blocks(features: np.ndarray, node: Any, network: Network) -> np.ndarray:
 
 
 def _layers(columns: np.ndarray, at: np.ndarray, network: Network) -> np.ndarray:
-    """Return the last layer, less its bias, NETWORK_ROWS rows at a time; ``at``: node of all rows, or of each.
+    """Return the last layer without its bias, (rows,), by blocks of NETWORK_ROWS; ``at``: node of all rows, or of each.
 
-    Centre, scale and biases are taken into the products: a column of each layer meets a row of ones.
+    Centre, scale and biases are part of the matrix products: a column of each matrix multiplies a row of ones.
     """
-    rows, kind, (inputs, hidden) = columns.shape[1], columns.dtype, network.first.shape
+    rows, dtype, (inputs, hidden) = columns.shape[1], columns.dtype, network.first.shape
     low, high = network.low[:, np.newaxis], network.high[:, np.newaxis]
     per_unit = network.first / network.scale[:, np.newaxis]
     biases = network.first_bias - network.centre @ per_unit
-    first = np.concatenate([per_unit.T, biases[at[:1]].T if at.size == 1 else np.zeros((hidden, 1), kind)], axis=1)
+    first = np.concatenate([per_unit.T, biases[at[:1]].T if at.size == 1 else np.zeros((hidden, 1), dtype)], axis=1)
     second = np.concatenate([network.second.T, network.second_bias[:, np.newaxis]], axis=1)
-    output = np.empty(rows, kind)
+    output = np.empty(rows, dtype)
     for start in range(0, rows, NETWORK_ROWS):
         block = slice(start, min(start + NETWORK_ROWS, rows))
-        seen = columns[:, block]
+        features = columns[:, block]
         if start == 0 or block.stop == rows:
-            held, lower = (np.ones((height + 1, seen.shape[1]), kind) for height in (inputs, hidden))
-            upper = np.empty((second.shape[0], seen.shape[1]), kind)
-            within, under = held[:inputs], lower[:hidden]
-        np.minimum(np.maximum(seen, low, out=within), high, out=within)
-        np.matmul(first, held, out=under)
+            # inputs and first layer, each with a last row of ones for the biases
+            clipped_and_ones, lower_and_ones = (
+                np.ones((height + 1, features.shape[1]), dtype) for height in (inputs, hidden)
+            )
+            upper = np.empty((second.shape[0], features.shape[1]), dtype)
+            clipped, lower = clipped_and_ones[:inputs], lower_and_ones[:hidden]
+        np.minimum(np.maximum(features, low, out=clipped), high, out=clipped)
+        np.matmul(first, clipped_and_ones, out=lower)
         if at.size > 1:
-            under += biases[at[block]].T
-        np.tanh(under, out=under)
-        np.matmul(second, lower, out=upper)
+            lower += biases[at[block]].T
+        np.tanh(lower, out=lower)
+        np.matmul(second, lower_and_ones, out=upper)
         np.tanh(upper, out=upper)
         np.matmul(network.last, upper, out=output[block])
     return output
 
 
-def _as_slice(chosen: np.ndarray) -> Any:
-    """Return a slice where the chosen come first, which numpy reads in place, else the mask itself."""
-    count = int(chosen.sum())
-    return slice(count) if chosen[:count].all() else chosen
+def _as_slice(mask: np.ndarray) -> Any:
+    """Return a mask as a slice, which numpy reads without a copy, where its true values come first; else the mask."""
+    count = int(mask.sum())
+    return slice(count) if mask[:count].all() else mask

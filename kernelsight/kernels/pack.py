@@ -1,4 +1,4 @@
-"""Packs: files of fitted numbers in ``eta_coefficients``, plain Parquet, and what a call reads of them."""
+"""Packs: Parquet files with the fitted numbers of the kernel model, read and checked as ``eta_coefficients``."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput
-from kernelsight.kernels.forms import PATH, Coefficient, Node, names_at
+from kernelsight.kernels.coefficients import PATH, Coefficient, Node, names_at
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.contract import Contract
 
-# of each kernel with points: where these lie, and what they weigh
+# arrays of each kernel with measured points: their features, and their kriging weights
 POINT_ARRAYS = ("features", "weights")
 _PACKS = Path(__file__).resolve().parents[1] / "packs"
 
 
 def assumed_rows(family: str, coefficients: Iterable[Coefficient]) -> list[dict]:
-    """Return the constants with which a family starts, for one that no sweep holds."""
+    """Return the starting constants of a family without a sweep, as rows of ``eta_coefficients``."""
     return [
         {
             "family": family,
             "part": "constant",
             "level": "family",
-            "coefficient": one.name,
-            "value": one.start,
-            "unit": one.unit,
+            "coefficient": declared.name,
+            "value": declared.start,
+            "unit": declared.unit,
             "assumed": "assumed",
-            "source": one.doc,
+            "source": declared.doc,
         }
-        for one in coefficients
-        if one.owner != "fixed"
+        for declared in coefficients
+        if declared.owner != "fixed"
     ]
 
 
 def nodes_of(rows: pa.Table) -> list[Node]:
-    """Return the nodes that constant rows hold."""
+    """Return the nodes of ``eta_coefficients`` rows of part constant."""
     words = {name: rows[name].to_pylist() for name in PATH}
-    # a level at a time: its nodes have the words of the same columns
+    # paths by level: nodes of a level are identified by the same columns
     levels = rows["level"].to_pylist()
     paths = {level: list(zip(*(words[name] for name in names_at(level)), strict=True)) for level in set(levels)}
     figures = zip(levels, *(rows[name].to_pylist() for name in ("coefficient", "value", "log_sd")), strict=True)
@@ -60,14 +60,16 @@ def default_pack() -> pa.Table:
 
 
 def shipped_pack() -> pa.Table:
-    """Return the pack that ships, without rows if there is none."""
+    """Return the pack that ships with the package; a table without rows if there is none."""
     packs = sorted(_PACKS.glob("*.parquet"))
     return read_pack(packs[0]) if packs else pack_table([])
 
 
 def read_pack(path: Path) -> pa.Table:
-    """Read a pack; InvalidInput where there is none, or its points have a former form, ContractBroken where its columns
-    are others."""
+    """Return the ``eta_coefficients`` of a pack file.
+
+    InvalidInput: no such file, no Parquet, or points as an earlier version fitted them; ContractBroken: other columns.
+    """
 
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"pack {path} {problem}; `kernelsight calibrate fit -o {path}` writes one.")
@@ -78,35 +80,35 @@ def read_pack(path: Path) -> pa.Table:
 
 
 def _refuse_former_points(rows: pa.Table, path: Path) -> None:
-    """Refuse points that an earlier version fitted: constants did not move, and arrays were others."""
+    """Raise InvalidInput for points of an earlier version, without moves of constants and in other arrays."""
     points = rows.filter(pc.equal(rows["part"], "points"))
     arrays = points.filter(pc.is_valid(points["array"]))
     former = arrays.filter(pc.invert(pc.is_in(arrays["coefficient"], pa.array(POINT_ARRAYS))))
     if former.num_rows:
-        gpus, found = (", ".join(sorted(set(former[name].to_pylist()))) for name in ("gpu", "coefficient"))
+        gpus, names = (", ".join(sorted(set(former[name].to_pylist()))) for name in ("gpu", "coefficient"))
         raise InvalidInput(
-            f"pack {path} holds points of {gpus} as an earlier version fitted them (arrays {found}), and this one "
+            f"pack {path} holds points of {gpus} as an earlier version fitted them (arrays {names}), and this one "
             f"reads {' and '.join(POINT_ARRAYS)}; fit the measured calls again: `kernelsight calibrate fit --few FILE "
             f"--onto default -o {path}`."
         )
 
 
 def with_assumed(rows: pa.Table) -> pa.Table:
-    """Add the starting constants of the families of which a pack holds none."""
+    """Return a pack with the starting constants of the families that it lacks."""
     from kernelsight.kernels.families import FAMILIES
 
-    held = set(pc.unique(rows["family"]).to_pylist())
+    fitted = set(pc.unique(rows["family"]).to_pylist())
     missing = [
         row
         for name, family in FAMILIES.items()
-        if name not in held
+        if name not in fitted
         for row in assumed_rows(name, family.form.coefficients)
     ]
     return pa.concat_tables([rows, pack_table(missing)])
 
 
 def pack_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return rows as ``eta_coefficients``; what a row leaves out is null, its position 0."""
+    """Return rows as ``eta_coefficients``; missing columns are null, a missing position is 0."""
     columns = {
         column.name: pa.array(
             [row.get(column.name, 0 if column.name == "position" else None) for row in rows], column.arrow_type

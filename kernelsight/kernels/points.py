@@ -1,70 +1,69 @@
-"""What a few measured calls say of all others on their GPU: where its constants lie, and what these leave by size.
+"""Few-shot calibration of a GPU: from a few measured calls, moved constants and a Gaussian process over the residuals.
 
-The model is of e = log(measured / predicted across generations). Constants of the expression may be others on a new
-GPU: each has a move for the family, for its implementation and for its kernel (engine and number formats, too), normal
-around none, in units of the constant's spread. What moved constants leave is shared by calls of one family, of one
-implementation and of one kernel, the latter two by how near their sizes lie: kriging (Rasmussen and Williams, Gaussian
-Processes for Machine Learning, 2006, chapter 2). :mod:`kernelsight.fitting.few_points` fits both.
+The model is of the log error e = log(measured / predicted across generations). Each constant of the expression has a
+*move* on the new GPU, for the family, for its implementation and for its kernel (engine and number formats as well),
+with a normal prior around 0 in units of the constant's spread. Residuals of moved constants are correlated between
+calls of one family, of one implementation and of one kernel, the latter two by how close their sizes are: kriging
+(Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapter 2).
+:mod:`kernelsight.fitting.few_points` fits both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelsight.kernels.coefficients import Coefficient, moved
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.forms import Coefficient, moved
 
-# rows that are answered at once
+# rows that are predicted in one block
 BLOCK = 2048
-# what moved constants leave changes no prediction by more: a factor of 20
+# largest log factor of the residuals' prediction: a factor of 20
 MOST_DELTA = 3.0
 
 
 class Parts(NamedTuple):
-    """Standard deviations: of the moves of constants, and of what two calls share beside; the length in log sizes.
+    """Prior of log errors: standard deviations of the moves of constants and of the parts of residuals, length scale.
 
-    Chosen on A100, L40S, H100 and RTX PRO 6000 after 1, 3, 5 and 10 points a kernel, each GPU predicted by a fit
-    without its generation. Half or twice of any of them changes the mean error by 0 to 0.4 points.
+    Chosen on A100, L40S, H100 and RTX PRO 6000 after 1, 3, 5 and 10 points per kernel, each GPU predicted by a fit
+    without its generation. Half or twice of any of them changes the mean error by 0 to 0.4 percentage points.
     """
 
-    # of the logarithm of a constant, in units of its spread, at each of the three levels
+    # a constant's log move at each of the three levels, in units of its spread
     constant: float = 0.8
+    # residuals that calls share: of one family, of one implementation, of these by size, of one kernel by size
     family: float = 0.05
     implementation: float = 0.10
     implementation_by_size: float = 0.20
     kernel_by_size: float = 0.20
-    noise: float = 0.15
-    size_length: float = 3.0
+    noise: float = 0.15  # of one measured point
+    size_length: float = 3.0  # length scale of the correlation, in log sizes
 
 
 PARTS = Parts()
-# tables of tuned kernels, the best of many for each shape, scatter where expressions do not: 0.8, 0.5, 0.35 and 0.25
-# leave a mean of 14.5, 11.6, 10.7 and 11.1 % (medians) after 3 points a kernel of MI300X and MI308X by the other's fit
+# tables of tuned kernels, the best of many for each shape, scatter as no expression does: ``constant`` of 0.8, 0.5,
+# 0.35 and 0.25 leaves a mean (of medians) of 14.5, 11.6, 10.7 and 11.1 % error after 3 points per kernel of MI300X and
+# MI308X, each predicted by the other's fit
 PARTS_OF_TUNED = Parts(constant=0.35)
 # features count in octaves, lengths in natural logarithms
 LN2 = float(np.log(2.0))
 
 
 def parts_of(vendor: str | None) -> Parts:
-    """Return the deviations for GPUs of a vendor; None: of the first one, as in packs."""
+    """Return the prior for GPUs of a vendor; None: the first vendor, as in packs."""
     return PARTS if vendor is None else PARTS_OF_TUNED
 
 
 class Places(NamedTuple):
-    """Where calls of one family lie: engine, implementation and number formats of each, its sizes, and its slopes.
+    """Inputs of the Gaussian process: kernel, log sizes and slopes of N calls of one family."""
 
-    ``features``: (N, F) logarithms of sizes; ``slopes``: (N, C) d log latency / d log constant, times the constant's
-    spread; no columns where they are not asked for.
-    """
-
-    engine: np.ndarray
-    implementation: np.ndarray
-    dtype: np.ndarray
-    features: np.ndarray
-    slopes: np.ndarray
+    engine: np.ndarray  # (N,)
+    implementation: np.ndarray  # (N,)
+    dtype: np.ndarray  # (N,)
+    features: np.ndarray  # (N, F) natural logarithms of sizes
+    slopes: np.ndarray  # (N, C) d log latency / d log constant, times the constant's spread; (N, 0) where not needed
 
     @property
     def size(self) -> int:
@@ -72,30 +71,30 @@ class Places(NamedTuple):
         return self.features.shape[0]
 
     def at(self, rows: Any) -> Places:
-        """Return the places of some rows."""
+        """Return the inputs of some calls."""
         return Places(*(column[rows] for column in self))
 
     def kernels(self) -> np.ndarray:
-        """Return engine|implementation|dtype of each call."""
+        """Return the kernel of each call as engine|implementation|dtype, (N,)."""
         words = zip(self.engine, self.implementation, self.dtype, strict=True)
-        return np.array(["|".join(one) for one in words], dtype=object)
+        return np.array(["|".join(names) for names in words], dtype=object)
 
 
-def sizes_of(family: str, seen: np.ndarray) -> np.ndarray:
-    """Return natural logarithms of the sizes that a correction sees of calls, and its flags; no rounding to tiles.
+def sizes_of(family: str, call_features: np.ndarray) -> np.ndarray:
+    """Return natural logarithms of sizes, and flags times ln 2, (N, F): the features without rounding to tiles.
 
-    ``seen``: :func:`kernelsight.kernels.features.features` of the calls.
+    ``call_features``: :func:`kernelsight.kernels.features.features` of the calls.
     """
-    return LN2 * seen[:, : size_count(family)]
+    return LN2 * call_features[:, : size_count(family)]
 
 
 def size_count(family: str) -> int:
-    """Return the number of a family's sizes and flags."""
+    """Return the number of a family's features that are sizes or flags."""
     return len(FAMILIES[family].features.sizes) + len(FAMILIES[family].features.flags)
 
 
 def places(words: Mapping[str, Any], features: np.ndarray, slopes: np.ndarray | None = None) -> Places:
-    """Return the places of calls of one kernel or of many; ``words``: a word for all calls, or one for each."""
+    """Return the inputs of calls; ``words``: engine, implementation and dtype, each one for all calls or (N,)."""
     count = features.shape[0]
     names = (
         np.broadcast_to(np.asarray(words[name], dtype=object), count) for name in ("engine", "implementation", "dtype")
@@ -103,95 +102,112 @@ def places(words: Mapping[str, Any], features: np.ndarray, slopes: np.ndarray | 
     return Places(*names, features, np.empty((count, 0)) if slopes is None else slopes)
 
 
-def covariance(of: Places, to: Places, parts: Parts = PARTS) -> np.ndarray:
-    """Return (calls of the first, calls of the second): the covariance of their log errors, without noise."""
-    return _by_kernel(of, to, lambda one, alike: _left(one, to, alike, parts) + _moves(one, to, alike, parts))
+def covariance(calls: Places, others: Places, prior: Parts = PARTS) -> np.ndarray:
+    """Return the covariance of log errors, without noise, (calls, others)."""
+
+    def total(of_kernel: Places, same: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        return _residual_covariance(of_kernel, others, same, prior) + _move_covariance(of_kernel, others, same, prior)
+
+    return _by_kernel(calls, others, total)
 
 
-def covariance_of_left(of: Places, to: Places, parts: Parts = PARTS) -> np.ndarray:
-    """Return the covariance of what moved constants leave of calls, without noise."""
-    return _by_kernel(of, to, lambda one, alike: _left(one, to, alike, parts))
+def covariance_of_left(calls: Places, others: Places, prior: Parts = PARTS) -> np.ndarray:
+    """Return the covariance of residuals of moved constants, without noise, (calls, others)."""
+    return _by_kernel(calls, others, lambda of_kernel, same: _residual_covariance(of_kernel, others, same, prior))
 
 
-def _by_kernel(of: Places, to: Places, shared: Any) -> np.ndarray:
-    """Calls of each kernel with those of the second; ``shared``: by calls of one kernel and who is like them."""
-    covariances = np.empty((of.size, to.size))
-    kernels, kernel_of_row = np.unique(of.kernels().astype(str), return_inverse=True)
-    others = to.kernels().astype(str)
+def _by_kernel(
+    calls: Places, others: Places, of_one_kernel: Callable[[Places, tuple[np.ndarray, np.ndarray]], np.ndarray]
+) -> np.ndarray:
+    """Return a covariance, (calls, others), filled by ``of_one_kernel`` for the calls of each kernel.
+
+    Its second argument: which ``others`` have the same implementation, and the same kernel, as 0 or 1, (others,) each.
+    """
+    covariances = np.empty((calls.size, others.size))
+    kernels, kernel_of_row = np.unique(calls.kernels().astype(str), return_inverse=True)
+    other_kernels = others.kernels().astype(str)
     for number, kernel in enumerate(kernels.tolist()):
         rows = np.flatnonzero(kernel_of_row == number)
-        one = of.at(rows)
-        alike = np.asarray(to.implementation == one.implementation[0], float)
-        covariances[rows] = shared(one, (alike, np.asarray(others == kernel, float)))
+        of_kernel = calls.at(rows)
+        same_implementation = np.asarray(others.implementation == of_kernel.implementation[0], float)
+        covariances[rows] = of_one_kernel(of_kernel, (same_implementation, np.asarray(other_kernels == kernel, float)))
     return covariances
 
 
-def _left(of: Places, to: Places, alike: tuple[np.ndarray, np.ndarray], parts: Parts) -> np.ndarray:
-    implementation, kernel = alike
-    near = np.exp(-0.5 * _squares(of.features, to.features) / parts.size_length**2)
-    by_size = implementation * parts.implementation_by_size**2 + kernel * parts.kernel_by_size**2
-    return parts.family**2 + implementation * parts.implementation**2 + near * by_size
+def _residual_covariance(
+    calls: Places, others: Places, same: tuple[np.ndarray, np.ndarray], prior: Parts
+) -> np.ndarray:
+    same_implementation, same_kernel = same
+    correlation = np.exp(-0.5 * _squared_distances(calls.features, others.features) / prior.size_length**2)
+    by_size = same_implementation * prior.implementation_by_size**2 + same_kernel * prior.kernel_by_size**2
+    return prior.family**2 + same_implementation * prior.implementation**2 + correlation * by_size
 
 
-def _moves(of: Places, to: Places, alike: tuple[np.ndarray, np.ndarray], parts: Parts) -> np.ndarray:
-    return parts.constant**2 * (1.0 + alike[0] + alike[1]) * (of.slopes @ to.slopes.T)
+def _move_covariance(calls: Places, others: Places, same: tuple[np.ndarray, np.ndarray], prior: Parts) -> np.ndarray:
+    same_implementation, same_kernel = same
+    return prior.constant**2 * (1.0 + same_implementation + same_kernel) * (calls.slopes @ others.slopes.T)
 
 
-def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    squared_distance = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2.0 * left @ right.T
-    return np.maximum(squared_distance, 0.0)
+def _squared_distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    squares = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1) - 2.0 * first @ second.T
+    return np.maximum(squares, 0.0)
 
 
-def prior_variance(of: Places, parts: Parts = PARTS) -> np.ndarray:
-    """Return the variance of each call's log error before anything is measured, without noise."""
-    variance = parts.family**2 + parts.implementation**2 + parts.implementation_by_size**2 + parts.kernel_by_size**2
-    return variance + 3.0 * parts.constant**2 * (of.slopes**2).sum(axis=1)
+def prior_variance(calls: Places, prior: Parts = PARTS) -> np.ndarray:
+    """Return the variance of each call's log error before anything is measured, without noise, (calls,)."""
+    variance = prior.family**2 + prior.implementation**2 + prior.implementation_by_size**2 + prior.kernel_by_size**2
+    return variance + 3.0 * prior.constant**2 * (calls.slopes**2).sum(axis=1)
 
 
-# logarithms by which constants of a family, of an implementation of it and of a kernel are others, by their words
+# log moves of constants, by the words of a family, implementation or kernel (``levels_of``), then by constant
 Moves = Mapping[tuple[str, ...], Mapping[str, float]]
 
 
 class PointsOf(NamedTuple):
-    """What is known of one family on one GPU: how its constants move, and points with the weights of what is left."""
+    """Few-shot calibration of one family on one GPU: moves of constants, and measured points with kriging weights."""
 
     moves: Moves
-    places: Places
-    weights: np.ndarray
+    places: Places  # inputs of the P measured points
+    weights: np.ndarray  # (P,)
 
     def count(self, kernel: str) -> int:
-        """Return the number of points of engine|implementation|dtype."""
+        """Return the number of measured points of a kernel, engine|implementation|dtype."""
         return int((self.places.kernels() == kernel).sum())
 
 
 def levels_of(engine: str, implementation: str, dtype: str) -> tuple[tuple[str, ...], ...]:
-    """Return the words by which the moves of a kernel are found: of its family, implementation, and of itself."""
+    """Return the keys of ``Moves`` that apply to a kernel: family, implementation, the kernel itself."""
     return (), (implementation,), (engine, implementation, dtype)
 
 
 def moved_constants(
     points: PointsOf, coefficients: Sequence[Coefficient], words: Mapping[str, str], at: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the constants of a kernel as its GPU's points have moved them, within the bounds of a fit."""
+    """Return the constants ``at`` of a kernel, by name, with their moves on the GPU, within the bounds of a fit.
+
+    ``words``: engine, implementation and dtype of the kernel.
+    """
     moves_of_levels = [
         points.moves.get(level, {}) for level in levels_of(*(words[name] for name in Places._fields[:3]))
     ]
-    fitted = {one.name: one for one in coefficients if one.owner != "fixed"}
-    logs = {name: sum(one.get(name, 0.0) for one in moves_of_levels) for name in fitted}
-    return {name: moved(fitted[name], value, logs[name]) if name in fitted else value for name, value in at.items()}
+    fitted = {declared.name: declared for declared in coefficients if declared.owner != "fixed"}
+    log_moves = {name: sum(moves.get(name, 0.0) for moves in moves_of_levels) for name in fitted}
+    return {
+        name: moved(fitted[name], value, log_moves[name]) if name in fitted else value for name, value in at.items()
+    }
 
 
-def mean_of(of: Places, points: PointsOf, parts: Parts = PARTS) -> np.ndarray:
-    """Return the log error to expect of each call of a family beside moved constants."""
-    log_delta = np.empty(of.size)
-    for first in range(0, of.size, BLOCK):
+def mean_of(calls: Places, points: PointsOf, prior: Parts = PARTS) -> np.ndarray:
+    """Return the expected log residual of calls beside moved constants, (calls,), at most MOST_DELTA either way."""
+    log_delta = np.empty(calls.size)
+    for first in range(0, calls.size, BLOCK):
         block = slice(first, first + BLOCK)
-        log_delta[block] = covariance_of_left(of.at(block), points.places, parts) @ points.weights
+        log_delta[block] = covariance_of_left(calls.at(block), points.places, prior) @ points.weights
     return np.clip(log_delta, -MOST_DELTA, MOST_DELTA)
 
 
 def points_of(rows: Sequence[Mapping[str, Any]]) -> PointsOf:
-    """Return the points that ``eta_coefficients`` rows of one family and GPU hold."""
+    """Return the calibration of one family on one GPU from its ``eta_coefficients`` rows of part points."""
     moves: dict[tuple[str, ...], dict[str, float]] = {}
     arrays: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
     for row in rows:
@@ -200,9 +216,9 @@ def points_of(rows: Sequence[Mapping[str, Any]]) -> PointsOf:
             moves.setdefault(words, {})[row["coefficient"]] = float(np.log(row["value"]))
         else:
             arrays.setdefault(words, {})[row["coefficient"]] = np.array(row["array"])
-    parts, weights = [], []
-    for words, one in sorted(arrays.items()):
-        words_of_place = dict(zip(("engine", "implementation", "dtype"), words, strict=True))
-        parts.append(places(words_of_place, one["features"].reshape(one["weights"].size, -1)))
-        weights.append(one["weights"])
-    return PointsOf(moves, Places(*map(np.concatenate, zip(*parts, strict=True))), np.concatenate(weights))
+    inputs, weights = [], []
+    for words, of_kernel in sorted(arrays.items()):
+        kernel = dict(zip(("engine", "implementation", "dtype"), words, strict=True))
+        inputs.append(places(kernel, of_kernel["features"].reshape(of_kernel["weights"].size, -1)))
+        weights.append(of_kernel["weights"])
+    return PointsOf(moves, Places(*map(np.concatenate, zip(*inputs, strict=True))), np.concatenate(weights))

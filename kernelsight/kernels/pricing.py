@@ -1,4 +1,4 @@
-"""What calls take at knots: calls that are equal in all that their time rests on are priced once for each GPU."""
+"""Prices a family's kernel calls at the knots of step costs: equal calls once per GPU, summed by launch signature."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
-from kernelsight.kernels.costed import RELIEF, Groups, Priced, Rest, Times
+from kernelsight.kernels.call_kinds import TIERS
+from kernelsight.kernels.columns import dictionary_of
 from kernelsight.kernels.energy import has_limit
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.kinds import TIERS
-from kernelsight.kernels.latency import Answers, answers, interval, powered
+from kernelsight.kernels.knot_costs import RELIEF, EvidenceTime, KernelTimes, LaunchGroups, PricedFamily
+from kernelsight.kernels.latency import EvaluatedCalls, evaluate_calls, interval, under_power_limits
 from kernelsight.kernels.launches import PRICED_BY
+from kernelsight.kernels.pricing_tables import PricingTables
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
-# calls that are priced together: some 200 bytes each
+# calls that are priced in one batch: some 200 bytes each
 MOST_ROWS = 500_000
-# columns of gpus, by their endings, that a resource's relief raises
+# columns of gpus, by their endings, that are RELIEF times higher for the share of a resource
 RATES = {
     "compute": ("_flops_per_s",),
     "memory": ("memory_bandwidth_bytes_per_s",),
@@ -30,107 +32,110 @@ RATES = {
 
 
 def priced(
-    family: str, calls: pa.Table, wanted: Sequence[str], facts: Sequence[pa.Table], groups: Groups, shares: bool
-) -> list[Priced]:
-    """Return a family's calls at knots, for each group and GPU of it.
+    family: str, calls: pa.Table, wanted: Sequence[str], tables: PricingTables, groups: LaunchGroups, shares: bool
+) -> list[PricedFamily]:
+    """Return a family's times at knots, for each launch signature and each GPU of its deployments.
 
-    ``wanted``: columns that their time rests on; calls that are equal in these are priced once. ``facts``: the tables
-    that ``answers`` reads beside calls, deployment_settings first, and gpu_power last.
+    ``wanted``: columns that a call's time rests on; calls that are equal in these are priced once. ``shares``: also
+    how much of the times scales with the rates of compute, memory and links.
     """
     if not calls.num_rows:
         return []
-    group = pc.index_in(calls["deployment_id"], pa.array(groups.firsts, pa.string())).to_numpy().astype(np.int64)
+    group = pc.index_in(calls["deployment_id"], pa.array(groups.names, pa.string())).to_numpy().astype(np.int64)
     ends = np.cumsum(groups.knots)
     knot = (ends - groups.knots)[group] + calls["step_shape_id"].to_numpy()
     count = calls["count"].to_numpy()
     launches = np.bincount(knot, count, ends[-1])
-    calls, call = _distinct(calls, wanted, facts[0], groups.firsts, group)
+    calls, call = _distinct(calls, wanted, tables.settings, groups.names, group)
     priced_units = []
-    for gpus in _together(sorted(set().union(*groups.gpus)), calls.num_rows):
-        places, spans = _asked(gpus, groups, group, call, calls.num_rows)
+    for gpus in _batches(sorted(set().union(*groups.gpus)), calls.num_rows):
+        rows_by_gpu, spans = _calls_by_gpu(gpus, groups, group, call, calls.num_rows)
         if not spans:
             continue
-        gpu = np.repeat(np.arange(len(spans)), [each.size for each in places])
-        mine = calls.take(pa.array(np.concatenate(places)))
-        mine = mine.append_column("gpu", _words([span.gpu for span in spans], gpu))
-        answered, joules = powered(family, mine, answers(family, mine, *facts[:-1]), facts)
-        latency, p05, p95 = interval(family, answered, facts[3])
-        nothing = np.zeros_like(latency)
-        rates = _shrinks(family, mine, facts, latency) if shares else (nothing, nothing, nothing)
-        times = Times(*map(in_picoseconds, (latency, p05, p95, *rates)), in_nanojoules(joules))
+        gpu = np.repeat(np.arange(len(spans)), [rows.size for rows in rows_by_gpu])
+        batch = calls.take(pa.array(np.concatenate(rows_by_gpu)))
+        batch = batch.append_column("gpu", dictionary_of([span.gpu for span in spans], gpu))
+        evaluated, joules = under_power_limits(family, batch, evaluate_calls(family, batch, tables), tables)
+        latency, p05, p95 = interval(family, evaluated, tables.coefficients)
+        zeros = np.zeros_like(latency)
+        rates = _rate_shares(family, batch, tables, latency) if shares else (zeros, zeros, zeros)
+        times = KernelTimes(*map(in_picoseconds, (latency, p05, p95, *rates)), in_nanojoules(joules))
         for span in spans:
-            own, latency_row = span.rows, span.place
-            total = times.at_knots(latency_row, count[own], knot[own], ends[-1])
-            spent = times.picoseconds[latency_row] * count[own]
+            rows, latency_row = span.rows, span.latency_row
+            total = times.at_knots(latency_row, count[rows], knot[rows], ends[-1])
+            picoseconds = times.picoseconds[latency_row] * count[rows]
             for number in span.groups:
                 knots = slice(ends[number] - groups.knots[number], ends[number])
-                rests = _rests(answered, latency_row, spent * (group[own] == number))
-                priced_units.append(Priced((number, span.gpu), total.of(knots), launches[knots], rests))
+                rests = _rests(evaluated, latency_row, picoseconds * (group[rows] == number))
+                priced_units.append(PricedFamily((number, span.gpu), total.of(knots), launches[knots], rests))
     return priced_units
 
 
 class _Span(NamedTuple):
-    """A GPU: the groups that it is priced for, their rows, and the place of each among the calls that are priced."""
+    """The calls of one GPU within a batch."""
 
     gpu: str
-    groups: list[int]
-    rows: slice | np.ndarray
-    place: np.ndarray
+    groups: list[int]  # launch signatures with a deployment on the GPU
+    rows: slice | np.ndarray  # their rows in the call table
+    latency_row: np.ndarray  # of each such row, its row in the batch
 
 
-def _asked(
-    gpus: Sequence[str], groups: Groups, group: np.ndarray, call: np.ndarray, calls: int
+def _calls_by_gpu(
+    gpus: Sequence[str], groups: LaunchGroups, group: np.ndarray, call: np.ndarray, calls: int
 ) -> tuple[list[np.ndarray], list[_Span]]:
-    """Return the calls of each GPU that has some, and what is made of their times; ``call``: of each row."""
-    places, spans, before = [], [], 0
+    """Return the numbers of the distinct calls of each GPU that has some, and their spans in the batch.
+
+    ``group``, ``call``: launch signature and distinct call of each row of the call table; ``calls``: number of distinct
+    calls.
+    """
+    calls_by_gpu, spans, before = [], [], 0
     for gpu in gpus:
-        there = np.array([gpu in each for each in groups.gpus])
-        rows = slice(None) if there.all() else np.flatnonzero(there[group])
+        has_gpu = np.array([gpu in gpus_of_group for gpus_of_group in groups.gpus])
+        rows = slice(None) if has_gpu.all() else np.flatnonzero(has_gpu[group])
         used, latency_rows = _used(call[rows], calls)
         if latency_rows.size:
-            places.append(used)
-            spans.append(_Span(gpu, np.flatnonzero(there).tolist(), rows, latency_rows + before))
+            calls_by_gpu.append(used)
+            spans.append(_Span(gpu, np.flatnonzero(has_gpu).tolist(), rows, latency_rows + before))
             before += used.size
-    return places, spans
+    return calls_by_gpu, spans
 
 
-def _together(gpus: list[str], rows: int) -> list[list[str]]:
-    """Return GPUs that are priced together: no more of them than keep the rows in a few hundred megabytes."""
+def _batches(gpus: list[str], rows: int) -> list[list[str]]:
+    """Split GPUs into batches of at most MOST_ROWS rows, but at least one GPU each; ``rows``: distinct calls."""
     most = max(1, MOST_ROWS // max(rows, 1))
     return [gpus[start : start + most] for start in range(0, len(gpus), most)]
 
 
 def in_picoseconds(latency_us: np.ndarray) -> np.ndarray:
-    """Return times as whole picoseconds, halves up."""
+    """Return microseconds as whole picoseconds, halves rounded up."""
     return np.floor(latency_us * 1e6 + 0.5)
 
 
 def in_nanojoules(joules: np.ndarray) -> np.ndarray:
-    """Return energies as whole nanojoules, halves up."""
+    """Return joules as whole nanojoules, halves rounded up."""
     return np.floor(joules * 1e9 + 0.5)
 
 
-def _shrinks(
-    family: str, calls: pa.Table, facts: Sequence[pa.Table], latency_us: np.ndarray
+def _rate_shares(
+    family: str, calls: pa.Table, tables: PricingTables, latency_us: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what of the latencies goes with the rates of arithmetic, of memory and of links, microseconds.
+    """Return how much of each latency scales with the rates of compute, memory and links, microseconds, (calls,) each.
 
-    What is left is the start of a kernel, and waves that wait for their last tile.
+    The rest is the start of a kernel, and waves that wait for their last tile.
     """
-    settings, gpus, *others, _ = facts
-    shrinks_us = []
+    shares_us = []
     for resource in RATES:
         # collectives wait for links alone, other kernels never do
         if (resource == "link") != bool(FAMILIES[family].wire_share):
-            shrinks_us.append(np.zeros_like(latency_us))
+            shares_us.append(np.zeros_like(latency_us))
             continue
-        there = (settings, faster(gpus, resource), *others)
-        quicker = answers(family, calls, *there)
-        if has_limit(settings):
-            quicker, _ = powered(family, calls, quicker, (*there, facts[-1]))
-        shrinks_us.append(np.clip((latency_us - quicker.latency_us) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
-    compute, memory, link = shrinks_us
-    # a kernel that both rates bound in part is not shorter than without either
+        faster_tables = tables._replace(gpus=faster(tables.gpus, resource))
+        relieved = evaluate_calls(family, calls, faster_tables)
+        if has_limit(tables.settings):
+            relieved, _ = under_power_limits(family, calls, relieved, faster_tables)
+        shares_us.append(np.clip((latency_us - relieved.latency_us) / (1.0 - 1.0 / RELIEF), 0.0, latency_us))
+    compute, memory, link = shares_us
+    # shares of a kernel that compute and memory both bound in part add up to at most its latency
     over = np.maximum((compute + memory) / np.maximum(latency_us, 1e-9), 1.0)
     return compute / over, memory / over, link
 
@@ -149,27 +154,27 @@ def faster(gpus: pa.Table, resource: str) -> pa.Table:
     return remembered((gpus,), f"faster {resource}", scaled)
 
 
-def _rests(answered: Answers, latency_row: np.ndarray, picoseconds: np.ndarray) -> list[Rest]:
-    """Return what calls rest on, with the time of each; ``latency_row``: of each launch among the calls."""
-    words = len(answered.evidence)
-    code = answered.tier * words + answered.evidence_of_row
-    sums = np.bincount(code[latency_row], picoseconds, words * len(TIERS))
-    spent = np.flatnonzero(sums)
-    return [Rest(TIERS[one // words], answered.evidence[one % words], float(sums[one])) for one in spent.tolist()]
+def _rests(evaluated: EvaluatedCalls, latency_row: np.ndarray, picoseconds: np.ndarray) -> list[EvidenceTime]:
+    """Return the picoseconds of launches by tier and evidence; ``latency_row``: row of each launch in ``evaluated``."""
+    evidence, sentences = evaluated.evidence, len(evaluated.evidence)
+    code = evaluated.tier * sentences + evaluated.evidence_of_row
+    sums = np.bincount(code[latency_row], picoseconds, sentences * len(TIERS))
+    codes = np.flatnonzero(sums).tolist()
+    return [EvidenceTime(TIERS[code // sentences], evidence[code % sentences], float(sums[code])) for code in codes]
 
 
 def _distinct(
-    calls: pa.Table, wanted: Sequence[str], settings: pa.Table, firsts: Sequence[str], group: np.ndarray
+    calls: pa.Table, wanted: Sequence[str], settings: pa.Table, names: Sequence[str], group: np.ndarray
 ) -> tuple[pa.Table, np.ndarray]:
-    """Return the calls that differ in what their time rests on, but for the GPU, and the number of each row's.
+    """Return the calls that differ in what their time rests on, the GPU aside, and the number of each row's, (rows,).
 
-    ``firsts``: the deployments whose calls they are, by ``group``.
+    ``names``: the deployment that names each launch signature; ``group``: launch signature of each row.
     """
-    settings = settings.take(pc.index_in(pa.array(firsts), settings["deployment_id"].combine_chunks()))
+    settings = settings.take(pc.index_in(pa.array(names), settings["deployment_id"].combine_chunks()))
     engines = settings["engine"].combine_chunks().dictionary_encode()
     columns = {
         "deployment_id": calls["deployment_id"].combine_chunks(),
-        "engine": _words(engines.dictionary, engines.indices.to_numpy()[group]),
+        "engine": dictionary_of(engines.dictionary, engines.indices.to_numpy()[group]),
     }
     for name in wanted:
         if name not in ("gpu", *columns):
@@ -187,19 +192,15 @@ def _distinct(
     return table if kept.size == table.num_rows else table.take(pa.array(kept)), number
 
 
-def _words(words: pa.Array | Sequence[str], codes: np.ndarray) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words, pa.string()))
-
-
 def _used(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of so many numbers are there, in order, and the place of each among them."""
-    there = np.zeros(most, bool)
-    there[numbers] = True
-    return np.flatnonzero(there), (np.cumsum(there) - 1)[numbers]
+    """Return the distinct ``numbers``, all below ``most``, in ascending order, and the position of each among them."""
+    is_used = np.zeros(most, bool)
+    is_used[numbers] = True
+    return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[numbers]
 
 
 def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of rows that differ, and the number of each row's among them; columns of finite float64.
+    """Return the first row of each distinct combination of float64 values, and which of these each row equals, (rows,).
 
     >>> kept, number = distinct_rows([np.array([1.0, 2.0, 1.0]), np.array([5.0, 5.0, 5.0])])
     >>> kept.tolist(), number.tolist()
@@ -216,5 +217,5 @@ def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray
     kept[number[::-1]] = np.arange(number.size)[::-1]
     if all(np.array_equal(column[kept][number], column) for column in columns):
         return kept, number
-    everyone = np.arange(number.size)  # two different rows fell on one number
-    return everyone, everyone
+    every_row = np.arange(number.size)  # a hash collision: no rows are merged
+    return every_row, every_row

@@ -1,4 +1,4 @@
-"""From what a call states (engine, GPU, number formats) to the kernel that runs it and its expression's constants."""
+"""Resolves the constants of a kernel on a GPU from a pack: its own nodes, those of its lineage, or of sibling GPUs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.dataflow.cache import remembered
+from kernelsight.kernels.coefficients import PATH, Coefficient, Node, NodeValues, log_values_by_node, values_along
 from kernelsight.kernels.families import COMMUNICATION
-from kernelsight.kernels.forms import PATH, Coefficient, Node, Placed, placed, values_along
 from kernelsight.kernels.hardware import GDDR
 from kernelsight.kernels.pack import nodes_of
 
 UNKNOWN = "unknown"
 GENERATIONS = {"8.9": "ada", "8": "ampere", "9": "hopper", "10": "sm_100", "12": "sm_120"}
 GENERATIONS |= {"gfx908": "cdna1", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
-# rows of a pack without a vendor are fitted to its GPUs; they answer, in general, for vendors without a fit too
+# rows of a pack without a vendor are fitted to this one's GPUs; their family constants serve vendors without a fit too
 FIRST_VENDOR = "nvidia"
 
 
 def generation(compute_capability: str | None) -> str | None:
-    """Return the generation of GPUs that share their instructions: what a cross-generation fit leaves out as one.
+    """Return the generation of a GPU, or None: GPUs that share instructions, left out as one by a cross-generation fit.
 
     >>> generation("8.9"), generation("10.3"), generation("gfx942"), generation("6.0")
     ('ada', 'sm_100', 'cdna3', None)
@@ -35,20 +35,19 @@ def generation(compute_capability: str | None) -> str | None:
 
 
 class Facts(NamedTuple):
-    """What resolving reads of one family: lineage and structure by implementation; by GPU its generation, and what
-    makes two of a generation alike: HBM or GDDR; for collectives, links or PCIe."""
+    """Facts of one family from ``kernel_implementations``, by implementation, and from ``gpus``, by GPU."""
 
     lineage: dict[str, str]
-    structure: dict[tuple[str, str], float]
-    inherited: dict[tuple[str, str], float]
+    structure: dict[tuple[str, str], float]  # (implementation, coefficient): value of a fixed coefficient
+    inherited: dict[tuple[str, str], float]  # (lineage, coefficient): value for kernels that do not state their own
     generation: dict[str, str | None]
-    capability: dict[str, float]
-    alike: dict[str, bool]
+    capability: dict[str, float]  # compute capability, 0 where it is no number
+    design: dict[str, bool]  # whether memory is HBM; for collectives, whether the link is PCIe: siblings agree in it
     vendor: dict[str, str | None]  # None: the first vendor, as in packs
 
 
 def family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
-    """Gather the facts of a family from ``kernel_implementations`` and ``gpus``."""
+    """Return the facts of a family from ``kernel_implementations`` and ``gpus``."""
     return remembered((implementations, gpus), family, lambda: _family_facts(family, implementations, gpus))
 
 
@@ -78,41 +77,44 @@ def vendors_of(gpus: pa.Table) -> dict[str, str | None]:
 
 
 def _over_pcie(gpus: pa.Table) -> dict[str, bool]:
-    """Return of each GPU whether it has no link, or one of PCIe."""
+    """Return by GPU whether messages go over PCIe: it has no link, or its link is PCIe."""
     links = gpus["link_fabric"].to_pylist()
     return {gpu: not link or link.startswith("pcie") for gpu, link in zip(gpus["gpu"].to_pylist(), links, strict=True)}
 
 
 def relinked(family: str, gpus: pa.Table) -> Callable[[str, str], bool]:
-    """Return the test of a GPU and the one whose fit it has: whether the first has PCIe for the other's link, or a
-    link for its PCIe, and that counts: then no sweep of the other says what its messages take."""
+    """Return ``test(gpu, fit)``: whether one of the two has PCIe and the other a link, in a family of collectives.
+
+    Then no sweep of ``fit``, the GPU whose fit ``gpu`` takes, says how long the messages of ``gpu`` take.
+    """
     if family not in COMMUNICATION:
         return lambda gpu, fit: False
-    pcie_of_gpu, swept = _over_pcie(gpus), _over_pcie(catalogue("gpus"))
-    return lambda gpu, fit: pcie_of_gpu.get(gpu) != swept.get(fit, pcie_of_gpu.get(fit))
+    over_pcie, catalogue_over_pcie = _over_pcie(gpus), _over_pcie(catalogue("gpus"))
+    return lambda gpu, fit: over_pcie.get(gpu) != catalogue_over_pcie.get(fit, over_pcie.get(fit))
 
 
 def lineage_of(facts: Facts, implementation: str) -> str:
-    """Return the lineage that the facts state; a kernel without one stands alone."""
+    """Return the lineage of a kernel; one without a stated lineage is a lineage of its own."""
     return facts.lineage.get(implementation, implementation)
 
 
 def structure_at(
     facts: Facts, coefficients: Sequence[Coefficient], paths: Sequence[Mapping[str, str]]
 ) -> dict[str, np.ndarray]:
-    """Return the fixed coefficients at each path: the implementation's own, else its lineage's, else the start."""
+    """Return the fixed coefficients at each path, (paths,): the implementation's, its lineage's, or the start."""
     return {
-        one.name: np.array(
+        declared.name: np.array(
             [
                 facts.structure.get(
-                    (path["implementation"], one.name), facts.inherited.get((path["lineage"], one.name), one.start)
+                    (path["implementation"], declared.name),
+                    facts.inherited.get((path["lineage"], declared.name), declared.start),
                 )
                 for path in paths
             ],
             dtype=float,
         )
-        for one in coefficients
-        if one.owner == "fixed"
+        for declared in coefficients
+        if declared.owner == "fixed"
     }
 
 
@@ -126,30 +128,33 @@ def constants_at(
     measured: bool = True,
     vendor: str | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return every coefficient at each path, from ``eta_coefficients`` rows of the fit that left out ``without``.
+    """Return every coefficient at each path, (paths,), from ``eta_coefficients`` rows of one fit.
 
-    ``measured``: whether what was fitted to the path's own GPU counts. Otherwise, and where nothing was, its siblings'
-    factors count: those of fitted GPUs of its generation that are alike. ``vendor``: whose fit, None the first one's.
+    ``without``: the generation that the fit left out, None: none; ``vendor``: whose fit, None: the first vendor's;
+    ``measured``: whether factors of the path's own GPU count. Where they do not, or there are none, the mean factors of
+    its :func:`siblings` do.
     """
     fitted = fitted_gpus(rows, family, without, vendor)
-    nodes: list[Placed] = []
+    node_sets: list[NodeValues] = []
     for gpu in (None, *sorted({path["gpu"] for path in paths})):
         stand_in = (gpu,) if gpu is None or (measured and gpu in fitted) else siblings(facts, gpu, fitted)
         key = ("nodes", family, without, vendor, gpu, stand_in)
-        own = partial(_nodes, rows, family, without, vendor, gpu, stand_in)
-        nodes.append(remembered((rows,), key, lambda own=own: placed(own())))
-    return {**values_along(coefficients, nodes, paths), **structure_at(facts, coefficients, paths)}
+        read = partial(_nodes, rows, family, without, vendor, gpu, stand_in)
+        node_sets.append(remembered((rows,), key, lambda read=read: log_values_by_node(read())))
+    return {**values_along(coefficients, node_sets, paths), **structure_at(facts, coefficients, paths)}
 
 
 def siblings(facts: Facts, gpu: str, fitted: Collection[str]) -> tuple[str, ...]:
-    """Return the fitted GPUs of a GPU's generation that are alike (``Facts.alike``), itself left out."""
-    mine = facts.generation.get(gpu)
-    alike = (name for name in sorted(fitted) if name != gpu and facts.alike.get(name) == facts.alike.get(gpu))
-    return tuple(name for name in alike if mine is not None and facts.generation.get(name) == mine)
+    """Return the other fitted GPUs of a GPU's generation with its design (``Facts.design``), in alphabetical order."""
+    generation_of_gpu, design = facts.generation.get(gpu), facts.design.get(gpu)
+    if generation_of_gpu is None:
+        return ()
+    others = (name for name in sorted(fitted) if name != gpu and facts.design.get(name) == design)
+    return tuple(name for name in others if facts.generation.get(name) == generation_of_gpu)
 
 
 def rows_of_part(rows: pa.Table, family: str, part: str) -> pa.Table:
-    """Return the ``eta_coefficients`` rows of one part of a family."""
+    """Return the ``eta_coefficients`` rows of one family and part (constant, correction, interval, points, ...)."""
 
     def read() -> pa.Table:
         start, stop = _spans(rows).get((family, part), (0, 0))
@@ -166,7 +171,7 @@ def parts_there(rows: pa.Table) -> list[tuple[str, str]]:
 
 
 def _spans(rows: pa.Table) -> dict[tuple[str, str], tuple[int | None, int]]:
-    """Return where the rows of each (family, part) start and stop; None where they do not stand together."""
+    """Return the first row of each (family, part) and the row after its last; (None, ...) where rows are scattered."""
 
     def read() -> dict[tuple[str, str], tuple[int | None, int]]:
         runs = [pc.run_end_encode(rows[name].combine_chunks()) for name in ("family", "part")]
@@ -175,7 +180,7 @@ def _spans(rows: pa.Table) -> dict[tuple[str, str], tuple[int | None, int]]:
         names = [run.values.to_pylist() for run in runs]
         span_of: dict[tuple[str, str], tuple[int | None, int]] = {}
         for start, stop in zip([0, *stops.tolist()], stops.tolist(), strict=False):
-            family, part = (each[int(np.searchsorted(end, stop))] for each, end in zip(names, ends, strict=True))
+            family, part = (words[int(np.searchsorted(end, stop))] for words, end in zip(names, ends, strict=True))
             span_of[family, part] = (None if (family, part) in span_of else start, stop)
         return span_of
 
@@ -183,7 +188,7 @@ def _spans(rows: pa.Table) -> dict[tuple[str, str], tuple[int | None, int]]:
 
 
 def _constants(rows: pa.Table, family: str, without: str | None, vendor: str | None) -> pa.Table:
-    """Constants of a vendor's fit that left out ``without``."""
+    """Return the constants of a vendor's fit that left out the generation ``without``."""
     constant_rows = rows_of_part(rows, family, "constant")
     return constant_rows.filter(
         pc.and_(_equal(constant_rows["without"], without), _equal(constant_rows["vendor"], vendor))
@@ -191,7 +196,7 @@ def _constants(rows: pa.Table, family: str, without: str | None, vendor: str | N
 
 
 def fitted_gpus(rows: pa.Table, family: str, without: str | None, vendor: str | None = None) -> set[str]:
-    """Return the GPUs that a vendor's fit of a family without a generation (None: with all) rests on."""
+    """Return the GPUs that a vendor's fit of a family rests on; ``without``: the generation that it left out."""
 
     def read() -> set[str]:
         return set(pc.unique(_constants(rows, family, without, vendor)["gpu"]).to_pylist()) - {None}
@@ -205,37 +210,37 @@ def _nodes(
     without: str | None,
     vendor: str | None,
     gpu: str | None,
-    of: tuple[str | None, ...],
+    sources: tuple[str | None, ...],
 ) -> list[Node]:
-    """Nodes of no GPU (None), or those of a GPU: the means of the logarithms of the GPUs ``of`` that have them."""
+    """Return the nodes of a GPU (None: those of no GPU): geometric means over the GPUs ``sources`` that have them."""
     fit = remembered((rows,), ("fit", family, without, vendor), partial(_fit, rows, family, without, vendor))
     if gpu is None:
         return nodes_of(fit.filter(pc.is_null(fit["gpu"])))
-    gpu_nodes = nodes_of(fit.filter(pc.is_in(fit["gpu"], pa.array(of, pa.string()))))
-    if of == (gpu,):
+    gpu_nodes = nodes_of(fit.filter(pc.is_in(fit["gpu"], pa.array(sources, pa.string()))))
+    if sources == (gpu,):
         return gpu_nodes
-    alike: dict[tuple, list[Node]] = {}
+    same_nodes: dict[tuple, list[Node]] = {}
     for node in gpu_nodes:
         # the last word of a path that names a GPU is the GPU
-        alike.setdefault((node.level, (*node.path[:-1], gpu), node.coefficient), []).append(node)
+        same_nodes.setdefault((node.level, (*node.path[:-1], gpu), node.coefficient), []).append(node)
     return [
         Node(*name, sum(node.log_value for node in nodes) / len(nodes), sum(node.log_sd for node in nodes) / len(nodes))
-        for name, nodes in alike.items()
+        for name, nodes in same_nodes.items()
     ]
 
 
 def _fit(rows: pa.Table, family: str, without: str | None, vendor: str | None) -> pa.Table:
-    """Return what nodes are made of, of a vendor's fit that left out ``without``."""
+    """Return the columns that nodes are read from, of a vendor's fit that left out ``without``."""
     return _constants(rows, family, without, vendor).select([*PATH, "level", "coefficient", "value", "log_sd"])
 
 
 def _equal(column: pa.ChunkedArray, value: str | None) -> pa.ChunkedArray:
-    """Whether each value of a column is this one, null where it is None."""
+    """Return whether each value of a column equals ``value``; None equals null."""
     return pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False)
 
 
 def fitted_vendors(rows: pa.Table, family: str) -> set[str | None]:
-    """Return the vendors that a family's constants were fitted to, None for the first one."""
+    """Return the vendors that a family's constants were fitted to; None: the first vendor."""
     return remembered(
         (rows,),
         ("vendors", family),

@@ -1,8 +1,8 @@
-"""How latencies go with the facts of a GPU: elasticities, by forward-mode differentiation of the expressions with JAX.
+"""Elasticities of kernel latencies by the facts of a GPU, d log latency / d log fact: forward-mode JAX derivatives.
 
-A fact is a column of ``gpus``. Every call is a row for each fact that its expression may read, evaluated on its GPU
-with that fact as it is, a little less and a little more: one compiled call for all rows of an expression. At the fact
-as it is, JAX carries the derivative along; on both sides of it, values show where another limit takes over.
+A fact is a column of ``gpus``. Each (call, fact) pair is evaluated on its GPU at the fact, 1 % above and 1 % below it,
+in one compiled call for all pairs of an expression. JAX differentiates at the fact; the values on both sides show
+kinks, where another limit takes over.
 """
 
 from __future__ import annotations
@@ -19,21 +19,18 @@ from kernelsight.kernels.compiled_jax import compiled
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.latency import columns_read, kernel_of
-from kernelsight.kernels.limited_power import PowerLimits, Sides, power_limits
+from kernelsight.kernels.limited_power import CallFacts, PowerLimits, power_limits
 from kernelsight.kernels.network import BY_NODE
 from kernelsight.kernels.prepared import (
-    Limits,
-    Part,
-    Prepared,
-    factors_of,
-    is_cold,
-    limited,
-    nodes_of_rows,
-    parts_of,
-    prepared,
-    raised,
+    CallGroup,
+    LatencyBounds,
+    PreparedCalls,
+    prepare_calls,
+    times_factor,
+    within_bounds,
 )
 from kernelsight.kernels.pricing import distinct_rows
+from kernelsight.kernels.pricing_tables import PricingTables
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader
@@ -44,14 +41,14 @@ FACTS = (
     *(f"{math}_flops_per_s" for math in MATH),
     *("sm_clock_hz", "l2_bytes", "tdp_w", "link_bytes_per_s", "pcie_bytes_per_s"),
 )
-# share of a fact within which a kink is looked for, on both sides of it
+# share of a fact within which kinks are searched, above and below it
 STEP = 0.01
-# elasticities of the two sides that differ by more are those of different limits
+# a kink: the elasticity of a side differs by more from that at the fact
 SMOOTH = 0.02
 KINKS = (None, "above", "below", "both")
 # hardware columns are products of powers of facts: a step this small shows the powers to eight digits
 TINY = 1e-6
-# of hardware columns: what messages between GPUs read, beside the clock, and no other kernel
+# hardware columns that only collectives read, beside the clock
 LINKS = ("link_", "peak_link_", "pcie_")
 CLOCK = "clock_per_us"
 SIDES = 3  # at the fact, above it, below it
@@ -66,51 +63,47 @@ NO_ROWS = pa.table(
 )
 
 
-class Moved(NamedTuple):
-    """The hardware of each GPU (g) with each fact (f) at each side (s), rows in the order g, f, s; and its tangents.
+class MovedHardware(NamedTuple):
+    """Hardware columns of each GPU with each fact at each side, rows ordered by GPU, fact, side; and their derivatives.
 
-    ``powers``: d log column / d log fact, shape (GPUs x facts) or (GPUs x facts, maths).
+    ``columns``, ``tangents``: shape (GPUs x facts x SIDES,), of BY_MATH with an axis of maths.
     """
 
     columns: dict[str, np.ndarray]
-    tangents: dict[str, np.ndarray]
-    powers: dict[str, np.ndarray]
-    states: np.ndarray  # (GPUs, facts): whether the GPU states the fact
+    tangents: dict[str, np.ndarray]  # d column / d log fact, of the row's fact; columns that no fact moves are left out
+    powers: dict[str, np.ndarray]  # d log column / d log fact, (GPUs x facts,) or (GPUs x facts, maths)
+    has_fact: np.ndarray  # (GPUs, facts): whether the GPU states the fact
 
 
-def sensitivities_of_families(families: Sequence[str], facts: Sequence[pa.Table], read: Reader) -> pa.Table:
-    """Return ``kernel_sensitivities`` of the calls of families; ``facts`` as of ``kernel_sensitivities_of``."""
+def sensitivities_of_families(families: Sequence[str], tables: PricingTables, read: Reader) -> pa.Table:
+    """Return ``kernel_sensitivities`` of families, a row per call and fact; ``read``: reads their call tables."""
     tables_of_families = []
     for family in families:
         columns = read.columns_of(f"{family}_calls")
         wanted = {*columns_read(family, columns), "step_shape_id", "call"} - {"gpu", "engine"}
         calls = read(f"{family}_calls", sorted(wanted))
         if calls.num_rows:
-            settings = facts[0]
+            settings = tables.settings
             setting_row = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
             for name in ("gpu", "engine"):
                 calls = calls.append_column(name, settings[name].take(setting_row))
-            tables_of_families.append(kernel_sensitivities_of(family, calls, facts))
+            tables_of_families.append(kernel_sensitivities_of(family, calls, tables))
     return pa.concat_tables(tables_of_families) if tables_of_families else NO_ROWS
 
 
-def kernel_sensitivities_of(family: str, calls: pa.Table, facts: Sequence[pa.Table]) -> pa.Table:
-    """Return ``kernel_sensitivities`` of one family's calls: a row for each fact that the GPU of a call states.
-
-    ``facts``: deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power.
-    """
-    settings, gpus, fabrics, coefficients, implementations, gpu_power = facts
-    every_call = prepared(family, calls, settings, gpus, fabrics, coefficients, implementations)
-    used = gpus.take(pa.array(np.unique(every_call.columns["gpu"]).astype(np.int64)))
-    power = power_limits(family, calls, settings, used, gpu_power, FACTS)
-    key = [*map(_as_float, (every_call.kind_of_row, every_call.limits.beside)), *every_call.columns.values()]
+def kernel_sensitivities_of(family: str, calls: pa.Table, tables: PricingTables) -> pa.Table:
+    """Return ``kernel_sensitivities`` of one family's calls: a row for each fact that the GPU of a call states."""
+    settings, gpus, fabrics, coefficients, _, gpu_power = tables
+    every_call = prepare_calls(family, calls, tables)
+    used_gpus = gpus.take(pa.array(np.unique(every_call.columns["gpu"]).astype(np.int64)))
+    power = power_limits(family, calls, settings, used_gpus, gpu_power, FACTS)
+    key = [*map(_as_float, (every_call.kind_of_row, every_call.bounds.beside)), *every_call.columns.values()]
     kept, number = distinct_rows([*key, *(power.key() if power else ())])
-    ready, power = _taken(every_call, kept), power.take(kept) if power else None
+    ready, power = _at_calls(every_call, kept), power.take(kept) if power else None
     gpu_number = np.unique(every_call.columns["gpu"], return_inverse=True)[1][kept]
-    moved = moved_hardware(used, fabrics)
+    moved = moved_hardware(used_gpus, fabrics)
     elasticity, central, kink = _elasticities(ready, gpu_number, moved, coefficients, power)
-    states = moved.states[gpu_number][number]
-    row, fact = np.nonzero(states)
+    row, fact = np.nonzero(moved.has_fact[gpu_number][number])
     call_keys = calls.select(["deployment_id", "step_shape_id", "call"]).take(pa.array(row))
     return pa.table(
         {
@@ -123,12 +116,13 @@ def kernel_sensitivities_of(family: str, calls: pa.Table, facts: Sequence[pa.Tab
     )
 
 
-def moved_hardware(gpus: pa.Table, fabrics: pa.Table) -> Moved:
-    """Return the hardware columns of GPUs with each of FACTS a little less and a little more.
+def moved_hardware(gpus: pa.Table, fabrics: pa.Table) -> MovedHardware:
+    """Return the hardware columns of GPUs with each of FACTS as it is, STEP above and STEP below.
 
-    A fact on which two limits meet, such as a tensor rate that nobody cut, has the tangent of its upper side.
+    A fact at which two limits meet, such as the tensor rate of a GPU that was not cut, has the tangent of its upper
+    side.
     """
-    states = np.stack([pc.is_valid(gpus[name]).to_numpy(zero_copy_only=False) for name in FACTS], axis=1)
+    has_fact = np.stack([pc.is_valid(gpus[name]).to_numpy(zero_copy_only=False) for name in FACTS], axis=1)
     base = np.repeat(np.arange(gpus.num_rows), len(FACTS) * SIDES)
     fact = np.tile(np.repeat(np.arange(len(FACTS)), SIDES), gpus.num_rows)
     side = np.tile([1.0, 1.0 + STEP, 1.0 - STEP], gpus.num_rows * len(FACTS))
@@ -148,98 +142,102 @@ def moved_hardware(gpus: pa.Table, fabrics: pa.Table) -> Moved:
         name: np.divide(values, columns[name], out=np.zeros_like(values), where=columns[name] > 0.0)[::SIDES]
         for name, values in tangents.items()
     }
-    return Moved(columns, tangents, powers, states)
+    return MovedHardware(columns, tangents, powers, has_fact)
 
 
 def _elasticities(
-    ready: Prepared, gpu: np.ndarray, moved: Moved, coefficients: pa.Table, power: PowerLimits | None
+    ready: PreparedCalls, gpu: np.ndarray, moved: MovedHardware, coefficients: pa.Table, power: PowerLimits | None
 ) -> tuple[np.ndarray, ...]:
-    """Return elasticities, those from 1 % less to 1 % more, and numbers of KINKS, shape (calls, FACTS).
+    """Return elasticities at the fact, those from 1 % below to 1 % above, and positions in KINKS; (calls, FACTS) each.
 
-    0 where an expression does not read the fact.
-
-    ``gpu``: of each call, the place of its GPU among those of ``moved``; ``power``: limits of the calls, if any.
+    0 where an expression does not read the fact. ``gpu``: position of each call's GPU in ``moved``, (calls,);
+    ``power``: the calls' power limits, None where there are none.
     """
     size = ready.kind_of_row.size
     (elasticity, central), kink = np.zeros((2, size, len(FACTS))), np.zeros((size, len(FACTS)), np.int64)
-    for part in parts_of(ready):
-        rows = np.arange(size)[part.rows]
+    for group in ready.groups():
+        rows = np.arange(size)[group.rows]
         if not rows.size:
             continue
-        read = _is_read(ready, part, gpu[rows], moved)
+        is_read = _is_read(ready, group, gpu[rows], moved)
         if power is not None:
-            read[np.isfinite(power.limit_w[rows])] = True
-        call, fact = np.nonzero(moved.states[gpu[rows]] & read)
-        latency, slope = _differentiated(ready, part, (call, gpu[rows][call] * len(FACTS) + fact), moved, coefficients)
-        own, ratios = slope[:, 0] / latency[:, 0], latency[:, 1:] / latency[:, :1]
+            is_read[np.isfinite(power.limit_w[rows])] = True
+        call, fact = np.nonzero(moved.has_fact[gpu[rows]] & is_read)
+        gpu_fact = gpu[rows][call] * len(FACTS) + fact
+        latency, slope = _latency_and_slope(ready, group, (call, gpu_fact), moved, coefficients)
+        at_fact, ratios = slope[:, 0] / latency[:, 0], latency[:, 1:] / latency[:, :1]
         if power is not None:
-            first = (gpu[rows][call] * len(FACTS) + fact)[:, None] * SIDES
-            each = Sides(rows[call], fact, latency, np.nan_to_num(own), first + np.arange(SIDES))
-            own, ratios = power.elasticities(each, moved.columns, moved.tangents, STEP)
+            hardware_row = gpu_fact[:, None] * SIDES + np.arange(SIDES)
+            pairs = CallFacts(rows[call], fact, latency, np.nan_to_num(at_fact), hardware_row)
+            at_fact, ratios = power.elasticities(pairs, moved.columns, moved.tangents, STEP)
         sides = np.log(ratios) / np.log([1.0 + STEP, 1.0 - STEP])
         # where an expression has no derivative: the mean of both sides
-        own = np.where(np.isfinite(own), own, sides.mean(axis=1))
-        differs = np.abs(sides - own[:, None]) > SMOOTH
-        elasticity[rows[call], fact] = own
+        at_fact = np.where(np.isfinite(at_fact), at_fact, sides.mean(axis=1))
+        differs = np.abs(sides - at_fact[:, None]) > SMOOTH
+        elasticity[rows[call], fact] = at_fact
         central[rows[call], fact] = -np.diff(np.log(ratios), axis=1)[:, 0] / np.log((1.0 + STEP) / (1.0 - STEP))
         kink[rows[call], fact] = differs @ [1, 2]
     return elasticity, central, kink
 
 
-def _is_read(ready: Prepared, part: Part, gpu: np.ndarray, moved: Moved) -> np.ndarray:
-    """Return (calls, FACTS): whether a fact moves a hardware column that the expression of a call may read."""
-    messages = FAMILIES[ready.family].wire_share is not None
+def _is_read(ready: PreparedCalls, group: CallGroup, gpu: np.ndarray, moved: MovedHardware) -> np.ndarray:
+    """Return whether a fact moves a hardware column that the expression of a call may read, (calls, FACTS)."""
+    is_collective = FAMILIES[ready.family].wire_share is not None
     is_read = np.zeros((gpu.size, len(FACTS)), bool)
     for name, powers in moved.powers.items():
-        if name != CLOCK and name.startswith(LINKS) != messages:
+        if name != CLOCK and name.startswith(LINKS) != is_collective:
             continue
         moves = np.abs(powers.reshape(-1, len(FACTS), *powers.shape[1:])) > 0.5 * TINY
         if name not in BY_MATH:
             is_rate = "flops" in name
-            if not is_rate or ("math" in part.columns) != (name == "vector_flops_per_us"):
+            if not is_rate or ("math" in group.columns) != (name == "vector_flops_per_us"):
                 is_read |= moves[gpu]
-        elif "math" in part.columns:
-            is_read |= moves[gpu, :, part.columns["math"]]
+        elif "math" in group.columns:
+            is_read |= moves[gpu, :, group.columns["math"]]
     return is_read
 
 
-def _differentiated(
-    ready: Prepared, part: Part, pairs: tuple[np.ndarray, np.ndarray], moved: Moved, coefficients: pa.Table
+def _latency_and_slope(
+    ready: PreparedCalls,
+    group: CallGroup,
+    pairs: tuple[np.ndarray, np.ndarray],
+    moved: MovedHardware,
+    coefficients: pa.Table,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return latencies and their derivatives by the logarithm of the fact, shape (pairs, SIDES).
+    """Return latencies, microseconds, and their derivatives by the logarithm of the fact, (pairs, SIDES) each.
 
-    ``pairs``: of each, the call and the (GPU, fact) of ``moved``.
+    ``pairs``: row of the call in the group, and position of the (GPU, fact) in ``moved``; (pairs,) each.
     """
     call, gpu_number = pairs
-    factors = list(factors_of(ready, part, coefficients))
-    by_row: dict[str, Any] = {name: values for name, values in part.columns.items() if name != "gpu"}
-    by_row |= {"kind": part.kind_of_row, "limits": tuple(each[part.rows] for each in ready.limits), "factors": factors}
+    factors = list(ready.factors(group, coefficients))
+    by_row: dict[str, Any] = {name: values for name, values in group.columns.items() if name != "gpu"}
+    bounds = tuple(values[group.rows] for values in ready.bounds)
+    by_row |= {"kind": group.kind_of_row, "bounds": bounds, "factors": factors}
     at: dict[str, Any] = {name: _filled(values) for name, values in ready.at.items()}
-    if part.corrected in ready.networks:
-        network = ready.networks[part.corrected][0]
+    if group.corrected in ready.networks:
+        network = ready.networks[group.corrected][0]
         at["network"] = network._replace(**{name: _filled(getattr(network, name)) for name in BY_NODE})
-        by_row["node"] = nodes_of_rows(ready, part)
+        by_row["node"] = ready.nodes_of_rows(group)
     rows = np.repeat(call, SIDES)
     hardware_row = (gpu_number[:, None] * SIDES + np.arange(SIDES)).ravel()
     hardware = {name: _filled(values) for name, values in moved.columns.items()}
     tangents = {name: _filled(values) for name, values in moved.tangents.items()}
     fixed = {name: values for name, values in hardware.items() if name not in tangents}
     changed = {name: hardware[name] for name in tangents}
-    derivative = _derivative(_first_alike(ready.family, "network" in at), is_cold(ready))
+    derivative = _derivative(_family_to_compile(ready.family, "network" in at), ready.is_cold)
     results = []
     for start in range(0, rows.size, LENGTHS[-1]):
-        own = slice(start, start + LENGTHS[-1])
-        count = rows[own].size
+        count = rows[start : start + LENGTHS[-1]].size
         filled = _filled(np.arange(start, start + count), LENGTHS[0])
         columns = _at_rows(by_row, rows[filled]) | {"gpu": hardware_row[filled]}
         values = compiled(derivative, columns, fixed, changed, tangents, at)
-        results.append([np.asarray(each)[:count] for each in values])
-    return tuple(np.concatenate(each).reshape(-1, SIDES) for each in zip(*results, strict=True))
+        results.append([np.asarray(array)[:count] for array in values])
+    return tuple(np.concatenate(blocks).reshape(-1, SIDES) for blocks in zip(*results, strict=True))
 
 
 @cache
-def _derivative(family: str, cold: bool) -> Any:
-    """Return the function of a family's latency and of its derivative along the tangents of the hardware."""
+def _derivative(family: str, is_cold: bool) -> Any:
+    """Return the function of a family's latency and its derivative along the tangents of the hardware, for JAX."""
     kernel = kernel_of(family)
 
     def derivative(columns: dict, fixed: dict, changed: dict, tangents: dict, at: dict) -> tuple[Any, Any]:
@@ -247,14 +245,14 @@ def _derivative(family: str, cold: bool) -> Any:
         import jax.numpy as jnp
 
         columns = dict(columns)
-        limits, factors = Limits(*columns.pop("limits")), columns.pop("factors")
+        bounds, factors = LatencyBounds(*columns.pop("bounds")), columns.pop("factors")
 
         def latency_of(hardware: dict) -> Any:
             results = kernel(jnp, columns, {}, fixed | hardware, at)
             latency, roofline = results["latency_us"], results["roofline_us"]
             for factor in factors:
-                latency = raised(jnp, cold, latency, roofline, factor)
-            return limited(jnp, latency, roofline, limits)
+                latency = times_factor(jnp, is_cold, latency, roofline, factor)
+            return within_bounds(jnp, latency, roofline, bounds)
 
         return jax.jvp(latency_of, (changed,), (tangents,))
 
@@ -263,27 +261,28 @@ def _derivative(family: str, cold: bool) -> Any:
 
 
 @cache
-def _first_alike(family: str, corrected: bool) -> str:
-    """Return the first family with the same expression, which is compiled for all of them; corrections differ."""
+def _family_to_compile(family: str, corrected: bool) -> str:
+    """Return the first family with the same expression, compiled once for all of them; with a correction, itself."""
 
-    def shape(name: str) -> tuple:
-        one = FAMILIES[name]
-        return one.form.expression, one.form.view, one.form.reads, one.wire_share, one.vector_work
+    def expression(name: str) -> tuple:
+        declared = FAMILIES[name]
+        form = declared.form
+        return form.expression, form.view, form.reads, declared.wire_share, declared.vector_work
 
-    return family if corrected else next(name for name in FAMILIES if shape(name) == shape(family))
+    return family if corrected else next(name for name in FAMILIES if expression(name) == expression(family))
 
 
 def _at_rows(values: Any, rows: np.ndarray) -> Any:
-    """Return arrays, in dicts, tuples and lists, at some of their rows."""
+    """Return a pytree of arrays (dicts, tuples, lists) at some rows."""
     if isinstance(values, Mapping):
-        return {name: _at_rows(each, rows) for name, each in values.items()}
+        return {name: _at_rows(inner, rows) for name, inner in values.items()}
     if isinstance(values, tuple | list):
-        return type(values)(_at_rows(each, rows) for each in values)
+        return type(values)(_at_rows(inner, rows) for inner in values)
     return values[rows]
 
 
 def _filled(values: np.ndarray, least: int = 8) -> np.ndarray:
-    """Return an array with its last row repeated up to the next length that is compiled: eightfold steps of ``least``.
+    """Return an array padded with its last row to the next length that is compiled: ``least`` times a power of 8.
 
     >>> [_filled(np.zeros(size)).size for size in (1, 8, 9)]
     [8, 8, 64]
@@ -294,10 +293,11 @@ def _filled(values: np.ndarray, least: int = 8) -> np.ndarray:
     return np.concatenate([values, np.repeat(values[-1:], length - len(values), axis=0)])
 
 
-def _taken(ready: Prepared, rows: np.ndarray) -> Prepared:
-    limits = Limits(*(each[rows] for each in ready.limits))
+def _at_calls(ready: PreparedCalls, rows: np.ndarray) -> PreparedCalls:
+    """Return some of the prepared calls."""
+    bounds = LatencyBounds(*(values[rows] for values in ready.bounds))
     columns = {name: values[rows] for name, values in ready.columns.items()}
-    return ready._replace(columns=columns, kind_of_row=ready.kind_of_row[rows], tier=ready.tier[rows], limits=limits)
+    return ready._replace(columns=columns, kind_of_row=ready.kind_of_row[rows], tier=ready.tier[rows], bounds=bounds)
 
 
 def _as_float(values: np.ndarray) -> np.ndarray:

@@ -1,20 +1,20 @@
-"""Latency of sparse attention: scores of an indexer, the selection of the best keys, attention over the selected ones.
+"""Latency of sparse attention (DeepSeek-V3.2): indexer scores, top-k selection of keys, attention over these.
 
-A call of an indexer (heads as wide as an index key) is its scores and the selection; a sweep measures the two apart,
-and says so in ``selects`` (0: scores alone) and by a width of nought (selection alone).
+A call of an indexer (heads as wide as an index key) is both scores and selection; a sweep measures them separately:
+``selects`` 0 is scores alone, ``width`` 0 selection alone.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Features
-from kernelsight.kernels.terms import Coefficients, Columns, beside_cut, power_mean
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Coefficients, Columns, Features, beside_cut, power_mean
 from kernelsight.kernels.work import fields
 
 # widest head of an indexer; attention in the latent space is wider
 INDEX_WIDTH = 256.0
-# query heads that one tile of attention in the latent space holds (FlashMLA: 64 or 128)
+# least query heads in a tile of attention in the latent space (FlashMLA: 64 or 128)
 LEAST_HEADS = 64.0
 NORM_EXPONENT = 4.0
 
@@ -31,8 +31,8 @@ COEFFICIENTS = (
 )
 
 FEATURES = Features(("queries", "visible_pairs", "heads", "width", "flops", "bytes"))
-# a sweep measures scores and selection separately: a width of nought is the selection alone, which reads FP32 scores.
-# Attention is that of DeepSeek-V3.2: over 2,048 selected keys of 512 + 64 numbers in 8 bits
+# width 0 is the selection alone, which reads FP32 scores. Attention is that of DeepSeek-V3.2: over 2,048 selected keys
+# of 512 + 64 numbers in 8 bits
 COLUMNS = {
     **fields("queries", visible_pairs="pairs", heads="heads", width="width"),
     "selects": 'case when shape."width" = 0 then 1 else 0 end',
@@ -48,7 +48,11 @@ COLUMNS = {
 
 
 def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """Floor + p-norm of compute and DRAM time, compute never below one query's on one multiprocessor, + selection."""
+    """Return (latency_us, None), (rows,): floor + 4-norm(compute, DRAM) + selection.
+
+    Compute takes at least as long as one query on one multiprocessor. ``call``: queries, visible_pairs, heads, width,
+    flops, bytes, and selects in sweeps.
+    """
     queries, pairs, width = call["queries"], call["visible_pairs"], call["width"]
     units = gpu["sm_count"]
     waves = xp.maximum(queries / units, 1.0)

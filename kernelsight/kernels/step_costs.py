@@ -1,7 +1,7 @@
-"""GPU time at each knot: the launches of its kernels added up, of every deployment, with no table of kernels.
+"""Step costs: GPU time of every deployment at its knots (step shapes), the sum over the kernels that each launches.
 
-Calls of deployments with one launch signature are lowered once; calls that are equal in all that their time rests on
-are priced once for each GPU. Times are added up in whole picoseconds, so that no order of rows changes a bit.
+Deployments with one launch signature are lowered once, equal calls are priced once per GPU, and no table of kernels is
+made. Times are summed in whole picoseconds, so that no order of rows changes a bit.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import Recent, remembered
-from kernelsight.kernels.costed import Costed, Groups, Times
 from kernelsight.kernels.families import LOWERED
+from kernelsight.kernels.knot_costs import KernelTimes, KnotCosts, LaunchGroups
 from kernelsight.kernels.latency import BOUNDS, columns_read
 from kernelsight.kernels.launches import launched_families
 from kernelsight.kernels.pricing import RATES, in_nanojoules, in_picoseconds, priced
+from kernelsight.kernels.pricing_tables import PricingTables
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader
 
-# launch signatures on a GPU whose costs are kept: some 20 kB each
+# launch signatures on a GPU whose costs stay in memory: some 20 kB each
 MOST_KNOWN = 256
 LATENCIES = ("latency_us", "latency_p05_us", "latency_p95_us")
-# times of a knot that corrections change, and the columns of knot_corrections that do
+# times of a knot that corrections change, and the columns of knot_corrections with the factors
 TIMED = ("picoseconds", "embedding", "transfer", "moe", "communication")
 FACTORS = ("factor", "moe_factor", "communication_factor")
 
 
-class Known(NamedTuple):
-    """What a launch signature costs on a GPU; family, tier, evidence and picoseconds of what its latencies rest on."""
+class SignatureCosts(NamedTuple):
+    """Costs of a launch signature on a GPU, and what they rest on."""
 
-    costs: Costed
-    rests: list[tuple[str, str, str, float]]
+    costs: KnotCosts
+    rests: list[tuple[str, str, str, float]]  # family, tier, evidence, picoseconds
 
 
 def step_costs_of(
@@ -51,60 +52,60 @@ def step_costs_of(
     threads: int | None,
     shares: bool = True,
 ) -> dict[str, pa.Table]:
-    """Return ``step_costs`` of all knots that launch a kernel, in the order of ``step_shapes``; ``kernel_evidence``.
+    """Return ``step_costs`` of knots that launch a kernel, in the order of ``step_shapes``, and ``kernel_evidence``.
 
-    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power; ``corrections``: of knots; ``read``:
-    of calls by family, and of latencies where they are given; ``threads`` that price calls; ``shares``: make
-    ``step_cost_shares`` too, for which every call is priced on GPUs with higher rates.
+    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power; ``corrections``:
+    ``knot_corrections``; ``read``: reads call tables by family, and latencies where they are given; ``threads``: number
+    of threads that price calls; ``shares``: also ``step_cost_shares``, for which calls are priced on faster GPUs too.
     """
-    tables = (step_shapes, signatures, settings, sharded_layers, layer_weights)
-    costs, tiers = _costs(*tables, facts, read, threads, shares)
+    deployment_tables = (step_shapes, signatures, settings, sharded_layers, layer_weights)
+    costs, evidence = _costs(*deployment_tables, facts, read, threads, shares)
     knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))
     knots = knots.select(["deployment_id", "part", "step_shape_id", "x", "y"])
     knot_costs = _corrected(_at_knots(knots, costs), knots, corrections)
-    there = np.flatnonzero(knot_costs.launches)
-    kept = knots if there.size == knots.num_rows else knots.take(pa.array(there))
-    kept = kept.append_column("gpu_us", pa.array(knot_costs.picoseconds[there] / 1e6))
+    launching = np.flatnonzero(knot_costs.launches)
+    kept = knots if launching.size == knots.num_rows else knots.take(pa.array(launching))
+    kept = kept.append_column("gpu_us", pa.array(knot_costs.picoseconds[launching] / 1e6))
     for name in ("p05", "p95"):
-        kept = kept.append_column(f"gpu_{name}_us", pa.array(getattr(knot_costs, name)[there] / 1e6))
-    kept = kept.append_column("launches", pa.array(knot_costs.launches[there].astype(np.int64)))
-    joules = knot_costs.nanojoules[there] / 1e9
+        kept = kept.append_column(f"gpu_{name}_us", pa.array(getattr(knot_costs, name)[launching] / 1e6))
+    kept = kept.append_column("launches", pa.array(knot_costs.launches[launching].astype(np.int64)))
+    joules = knot_costs.nanojoules[launching] / 1e9
     kept = kept.append_column("dynamic_energy_j", pa.array(joules, mask=np.isnan(joules)))
     for name in ("embedding", "transfer", "moe", "communication"):
-        kept = kept.append_column(f"{name}_us", pa.array(getattr(knot_costs, name)[there] / 1e6))
-    made = {"step_costs": kept, "kernel_evidence": tiers}
+        kept = kept.append_column(f"{name}_us", pa.array(getattr(knot_costs, name)[launching] / 1e6))
+    made = {"step_costs": kept, "kernel_evidence": evidence}
     if shares:
-        by_rate = {f"{name}_us": pa.array(getattr(knot_costs, name)[there] / 1e6) for name in RATES}
+        by_rate = {f"{name}_us": pa.array(getattr(knot_costs, name)[launching] / 1e6) for name in RATES}
         keys = {name: kept[name] for name in ("deployment_id", "step_shape_id")}
         made["step_cost_shares"] = pa.table({**keys, **by_rate})
     return made
 
 
-def _corrected(costs: Costed, knots: pa.Table, corrections: pa.Table) -> Costed:
-    """Return the costs of knots times the factors on their kernels, in whole picoseconds."""
+def _corrected(costs: KnotCosts, knots: pa.Table, corrections: pa.Table) -> KnotCosts:
+    """Return the costs of knots times the factors of ``knot_corrections`` on their kernels, in whole picoseconds."""
     if not corrections.num_rows:
         return costs
     keys = ["deployment_id", "step_shape_id"]
-    own = knots.select(keys).append_column("row", pa.array(np.arange(knots.num_rows)))
-    factors = own.join(corrections, keys).sort_by("row")
+    numbered = knots.select(keys).append_column("row", pa.array(np.arange(knots.num_rows)))
+    factors = numbered.join(corrections, keys).sort_by("row")
     made = corrected({name: getattr(costs, name) for name in TIMED}, *(factors[name] for name in FACTORS))
-    # what a log corrects does not say how far off the rest may be: the interval keeps its width; and the work stays, so
-    # that energy changes by what an active GPU draws in the time alone
+    # a log's correction says nothing about the remaining error: the interval keeps its width. The work is the same:
+    # energy changes only by what an active GPU draws in the time
     ratio = made["picoseconds"] / np.maximum(costs.picoseconds, 1.0)
     shares = {name: _scaled(getattr(costs, name), ratio) for name in ("p05", "p95", *RATES)}
     return costs._replace(**made, **shares)
 
 
 def corrected(
-    times: Mapping[str, np.ndarray], own: pa.Array, moe: pa.Array, communication: pa.Array
+    times: Mapping[str, np.ndarray], other: pa.Array, moe: pa.Array, communication: pa.Array
 ) -> dict[str, np.ndarray]:
-    """Return picoseconds of knots, by TIMED, times the FACTORS on their kernels; a null factor is 1.
+    """Return picoseconds of knots by TIMED, (knots,) each, times the FACTORS on their kernels; a null factor is 1.
 
     >>> times = {name: np.array([10.0]) for name in TIMED} | {"picoseconds": np.array([100.0])}
     >>> corrected(times, *(pa.array([factor], pa.float64()) for factor in (1.5, None, 3.0)))["picoseconds"].tolist()
     [160.0]
     """
-    factors = [pc.fill_null(one, 1.0).to_numpy() for one in (own, moe, communication)]
+    factors = [pc.fill_null(factor, 1.0).to_numpy() for factor in (other, moe, communication)]
     experts, collectives = _scaled(times["moe"], factors[1]), _scaled(times["communication"], factors[2])
     others = _scaled(times["picoseconds"] - times["moe"] - times["communication"], factors[0])
     stages = {name: _scaled(times[name], factors[0]) for name in ("embedding", "transfer")}
@@ -115,16 +116,16 @@ def _scaled(picoseconds: np.ndarray, factor: np.ndarray) -> np.ndarray:
     return np.floor(picoseconds * factor + 0.5)
 
 
-def _at_knots(knots: pa.Table, costs: Mapping[str, Costed]) -> Costed:
-    """Return the costs of step shapes of several deployments, those of each deployment together, in their order."""
+def _at_knots(knots: pa.Table, costs: Mapping[str, KnotCosts]) -> KnotCosts:
+    """Return the costs of ``knots``, in their order; rows of a deployment are adjacent. ``costs``: by deployment."""
     runs = pc.run_end_encode(knots["deployment_id"].combine_chunks())
     stops = runs.run_ends.to_numpy()
     ids = knots["step_shape_id"].to_numpy()
     spans = list(zip(runs.values.to_pylist(), [0, *stops], stops, strict=False))
-    return Costed(
+    return KnotCosts(
         *(
             np.concatenate([costs[name][field][ids[start:stop]] for name, start, stop in spans] or [np.zeros(0)])
-            for field in range(len(Costed._fields))
+            for field in range(len(KnotCosts._fields))
         )
     )
 
@@ -139,10 +140,10 @@ def _costs(
     read: Reader,
     threads: int | None,
     shares: bool,
-) -> tuple[Mapping[str, Costed], pa.Table]:
-    """Return by deployment what its step shapes cost, by their ids; and ``kernel_evidence``.
+) -> tuple[Mapping[str, KnotCosts], pa.Table]:
+    """Return the costs of step shapes by deployment, each in the order of their ids, and ``kernel_evidence``.
 
-    A launch signature that was priced for a GPU before, with the same tables behind it, is not priced again.
+    A launch signature that was priced for a GPU before, from the same tables, is not priced again.
     """
     given_latencies = [name for name in ("kernel_latencies",) if read.is_given(name)]
     given_latencies = given_latencies or [
@@ -151,66 +152,68 @@ def _costs(
     sizes = _sizes(step_shapes)
     gpus = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", "gpu")), strict=True))
     rows = [row for row in signatures.to_pylist() if row["deployment_id"] in sizes]
-    # latencies of a person's own may differ between deployments of one signature
-    again = {row["deployment_id"]: None if given_latencies else row["content"] for row in rows}
-    again = {name: (content, gpus[name], shares) for name, content in again.items() if content}
-    # the power of GPUs is computed in each session anew: what it is made from stands for it
+    # given latencies may differ between deployments of one signature
+    contents = {row["deployment_id"]: None if given_latencies else row["content"] for row in rows}
+    known_keys = {name: (content, gpus[name], shares) for name, content in contents.items() if content}
+    # gpu_power is computed in every session anew: its inputs identify it
     given_facts = facts if read.is_given("gpu_power") else facts[:-1]
     roots = (*given_facts, *read.roots_of(["gpu_power", *(f"{family}_calls" for family in LOWERED)]))
-    recent: Recent[Known] = remembered(roots, "costs of launch signatures", lambda: Recent(MOST_KNOWN))
-    cost_of_deployment = {name: costed for name, key in again.items() if (costed := recent.get(key))}
+    recent: Recent[SignatureCosts] = remembered(roots, "costs of launch signatures", lambda: Recent(MOST_KNOWN))
+    cost_of_deployment = {name: known for name, key in known_keys.items() if (known := recent.get(key))}
     groups = _groups([row for row in rows if row["deployment_id"] not in cost_of_deployment], sizes, gpus)
-    units = {unit: [name for name in groups.of if groups.of[name] == unit] for unit in set(groups.of.values())}
+    units = {
+        unit: [name for name in groups.unit_of if groups.unit_of[name] == unit] for unit in set(groups.unit_of.values())
+    }
     for (number, _), names in units.items():
-        for own in [[name] for name in names] if given_latencies else [names]:
+        for sharing in [[name] for name in names] if given_latencies else [names]:
             cost_of_deployment |= dict.fromkeys(
-                own, Known(Costed(*np.zeros((len(Costed._fields), groups.knots[number]))), [])
+                sharing, SignatureCosts(KnotCosts(*np.zeros((len(KnotCosts._fields), groups.knots[number]))), [])
             )
     if units and "kernel_latencies" not in given_latencies:
         launched = launched_families(settings, sharded_layers, layer_weights)
         families = [family for family in launched if f"{family}_latencies" not in given_latencies]
-        costed = {
+        unit_costs = {
             unit: list({id(cost_of_deployment[name]): cost_of_deployment[name] for name in names}.values())
             for unit, names in units.items()
         }
-        _add_launched(families, (settings, *facts), groups, costed, read, threads, shares)
-    costs = {name: costed.costs for name, costed in cost_of_deployment.items()}
+        _add_launched(families, PricingTables(settings, *facts), groups, unit_costs, read, threads, shares)
+    costs = {name: known.costs for name, known in cost_of_deployment.items()}
     for name in given_latencies:
         columns = ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "roofline_us", "bound", "energy_j"]
         _add_given(read(name, columns), costs, _at_rest_w(gpus, facts[-1]))
-    for name in groups.of.keys() & again.keys():
-        recent.put(again[name], cost_of_deployment[name])
-    return costs, _tier_rows(
+    for name in groups.unit_of.keys() & known_keys.keys():
+        recent.put(known_keys[name], cost_of_deployment[name])
+    return costs, _evidence_table(
         [(row["deployment_id"], *rest) for row in rows for rest in cost_of_deployment[row["deployment_id"]].rests]
     )
 
 
 def _add_launched(
     families: Sequence[str],
-    facts: Sequence[pa.Table],
-    groups: Groups,
-    costed: Mapping[tuple[int, str], Sequence[Known]],
+    tables: PricingTables,
+    groups: LaunchGroups,
+    unit_costs: Mapping[tuple[int, str], Sequence[SignatureCosts]],
     read: Reader,
     threads: int | None,
     shares: bool,
 ) -> None:
-    """Lower and price the calls of families, and add them to what each unit (signature and GPU) is known to cost."""
+    """Lower and price the calls of families, and add them to ``unit_costs``, by launch signature and GPU."""
     with ThreadPoolExecutor(threads) as workers:
-        waiting = []
+        submitted = []
         for family in families:
             wanted = columns_read(family, read.columns_of(f"{family}_calls"))
-            asked = {*wanted, "deployment_id", "step_shape_id", "count"} - {"gpu", "engine"}
-            calls = read(f"{family}_calls", sorted(asked), {"deployment_id": groups.firsts})
-            waiting.append((family, workers.submit(priced, family, calls, wanted, facts, groups, shares)))
-        for family, each in waiting:
-            for unit, times, launches, rests in each.result():
-                for one in costed[unit]:
-                    one.costs.add(family, times, launches)
-                    one.rests.extend((family, *rest) for rest in rests)
+            columns = {*wanted, "deployment_id", "step_shape_id", "count"} - {"gpu", "engine"}
+            calls = read(f"{family}_calls", sorted(columns), {"deployment_id": groups.names})
+            submitted.append((family, workers.submit(priced, family, calls, wanted, tables, groups, shares)))
+        for family, future in submitted:
+            for unit, times, launches, rests in future.result():
+                for known in unit_costs[unit]:
+                    known.costs.add(family, times, launches)
+                    known.rests.extend((family, *rest) for rest in rests)
 
 
-def _tier_rows(rows: list[tuple]) -> pa.Table:
-    """Return ``kernel_evidence``; latencies that were given rest on whoever gave them, and have no row."""
+def _evidence_table(rows: list[tuple]) -> pa.Table:
+    """Return ``kernel_evidence``; ``rows``: deployment, family, tier, evidence, picoseconds. Given latencies: none."""
     names = ("deployment_id", "family", "tier", "evidence", "picoseconds")
     columns = zip(*rows, strict=True) if rows else [[]] * len(names)
     table = pa.table({name: list(values) for name, values in zip(names, columns, strict=True)})
@@ -221,48 +224,48 @@ def _tier_rows(rows: list[tuple]) -> pa.Table:
 
 
 def _sizes(step_shapes: pa.Table) -> dict[str, int]:
-    """Return how many step shapes each deployment has that has any."""
+    """Return the number of step shapes by deployment; deployments without one are left out."""
     most = step_shapes.group_by("deployment_id").aggregate([("step_shape_id", "max")])
     return {row["deployment_id"]: row["step_shape_id_max"] + 1 for row in most.to_pylist()}
 
 
-def _groups(signatures: Sequence[Mapping[str, str]], sizes: Mapping[str, int], gpus: Mapping[str, str]) -> Groups:
-    """Group deployments by their launch signature; ``signatures``: rows of ``launch_signatures``."""
-    groups = Groups([], np.zeros(0, np.int64), [], {})
+def _groups(signatures: Sequence[Mapping[str, str]], sizes: Mapping[str, int], gpus: Mapping[str, str]) -> LaunchGroups:
+    """Group deployments by launch signature; ``signatures``: of ``launch_signatures``; ``sizes``: numbers of knots."""
+    groups = LaunchGroups([], np.zeros(0, np.int64), [], {})
     numbers: dict[str, int] = {}
     for row in signatures:
         name = row["deployment_id"]
         number = numbers.setdefault(row["signature_id"], len(numbers))
-        if number == len(groups.firsts):
-            groups.firsts.append(name)
+        if number == len(groups.names):
+            groups.names.append(name)
             groups.gpus.append(set())
         groups.gpus[number].add(gpus[name])
-        groups.of[name] = number, gpus[name]
-    return groups._replace(knots=np.array([sizes[name] for name in groups.firsts], np.int64))
+        groups.unit_of[name] = number, gpus[name]
+    return groups._replace(knots=np.array([sizes[name] for name in groups.names], np.int64))
 
 
 def _at_rest_w(gpus: Mapping[str, str], gpu_power: pa.Table) -> dict[str, float]:
-    """Return by deployment what its GPU draws while it is active, without the work of kernels; ``gpus``: of each."""
+    """Return by deployment the power of its GPU when active, without the work of kernels, watts."""
     drawn = {row["gpu"]: row["idle_w"] + row["active_w"] for row in gpu_power.to_pylist()}
     return {name: drawn[gpu] for name, gpu in gpus.items()}
 
 
-def _add_given(latencies: pa.Table, costs: Mapping[str, Costed], at_rest_w: Mapping[str, float]) -> None:
-    """Add kernels whose latencies were given; one that was given without its energy leaves that of its knot unknown."""
+def _add_given(latencies: pa.Table, costs: Mapping[str, KnotCosts], at_rest_w: Mapping[str, float]) -> None:
+    """Add given latencies to ``costs`` by deployment; one without an energy makes its knot's energy unknown (NaN)."""
     names = latencies["deployment_id"].combine_chunks().dictionary_encode()
     families = latencies["family"].combine_chunks().dictionary_encode()
     knot, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
     figures = [latencies[name].to_numpy() for name in LATENCIES]
     bound = pc.index_in(latencies["bound"], pa.array(BOUNDS)).to_numpy()
-    # how they go with the rates is not stated: all of each with the one that bounds it
+    # how given latencies scale with rates is not known: all of each with the rate that bounds it
     bounded = [np.where(bound == number, figures[0], 0.0) for number in range(len(BOUNDS))]
     rest_w = np.array([at_rest_w[name] for name in names.dictionary.to_pylist()])[names.indices.to_numpy()]
     joules = np.asarray(latencies["energy_j"].to_numpy(), dtype=float) - rest_w * figures[0] / 1e6
-    each = Times(*map(in_picoseconds, (*figures, *bounded)), in_nanojoules(joules))
+    launch_times = KernelTimes(*map(in_picoseconds, (*figures, *bounded)), in_nanojoules(joules))
     for code, name in enumerate(names.dictionary.to_pylist()):
         for number, family in enumerate(families.dictionary.to_pylist()):
             rows = np.flatnonzero((names.indices.to_numpy() == code) & (families.indices.to_numpy() == number))
             if name in costs and rows.size:
                 size = costs[name].launches.size
-                times = each.at_knots(rows, count[rows], knot[rows], size)
+                times = launch_times.at_knots(rows, count[rows], knot[rows], size)
                 costs[name].add(family, times, np.bincount(knot[rows], count[rows], size))

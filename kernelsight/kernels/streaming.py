@@ -1,17 +1,15 @@
-"""Latency of kernels that only move bytes: normalisation, activation, rotation, copies, quantisation, sampling."""
+"""Latency of memory-bound kernels: norms, activations, RoPE, copies, embeddings, quantisation, sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.kernels.forms import Coefficient, Features
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.latency_model import Columns, Features
 from kernelsight.kernels.work import streamed
 
-Columns = Mapping[str, Any]
-
 _FLOOR = "launch and drain of a small kernel inside a CUDA graph"
-# starts: quantisation sweeps of H100, H200 and L40S, the one such kernel that is measured
+# starts are from quantisation sweeps of H100, H200 and L40S: no other kernel of these families was measured
 _MEMORY = (
     Coefficient("memory_efficiency", "1", 0.87, 0.3, 1.0, "hardware", "share of the peak DRAM bandwidth", 0.1),
     Coefficient(
@@ -53,21 +51,21 @@ SAMPLING_COLUMNS = streamed("sampling_flops(rows, columns)", "sampling_bytes(row
 
 
 def streaming(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, None): t = floor + bytes / rate, in float columns of one value a row."""
+    """Return (latency_us, None), (rows,): t = floor + bytes / rate."""
     return at["floor_us"] + _moving_us(call, gpu, at, xp), None
 
 
 def quantize(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, None): as :func:`streaming`, over ``passes`` times the bytes, or the dispatch of the rows."""
+    """Return (latency_us, None), (rows,): t = floor + sqrt((passes x bytes / rate)^2 + (dispatch of the rows)^2)."""
     moving_us = at["passes"] * _moving_us(call, gpu, at, xp)
     dispatch_us = call["rows"] * at["row_clocks"] / gpu["clock_per_us"]
     return at["floor_us"] + xp.sqrt(moving_us * moving_us + dispatch_us * dispatch_us), None
 
 
 def sample(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, None): as :func:`streaming`, over ``passes`` times the bytes, with what a filter adds.
+    """Return (latency_us, None), (rows,): t = floor + passes x bytes / rate + terms of a top-k or top-p filter.
 
-    A filter that sorts does so row after row below ``serial_rows``, and all rows at once from there on.
+    A filter sorts one row after another below ``serial_rows``, and all rows at once from there on.
     """
     moving_us = _moving_us(call, gpu, at, xp)
     row_us = at["row_us"] + at["row_column_ns"] * call["columns"] / 1e3
@@ -78,11 +76,11 @@ def sample(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]
 
 
 def _moving_us(call: Columns, gpu: Columns, at: Columns, xp: Any) -> Any:
-    """Time of the bytes: what the kernel before has written is found in L2 while it fits, and is soon missed once not.
+    """Return the time of the bytes, microseconds: from L2 while the working set fits, from DRAM once it does not.
 
-    The share of hits is 1 / (1 + x^8), x the ``working_set_bytes`` (in serving the call's own: its input was written
-    just before) against ``l2_share`` of the cache: sweeps show a sharp edge (H100: 25 MB at 4.9 TB/s, 50 MB at
-    2.8 TB/s). L2 is never slower than DRAM.
+    L2 hits are 1 / (1 + x^8), x: ``working_set_bytes`` over ``l2_share`` of the cache. In serving the working set is
+    the call's own bytes, because the kernel before wrote its input. Sweeps show a sharp edge (H100: 25 MB at 4.9 TB/s,
+    50 MB at 2.8 TB/s). L2 is never slower than DRAM.
     """
     ratio = xp.minimum(call["working_set_bytes"] / (at["l2_share"] * gpu["l2_bytes"]), 1e4)
     fourth = ratio * ratio * ratio * ratio

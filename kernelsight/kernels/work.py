@@ -1,7 +1,7 @@
-"""Work of calls outside the graph: the macros of ``sql/macros/work.sql``, over the shapes of sweeps and files of calls.
+"""FLOP and bytes of measured kernels and of call files, by the SQL macros of ``sql/macros/work.sql``.
 
-A family states its call columns as SQL over ``shape``, earlier columns, and the bits of its number formats
-(``weight_bits``, ``activation_bits``); ``flops`` and ``bytes`` are calls of the same macros as in its lowering query.
+A family declares its call columns as SQL over ``shape``, earlier columns, and the bits of its number formats
+(``weight_bits``, ``activation_bits``); ``flops`` and ``bytes`` call the same macros as its lowering query.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIELD = re.compile(r'(?:coalesce\()?shape\."(\w+)"(?:, 0\))?')
 
 
 def fields(*names: str, **renamed: str) -> dict[str, str]:
-    """Return the columns that are fields of a shape under their own name or another.
+    """Return SQL of call columns that are fields of a shape, of the same name or (``column="field"``) another.
 
     >>> fields("m", local_experts="experts")
     {'m': 'shape."m"', 'local_experts': 'shape."experts"'}
@@ -31,7 +31,7 @@ def fields(*names: str, **renamed: str) -> dict[str, str]:
 
 
 def optional(*names: str) -> dict[str, str]:
-    """Return the columns that are fields of a shape, 0 where it states none.
+    """Return SQL of call columns that are fields of a shape, 0 where the field is null.
 
     >>> optional("window")
     {'window': 'coalesce(shape."window", 0)'}
@@ -40,7 +40,7 @@ def optional(*names: str) -> dict[str, str]:
 
 
 def field_of(sql: str) -> str | None:
-    """Return the field of a shape that a column is, or None where it is computed.
+    """Return the field of a shape that a column's SQL reads, or None where the column is computed.
 
     >>> field_of('shape."experts"'), field_of('coalesce(shape."window", 0)'), field_of("gemm_flops(m, n, k)")
     ('experts', 'window', None)
@@ -50,12 +50,12 @@ def field_of(sql: str) -> str | None:
 
 
 def streamed(flops: str, moved: str) -> dict[str, str]:
-    """Return the columns of a kernel over rows x columns elements, which all pass L2 before they come again."""
+    """Return SQL of the columns of a memory-bound kernel over rows x columns; its working set is its bytes."""
     return {**fields("rows", "columns"), "flops": flops, "bytes": moved, "working_set_bytes": "bytes"}
 
 
 def work_cursor() -> duckdb.DuckDBPyConnection:
-    """Return a cursor of a database that knows the macros; what is registered on it is seen by no other cursor.
+    """Return a DuckDB cursor with the macros; tables registered on it are visible to no other cursor.
 
     >>> work_cursor().sql("select gemm_flops(2, 3, 5)").fetchall()
     [(Decimal('60.0'),)]
@@ -69,11 +69,11 @@ def _database() -> duckdb.DuckDBPyConnection:
 
 
 def evaluated(sql: str, columns: pa.Table) -> pa.ChunkedArray:
-    """Return what an expression with macros is in each row of a table, as float64; null where the expression is null.
+    """Return a SQL expression with macros in each row of a table, float64, null where it is null.
 
     >>> evaluated("batch * visible_pairs(new, 0, 0)", pa.table({"batch": [1, 2], "new": [3, 4]})).to_pylist()
     [6.0, 20.0]
     """
     cursor = work_cursor()
-    cursor.register("stated", columns)
-    return cursor.sql(f"select ({sql})::double as found from stated").to_arrow_table()["found"]
+    cursor.register("calls", columns)
+    return cursor.sql(f"select ({sql})::double as value from calls").to_arrow_table()["value"]

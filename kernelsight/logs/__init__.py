@@ -1,4 +1,4 @@
-"""Production logs: one reader per format, and the tables that all of them make."""
+"""Readers of production logs, one per format, and the common tables that they produce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads ``profile_export.jsonl`` of AIPerf, a line a request, and the settings in ``profile_export_aiperf.json``."""
+"""Reader of AIPerf: requests in ``profile_export.jsonl``, statistics and settings in ``profile_export_aiperf.json``."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_aiperf(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per file of requests; an export of statistics in the same folder adds rate, version, settings.
+    """Return one run per file of requests; statistics exported to the same folder add rate, version and settings.
 
-    TTFT from sending, unix times; output tokens with those of reasoning; warm-ups are labelled.
+    Unix times, TTFT from sending by the client; output tokens include reasoning tokens; warm-up requests have status
+    warmup. A folder with statistics alone is a run without requests.
     """
     runs, exports = [], {}
     for file in files:
@@ -62,16 +63,17 @@ def read_aiperf(files: Sequence[LogFile]) -> list[LogRun]:
         run.requests = json_rows(file, _FIELDS, _COLUMNS, is_record, run.faults).rename({"line": FILE_ROW})
         runs.append(run)
     for folder, (file, export) in exports.items():
-        beside = [run for run in runs if run.file.path.parent == folder]
-        for run in beside or [LogRun(file, NAME)]:
+        folder_runs = [run for run in runs if run.file.path.parent == folder]
+        for run in folder_runs or [LogRun(file, NAME)]:
             _add_export(run, export)
-            if not beside:
+            if not folder_runs:
                 run.faults.add("statistics_only", 1, None, "; give profile_export.jsonl too")
                 runs.append(run)
     return runs
 
 
 def _add_export(run: LogRun, export: Mapping[str, Any]) -> None:
+    """Add the settings and statistics of an export to a run."""
     run.stated["tool_version"] = str(export["aiperf_version"])
     config = export.get("input_config")
     phases = config.get("phases") if isinstance(config, Mapping) else None
@@ -79,12 +81,12 @@ def _add_export(run: LogRun, export: Mapping[str, Any]) -> None:
         if isinstance(phase, Mapping) and phase.get("kind") == "profiling":
             run.stated |= {"requested_rate": phase.get("rate"), "max_concurrency": phase.get("concurrency")}
             run.settings["client.arrival_pattern"] = (str(phase.get("type")), "input_config")
-    names = {"time_to_first_token": "ttft_ms", "request_latency": "e2e_ms", "inter_token_latency": "tpot_ms"}
-    for name, ours in names.items():
+    metric_of_field = {"time_to_first_token": "ttft_ms", "request_latency": "e2e_ms", "inter_token_latency": "tpot_ms"}
+    for name, metric_name in metric_of_field.items():
         values = export.get(name)
         if isinstance(values, Mapping) and values.get("unit") == "ms":
             for statistic_name in ("avg", "min", "max", "p50", "p90", "p99"):
-                run.summaries += statistic("run", ours, statistic_name, values.get(statistic_name))
+                run.summaries += statistic("run", metric_name, statistic_name, values.get(statistic_name))
 
 
 FORMAT = LogFormat(NAME, "requests", "aiperf profile (profile_export.jsonl)", _recognises, read_aiperf)

@@ -1,7 +1,7 @@
-"""Reads power of GPUs from ``gpu_telemetry_export.jsonl`` of AIPerf: a line for each GPU and moment.
+"""Reader of GPU power in AIPerf's ``gpu_telemetry_export.jsonl``: one record per GPU and sample.
 
-Names of fields: ``TelemetryRecord`` of aiperf 0.13.0 (``aiperf/common/models/telemetry_models.py``), and those of
-earlier versions that it still reads (``gpu_telemetry/constants.py``).
+Field names: ``TelemetryRecord`` of aiperf 0.13.0 (``aiperf/common/models/telemetry_models.py``), and those of earlier
+versions that it still reads (``gpu_telemetry/constants.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.windows import POWER, windows_of
 
 NAME = "aiperf-power"
-# of NVIDIA's GPUs, also before 0.12, and of AMD's, W
+# fields with power in W: of NVIDIA's GPUs, of these before 0.12, of AMD's
 _POWER = ("nvidia_power_usage", "gpu_power_usage", "amd_power")
 _FIELDS = {
     **{"timestamp_ns": "BIGINT", "gpu_uuid": "VARCHAR", "gpu_index": "BIGINT", "hostname": "VARCHAR"},
@@ -35,9 +35,9 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_aiperf_power(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run a file: a row between two samples of a machine, of all its GPUs together, at unix times.
+    """Return one run per file, with windows between consecutive samples of a machine: mean power of all its GPUs.
 
-    InvalidInput: no two samples of a GPU.
+    Unix times. InvalidInput: no GPU has two samples.
     """
     return [_run(file) for file in files]
 

@@ -1,4 +1,4 @@
-"""The lines that were appended to a log since it was last read, through rotation and truncation."""
+"""Appended lines of a growing log since it was last read, also across rotation and truncation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import unusable
 from kernelsight.logs.read import read_requests
 
-# bytes that are read at once, and of the beginning by which a file is known again
+# bytes that are read at once; bytes of a file's beginning that identify it
 MOST_BYTES, HEAD_BYTES = 1 << 24, 256
 
 
 class Position(NamedTuple):
-    """How far a log was read: ``head`` is the digest of its first bytes, ``header`` the first line of a CSV."""
+    """Position up to which a log was read: file (inode), byte offset.
+
+    ``head``: digest of the file's first bytes; ``header``: first line of a CSV, "" of JSON lines.
+    """
 
     inode: int = 0
     offset: int = 0
@@ -29,7 +32,7 @@ class Position(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Complete lines, the position after them, and the event before: "", rotated, or truncated."""
+    """Complete appended lines, the position after them, and what happened before: "", "rotated" or "truncated"."""
 
     lines: bytes
     place: Position
@@ -37,11 +40,11 @@ class Appended(NamedTuple):
 
 
 def appended(path: Path, position: Position, most: int = MOST_BYTES) -> Iterator[Appended]:
-    """Yield what was appended to a log after a position, at most ``most`` bytes at a time; nothing while it is missing.
+    """Yield the lines appended to a log after a position, at most ``most`` bytes at once; nothing while it is missing.
 
-    A file of another inode was rotated: the rest of the old one is read if it is beside the new one. One that is
-    shorter than what was read, or begins otherwise, was truncated, and is read from its beginning.
-    InvalidInput: a line is longer than ``most``.
+    A file with another inode was rotated: the rest of the old file is read if it lies beside the new one. A file that
+    is shorter than the position, or has another beginning, was truncated, and is read from its beginning.
+    InvalidInput: a line is longer than ``most`` bytes.
     """
     try:
         status = os.stat(path)
@@ -67,7 +70,7 @@ def appended(path: Path, position: Position, most: int = MOST_BYTES) -> Iterator
 
 
 def rows_of(appended_part: Appended, path: Path, log_format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
-    """Return the requests of appended lines, with the times of the log's own clock; see ``read_requests``."""
+    """Return the requests in appended lines, with times of the log's own clock; see ``read_requests``."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / path.name.removesuffix(".gz")
         file.write_bytes(appended_part.place.header.encode() + appended_part.lines)
@@ -78,7 +81,7 @@ def rows_of(appended_part: Appended, path: Path, log_format: str, columns: Mappi
 
 
 def _lines_after(path: Path, position: Position, most: int, is_last: bool = False) -> Iterator[Appended]:
-    """Yield the complete lines after a position; ``is_last``: nothing follows, so that a last line needs no end."""
+    """Yield the complete lines after a position; ``is_last``: the file is finished, its last line needs no newline."""
     with path.open("rb") as file:
         file.seek(position.offset)
         while chunk := file.read(most):
@@ -100,7 +103,7 @@ def _lines_after(path: Path, position: Position, most: int, is_last: bool = Fals
 
 
 def _rotated_file(path: Path, position: Position) -> Path | None:
-    """Return the rotated file that was read before: beside the log, with its inode and its first bytes."""
+    """Return the rotated file that was read before: in the log's folder, with its inode and first bytes; else None."""
     with os.scandir(path.parent) as entries:
         for entry in entries:
             if entry.is_file(follow_symlinks=False) and entry.inode() == position.inode:
@@ -110,6 +113,6 @@ def _rotated_file(path: Path, position: Position) -> Path | None:
 
 
 def _digest(path: Path, offset: int) -> str:
-    """Return the digest of a file's first bytes, as many as have been read."""
+    """Return the SHA-256 of a file's first HEAD_BYTES bytes, or of those before ``offset``."""
     with path.open("rb") as file:
         return hashlib.sha256(file.read(min(offset, HEAD_BYTES))).hexdigest()

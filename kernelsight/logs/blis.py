@@ -1,4 +1,4 @@
-"""Reads BLIS's TraceV2: a CSV file with a row a request, and its YAML header where it is given too."""
+"""Reader of BLIS's TraceV2: a CSV file with one row per request, and its YAML header if given."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_blis(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per CSV file; of a header among the files, the number of warm-up requests is used.
+    """Return one run per CSV file, with times of the client's clock; a header adds the number of warm-up requests.
 
-    Times are microseconds of the client. InvalidInput: a trace that was generated instead of observed.
+    InvalidInput: a header without its CSV file, or a trace that was generated instead of observed.
     """
     tables = [file for file in files if file.fields >= _TIMES]
     headers = [file.text for file in files if file not in tables]

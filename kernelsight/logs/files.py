@@ -1,4 +1,4 @@
-"""Opens log files for readers: decompressed, with the fields of their first bytes, or of all of them."""
+"""Log files as readers see them: decompressed, with container format and field names; refuses what cannot be read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ _REASONS = {RecursionError: "it nests too deep", MemoryError: TOO_MUCH_MEMORY}
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file, its first decompressed bytes, its container (json, parquet, sqlite or text), its decompressed size."""
+    """A log file: ``head``, its first decompressed bytes; ``kind``: json, parquet, sqlite or text; ``size``: in bytes.
+
+    ``size`` is decompressed; ``whole``: ``fields`` are those of the whole file instead of its first bytes.
+    """
 
     path: Path
     head: bytes
@@ -54,9 +57,9 @@ class LogFile:
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """The fields in the first bytes: ``a.b`` inside objects, ``a[].b`` inside lists; the columns of a table.
+        """Field names in the first bytes: ``a.b`` inside objects, ``a[].b`` inside lists; column names of a table.
 
-        With ``whole``, those of the whole file, which is read once from end to end, piece by piece.
+        With ``whole``, those of the whole file, which is read once in pieces.
         """
         if self.kind == "json":
             return outline(self.pieces() if self.whole else self.head)
@@ -66,27 +69,27 @@ class LogFile:
 
     @cached_property
     def columns(self) -> list[str]:
-        """The fields of the first line of a text, as that of a CSV file."""
-        first_line_text = next((line for line in self.text.splitlines() if line.strip()), "")
+        """Column names of a text's first line that is not empty, read as a CSV header."""
+        first_line = next((line for line in self.text.splitlines() if line.strip()), "")
         try:
-            return [name.strip() for name in next(csv.reader([first_line_text]), [])]
+            return [name.strip() for name in next(csv.reader([first_line]), [])]
         except csv.Error:
             return []
 
     @cached_property
     def text(self) -> str:
-        """The first bytes as text."""
+        """First decompressed bytes as text."""
         return self.head.decode("utf-8-sig", "replace")
 
     @cached_property
     def by_line(self) -> bool:
-        """Whether each line is a JSON object."""
+        """Whether the file is JSON lines: one object per line."""
         lines = [line for line in self.text.splitlines() if line.strip()]
         return bool(lines) and (_is_object(lines[0]) or (len(lines) > 1 and lines[1].lstrip().startswith('{"')))
 
     @property
     def name(self) -> str:
-        """The file's name without endings."""
+        """File name without known extensions."""
         name = self.path.name
         for ending in (".gz", ".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".yaml", ".yml", ".log", ".txt"):
             name = name.removesuffix(ending)
@@ -94,7 +97,7 @@ class LogFile:
 
     @property
     def sql_path(self) -> str:
-        """The path as SQL text, by which DuckDB reads this file alone: it takes brackets and stars for patterns."""
+        """Path as an SQL literal for DuckDB, with brackets and stars escaped, which it would take as patterns."""
         return "'" + glob.escape(str(self.path)).replace("'", "''") + "'"
 
     def open(self) -> BinaryIO:
@@ -102,25 +105,25 @@ class LogFile:
         return gzip.open(self.path, "rb") if self.compressed else self.path.open("rb")  # type: ignore[return-value]
 
     def read(self) -> bytes:
-        """Return the decompressed file; InvalidInput: its compression is damaged, or it is too large for one piece."""
+        """Return the decompressed file; InvalidInput: damaged compression, or more than WHOLE_BYTES."""
         if self.size > WHOLE_BYTES:
             raise unusable(self.path, f"has more than {WHOLE_BYTES >> 30} GiB in one document", "Give a part of it.")
         return b"".join(self.pieces())
 
     def text_of_all(self) -> str:
-        """Return the decompressed file as text; InvalidInput: it is not UTF-8, and what ``read`` refuses."""
+        """Return the decompressed file as text; InvalidInput: not UTF-8, or as of ``read``."""
         return decoded(self.read(), self.refuse)
 
     def refuse(self, problem: str) -> InvalidInput:
-        """Build the error for a file of which ``problem`` says what is wrong."""
+        """Return the error for this file; ``problem``: what is wrong with it, as a predicate."""
         return unusable(self.path, problem, DAMAGED)
 
     def entire(self) -> LogFile:
-        """Return the file with the fields of all of it, where its first bytes are not all."""
+        """Return the file with ``fields`` of all of it, if its first bytes are not the whole file."""
         return replace(self, whole=True) if self.kind == "json" and len(self.head) == HEAD_BYTES else self
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the decompressed file in pieces; InvalidInput: its compression is damaged."""
+        """Yield the decompressed file in pieces; InvalidInput: damaged compression."""
         try:
             if self.compressed:
                 yield from unpacked_file(self.path, self.refuse)
@@ -132,7 +135,7 @@ class LogFile:
             raise unusable(self.path, f"cannot be decompressed ({problem})", DAMAGED) from None
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of a text; InvalidInput: its compression is damaged."""
+        """Yield the lines of a text; InvalidInput: damaged compression, or a line longer than LONGEST_LINE."""
         try:
             with io.TextIOWrapper(self.open(), encoding="utf-8-sig", errors="replace") as file:
                 while line := file.readline(LONGEST_LINE):
@@ -144,7 +147,7 @@ class LogFile:
 
 
 def unusable(path: object, problem: str, advice: str) -> InvalidInput:
-    """Build the error for a log that cannot be used.
+    """Return the error for a log that cannot be used; ``problem``: a predicate, ``advice``: what to do.
 
     >>> str(unusable("a.json", "is empty", "Give a file with requests."))
     'log a.json is empty. Give a file with requests.'
@@ -153,7 +156,7 @@ def unusable(path: object, problem: str, advice: str) -> InvalidInput:
 
 
 def open_log(path: str | os.PathLike[str]) -> LogFile:
-    """Look at the first bytes of a file; InvalidInput: it is missing, empty, damaged, or of a kind that is not read.
+    """Return a log file after reading its first bytes; InvalidInput: missing, empty, damaged, or a refused kind.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +171,7 @@ def open_log(path: str | os.PathLike[str]) -> LogFile:
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"
-        if compressed:  # once from end to end: no reader of a format meets more than a log can have
+        if compressed:  # unpacked once to check its size: readers of formats need not
             size = sum(map(len, unpacked_file(path, lambda reason: unusable(path, reason, UNPACK))))
         with gzip.open(path) if compressed else path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -183,6 +186,7 @@ def open_log(path: str | os.PathLike[str]) -> LogFile:
 
 
 def _kind(head: bytes) -> str:
+    """Return the container format of a file's first bytes: parquet, sqlite, json or text."""
     if head[:4] == b"PAR1":
         return "parquet"
     if head.startswith(b"SQLite format 3\x00"):
@@ -203,9 +207,9 @@ def _parquet_columns(path: Path) -> list[str]:
 
 
 def documents(file: LogFile) -> Iterator[tuple[str, Any]]:
-    """Yield (place, value) of every JSON document in a file: one, or several with space between them.
+    """Yield (place, value) of every JSON document in a file: one, or several separated by white space.
 
-    Raises InvalidInput with the place of what is not JSON; places count documents from 1.
+    Places are "document N", from 1. InvalidInput: not JSON, with the place and byte.
     """
     text = file.text_of_all()
     decoder, position, number = json.JSONDecoder(), 0, 0
@@ -216,6 +220,6 @@ def documents(file: LogFile) -> Iterator[tuple[str, Any]]:
             value, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError, MemoryError) as problem:
             reason = _REASONS.get(type(problem)) or getattr(problem, "msg", "a number has thousands of digits")
-            where = f"document {number}, byte {getattr(problem, 'pos', position)} of {len(text)}"
-            raise unusable(file.path, f"is damaged or cut off ({where}: {reason})", DAMAGED) from None
+            location = f"document {number}, byte {getattr(problem, 'pos', position)} of {len(text)}"
+            raise unusable(file.path, f"is damaged or cut off ({location}: {reason})", DAMAGED) from None
         yield f"document {number}", value

@@ -1,4 +1,4 @@
-"""A folder as one log: its files by role, and those of no known format with the reason."""
+"""Log folders: their files with format and role, and the files that are not read, with reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROLES = ("requests", "steps", "metrics", "kernels", "launch")
 
 
 class GivenFile(NamedTuple):
-    """A file with its format, its role, and the folder that it was found in."""
+    """A log file with its format, its role (ROLES), and the folder it belongs to, if any."""
 
     file: LogFile
     format: LogFormat
@@ -33,22 +33,22 @@ class GivenFile(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """The files of a folder, in order of their names, and those that are not read, each with the reason."""
+    """A folder of log files: those that are read, by name, and the paths of others with the reason."""
 
     path: Path
     files: Sequence[GivenFile]
     not_read: Mapping[str, str]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of ``production_files`` of what is not read."""
+        """Return the rows of ``production_files`` for files that are not read."""
         return [{"path": path, "folder": str(self.path), "not_read": reason} for path, reason in self.not_read.items()]
 
 
 def open_folder(path: str | os.PathLike[str], name: str = "auto") -> Folder:
-    """Look at every file of a folder; ``name``: the format of its requests, where they are there in several.
+    """Return a folder with the format of each file; ``name``: the format of requests to read, if there are several.
 
-    Folders in it are not looked into: each is a log of its own. InvalidInput: no file, none of a known format, none
-    with requests or statistics of them, or requests of several formats, which may be the same ones twice.
+    Subfolders are not read: each is a log of its own. InvalidInput: no file, none of a known format, none with requests
+    or their statistics, or requests in several formats, which may be the same ones.
     """
     folder = Path(path)
     try:
@@ -78,25 +78,26 @@ def open_folder(path: str | os.PathLike[str], name: str = "auto") -> Folder:
             not_read[str(entry)] = f"{log_format.name}, and not {name}"
         else:
             files.append(GivenFile(file, log_format, log_format.role, folder))
-    _refuse_others(folder, files, not_read)
+    _check_requests(folder, files, not_read)
     return Folder(folder, files, not_read)
 
 
 def _format(file: LogFile, name: str) -> LogFormat | None:
-    """Return the one format of a file; InvalidInput: it has the fields of several, and none of them is named."""
-    fitting = formats_of(file) or ([launch.FORMAT] if launch.FORMAT.recognises(file) else [])
-    if len(fitting) > 1:
-        return next((log_format for log_format in fitting if log_format.name == name), None) or recognise(
-            file, fitting[0].role
+    """Return the format of a file, None if unknown; InvalidInput: it fits several, and ``name`` is none of them."""
+    candidates = formats_of(file) or ([launch.FORMAT] if launch.FORMAT.recognises(file) else [])
+    if len(candidates) > 1:
+        return next((log_format for log_format in candidates if log_format.name == name), None) or recognise(
+            file, candidates[0].role
         )
-    return fitting[0] if fitting else None
+    return candidates[0] if candidates else None
 
 
-def _refuse_others(folder: Path, files: Sequence[GivenFile], not_read: Mapping[str, str]) -> None:
+def _check_requests(folder: Path, files: Sequence[GivenFile], not_read: Mapping[str, str]) -> None:
+    """Check that the files of a folder hold requests in one format; InvalidInput: they do not."""
     if not files:
-        listed = [f"{Path(path).name} ({reason})" for path, reason in not_read.items()]
-        shown = ", ".join(listed[:MOST_NAMED]) + (
-            f" and {len(listed) - MOST_NAMED} more" if listed[MOST_NAMED:] else ""
+        descriptions = [f"{Path(path).name} ({reason})" for path, reason in not_read.items()]
+        shown = ", ".join(descriptions[:MOST_NAMED]) + (
+            f" and {len(descriptions) - MOST_NAMED} more" if descriptions[MOST_NAMED:] else ""
         )
         raise unusable(folder, f"is a folder without a file of a known format: {shown}", LOOKED_FOR)
     requests: dict[str, list[str]] = {}
@@ -104,12 +105,12 @@ def _refuse_others(folder: Path, files: Sequence[GivenFile], not_read: Mapping[s
         if given.role == "requests":
             requests.setdefault(given.format.name, []).append(given.file.path.name)
     if not requests:
-        listed = [f"{given.file.path.name} is {given.format.written_by}" for given in files]
-        raise unusable(folder, f"is a folder without requests: {'; '.join(listed[:MOST_NAMED])}", LOOKED_FOR)
+        descriptions = [f"{given.file.path.name} is {given.format.written_by}" for given in files]
+        raise unusable(folder, f"is a folder without requests: {'; '.join(descriptions[:MOST_NAMED])}", LOOKED_FOR)
     if len(requests) > 1:
-        listed = [f"{name}: {', '.join(names[:MOST_NAMED])}" for name, names in requests.items()]
+        descriptions = [f"{name}: {', '.join(names[:MOST_NAMED])}" for name, names in requests.items()]
         raise unusable(
             folder,
-            f"has requests of {len(requests)} formats, which may be the same ones ({'; '.join(listed)})",
+            f"has requests of {len(requests)} formats, which may be the same ones ({'; '.join(descriptions)})",
             "Name one with --log-format.",
         )

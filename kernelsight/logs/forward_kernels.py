@@ -1,4 +1,4 @@
-"""Reads kernels of one forward pass from ``vllm bench forward --profile-dir``, and its cases from --output-json."""
+"""Reader of ``vllm bench forward``: kernels of one forward pass (--profile-dir), and its cases (--output-json)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_forward_kernels(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per ``<case>.rank<r>.kernels.json``: microseconds of one forward pass by kernel.
+    """Return one run per ``<case>.rank<r>.kernels.json``: us of one forward pass by kernel.
 
-    Files of --output-json among them add the lengths of each case's sequences.
+    Files of --output-json among them add query and KV lengths of each case's requests. InvalidInput: no kernels.
     """
     cases: dict[str, list[Any]] = {}
     kernels: list[tuple[LogFile, Mapping[str, Any]]] = []
@@ -66,17 +66,17 @@ def _run(file: LogFile, summary: Mapping[str, Any], cases: Mapping[str, list[Any
     frame = pl.DataFrame(rows, schema_overrides={"query_lens": pl.List(pl.Int64), "kv_lens": pl.List(pl.Int64)})
     run = LogRun(file, NAME)
     kernels = with_families(frame, run.faults, "full_name").filter(pl.col("calls") > 0)
-    run.kernels = kernels.with_columns(_attention(requests).alias("family")).drop("full_name")
+    run.kernels = kernels.with_columns(_family(requests).alias("family")).drop("full_name")
     return run
 
 
-def _attention(requests: list[Any] | None) -> pl.Expr:
-    """Return the family; what runs prefill and decode under one name is decode where each sequence has one token."""
+def _family(requests: list[Any] | None) -> pl.Expr:
+    """Return the kernel family; attention kernels for both prefill and decode are classified by query lengths."""
     lengths = {int(request["query_len"]) for request in requests or ()}
-    kind = (
+    attention_family = (
         "decode_attention" if lengths == {1} else "prefill_attention" if lengths and 1 not in lengths else "attention"
     )
-    return pl.when(pl.col("family") == "attention").then(pl.lit(kind)).otherwise(pl.col("family"))
+    return pl.when(pl.col("family") == "attention").then(pl.lit(attention_family)).otherwise(pl.col("family"))
 
 
 FORMAT = LogFormat(

@@ -1,4 +1,4 @@
-"""Reads forward-pass metrics (FPM), JSON lines with a record a step, alone or in the envelope of Dynamo's trace."""
+"""Reader of forward-pass metrics (FPM): JSON lines with one record per engine step, plain or in Dynamo's trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelsight.logs.log_run import LogFormat, LogRun
 
 NAME = "fpm"
 VERSION = 1
-# what wall_time spans, by the engine that wrote the file: the file itself does not say
+# span of wall_time by the engine that wrote the file, which the file itself does not state
 CLOCK_BY_ENGINE = {"vllm": "schedule_to_update", "sglang": "gpu_span", "trtllm": "iteration"}
 _COUNTS = "num_prefill_requests BIGINT, sum_prefill_tokens BIGINT, sum_prefill_kv_tokens BIGINT, "
 _COUNTS += "num_decode_requests BIGINT, sum_decode_kv_tokens BIGINT"
@@ -25,7 +25,7 @@ _RECORD = {
     "scheduled_requests": f"STRUCT({_COUNTS})",
     "queued_requests": "STRUCT(num_prefill_requests BIGINT, num_decode_requests BIGINT)",
 }
-# what a record counts
+# columns of a record that are counts
 _COUNTED = (
     *("prefill_requests", "prefill_tokens", "prefill_cached_tokens", "decode_requests", "decode_context_tokens"),
     "queued_requests",
@@ -53,9 +53,9 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_fpm(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per file; records of an idle engine are dropped.
+    """Return one run of engine steps per file; records of an idle engine are dropped.
 
-    InvalidInput: another version of the records than 1. What wall_us spans depends on the engine: CLOCK_BY_ENGINE.
+    The span of wall_us depends on the engine: CLOCK_BY_ENGINE. InvalidInput: records of another version than 1.
     """
     return [_run(file) for file in files]
 
@@ -66,23 +66,23 @@ def _run(file: LogFile) -> LogRun:
     frame = json_rows(file, _FIELDS, _COLUMNS, condition, run.faults)
     versions = frame["fpm_version"].drop_nulls().unique().sort().to_list()
     if any(version != VERSION for version in versions):
-        versions_found = ", ".join(str(version) for version in versions)
-        raise unusable(file.path, f"has forward-pass metrics of version {versions_found}", "Version 1 is read.")
+        versions_text = ", ".join(str(version) for version in versions)
+        raise unusable(file.path, f"has forward-pass metrics of version {versions_text}", "Version 1 is read.")
     if frame["at_s"].null_count() < frame.height:
         run.clock = "unix"
-    unstamped = (pl.col("step").is_null() | (pl.col("step") == 0)).all().over("replica")
+    has_no_step = (pl.col("step").is_null() | (pl.col("step") == 0)).all().over("replica")
     order = pl.int_range(pl.len()).over("replica")
-    frame = frame.with_columns(pl.when(unstamped).then(order).otherwise(pl.col("step")).alias("step"))
+    frame = frame.with_columns(pl.when(has_no_step).then(order).otherwise(pl.col("step")).alias("step"))
     rules = (
         ("idle_heartbeat", (pl.col("wall_us") == 0) & (pl.col("prefill_requests") + pl.col("decode_requests") == 0)),
         ("empty_step", ~(pl.col("wall_us") > 0) | ~pl.col("wall_us").is_finite() | pl.col("step").is_null()),
         ("negative_count", pl.any_horizontal(pl.col(name) < 0 for name in _COUNTED).fill_null(False)),
         ("duplicate_step", ~pl.struct("replica", "step").is_first_distinct()),
     )
-    for rule, rows in rules:
-        bad = frame.filter(rows)
-        run.faults.add(rule, bad.height, f"line {bad['line'][0]}" if bad.height else None)
-        frame = frame.filter(~rows)
+    for rule, is_dropped in rules:
+        dropped = frame.filter(is_dropped)
+        run.faults.add(rule, dropped.height, f"line {dropped['line'][0]}" if dropped.height else None)
+        frame = frame.filter(~is_dropped)
     run.faults.add("sampled", frame.filter(pl.col("mode") == "sampled").height)
     run.faults.add("clock_of_steps", frame.height)
     run.steps = frame.drop("line", "mode", "fpm", "fpm_version")

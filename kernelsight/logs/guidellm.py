@@ -1,4 +1,4 @@
-"""Reads reports of GuideLLM: a JSON or YAML document with benchmarks, each with its requests."""
+"""Reader of GuideLLM reports: a JSON or YAML document of benchmarks with their requests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kernelsight.logs.vllm_bench import positive
 
 NAME = "guidellm"
 _STATUS = {"successful": "ok", "errored": "error", "incomplete": "cancelled"}
-# strategies that state when a request is due; others send as soon as they may
+# strategies with a time at which each request is due; others send as soon as a slot is free
 _SCHEDULED = ("constant", "poisson", "trace", "async", "replay")
-# parts of a benchmark by which a report is known: from 0.4 on, and of 0.2 and 0.3
+# fields of a benchmark that identify a report: from 0.4 on, and of 0.2 and 0.3
 PARTS = ("scheduler_metrics", "run_stats")
 
 
@@ -27,9 +27,10 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_guidellm(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per benchmark: TTFT from sending, unix times, the server's own times where it sent them.
+    """Return one run per benchmark: unix times, TTFT from sending, the server's own times if it sent them.
 
-    TPOT is that of every other tool, (last - first) / (tokens - 1); the report's own includes the first token.
+    TPOT is (last - first) / (tokens - 1), as of other tools; the report's own TPOT includes the first token.
+    InvalidInput: no list of benchmarks, or a benchmark without requests.
     """
     runs = []
     for file in files:
@@ -44,6 +45,7 @@ def read_guidellm(files: Sequence[LogFile]) -> list[LogRun]:
 
 
 def _reports(file: LogFile) -> Iterator[Any]:
+    """Yield the documents of a JSON or YAML file."""
     if file.kind == "json":
         yield from (value for _, value in documents(file))
         return
@@ -51,7 +53,7 @@ def _reports(file: LogFile) -> Iterator[Any]:
 
 
 def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> LogRun:
-    # 0.2 and 0.3 call it args, and name the model of the worker
+    # in 0.2 and 0.3 the configuration is ``args``, and the model is in ``worker``
     config = object_in(benchmark, "config") or object_in(benchmark, "args")
     strategy = object_in(config, "strategy")
     run = LogRun(file, NAME, clock="unix")
@@ -61,21 +63,21 @@ def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> LogRun
         "max_concurrency": strategy.get("streams") or object_in(config, "profile").get("max_concurrency"),
         "tool_version": str(version) if version else None,
     }
-    kind = str(strategy.get("type_"))
-    run.settings["client.strategy"] = (kind, "strategy")
+    strategy_name = str(strategy.get("type_"))
+    run.settings["client.strategy"] = (strategy_name, "strategy")
     model = object_in(config, "backend").get("model") or object_in(benchmark, "worker").get("backend_model")
     if isinstance(model, str):
         run.settings["model"] = (model, "backend")
     times = object_in(benchmark, "scheduler_metrics") or object_in(benchmark, "run_stats")
-    start = positive(times.get("measure_start_time")) if benchmark.get("warmup_duration") else None
-    due = kind in _SCHEDULED
-    counted = "server" if config.get("prefer_response_metrics") is not False else "client"
+    measure_start = positive(times.get("measure_start_time")) if benchmark.get("warmup_duration") else None
+    due = strategy_name in _SCHEDULED
+    tokens_from = "server" if config.get("prefer_response_metrics") is not False else "client"
     rows = []
     for group, status in _STATUS.items():
         requests = object_in(benchmark, "requests").get(group)
         for entry in requests if isinstance(requests, list) else []:
             if isinstance(entry, Mapping):
-                rows.append(_request(entry, status, due, start) | {"tokens_from": counted})
+                rows.append(_request(entry, status, due, measure_start) | {"tokens_from": tokens_from})
     if not rows:
         raise unusable(file.path, "has a benchmark without requests", "Run guidellm with samples=-1 (all requests).")
     run.requests = pl.DataFrame(rows, infer_schema_length=None, strict=False)
@@ -86,11 +88,12 @@ def _run(file: LogFile, benchmark: Mapping[str, Any], version: object) -> LogRun
 
 
 def _first_of(*values: Any) -> float | None:
-    """Return the first of some values that is a positive number."""
+    """Return the first value that is a positive number; None without one."""
     return next((number for value in values if (number := positive(value)) is not None), None)
 
 
-def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | None) -> dict[str, Any]:
+def _request(entry: Mapping[str, Any], status: str, due: bool, measure_start: float | None) -> dict[str, Any]:
+    """Return a row of requests; ``due``: requests have a target time, ``measure_start``: end of the warm-up, unix s."""
     info, server = object_in(entry, "info"), object_in(entry, "response_metrics")
     times = object_in(info, "timings")
     scheduler_info = object_in(entry, "scheduler_info")  # of 0.2 and 0.3, whose entries hold their own times
@@ -102,7 +105,7 @@ def _request(entry: Mapping[str, Any], status: str, due: bool, start: float | No
     tokens, chunks = positive(entry.get("output_tokens")), positive(times.get("token_iterations"))
     ttft = 1e3 * (first_s - sent) if first_s and sent else entry.get("time_to_first_token_ms")
     speculation = object_in(server, "speculative_decoding")
-    if status == "ok" and start is not None and sent is not None and sent < start:
+    if status == "ok" and measure_start is not None and sent is not None and sent < measure_start:
         status = "warmup"
     return {
         "external_id": entry.get("request_id"),

@@ -1,4 +1,4 @@
-"""Reads JSON records in bulk: DuckDB parses only the fields that a reader names, so texts are never kept."""
+"""JSON records in bulk, as a frame: DuckDB parses only the fields that a reader declares, so texts are never kept."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def json_rows(
 
     connection = cursor_for_values()
     try:
-        # one pass over the file: only what is selected is kept
+        # one pass over the file, which keeps only the selected columns
         query = f"select line, coalesce({is_record}, false) as whole, {columns} from ({_scan(file, fields)})"
         frame = connection.sql(query).pl()
     except (duckdb.IOException, duckdb.InvalidInputException) as problem:
         raise unusable(file.path, f"is damaged or cut off ({first_line(problem)})", DAMAGED) from None
     finally:
         connection.close()
-    bad = frame.filter(~pl.col("whole"))
-    if bad.height == frame.height:
+    unreadable = frame.filter(~pl.col("whole"))
+    if unreadable.height == frame.height:
         raise unusable(file.path, f"has no record with the fields of its format in {frame.height} lines", DAMAGED)
     if faults is not None:
-        faults.add("unreadable_line", bad.height, f"line {bad['line'][0]}" if bad.height else None)
-    return (frame.filter("whole") if bad.height else frame).drop("whole")
+        faults.add("unreadable_line", unreadable.height, f"line {unreadable['line'][0]}" if unreadable.height else None)
+    return (frame.filter("whole") if unreadable.height else frame).drop("whole")
 
 
 def _scan(file: LogFile, fields: Mapping[str, str]) -> str:
-    """Return the query of a file's objects, numbered from 1; lines that are none have all fields null."""
+    """Return the query of a file's objects, numbered from 1; lines that are not objects have all fields null."""
     start = file.text.lstrip()[:1]
     layout = "newline_delimited" if file.by_line or start not in "[{" else "array" if start == "[" else "unstructured"
-    tolerant = "true" if layout == "newline_delimited" else "false"
+    ignore_errors = "true" if layout == "newline_delimited" else "false"
     columns = ", ".join(f"'{name}': '{kind}'" for name, kind in fields.items())
     return (
         f"select row_number() over () as line, * from read_json({file.sql_path}, format='{layout}', "
-        f"columns={{{columns}}}, ignore_errors={tolerant}, maximum_object_size={LONGEST_RECORD}, "
+        f"columns={{{columns}}}, ignore_errors={ignore_errors}, maximum_object_size={LONGEST_RECORD}, "
         f"compression='{'gzip' if file.compressed else 'none'}')"
     )
 

@@ -1,4 +1,4 @@
-"""Families of kernels by the names that profilers give them."""
+"""Kernel families by kernel names in profiles, from the patterns in ``kernel_name_patterns``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import polars as pl
 from kernelsight.catalog.tables import facts
 from kernelsight.logs.log_run import Faults
 
-MOST = 1e15  # of a time in microseconds, 30 years, and of a number of calls
+MOST = 1e15  # largest plausible time in us (30 years) and number of calls
 
 
 def with_families(kernels: pl.DataFrame, faults: Faults, names: str = "name") -> pl.DataFrame:
-    """Return kernels with the column family: of the first pattern of ``kernel_name_patterns`` that their names fit.
+    """Return kernels with the column ``family``: of the first row of ``kernel_name_patterns`` that matches their name.
 
-    Those without a rank, a number of calls or a time that can be are left out, and counted as impossible_kernel.
+    ``names``: the column with names. Kernels whose rank, calls or time is negative or above MOST are dropped, and
+    counted in ``faults`` as impossible_kernel; those without a family as no_family.
 
     >>> frame = pl.DataFrame({"name": ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "my_kernel"]})
     >>> with_families(frame, Faults())["family"].to_list()

@@ -1,4 +1,4 @@
-"""Reads the settings of a server from what started it: a script or a manifest that lies beside its logs."""
+"""Reader of start-up scripts and manifests beside logs: the settings of the server that they start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelsight.scenario.launch.command_options import read_options
 from kernelsight.scenario.launch.server_commands import Command, commands_in
 
 NAME = "launch"
-# a text without one of these starts no server that is known
+# a text without one of these starts no known server
 _SERVER = re.compile(r"\bvllm\b|\bsglang\b|\btrtllm-serve\b|tensorrt")
 
 
@@ -23,6 +23,7 @@ def _recognises(file: LogFile) -> bool:
 
 
 def _commands(file: LogFile) -> list[Command]:
+    """Return the commands in a text that start a known server; none in a large file or a damaged one."""
     if file.kind != "text" or len(file.head) == HEAD_BYTES or not _SERVER.search(file.text):
         return []
     try:
@@ -32,7 +33,7 @@ def _commands(file: LogFile) -> list[Command]:
 
 
 def read_launch(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per file: the options of its first server, without secrets; a start-up script has no requests."""
+    """Return one run per file, without requests: the options of its first server as settings, without secrets."""
     runs = []
     for file in files:
         run, (command, *_) = LogRun(file, NAME), _commands(file)

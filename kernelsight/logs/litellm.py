@@ -1,4 +1,4 @@
-"""Reads the standard logging payload of the LiteLLM gateway: an object a request, as lines, a list or alone."""
+"""Reader of the LiteLLM gateway's standard logging payload: one object per request, as lines, a list or a document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _FIELDS = {
     "error_information": "STRUCT(error_class VARCHAR, error_code VARCHAR)",
     "metadata": "STRUCT(usage_object STRUCT(prompt_tokens_details STRUCT(cached_tokens BIGINT)))",
 }
-# of an address only the host is kept; the gateway sets the first token's time of what was not streamed to the end
+# of an address only the host is kept; of requests that were not streamed the gateway sets the first token's time to
+# their end
 _COLUMNS = """
 id as external_id, nullif(session_id, '') as session_id, trace_id, call_type,
   coalesce(cache_hit, false) as from_cache, "startTime" as arrival_s, "startTime" as sent_s, prompt_tokens,
@@ -40,10 +41,10 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_litellm(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per file: TTFT from the arrival at the gateway, with its retries and the network; unix times.
+    """Return one run per file: unix times, TTFT from arrival at the gateway, including its retries and the network.
 
-    What the gateway answered from its own cache is dropped, other calls than generation too; TTFT of what was not
-    streamed is unset.
+    Requests that the gateway answered from its own cache, and calls other than generation, are dropped; TTFT of
+    requests that were not streamed is null.
     """
     runs = []
     for file in files:
@@ -56,11 +57,12 @@ def read_litellm(files: Sequence[LogFile]) -> list[LogRun]:
 
 
 def _requests_of_clients(frame: pl.DataFrame, run: LogRun) -> pl.DataFrame:
+    """Return the requests that an engine served; others, retries and requests without streaming count as faults."""
     is_other_call = pl.col("call_type").fill_null("").str.contains(_OTHER_CALLS)
-    for rule, rows in (("other_call", is_other_call), ("gateway_cache_hit", pl.col("from_cache"))):
-        bad = frame.filter(rows)
-        run.faults.add(rule, bad.height, bad["external_id"].first() if bad.height else None)
-        frame = frame.filter(~rows)
+    for rule, is_dropped in (("other_call", is_other_call), ("gateway_cache_hit", pl.col("from_cache"))):
+        dropped = frame.filter(is_dropped)
+        run.faults.add(rule, dropped.height, dropped["external_id"].first() if dropped.height else None)
+        frame = frame.filter(~is_dropped)
     unstreamed = frame.filter((pl.col("status") == "ok") & ~pl.col("streamed").fill_null(False))
     run.faults.add("not_streamed", unstreamed.height, unstreamed["external_id"].first() if unstreamed.height else None)
     retried = frame.filter(pl.col("trace_id").is_not_null() & ~pl.col("trace_id").is_first_distinct())

@@ -1,4 +1,4 @@
-"""One run as it was read from a file, and the rules by which rows are left out."""
+"""Common types of log readers: LogRun, the content of one run of a file; LogFormat; Faults, rules for dropped rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from kernelsight.logs.files import LogFile
 
-# the number of a request's row in its file, from 1: for sentences, in no table
+# column with the number of a request's row in its file, from 1: for error messages, in no table
 FILE_ROW = "file_row"
-# rule: what happened to its rows, and what was found
+# by rule: what happens to its rows (dropped, excluded from errors, or only noted), and the explanation for users
 RULES: Mapping[str, tuple[str, str]] = {
     "failed": ("excluded", "requests that failed"),
     "cancelled": ("excluded", "requests that the client ended early"),
@@ -63,12 +63,12 @@ RULES: Mapping[str, tuple[str, str]] = {
 
 @dataclass
 class Faults:
-    """Counts rows by rule, with the id or place of the first one."""
+    """Counts of rows by rule, with the id or place of the first one."""
 
     counted: dict[str, tuple[int, str | None, str]] = field(default_factory=dict)
 
     def add(self, rule: str, n: int, example: object = None, more: str = "") -> None:
-        """Count ``n`` rows of a rule of RULES; ``more`` ends its explanation with figures of this log."""
+        """Add ``n`` rows to the count of a rule of RULES; ``more``: figures of the log, appended to its explanation."""
         if n > 0:
             before, first, text = self.counted.get(rule, (0, None, ""))
             shown = None if example is None else str(example)[:120]
@@ -97,7 +97,10 @@ class Faults:
 
 @dataclass
 class LogRun:
-    """One run of one file: frames in the columns of their contracts without log_id, times absolute in seconds."""
+    """Content of one run of a file: frames with the columns of production_* tables, without log_id.
+
+    Times are absolute, in seconds of ``clock``.
+    """
 
     file: LogFile
     format: str
@@ -107,13 +110,13 @@ class LogRun:
     windows: pl.DataFrame | None = None
     kernels: pl.DataFrame | None = None
     summaries: list[dict[str, Any]] = field(default_factory=list)
-    settings: dict[str, tuple[str, str]] = field(default_factory=dict)  # setting: value, where it was found
+    settings: dict[str, tuple[str, str]] = field(default_factory=dict)  # by setting: value, and its place in the file
     stated: dict[str, Any] = field(default_factory=dict)  # columns of production_logs that the file states
     faults: Faults = field(default_factory=Faults)
 
 
 class LogFormat(NamedTuple):
-    """A format: its name, what its files are for, how it is recognised, and how all its files are read together."""
+    """A log format: ``recognises`` checks one file, ``read`` returns the runs of all its files together."""
 
     name: str
     role: str  # requests, steps, metrics or kernels
@@ -128,14 +131,14 @@ _PHRASES = re.compile(f"({'|'.join(map(re.escape, _PHRASE_STATUS))})")
 _HTTP_STATUS = re.compile(r"\b([45]\d\d)\b")
 
 
-def object_in(holder: Any, name: str) -> Mapping[str, Any]:
-    """Return the object of a name in a JSON value; an empty one where there is none."""
-    value = holder.get(name) if isinstance(holder, Mapping) else None
+def object_in(container: Any, name: str) -> Mapping[str, Any]:
+    """Return the object under a name in a JSON value; an empty one if there is none."""
+    value = container.get(name) if isinstance(container, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def kind_of_error(text: object) -> str:
-    """Return the class of exception or the HTTP status that an error's text names; nothing else of it is kept.
+    """Return the exception class or HTTP status in an error's text, else "other"; the text itself may hold prompts.
 
     >>> kind_of_error("Traceback ...\\naiohttp.client_exceptions.ServerDisconnectedError: Server disconnected")
     'ServerDisconnectedError'

@@ -1,4 +1,4 @@
-"""Reads rows of ``measured_runs``: what a whole run measured, without its requests."""
+"""Reader of ``measured_runs`` tables: statistics of whole runs, without requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelsight.logs.summaries import statistic
 NAME = "measured-runs"
 REQUIRED = frozenset(("run_id", "isl", "osl", "ttft_ms", "tpot_ms"))
 DEPLOYMENT = ("model", "gpu", "tp", "pp", "dp", "ep", "engine", "engine_version", "quantization")
-# requests of a run that does not state them
+# assumed number of requests where a run does not state it: per user of a closed loop, and of an open loop
 ROUNDS, REQUESTS = 10, 100
 
 
@@ -26,7 +26,7 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_measured_runs(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per file, each row a part of it. InvalidInput: rows of several deployments."""
+    """Return one run per file, whose parts are its rows; InvalidInput: rows of several deployments, or unreadable."""
     return [_run(file) for file in files]
 
 
@@ -44,6 +44,7 @@ def _run(file: LogFile) -> LogRun:
 
 
 def _rows(file: LogFile) -> list[dict[str, Any]]:
+    """Return the rows of a table, checked against the contract; InvalidInput: unreadable, or values out of range."""
     try:
         if file.kind == "parquet":
             rows = pl.DataFrame(read_parquet(file.path, file.refuse))
@@ -57,16 +58,16 @@ def _rows(file: LogFile) -> list[dict[str, Any]]:
 
 
 def _statistics(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the statistics of a row; none where it states no load, or not both latencies."""
+    """Return a row's statistics as summaries; none without a load, or without both latencies."""
     users, rate, osl = row.get("max_concurrency"), row.get("request_rate"), row["osl"]
-    times = row["ttft_ms"], row["tpot_ms"]
-    if None in times or None in (row["isl"], osl) or not (users or rate):
+    latencies_ms = row["ttft_ms"], row["tpot_ms"]
+    if None in latencies_ms or None in (row["isl"], osl) or not (users or rate):
         return []
-    e2e_ms = row.get("e2e_mean_ms") or times[0] + times[1] * (osl - 1)
+    e2e_ms = row.get("e2e_mean_ms") or latencies_ms[0] + latencies_ms[1] * (osl - 1)
     achieved = 1e3 * users / e2e_ms if users else rate
     values = {
-        "ttft_ms": times[0],
-        "tpot_ms": times[1],
+        "ttft_ms": latencies_ms[0],
+        "tpot_ms": latencies_ms[1],
         "e2e_ms": e2e_ms,
         "prompt_tokens": row["isl"],
         "output_tokens": osl,

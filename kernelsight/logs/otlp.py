@@ -1,4 +1,4 @@
-"""Reads spans of OpenTelemetry (OTLP as JSON): server spans of engines, joined to client spans of the same trace."""
+"""Reader of OpenTelemetry spans (OTLP as JSON): server spans of engines, joined with client spans by trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelsight.logs.log_run import LogFormat, LogRun
 
 NAME = "otlp"
 _CLIENT = (3, "SPAN_KIND_CLIENT")
-# the newer names, then those of vLLM and OpenLLMetry
+# attribute names of newer conventions, then of vLLM and OpenLLMetry
 _PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 _CACHED = ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens")
@@ -24,9 +24,10 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_otlp(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run over all files: TTFT and E2E from the arrival at the server, the client's E2E beside them.
+    """Return one run over all files: TTFT and E2E from arrival at the server, and the client's E2E if it has a span.
 
-    A client span without a server span gives E2E alone. Times are unix; clocks of two machines are not compared.
+    A client span without a server span has E2E alone. Unix times; clocks of two machines are not compared.
+    InvalidInput: no span with gen_ai.usage attributes.
     """
     servers: list[dict[str, Any]] = []
     clients: list[dict[str, Any]] = []
@@ -43,24 +44,26 @@ def read_otlp(files: Sequence[LogFile]) -> list[LogRun]:
 
 
 def _spans(file: LogFile) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield (resource attributes, span) of all spans in a file."""
     for _, document in documents(file):
         for export in document if isinstance(document, list) else [document]:
-            for holder in _list(export, "resourceSpans"):
-                resource = _attributes(holder.get("resource"))
-                for scope in _list(holder, "scopeSpans"):
+            for resource_spans in _list(export, "resourceSpans"):
+                resource = _attributes(resource_spans.get("resource"))
+                for scope in _list(resource_spans, "scopeSpans"):
                     for span in _list(scope, "spans"):
                         yield resource, span
 
 
-def _list(holder: Any, name: str) -> list[Mapping[str, Any]]:
-    values = holder.get(name) if isinstance(holder, Mapping) else None
+def _list(container: Any, name: str) -> list[Mapping[str, Any]]:
+    """Return the objects in a list field; empty if there is none."""
+    values = container.get(name) if isinstance(container, Mapping) else None
     return [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
 
 
-def _attributes(holder: Any) -> dict[str, Any]:
-    """Return the scalar attributes of a span or resource; whole numbers are strings in OTLP's JSON."""
+def _attributes(container: Any) -> dict[str, Any]:
+    """Return the scalar attributes of a span or resource by key; integers are strings in OTLP's JSON."""
     attributes: dict[str, Any] = {}
-    for entry in _list(holder, "attributes"):
+    for entry in _list(container, "attributes"):
         value = entry.get("value")
         if isinstance(value, Mapping):
             for kind, read in (("intValue", int), ("doubleValue", float), ("stringValue", str)):
@@ -73,6 +76,7 @@ def _attributes(holder: Any) -> dict[str, Any]:
 
 
 def _row(resource: Mapping[str, Any], span: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a span as a row of requests; None without usage attributes or times."""
     attributes = _attributes(span)
     prompt = next((attributes[name] for name in _PROMPT if name in attributes), None)
     if prompt is None:
@@ -103,7 +107,7 @@ def _row(resource: Mapping[str, Any], span: Mapping[str, Any]) -> dict[str, Any]
         "ttft_ms": milliseconds.get("time_to_first_token"),
         "e2e_ms": milliseconds.get("e2e"),
         "queue_ms": milliseconds.get("time_in_queue"),
-        # without a time in the queue, the prefill of a span begins before it
+        # without a queue time, a span's prefill time includes the queue
         "prefill_ms": milliseconds.get("time_in_model_prefill") if "time_in_queue" in seconds else None,
         "decode_ms": milliseconds.get("time_in_model_decode"),
         "status": "error" if failed else "ok",
@@ -119,6 +123,7 @@ _TYPES = {
 
 
 def _requests(servers: list[dict[str, Any]], clients: list[dict[str, Any]], run: LogRun) -> pl.DataFrame:
+    """Return the requests of server spans with their clients' times, and of client spans without a server span."""
     server = pl.DataFrame(servers, schema=_TYPES, strict=False).with_columns(
         pl.coalesce("e2e_ms", "span_ms").alias("e2e_ms"), pl.lit("server_arrival").alias("ttft_clock")
     )
@@ -126,19 +131,21 @@ def _requests(servers: list[dict[str, Any]], clients: list[dict[str, Any]], run:
     client_times = client.select(
         "trace", pl.col("arrival_s").alias("sent_by_client"), pl.col("span_ms").alias("client_e2e_ms")
     )
-    joined = server.join(client_times.unique("trace", keep="first"), on="trace", how="left")
+    with_client_times = server.join(client_times.unique("trace", keep="first"), on="trace", how="left")
     unserved = client.join(server, on="trace", how="anti")
     if client.height and server.height:
-        missing = joined.filter(pl.col("client_e2e_ms").is_null())
+        missing = with_client_times.filter(pl.col("client_e2e_ms").is_null())
         run.faults.add("no_client_times", missing.height, missing["external_id"].first() if missing.height else None)
     run.faults.add("no_server_times", unserved.height, unserved["external_id"].first() if unserved.height else None)
     unserved = unserved.with_columns(pl.col("span_ms").alias("e2e_ms"), pl.lit("client_send").alias("ttft_clock"))
-    rows = pl.concat([joined, unserved], how="diagonal").with_columns(
+    rows = pl.concat([with_client_times, unserved], how="diagonal").with_columns(
         pl.coalesce("sent_by_client", "arrival_s").alias("arrival_s"), pl.lit("server").alias("tokens_from")
     )
-    spent = pl.col("ttft_ms") - pl.col("queue_ms") - pl.col("prefill_ms")
-    front = pl.when(spent >= 0).then(spent).alias("front_end_ms")
-    return rows.with_columns(pl.col("arrival_s").alias("sent_s"), front).drop("trace", "span_ms", "sent_by_client")
+    remaining_ms = pl.col("ttft_ms") - pl.col("queue_ms") - pl.col("prefill_ms")
+    front_end_ms = pl.when(remaining_ms >= 0).then(remaining_ms).alias("front_end_ms")
+    return rows.with_columns(pl.col("arrival_s").alias("sent_s"), front_end_ms).drop(
+        "trace", "span_ms", "sent_by_client"
+    )
 
 
 FORMAT = LogFormat(NAME, "requests", "OTLP spans as JSON (resourceSpans)", _recognises, read_otlp)

@@ -1,44 +1,44 @@
-"""The names of fields in JSON, found from one end to the other without parsing values or keeping them."""
+"""Field names of a JSON text, scanned in pieces without parsing or keeping values."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# a document that uses values as names (requests by their id) has no more fields than these
+# largest number of field names that is kept: some documents use values (request ids) as names
 MOST_FIELDS = 10_000
 # deeper containers are skipped: no format has fields there
 MOST_DEPTH = 48
-# longer names are cut: texts are values
+# longer names are cut
 LONGEST_NAME = 400
 _SIGN = re.compile(rb'["{}\[\]:]')
 _STRING = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 
 
 class Outline:
-    """The paths of the keys of JSON that is given piece by piece: ``a.b`` inside objects, ``a[].b`` inside lists.
+    """Scanner of JSON in pieces, which collects the paths of keys: ``a.b`` inside objects, ``a[].b`` inside lists.
 
-    Memory is that of the paths and of the pieces, however long a string is.
+    Memory is that of the paths and of one piece, however long a string is.
 
-    >>> found = Outline()
+    >>> scanner = Outline()
     >>> for piece in (b'{"a": [{"b', b'": "}{"}], "c": 1', b'}'):
-    ...     found.feed(piece)
-    >>> sorted(found.paths)
+    ...     scanner.feed(piece)
+    >>> sorted(scanner.paths)
     ['a', 'a[].b', 'c']
     """
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
-        # of each open container: its path, and whether it is an object; then the last string and the last key
+        # (path, is an object) of each open container; then the last string and the last key
         self._stack: list[tuple[str, bool]] = [("", False)]
         self._below = 0
         self._last, self._key = b"", ""
-        # the first bytes of a string that the last piece did not end, and an escape that it began
+        # first bytes of a string that continues in the next piece, and an escape that was begun
         self._open: bytes | None = None
         self._rest = b""
 
     def feed(self, chunk: bytes) -> None:
-        """Go on with the next bytes of the text."""
+        """Scan the next bytes of the text."""
         chunk, self._rest = self._rest + chunk, b""
         position, find, string = 0, _SIGN.search, _STRING.match
         if self._open is not None:
@@ -58,7 +58,7 @@ class Outline:
                 self._sign(mark)
 
     def _string(self, chunk: bytes, position: int) -> int:
-        """Go on inside a string, and return where it ends in the piece."""
+        """Continue a string, and return the position after its end in the piece, or the piece's length."""
         end = _STRING.match(chunk, position).end()  # type: ignore[union-attr]
         assert self._open is not None
         self._open += chunk[position : min(end, position + LONGEST_NAME - len(self._open))]
@@ -69,6 +69,7 @@ class Outline:
         return len(chunk)
 
     def _sign(self, mark: bytes) -> None:
+        """Process a colon or bracket outside strings."""
         path, inside = self._stack[-1]
         if mark == b":":
             if inside and not self._below:
@@ -89,12 +90,12 @@ class Outline:
 
 
 def outline(chunks: bytes | Iterable[bytes]) -> frozenset[str]:
-    """Return the paths of the keys in a JSON text, whole or in pieces, which may end anywhere.
+    """Return the paths of keys in a JSON text, whole or in pieces; the text may end anywhere.
 
     >>> sorted(outline(b'[{"a": {"b": [1, 2]}, "c": "x'))
     ['[].a', '[].a.b', '[].c']
     """
-    outline_of = Outline()
+    scanner = Outline()
     for chunk in (chunks,) if isinstance(chunks, bytes) else chunks:
-        outline_of.feed(chunk)
-    return frozenset(outline_of.paths)
+        scanner.feed(chunk)
+    return frozenset(scanner.paths)

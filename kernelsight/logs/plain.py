@@ -1,4 +1,4 @@
-"""Reads a log that is a plain table (CSV, JSON lines, Parquet), whose columns may be named by the user."""
+"""Reader of plain tables of requests (CSV, JSON lines, Parquet), whose columns the user may map with --columns."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 TIMES = ("arrival_s", "sent_s")
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_THEIRS = re.compile(r"(?P<name>.+?)(?:\[(?P<unit>s|ms|us|ns)\])?$")
-OURS_ALONE = ("log_id", "request_id")
+_FILE_COLUMN = re.compile(r"(?P<name>.+?)(?:\[(?P<unit>s|ms|us|ns)\])?$")
+ASSIGNED = ("log_id", "request_id")
 _ZONE = r"([zZ]|[+-]\d\d(:?\d\d)?)$"
-EARLIEST_UNIX = 1e8  # 1973: smaller times of arrival count from some start
+EARLIEST_UNIX = 1e8  # 1973: smaller times are not unix times, but count from some start
 GOOD = "('', 'ok', 'success', 'succeeded', 'successful', 'completed', 'finished', 'true', '200', 'stop', 'length')"
 Columns = Mapping[str, str]
 
 
 def _recognises(file: LogFile) -> bool:
     fields = columns_of(file)
-    arrives = fields & set(TIMES)
-    return bool(arrives) and set(REQUIRED[1:]) <= fields and bool(fields & set(LATENCIES))
+    times = fields & set(TIMES)
+    return bool(times) and set(REQUIRED[1:]) <= fields and bool(fields & set(LATENCIES))
 
 
 def columns_of(file: LogFile) -> set[str]:
-    """Return the fields of a file's records, which JSON may hold in one list."""
+    """Return the field names of a file's records; of JSON, outer fields of objects or of a list's objects."""
     names = {name.removeprefix("[].") for name in file.fields}
     return {name for name in names if "." not in name and "[]" not in name} if file.kind == "json" else names
 
 
 def read_plain(files: Sequence[LogFile], columns: Columns | None = None) -> list[LogRun]:
-    """Return one run per file: columns with our names, and those that ``columns`` gives as ours to theirs.
+    """Return one run per file: columns named as in ``production_requests``, and those that ``columns`` maps.
 
-    Theirs may end in a unit, ``first[s]``, or be a value for all rows, ``=gateway``. Times are numbers, or dates with
-    a time zone. InvalidInput: a required column is absent, or a date has no zone; values that are no number are
-    counted, and their rows dropped.
+    ``columns``: column of the file by column of ``production_requests``; it may end in a unit, ``first[s]``, or be a
+    value for all rows, ``=gateway``. Times are numbers, or dates with a time zone. Rows with values that are not
+    numbers are counted and dropped. InvalidInput: a required column is missing, or a date has no zone.
     """
     return [_run(file, dict(columns or {})) for file in files]
 
@@ -65,42 +65,47 @@ def _run(file: LogFile, columns: dict[str, str]) -> LogRun:
 
 
 def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns) -> None:
-    """Make the view ``given`` of the file's columns: text from CSV and JSON, any type from Parquet."""
-    packed = f"compression='{'gzip' if file.compressed else 'none'}'"
+    """Create the view ``given`` of the file's columns: text from CSV and JSON, any type from Parquet."""
+    compression = f"compression='{'gzip' if file.compressed else 'none'}'"
     if file.kind == "parquet":
         source = f"read_parquet({file.sql_path})"
     elif file.kind == "json":
         lists = {"hash_ids": "BIGINT[]", "chunk_gaps_ms": "FLOAT[]"}
-        types = {_source(ours, theirs).column: lists.get(ours, "VARCHAR") for ours, theirs in columns.items()}
+        types = {
+            _source(column, file_column).column: lists.get(column, "VARCHAR") for column, file_column in columns.items()
+        }
         names = columns_of(file)
         types |= {name: lists.get(name, "VARCHAR") for name in names if name not in types}
-        listed = ", ".join(f"{_text(name)}: '{kind}'" for name, kind in types.items() if name in names)
-        if not listed:
+        fields = ", ".join(f"{_text(name)}: '{kind}'" for name, kind in types.items() if name in names)
+        if not fields:
             raise unusable(file.path, "has no fields", "Give one object per line and request.")
         in_list = file.text.lstrip().startswith("[")
         layout = "format='array'" if in_list else "format='newline_delimited', ignore_errors=true"
-        source = f"read_json({file.sql_path}, {layout}, columns={{{listed}}}, {packed})"
+        source = f"read_json({file.sql_path}, {layout}, columns={{{fields}}}, {compression})"
     else:
         source = csv_source(file)
     connection.execute(f"create temp view given as select * from {source}")
 
 
 def csv_source(file: LogFile) -> str:
-    """Return SQL for the rows of a CSV file with a header, all as text; rows of another width are rejects."""
+    """Return SQL for the rows of a CSV file with a header, all columns as text; rows of another width are rejected.
+
+    InvalidInput: an empty or repeated column name.
+    """
     if len(set(file.columns)) < len(file.columns) or "" in file.columns:
         raise unusable(file.path, "has a header with an empty or repeated name", "Name each column once.")
-    listed = ", ".join(f"{_text(name)}: 'VARCHAR'" for name in file.columns)
-    packed = "gzip" if file.compressed else "none"
+    fields = ", ".join(f"{_text(name)}: 'VARCHAR'" for name in file.columns)
+    compression = "gzip" if file.compressed else "none"
     return (
-        f"read_csv({file.sql_path}, columns={{{listed}}}, header=true, auto_detect=false, delim=',', "
-        f"quote='\"', escape='\"', store_rejects=true, compression='{packed}')"
+        f"read_csv({file.sql_path}, columns={{{fields}}}, header=true, auto_detect=false, delim=',', "
+        f"quote='\"', escape='\"', store_rejects=true, compression='{compression}')"
     )
 
 
 def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, run: LogRun) -> None:
-    """Count the lines of a CSV file that are not one row of its header's fields, once its rows were read.
+    """Count the lines of a CSV file that DuckDB rejected as unreadable_line of ``run``, after its rows were read.
 
-    A quote that is not closed makes one row of all lines up to the next quote.
+    An unclosed quote makes one row of all lines up to the next quote.
     """
     if file.kind == "text":
         rows = (
@@ -115,67 +120,78 @@ def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, run: LogR
 
 
 def _text(value: str) -> str:
+    """Return a string as an SQL literal."""
     return "'" + value.replace("'", "''") + "'"
 
 
 class _Source(NamedTuple):
-    """Where a column of ours comes from: a column of the file with a factor to our unit, or a value for all rows."""
+    """Source of a column: a column of the file with the factor to its unit, or a value for all rows."""
 
     column: str
     factor: float = 1.0
     value: str | None = None
 
 
-def _source(ours: str, theirs: str) -> _Source:
-    if theirs.startswith("="):
-        return _Source("", value=theirs[1:])
-    match = _THEIRS.match(theirs)
+def _source(column: str, file_column: str) -> _Source:
+    """Return the source of a column from what ``--columns`` maps to it; InvalidInput: it is empty."""
+    if file_column.startswith("="):
+        return _Source("", value=file_column[1:])
+    match = _FILE_COLUMN.match(file_column)
     if not match:
-        raise InvalidInput(f"--columns {ours}= names no column; write {ours}=name, or {ours}==value for all rows.")
+        raise InvalidInput(
+            f"--columns {column}= names no column; write {column}=name, or {column}==value for all rows."
+        )
     unit = match.group("unit")
-    return _Source(match.group("name"), 1.0 if unit is None else UNITS[unit] * (1.0 if ours in TIMES else 1e3))
+    return _Source(match.group("name"), 1.0 if unit is None else UNITS[unit] * (1.0 if column in TIMES else 1e3))
 
 
 def read_rows(connection: duckdb.DuckDBPyConnection, run: LogRun, label: str, columns: Columns) -> None:
-    """Put the rows of the view ``given`` of a connection into ``found.requests``; see read_plain."""
+    """Set ``run.requests`` and ``run.clock`` from the view ``given`` of a connection; see ``read_plain``.
+
+    ``label``: names the table in errors.
+    """
     column_types = {row[0]: str(row[1]) for row in connection.execute("describe given").fetchall()}
-    types = {c.name: c.type for c in contracts()["production_requests"].columns if c.name not in OURS_ALONE}
+    types = {c.name: c.type for c in contracts()["production_requests"].columns if c.name not in ASSIGNED}
     sources = _sources(label, set(column_types), columns, list(types))
     _check_zones(connection, label, sources, column_types)
-    expressions = {ours: _expression(ours, types[ours], source, column_types) for ours, source in sources.items()}
-    wrong = [
-        f"({_filled(source.column)} and ({expressions[ours]}) is null)"
-        for ours, source in sources.items()
-        if types[ours] in ("int64", "float64") and source.value is None
+    expressions = {
+        column: _expression(column, types[column], source, column_types) for column, source in sources.items()
+    }
+    is_wrong = [
+        f"({_filled(source.column)} and ({expressions[column]}) is null)"
+        for column, source in sources.items()
+        if types[column] in ("int64", "float64") and source.value is None
     ]
-    selected = ", ".join(f"{expression} as {quote(ours)}" for ours, expression in expressions.items())
-    bad = f"coalesce({' or '.join(wrong) or 'false'}, false)"
+    selected = ", ".join(f"{expression} as {quote(column)}" for column, expression in expressions.items())
+    is_bad = f"coalesce({' or '.join(is_wrong) or 'false'}, false)"
     connection.execute(
-        f"create temp table made as select row_number() over () as line, {bad} as bad, {selected} from given"
+        f"create temp table made as select row_number() over () as line, {is_bad} as bad, {selected} from given"
     )
     count, first_row = connection.execute("select count(*), min(line) from made where bad").fetchall()[0]
     run.faults.add("unreadable_value", count, f"row {first_row}")
-    column_list = ", ".join(quote(ours) for ours in expressions)
+    column_list = ", ".join(quote(column) for column in expressions)
     frame = connection.sql(f"select {column_list}, line as {FILE_ROW} from made where not bad order by line").pl()
     starts = [value for name in TIMES if name in expressions and (value := frame[name].min()) is not None]
     run.clock = "none" if not starts else "unix" if min(starts) >= EARLIEST_UNIX else "monotonic"
     run.requests = frame
 
 
-def _filled(column: str) -> str:
-    return f"(given.{quote(column)} is not null and trim(given.{quote(column)}::varchar) <> '')"
+def _filled(file_column: str) -> str:
+    """Return SQL for whether a column of the file has a value."""
+    return f"(given.{quote(file_column)} is not null and trim(given.{quote(file_column)}::varchar) <> '')"
 
 
-def _sources(label: str, present: set[str], columns: Columns, ours: Sequence[str]) -> dict[str, _Source]:
+def _sources(label: str, present: set[str], columns: Columns, known_columns: Sequence[str]) -> dict[str, _Source]:
+    """Return the source of each column, mapped or of equal name; InvalidInput: a required one is missing."""
     for name in columns:
-        if name not in ours:
-            raise unknown("column", name, ours, "--columns takes our name = the name in the file.")
-    sources = {name: _source(name, theirs) for name, theirs in columns.items()}
+        if name not in known_columns:
+            raise unknown("column", name, known_columns, "--columns takes our name = the name in the file.")
+    sources = {name: _source(name, file_column) for name, file_column in columns.items()}
     for name, source in sources.items():
         if source.value is None and source.column not in present:
             close = nearest(source.column, present) or sorted(present)
             raise unusable(label, f"has no column {source.column!r} for {name}", f"It has {', '.join(close[:8])}.")
-    sources |= {name: _Source(name) for name in ours if name in present and name not in sources}
+    sources |= {name: _Source(name) for name in known_columns if name in present and name not in sources}
     if "external_id" not in sources and "request_id" in present:
         sources["external_id"] = _Source("request_id")
     missing = [name for name in REQUIRED[1:] if name not in sources]
@@ -191,34 +207,34 @@ def _sources(label: str, present: set[str], columns: Columns, ours: Sequence[str
     return sources
 
 
-def _expression(ours: str, kind: str, source: _Source, column_types: Mapping[str, str]) -> str:
-    """Return SQL for a column of ours; null for a value that is none of its type."""
+def _expression(column: str, column_type: str, source: _Source, column_types: Mapping[str, str]) -> str:
+    """Return SQL for a column of ``production_requests``; null for a value that is not of its type."""
     name = f"given.{quote(source.column)}" if source.value is None else _text(source.value)
-    if ours == "status":
+    if column == "status":
         text = f"lower(trim(coalesce({name}::varchar, '')))"
         return (
             f"case when {text} in {GOOD} then 'ok' when {text} in ('cancelled', 'warmup') then {text} else 'error' end"
         )
-    if kind == "string":
+    if column_type == "string":
         return f"nullif({name}::varchar, '')"
-    if kind.startswith("list"):
-        return f"try_cast({name} as {'BIGINT' if 'int' in kind else 'FLOAT'}[])"
-    if ours in TIMES and column_types.get(source.column, "").startswith(("TIMESTAMP", "DATE")):
+    if column_type.startswith("list"):
+        return f"try_cast({name} as {'BIGINT' if 'int' in column_type else 'FLOAT'}[])"
+    if column in TIMES and column_types.get(source.column, "").startswith(("TIMESTAMP", "DATE")):
         return (
             f"epoch_ns({name}::timestamp_ns) / 1e9" if "ZONE" not in column_types[source.column] else f"epoch({name})"
         )
     number = f"{source.factor!r} * try_cast({name} as double)"
-    if ours in TIMES:
+    if column in TIMES:
         return f"coalesce({number}, epoch(try_cast({name}::varchar as timestamptz)))"
-    return number if kind == "float64" else f"try_cast({name} as bigint)"
+    return number if column_type == "float64" else f"try_cast({name} as bigint)"
 
 
 def _check_zones(
     connection: duckdb.DuckDBPyConnection, label: str, sources: Mapping[str, _Source], column_types: Mapping[str, str]
 ) -> None:
-    """Refuse dates as text without a time zone: their distance to other logs would be a guess."""
-    for ours in TIMES:
-        source = sources.get(ours)
+    """Check that dates as text have a time zone, without which logs cannot be aligned; InvalidInput: one has none."""
+    for column in TIMES:
+        source = sources.get(column)
         if source is None or source.value is not None or column_types[source.column] != "VARCHAR":
             continue
         name = f"given.{quote(source.column)}"
@@ -228,7 +244,7 @@ def _check_zones(
         ).fetchall()
         if without_zone:
             advice = "Write times in seconds, or dates with their zone, such as 2026-11-22T10:00:00Z."
-            raise unusable(label, f"has {ours} {without_zone[0][0][:40]!r} without a time zone", advice)
+            raise unusable(label, f"has {column} {without_zone[0][0][:40]!r} without a time zone", advice)
 
 
 FORMAT = LogFormat(NAME, "requests", "a CSV, JSONL or Parquet table with arrival_s, prompt_tokens, output_tokens and a "

@@ -1,4 +1,4 @@
-"""Reads power of GPUs as a table: what ``nvidia-smi --query-gpu=timestamp,index,power.draw --format=csv`` writes."""
+"""Reader of GPU power tables, as ``nvidia-smi --query-gpu=timestamp,index,power.draw --format=csv`` writes them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ NAME = "power-table"
 TIMES = ("at_s", "time_s", "time", "timestamp")
 GPUS = ("gpu", "index", "uuid", "gpu_uuid", "pci.bus_id")
 _POWER = re.compile(r"(power_w|power\.draw(\.instant|\.average)?( \[W\])?)")
-# how nvidia-smi writes times: those of the machine's own zone, which it does not name
+# time format of nvidia-smi, in the machine's own zone, which it does not state
 LOCAL_TIME = "%Y/%m/%d %H:%M:%S.%f"
 
 
 def _column(file: LogFile, names: Sequence[str]) -> str | None:
+    """Return the first of ``names`` that is a column of the file."""
     return next((name for name in names if name in file.columns), None)
 
 
@@ -35,10 +36,10 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_power(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run a file: a row between two samples, of all GPUs of the file together.
+    """Return one run per file, with windows between consecutive samples: mean power of all GPUs of the file.
 
-    Times are unix seconds, dates with a zone, or those of nvidia-smi, which have none: they count from the first one.
-    InvalidInput: no two samples of a GPU.
+    Times are unix seconds, dates with a zone, or local times of nvidia-smi, which count from the first one.
+    InvalidInput: no GPU has two samples.
     """
     return [_run(file) for file in files]
 

@@ -1,4 +1,4 @@
-"""Reads GPU time by kernel from profiles: Chrome traces of torch, SQLite exports of Nsight Systems."""
+"""Readers of GPU profiles, as time by kernel: Chrome traces of torch.profiler, SQLite exports of Nsight Systems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _nsys(file: LogFile) -> bool:
 
 
 def read_chrome_traces(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per trace: all GPU activities of the file, added up by name (``dur`` in microseconds)."""
+    """Return one run per trace: GPU time by activity name, us; InvalidInput: no GPU activity."""
     runs = []
     for file in files:
         value = next(documents(file))[1]
@@ -51,23 +51,28 @@ def read_chrome_traces(files: Sequence[LogFile]) -> list[LogRun]:
 
 
 def _activities(events: Iterable[Any], rank: int) -> Iterable[tuple[str, int, float, float]]:
+    """Yield (name, rank, start us, duration us) of GPU activities."""
     for event in events:
         if isinstance(event, Mapping) and event.get("cat") in _GPU and isinstance(event.get("dur"), (int, float)):
             yield str(event.get("name")), int(rank), float(event.get("ts", 0.0)), float(event["dur"])
 
 
 def read_nsys(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per database of ``nsys export --type sqlite``: its kernels by demangled name and GPU."""
+    """Return one run per database of ``nsys export --type sqlite``: time by demangled kernel name and GPU.
+
+    InvalidInput: not such a database, or without kernels.
+    """
     return [_nsys_run(file) for file in files]
 
 
 def _nsys_run(file: LogFile) -> LogRun:
+    """Return the kernels of one database; InvalidInput: not an export of Nsight Systems, or without kernels."""
     with tempfile.TemporaryDirectory() as folder:
         path = file.path
         if file.compressed:
             path = Path(folder) / "profile.sqlite"
-            with file.open() as packed, path.open("wb") as plain:
-                shutil.copyfileobj(packed, plain)
+            with file.open() as packed, path.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
         try:
             connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
             try:
@@ -89,6 +94,7 @@ def _nsys_run(file: LogFile) -> LogRun:
 
 
 def _kernel_run(file: LogFile, name: str, frame: pl.DataFrame) -> LogRun:
+    """Return a run of kernels with families; ``span_us``: from the first start to the last end on a rank."""
     run = LogRun(file, name)
     span = (pl.col("last_us").max() - pl.col("first_us").min()).over("rank")
     kernels = frame.select(

@@ -1,4 +1,4 @@
-"""Reads metrics of servers and GPUs: range queries of Prometheus's HTTP API, and ``/metrics`` as it answered twice."""
+"""Reader of Prometheus metrics of servers and GPUs: range queries of the HTTP API, or two scrapes of ``/metrics``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "prometheus"
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d+)?))?\s*$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SERVER = ("instance", "pod", "engine", "engine_index", "dp_rank", "worker_id")
-# series: metric, replica, all labels as text, time in seconds (None: a snapshot without one), value
+# metric, replica, all labels as text, time in seconds (None: a snapshot without one), value
 Sample = tuple[str, str, str, float | None, float]
 
 
@@ -28,11 +28,11 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_prometheus(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run of all files: an interval between two scrapes is a row, of sums / counts and differences.
+    """Return one run of all files, with windows between consecutive scrapes: differences of counters, sums / counts.
 
-    Answers of the API have times; of texts without times exactly two are one interval, in the order given, or the other
-    way round where counters only fell so. Intervals in which a counter fell are dropped. InvalidInput: a failed query,
-    one snapshot alone, or no metric of a server.
+    Answers of the API have times. Exactly two texts without times are one window, in the given order, or reversed if
+    all counters fall otherwise. Windows in which a counter fell are dropped. InvalidInput: a failed query, a single
+    snapshot, or no metric of a server.
     """
     run = LogRun(files[0], NAME)
     samples: list[Sample] = []
@@ -50,31 +50,33 @@ def read_prometheus(files: Sequence[LogFile]) -> list[LogRun]:
             "Query vllm:*, sglang:* or DCGM_FI_DEV_POWER_USAGE by name.",
         )
     times = {sample[3] for sample in samples}
-    timed = any(time is not None and time > 1e6 for time in times)
-    if not timed and (snapshots != 2 or len(times) != 2):
+    has_times = any(time is not None and time > 1e6 for time in times)
+    if not has_times and (snapshots != 2 or len(times) != 2):
         raise unusable(
             files[0].path,
             f"is one of {snapshots} snapshots without times",
             "Give the two from the start and the end of the load, or a range query of the HTTP API.",
         )
-    run.clock = "unix" if timed else "none"
+    run.clock = "unix" if has_times else "none"
     frame = pl.DataFrame(samples, schema=_TYPES, orient="row", strict=False)
-    if not timed:
+    if not has_times:
         frame = _earlier_first(frame)
-    run.windows = windows_of(frame, run.faults, timed)
+    run.windows = windows_of(frame, run.faults, has_times)
     if not run.windows.height:
-        advice = "Query a range with several steps." if timed else "Give two texts of one server, without a restart."
+        advice = (
+            "Query a range with several steps." if has_times else "Give two texts of one server, without a restart."
+        )
         raise unusable(files[0].path, "has no interval between two scrapes", advice)
     return [run]
 
 
 def _earlier_first(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return two snapshots in the order in which their counters grow: a folder lists ``after`` before ``before``."""
-    growing = [name for name, (_, grows) in SOURCES.items() if grows]
-    series = frame.filter(pl.col("metric").is_in(growing)).group_by("metric", "replica", "labels")
+    """Return two snapshots in the order in which counters grow: a folder lists ``after`` before ``before``."""
+    counters = [name for name, (_, grows) in SOURCES.items() if grows]
+    series = frame.filter(pl.col("metric").is_in(counters)).group_by("metric", "replica", "labels")
     change = series.agg(pl.col("value").sort_by("time").diff().last())["value"].drop_nulls()
-    backwards = (change < 0).any() and not (change > 0).any()
-    return frame.with_columns((1.0 - pl.col("time")).alias("time")) if backwards else frame
+    is_reversed = (change < 0).any() and not (change > 0).any()
+    return frame.with_columns((1.0 - pl.col("time")).alias("time")) if is_reversed else frame
 
 
 _TYPES = {
@@ -84,6 +86,7 @@ _TYPES = {
 
 
 def _from_api(file: LogFile, faults: Faults) -> Iterator[Sample]:
+    """Yield the samples in answers of the HTTP API; InvalidInput: a failed query, or not a range or instant query."""
     for _, response in documents(file):
         data = response.get("data") if isinstance(response, Mapping) else None
         if not isinstance(data, Mapping) or response.get("status") != "success":
@@ -105,6 +108,7 @@ def _from_api(file: LogFile, faults: Faults) -> Iterator[Sample]:
 
 
 def _from_text(file: LogFile, faults: Faults, snapshot: int) -> Iterator[Sample]:
+    """Yield the samples of a text of ``/metrics``; ``snapshot``: its number from 1."""
     for line in file.lines():
         if line.startswith("#") or not line.strip():
             continue
@@ -120,13 +124,13 @@ def _from_text(file: LogFile, faults: Faults, snapshot: int) -> Iterator[Sample]
             faults.add("unreadable_value", 1, metric)
             continue
         by_label = dict(_LABEL.findall(labels or ""))
-        # a text's own times are milliseconds; without them snapshots are counted from 0
+        # times in a text are in milliseconds; without them the snapshot's number from 0 is the time
         time = float(snapshot - 1) if stamp is None else float(stamp) / 1e3
         yield metric, _replica(metric, by_label), str(sorted(by_label.items())), time, value
 
 
 def used_lines(text: str) -> list[str]:
-    """Return the lines of a scrape with metrics that windows are made of.
+    """Return the lines of a scrape whose metrics are used for windows.
 
     >>> used_lines("# HELP a\\nvllm:prompt_tokens_total 5\\nother 3")
     ['vllm:prompt_tokens_total 5']
@@ -136,6 +140,7 @@ def used_lines(text: str) -> list[str]:
 
 
 def _number(text: Any) -> float | None:
+    """Return a finite number in a text, else None."""
     try:
         value = float(text)
     except (TypeError, ValueError):
@@ -144,6 +149,7 @@ def _number(text: Any) -> float | None:
 
 
 def _replica(metric: str, labels: Mapping[str, str]) -> str:
+    """Return the name of the replica that a series belongs to; GPUs are grouped by host."""
     if of_gpus(metric):
         return f"GPUs of {labels.get('Hostname') or labels.get('instance') or 'the server'}"
     return "/".join(str(labels[name]) for name in _SERVER if labels.get(name)) or "0"

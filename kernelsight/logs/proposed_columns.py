@@ -1,4 +1,4 @@
-"""Which columns of a table are likely ours, by their names: proposed to a person, never taken for granted."""
+"""Proposed mapping of a table's columns to ``production_requests``, by their names: for a message, never applied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
-# names of a column without its unit, letters and digits alone, the most telling first
+# usual names of each column, without unit, lower-case letters and digits only, the most specific first
 NAMES: Mapping[str, tuple[str, ...]] = {
     "arrival_s": (
         *("arrival", "arrivaltime", "arrivedat", "sent", "sentat", "senttime", "starttime", "start", "startedat"),
@@ -42,25 +42,25 @@ _UNIT = re.compile(rf"(.+?)[_\-. \[(]+({'|'.join(UNITS)})[\])]?$", re.IGNORECASE
 
 
 def proposed_columns(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
-    """Return columns of ours and what ``--columns`` calls them, such as ``ttft_ms``: ``first_token[s]``.
+    """Return the argument of ``--columns`` by column of ``production_requests``, such as ``ttft_ms``: ``first[s]``.
 
-    ``taken``: columns of ours that are already known.
+    ``names``: columns of the table; ``taken``: columns of ``production_requests`` that are already mapped.
 
     >>> proposed_columns(["ts", "in_tok", "First Token (s)", "latency_ms", "user"])
     {'arrival_s': 'ts', 'prompt_tokens': 'in_tok', 'ttft_ms': 'First Token (s)[s]', 'e2e_ms': 'latency_ms'}
     """
     name_and_unit = {name: _without_unit(name) for name in names}
     taken_names, proposals = set(taken), {}
-    for ours, words in NAMES.items():
-        fitting = [(words.index(word), name) for name, (word, _) in name_and_unit.items() if word in words]
-        if ours not in taken_names and fitting:
-            name = min(fitting)[1]
-            proposals[ours] = f"{name}{_unit_of(ours, name_and_unit.pop(name)[1])}"
+    for column, words in NAMES.items():
+        candidates = [(words.index(word), name) for name, (word, _) in name_and_unit.items() if word in words]
+        if column not in taken_names and candidates:
+            name = min(candidates)[1]
+            proposals[column] = f"{name}{_unit_of(column, name_and_unit.pop(name)[1])}"
     return proposals
 
 
 def columns_flag(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
-    """Return the ``--columns`` line that a table's headers suggest; None where a column that is needed is not there.
+    """Return the ``--columns`` option that a table's column names suggest; None if a required column has no candidate.
 
     >>> columns_flag(["ts", "in_tok", "out_tok", "latency"])
     '--columns arrival_s=ts prompt_tokens=in_tok output_tokens=out_tok e2e_ms=latency'
@@ -70,18 +70,18 @@ def columns_flag(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
     columns = taken_names | proposals.keys()
     if not proposals or not columns.issuperset(REQUIRED) or not columns & set(LATENCIES):
         return None
-    words = (f"{ours}={theirs}" for ours, theirs in proposals.items())
+    words = (f"{column}={file_column}" for column, file_column in proposals.items())
     return "--columns " + " ".join(f"'{word}'" if re.search(r"[^\w.=\[\]-]|\[", word) else word for word in words)
 
 
 def _without_unit(name: str) -> tuple[str, str | None]:
-    """Return a name in small letters and digits alone, and the unit that it ends in."""
+    """Return a name without its unit, lower-case letters and digits only, and the unit that it ends in, if any."""
     match = _UNIT.match(name.strip())
     stem, unit = (match[1], UNITS[match[2].lower()]) if match else (name, None)
     return re.sub(r"[^a-z0-9]", "", stem.lower()), unit
 
 
-def _unit_of(ours: str, unit: str | None) -> str:
-    """Return what ``--columns`` adds to a name for its unit; nothing where it is ours, or not stated."""
-    default = {"arrival_s": "s", **dict.fromkeys(LATENCIES, "ms")}.get(ours)
+def _unit_of(column: str, unit: str | None) -> str:
+    """Return the unit suffix for ``--columns``, such as "[s]"; "" for the column's own unit, or an unknown one."""
+    default = {"arrival_s": "s", **dict.fromkeys(LATENCIES, "ms")}.get(column)
     return "" if default is None or unit in (None, default) else f"[{unit}]"

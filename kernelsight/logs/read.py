@@ -1,4 +1,4 @@
-"""Reads logs of any known format into the given tables ``production_*`` and ``log_faults``."""
+"""Logs of any known format as tables: ``production_*`` and ``log_faults``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def is_table(requests: Any) -> bool:
-    """Whether requests are a table in memory or a list of dicts, and not paths.
+    """Whether requests are a table in memory or a list of dicts, rather than paths.
 
     >>> is_table([{"arrival_s": 0.0}]), is_table("day.csv"), is_table(["day.csv"])
     (True, False, False)
@@ -49,12 +49,13 @@ def read_logs(
     metrics: Paths = (),
     kernels: Paths = (),
 ) -> dict[str, pa.Table]:
-    """Return every table of TABLES, read from logs of requests, and of ``steps``, ``metrics`` and ``kernels``.
+    """Return the TABLES by name, read from logs of requests, and of ``steps``, ``metrics`` and ``kernels``.
 
-    Files are recognised by their fields; ``format`` names that of ``paths`` instead. A folder among ``paths`` is all of
-    its files, each as what it is: ``production_files``. ``columns``: for a plain table, the table's names by ours,
-    such as ``{"ttft_ms": "first[s]", "ttft_clock": "=gateway"}``. Rows that are left out are counted in
-    ``log_faults``. InvalidInput: a file that is not read, or whose requests have no latency.
+    Files are recognised by their fields, unless ``format`` names the format of ``paths``. A folder among ``paths``
+    stands for all of its files, whatever their role: see ``production_files``. ``columns``: for a plain table, its
+    column by column of ``production_requests``, such as ``{"ttft_ms": "first[s]", "ttft_clock": "=gateway"}``. Rows
+    that are left out are counted in ``log_faults``. Times are seconds after each log's first one. InvalidInput: a file
+    that cannot be read, or whose requests have no latency.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -73,9 +74,9 @@ def read_logs(
 
 
 def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
-    """Return the requests of one file as rows of ``production_requests``, with the times of the log's own clock.
+    """Return the requests of one file as rows of ``production_requests``, with times of the log's own clock.
 
-    InvalidInput: what ``read_logs`` refuses.
+    InvalidInput: as of ``read_logs``.
     """
     given = _open_file(path, "requests", format, columns)
     runs = [
@@ -93,7 +94,7 @@ def read_table(
     metrics: Paths = (),
     kernels: Paths = (),
 ) -> dict[str, pa.Table]:
-    """Return what ``read_logs`` returns, of requests that are a table in memory (anything with __arrow_c_stream__).
+    """Return the TABLES as ``read_logs`` does, for requests in a table in memory (anything with __arrow_c_stream__).
 
     >>> log = {"arrival_s": [0.0, 1.0], "in": [10, 20], "output_tokens": [5, 5], "e2e_ms": [50.0, 60.0]}
     >>> read_table(pa.table(log), {"prompt_tokens": "in"})["production_requests"]["prompt_tokens"].to_pylist()
@@ -113,9 +114,15 @@ def read_table(
 
 
 def _all_tables(
-    runs: list[LogRun], files_given: list[GivenFile], unread: list[dict[str, Any]], columns: Mapping[str, str] | None
+    runs: list[LogRun],
+    files_given: list[GivenFile],
+    unread_rows: list[dict[str, Any]],
+    columns: Mapping[str, str] | None,
 ) -> dict[str, pa.Table]:
-    """Return the tables of runs, and of given files, those of one format read together."""
+    """Return the TABLES of runs and of files; files of one format are read together.
+
+    ``unread_rows``: rows of ``production_files`` of files that are not read.
+    """
     if not runs and not files_given:
         raise InvalidInput("no log was given; give at least one file.")
     files_given.sort(key=lambda given_file: ROLES.index(given_file.role))
@@ -125,7 +132,7 @@ def _all_tables(
     tables = _tables(
         runs + [run for (_, log_format), files in by_format.items() for run in _read_files(log_format, files, columns)]
     )
-    rows = [given_file.row() for given_file in files_given] + unread
+    rows = [given_file.row() for given_file in files_given] + unread_rows
     tables["production_files"] = _checked_rows(
         "production_files", list({row["path"]: row for row in rows}.values()), "its files"
     )
@@ -134,7 +141,7 @@ def _all_tables(
 
 def _files_by_role(steps: Paths, metrics: Paths, kernels: Paths) -> list[GivenFile]:
     by_role = {"steps": steps, "metrics": metrics, "kernels": kernels}
-    return [_open_file(path, role) for role, paths in by_role.items() for path in _listed(paths)]
+    return [_open_file(path, role) for role, paths in by_role.items() for path in _as_list(paths)]
 
 
 def _files_given(
@@ -142,7 +149,7 @@ def _files_given(
 ) -> tuple[list[GivenFile], list[dict[str, Any]]]:
     """Return the files of ``paths``, those of folders among them, and rows of ``production_files`` of unread ones."""
     files_given, rows = [], []
-    for path in _listed(paths):
+    for path in _as_list(paths):
         if not Path(path).is_dir():
             files_given.append(_open_file(path, "requests", name, columns))
         elif columns:
@@ -154,14 +161,14 @@ def _files_given(
     return files_given, rows
 
 
-def _listed(paths: Paths) -> list[str | os.PathLike[str]]:
+def _as_list(paths: Paths) -> list[str | os.PathLike[str]]:
     return [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
 
 
 def _open_file(
     path: str | os.PathLike[str], role: str, name: str = "auto", columns: Mapping[str, str] | None = None
 ) -> GivenFile:
-    """Return a file and its format; ``columns`` make it a plain table."""
+    """Return a file with its format; with ``columns`` it is a plain table."""
     file = open_log(path)
     if columns and name in ("auto", PLAIN):
         return GivenFile(file, format_named(PLAIN), role)
@@ -170,24 +177,26 @@ def _open_file(
 
 
 def _read_files(log_format: LogFormat, files: Sequence[LogFile], columns: Mapping[str, str] | None) -> list[LogRun]:
-    """Read files of one format; a file of its fields with values of other types is refused without quoting them."""
+    """Return the runs of files of one format; InvalidInput, without quoting values: values of other types."""
     try:
         return read_plain(files, columns) if log_format.name == PLAIN else log_format.read(files)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as problem:
-        raise _unlike(log_format, files, problem) from None
+        raise _wrong_types(log_format, files, problem) from None
     except (pl.exceptions.PolarsError, pa.ArrowException, duckdb.Error) as problem:
-        raise _unlike(log_format, files, problem) from None
+        raise _wrong_types(log_format, files, problem) from None
 
 
-def _unlike(log_format: LogFormat, files: Sequence[LogFile], problem: Exception) -> InvalidInput:
+def _wrong_types(log_format: LogFormat, files: Sequence[LogFile], problem: Exception) -> InvalidInput:
+    """Return the error for files that have the fields of a format with values of other types."""
     names = ", ".join(str(file.path) for file in files[:3])
     difference = f"is not as {log_format.written_by} writes it ({type(problem).__name__})"
     return unusable(names, difference, "Write it again, or name its format with --log-format.")
 
 
 def _tables(runs: Sequence[LogRun]) -> dict[str, pa.Table]:
-    unstamped = [run for run in runs if run.requests is not None and run.clock == "monotonic"]
-    for run in unstamped if len(unstamped) > 1 else ():
+    """Return the tables of all runs, concatenated by name."""
+    monotonic_runs = [run for run in runs if run.requests is not None and run.clock == "monotonic"]
+    for run in monotonic_runs if len(monotonic_runs) > 1 else ():
         run.faults.add("no_common_clock", run.requests.height)
     frames: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
     for log_id, run in zip(_log_ids(runs), runs, strict=True):
@@ -199,7 +208,7 @@ def _tables(runs: Sequence[LogRun]) -> dict[str, pa.Table]:
 
 
 def _log_ids(runs: Sequence[LogRun]) -> list[str]:
-    """Return the names of the runs' files, with the folder or a number where several have the same name."""
+    """Return the log_id of each run: its file's name, with the folder or a number if several have the same name."""
     names = [run.file.name for run in runs]
     if len({(run.file.name, run.file.path) for run in runs}) > len(set(names)):
         names = [f"{run.file.path.resolve().parent.name}/{run.file.name}" for run in runs]
@@ -211,6 +220,7 @@ def _log_ids(runs: Sequence[LogRun]) -> list[str]:
 
 
 def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
+    """Return the tables of one run, checked, with times in seconds after its first one."""
     if run.requests is not None:
         run.requests = finish_requests(run)
     requests = run.requests
@@ -223,20 +233,20 @@ def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
         run.clock = "none"
     path = run.file.path
     tables = {"production_logs": _checked_rows("production_logs", [_log_row(log_id, run, requests, start)], path)}
-    shifted = (
+    frames = (
         ("production_requests", requests, ("arrival_s", "sent_s")),
         ("production_steps", run.steps, ("at_s",)),
         ("production_windows", run.windows, ("start_s", "end_s")),
         ("production_kernels", run.kernels, ()),
     )
-    for table, frame, times in shifted:
+    for table, frame, times in frames:
         if frame is not None:
-            moved = [(pl.col(name) - (start or 0.0)).clip(0.0) for name in times]
-            of_log = frame.with_columns([*moved, pl.lit(log_id).alias("log_id")])
-            tables[table] = _checked_frame(table, of_log, path)
+            relative_times = [(pl.col(name) - (start or 0.0)).clip(0.0) for name in times]
+            log_frame = frame.with_columns([*relative_times, pl.lit(log_id).alias("log_id")])
+            tables[table] = _checked_frame(table, log_frame, path)
     settings = [
-        {"log_id": log_id, "setting": name, "found": value, "found_in": where}
-        for name, (value, where) in run.settings.items()
+        {"log_id": log_id, "setting": name, "found": value, "found_in": place}
+        for name, (value, place) in run.settings.items()
     ]
     tables["production_settings"] = _checked_rows("production_settings", settings, path)
     summaries = [{"log_id": log_id} | row for row in run.summaries]
@@ -246,6 +256,7 @@ def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
 
 
 def _log_row(log_id: str, run: LogRun, requests: pl.DataFrame | None, start: float | None) -> dict[str, Any]:
+    """Return the row of ``production_logs`` of a run; ``start``: its first time, s of its clock."""
     row: dict[str, Any] = {"log_id": log_id, "path": str(run.file.path), "format": run.format, "clock": run.clock}
     if run.clock == "unix" and start is not None:
         row["start_unix_s"] = start
@@ -263,25 +274,27 @@ def _checked_rows(table: str, rows: list[dict[str, Any]], path: Path | str) -> p
 
 
 def _checked_frame(table: str, frame: pl.DataFrame, path: Path) -> pa.Table:
-    """Return the rows of a table, all of its contract checked; a refusal names the file, its row and the column."""
+    """Return a frame as a table, checked against its contract; errors name the file, its row and the column."""
     names = [name for name in contracts()[table].column_names if name in frame.columns]
-    huge = [name for name in names if frame[name].dtype == pl.Int128]
-    if huge:
-        raise unusable(path, f"has a number beyond 64 bits for {', '.join(huge)}", DAMAGED)
+    too_large = [name for name in names if frame[name].dtype == pl.Int128]
+    if too_large:
+        raise unusable(path, f"has a number beyond 64 bits for {', '.join(too_large)}", DAMAGED)
     numbers = frame[FILE_ROW] if FILE_ROW in frame.columns else None
     checked = conform(frame.select(names).to_arrow(), contracts()[table], origin=str(path), rows=numbers)
     return _with_shared_nulls(checked)
 
 
 def _with_shared_nulls(table: pa.Table) -> pa.Table:
-    """Return a table whose columns without a value lie in one memory: most columns of a log of a million requests."""
+    """Return a table whose columns without any value share one buffer, as most columns of a long log are empty."""
     n = table.num_rows
     zeros = pa.py_buffer(bytes(8 * (n + 1)))
 
-    def nothing(kind: pa.DataType) -> pa.Array:
-        if pa.types.is_list(kind):
-            return pa.Array.from_buffers(kind, n, [zeros, zeros], n, children=[pa.array([], kind.value_type)])
-        return pa.Array.from_buffers(kind, n, [zeros] * (3 if pa.types.is_string(kind) else 2), n)
+    def nulls(arrow_type: pa.DataType) -> pa.Array:
+        if pa.types.is_list(arrow_type):
+            return pa.Array.from_buffers(
+                arrow_type, n, [zeros, zeros], n, children=[pa.array([], arrow_type.value_type)]
+            )
+        return pa.Array.from_buffers(arrow_type, n, [zeros] * (3 if pa.types.is_string(arrow_type) else 2), n)
 
-    columns = [nothing(column.type) if n and column.null_count == n else column for column in table.columns]
+    columns = [nulls(column.type) if n and column.null_count == n else column for column in table.columns]
     return pa.table(columns, schema=table.schema)

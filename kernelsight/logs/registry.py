@@ -1,4 +1,4 @@
-"""The known formats, each a module of this folder, and their recognition by fields."""
+"""Registry of log formats, one module of this folder each, and recognition of a file's format by its fields."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FLAGS = {"requests": "--log", "steps": "--steps", "metrics": "--metrics", "kerne
 
 
 def format_named(name: str) -> LogFormat:
-    """Return the format of requests with a name; UnknownName lists the nearest ones.
+    """Return the format of requests with a name; UnknownName: there is none.
 
     >>> format_named("aiperf").written_by
     'aiperf profile (profile_export.jsonl)'
@@ -76,32 +76,32 @@ def format_names(role: str) -> list[str]:
 
 
 def with_known_fields(file: LogFile) -> LogFile:
-    """Return a file as it is where a format has the fields of its first bytes, else with those of all of it."""
+    """Return the file, with the fields of all of it if no format fits the fields of its first bytes."""
     return file if formats_of(file) else file.entire()
 
 
 def formats_of(file: LogFile) -> list[LogFormat]:
-    """Return the formats whose fields a file has."""
+    """Return the formats that recognise a file."""
     return [log_format for log_format in FORMATS if log_format.recognises(file)]
 
 
 def recognise(file: LogFile, role: str) -> LogFormat:
-    """Return the one format of a role whose fields a file has.
+    """Return the format of a role that recognises a file.
 
-    InvalidInput: none has, or several, or it is a format of another role; the sentence names fields and formats.
+    InvalidInput: none, several, or only a format of another role does; the message has the file's fields.
     """
-    fitting = formats_of(file)
-    meant = [log_format for log_format in fitting if log_format.role == role]
-    if len(meant) == 1:
-        return meant[0]
-    if len(meant) > 1:
-        names = " and of ".join(log_format.name for log_format in meant)
+    candidates = formats_of(file)
+    of_role = [log_format for log_format in candidates if log_format.role == role]
+    if len(of_role) == 1:
+        return of_role[0]
+    if len(of_role) > 1:
+        names = " and of ".join(log_format.name for log_format in of_role)
         raise InvalidInput(f"log {file.path} has the fields of {names}; name its format with --log-format.")
     formats = "; ".join(f"{f.name}: {f.written_by}" for f in FORMATS if f.role == role)
-    if fitting:
-        meant_format = fitting[0]
+    if candidates:
+        other_format = candidates[0]
         raise InvalidInput(
-            f"log {file.path} is {meant_format.written_by}; give it with {FLAGS[meant_format.role]} instead of "
+            f"log {file.path} is {other_format.written_by}; give it with {FLAGS[other_format.role]} instead of "
             f"{FLAGS[role]}. Files for {FLAGS[role]}: {formats}."
         )
     if role == "requests" and (line := columns_flag(sorted(plain.columns_of(file)))):
@@ -113,7 +113,7 @@ def recognise(file: LogFile, role: str) -> LogFormat:
 
 
 def fields_shown(file: LogFile) -> str:
-    """Describe a file by the names of its outer fields alone; lines of a text may quote prompts."""
+    """Return a description of a file by its outer field names; lines of a text, possibly prompts, are not quoted."""
     if file.kind == "sqlite":
         return "it is an SQLite database"
     if file.kind == "text" and (len(file.columns) < 2 or max(map(len, file.columns)) > 40):

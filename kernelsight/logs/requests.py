@@ -1,4 +1,4 @@
-"""Rows of ``production_requests`` from what a reader read: checked, counted, in order of sending."""
+"""Rows of ``production_requests`` from the frame of any reader: checked, completed, in order of sending."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ DURATIONS = (
     *LATENCIES,
     *("front_end_ms", "queue_ms", "prefill_ms", "decode_ms", "kv_transfer_ms", "server_ttft_ms", "client_e2e_ms"),
 )
-# a rate that is this far from the requested one, and this many standard errors of the mean gap
+# a rate differs from the requested one by more than this share, and by this many standard errors of the mean gap
 RATE_TOLERANCE, CHANCE = 0.02, 3.0
 LONGEST_MS = 1e12
 
 
 def finish_requests(run: LogRun) -> pl.DataFrame:
-    """Return the requests of a run with every column of the contract but log_id, and the number of their file's row.
+    """Return the requests of a run with all columns of ``production_requests`` except log_id, and FILE_ROW.
 
-    Times become seconds after the first one. Rows that break a rule are excluded or dropped and counted in
-    ``found.faults``. InvalidInput: no request of the run has a latency.
+    Rows that break a rule are excluded or dropped, and counted in ``run.faults``; times stay those of the log's clock.
+    InvalidInput: no request of the run has a latency.
     """
     assert run.requests is not None
     frame, run.requests = _with_all_columns(run.requests), None
@@ -40,10 +40,15 @@ def finish_requests(run: LogRun) -> pl.DataFrame:
 
 
 def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a frame with all columns of ``production_requests`` and FILE_ROW, null where it has none."""
     empty = pl.from_arrow(contracts()["production_requests"].schema.empty_table())
-    types = {name: kind for name, kind in empty.schema.items() if name not in ("log_id", "request_id")}
-    present = [pl.col(name).cast(kind, strict=False) for name, kind in types.items() if name in frame.columns]
-    missing = [pl.lit(None, kind).alias(name) for name, kind in types.items() if name not in frame.columns]
+    types = {name: column_type for name, column_type in empty.schema.items() if name not in ("log_id", "request_id")}
+    present = [
+        pl.col(name).cast(column_type, strict=False) for name, column_type in types.items() if name in frame.columns
+    ]
+    missing = [
+        pl.lit(None, column_type).alias(name) for name, column_type in types.items() if name not in frame.columns
+    ]
     if FILE_ROW not in frame.columns:
         frame = frame.with_row_index(FILE_ROW, offset=1)
     ordered = frame.select(*present, *missing, FILE_ROW).select(*types, FILE_ROW)
@@ -51,56 +56,62 @@ def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _count(frame: pl.DataFrame, rule: str, rows: pl.Expr, faults: Faults) -> None:
-    """Count the rows for which an expression is true, with the first one's id or place."""
-    bad = frame.with_row_index("row_counted").filter(rows).select("row_counted", "external_id")
-    if bad.height:
-        row_index, external = bad.row(0)
-        faults.add(rule, bad.height, external if external is not None else f"row {row_index + 1}")
+    """Count the rows for which an expression is true as a rule's, with the id or number of the first one."""
+    counted = frame.with_row_index("row_counted").filter(rows).select("row_counted", "external_id")
+    if counted.height:
+        row_index, external = counted.row(0)
+        faults.add(rule, counted.height, external if external is not None else f"row {row_index + 1}")
 
 
 def _drop_unusable(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
+    """Drop and count requests without a prompt length, and repeated ids."""
     no_prompt = pl.col("prompt_tokens").is_null() | (pl.col("prompt_tokens") <= 0)
     failed = pl.col("status").is_in(["error", "cancelled"])
     _count(frame, "failed_without_length", no_prompt & failed, faults)
     _count(frame, "no_prompt_tokens", no_prompt & ~failed, faults)
-    # a filter copies every column: only where there is something to leave out
+    # a filter copies every column, so filter only if there is something to drop
     frame = frame.filter(~no_prompt) if frame.select(no_prompt.any()).item() else frame
-    ids = frame.select("external_id", "turn", "status").with_row_index("place")
-    ids = ids.filter(pl.col("external_id").is_not_null())
-    ids = ids.filter(pl.struct("external_id", "turn").is_duplicated())
-    if not ids.height:
+    requests_with_id = frame.select("external_id", "turn", "status").with_row_index("place")
+    requests_with_id = requests_with_id.filter(pl.col("external_id").is_not_null())
+    requests_with_id = requests_with_id.filter(pl.struct("external_id", "turn").is_duplicated())
+    if not requests_with_id.height:
         return frame
-    # of several rows with one id the one that succeeded stays, otherwise the first
-    ids = ids.sort(pl.col("status") != "ok", "place").filter(~pl.struct("external_id", "turn").is_first_distinct())
-    repeated = pl.int_range(pl.len()).is_in(ids["place"].to_list())
+    # of several rows with one id the successful one is kept, otherwise the first
+    requests_with_id = requests_with_id.sort(pl.col("status") != "ok", "place").filter(
+        ~pl.struct("external_id", "turn").is_first_distinct()
+    )
+    repeated = pl.int_range(pl.len()).is_in(requests_with_id["place"].to_list())
     _count(frame, "duplicate_id", repeated, faults)
     return frame.filter(~repeated)
 
 
 def _check_values(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
+    """Set implausible durations, times, counts and cached tokens to null, and count them."""
     negative = pl.any_horizontal(pl.col(name) < 0 for name in DURATIONS)
-    odd = pl.any_horizontal(~pl.col(name).is_finite() | (pl.col(name) > LONGEST_MS) for name in DURATIONS)
-    cached = (pl.col("cached_tokens") > pl.col("prompt_tokens")) | (pl.col("cached_tokens") < 0)
+    not_finite = pl.any_horizontal(~pl.col(name).is_finite() | (pl.col(name) > LONGEST_MS) for name in DURATIONS)
+    cached_is_wrong = (pl.col("cached_tokens") > pl.col("prompt_tokens")) | (pl.col("cached_tokens") < 0)
     _count(frame, "negative_duration", negative, faults)
-    _count(frame, "not_finite", odd, faults)
-    _count(frame, "cached_above_prompt", cached, faults)
-    bad = (negative | odd).fill_null(False)
-    unset = [pl.when(bad).then(None).otherwise(pl.col(name)).alias(name) for name in DURATIONS]
+    _count(frame, "not_finite", not_finite, faults)
+    _count(frame, "cached_above_prompt", cached_is_wrong, faults)
+    has_wrong_times = (negative | not_finite).fill_null(False)
+    durations = [pl.when(has_wrong_times).then(None).otherwise(pl.col(name)).alias(name) for name in DURATIONS]
     times = [pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name) for name in ("arrival_s", "sent_s")]
     counts = [
         pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name)
         for name in ("turn", "preemptions", "accepted_tokens", "decode_steps")
     ]
-    cached_tokens = pl.when(~cached).then(pl.col("cached_tokens")).alias("cached_tokens")
-    return frame.with_columns(unset + times + counts + [cached_tokens, pl.col("output_tokens").fill_null(0).clip(0)])
+    cached_tokens = pl.when(~cached_is_wrong).then(pl.col("cached_tokens")).alias("cached_tokens")
+    return frame.with_columns(
+        durations + times + counts + [cached_tokens, pl.col("output_tokens").fill_null(0).clip(0)]
+    )
 
 
 def _derive(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
-    """Fill the E2E or TPOT that the other two imply, and what says how gaps and clocks are to be read."""
+    """Fill E2E, TPOT and tokens_per_chunk where others imply them, and unset clocks of missing latencies."""
     decoded = pl.col("output_tokens") - 1
-    late = pl.col("ttft_ms") > pl.col("e2e_ms") * (1 + 1e-9) + 1e-6
-    _count(frame, "order_of_times", late, faults)
-    tpot = pl.when((decoded > 0) & ~late).then((pl.col("e2e_ms") - pl.col("ttft_ms")) / decoded)
+    starts_late = pl.col("ttft_ms") > pl.col("e2e_ms") * (1 + 1e-9) + 1e-6
+    _count(frame, "order_of_times", starts_late, faults)
+    tpot = pl.when((decoded > 0) & ~starts_late).then((pl.col("e2e_ms") - pl.col("ttft_ms")) / decoded)
     e2e = pl.col("ttft_ms") + pl.when(decoded > 0).then(pl.col("tpot_ms") * decoded).otherwise(0.0)
     frame = frame.with_columns(
         pl.coalesce("e2e_ms", e2e).alias("e2e_ms"),
@@ -110,22 +121,22 @@ def _derive(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
         pl.col("output_tokens") / (pl.col("chunk_gaps_ms").list.len() + 1)
     )
     frame = frame.with_columns(pl.coalesce("tokens_per_chunk", chunks).alias("tokens_per_chunk"))
-    timed = pl.col("ttft_ms").is_not_null() | pl.col("e2e_ms").is_not_null()
+    has_time = pl.col("ttft_ms").is_not_null() | pl.col("e2e_ms").is_not_null()
     _count(frame, "chunked", pl.col("chunk_gaps_ms").is_not_null() & (pl.col("tokens_per_chunk") > 1.05), faults)
-    _count(frame, "ttft_clock_unknown", timed & pl.col("ttft_clock").is_null() & (pl.col("status") == "ok"), faults)
+    _count(frame, "ttft_clock_unknown", has_time & pl.col("ttft_clock").is_null() & (pl.col("status") == "ok"), faults)
     return frame.with_columns(
-        pl.when(timed).then(pl.col("ttft_clock")).alias("ttft_clock"),
+        pl.when(has_time).then(pl.col("ttft_clock")).alias("ttft_clock"),
         pl.when(pl.col("server_ttft_ms").is_not_null()).then(pl.col("server_ttft_clock")).alias("server_ttft_clock"),
     )
 
 
 def _exclude(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
-    """Count requests that failed; those that failed silently fail here; what failed has no latencies."""
-    silent = (pl.col("status") == "ok") & (pl.col("output_tokens") == 0)
-    _count(frame, "no_output", silent, faults)
+    """Count failed requests, and unset their latencies; requests without output tokens count as failed."""
+    no_output = (pl.col("status") == "ok") & (pl.col("output_tokens") == 0)
+    _count(frame, "no_output", no_output, faults)
     frame = frame.with_columns(
-        pl.when(silent).then(pl.lit("no output")).otherwise(pl.col("error")).alias("error"),
-        pl.when(silent).then(pl.lit("error")).otherwise(pl.col("status")).alias("status"),
+        pl.when(no_output).then(pl.lit("no output")).otherwise(pl.col("error")).alias("error"),
+        pl.when(no_output).then(pl.lit("error")).otherwise(pl.col("status")).alias("status"),
     )
     unmeasured = (pl.col("status") == "ok") & pl.all_horizontal(pl.col(name).is_null() for name in LATENCIES)
     _count(frame, "no_latency", unmeasured, faults)
@@ -137,7 +148,7 @@ def _exclude(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
 
 
 def _in_order(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
-    """Sort by time of sending, and count times from the first one."""
+    """Return the requests sorted by time of sending and numbered, with arrival_s and sent_s filled from each other."""
     _count(frame, "no_arrivals", pl.col("arrival_s").is_null() & pl.col("sent_s").is_null(), faults)
     frame = frame.with_columns(
         pl.coalesce("arrival_s", "sent_s").alias("arrival_s"), pl.coalesce("sent_s", "arrival_s").alias("sent_s")
@@ -149,7 +160,7 @@ def _in_order(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
 
 
 def first_time(frame: pl.DataFrame) -> float | None:
-    """Return the first intended or real time of sending, in seconds of the log's clock.
+    """Return the first intended or actual time of sending, in seconds of the log's clock; None without any.
 
     >>> first_time(pl.DataFrame({"arrival_s": [4.0, 5.0], "sent_s": [4.5, None]}))
     4.0
@@ -159,6 +170,7 @@ def first_time(frame: pl.DataFrame) -> float | None:
 
 
 def _check_latencies(run: LogRun, frame: pl.DataFrame) -> None:
+    """Check that requests succeeded and have a latency; InvalidInput: none did, or none has."""
     ok = frame.filter(pl.col("status") == "ok")
     if not ok.height:
         left_out = {rule: n for rule, (n, _, _) in run.faults.counted.items() if RULES[rule][0] != "noted"}
@@ -173,9 +185,10 @@ def _check_latencies(run: LogRun, frame: pl.DataFrame) -> None:
 
 
 def _compare_rate(run: LogRun, frame: pl.DataFrame) -> None:
-    """Note the requests of a run whose rate differs from the requested one by more than 2 %, and more than by chance.
+    """Set ``achieved_rate``, and count the requests of a run whose rate differs significantly from the requested one.
 
-    The mean of n gaps of a gamma distribution of shape b is off by 1 / sqrt(n b); a Poisson process has b = 1.
+    The mean of n gaps of a gamma distribution with shape b has the relative standard error 1 / sqrt(n b); a Poisson
+    process has b = 1.
     """
     sent = frame.filter(pl.col("status") != "warmup")["sent_s"].drop_nulls()
     if sent.len() < 2 or sent[-1] <= sent[0]:

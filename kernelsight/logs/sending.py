@@ -1,4 +1,4 @@
-"""When a client sent the requests of a run that states no times of sending: from the rule by which it sends."""
+"""Times of sending for runs that state none: from the client's rule (closed loop), or drawn (requested rate)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ import polars as pl
 
 from kernelsight.logs.log_run import Faults
 
-# how times that a log does not hold were made: by the client's rule from the log's own latencies, or drawn
+# origins of times: computed by the client's rule from the log's latencies, or drawn at random
 RULE, DRAWN = "client_rule", "drawn"
 
 
 class Sent(NamedTuple):
-    """Seconds at which requests were sent, and how they are known: RULE or DRAWN."""
+    """Times of sending, s from the first, and their origin: RULE or DRAWN."""
 
     seconds: list[float]
     how: str
 
 
 def times_of_sending(result: Mapping[str, Any], latencies_s: Sequence[float | None]) -> Sent | None:
-    """Return when a benchmark client sent the requests of a result; None where the result does not say how it sends.
+    """Return the times at which a benchmark client sent the requests of a result; None if the result has no such rule.
 
-    ``result``: request_rate, max_concurrency and burstiness as vLLM's and SGLang's clients write them. Without a rate
-    all requests are sent at once, or as many as ``max_concurrency`` allows, each next one when another ends. With a
-    rate gaps are drawn, of a gamma distribution whose sum is that of the rate; a limit beside it is not kept.
+    ``result``: with request_rate, max_concurrency and burstiness as vLLM's and SGLang's clients write them;
+    ``latencies_s``: E2E of each request. With an infinite rate ``max_concurrency`` requests are in flight (all, without
+    it): the next is sent when one ends. With a finite rate gaps are drawn from a gamma distribution and scaled to the
+    rate; a concurrency limit is then ignored.
 
     >>> times_of_sending({"request_rate": "inf", "max_concurrency": 2}, [3.0, 1.0, 1.0, 5.0])
     Sent(seconds=[0.0, 0.0, 1.0, 2.0], how='client_rule')
@@ -39,38 +40,43 @@ def times_of_sending(result: Mapping[str, Any], latencies_s: Sequence[float | No
         rate = float(result["request_rate"])
     except (KeyError, TypeError, ValueError):
         return None
-    most = result.get("max_concurrency")
-    if not rate > 0.0 or isinstance(most, bool) or (most is not None and not (isinstance(most, int) and most > 0)):
+    max_concurrency = result.get("max_concurrency")
+    if (
+        not rate > 0.0
+        or isinstance(max_concurrency, bool)
+        or (max_concurrency is not None and not (isinstance(max_concurrency, int) and max_concurrency > 0))
+    ):
         return None
     if math.isfinite(rate):
         return Sent(_drawn(rate, result.get("burstiness"), len(latencies_s)), DRAWN)
-    return Sent(_one_after_another(most or len(latencies_s), latencies_s), RULE)
+    return Sent(_one_after_another(max_concurrency or len(latencies_s), latencies_s), RULE)
 
 
 def with_times(frame: pl.DataFrame, sent: Sent | None, faults: Faults) -> pl.DataFrame:
-    """Return requests with the times of sending that were made for them, and note it."""
+    """Return requests with the given times of sending as arrival_s and sent_s, and count that in ``faults``."""
     if sent is None:
         return frame
     faults.add("sent_by_rule" if sent.how == RULE else "sent_drawn", frame.height)
-    times = pl.Series(sent.seconds, dtype=pl.Float64)
-    columns = (times.alias("arrival_s"), times.alias("sent_s"), pl.lit(sent.how).alias("sent_from"))
+    sent_s = pl.Series(sent.seconds, dtype=pl.Float64)
+    columns = (sent_s.alias("arrival_s"), sent_s.alias("sent_s"), pl.lit(sent.how).alias("sent_from"))
     return frame.with_columns(columns)
 
 
-def _one_after_another(most: int, latencies_s: Sequence[float | None]) -> list[float]:
-    """Return times of sending where at most so many are in flight, and the first to end makes place for the next."""
+def _one_after_another(max_concurrency: int, latencies_s: Sequence[float | None]) -> list[float]:
+    """Return times of sending of a closed loop, s: at most ``max_concurrency`` in flight, each end starts the next."""
     ends_s: list[float] = []
-    times = []
+    sent_times_s = []
     for latency in latencies_s:
-        sent_s = heapq.heappop(ends_s) if len(ends_s) >= most else 0.0
-        times.append(sent_s)
+        sent_s = heapq.heappop(ends_s) if len(ends_s) >= max_concurrency else 0.0
+        sent_times_s.append(sent_s)
         heapq.heappush(ends_s, sent_s + (latency if latency and math.isfinite(latency) else 0.0))
-    return times
+    return sent_times_s
 
 
 def _drawn(rate: float, burstiness: Any, count: int) -> list[float]:
+    """Return times of sending at a rate, 1/s: gamma gaps with shape ``burstiness``, scaled to the rate's total time."""
     shape = float(burstiness) if isinstance(burstiness, int | float) and 0.0 < burstiness < 1e6 else 1.0
     gaps = np.random.default_rng(0).gamma(shape, 1.0 / (rate * shape), count)
     total = float(gaps.sum())
-    times = np.cumsum(gaps) * (count / rate / total if total > 0.0 else 0.0)
-    return (times - times[:1]).tolist()
+    sent_times_s = np.cumsum(gaps) * (count / rate / total if total > 0.0 else 0.0)
+    return (sent_times_s - sent_times_s[:1]).tolist()

@@ -1,4 +1,4 @@
-"""Settings of servers as logs state them, without secrets."""
+"""Server settings stated in logs, flattened and without secrets."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ LONGEST_VALUE = 200
 _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 
 
-def flat_settings(values: Mapping[str, Any], where: str) -> dict[str, tuple[str, str]]:
-    """Return the scalars of an object as setting: (value, where), names with underscores; no secrets, no long texts.
+def flat_settings(values: Mapping[str, Any], place: str) -> dict[str, tuple[str, str]]:
+    """Return the scalars of an object as (value, place) by setting, without secrets and long texts.
+
+    ``place``: where the object was, such as "server_info". Names have underscores, booleans are lower-case text.
 
     >>> flat_settings({"tp-size": 2, "api_key": "x", "internal_states": [{}], "quantization": None}, "server_info")
     {'tp_size': ('2', 'server_info')}
@@ -25,12 +27,12 @@ def flat_settings(values: Mapping[str, Any], where: str) -> dict[str, tuple[str,
         if isinstance(value, (str, int, float, bool)) and not names_secret(plain):
             text = str(value).lower() if isinstance(value, bool) else redacted_text(str(value))
             if len(text) <= LONGEST_VALUE:
-                settings[plain] = (text, where)
+                settings[plain] = (text, place)
     return settings
 
 
 def non_default_args(line: str) -> dict[str, tuple[str, str]]:
-    """Return the settings in vLLM's line "non-default args: {...}", none where a line has no such object.
+    """Return the settings in vLLM's log line "non-default args: {...}"; empty for another line.
 
     >>> non_default_args("INFO 11-22 [api.py:1] non-default args: {'model': 'demo', 'max_num_seqs': 64}")
     {'model': ('demo', 'non-default args'), 'max_num_seqs': ('64', 'non-default args')}

@@ -1,4 +1,4 @@
-"""Reads results of ``python -m sglang.benchmark.serving``: JSON lines, one object a run."""
+"""Reader of ``python -m sglang.benchmark.serving`` results: JSON lines, one object per run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_sglang_bench(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per object: requests where it was written with --output-details, else its statistics alone.
+    """Return one run per object: requests if it was written with --output-details, else statistics alone.
 
-    The client writes no times of sending, see ``sending``. With the native API the server counts the tokens, with the
+    The client writes no times of sending: see ``sending``. With the native API token counts are the server's; with the
     OpenAI API the output length is the requested one.
     """
     return [_run(file, document, value) for file in files for document, value in documents(file)]
@@ -42,10 +42,10 @@ def _run(file: LogFile, document: str, result: Any) -> LogRun:
         "requested_rate": rate(result.get("request_rate")),
         "max_concurrency": result.get("max_concurrency"),
     }
-    info = result.get("server_info")
-    if isinstance(info, Mapping):
-        run.settings = flat_settings(info, "server_info")
-        run.stated["tool_version"] = info.get("version") if isinstance(info.get("version"), str) else None
+    server_info = result.get("server_info")
+    if isinstance(server_info, Mapping):
+        run.settings = flat_settings(server_info, "server_info")
+        run.stated["tool_version"] = server_info.get("version") if isinstance(server_info.get("version"), str) else None
     if result.get("accept_length"):
         run.settings["accept_length"] = (str(result["accept_length"]), "result")
     if "ttfts" not in result:
@@ -56,6 +56,7 @@ def _run(file: LogFile, document: str, result: Any) -> LogRun:
 
 
 def _requests(file: LogFile, result: Mapping[str, Any], run: LogRun) -> pl.DataFrame:
+    """Return the requests of a result; InvalidInput: lists are missing, or of different lengths."""
     count = len(result["ttfts"])
     names = ("input_lens", "output_lens", "itls", "errors", "cached_tokens")
     lists = {name: result[name] for name in names if isinstance(result.get(name), list)}
@@ -64,29 +65,29 @@ def _requests(file: LogFile, result: Mapping[str, Any], run: LogRun) -> pl.DataF
     if any(len(values) != count for values in lists.values()):
         raise unusable(file.path, "has lists of different lengths in one run", "Write it again.")
     errors = lists.get("errors", [""] * count)
-    # a request without a chunk of text leaves its TTFT at 0.0
+    # TTFT of a request without a text chunk stays 0.0
     silent = [not error and not ttft_s for error, ttft_s in zip(errors, result["ttfts"], strict=True)]
     run.faults.add("no_first_chunk", sum(silent), f"row {silent.index(True) + 1}" if any(silent) else None)
     ttft_ms = [None if is_silent else 1e3 * value for is_silent, value in zip(silent, result["ttfts"], strict=True)]
-    gaps = [1e3 * sum(row) for row in lists["itls"]]
+    decode_ms = [1e3 * sum(row) for row in lists["itls"]]
     frame = pl.DataFrame(
         {
             "prompt_tokens": column(lists["input_lens"], count),
             "output_tokens": column(lists["output_lens"], count),
             "cached_tokens": column(lists.get("cached_tokens"), count),
             "ttft_ms": column(ttft_ms, count),
-            "e2e_ms": column(ttft_ms, count) + column(gaps, count),
+            "e2e_ms": column(ttft_ms, count) + column(decode_ms, count),
             "error": pl.Series([None if not e else kind_of_error(e) for e in errors], dtype=pl.String),
             "status": pl.Series(["error" if e else "ok" for e in errors], dtype=pl.String),
             "tokens_from": ["server" if result.get("backend") == "sglang" else "client"] * count,
             "ttft_clock": ["client_send"] * count,
         }
     ).with_columns(gap_lists(lists["itls"]))
-    latency = [
+    latency_s = [
         None if first_ms is None else (first_ms + gaps_ms) / 1e3
-        for first_ms, gaps_ms in zip(ttft_ms, gaps, strict=True)
+        for first_ms, gaps_ms in zip(ttft_ms, decode_ms, strict=True)
     ]
-    frame = with_times(frame, times_of_sending(result, latency), run.faults)
+    frame = with_times(frame, times_of_sending(result, latency_s), run.faults)
     run.clock = "monotonic" if "sent_s" in frame.columns else "none"
     return frame
 

@@ -1,4 +1,4 @@
-"""Reads what SGLang's server writes of each request with --export-metrics-to-file: JSON lines."""
+"""Reader of the request metrics of SGLang's server (--export-metrics-to-file): JSON lines, one object per request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELDS = {
     **dict.fromkeys(("e2e_latency", "queue_time", "first_token_latency", "request_received_ts"), "DOUBLE"),
     **dict.fromkeys(("api_server_dispatch_finish_ts", "forward_entry_time", "prefill_finished_time"), "DOUBLE"),
 }
-# from received to dispatched: front end; to the first forward pass: queue; to the end of the prompt: prefill
+# front end: from received to dispatched; queue: until the first forward pass; prefill: until the end of the prompt
 _COLUMNS = """
 id as external_id, request_received_ts as arrival_s, request_received_ts as sent_s,
   prompt_tokens, completion_tokens as output_tokens, cached_tokens, 'server' as tokens_from,
@@ -39,9 +39,9 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_sglang_requests(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per file: TTFT from the arrival at the server, unix times, stages from the scheduler.
+    """Return one run per file: unix times, TTFT from arrival at the server, stages measured by the scheduler.
 
-    Stages and times are in the file only where the server ran with --enable-metrics.
+    Stages and times are in the file only if the server ran with --enable-metrics.
     """
     runs = []
     for file in files:

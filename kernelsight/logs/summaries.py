@@ -1,4 +1,4 @@
-"""Statistics that logs state beside or instead of requests, as rows of ``production_summaries``."""
+"""Rows of ``production_summaries``: statistics that logs state in addition to or instead of requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STATED = re.compile(r"(mean|median|std|p[0-9.]+)_(\w+)_ms")
 
 
 def statistic(part: str, metric: str, name: str, value: Any) -> list[dict[str, Any]]:
-    """Return the row of one statistic, none where its value is no finite number; a median is p50.
+    """Return the row of one statistic in a list, empty if its value is not a finite number; a median is p50.
 
     >>> statistic("run", "ttft_ms", "median", 12)
     [{'part': 'run', 'metric': 'ttft_ms', 'statistic': 'p50', 'value': 12.0}]
@@ -23,7 +23,7 @@ def statistic(part: str, metric: str, name: str, value: Any) -> list[dict[str, A
 
 
 def milliseconds_by_name(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of names such as ``p99_ttft_ms``, as vLLM's and SGLang's clients write them.
+    """Return the statistics in a result of vLLM's or SGLang's client, such as ``p99_ttft_ms``, and its totals.
 
     >>> milliseconds_by_name({"mean_e2el_ms": 5.0, "completed": 3})[0]["metric"]
     'e2e_ms'

@@ -1,4 +1,4 @@
-"""Reads steps and settings from the text log of vLLM with --enable-logging-iteration-details."""
+"""Reader of vLLM's text log (--enable-logging-iteration-details): engine steps and settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEP = re.compile(
     r"(\d+) generation tokens, "
     r"iteration elapsed time: (\d+(?:\.\d+)?) ms( \(dummy\))?(?:,.*?KV cache usage: (\d+(?:\.\d+)?)%)?"
 )
-# written before the line by container runtimes; vLLM's own time has neither a year nor fractions of a second
+# time stamp that container runtimes write before a line; vLLM's own has neither a year nor fractions of a second
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)([.,]\d+)?(Z|[+-]\d\d:?\d\d)?")
 
 
@@ -28,10 +28,10 @@ def _recognises(file: LogFile) -> bool:
 
 
 def read_vllm_iterations(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per file: steps with the time around their execution, and settings of "non-default args".
+    """Return one run per file: engine steps with ``wall_us``, their execution time, and settings of "non-default args".
 
-    Where a runtime wrote a time with fractions of a second before each line, period_us is the time between two
-    consecutive steps. The context of decode is not in the log.
+    ``period_us``, the time between consecutive steps, needs a container runtime's time stamps with fractions of a
+    second. The context of decoding requests is not in the log. InvalidInput: no step with a duration.
     """
     return [_run(file) for file in files]
 
@@ -46,23 +46,25 @@ def _run(file: LogFile) -> LogRun:
         elif "non-default args" in line:
             run.settings |= non_default_args(line)
     frame = pl.DataFrame(rows, schema=_TYPES)
-    idle = frame.filter(pl.col("dummy"))
-    run.faults.add("dummy_step", idle.height, None if not idle.height else f"step {idle['step'][0]}")
+    dummy_steps = frame.filter(pl.col("dummy"))
+    run.faults.add(
+        "dummy_step", dummy_steps.height, None if not dummy_steps.height else f"step {dummy_steps['step'][0]}"
+    )
     frame = frame.filter(~pl.col("dummy"))
-    for rule, bad in (
+    for rule, is_dropped in (
         ("empty_step", ~(pl.col("wall_us") > 0)),
         ("duplicate_step", ~pl.struct("replica", "step").is_first_distinct()),
     ):
-        dropped = frame.filter(bad)
+        dropped = frame.filter(is_dropped)
         run.faults.add(rule, dropped.height, None if not dropped.height else f"step {dropped['step'][0]}")
-        frame = frame.filter(~bad)
+        frame = frame.filter(~is_dropped)
     if not frame.height:
         raise unusable(file.path, "has no step that took time", "Give the log of a server under load.")
-    before = pl.col("at_s").shift().over("replica")
+    previous_s = pl.col("at_s").shift().over("replica")
     follows = pl.col("step").shift().over("replica") == pl.col("step") - 1
-    passed = 1e6 * (pl.col("at_s") - before)
-    exact = follows & pl.col("fractions") & (passed > 0)
-    run.steps = frame.with_columns(pl.when(exact).then(passed).alias("period_us")).drop("dummy", "fractions")
+    passed_us = 1e6 * (pl.col("at_s") - previous_s)
+    exact = follows & pl.col("fractions") & (passed_us > 0)
+    run.steps = frame.with_columns(pl.when(exact).then(passed_us).alias("period_us")).drop("dummy", "fractions")
     run.clock = "unix" if frame["at_s"].null_count() < frame.height else "none"
     return run
 
@@ -77,6 +79,7 @@ _TYPES = {
 
 
 def _row(step: re.Match[str], line: str) -> dict[str, Any]:
+    """Return a row of ``production_steps`` from a match of _STEP."""
     engine, number, prompts, prompt_tokens, decodes, decode_tokens, elapsed, dummy, kv_percent = step.groups()
     at_s, fractions = _unix(line)
     return {
@@ -96,7 +99,7 @@ def _row(step: re.Match[str], line: str) -> dict[str, Any]:
 
 
 def _unix(line: str) -> tuple[float | None, bool]:
-    """Return the unix time before a line, None without one or without its zone, and whether it has fractions."""
+    """Return the unix time stamp before a line, s, None without one or its zone; and whether it has fractions."""
     stamp = _STAMP.match(line)
     if not stamp or not stamp.group(3):
         return None, False

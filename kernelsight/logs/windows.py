@@ -1,4 +1,4 @@
-"""Rows of ``production_windows`` from samples of counters and gauges."""
+"""Rows of ``production_windows`` from samples of Prometheus counters, gauges and histograms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import polars as pl
 
 from kernelsight.logs.log_run import Faults
 
-# our column: the counters of vLLM, of older vLLM, of SGLang; the first present one is used
+# counters of vLLM, of older vLLM and of SGLang by column; the first one present is used
 COUNTERS: Mapping[str, tuple[str, ...]] = {
     "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
     "output_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
@@ -24,7 +24,7 @@ GAUGES: Mapping[str, tuple[str, ...]] = {
     "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
     "kv_share": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
 }
-# of GPU exporters, of one GPU a series: watts, and the energy counter of a board in millijoules, without gaps
+# of GPU exporters, one series per GPU: power in W, and the energy counter of a board in mJ, which has no gaps
 # (names: etc/default-counters.csv of NVIDIA/dcgm-exporter; nvidia_gpu_exporter)
 POWER = ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_POWER_USAGE_INSTANT", "nvidia_smi_power_draw_watts")
 ENERGY = ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",)
@@ -45,10 +45,10 @@ _COUNTS = {"ttft_mean_ms": "first_tokens", "e2e_mean_ms": "finished"}
 
 
 def _sources() -> dict[str, tuple[str, bool]]:
-    """Return by metric name as exposed: our intermediate column, and whether it only ever grows."""
+    """Return (intermediate column, whether it is a counter) by exposed metric name."""
     sources = {}
     for column, names in COUNTERS.items():
-        # older servers expose counters without the ending
+        # older servers expose counters without the suffix
         sources |= {spelled: (column, True) for name in names for spelled in (name, name.removesuffix("_total"))}
     for column, names in GAUGES.items():
         sources |= dict.fromkeys(names, (column, False))
@@ -63,7 +63,7 @@ SOURCES = _sources()
 
 
 def is_used(metric: str) -> bool:
-    """Return whether a metric, as exposed, is one of those that windows are made of.
+    """Whether an exposed metric is used for windows.
 
     >>> is_used("vllm:prompt_tokens_total"), is_used("vllm:time_to_first_token_seconds_bucket")
     (True, False)
@@ -72,7 +72,7 @@ def is_used(metric: str) -> bool:
 
 
 def of_gpus(metric: str) -> bool:
-    """Return whether a metric is one of an exporter of GPUs, and not of a server.
+    """Whether a metric is of a GPU exporter rather than a server.
 
     >>> of_gpus("DCGM_FI_DEV_POWER_USAGE"), of_gpus("vllm:num_requests_running")
     (True, False)
@@ -80,15 +80,16 @@ def of_gpus(metric: str) -> bool:
     return metric in POWER or metric in ENERGY
 
 
-def windows_of(samples: pl.DataFrame, faults: Faults, timed: bool) -> pl.DataFrame:
-    """Return a row per replica and pair of consecutive scrapes; counters of one server are added over their labels.
+def windows_of(samples: pl.DataFrame, faults: Faults, has_times: bool) -> pl.DataFrame:
+    """Return a row per replica and pair of consecutive scrapes: counter differences, means of gauges, mean times.
 
-    ``samples``: metric, replica, labels, time (s), value. A window in which a counter fell is dropped and counted.
+    ``samples``: metric, replica, labels, time (s), value; series of a replica are summed over labels. ``has_times``:
+    times are real, not numbers of snapshots. Windows in which a counter fell are dropped and counted in ``faults``.
     """
     names = pl.DataFrame(
         {"metric": list(SOURCES), "column": [c for c, _ in SOURCES.values()], "grows": [g for _, g in SOURCES.values()]}
     )
-    # a server that exposes a metric under two names: the first name of the list above is kept
+    # if a server exposes a metric under two names, the first one listed above is kept
     rank = pl.DataFrame({"metric": list(SOURCES), "rank": range(len(SOURCES))})
     used = samples.join(names, on="metric").join(rank, on="metric")
     used = used.filter(pl.col("rank") == pl.col("rank").min().over("replica", "column"))
@@ -103,7 +104,7 @@ def windows_of(samples: pl.DataFrame, faults: Faults, timed: bool) -> pl.DataFra
         .alias("change"),
     ).drop_nulls("end_s")
     grouped = used.group_by("replica", "time", "end_s", "column").agg(
-        # the share of the cache is a mean over engines, everything else a sum
+        # cache usage is averaged over engines, everything else summed
         pl.when(pl.col("column").first() == "kv_share").then(pl.col("change").mean()).otherwise(pl.col("change").sum()),
         (pl.col("grows") & (pl.col("change") < 0)).any().alias("fell"),
         pl.when(pl.col("column").first().is_in(["power_w", "energy_mj"])).then(pl.len()).alias("gpus"),
@@ -118,22 +119,25 @@ def windows_of(samples: pl.DataFrame, faults: Faults, timed: bool) -> pl.DataFra
     wide = wide.pivot("column", index=["replica", "time", "end_s"], values="change")
     wide = wide.join(gpus, on=["replica", "time", "end_s"])
     return (
-        _columns(wide, timed)
+        _columns(wide, has_times)
         .sort("replica", "start_s")
         .unique(["replica", "start_s"], keep="first", maintain_order=True)
     )
 
 
-def _columns(wide: pl.DataFrame, timed: bool) -> pl.DataFrame:
+def _columns(wide: pl.DataFrame, has_times: bool) -> pl.DataFrame:
+    """Return the columns of ``production_windows`` from one column per counter, gauge, and histogram sum or count."""
     columns = [pl.col("replica"), pl.col("time").alias("start_s")]
-    columns.append((pl.col("end_s") if timed else pl.lit(None, pl.Float64)).alias("end_s"))
+    columns.append((pl.col("end_s") if has_times else pl.lit(None, pl.Float64)).alias("end_s"))
     columns += [pl.col(name).round().cast(pl.Int64) for name in COUNTERS if name in wide.columns]
     columns += [
         (pl.col(name).clip(0, 1) if name == "kv_share" else pl.col(name)) for name in GAUGES if name in wide.columns
     ]
-    if timed and "energy_mj" in wide.columns:
-        drawn = pl.col("energy_mj") / 1e3 / (pl.col("end_s") - pl.col("time"))
-        columns.append((pl.coalesce(drawn, "power_w") if "power_w" in wide.columns else drawn).alias("power_w"))
+    if has_times and "energy_mj" in wide.columns:
+        mean_power_w = pl.col("energy_mj") / 1e3 / (pl.col("end_s") - pl.col("time"))
+        columns.append(
+            (pl.coalesce(mean_power_w, "power_w") if "power_w" in wide.columns else mean_power_w).alias("power_w")
+        )
     elif "power_w" in wide.columns:
         columns.append(pl.col("power_w"))
     columns.append(pl.col("power_gpus"))

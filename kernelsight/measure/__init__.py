@@ -1,1 +1,1 @@
-"""Microbenchmarks on the local GPU, written into ``sweep_points``; needs only numpy, pyarrow and CuPy."""
+"""Microbenchmarks of kernels on the local GPU, written as ``sweep_points``; needs only numpy, pyarrow and CuPy."""

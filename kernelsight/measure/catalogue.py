@@ -1,4 +1,4 @@
-"""Identifies the local GPU in the catalogue, and builds its row of ``gpus`` from the device's properties."""
+"""Identifies a GPU in the catalogue by its device properties, and builds its row of ``gpus`` from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def catalogue_name(reported: Mapping[str, Any], rows: Sequence[Mapping[str, str]
     ``reported``: name, compute_capability, sm_count, memory_bytes of the device. Multiprocessors and capability must be
     equal, memory nearly; of several matches, the one whose name shares most words with the device's.
     """
-    fitting = [
+    matching = [
         row
         for row in rows
         if row["compute_capability"] == reported["compute_capability"]
@@ -40,8 +40,8 @@ def catalogue_name(reported: Mapping[str, Any], rows: Sequence[Mapping[str, str]
         and abs(float(row["memory_bytes"]) / reported["memory_bytes"] - 1.0) < SAME_MEMORY
     ]
     words = set(_words(reported["name"]))
-    shared = [len(words & set(_words(row["name"]))) - len(CARDS & set(_words(row["name"])) - words) for row in fitting]
-    best = [row["gpu"] for row, count in zip(fitting, shared, strict=True) if count == max(shared)]
+    shared = [len(words & set(_words(row["name"]))) - len(CARDS & set(_words(row["name"])) - words) for row in matching]
+    best = [row["gpu"] for row, count in zip(matching, shared, strict=True) if count == max(shared)]
     if len(best) == 1:
         return best[0]
     device = (

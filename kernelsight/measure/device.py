@@ -1,4 +1,4 @@
-"""The interface between the timing code and the hardware: the protocol of a device, and its errors."""
+"""The protocol of a device to measure, between the timing code and the hardware, and its errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelsight.measure.suite import Point
 
 # bytes read to flush L2, as a multiple of its size
 FLUSH_CACHES = 4.0
-# the failure of a point that is too large
+# why a point that is too large fails
 NO_MEMORY = "its buffers do not fit the free memory of the GPU"
 
 
@@ -39,9 +39,9 @@ class Identity(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """State of the GPU at one moment; ``limits``: why its clocks are reduced; None: cannot be read.
+    """State of the GPU at one moment; ``limits``: why its clocks are reduced; None: it cannot be read.
 
-    ``energy_j``: what it has drawn since the driver was loaded.
+    ``energy_j``: energy drawn since the driver was loaded.
     """
 
     sm_clock_hz: float | None
@@ -90,13 +90,13 @@ class Device(Protocol):
         """Return the kernel of a point; CannotMeasure if the device, a library or the memory does not support it."""
 
     def graph(self, kernel: Kernel | None, launches: int, flush: bool) -> Replay:
-        """Return a CUDA graph of consecutive ``launches``, after a read of FLUSH_CACHES x L2 if ``flush``."""
+        """Return a replay of a CUDA graph of ``launches``, after a read of FLUSH_CACHES x L2 if ``flush``."""
 
     def eager(self, kernel: Kernel, launches: int) -> Replay:
-        """Return the same as individual launches by the host."""
+        """Return a replay of ``launches`` by the host, without a graph."""
 
     def seconds(self) -> float:
-        """Return a monotonic clock."""
+        """Return the seconds of a monotonic clock."""
 
     def wait(self, seconds: float) -> None:
         """Let the GPU idle."""

@@ -1,4 +1,4 @@
-"""Measurable kernels per family: sizes of a shape, kernels, number formats, and cache states."""
+"""Measurable kernels by family: the sizes of a shape, implementations, number formats, and cache states."""
 
 from __future__ import annotations
 

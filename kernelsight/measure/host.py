@@ -1,9 +1,9 @@
-"""Measures the host time of a step of an installed engine, with a model so small that the GPU waits for the host.
+"""Measures an installed engine's host overhead per step, with a model so small that the GPU waits for the host.
 
 A run of s sequences takes t(n) for n tokens each: (t(long) - t(short)) / (long - short) is one decode step; prompts,
 tokenisation and start-up cancel. Over several s, step = base + s x per request, by least squares. The small model's GPU
-time is included, so both are upper bounds; an engine that overlaps host and GPU hides up to all of it with a larger
-model.
+time is included, so both are upper bounds; with a larger model an engine that overlaps host and GPU hides up to all of
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Run = Callable[[int, int], float]
 
 
 def probe(run: Run, sequences: Sequence[int] = SEQUENCES) -> dict[str, Any]:
-    """Return step_base_us and per_request_us, and the measured step time per number of sequences.
+    """Fit step_base_us and per_request_us to runs of an engine; also return the step time by number of sequences.
 
     >>> probe(lambda s, n: 0.1 + n * (900.0 + 5.0 * s) * 1e-6)["step_base_us"]
     900.0
@@ -45,8 +45,8 @@ def probe(run: Run, sequences: Sequence[int] = SEQUENCES) -> dict[str, Any]:
     for count in sequences:
         run(count, short)  # graphs and caches of this batch
         times = [[run(count, tokens) for _ in range(REPEATS)] for tokens in (short, long)]
-        least = [float(np.median(durations)) for durations in times]
-        steps.append((least[1] - least[0]) / (long - short) * 1e6)
+        short_s, long_s = (float(np.median(durations)) for durations in times)
+        steps.append((long_s - short_s) / (long - short) * 1e6)
     design = np.stack([np.ones(len(steps)), np.asarray(sequences, dtype=float)], axis=1)
     (base, per_request), *_ = np.linalg.lstsq(design, np.array(steps), rcond=None)
     return {
@@ -97,10 +97,10 @@ def _vllm() -> tuple[Run, str]:
         )
 
     def run(sequences: int, tokens: int) -> float:
-        words = vllm.SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, temperature=0.0)
+        sampling = vllm.SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, temperature=0.0)
         prompts = [{"prompt_token_ids": [3 + number % 1000] * PROMPT_TOKENS} for number in range(sequences)]
-        begun = time.perf_counter()
-        engine.generate(prompts, words, use_tqdm=False)
-        return time.perf_counter() - begun
+        started = time.perf_counter()
+        engine.generate(prompts, sampling, use_tqdm=False)
+        return time.perf_counter() - started
 
     return run, vllm.__version__

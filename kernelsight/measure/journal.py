@@ -1,4 +1,4 @@
-"""The points of a measurement, measured or failed, each in the journal beside its sweep before the next is measured."""
+"""The journal of a measurement: each point, measured or failed, is on disk before the next is measured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Points:
         self._keep(record)
 
     def close(self) -> None:
-        """Close the journal; what it holds stays."""
+        """Close the journal, which stays on the disk."""
         self._journal.close()
 
     def write_sweep(self, target: Path, gpu: str) -> None:
@@ -61,7 +61,7 @@ class Points:
 
 
 def read_points(path: Path) -> Records:
-    """Return what a journal of points holds; InvalidInput: it is none, or one of other columns."""
+    """Read a journal of points; InvalidInput: it is not one, or of another version's columns."""
     header, records = read_journal(path, KIND)
     if not isinstance(header, dict) or header.get("columns") != sweep_schema().names:
         raise InvalidInput(f"{path} has other columns than this version writes; use another -o FILE.")

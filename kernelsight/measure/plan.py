@@ -1,4 +1,7 @@
-"""Plans of measurements on a GPU: the kernels whose measurement lowers the expected error of served models most."""
+"""Plans measurements on a GPU: chooses the kernels whose measurement lowers the expected error of served models most.
+
+``expected_error`` is the mean standard deviation of the log latency over a family's calls, weighted by share of time.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,20 @@ TENSOR_PARALLEL_SIZES = (1, 2, 4)
 # typical steps of serving: (decode sequences, cached tokens of each), and (tokens of a prefill chunk, cached tokens)
 DECODES = tuple(itertools.product((1, 8, 32, 128, 512), (512, 4096)))
 CHUNKS = tuple(itertools.product((128, 512, 2048, 8192), (0, 8192)))
-# setup time of a point (buffers, graphs, choice of an algorithm; assumed), and replays per median
+# setup time of a point (buffers, graphs, choice of an algorithm; assumed); replays per median, their duration in us,
+# and the fewest launches of one
 SETUP_SECONDS, REPLAYS, REPLAY_US, LEAST_LAUNCHES = 0.2, 40, 1000.0, 4
-# of the models' time, of what is said to be unmeasured
+# least share of the models' time from which a family is reported as unmeasured
 LEAST_SHARE = 0.005
 # half width of a 90 % interval in standard deviations of a normal error
 INTERVAL_SIGMAS = 1.645
-# a rotary call does not record its head size: take the widest that divides its columns
+# a rotary call does not record its head size: the first of these that divides its columns is taken
 HEAD_WIDTHS = (128, 64, 96, 80, 32, 16, 2)
-# kernels of a suite that represent a family's calls
+# implementations that represent a family's calls in a suite
 KERNELS = {"norm": ("fused_add_rms_norm",), "sampling": ("top_k_top_p",), "quantize": ("quantize_per_token",)}
 # libraries with prefill and decode attention; the first is the default
 ATTENTION = ("flashinfer", "flash_attention_vllm", "torch_sdpa")
-# what a launch takes without any work: the first second of every plan
+# the cost of a launch without work: the first second of every plan
 LAUNCHES = {"family": "launch", "implementation": ["empty_graph", "graph_launch", "eager_launch"]}
 CALLS = """
 select calls.family, calls.shape, calls.format, calls.math,
@@ -54,17 +58,18 @@ order by calls.family, weight desc, calls.shape, calls.format, calls.math
 def served_calls(
     session: Session, gpu: str, models: Sequence[str], engines: Sequence[str] = ("vllm",)
 ) -> list[dict[str, Any]]:
-    """Return the kernels of the models' steps on a GPU: shape, formats, share of time, latency and half interval.
+    """Return the kernel calls of the models' typical steps on a GPU, one dict per family, shape and formats.
 
-    UnknownName: a model, GPU or engine that there is not.
+    ``weight``: share of the steps' time; ``latency_us``; ``half``: half width of the 90 % interval of log latency.
+    UnknownName: no such model, GPU or engine.
     """
     from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
 
     deployments, steps = [], []
     model_rows = {row["model"]: row for row in session.table("models").to_pylist()}
     for model, engine, size in itertools.product(models, engines, TENSOR_PARALLEL_SIZES):
-        flags_stated = {"model": model, "gpu": gpu, "engine": engine, "tensor_parallel_size": size}
-        flags = resolve_names(session, normalise(flags_stated))
+        flags = {"model": model, "gpu": gpu, "engine": engine, "tensor_parallel_size": size}
+        flags = resolve_names(session, normalise(flags))
         row = {**deployment_row(flags), "deployment_id": f"{model}-{engine}-{size}"}
         if size > 1 and model_rows.get(row["model"], {}).get("heads", 0) % size:
             continue
@@ -88,7 +93,7 @@ def _steps() -> list[dict[str, Any]]:
 
 
 def attention_of(name: str | None) -> str:
-    """Return the library that attention is measured with; UnknownName if there is none of that name."""
+    """Return the library to measure attention with, by default the first; UnknownName if there is no such one."""
     if name is not None and name not in ATTENTION:
         raise unknown("attention library", name, ATTENTION, f"Known: {', '.join(ATTENTION)}.")
     return name or ATTENTION[0]
@@ -106,7 +111,7 @@ def measurable(calls: Sequence[Mapping[str, Any]], attention: str = ATTENTION[0]
 
 
 def of_families(points: Sequence[dict[str, Any]], words: str | None) -> list[dict[str, Any]]:
-    """Return the points of families that are named, of all without a name; UnknownName if there is none of a name."""
+    """Return the points of the comma-separated families, or of all if none is named; UnknownName: no such family."""
     names = [name.strip() for name in (words or "").split(",") if name.strip()]
     for name in names:
         if name not in FAMILIES:
@@ -115,18 +120,18 @@ def of_families(points: Sequence[dict[str, Any]], words: str | None) -> list[dic
 
 
 def shares_unmeasured(calls: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return by family which share of the time of all calls no point stands for, the largest first.
+    """Return the share of the time of all calls that no point represents, by family, the largest first.
 
     >>> shares_unmeasured([{"family": "moe", "weight": 3.0}, {"family": "gemm", "weight": 1.0}],
     ...     [{"family": "gemm", "weight": 1.0}])
     {'moe': 0.75}
     """
-    left: dict[str, float] = {}
+    unmeasured: dict[str, float] = {}
     for rows, sign in ((calls, 1.0), (points, -1.0)):
         for row in rows:
-            left[row["family"]] = left.get(row["family"], 0.0) + sign * row["weight"]
+            unmeasured[row["family"]] = unmeasured.get(row["family"], 0.0) + sign * row["weight"]
     total = sum(call["weight"] for call in calls)
-    shares = {family: weight / total for family, weight in left.items() if weight > LEAST_SHARE * total}
+    shares = {family: weight / total for family, weight in unmeasured.items() if weight > LEAST_SHARE * total}
     return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
 
 
@@ -161,7 +166,7 @@ def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
 
 
 def features_of_points(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> list[np.ndarray]:
-    """Return the features of each point as used by the correction: sizes, work, and rounding to tiles and waves."""
+    """Return the features (F,) of each point that a correction reads: sizes, work, and rounding to tiles and waves."""
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.measured import features_of
     from kernelsight.kernels.families import FAMILIES as KERNEL_FAMILIES
@@ -175,7 +180,7 @@ def features_of_points(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.T
 
 
 def _calls_by_family(points: Sequence[Mapping[str, Any]], gpu: str) -> dict[str, tuple[list[int], pa.Table]]:
-    """Return the indices of each family's points, and their calls as a fit reads them."""
+    """Return by family the indices of its points, and their calls as training rows."""
     import pyarrow as pa
 
     from kernelsight.fitting.training import call_rows
@@ -186,9 +191,9 @@ def _calls_by_family(points: Sequence[Mapping[str, Any]], gpu: str) -> dict[str,
         indices = [index for index, point in enumerate(points) if point["family"] == family]
         rows = []
         for point in (points[index] for index in indices):
-            stored, math_of = number_formats(family, point["dtype"], point["implementation"])
+            number_format, math = number_formats(family, point["dtype"], point["implementation"])
             columns = {name: point[name] for name in ("family", "implementation", "dtype", "shape", "latency_us")}
-            rows.append({**columns, "gpu": gpu, "engine": "planned", "format": stored, "math": math_of})
+            rows.append({**columns, "gpu": gpu, "engine": "planned", "format": number_format, "math": math})
         by_family[family] = indices, call_rows(pa.Table.from_pylist(rows, sweep_schema()), family)
     return by_family
 
@@ -196,7 +201,7 @@ def _calls_by_family(points: Sequence[Mapping[str, Any]], gpu: str) -> dict[str,
 def choose(
     points: Sequence[Mapping[str, Any]], features: Sequence[np.ndarray], seconds: float
 ) -> tuple[list[int], list[dict[str, Any]]]:
-    """Return the points for a time budget, in order of their gain, and one row per family for the printed table.
+    """Choose points for a budget of ``seconds``: their indices, the largest gain first, and one printed row per family.
 
     ``features``: of each point; only points of one group are compared, so families may have different features.
     """
@@ -218,25 +223,25 @@ def choose(
 def choose_points(
     points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table, coefficients: pa.Table, per_kernel: int
 ) -> tuple[list[int], list[dict[str, Any]]]:
-    """Return up to ``per_kernel`` points of each kernel that lower the expected error most, and the printed rows.
+    """Choose up to ``per_kernel`` points of each kernel, those that lower the expected error most.
 
-    Points of a kernel come by their size: a suite begins with the smallest call of each. ``coefficients``: the pack,
-    which says how latencies go with its constants.
+    Returns their indices, by increasing latency, so that a suite begins with the smallest calls, and one printed row
+    per family. ``coefficients``: the pack, for the slopes of latencies with its constants.
     """
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.few_points import measured_calls
     from kernelsight.fitting.planned_points import deviation_after, planned
-    from kernelsight.kernels.kinds import ALONE
+    from kernelsight.kernels.call_kinds import ALONE
     from kernelsight.kernels.pack import with_assumed
     from kernelsight.kernels.points import parts_of
     from kernelsight.kernels.resolve import vendors_of
 
     parts = parts_of(vendors_of(gpus)[gpu])
-    tables, whole = (facts("kernel_implementations"), gpus, facts("fabrics")), with_assumed(coefficients)
+    tables, pack = (facts("kernel_implementations"), gpus, facts("fabrics")), with_assumed(coefficients)
     weight, deviation = (np.array([point[name] for point in points]) for name in ("weight", "deviation"))
     chosen, after = [], deviation.copy()
     for family, (indices, table) in _calls_by_family(points, gpu).items():
-        where = measured_calls(family, table, gpu, whole, tables, ALONE).places
+        where = measured_calls(family, table, gpu, pack, tables, ALONE).places
         family_chosen = planned(where, weight[indices], per_kernel, parts)
         after[indices] *= deviation_after(where, family_chosen, parts) / deviation_after(
             where, family_chosen[:0], parts
@@ -290,6 +295,7 @@ def _deviation_after(
 
 
 def _seconds(point: Mapping[str, Any]) -> float:
+    """Return the seconds that measuring a point takes."""
     return SETUP_SECONDS + REPLAYS * max(REPLAY_US, LEAST_LAUNCHES * point["latency_us"]) * 1e-6
 
 
@@ -301,8 +307,10 @@ def suite_of_points(
     models: Sequence[str],
     engines: Sequence[str] = ("vllm",),
 ) -> dict[str, Any]:
-    """Return the suite: the launch of an empty kernel, then one entry per kernel, format and cache state, in the order
-    of their first point."""
+    """Return the suite of points: empty launches, then one entry per kernel, format and cache state.
+
+    Entries are in the order of their first point.
+    """
     entries: dict[tuple[str, ...], dict[str, Any]] = {("launch",): LAUNCHES}
     for point in points:
         key = tuple(point[name] for name in ("family", "implementation", "dtype", "cache"))

@@ -1,4 +1,4 @@
-"""Rows of ``sweep_points`` from timings, in the contract's types."""
+"""Converts timings to rows of ``sweep_points``, in the contract's types."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def sweep_schema() -> pa.Schema:
 
 def row_of(point: Point, kernel: Kernel, timing: Timing, device: Identity) -> dict[str, Any]:
     """Return one measured point as a row of ``sweep_points``."""
-    stored, math = number_formats(point.family, point.dtype, kernel.implementation)
-    # individual launches by the host are not flushed in between
+    number_format, math = number_formats(point.family, point.dtype, kernel.implementation)
+    # L2 is not flushed between individual launches by the host
     cold = point.cache == "cold" and kernel.captured
     flushed = round(FLUSH_CACHES * device.l2_bytes) if cold else 0
     return {
@@ -46,7 +46,7 @@ def row_of(point: Point, kernel: Kernel, timing: Timing, device: Identity) -> di
         "engine_version": kernel.engine_version,
         "shape": point.sizes,
         "dtype": point.dtype,
-        "format": stored,
+        "format": number_format,
         "math": math,
         "distribution": None,
         "working_set_bytes": flushed + kernel.bytes,

@@ -23,7 +23,7 @@ from kernelsight.number_format import number, percent
 # duration of a replay in microseconds: far above the clock's resolution, too short to heat the GPU
 REPLAY_US = 1000.0
 LEAST_LAUNCHES, MOST_LAUNCHES = 4, 200
-# below the resolution of any clock
+# least estimate of a launch: below the resolution of any clock
 LEAST_US = 0.01
 # share of the launches in the reference replay, which measures the constant time
 REFERENCE_SHARE = 0.25
@@ -34,7 +34,7 @@ RECENT = 20
 
 
 class Outcome(NamedTuple):
-    """Total points measured, failed, and left; and per family (measured, failures by reason)."""
+    """Numbers of points measured, failed, and left to measure; by family (measured, failures by reason)."""
 
     measured: int
     failed: int
@@ -63,7 +63,7 @@ def measure_suite(
         with locked(target):
             points = _opened(target, suite, identity, resume, retry, log)
             try:
-                lost = _measure_left(device, identity, suite, points, most_seconds, log)
+                lost = _measure_missing(device, identity, suite, points, most_seconds, log)
             finally:
                 points.close()
                 points.write_sweep(target, identity.gpu)
@@ -86,15 +86,15 @@ def measure_suite(
     return _outcome(suite, points)
 
 
-def _measure_left(
+def _measure_missing(
     device: Device, identity: Identity, suite: Suite, points: Points, most_seconds: float, log: Callable[[str], None]
 ) -> DeviceLost | None:
     """Measure the points missing in the journal; return the error if the device was lost, else None."""
-    watch, spent, begun = Watch(), [], device.seconds()
+    watch, spent_s, started_s = Watch(), [], device.seconds()
     missing = [point for point in suite.points if point.key not in points.done]
     for ordinal, point in enumerate(missing, start=1):
-        begun_point, lost = device.seconds(), None
-        if begun_point - begun >= most_seconds:
+        point_started_s, lost = device.seconds(), None
+        if point_started_s - started_s >= most_seconds:
             break
         try:
             row, failure = _measured(device, identity, suite, point, watch), None
@@ -105,8 +105,8 @@ def _measure_left(
         except Exception as error:  # a failing point must not end the run
             row, failure = None, _reason(error)
         points.add(point.key, row, failure)
-        spent.append(device.seconds() - begun_point)
-        log(_line(ordinal, len(missing), point, row, failure, spent))
+        spent_s.append(device.seconds() - point_started_s)
+        log(_line(ordinal, len(missing), point, row, failure, spent_s))
         if lost:
             return lost
         if watch.slowed_points == HOPELESS_POINTS and row and row["not_fitted"] == SLOWED_FAULT:
@@ -115,7 +115,7 @@ def _measure_left(
 
 
 def time_point(device: Device, point: Point, rule: Rule, watch: Watch, kernel: Kernel) -> Timing:
-    """Choose the number of launches per replay, and time them; CannotMeasure if their time is below the noise."""
+    """Choose the launches per replay and time them; CannotMeasure if their time is invalid or below the noise."""
     try:
         reference, full = _replays(device, point, kernel)
         timing = time_replays(device, reference, full, rule, watch)
@@ -178,6 +178,7 @@ def _measured(device: Device, identity: Identity, suite: Suite, point: Point, wa
 def _opened(
     target: Path, suite: Suite, identity: Identity, resume: bool, retry: bool, log: Callable[[str], None]
 ) -> Points:
+    """Open the journal of a sweep, with the points of an earlier run to keep; InvalidInput: see measure_suite."""
     path = journal_path(target)
     header = {"suite": suite.name, "digest": suite.digest, "gpu": identity.gpu, "serial": identity.serial}
     earlier: list[dict[str, Any]] = []
@@ -222,8 +223,9 @@ def _log_versions(earlier: Sequence[Mapping[str, Any]], identity: Identity, log:
         log(f"earlier points: driver {driver} ({versions}), next points: {latest[0]} ({latest[1]}); stored in each row")
 
 
-def _line(ordinal: int, total: int, point: Point, row: Any, failure: str | None, spent: list[float]) -> str:
-    recent = spent[-RECENT:]
+def _line(ordinal: int, total: int, point: Point, row: Any, failure: str | None, spent_s: list[float]) -> str:
+    """Return the line that is logged for a point: its place, result, and the estimated remaining time."""
+    recent = spent_s[-RECENT:]
     left_minutes = (total - ordinal) * sum(recent) / len(recent) / 60.0
     sizes = " ".join(f"{name}={size}" for name, size in point.shape)
     result = failure or f"{number(row['latency_us'])} us +- {percent(row['relative_error'], 1)}"

@@ -1,4 +1,4 @@
-"""Suites: the points to measure, as JSON axes; a point is one kernel, one shape, one cache state."""
+"""Reads suites, JSON files of points to measure, as axes of sizes; a point is one kernel, shape and cache state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernelsight.measure.families import FAMILIES, Family
 CACHES = ("cold", "warm")
 # largest size of a kernel: a typo would fill the memory
 MOST = 2**40
-# points of one suite: a typo in the axes would fill the memory before anything is measured
+# most points of a suite: a typo in the axes would fill the memory before anything is measured
 MOST_POINTS = 10**6
 ENTRY_FIELDS = ("family", "implementation", "dtype", "cache", "axes", "points")
 SUITE_FIELDS = ("suite", "doc", "minutes", "rule", "entries")
@@ -76,7 +76,7 @@ def suites_folder() -> Path:
 
 
 def read_suite(name: str) -> Suite:
-    """Return a suite by its name or its JSON file; InvalidInput says what is wrong with it.
+    """Read a suite by its name or its JSON file; InvalidInput or UnknownName: it is invalid, or does not exist.
 
     >>> read_suite("quick").name
     'quick'
@@ -113,7 +113,7 @@ def suite_of(content: Any, origin: str) -> Suite:
 def _interleaved(entries: Sequence[Sequence[Point]]) -> dict[str, Point]:
     """Return the points of all entries by key, interleaved so that a partial run covers all entries equally.
 
-    Empty launches come first: what any kernel takes at least is known after a second.
+    Empty launches come first: the least time of any kernel is known after a second.
     """
     placed = [
         (0.0 if point.family == "launch" else (number + 0.5) / len(points), point)
@@ -152,7 +152,7 @@ def _points(entry: Any, where: str, most: int) -> list[Point]:
     fields = (("implementation", family.implementations), ("dtype", family.dtypes), ("cache", family.caches))
     combinations = list(itertools.product(*(_words(entry, field, allowed, where) for field, allowed in fields)))
     shapes = _shapes(entry, family, where, most // len(combinations))
-    return [Point(name, *kind, shape) for kind in combinations for shape in shapes]
+    return [Point(name, *combination, shape) for combination in combinations for shape in shapes]
 
 
 def _words(entry: Mapping[str, Any], field: str, allowed: Sequence[str], where: str) -> list[str]:
@@ -173,8 +173,8 @@ def _shapes(entry: Mapping[str, Any], family: Family, where: str, most: int) -> 
     lists = {name: values if isinstance(values, list) else [values] for name, values in axes.items()}
     if empty := [name for name, values in [*lists.items(), ("points", bases)] if not values]:
         raise InvalidInput(f"{where}: {', '.join(empty)} is an empty list; give its values.")
-    if twice := sorted({name for base in bases for name in base} & set(lists)):
-        raise InvalidInput(f"{where} has {', '.join(twice)} in axes and in points; give a size once.")
+    if duplicates := sorted({name for base in bases for name in base} & set(lists)):
+        raise InvalidInput(f"{where} has {', '.join(duplicates)} in axes and in points; give a size once.")
     if len(bases) * math.prod(len(values) for values in lists.values()) > most:
         raise InvalidInput(f"{where} makes more than {MOST_POINTS:,} points of the suite; shorten its axes.")
     shapes = []

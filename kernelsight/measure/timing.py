@@ -1,4 +1,4 @@
-"""The timing code: replays until the median is precise enough, repeats throttled blocks, counts outliers.
+"""Times a kernel: replays it until the median is precise enough, repeats throttled blocks, counts outliers.
 
 One value is (full - median(reference)) / difference in launches: both replay the same kernel, so that the constant time
 of a replay (the gap before it, or the flush of L2) cancels. The relative standard error of a median is
@@ -70,18 +70,18 @@ class Watch:
     def __init__(self) -> None:
         self.highest_hz, self.slowed_points = 0.0, 0
 
-    def sound(self, blocks: Sequence[Block]) -> list[Block]:
+    def unthrottled(self, blocks: Sequence[Block]) -> list[Block]:
         """Return the blocks without throttling, except by the power limit."""
-        clocks = [block.readings.sm_clock_hz or 0.0 for block in blocks]
-        free = [hz for hz, block in zip(clocks, blocks, strict=True) if not block.readings.limits & SLOWED]
-        self.highest_hz = max([self.highest_hz, *free])
-        highest_here = max(free, default=0.0)
-        least = max(SAME_CLOCK * highest_here, RUN_CLOCK * self.highest_hz)
+        clocks_hz = [block.readings.sm_clock_hz or 0.0 for block in blocks]
+        unlimited_hz = [hz for hz, block in zip(clocks_hz, blocks, strict=True) if not block.readings.limits & SLOWED]
+        self.highest_hz = max([self.highest_hz, *unlimited_hz])
+        highest_of_point = max(unlimited_hz, default=0.0)
+        least_hz = max(SAME_CLOCK * highest_of_point, RUN_CLOCK * self.highest_hz)
         return [
             block
-            for hz, block in zip(clocks, blocks, strict=True)
+            for hz, block in zip(clocks_hz, blocks, strict=True)
             if not block.readings.limits & SLOWED
-            and (POWER in block.readings.limits or block.readings.sm_clock_hz is None or hz >= least)
+            and (POWER in block.readings.limits or block.readings.sm_clock_hz is None or hz >= least_hz)
         ]
 
 
@@ -91,21 +91,21 @@ def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, wa
     ValueError: the device reports an invalid time.
     """
     blocks: list[Block] = []
-    begun, repeated = device.seconds(), 0
+    started_s, repeated = device.seconds(), 0
     most_repeats = rule.most_repeats if watch.slowed_points < HOPELESS_POINTS else 0
     while True:
         blocks.append(Block(replayed(reference, rule.block), replayed(full, rule.block), device.readings()))
-        sound = watch.sound(blocks)
-        slowed = len(blocks) - len(sound)
+        unthrottled = watch.unthrottled(blocks)
+        slowed = len(blocks) - len(unthrottled)
         if slowed > repeated and slowed <= most_repeats:
             repeated = slowed
             # time spent cooling does not count towards the point's limit
-            begun += rule.cool_seconds
+            started_s += rule.cool_seconds
             device.wait(rule.cool_seconds)
-        if sound:
-            timing = _timing(sound, reference.launches, full.launches, slowed)
+        if unthrottled:
+            timing = _timing(unthrottled, reference.launches, full.launches, slowed)
             met = timing.samples >= rule.least_samples and timing.relative_error <= rule.relative_error
-            if met or timing.samples >= rule.most_samples or device.seconds() - begun >= rule.most_seconds:
+            if met or timing.samples >= rule.most_samples or device.seconds() - started_s >= rule.most_seconds:
                 watch.slowed_points = 0
                 return timing
         if slowed > most_repeats:
@@ -114,30 +114,30 @@ def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, wa
 
 
 def drawn_w(device: Device, replay: Replay, block: int) -> float | None:
-    """Replay for POWER_SECONDS, and return the mean power of the GPU; None where the device counts no energy.
+    """Replay for POWER_SECONDS and return the mean power of the GPU in W; None where the device counts no energy.
 
-    The device renews its count a few times a second: what counts is the time between two renewals.
+    The device updates its energy counter a few times a second: power is taken between two updates.
     """
-    energy, begun = device.readings().energy_j, device.seconds()
-    if energy is None:
+    last_j, started_s = device.readings().energy_j, device.seconds()
+    if last_j is None:
         return None
-    renewals: list[tuple[float, float]] = []
-    while (now_s := device.seconds()) - begun < POWER_SECONDS:
+    updates: list[tuple[float, float]] = []
+    while (now_s := device.seconds()) - started_s < POWER_SECONDS:
         replay(block)
         energy_j = device.readings().energy_j
-        if energy_j is not None and energy_j != energy:
-            energy = energy_j
-            renewals.append((device.seconds(), energy_j))
+        if energy_j is not None and energy_j != last_j:
+            last_j = energy_j
+            updates.append((device.seconds(), energy_j))
         elif device.seconds() == now_s:
             return None
-    if len(renewals) < 2:
+    if len(updates) < 2:
         return None
-    (first_s, before), (last_s, after) = renewals[0], renewals[-1]
-    return (after - before) / (last_s - first_s)
+    (first_s, before_j), (last_s, after_j) = updates[0], updates[-1]
+    return (after_j - before_j) / (last_s - first_s)
 
 
 def replayed(replay: Replay, count: int) -> np.ndarray:
-    """Return (count,) microseconds of the replays; ValueError for an invalid one."""
+    """Return the durations of replays in us, shape (count,); ValueError for an invalid one."""
     values = replay(count)
     if not (np.isfinite(values) & (values >= 0)).all():
         worst = values[~(np.isfinite(values) & (values >= 0))][0]
@@ -149,22 +149,22 @@ def _timing(blocks: Sequence[Block], reference_launches: int, launches: int, rep
     difference = launches - reference_launches
     reference = np.concatenate([block.reference_us for block in blocks])
     full = np.concatenate([block.full_us for block in blocks])
-    below, above = np.median(reference), np.median(full)
-    latency = float(above - below) / difference
+    reference_us, full_us = np.median(reference), np.median(full)
+    latency = float(full_us - reference_us) / difference
     error = float(np.hypot(median_error(reference), median_error(full))) / difference
     relative = error / latency if latency > 0 else float("inf")
-    spread = max(robust_sigma(full), LEAST_SIGMA * above)
-    inside = full[np.abs(full - above) <= OUTLIER_SIGMAS * spread]
+    spread = max(robust_sigma(full), LEAST_SIGMA * full_us)
+    inside = full[np.abs(full - full_us) <= OUTLIER_SIGMAS * spread]
     states = [block.readings for block in blocks]
     return Timing(
         latency,
         relative,
         full.size,
-        float(inside.std(ddof=1) / above) if inside.size > 1 and above > 0 else 0.0,
+        float(inside.std(ddof=1) / full_us) if inside.size > 1 and full_us > 0 else 0.0,
         int(full.size - inside.size),
-        max(float(below) - reference_launches * latency, 0.0),
-        _middle([state.sm_clock_hz for state in states]),
-        _middle([state.memory_clock_hz for state in states]),
+        max(float(reference_us) - reference_launches * latency, 0.0),
+        _known_median([state.sm_clock_hz for state in states]),
+        _known_median([state.memory_clock_hz for state in states]),
         max((state.temperature_c for state in states if state.temperature_c is not None), default=None),
         frozenset().union(*(state.limits for state in states)),
         repeated,
@@ -173,7 +173,7 @@ def _timing(blocks: Sequence[Block], reference_launches: int, launches: int, rep
 
 
 def robust_sigma(values: np.ndarray) -> float:
-    """Return the standard deviation of normal noise with the values' median absolute deviation.
+    """Estimate the standard deviation by the median absolute deviation, which outliers do not change.
 
     >>> robust_sigma(np.array([1.0, 2.0, 3.0, 400.0]))
     1.4826
@@ -186,6 +186,6 @@ def median_error(values: np.ndarray) -> float:
     return MEDIAN_ERROR * robust_sigma(values) / float(np.sqrt(values.size))
 
 
-def _middle(values: Sequence[float | None]) -> float | None:
+def _known_median(values: Sequence[float | None]) -> float | None:
     known_values = [value for value in values if value is not None]
     return float(np.median(known_values)) if known_values else None

@@ -1,6 +1,7 @@
-"""One small reader per architecture class: the fields of its config.json that define the model's shape.
+"""Readers of Hugging Face architectures, one function per class: from the fields of a config.json to the model's shape.
 
-A default is used only where transformers' own configuration class of that architecture defines it.
+A default is used only where the configuration class of that architecture in transformers defines it. InvalidInput: a
+field is missing or has a value that the reader does not know.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ FUSED_PHI = {"softmax": ("self_attn.qkv_proj", "self_attn.o_proj"), "dense": ("m
 
 
 def llama(fields: ConfigFields) -> Shape:
-    """Read Llama 2 and 3, DeepSeek LLM and others of the class; LlamaConfig: KV heads default to heads."""
+    """Read Llama 2 and 3, DeepSeek LLM and other LlamaForCausalLM; LlamaConfig: KV heads default to heads."""
     columns = trunk(fields)
     columns |= attention_heads(fields, columns["hidden"], kv_heads_default_to_heads=True)
     return dense_shape(fields, columns, ["full"] * columns["layer_count"])
 
 
 def mistral(fields: ConfigFields) -> Shape:
-    """Read Mistral: a sliding window on every layer, if the config has one."""
+    """Read Mistral: a sliding window on every layer if the config states one, or as layer_types says."""
     columns = trunk(fields)
     columns |= attention_heads(fields, columns["hidden"])
     mixer = "full" if fields.size("sliding_window", default=None) is None else "sliding"
@@ -59,7 +60,7 @@ def phi3(fields: ConfigFields) -> Shape:
     columns |= attention_heads(fields, columns["hidden"], kv_heads_default_to_heads=True)
     columns |= partial_rotary(fields, columns["head_dim"], default=1.0)
     mixer = "full" if fields.size("sliding_window", default=None) is None else "sliding"
-    return dense_shape(fields, columns, [mixer] * columns["layer_count"]).named(**FUSED_PHI)
+    return dense_shape(fields, columns, [mixer] * columns["layer_count"]).with_modules(**FUSED_PHI)
 
 
 def qwen2(fields: ConfigFields) -> Shape:
@@ -104,7 +105,7 @@ def mixtral(fields: ConfigFields) -> Shape:
     columns |= routed_experts(fields, "num_local_experts", "intermediate_size")
     mixer = "full" if fields.size("sliding_window", default=None) is None else "sliding"
     attention = with_windows(fields, columns, [mixer] * columns["layer_count"])
-    return Shape(columns, attention, ["moe"] * columns["layer_count"]).named(expert=BLOCK_SPARSE)
+    return Shape(columns, attention, ["moe"] * columns["layer_count"]).with_modules(expert=BLOCK_SPARSE)
 
 
 def gpt_oss(fields: ConfigFields) -> Shape:
@@ -115,7 +116,7 @@ def gpt_oss(fields: ConfigFields) -> Shape:
     alternating = ["full" if layer % 2 else "sliding" for layer in range(columns["layer_count"])]
     attention = listed_mixers(fields, columns["layer_count"], alternating)
     shape = Shape(columns, with_windows(fields, columns, attention), ["moe"] * columns["layer_count"])
-    return shape.named(expert=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
+    return shape.with_modules(expert=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
 
 
 def minimax_m2(fields: ConfigFields) -> Shape:
@@ -132,7 +133,7 @@ def minimax_m2(fields: ConfigFields) -> Shape:
     columns["shared_intermediate"] = fields.size("shared_intermediate_size", default=0, least=0)
     columns["mtp_layers"] = fields.size("num_mtp_modules", default=0, least=0)
     layers = columns["layer_count"]
-    return Shape(columns, ["full"] * layers, ["moe"] * layers).named(expert=BLOCK_SPARSE)
+    return Shape(columns, ["full"] * layers, ["moe"] * layers).with_modules(expert=BLOCK_SPARSE)
 
 
 def qwen3_moe(fields: ConfigFields) -> Shape:
@@ -200,12 +201,15 @@ def kimi_k25(fields: ConfigFields) -> Shape:
     return deepseek(fields)._replace(notes=(VISION_NOTE,))
 
 
-def _hybrid(fields: ConfigFields) -> tuple[dict[str, Any], list[str]]:
-    """Read the hybrid: gated delta net, with softmax attention every full_attention_interval-th layer (default 4)."""
+def _gated_delta_hybrid(fields: ConfigFields) -> tuple[dict[str, Any], list[str]]:
+    """Return the columns and each layer's attention of Qwen's hybrids.
+
+    Gated delta net, with softmax attention in every full_attention_interval-th layer (default 4).
+    """
     columns = trunk(fields) | {"qk_norm": "head"}
     columns |= attention_heads(fields, columns["hidden"])
     columns |= partial_rotary(fields, columns["head_dim"], default=0.25)
-    # Qwen3-Next always gates; Qwen3.5 has the field
+    # Qwen3-Next always has the gate; Qwen3.5 has a field for it
     columns["attention_output_gate"] = fields.flag("attn_output_gate", default=True)
     columns |= {
         "linear_key_heads": fields.size("linear_num_key_heads"),
@@ -225,27 +229,27 @@ def _hybrid(fields: ConfigFields) -> tuple[dict[str, Any], list[str]]:
 
 
 def qwen3_next(fields: ConfigFields) -> Shape:
-    """Read Qwen3-Next: the hybrid with mixtures of experts and one shared expert."""
-    columns, attention = _hybrid(fields)
+    """Read Qwen3-Next: a gated delta net hybrid with mixtures of experts and one shared expert."""
+    columns, attention = _gated_delta_hybrid(fields)
     columns |= routed_experts(fields, "num_experts", "moe_intermediate_size")
     columns["shared_intermediate"] = fields.size("shared_expert_intermediate_size", least=0)
     ffn = with_dense_width(fields, columns, sparse_steps(fields, columns["layer_count"]))
-    return Shape(columns, attention, ffn).named(shared=ONE_SHARED)
+    return Shape(columns, attention, ffn).with_modules(shared=ONE_SHARED)
 
 
 def qwen35_moe(fields: ConfigFields) -> Shape:
     """Read Qwen3.5 mixture-of-experts models: Qwen3-Next with a vision tower."""
-    return qwen3_next(fields)._replace(notes=(VISION_NOTE,)).named(linear=SPLIT_LINEAR)
+    return qwen3_next(fields)._replace(notes=(VISION_NOTE,)).with_modules(linear=SPLIT_LINEAR)
 
 
 def qwen35(fields: ConfigFields) -> Shape:
-    """Read dense Qwen3.5: the hybrid with dense feed-forward layers and a vision tower."""
-    columns, attention = _hybrid(fields)
-    return dense_shape(fields, columns, attention, (VISION_NOTE,)).named(linear=SPLIT_LINEAR)
+    """Read dense Qwen3.5: a gated delta net hybrid with dense feed-forward layers and a vision tower."""
+    columns, attention = _gated_delta_hybrid(fields)
+    return dense_shape(fields, columns, attention, (VISION_NOTE,)).with_modules(linear=SPLIT_LINEAR)
 
 
 def with_vision(reader: Callable[[ConfigFields], Shape]) -> Callable[[ConfigFields], Shape]:
-    """Return a reader of the text part of a multimodal model, which notes its vision tower."""
+    """Return a reader of a multimodal model's language model, whose shape has a note where there is a vision tower."""
     return lambda fields: text_part(fields, reader(fields))
 
 

@@ -1,4 +1,4 @@
-"""Converts a Hugging Face config.json to rows of ``models`` and ``model_layers`` (the catalogue too)."""
+"""Converts a Hugging Face config.json to rows of ``models`` and ``model_layers``; loads the catalogue of models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernelsight.models.quantization import read_formats
 
 CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-# fields that multimodal configs have outside text_config and that apply to the language model
+# fields that multimodal configs have outside of text_config and that apply to the language model
 OUTER_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "vision_config")
 # defaults of columns of ``models`` that an architecture does not set
 ABSENT = {
@@ -74,10 +74,10 @@ def read_config(
     source: str,
     quant_config: Mapping[str, Any] | None = None,
 ) -> Rows:
-    """Return the ``models`` row of a config and its ``model_layers`` rows.
+    """Return the ``models`` row of a config.json's content, and its ``model_layers`` rows.
 
-    ``quant_config`` is the content of ModelOpt's hf_quant_config.json. Raises ``InvalidInput``, naming the field: it is
-    missing, a size is not a whole number above 0, the architecture or quantisation is not supported.
+    ``quant_config``: content of ModelOpt's hf_quant_config.json. InvalidInput names the field: it is missing, a size is
+    not a whole number above 0, the architecture or quantisation is not supported.
 
     >>> config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
     ...     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
@@ -117,7 +117,7 @@ def _architecture(fields: ConfigFields) -> str:
 
 
 def _language_model(config: Mapping[str, Any], label: str) -> ConfigFields:
-    """Return the fields of the language model, which multimodal configs keep in text_config."""
+    """Return the fields of the language model, which multimodal configs have in text_config."""
     inner = ConfigFields(config, label).inside("text_config", default=None)
     if inner is None:
         return ConfigFields(config, label)
@@ -126,19 +126,22 @@ def _language_model(config: Mapping[str, Any], label: str) -> ConfigFields:
 
 
 def _representative_modules(shape: Shape) -> dict[str, list[str]]:
-    """Return one layer's matrices of each class, from the middle of the model: first and last layers may differ."""
+    """Return module names of one layer by class (attention, ffn, expert, mtp), for look-ups in quantisation patterns.
+
+    The layer is from the middle of the model, because first and last layers may be quantised differently.
+    """
     layers = range(len(shape.attention))
 
     def middle(layer_kinds: list[str], kind: str) -> str | None:
-        having = [layer for layer in layers if layer_kinds[layer] == kind]
-        return f"model.layers.{having[len(having) // 2]}." if having else None
+        matching = [layer for layer in layers if layer_kinds[layer] == kind]
+        return f"model.layers.{matching[len(matching) // 2]}." if matching else None
 
     mixers = {"linear": "linear", "mla": "latent", "sparse": "latent"}
     attention = []
     for kind in [kind for kind in dict.fromkeys(shape.attention) if kind != "none"]:
         attention += [middle(shape.attention, kind) + name for name in shape.modules[mixers.get(kind, "softmax")]]
     dense, moe = middle(shape.ffn, "dense"), middle(shape.ffn, "moe")
-    # a shared expert represents the class: it is in many more layers than the leading dense ones
+    # a shared expert represents the class: more layers have one than are dense
     shared = bool(shape.columns.get("shared_intermediate"))
     ffn_layer, ffn_kind = (moe, "shared") if shared and moe else (dense or moe, "dense")
     modules = {
@@ -147,14 +150,14 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
         "expert": [(moe or dense) + name for name in shape.modules["expert"]],
     }
     if shape.columns.get("mtp_layers"):
-        # after the last layer; Qwen's hybrids name it
+        # the layer after the last one, or in Qwen's hybrids a module of its own
         layer = "mtp.layers.0." if "linear" in shape.attention else f"model.layers.{len(layers)}."
         modules["mtp"] = [layer + name for name in shape.modules["expert" if moe else "dense"]]
     return modules
 
 
 def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
-    """Count the layers of each kind, in the order in which the kinds first appear."""
+    """Return one ``model_layers`` row for each kind of layer, in the order in which the kinds first appear."""
     return [
         {"model": row["model"], "layer_kind": f"{attention}_{ffn}", "count": count}
         | _mixer_columns(row, attention)
@@ -186,9 +189,10 @@ def _ffn_columns(row: Mapping[str, Any], ffn: str) -> dict[str, Any]:
 
 
 def read_config_file(path: str | Path) -> Rows:
-    """Return the rows of a config.json, given as file or folder; hf_quant_config.json in the same folder is used.
+    """Return the rows of a config.json file, or of the one in a folder, with hf_quant_config.json of the same folder.
 
-    The model is named like the folder, in lower case and without -instruct. Raises ``InvalidInput``.
+    The model is named like the folder, in lower case and without -instruct. InvalidInput: as :func:`read_config`, or no
+    such file.
     """
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
@@ -218,7 +222,7 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def load_catalogue(path: str | Path | None = None) -> Rows:
-    """Return the ``models`` and ``model_layers`` rows of a catalogue: one JSON object a line, ``config`` in each.
+    """Return the ``models`` and ``model_layers`` rows of a catalogue: JSON Lines, each object with its ``config``.
 
     >>> models, layers = load_catalogue()
     >>> sum(layer["count"] for layer in layers if layer["model"] == "llama-3.1-8b")
@@ -239,7 +243,7 @@ def load_catalogue(path: str | Path | None = None) -> Rows:
 
 
 def _lookup_key(name: str) -> str:
-    """Normalise a name or identifier, so that all spellings of a model are equal."""
+    """Return a name or identifier in the form in which all spellings of a model are equal."""
     owner, _, repository = name.strip().lower().rpartition("/")
     repository = catalogue_name(repository).removesuffix("-it").removeprefix("meta-")
     return f"{owner}/{repository}" if owner else repository
@@ -247,7 +251,7 @@ def _lookup_key(name: str) -> str:
 
 @cache
 def _names() -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return catalogue names by lookup key, and all catalogue names."""
+    """Return the catalogue's names by lookup key, and all of them in its order."""
     names, by_key = [], {}
     for entry in _entries(CATALOGUE):
         names.append(entry["model"])
@@ -264,10 +268,10 @@ def _identifiers() -> dict[str, str]:
 
 
 def served_name(model_name: str, identifier: str | None = None) -> str:
-    """Return the name by which an engine serves a model as a user named it: an identifier or a folder stays.
+    """Return the model name for an engine's command line: an identifier or folder as given, else the identifier.
 
-    A catalogue name becomes its identifier, tuned for instructions where the name says so. ``identifier``: of the
-    model's row, where it is known.
+    A catalogue name becomes its Hugging Face identifier, with -Instruct where the name has it. ``identifier``: that of
+    the model's row, where it is known.
 
     >>> served_name("meta-llama/Llama-3.1-8B-Instruct"), served_name("llama-3.1-8b")
     ('meta-llama/Llama-3.1-8B-Instruct', 'meta-llama/Llama-3.1-8B')
@@ -290,9 +294,9 @@ def served_name(model_name: str, identifier: str | None = None) -> str:
 
 
 def resolve(name: str) -> str:
-    """Return the catalogue name of a model, given by that name or by its Hugging Face identifier, in any case.
+    """Return the catalogue name of a model from that name or its Hugging Face identifier, in any case.
 
-    Raises ``UnknownName`` with the nearest names.
+    UnknownName lists the nearest names.
 
     >>> resolve("meta-llama/Llama-3.1-8B-Instruct"), resolve("google/gemma-2-9b-it")
     ('llama-3.1-8b', 'gemma-2-9b')

@@ -1,4 +1,4 @@
-"""Typed look-ups in a config.json: each takes field names, and raises InvalidInput with the name of the field."""
+"""Typed reads of config.json fields: each checks type and range, and raises InvalidInput with the field's name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from kernelsight import errors
 
 LARGEST = 2**40
-"""Far above every size of a model, so that sums of products of sizes fit 64 bits; see ``sizes.check_total``."""
+"""Largest size of a field: far above any model's; sums of products of sizes fit 64 bits (``limits.check_total``)."""
 REQUIRED: Any = object()
-"""Default of a field without one: its absence is an error."""
+"""Default of a field that must be present: its absence is an error."""
 
 
 class ConfigFields(NamedTuple):
-    """The fields of one config, and the file or model named in errors.
+    """The fields of one config, and the label (file or model) that errors name.
 
     >>> fields = ConfigFields({"hidden_size": 4096}, "my-model")
     >>> fields.size("hidden_size"), fields.size("head_dim", default=None)
@@ -34,7 +34,7 @@ class ConfigFields(NamedTuple):
         return names[0], default
 
     def size(self, *names: str, default: int | None = REQUIRED, least: int = 1, most: int = LARGEST) -> int | None:
-        """Return the first field of ``names`` that is present, as a whole number from ``least`` to ``most``."""
+        """Return the first present field of ``names``, a whole number from ``least`` to ``most``, or ``default``."""
         name, value = self._first(names, default)
         if value is default:
             return value
@@ -46,21 +46,21 @@ class ConfigFields(NamedTuple):
         return value
 
     def flag(self, *names: str, default: bool = REQUIRED) -> bool:
-        """Return a field that must be true or false."""
+        """Return the first present field of ``names``, true or false, or ``default``."""
         name, value = self._first(names, default)
         if type(value) is not bool:
             raise errors.config_field_wrong(self.label, name, value, "true or false")
         return value
 
     def text(self, *names: str, default: str | None = REQUIRED) -> str | None:
-        """Return a field that must be a string."""
+        """Return the first present field of ``names``, a string, or ``default``."""
         name, value = self._first(names, default)
         if value is not default and not isinstance(value, str):
             raise errors.config_field_wrong(self.label, name, value, "a string")
         return value
 
     def choice(self, *names: str, among: Mapping[str, str], default: str | None = REQUIRED) -> str | None:
-        """Return the field's string translated by ``among``; InvalidInput lists the known strings."""
+        """Return the first present field of ``names``, translated by ``among``; InvalidInput lists its strings."""
         name, value = self._first(names, default)
         if value is default:
             return value
@@ -69,21 +69,21 @@ class ConfigFields(NamedTuple):
         return among[value]
 
     def fraction(self, *names: str, default: float) -> float:
-        """Return a number above 0 and at most 1."""
+        """Return the first present field of ``names``, a number above 0 and at most 1, or ``default``."""
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
             raise errors.config_field_wrong(self.label, name, value, "a number above 0 and at most 1")
         return float(value)
 
     def items(self, name: str, default: list | None = REQUIRED) -> list | None:
-        """Return a field that must be a list."""
+        """Return a field, a list, or ``default``."""
         name, value = self._first((name,), default)
         if value is not default and not isinstance(value, list):
             raise errors.config_field_wrong(self.label, name, value, "a list")
         return value
 
     def inside(self, name: str, default: Mapping[str, Any] | None = REQUIRED) -> ConfigFields | None:
-        """Return the fields of a nested object, labelled ``label``, ``name`` in errors."""
+        """Return the fields of a nested object, with "label, name" as their label; None where the field is absent."""
         name, value = self._first((name,), default)
         if value is None:
             return None

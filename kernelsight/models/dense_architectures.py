@@ -1,4 +1,4 @@
-"""Readers of dense decoders and of the text part of multimodal models; defaults as in transformers' configurations."""
+"""Readers of dense decoder architectures (GLM, Granite, OLMo, Cohere, ...); defaults as in transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FUSED_GATE_UP = ("mlp.gate_up_proj", "mlp.down_proj")
 
 
 def text_part(fields: ConfigFields, shape: Shape) -> Shape:
-    """Return the shape with a note where the config has a vision tower beside the language model."""
+    """Return the shape of a language model, with a note where the config has a vision tower as well."""
     return shape._replace(notes=(*shape.notes, VISION_NOTE)) if "vision_config" in fields.values else shape
 
 
@@ -26,7 +26,7 @@ def glm(fields: ConfigFields) -> Shape:
     columns = trunk(fields)
     columns |= attention_heads(fields, columns["hidden"], head_dim=128, num_key_value_heads=2)
     columns |= partial_rotary(fields, columns["head_dim"], default=0.5)
-    return dense_shape(fields, columns, ["full"] * columns["layer_count"]).named(dense=FUSED_GATE_UP)
+    return dense_shape(fields, columns, ["full"] * columns["layer_count"]).with_modules(dense=FUSED_GATE_UP)
 
 
 def glm4(fields: ConfigFields) -> Shape:
@@ -58,7 +58,7 @@ def olmo3(fields: ConfigFields) -> Shape:
 
 
 def cohere(fields: ConfigFields) -> Shape:
-    """Read Command R: attention and feed-forward side by side after one norm; CohereConfig: tied embeddings."""
+    """Read Command R: parallel attention and feed-forward after one norm; CohereConfig: tied embeddings."""
     columns = trunk(fields, tie_word_embeddings=True) | {"norms_per_layer": 1}
     columns |= attention_heads(fields, columns["hidden"], kv_heads_default_to_heads=True)
     columns["qk_norm"] = "head" if fields.flag("use_qk_norm", default=False) else "none"
@@ -66,7 +66,7 @@ def cohere(fields: ConfigFields) -> Shape:
 
 
 def cohere2(fields: ConfigFields) -> Shape:
-    """Read Command R7B and Command A: every fourth layer sees all tokens, without RoPE; the others a window."""
+    """Read Command R7B and Command A: full attention without RoPE in every fourth layer, sliding in the others."""
     columns = trunk(fields, tie_word_embeddings=True) | {"norms_per_layer": 1, "rope_layers": "sliding"}
     columns |= attention_heads(fields, columns["hidden"], kv_heads_default_to_heads=True)
     period = fields.size("sliding_window_pattern", "_sliding_window_pattern", default=4)

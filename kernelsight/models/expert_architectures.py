@@ -1,4 +1,4 @@
-"""Readers of newer mixtures of experts; defaults as in transformers' configurations."""
+"""Readers of mixture-of-experts architectures (Llama 4, Granite, ERNIE, Hunyuan); defaults as in transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LLAMA4_NAMES = {
 
 
 def llama4(fields: ConfigFields) -> Shape:
-    """Read Llama 4: chunked attention with RoPE but for every fourth layer, experts in every or every second layer.
+    """Read Llama 4: chunked attention with RoPE except in every fourth layer, experts in every or every second layer.
 
     A chunk counts as a window of its length, an upper bound for contexts beyond one chunk. Llama4TextConfig: one
     shared expert, query and key norms without weights.
@@ -37,7 +37,7 @@ def llama4(fields: ConfigFields) -> Shape:
     columns["qk_norm"] = "head" if fields.flag("use_qk_norm", default=True) else "none"
     columns |= routed_experts(fields, "num_local_experts", "intermediate_size")
     columns["shared_intermediate"] = columns["expert_intermediate"]
-    attention = listed_kinds(fields, "layer_types", CHUNKED, layers, _roped(fields, layers))
+    attention = listed_kinds(fields, "layer_types", CHUNKED, layers, _chunked_or_full(fields, layers))
     chunk = fields.size("attention_chunk_size", default=8192)
     notes = ()
     if "sliding" in attention and chunk >= columns["max_positions"]:
@@ -50,21 +50,21 @@ def llama4(fields: ConfigFields) -> Shape:
     ffn = _interleaved(fields, layers)
     if "dense" in ffn:
         columns["intermediate"] = fields.size("intermediate_size_mlp")
-    return Shape(columns, attention, ffn, notes).named(**LLAMA4_NAMES)
+    return Shape(columns, attention, ffn, notes).with_modules(**LLAMA4_NAMES)
 
 
-def _roped(fields: ConfigFields, layers: int) -> list[str]:
-    """Return the attention of each layer: chunked where it has RoPE (no_rope_layers: 1), full where it has none."""
+def _chunked_or_full(fields: ConfigFields, layers: int) -> list[str]:
+    """Return the attention of each layer: chunked (as sliding) with RoPE (no_rope_layers: 1), full without it (0)."""
     period = fields.size("no_rope_layer_interval", default=4)
-    roped = fields.items("no_rope_layers", default=None) or [int((n + 1) % period != 0) for n in range(layers)]
-    if len(roped) != layers or any(kind not in (0, 1) for kind in roped):
+    has_rope = fields.items("no_rope_layers", default=None) or [int((n + 1) % period != 0) for n in range(layers)]
+    if len(has_rope) != layers or any(value not in (0, 1) for value in has_rope):
         expected = f"a list of num_hidden_layers ({layers}) entries, each 0 or 1"
-        raise errors.config_field_wrong(fields.label, "no_rope_layers", roped, expected)
-    return ["sliding" if kind else "full" for kind in roped]
+        raise errors.config_field_wrong(fields.label, "no_rope_layers", has_rope, expected)
+    return ["sliding" if value else "full" for value in has_rope]
 
 
 def _interleaved(fields: ConfigFields, layers: int) -> list[str]:
-    """Return which layers are mixtures: those of moe_layers, or every interleave_moe_layer_step-th."""
+    """Return moe or dense for each layer: moe in moe_layers, or in every interleave_moe_layer_step-th layer."""
     step = fields.size("interleave_moe_layer_step", default=1)
     moe = listed_layers(fields, "moe_layers", layers)
     if moe is None:
@@ -81,7 +81,7 @@ def granite_moe(fields: ConfigFields) -> Shape:
     layers = columns["layer_count"]
     names = {"expert": ("block_sparse_moe.input_linear", "block_sparse_moe.output_linear")}
     names["shared"] = ("shared_mlp.input_linear", "shared_mlp.output_linear")
-    return Shape(columns, ["full"] * layers, ["moe"] * layers).named(**names)
+    return Shape(columns, ["full"] * layers, ["moe"] * layers).with_modules(**names)
 
 
 def ernie_moe(fields: ConfigFields) -> Shape:
@@ -105,7 +105,7 @@ def ernie_moe(fields: ConfigFields) -> Shape:
 
 
 def hunyuan_moe(fields: ConfigFields) -> Shape:
-    """Read Hunyuan mixtures, whose config lists the same number for each layer; one shared expert of its own width."""
+    """Read Hunyuan mixtures, whose config lists sizes per layer, all equal; shared experts have intermediate_size."""
     columns = trunk(fields) | {"qk_norm": "head" if fields.flag("use_qk_norm", default=True) else "none"}
     columns |= attention_heads(fields, columns["hidden"], kv_heads_default_to_heads=True)
     experts, top_k = _one_size(fields, "num_experts"), _one_size(fields, "moe_topk")
@@ -119,11 +119,11 @@ def hunyuan_moe(fields: ConfigFields) -> Shape:
         columns["intermediate"] = fields.size("intermediate_size")
     names = {"shared": tuple(f"mlp.shared_mlp.{matrix}" for matrix in GATED)}
     attention = with_windows(fields, columns, ["full"] * layers)
-    return Shape(columns, attention, ["dense"] * dense + ["moe"] * (layers - dense)).named(**names)
+    return Shape(columns, attention, ["dense"] * dense + ["moe"] * (layers - dense)).with_modules(**names)
 
 
 def _one_size(fields: ConfigFields, *names: str, default: int | None = None) -> int:
-    """Return a size that the config states once, or as a list of equal numbers, one for each layer."""
+    """Return a size that the config has as one number, or as a list of equal numbers, one per layer."""
     name = next((name for name in names if fields.values.get(name) is not None), names[0])
     value = fields.values.get(name)
     if isinstance(value, list) and value and all(item == value[0] for item in value):
@@ -132,6 +132,7 @@ def _one_size(fields: ConfigFields, *names: str, default: int | None = None) -> 
 
 
 def _experts(fields: ConfigFields, experts: int, top_k: int, name: str) -> dict[str, Any]:
+    """Return the columns of routed experts; InvalidInput: the field ``name``, top-k, exceeds the number of experts."""
     if top_k > experts:
         raise errors.config_field_wrong(fields.label, name, top_k, f"at most the number of experts ({experts})")
     return {"experts": experts, "top_k": top_k, "shared_intermediate": 0}

@@ -1,4 +1,4 @@
-"""Shared parts of the architecture readers: widths and heads, attention kind per layer, dense or mixture of experts."""
+"""Model shapes and the field reads that architecture readers share: widths, heads, attention and FFN of each layer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from kernelsight.models.config_fields import REQUIRED, ConfigFields
 from kernelsight.models.limits import longest_context
 
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
+# values of the config's lists of layers, and what they mean in ``model_layers``
 WINDOWED = {"full_attention": "full", "sliding_attention": "sliding"}
 HYBRID = {"full_attention": "full", "linear_attention": "linear"}
 FFN_TYPES = {"dense": "dense", "sparse": "moe"}
-
-
-# matrices of a layer in the checkpoint, as named in quantisation patterns
+# module names of a layer's matrices in the checkpoint, which quantisation patterns refer to
 GATED = ("gate_proj", "up_proj", "down_proj")
 MODULES: dict[str, tuple[str, ...]] = {
     "softmax": tuple(f"self_attn.{matrix}_proj" for matrix in "qkvo"),
@@ -27,23 +26,26 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 
 class Shape(NamedTuple):
-    """Columns of ``models`` set by the architecture, and per layer the kind of attention and of feed-forward."""
+    """What an architecture reader returns: columns of ``models``, and each layer's attention and feed-forward."""
 
     columns: dict[str, Any]
-    attention: list[str]
-    ffn: list[str]
-    notes: tuple[str, ...] = ()
-    modules: dict[str, tuple[str, ...]] = MODULES
+    attention: list[str]  # of each layer: full, sliding, linear, mla, sparse or none
+    ffn: list[str]  # of each layer: dense, moe or none
+    notes: tuple[str, ...] = ()  # sentences on what is not modelled
+    modules: dict[str, tuple[str, ...]] = MODULES  # module names of matrices by class
 
-    def named(self, **modules: tuple[str, ...]) -> Shape:
-        """Return this shape with the architecture's own names of some matrices."""
+    def with_modules(self, **modules: tuple[str, ...]) -> Shape:
+        """Return the shape with the architecture's own module names of some classes."""
         return self._replace(modules=self.modules | modules)
 
 
 def trunk(fields: ConfigFields, **defaults: Any) -> dict[str, Any]:
-    """Read the fields of every decoder; ``defaults``: those of the configuration class, by field name."""
+    """Return the columns of every decoder: layers, hidden size, vocabulary, context, activation, tied embeddings.
+
+    ``defaults``: those of the configuration class, by field name.
+    """
     return {
-        # a bound far above any model, so that a typo does not allocate a list of a billion layers
+        # bounded far above any model: a typo must not allocate a list of a billion layers
         "layer_count": fields.size("num_hidden_layers", most=10_000),
         "hidden": fields.size("hidden_size"),
         "vocab": fields.size("vocab_size", default=defaults.get("vocab_size", REQUIRED)),
@@ -60,7 +62,10 @@ def trunk(fields: ConfigFields, **defaults: Any) -> dict[str, Any]:
 
 
 def attention_heads(fields: ConfigFields, hidden: int, **defaults: Any) -> dict[str, Any]:
-    """Read grouped-query attention; head_dim defaults to hidden_size / num_attention_heads."""
+    """Return the columns of grouped-query attention; head_dim defaults to hidden_size / num_attention_heads.
+
+    ``defaults``: num_attention_heads, num_key_value_heads, head_dim; kv_heads_default_to_heads.
+    """
     heads = fields.size("num_attention_heads", default=defaults.get("num_attention_heads", REQUIRED))
     kv_default = heads if defaults.get("kv_heads_default_to_heads") else defaults.get("num_key_value_heads", REQUIRED)
     kv_heads = fields.size("num_key_value_heads", default=kv_default)
@@ -77,7 +82,7 @@ def attention_heads(fields: ConfigFields, hidden: int, **defaults: Any) -> dict[
 
 
 def partial_rotary(fields: ConfigFields, head_dim: int, default: float) -> dict[str, int]:
-    """Read the share of a head covered by RoPE, from the config or from its rope_parameters."""
+    """Return rotary_dim: partial_rotary_factor of the config, or of its rope_parameters, times head_dim."""
     rope = fields.inside("rope_parameters", default=None)
     inner = rope.fraction("partial_rotary_factor", default=default) if rope else default
     return {"rotary_dim": int(head_dim * fields.fraction("partial_rotary_factor", default=inner))}
@@ -86,7 +91,7 @@ def partial_rotary(fields: ConfigFields, head_dim: int, default: float) -> dict[
 def listed_kinds(
     fields: ConfigFields, name: str, kinds_by_name: dict[str, str], layer_count: int, otherwise: list[str]
 ) -> list[str]:
-    """Return the kind of each layer from the list ``name``, or ``otherwise`` if the config has no such list."""
+    """Return the kind of each layer from the config's list ``name``, or ``otherwise`` where it has no such list."""
     listed = fields.items(name, default=None)
     if listed is None:
         return otherwise
@@ -100,7 +105,7 @@ def listed_kinds(
 
 
 def listed_layers(fields: ConfigFields, name: str, layer_count: int) -> list[int] | None:
-    """Return the numbers of layers in the list ``name``, or None if the config has no such list."""
+    """Return the layer numbers in the config's list ``name``, or None where it has no such list."""
     listed = fields.items(name, default=None)
     for layer in listed or ():
         if type(layer) is not int or not 0 <= layer < layer_count:
@@ -110,12 +115,12 @@ def listed_layers(fields: ConfigFields, name: str, layer_count: int) -> list[int
 
 
 def listed_mixers(fields: ConfigFields, layer_count: int, otherwise: list[str]) -> list[str]:
-    """Return full or sliding for each layer from layer_types, or ``otherwise``."""
+    """Return full or sliding for each layer from layer_types, or ``otherwise`` where the config has no such list."""
     return listed_kinds(fields, "layer_types", WINDOWED, layer_count, otherwise)
 
 
 def with_windows(fields: ConfigFields, columns: dict[str, Any], attention: list[str]) -> list[str]:
-    """Set sliding_window if a layer has one; a window as long as the context counts as full attention."""
+    """Return the attention of each layer, full where a window is as long as the context; sets sliding_window."""
     if "sliding" not in attention:
         return attention
     window = fields.size("sliding_window")
@@ -134,7 +139,7 @@ def dense_shape(
 
 
 def qwen_mixers(fields: ConfigFields, layer_count: int) -> list[str]:
-    """Return Qwen's kinds of attention: with use_sliding_window (default false), sliding from max_window_layers on."""
+    """Return full or sliding for each of Qwen's layers: sliding from max_window_layers on, if use_sliding_window."""
     if not fields.flag("use_sliding_window", default=False):
         return ["full"] * layer_count
     if fields.items("layer_types", default=None) is not None:
@@ -144,7 +149,7 @@ def qwen_mixers(fields: ConfigFields, layer_count: int) -> list[str]:
 
 
 def routed_experts(fields: ConfigFields, count: str, width: str, *older: str) -> dict[str, Any]:
-    """Read the routed experts from the fields ``count`` and ``width``; ``older``: former names of top-k."""
+    """Return the columns of routed experts from the fields ``count`` and ``width``; ``older``: fields of top-k."""
     experts, top_k = fields.size(count), fields.size("num_experts_per_tok", *older)
     if top_k > experts:
         raise errors.config_field_wrong(fields.label, "num_experts_per_tok", top_k, f"at most {count} ({experts})")
@@ -152,21 +157,21 @@ def routed_experts(fields: ConfigFields, count: str, width: str, *older: str) ->
 
 
 def sparse_steps(fields: ConfigFields, layer_count: int) -> list[str]:
-    """Return Qwen's pattern: every decoder_sparse_step-th layer (default 1) is a mixture, except mlp_only_layers."""
+    """Return moe or dense for each of Qwen's layers: every decoder_sparse_step-th is moe, except mlp_only_layers."""
     step = fields.size("decoder_sparse_step", default=1)
     dense = listed_layers(fields, "mlp_only_layers", layer_count) or []
     return ["moe" if layer not in dense and (layer + 1) % step == 0 else "dense" for layer in range(layer_count)]
 
 
 def with_dense_width(fields: ConfigFields, columns: dict[str, Any], ffn: list[str]) -> list[str]:
-    """Read intermediate_size if a layer is dense; a model with only mixtures has none."""
+    """Return ``ffn`` unchanged; sets intermediate from intermediate_size where a layer is dense."""
     if "dense" in ffn:
         columns["intermediate"] = fields.size("intermediate_size")
     return ffn
 
 
 def leading_dense(fields: ConfigFields, layer_count: int) -> list[str]:
-    """Return DeepSeek's pattern: first_k_dense_replace dense layers, then every moe_layer_freq-th is a mixture."""
+    """Return moe or dense for each of DeepSeek's layers: first_k_dense_replace dense, then moe every moe_layer_freq."""
     first_moe = fields.size("first_k_dense_replace", default=0, least=0)
     period = fields.size("moe_layer_freq", default=1)
     pattern = ["moe" if layer >= first_moe and layer % period == 0 else "dense" for layer in range(layer_count)]

@@ -1,4 +1,4 @@
-"""Checks of sizes in a config.json that no model has: sums beyond 64 bits, scalings of RoPE, windows, heads."""
+"""Limits of a config.json: refuses windows, heads, RoPE scalings and totals that no model has; longest RoPE context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelsight import errors
 from kernelsight.models.config_fields import LARGEST, ConfigFields
 from kernelsight.number_format import number
 
-# a thousand times the largest published model; bytes, FLOP of a step and their sums fit 64 bits below it
+# a thousand times the largest published model; below it bytes, FLOP of a step and their sums fit 64 bits
 MOST_PARAMETERS = 10**15
 # entries of layer_types: those of transformers 5.23.0 (configuration_utils.py, with older names), and of Nemotron-H
 LAYER_TYPES = frozenset(
@@ -23,7 +23,7 @@ FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 
 
 def check_layers(fields: ConfigFields) -> None:
-    """Raise InvalidInput for a window or kinds of layers that no model has, also where the architecture has none."""
+    """Raise InvalidInput for a window or layer types that no model has, whether or not the architecture reads them."""
     fields.size("sliding_window", default=None, least=0)
     for kind in fields.items("layer_types", default=[]):
         if not isinstance(kind, str) or kind not in LAYER_TYPES:
@@ -31,7 +31,7 @@ def check_layers(fields: ConfigFields) -> None:
 
 
 def check_heads(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for heads that cannot be rotated: in pairs, and no more of a head than it has."""
+    """Raise InvalidInput for head_dim or rotary_dim that RoPE cannot rotate: odd, or more of a head than it has."""
     for name in ("head_dim", "rotary_dim"):
         if columns[name] % 2:
             expected = "an even number: positions rotate pairs of values"
@@ -42,7 +42,7 @@ def check_heads(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
 
 
 def check_total(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
-    """Raise InvalidInput where the sizes make more parameters than any model has; ``columns`` as in ``models``."""
+    """Raise InvalidInput where the sizes make more than MOST_PARAMETERS parameters; ``columns``: of ``models``."""
 
     def size(name: str) -> int:
         return columns.get(name) or 0
@@ -64,24 +64,24 @@ def check_total(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
 
 
 def check_rope(fields: ConfigFields) -> None:
-    """Raise InvalidInput for a ``rope_scaling`` that is no object or scales by what is not a finite number above 0."""
+    """Raise InvalidInput for RoPE scaling that is no object, or with a factor that is no finite number above 0."""
     for name in ("rope_scaling", "rope_parameters"):
         scaling = fields.inside(name, default=None)
         if scaling is None:
             continue
         # newer configs have one object for each kind of layer
         nested = [scaling.inside(key) for key, value in scaling.values.items() if isinstance(value, Mapping)]
-        for part in (scaling, *nested):
+        for parameters in (scaling, *nested):
             for factor in FACTORS:
-                value = part.values.get(factor)
+                value = parameters.values.get(factor)
                 if value is not None and not _is_factor(value):
-                    raise errors.config_field_wrong(part.label, factor, value, "a finite number above 0")
+                    raise errors.config_field_wrong(parameters.label, factor, value, "a finite number above 0")
 
 
 def longest_context(fields: ConfigFields, positions: int) -> int:
-    """Return the positions that RoPE reaches: with YaRN, those it was trained with times its factor, where it is more.
+    """Return the longest context, tokens: with YaRN original positions times factor where that exceeds ``positions``.
 
-    As engines derive the longest context of a checkpoint whose max_position_embeddings was left as it was trained.
+    As engines do for a checkpoint whose max_position_embeddings is that of its training.
 
     >>> yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     >>> longest_context(ConfigFields({"rope_scaling": yarn}, "my-model"), 40960)

@@ -1,4 +1,4 @@
-"""Hugging Face identifiers beside the catalogue's: quantised variants, mirrors and local copies of its models."""
+"""Model names that are not in the catalogue: quantised variants, mirrors, local copies and models like its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.models.config import Rows, catalogue_name, load_catalogue, read_config_file, resolve
 
-# endings of formats that the kernels here do not have
+# endings of names in a format that no kernel family computes
 UNSUPPORTED = {
     "-bnb-4bit": "bitsandbytes 4 bit",
     "-bnb-8bit": "bitsandbytes 8 bit",
@@ -23,25 +23,25 @@ FORMATS = ("attention_format", "ffn_format", "expert_format")
 
 
 class Variant(NamedTuple):
-    """A model that the catalogue has by another name: base, quantisation (None: as the base), source."""
+    """A model that the catalogue has under another name."""
 
-    base: str
-    quantization: str | None
+    base: str  # its name in the catalogue
+    quantization: str | None  # of the table ``quantizations``; None: as the base
     source: str
 
 
 @cache
 def _endings() -> tuple[dict[str, Any], ...]:
-    """Return the rows of ``model_variants``, longest ending and named owner first."""
+    """Return the rows of ``model_variants``, the longest suffix first, of equal ones those with an owner first."""
     rows = facts("model_variants").to_pylist()
     return tuple(sorted(rows, key=lambda row: (-len(row["suffix"]), row["owner"] == "*")))
 
 
 @cache
 def find_variant(name: str) -> Variant | None:
-    """Return the catalogue model that an identifier is a variant of, or None.
+    """Return the catalogue model that an identifier or path is a variant of, or None.
 
-    InvalidInput: its name says that it is in a format without kernels here.
+    InvalidInput: its name ends in a format without kernels here.
 
     >>> find_variant("RedHatAI/Qwen3-32B-FP8-dynamic")[:2], find_variant("/models/Qwen2.5-72B-Instruct-AWQ")[:2]
     (('qwen3-32b', 'fp8'), ('qwen2.5-72b', 'int4_wo'))
@@ -49,15 +49,15 @@ def find_variant(name: str) -> Variant | None:
     (('qwen3-14b', None), True)
     """
     owner, _, repository = name.rstrip("/").rpartition("/")
-    owner, lowered = owner.rpartition("/")[2].lower(), repository.lower()
+    owner, lower_case = owner.rpartition("/")[2].lower(), repository.lower()
     for ending, format_name in UNSUPPORTED.items():
-        if lowered.endswith(ending) and _name_in_catalogue(repository[: -len(ending)]):
+        if lower_case.endswith(ending) and _name_in_catalogue(repository[: -len(ending)]):
             raise InvalidInput(
                 f"{name} is quantised as {format_name}, which no kernel here has; use the model without {ending} and "
                 "--quantization, or give the path to a config.json."
             )
     for row in _endings():
-        base = _name_in_catalogue(repository[: -len(row["suffix"])]) if lowered.endswith(row["suffix"]) else None
+        base = _name_in_catalogue(repository[: -len(row["suffix"])]) if lower_case.endswith(row["suffix"]) else None
         if base and row["owner"] in ("*", owner):
             return Variant(base, row["quantization"], row["source"])
     base = _name_in_catalogue(repository)
@@ -65,6 +65,7 @@ def find_variant(name: str) -> Variant | None:
 
 
 def _name_in_catalogue(repository: str) -> str | None:
+    """Return the catalogue name of a repository's name, or None."""
     try:
         return resolve(repository)
     except KernelSightError:
@@ -73,11 +74,12 @@ def _name_in_catalogue(repository: str) -> str | None:
 
 @cache
 def _rows() -> dict[str, dict[str, Any]]:
+    """Return the catalogue's ``models`` rows by name."""
     return {row["model"]: row for row in load_catalogue()[0]}
 
 
 def is_quantised(name: str) -> bool:
-    """Return whether a model's checkpoint is quantised, as its config or its name says.
+    """Return whether a model's checkpoint is quantised, by its config or, of a variant, its name.
 
     >>> is_quantised("Qwen/Qwen3-8B"), is_quantised("Qwen/Qwen3-32B-FP8"), is_quantised("me/Qwen3-8B-AWQ")
     (False, True, True)
@@ -97,40 +99,42 @@ def is_quantised(name: str) -> bool:
 def variant_rows(name: str, variant: Variant, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
     """Return the ``models`` and ``model_layers`` rows of a variant, from those of its base, with a note.
 
-    A MoE model with latent attention keeps 16 bit outside its experts where the others are FP4.
+    The FP4 variant of a MoE model with latent attention has 16 bits outside of its experts.
     """
     quantization = variant.quantization
     if quantization == "nvfp4" and row["kv_lora_rank"] is not None:
         quantization = "nvfp4_experts"
-    model_row = dict(row) | {"model": catalogue_name(name.rstrip("/")), "huggingface_id": name}
-    note_text = f"{name} is taken as {variant.base}"
+    columns: dict[str, Any] = {"huggingface_id": name}
+    note = f"{name} is taken as {variant.base}"
     if quantization:
         formats = next(
             formats_row
             for formats_row in facts("quantizations").to_pylist()
             if formats_row["quantization"] == quantization
         )
-        model_row |= {column: formats[column] or row["dtype"] for column in FORMATS}
-        model_row["activation_scales"] = formats["activation_scales"]
-        model_row["kv_cache_format"] = row["dtype"]
-        note_text += f" with quantization {quantization}, as its name says ({variant.source})"
-    model_row["notes"] = "; ".join(note for note in (row["notes"], note_text) if note)
-    model_row["source"] = f"{row['source']}; {note_text}"
-    return model_row, [dict(layer) | {"model": model_row["model"]} for layer in layers]
+        columns |= {column: formats[column] or row["dtype"] for column in FORMATS}
+        columns |= {"activation_scales": formats["activation_scales"], "kv_cache_format": row["dtype"]}
+        note += f" with quantization {quantization}, as its name says ({variant.source})"
+    return _derived_rows(catalogue_name(name.rstrip("/")), row, layers, columns, note)
 
 
 def reach_rows(positions: int, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
-    """Return the rows of a model whose RoPE does not reach what its config says (``--max-position-embeddings``)."""
+    """Return the rows of a model with another longest context than its config's (``--max-position-embeddings``)."""
     name = f"{row['model']}-{positions}-positions"
-    note_text = f"{row['model']} is taken to reach {positions:,} positions (--max-position-embeddings)"
-    model_row = dict(row) | {"model": name, "max_positions": positions, "source": f"{row['source']}; {note_text}"}
-    model_row["notes"] = "; ".join(note for note in (row["notes"], note_text) if note)
-    return model_row, [dict(layer) | {"model": name} for layer in layers]
+    note = f"{row['model']} is taken to reach {positions:,} positions (--max-position-embeddings)"
+    return _derived_rows(name, row, layers, {"max_positions": positions}, note)
 
 
 def alike_rows(name: str, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:
-    """Return the rows of a model of one's own that has the shape and the formats of another (``--model-like``)."""
-    note_text = f"{name} is taken to have the shape and formats of {row['model']} (--model-like)"
-    model_row = dict(row) | {"model": name, "huggingface_id": None, "source": f"{row['source']}; {note_text}"}
-    model_row["notes"] = "; ".join(note for note in (row["notes"], note_text) if note)
+    """Return the rows of a new model with the shape and formats of another one (``--model-like``)."""
+    note = f"{name} is taken to have the shape and formats of {row['model']} (--model-like)"
+    return _derived_rows(name, row, layers, {"huggingface_id": None}, note)
+
+
+def _derived_rows(
+    name: str, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]], columns: Mapping[str, Any], note: str
+) -> Rows:
+    """Return the rows of a model derived from another: with other ``columns``, and ``note`` in its notes and source."""
+    notes = "; ".join(text for text in (row["notes"], note) if text)
+    model_row = {**row, **columns, "model": name, "notes": notes, "source": f"{row['source']}; {note}"}
     return model_row, [dict(layer) | {"model": name} for layer in layers]

@@ -1,9 +1,9 @@
-"""Number formats of a checkpoint's matrices, from the config's quantisation fields."""
+"""Number formats of a checkpoint's matrices, from the quantisation fields of its config (AWQ, GPTQ, ModelOpt, ...)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,7 +22,7 @@ MODELOPT_FORMATS = {
     "W8A16": ("int8_wo", "none"),
     "W8A8_SQ_PER_CHANNEL": ("int8", "dynamic"),
 }
-# (number type, bits of a weight, are activations quantised?) of a compressed-tensors group
+# formats of a compressed-tensors group by (number type, bits of a weight, whether activations are quantised)
 COMPRESSED_FORMATS = {
     ("float", 8, True): "fp8",
     ("float", 4, True): "nvfp4",
@@ -30,18 +30,18 @@ COMPRESSED_FORMATS = {
     ("int", 8, False): "int8_wo",
     ("int", 4, False): "int4_wo",
 }
-# the decoder's path in a checkpoint: text-only or multimodal
+# paths of the decoder in text-only and multimodal checkpoints
 DECODER_PATHS = ("model.", "model.language_model.", "language_model.model.", "backbone.")
 
 FormatOf = Callable[[str], "str | None"]
-"""From a module's name to its format, or None if it has the model's dtype."""
+"""Function from a module's name to its format, or None where it has the model's dtype."""
 
 
 def matches(pattern: str, module: str) -> bool:
-    """Return whether a pattern matches a module or one that contains it, in the syntax of any quantisation tool.
+    """Return whether a pattern of a quantisation tool matches a module, or a module that contains it.
 
-    ``re:`` is a regular expression from the start of the name, ``*`` a glob; anything else matches whole dotted parts,
-    so that ``gate`` (a router) does not match ``gate_proj``.
+    ``re:`` begins a regular expression, matched from the start of the name; ``*`` makes a glob; anything else matches
+    whole dotted names, so that ``gate`` (a router) does not match ``gate_proj``.
 
     >>> matches("model.layers.*.self_attn", "model.layers.3.self_attn.q_proj"), matches("gate", "mlp.gate_proj")
     (True, False)
@@ -55,7 +55,7 @@ def matches(pattern: str, module: str) -> bool:
 
 
 def _patterns(fields: ConfigFields, *names: str) -> list[str]:
-    """Return all patterns in the given fields."""
+    """Return all patterns in the lists ``names``; InvalidInput: one is no string, or an invalid regular expression."""
     patterns = [pattern for name in names for pattern in fields.items(name, default=[])]
     for pattern in patterns:
         if not isinstance(pattern, str):
@@ -70,12 +70,13 @@ def _patterns(fields: ConfigFields, *names: str) -> list[str]:
 
 
 def _except(fields: ConfigFields, number_format: str, *names: str) -> FormatOf:
-    """Return a function that gives ``number_format`` to every module except matches of the patterns in ``names``."""
+    """Return a FormatOf that is ``number_format`` for all modules except those that patterns in ``names`` match."""
     patterns = _patterns(fields, *names)
     return lambda module: None if any(matches(p, module) for p in patterns) else number_format
 
 
 def _fp8(fields: ConfigFields) -> tuple[FormatOf, str]:
+    """Return formats and activation scales of method fp8, in blocks where weight_block_size is present."""
     block = fields.items("weight_block_size", default=None)
     scales = fields.choice("activation_scheme", among={"dynamic": "dynamic", "static": "static"}, default="dynamic")
     if block is not None and not (
@@ -87,12 +88,13 @@ def _fp8(fields: ConfigFields) -> tuple[FormatOf, str]:
 
 
 def _mxfp4(fields: ConfigFields) -> tuple[FormatOf, str]:
-    # transformers' mxfp4 method replaces only the experts' matrices
+    """Return formats and activation scales of method mxfp4, which in transformers quantises experts alone."""
     format_of = _except(fields, "mxfp4", "modules_to_not_convert")
     return lambda module: format_of(module) if ".experts" in module else None, "dynamic"
 
 
 def _integer_weights(fields: ConfigFields) -> tuple[FormatOf, str]:
+    """Return formats and activation scales (none) of awq and gptq: 4 or 8 bits, weights only."""
     bits = fields.size("bits", "w_bit")
     if bits not in (4, 8):
         raise errors.config_unsupported(fields.label, "bits", bits, ["4", "8"])
@@ -100,7 +102,7 @@ def _integer_weights(fields: ConfigFields) -> tuple[FormatOf, str]:
 
 
 def _group_format(group: ConfigFields) -> tuple[str, str]:
-    """Return format and activation scales of one compressed-tensors group."""
+    """Return format and activation scales (none, static, dynamic) of one compressed-tensors group."""
     weights, inputs = group.inside("weights"), group.inside("input_activations", default=None)
     key = (weights.text("type"), weights.size("num_bits"), inputs is not None)
     number_format = COMPRESSED_FORMATS.get(key)
@@ -120,6 +122,7 @@ def _group_format(group: ConfigFields) -> tuple[str, str]:
 
 
 def _compressed_tensors(fields: ConfigFields) -> tuple[FormatOf, str]:
+    """Return formats and activation scales of compressed-tensors: the first group whose targets match a module."""
     groups = fields.inside("config_groups")
     group_formats = []
     for name in groups.values:
@@ -131,16 +134,22 @@ def _compressed_tensors(fields: ConfigFields) -> tuple[FormatOf, str]:
         if any(matches(pattern, module) for pattern in ignored):
             return None
         for targets, number_format, _ in group_formats:
-            # "Linear" matches every matrix considered here
+            # "Linear", a class of layers, is every matrix that is looked up here
             if any(target == "Linear" or matches(target, module) for target in targets):
                 return number_format
         return None
 
-    scales = {kind[2] for kind in group_formats} - {"none"}
-    return format_of, "dynamic" if "dynamic" in scales else next(iter(scales), "none")
+    return format_of, _common_scales(scales for _, _, scales in group_formats)
+
+
+def _common_scales(scales: Iterable[str]) -> str:
+    """Return the activation scales of a model whose modules have several: dynamic before static before none."""
+    quantised = set(scales) - {"none"}
+    return "dynamic" if "dynamic" in quantised else next(iter(quantised), "none")
 
 
 def _modelopt_format(fields: ConfigFields) -> tuple[str, str]:
+    """Return format and activation scales of ModelOpt's quant_algo."""
     algorithm = fields.text("quant_algo")
     if algorithm not in MODELOPT_FORMATS:
         supported = [*sorted(MODELOPT_FORMATS), "MIXED_PRECISION"]
@@ -149,6 +158,7 @@ def _modelopt_format(fields: ConfigFields) -> tuple[str, str]:
 
 
 def _modelopt(fields: ConfigFields) -> tuple[FormatOf, str]:
+    """Return formats and activation scales of ModelOpt: one quant_algo, or MIXED_PRECISION by module."""
     excluded = ("exclude_modules", "ignore")
     if fields.text("quant_algo", default=None) is None:
         return lambda module: None, "none"
@@ -160,11 +170,10 @@ def _modelopt(fields: ConfigFields) -> tuple[FormatOf, str]:
     included = _except(fields, "included", *excluded)
 
     def format_of(module: str) -> str | None:
-        named_formats = (kind[0] for name, kind in layer_formats.items() if matches(name, module))
-        return next(named_formats, None) if included(module) else None
+        formats = (number_format for name, (number_format, _) in layer_formats.items() if matches(name, module))
+        return next(formats, None) if included(module) else None
 
-    scales = {kind[1] for kind in layer_formats.values()} - {"none"}
-    return format_of, "dynamic" if "dynamic" in scales else next(iter(scales), "none")
+    return format_of, _common_scales(scales for _, scales in layer_formats.values())
 
 
 METHODS: dict[str, Callable[[ConfigFields], tuple[FormatOf, str]]] = {
@@ -179,6 +188,7 @@ METHODS: dict[str, Callable[[ConfigFields], tuple[FormatOf, str]]] = {
 
 
 def _method(fields: ConfigFields) -> tuple[FormatOf, str]:
+    """Return formats and activation scales by quant_method; InvalidInput: a method that is not supported."""
     # earlier exports of ModelOpt have quant_algo, but no quant_method
     fallback = "modelopt" if "quant_algo" in fields.values else None
     method = fields.text("quant_method", **({"default": fallback} if fallback else {}))
@@ -188,7 +198,7 @@ def _method(fields: ConfigFields) -> tuple[FormatOf, str]:
 
 
 def _kv_cache_format(fields: ConfigFields, dtype: str) -> str:
-    """Return fp8 if the checkpoint specifies it, in ModelOpt's or compressed-tensors' fields, else ``dtype``."""
+    """Return fp8 if ModelOpt's or compressed-tensors' fields say so, else ``dtype``; InvalidInput: another format."""
     algorithm = fields.values.get("kv_cache_quant_algo") or fields.values.get("kv_cache_scheme")
     if algorithm is None:
         return dtype
@@ -204,9 +214,9 @@ def read_formats(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the format columns of a ``models`` row, and notes on classes with mixed formats.
 
-    ``modules``: representative module names by class (attention, ffn, expert). ``quant_config``: the content of
-    ModelOpt's hf_quant_config.json, which has precedence over ``quantization_config``. Raises ``InvalidInput`` for an
-    unsupported method.
+    ``modules``: representative module names by class (attention, ffn, expert, mtp). ``quant_config``: content of
+    ModelOpt's hf_quant_config.json, which has precedence over ``quantization_config``. InvalidInput: a method or format
+    that is not supported.
     """
     if quant_config is not None:
         quantised = ConfigFields(quant_config, f"{fields.label}, hf_quant_config.json").inside("quantization")

@@ -1,7 +1,8 @@
-"""Readers of hybrids with Mamba-2 layers (arXiv 2405.21060); defaults as in transformers' configurations.
+"""Readers of hybrid architectures with Mamba-2 layers (arXiv 2405.21060); defaults as in transformers' configurations.
 
-A Mamba-2 layer has the matrices, the short convolution and the state of gated linear attention: its groups are the key
-heads, its state size the width of a key, its heads the value heads. Its kernels were never measured, which a note says.
+A Mamba-2 layer is read as gated linear attention with the same matrices, short convolution and state: its groups are
+the key heads, its state size is the width of a key, its heads are the value heads. No sweep has its kernels, which a
+note says.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kernelsight.models.layer_shapes import HYBRID, Shape, attention_heads, list
 
 MAMBA_NOTE = "Mamba-2 layers are predicted as gated delta nets of the same matrices and state"
 MAMBA_NAMES = {"linear": ("mamba.in_proj", "mamba.out_proj")}
-# letter of hybrid_override_pattern, or entry of layer_types: (attention, feed-forward) of a layer
+# (attention, feed-forward) of a layer by its letter in hybrid_override_pattern or its entry in layer_types
 BLOCKS = {
     "M": ("linear", "none"),
     "*": ("full", "none"),
@@ -45,7 +46,7 @@ def nemotron_h(fields: ConfigFields) -> Shape:
             fields.label, "moe_latent_size", latent_size, ["none: experts of the hidden size"]
         )
     attention, ffn = (list(column) for column in zip(*(BLOCKS[block] for block in blocks), strict=True))
-    columns = trunk(ConfigFields({"num_hidden_layers": len(blocks), **_without_silu(fields)}, fields.label))
+    columns = trunk(ConfigFields({"num_hidden_layers": len(blocks), **_without_replaced(fields)}, fields.label))
     columns["activation"] = fields.choice("mlp_hidden_act", among={"relu2": "relu2", "silu": "silu"}, default="relu2")
     columns |= {"layer_count": len(blocks), "norms_per_layer": 1, "ffn_gated": False}
     columns |= attention_heads(_with_head_dim(fields), columns["hidden"], head_dim=128) | {"rotary_dim": 0}
@@ -65,7 +66,7 @@ def nemotron_h(fields: ConfigFields) -> Shape:
     names["softmax"] = tuple(f"mixer.{matrix}_proj" for matrix in "qkvo")
     names["linear"] = ("mixer.in_proj", "mixer.out_proj")
     notes = (MAMBA_NOTE,) if "linear" in attention else ()
-    return Shape(columns, attention, ffn, notes).named(**names)
+    return Shape(columns, attention, ffn, notes).with_modules(**names)
 
 
 def granite_hybrid(fields: ConfigFields) -> Shape:
@@ -95,11 +96,11 @@ def granite_hybrid(fields: ConfigFields) -> Shape:
         "shared": ("shared_mlp.input_linear", "shared_mlp.output_linear"),
         "expert": ("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
     }
-    return Shape(columns, attention, ffn, (MAMBA_NOTE,) if "linear" in attention else ()).named(**names)
+    return Shape(columns, attention, ffn, (MAMBA_NOTE,) if "linear" in attention else ()).with_modules(**names)
 
 
 def _mamba(fields: ConfigFields, heads: str, groups: str, state: str, width: str, taps: str) -> dict[str, int]:
-    """Read the sizes of Mamba-2 layers as those of linear attention."""
+    """Return the sizes of Mamba-2 layers as columns of linear attention; arguments: names of their fields."""
     columns = {
         "linear_key_heads": fields.size(groups),
         "linear_value_heads": fields.size(heads),
@@ -113,11 +114,12 @@ def _mamba(fields: ConfigFields, heads: str, groups: str, state: str, width: str
     return columns
 
 
-def _without_silu(fields: ConfigFields) -> dict[str, Any]:
+def _without_replaced(fields: ConfigFields) -> dict[str, Any]:
+    """Return the fields without hidden_act and num_hidden_layers: mlp_hidden_act and the pattern replace them."""
     return {name: value for name, value in fields.values.items() if name not in ("hidden_act", "num_hidden_layers")}
 
 
 def _with_head_dim(fields: ConfigFields) -> ConfigFields:
-    """Return the fields with head_dim, which the first Nemotron-H configs call attention_head_dim."""
+    """Return the fields with head_dim, attention_head_dim in the first Nemotron-H configs."""
     older = fields.values.get("attention_head_dim")
     return fields if older is None else ConfigFields({"head_dim": older, **fields.values}, fields.label)

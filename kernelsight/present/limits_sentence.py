@@ -1,4 +1,4 @@
-"""The sentence on what limits a scenario: the resources whose relief gains most."""
+"""Verdict sentence on the bottleneck of a scenario: the resource of which 20 % more gains most."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from kernelsight.number_format import percent
 
 ENGINE = ("prefill compute", "decode bandwidth", "link", "host")
-# less is no gain: another order of the same requests changes as much
+# smaller gains do not count: another order of the same requests changes as much
 LEAST_GAIN = 0.005
-# an engine keeps up that takes hardly longer for a fifth more requests per second
+# an engine keeps up with the load if E2E grows by less than this share with a fifth more requests per second
 LITTLE_LONGER = -0.2
 
 
 def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``limit``, ``slowed_by`` and ``verdict`` of a scenario's rows of ``resource_gains``; None without rows.
+    """Return ``limit``, ``slowed_by`` and ``verdict`` from a scenario's rows of ``resource_gains``; None without rows.
 
     >>> row = {"resource": "seats", "throughput_gain": 0.12, "e2e_gain": 0.1, "ttft_gain": 0.2}
     >>> verdict_of([row, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.3}])["verdict"]

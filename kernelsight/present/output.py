@@ -1,4 +1,4 @@
-"""Tables and JSON on stdout or in a file, by its extension; notes and progress on stderr."""
+"""Output of the command line: tables, CSV and JSON on stdout or in files; notes and progress on stderr."""
 
 from __future__ import annotations
 
@@ -27,62 +27,59 @@ FORMATS = ("table", "json", "csv")
 ENDINGS = (".parquet", ".csv", ".json", ".duckdb")
 
 
-# how much is said on stderr beside results and errors: nothing, notes, or every computed table
-QUIET, USUAL, VERBOSE = range(3)
-_said = USUAL
-# notes that follow the answer
-_afterwards: list[str] = []
-# seconds between lines of progress where stderr is no terminal
+# verbosity on stderr, beside errors: nothing, notes, or also every computed table
+QUIET, NORMAL, VERBOSE = range(3)
+_verbosity = NORMAL
+# notes that are printed after the answer
+_notes: list[str] = []
+# seconds between lines of progress if stderr is not a terminal
 LINES_EVERY_S = 10.0
 
 
-def say(how_much: int) -> None:
-    """Set how much is said on stderr: QUIET, USUAL or VERBOSE."""
-    global _said
-    _said = how_much
-    _afterwards.clear()
+def set_verbosity(level: int) -> None:
+    """Set the verbosity on stderr: QUIET, NORMAL or VERBOSE; forgets kept notes."""
+    global _verbosity
+    _verbosity = level
+    _notes.clear()
 
 
 def note(text: str) -> None:
-    """Write a line to stderr, unless nothing is to be said."""
-    if _said > QUIET:
+    """Print a line on stderr, unless QUIET."""
+    if _verbosity > QUIET:
         print(visible(text), file=sys.stderr)
 
 
 def note_afterwards(texts: Iterable[str]) -> None:
-    """Keep lines for stderr until the answer is printed."""
-    _afterwards.extend(texts)
+    """Keep lines for stderr until ``print_notes``, which follows the answer."""
+    _notes.extend(texts)
 
 
-def say_notes() -> None:
-    """Write the notes that were kept, once."""
-    texts = _afterwards[:]
-    _afterwards.clear()
+def print_notes() -> None:
+    """Print the kept notes on stderr, once."""
+    texts = _notes[:]
+    _notes.clear()
     for text in texts:
         note(text)
 
 
 def is_verbose() -> bool:
-    """Whether everything is to be said."""
-    return _said == VERBOSE
+    """Whether the verbosity is VERBOSE."""
+    return _verbosity == VERBOSE
 
 
 def status(text: str = "", end: str = "") -> None:
-    """Write over the line of a terminal's stderr on which the cursor is."""
+    """Overwrite the current line of a terminal on stderr."""
     print(f"\r\033[K{visible(text)}", end=end, file=sys.stderr, flush=True)
 
 
 def print_page(lines: Iterable[str]) -> None:
-    """Print lines for people on stdout; names in them that hold control characters cannot drive the terminal.
-
-    On a terminal sentences that are too long for a line are broken between words.
-    """
+    """Print lines for people on stdout, with control characters escaped; on a terminal long sentences are wrapped."""
     width = terminal_width()
     print("\n".join(piece for line in map(visible, lines) for piece in wrapped(line, width)))
 
 
 def wrapped(line: str, width: int | None) -> list[str]:
-    """Return a line in parts no longer than a terminal is wide, later ones below the first word; rows of tables whole.
+    """Return a line wrapped to a width, with a hanging indent; rows of tables (with two spaces) are not wrapped.
 
     >>> wrapped("  - a sentence that is long", 18), wrapped("a row  of columns  is whole", 18)
     (['  - a sentence', '    that is long'], ['a row  of columns  is whole'])
@@ -99,13 +96,13 @@ def wrapped(line: str, width: int | None) -> list[str]:
 
 
 def progress(names: str, seconds: float) -> None:
-    """Report which table has just been computed: on a terminal if it took more than half a second; all when verbose."""
-    if _said == VERBOSE or (seconds > 0.5 and sys.stderr.isatty()):
+    """Note the computation time of tables: always if VERBOSE, on a terminal if it was more than half a second."""
+    if _verbosity == VERBOSE or (seconds > 0.5 and sys.stderr.isatty()):
         note(f"  {names}: {number(seconds, 3)} s")
 
 
 class Waiting:
-    """Counts the seconds of a long computation: a line on the terminal, or a line every 10 s where stderr is none."""
+    """Progress of a long computation: seconds in one line of a terminal, else a line every LINES_EVERY_S."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -116,7 +113,7 @@ class Waiting:
 
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._count, daemon=True)
-        if _said > QUIET:
+        if _verbosity > QUIET:
             self._thread.start()
         return self
 
@@ -135,7 +132,7 @@ class Waiting:
 
 
 def clean(value: Any) -> Any:
-    """Return a JSON-serialisable value: NaN and infinities become null, decimals numbers, other types text."""
+    """Return a JSON-serialisable value: NaN and infinities as None, decimals as numbers, other types as text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -150,7 +147,7 @@ def clean(value: Any) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """Return indented JSON."""
+    """Return indented JSON, with control characters escaped."""
     return json_for_terminals(json.dumps(clean(value), indent=1, ensure_ascii=False, allow_nan=False))
 
 
@@ -174,24 +171,24 @@ def as_csv(rows: Iterable[Mapping[str, Any]], columns: list[str]) -> str:
 
 
 class _Lines(list[str]):
-    """Lines of CSV, ended with a line feed; csv.writer quotes a lone \\r only where its own line end holds one."""
+    """Lines of CSV ending with a line feed; csv.writer quotes a lone \\r only if its own line end holds one."""
 
     def write(self, line: str) -> None:
         self.append(f"{line[:-2]}\n")
 
 
 def as_text(rows: list[Mapping[str, Any]], columns: list[str], width: int | None = None) -> str:
-    """Return rows as aligned columns, as ``table_lines``."""
+    """Return rows as text of aligned columns; see ``table_lines``."""
     return "\n".join(table_lines(rows, columns, width))
 
 
 def table_lines(rows: list[Mapping[str, Any]], columns: list[str], width: int | None = None) -> list[str]:
-    """Return rows as aligned columns, numbers right-aligned; cells too wide for the line end in an ellipsis."""
+    """Return a head, a rule and rows as aligned columns, numbers right-aligned; cells are cut to fit ``width``."""
     if not columns:
         return []
     heads = [visible(name) for name in columns]
     cells = [[visible(number(row.get(name)).replace("\n", " ")) for name in columns] for row in rows]
-    right = [
+    is_right_aligned = [
         any(isinstance(row.get(name), int | float) and not isinstance(row.get(name), bool) for row in rows)
         for name in columns
     ]
@@ -202,7 +199,7 @@ def table_lines(rows: list[Mapping[str, Any]], columns: list[str], width: int | 
 
     def line(texts: list[str]) -> str:
         cells_cut = []
-        for text, size, to_right in zip(texts, widths, right, strict=True):
+        for text, size, to_right in zip(texts, widths, is_right_aligned, strict=True):
             cut = text if len(text) <= size else text[: size - 1] + "…"
             cells_cut.append(cut.rjust(size) if to_right else cut.ljust(size))
         return "  ".join(cells_cut).rstrip()
@@ -213,7 +210,7 @@ def table_lines(rows: list[Mapping[str, Any]], columns: list[str], width: int | 
 def fitting_lines(
     rows: list[Mapping[str, Any]], columns: list[str], width: int | None, expendable: Iterable[str]
 ) -> list[str]:
-    """Return rows as ``table_lines``; without as many of the ``expendable`` columns as do not fit, which are named.
+    """Return rows as ``table_lines``; ``expendable`` columns are left out, in order, until they fit, and then listed.
 
     >>> rows = [{"gpu": "l4", "high": 1.0, "low": 2.0}]
     >>> fitting_lines(rows, ["gpu", "high", "low"], 10, ["low", "high"])
@@ -232,24 +229,24 @@ def fitting_lines(
 
 
 def terminal_width() -> int | None:
-    """Return the terminal's width, or None if stdout is not a terminal and nothing is truncated."""
+    """Return the terminal's width in characters; None if stdout is not a terminal: nothing is truncated then."""
     if not sys.stdout.isatty():
         return None
     return os.get_terminal_size().columns
 
 
-def print_rows(rows: list[dict[str, Any]], columns: list[str], form: str) -> None:
+def print_rows(rows: list[dict[str, Any]], columns: list[str], output_format: str) -> None:
     """Print rows on stdout as a table, JSON or CSV."""
-    if form == "json":
+    if output_format == "json":
         print(as_json(rows))
-    elif form == "csv":
+    elif output_format == "csv":
         print(as_csv(rows, columns), end="")
     else:
         print(as_text(rows, columns, terminal_width()))
 
 
 def check_ending(path: str | None, allowed: tuple[str, ...] = ENDINGS, flag: str = "-o") -> Path | None:
-    """Return the path of a flag; InvalidInput for an unknown extension, or a folder that is missing or read-only."""
+    """Return the output path of a flag; InvalidInput: an unknown extension, or a file that cannot be created."""
     if path is None:
         return None
     target = Path(path)
@@ -275,7 +272,10 @@ def check_ending(path: str | None, allowed: tuple[str, ...] = ENDINGS, flag: str
 
 
 def write_table(table: pa.Table, target: Path) -> None:
-    """Write an Arrow table atomically as Parquet, CSV or JSON, by the path's extension."""
+    """Write an Arrow table atomically as Parquet, CSV or JSON, by the path's extension.
+
+    InvalidInput: column types that Parquet cannot store.
+    """
     columns = table.column_names
     if target.suffix == ".csv":
         write_text(as_csv(python_rows(table), columns), target)
@@ -296,6 +296,6 @@ def write_table(table: pa.Table, target: Path) -> None:
 
 
 def write_text(text: str, target: Path) -> None:
-    """Write a text file in UTF-8; whole or not at all."""
+    """Write a text file in UTF-8 atomically."""
     with durable_file(target) as draft:
         draft.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Settings of an engine one step away from those of a deployment."""
+"""Neighbouring engine settings of a deployment, one change each, as candidates for tuning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ STEPS = {"max_num_batched_tokens": (0.25, 0.5, 2.0, 4.0), "max_num_seqs": (0.25,
 
 
 def graphs_end(largest: int, batches: str, batch: int, whom: str, factor: float) -> str:
-    """Return the sentence on CUDA graphs that end below the batches, and what ones that reach them bring.
+    """Return the sentence on CUDA graphs smaller than the batches, and the speedup from larger ones.
+
+    ``largest``: tokens of the largest CUDA graph; ``batches``: words on what exceeds it; ``batch``: tokens of a batch;
+    ``whom``: what gets faster; ``factor``: by how much.
 
     >>> graphs_end(128, "160 sequences exceed", 160, "this step", 1.94)
     'CUDA graphs end at a batch of 128, which 160 sequences exceed: --max-cudagraph-capture-size 256 makes this step \
@@ -25,7 +28,7 @@ def graphs_end(largest: int, batches: str, batch: int, whom: str, factor: float)
 
 
 def graphs_for(batch: int) -> int:
-    """Return the largest size of CUDA graphs that a batch runs in.
+    """Return the max_cudagraph_capture_size that holds a batch: the next power of two, in tokens.
 
     >>> graphs_for(129), graphs_for(256)
     (256, 256)
@@ -34,10 +37,12 @@ def graphs_for(batch: int) -> int:
 
 
 def alternatives(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return (name, flags) of settings one step from the stated ones.
+    """Return (name, flags) of all settings that differ from ``settings`` in one value.
 
-    >>> stated = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "async_scheduling": True, "tp": 2}
-    >>> [name for name, _ in alternatives(stated, {})][:3]
+    ``settings``: columns of ``deployment_settings``; changes that ``flags`` already state are left out.
+
+    >>> settings = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "async_scheduling": True, "tp": 2}
+    >>> [name for name, _ in alternatives(settings, {})][:3]
     ['max_num_batched_tokens=2048', 'max_num_batched_tokens=4096', 'max_num_batched_tokens=16384']
     """
     neighbours: list[tuple[str, dict[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""Checks of arguments given in Python: a value of a wrong type is refused in one sentence."""
+"""Checks of Python arguments: a value of a wrong type raises InvalidInput with one sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelsight.scenario.objectives import parse_objectives
 
 
 def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise InvalidInput for a word that is none of the choices.
+    """Raise InvalidInput for a value that is none of the choices.
 
     >>> one_of("fit", "host", ("none", "host"))
     """
@@ -19,7 +19,7 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def mapping_of(name: str, value: Any, example: str) -> dict[str, Any]:
-    """Return a mapping as a dict, nothing as an empty one; InvalidInput for anything else.
+    """Return a mapping as a dict, None as an empty one; InvalidInput for anything else.
 
     >>> mapping_of("stated", None, "{'request_rate': 4}"), mapping_of("search", {"quantization": None}, "")
     ({}, {'quantization': None})
@@ -32,7 +32,7 @@ def mapping_of(name: str, value: Any, example: str) -> dict[str, Any]:
 
 
 def values_of(search: Any) -> dict[str, list[Any]]:
-    """Return the values to search by flag; a single one is a list of it.
+    """Return the values to search, as a list for each flag; InvalidInput: no mapping.
 
     >>> values_of({"quantization": "fp8", "max_num_seqs": [64, 128]})
     {'quantization': ['fp8'], 'max_num_seqs': [64, 128]}
@@ -42,7 +42,7 @@ def values_of(search: Any) -> dict[str, list[Any]]:
 
 
 def goodput_of(goodput: Any) -> dict[str, float]:
-    """Return objectives per request: a mapping, or words as the command line takes them.
+    """Return goodput objectives per request from a mapping, or from text as --goodput takes it, in ms.
 
     >>> goodput_of("ttft:500 tpot:40"), goodput_of({"goodput_ttft_ms": 500.0})
     ({'goodput_ttft_ms': 500.0, 'goodput_tpot_ms': 40.0}, {'goodput_ttft_ms': 500.0})

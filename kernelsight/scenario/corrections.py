@@ -1,4 +1,4 @@
-"""Corrections that a comparison has fitted, applied to deployments of the same fingerprint."""
+"""Corrections that ``compare`` fitted to a log, applied to deployments with the same fingerprint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelsight.errors import InvalidInput
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# what a correction rests on; other limits change which steps there are, not what they take
+# settings that determine the times of steps; other limits change which steps there are, not their times
 IDENTITY = (
     *("model", "gpu", "tp", "pp", "dp", "ep", "engine", "dtype", "attention_format", "ffn_format", "expert_format"),
     *("kv_cache_dtype", "moe_backend", "async_scheduling"),
@@ -24,14 +24,14 @@ IDENTITY = (
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
-    """Return 16 hexadecimal digits for a row of ``deployment_settings``: deployments for which a correction holds."""
+    """Return 16 hexadecimal digits of a row of ``deployment_settings``; a correction holds for equal fingerprints."""
     captured = "graphs" if settings["graph_max_tokens"] else "eager"
     text = "\n".join([*(f"{name} {settings[name]}" for name in IDENTITY), captured])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def corrections_of(deployment_settings: pa.Table, log_corrections: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of ``corrections``: those of each deployment's fingerprint."""
+    """Return the rows of ``corrections``: for each deployment, the rows of ``log_corrections`` with its fingerprint."""
     by_fingerprint: dict[str, list[dict[str, Any]]] = {}
     for row in log_corrections.to_pylist():
         by_fingerprint.setdefault(row["fingerprint"], []).append(row)
@@ -43,9 +43,9 @@ def corrections_of(deployment_settings: pa.Table, log_corrections: pa.Table) -> 
 
 
 def give_corrections(session: Session, corrections: Any) -> str:
-    """Give a session corrections for deployments of their fingerprints, and return what they are.
+    """Set a session's ``log_corrections``, and return a sentence on their source.
 
-    ``corrections``: a Parquet file, or a table of them (``fitted_corrections``). InvalidInput: there are none in it.
+    ``corrections``: a Parquet file, or a table ``fitted_corrections``. InvalidInput: it holds no corrections.
     """
     rows = (
         _rows_of_file(corrections)
@@ -75,7 +75,7 @@ def _source_of(corrections: Any) -> str:
 
 
 def refuse_unused_corrections(session: Session, corrections: Any) -> None:
-    """Raise InvalidInput where corrections were given and none of the planned deployments is the one they are for."""
+    """Raise InvalidInput where none of the session's deployments has the fingerprint of given corrections."""
     if not session.table("corrections").num_rows:
         raise InvalidInput(
             f"{_source_of(corrections)} was fitted for another deployment: model, GPU, engine, parallel sizes or "

@@ -1,4 +1,4 @@
-"""The flags of a deployment: model, GPU and engine, its limits, policies, speculation and prefill pool."""
+"""Flags of a deployment: model, GPU and engine, limits, scheduling policies, speculative decoding, prefill pool."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ ENGINES = ("vllm", "sglang", "trtllm")
 
 
 def _of_deployment(name: str, kind: str = "text", help: str | None = None, metavar: str | None = None, **more) -> Flag:
+    """Return a flag whose column of ``deployments`` has its name."""
     return Flag(name, kind, help, metavar, **{"column": name, **more})
 
 
 def _parallel(short: str, name: str, column: str | None, prefix: str = "") -> Flag:
+    """Return the flag of a parallel size, such as --tensor-parallel-size; ``prefix``: "prefill-" for that pool."""
     long = f"--{prefix}{name}-parallel-size"
     return Flag(
         long.lstrip("-").replace("-", "_"),

@@ -1,4 +1,4 @@
-"""The values of flags, each in the type of its flag; those out of range are refused."""
+"""Typed values of flags: conversion and range checks by the kind of a flag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERSION = re.compile(
     r"v?\d{1,18}(\.\d{1,18})*([-._]?(alpha|beta|preview|pre|post|dev|rev|rc|a|b|c|r)[-._]?\d{0,18})*(\+[a-z0-9._-]+)?",
     re.I,
 )
-# kind -> (value is in range, description of the range)
+# by kind: (function that checks the range, function that describes it)
 RANGES: Mapping[str, tuple] = {
     "positive": (lambda value, flag: value > 0, lambda flag: "a finite number above 0"),
     "share": (lambda value, flag: 0 < value <= 1, lambda flag: "a number above 0 and at most 1"),
@@ -37,7 +37,7 @@ RANGES: Mapping[str, tuple] = {
 
 def typed_value(name: str, value: Any) -> Any:
     """Return a flag's value in its own type, so that 8 and 8.0 name the same scenario; InvalidInput gives the range."""
-    # numbers of a grid come back in thousands of its rows; 0 is left out, because -0.0 equals it
+    # cached: a grid repeats numbers in thousands of rows; without 0, because -0.0 equals it
     return _checked_number(name, value) if type(value) in (int, float) and value else _typed_value(name, value)
 
 
@@ -47,6 +47,7 @@ def _checked_number(name: str, value: float) -> Any:
 
 
 def _typed_value(name: str, value: Any) -> Any:
+    """Return ``typed_value``, without a cache."""
     flag = FLAGS[name]
     if isinstance(value, Decimal) and value.is_finite():  # SQL's sums and literals: 64 as HUGEINT, 0.5
         value = int(value) if value == value.to_integral_value() else float(value)

@@ -1,4 +1,4 @@
-"""The flags of a scenario, each declared once: for the command line, for grids and for ``what_if``.
+"""All flags of a scenario by name: one declaration for the command line, for grids and for Python keywords.
 
 A flag's name is a column of a grid; its kind defines the values it takes; ``column`` is its column of ``deployments``.
 """
@@ -28,18 +28,20 @@ FLAGS = {
 }
 # flag: column of ``deployments``
 DEPLOYMENT_FLAGS = {flag.name: flag.column for flag in FLAGS.values() if flag.column}
-# flags that come before a deployment: they say what others are
+# flags that set other flags
 OF_LAUNCH = ("launch", "read_launch_files")
 SHORTHANDS = (*OF_LAUNCH, "model_like", "max_position_embeddings")
 # flags that define a second deployment: the draft model
 DRAFT_FLAGS = tuple(flag.name for flag in SPECULATION if not flag.column)
-# prefill-pool flag -> decode-pool flag it overrides
+# prefill-pool flag: decode-pool flag that it overrides
 PREFILL_FLAGS = {
-    name: own for name in FLAGS if (own := name.removeprefix("prefill_")) != name and own in DEPLOYMENT_FLAGS
+    name: decode_name
+    for name in FLAGS
+    if (decode_name := name.removeprefix("prefill_")) != name and decode_name in DEPLOYMENT_FLAGS
 }
 POOL_FLAGS = tuple(flag.name for flag in POOLS)
 LOAD_FLAGS = tuple(flag.name for group in (LOAD, LENGTHS, ROUTER, SITE, KEPT) for flag in group)
-# spellings of other tools, and short forms
+# other spellings: those of other tools, and short forms
 ALIASES = {
     alias: flag.name
     for flag in FLAGS.values()

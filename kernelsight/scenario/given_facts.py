@@ -1,4 +1,4 @@
-"""Facts that a user states in a small file: GPUs beside the catalogue's, and host overheads of an engine."""
+"""Hypothetical GPUs and host overheads from a user's CSV or JSON file, as rows of ``gpus`` and ``host_overheads``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 SPREAD = "step_log_sd"
-# columns that a hypothetical GPU may leave out
+# columns that a hypothetical GPU may leave unset
 UNSTATED = (
     "compute_capability",
     "bf16_flops_per_s",
@@ -32,7 +32,7 @@ UNSTATED = (
 )
 
 
-# by the ending of a column: a value far below that of any GPU, and the unit
+# by suffix of a column: a value far below that of any GPU, and the unit; smaller values are in another unit
 LEAST = {
     "bytes_per_s": (1e9, "bytes a second"),
     "flops_per_s": (1e9, "operations a second"),
@@ -43,9 +43,9 @@ LEAST = {
 
 
 def extend_gpus(session: Session, path: Path) -> list[str]:
-    """Add the GPUs of a CSV or JSON file to the catalogue's; return the catalogue names that its rows replace.
+    """Add the GPUs of a CSV or JSON file to a session; return the catalogue names that its rows replace.
 
-    InvalidInput: the file cannot be read, or what ``gpu_rows`` refuses.
+    InvalidInput: the file cannot be read, or a row is invalid (see ``gpu_rows``).
     """
     catalogue_names = set(session.table("gpus")["gpu"].to_pylist())
     texts = {column.name for column in session.graph.known("gpus").columns if column.type == "string"} | {"like"}
@@ -55,7 +55,7 @@ def extend_gpus(session: Session, path: Path) -> list[str]:
 
 
 def gpu_rows(session: Session, facts: Iterable[Mapping[str, Any]], origin: object, source: str) -> list[dict[str, Any]]:
-    """Return rows of ``gpus`` from stated facts; ``origin``: where they are from, for refusals.
+    """Return complete rows of ``gpus`` from partial ones; ``origin``: their source, for error messages.
 
     A row with the name of a catalogue GPU, or with one in the field ``like``, takes missing columns and the fit
     (``measured_as``) from it. InvalidInput: a new GPU lacks columns (all are listed), or a rate is in another unit.
@@ -87,11 +87,11 @@ def gpu_rows(session: Session, facts: Iterable[Mapping[str, Any]], origin: objec
             )
         _refuse_implausible(row, origin, texts)
         rows.append(row)
-    return _without_strange(rows, columns, origin)
+    return _with_known_columns(rows, columns, origin)
 
 
 def _refuse_implausible(row: dict[str, Any], origin: object, texts: set[str]) -> None:
-    """Reject rates and sizes in another unit (GB, TB/s, GHz): kernels would take years, or no time."""
+    """Raise InvalidInput for rates and sizes in another unit (GB, TB/s, GHz)."""
     for name, value in row.items():
         ending = next((suffix for suffix in LEAST if name.endswith(suffix)), None)
         if ending is None or name in texts or value is None:
@@ -103,7 +103,8 @@ def _refuse_implausible(row: dict[str, Any], origin: object, texts: set[str]) ->
             )
 
 
-def _without_strange(rows: list[dict[str, Any]], columns: list[str], origin: object) -> list[dict[str, Any]]:
+def _with_known_columns(rows: list[dict[str, Any]], columns: list[str], origin: object) -> list[dict[str, Any]]:
+    """Return the rows; UnknownName for one with a column that ``gpus`` lacks."""
     for row in rows:
         for name in row:
             if name not in columns:
@@ -115,10 +116,10 @@ def give_host_overheads(session: Session, path: Path) -> None:
     """Replace the catalogue's host_overheads of some engines by the rows of a CSV or JSON file.
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
-    measured, on the CPU that serves, and as exact unless it states its step_log_sd. What a figure implies is 0 where it
-    is not stated: beside request_us what tokens and experts add, beside per_eager_launch_us what latent attention adds,
-    beside per_request_us what requests of other stages add; and beside exposed_per_request_us all requests cost the
-    same. InvalidInput: the file cannot be read, or a value does not fit.
+    measured, on the CPU that serves, and as exact unless it states its step_log_sd. Terms that refine a stated figure
+    are 0 unless stated: with request_us those of tokens and experts, with per_eager_launch_us that of latent attention,
+    with per_request_us that of requests of other stages; with exposed_per_request_us all requests cost the same.
+    InvalidInput: the file cannot be read, or a value is invalid.
     """
     columns = session.graph.known("host_overheads").columns
     catalogue_rows = session.table("host_overheads").to_pylist()
@@ -133,9 +134,9 @@ def give_host_overheads(session: Session, path: Path) -> None:
             raise InvalidInput(f"{path}, row {number}: the field engine is missing; add it.")
         if str(engine) not in newest:
             raise unknown("engine", str(engine), newest, f"It is in {path}.")
-        strange = [name for name in fields if name not in {column.name for column in columns}]
-        if strange:
-            raise unknown("column of host_overheads", strange[0], [column.name for column in columns])
+        unknown_columns = [name for name in fields if name not in {column.name for column in columns}]
+        if unknown_columns:
+            raise unknown("column of host_overheads", unknown_columns[0], [column.name for column in columns])
         if "request_us" in fields:
             fields = {"per_prompt_token_us": 0.0, "per_output_token_us": 0.0, "experts_request_us": 0.0} | fields
         if "per_request_us" in fields:
@@ -146,7 +147,7 @@ def give_host_overheads(session: Session, path: Path) -> None:
             fields = {"exposed_requests_half": None} | fields
         defaults = {"from_version": "0", "source": f"given in {path.name}", "assumed": None, SPREAD: None}
         if figures <= fields.keys():
-            # as they were measured, on whatever CPU
+            # measured on the CPU that serves: not scaled to another one
             defaults["compiled"] = True
         else:
             defaults |= {name: newest[engine][name] for name in ("assumed", SPREAD)}

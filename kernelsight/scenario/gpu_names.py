@@ -1,4 +1,4 @@
-"""Names of GPUs as nvidia-smi, clouds and people write them, resolved by the table ``gpu_aliases``."""
+"""Resolution of GPU names (nvidia-smi, cloud instances, short forms) to the catalogue, by the table ``gpu_aliases``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelsight.catalog.tables import facts
 
 
 class GpuName(NamedTuple):
-    """The catalogue name that a name stands for; ``assumed``: what the name leaves open, or None."""
+    """The catalogue GPU of a name; ``assumed``: the choice among several boards of this name, or None."""
 
     gpu: str
     assumed: str | None
@@ -28,7 +28,7 @@ def _aliases() -> dict[str, GpuName]:
 
 
 def find_gpu(name: str) -> GpuName | None:
-    """Return the catalogue GPU that a name stands for, or None.
+    """Return the catalogue GPU of a name, or None.
 
     >>> find_gpu("NVIDIA-H100-80GB-HBM3").gpu, find_gpu("g6e.12xlarge").gpu, find_gpu("TPU v5e")
     ('h100_sxm', 'l40s', None)
@@ -38,5 +38,5 @@ def find_gpu(name: str) -> GpuName | None:
     names, spelling = _aliases(), _key(name)
     if spelling in names:
         return names[spelling]
-    begun = [key for key in names if key.endswith("*") and spelling.startswith(key[:-1])]
-    return names[max(begun, key=len)] if begun else None
+    prefixes = [key for key in names if key.endswith("*") and spelling.startswith(key[:-1])]
+    return names[max(prefixes, key=len)] if prefixes else None

@@ -1,4 +1,4 @@
-"""Grids of scenarios: rows of flags, read from a file, a query, axes or tables."""
+"""Grids of scenarios: rows of flags from JSON axes, a CSV, JSON or Parquet file, a SQL query or a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 QUERY_WORDS = ("select", "with", "from", "values")
-# one grid is held in memory as rows; beyond this a table with fewer axes is what was meant
+# rows of a grid are held in memory; larger products of axes are most likely a mistake
 LARGEST_GRID = 5_000_000
 
 
@@ -68,7 +68,7 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
 
 
 def _refusal(name: str) -> Refuse:
-    """Return what makes the refusal of a grid of this name."""
+    """Return a function that builds the error for a grid; ``name``: the grid in the message."""
 
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"{name} {problem}; give JSON of axes, a table of scenarios as CSV or Parquet, or a query.")
@@ -92,6 +92,7 @@ def _read_csv(path: Path, refuse: Refuse) -> pa.Table:
 
 
 def _json_rows(content: Any, name: str) -> list[dict[str, Any]]:
+    """Return the rows of parsed JSON: a list of rows, or an object of axes."""
     if isinstance(content, list) and all(isinstance(row, dict) for row in content):
         return content
     if not isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""Flags as keyword arguments in Python: signatures and documentation by their declaration, errors that name them so."""
+"""Flags as Python keyword arguments: signatures and docstrings from their declarations, errors that name keywords."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Asked = TypeVar("Asked", bound=Callable[..., Any])
 
 DEPLOYMENT = (*flags.DEPLOYMENT, *flags.LIMITS, *flags.POLICIES, *flags.SPECULATION)
 SCENARIO = tuple(FLAGS.values())
-# what sizing varies itself
+# flags of ``size``: without those that sizing sets itself
 SIZED = tuple(
     flag
     for flag in SCENARIO
@@ -29,8 +29,8 @@ TYPES = {
     **{"whole": "int", "positive": "float", "share": "float", "share_or_none": "float", "not_negative": "float"},
     **{"span": "float", "switch": "bool", "yes": "bool"},
 }
-# a flag of the command line, with the placeholder of its value; what stands in quotes is a command, or a value that
-# somebody gave, and is left as it is
+# an option of the command line, with the placeholder of its value; text in quotes is a command or a user's value, and
+# is not changed
 _FLAG = (
     r"`[^`]*`|(?<!\w)'(?:[^'\\]|\\.)*'|(?<!\w)\"(?:[^\"\\]|\\.)*\"|kernelsight [a-z].*"
     r"|(?<![\w-])--(?P<name>[a-z][a-z0-9-]*)(?: (?:FACTOR|FILE|[A-Z])\b)?"
@@ -38,9 +38,9 @@ _FLAG = (
 
 
 def in_python(text: str, names: frozenset[str] = frozenset(), caller_texts: tuple[str, ...] = ()) -> str:
-    """Return a message with the flags of the command line as keyword arguments.
+    """Return a message with command-line options written as keyword arguments.
 
-    ``names``: those beside the flags of scenarios; ``caller_texts``: texts of the caller, which are left as they are.
+    ``names``: keywords besides the flags of scenarios; ``caller_texts``: texts from the caller, which stay unchanged.
 
     >>> in_python("--phase decode needs --context-len.", frozenset({"context_len"}))
     '--phase decode needs context_len.'
@@ -50,15 +50,15 @@ def in_python(text: str, names: frozenset[str] = frozenset(), caller_texts: tupl
     'no file my --seed 3; give seed'
     """
 
-    def named(match: re.Match[str]) -> str:
+    def keyword(match: re.Match[str]) -> str:
         name = (match["name"] or "").replace("-", "_")
         return name if name in names or name in FLAGS else match[0]
 
-    return re.sub("|".join([*map(re.escape, caller_texts), _FLAG]), named, text)
+    return re.sub("|".join([*map(re.escape, caller_texts), _FLAG]), keyword, text)
 
 
 def _texts(values: Any) -> set[str]:
-    """Return the texts in what a caller gave that could be read as flags, those in lists and tables included."""
+    """Return the texts among a caller's arguments that look like options, also within lists and mappings."""
     if isinstance(values, str | PurePath):
         return {str(values)} if "--" in str(values) else set()
     if isinstance(values, Mapping):
@@ -67,7 +67,7 @@ def _texts(values: Any) -> set[str]:
 
 
 def type_of(flag: Flag) -> str:
-    """Return the type of a flag's value as it is written.
+    """Return the Python type of a flag's value, as text.
 
     >>> type_of(FLAGS["max_num_seqs"]), type_of(FLAGS["engine"]), type_of(FLAGS["enforce_eager"])
     ('int', 'str', 'bool')
@@ -76,9 +76,10 @@ def type_of(flag: Flag) -> str:
 
 
 def takes_flags(*flags_taken: Flag) -> Callable[[Asked], Asked]:
-    """Return a decorator: ``flags_taken`` are keyword arguments of a function, and its errors name them so.
+    """Return a decorator that documents ``flags_taken`` as keyword arguments of a function.
 
-    The signature lists them with their types, in the place of ``**flags``; the documentation says what each is.
+    Its signature lists them with their types instead of ``**flags``, its docstring has their help, and its errors name
+    keywords, not command-line options.
     """
 
     def decorated(function: Asked) -> Asked:

@@ -1,4 +1,4 @@
-"""KV tiers as people write them: ``host:200GiB:read=50+disk:2TiB``, or ``none``."""
+"""The value of the flag ``kv_tier``: ``host:200GiB:read=50+disk:2TiB``, or ``none``; parsed, and written."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?(?:e\+?\d+)?)(?P<unit>[a-z]*)", re.
 
 
 def parse_tiers(text: str, flag: str = "kv_tier") -> list[dict[str, Any]]:
-    """Return rows of ``kv_tiers`` without their deployment, the nearest first; InvalidInput: what cannot be read.
+    """Return rows of ``kv_tiers`` without their deployment, the nearest tier first; InvalidInput: invalid text.
 
-    ``capacity_bytes`` None: a tier without limit, or ``capacity_factor`` times the GPU's KV cache.
+    ``capacity_bytes`` None: an unlimited tier, or ``capacity_factor`` times the GPU's KV cache.
 
     >>> [(row["tier"], row["capacity_bytes"], row["read_bytes_per_s"]) for row in parse_tiers("host:2GiB:read=50")]
     [('host', 2147483648, 50000000000.0)]
@@ -43,7 +43,7 @@ def parse_tiers(text: str, flag: str = "kv_tier") -> list[dict[str, Any]]:
 
 
 def tiers_text(rows: list[Mapping[str, Any]]) -> str | None:
-    """Return tiers in one spelling, whatever the order and the units in which they were written; None: no tier.
+    """Return tiers in canonical spelling, independent of the order and units in which they were written; None: no tier.
 
     >>> tiers_text(parse_tiers("disk:1TiB+host:1024MiB:latency=1ms"))
     'host:1GiB:latency=1000+disk:1TiB'
@@ -68,6 +68,7 @@ def _size_text(row: Mapping[str, Any]) -> str:
 
 
 def _capacity(text: str, flag: str) -> dict[str, Any]:
+    """Return the columns of a capacity such as 200GiB, 2x or unlimited."""
     if text.lower() in ("unlimited", "inf"):
         return {"capacity_bytes": None, "capacity_factor": None}
     match = _SIZE.fullmatch(text)
@@ -81,6 +82,7 @@ def _capacity(text: str, flag: str) -> dict[str, Any]:
 
 
 def _options(words: list[str], flag: str) -> dict[str, Any]:
+    """Return the columns of options such as read=50; None where unset."""
     options: dict[str, Any] = {"read_bytes_per_s": None, "write_bytes_per_s": None, "latency_us": None, "shared": None}
     for word in words:
         name, _, text = word.partition("=")
@@ -100,6 +102,7 @@ def _rates() -> dict[str, float]:
 
 
 def _number(word: str, text: str, units: Mapping[str, float], flag: str) -> float:
+    """Return the number of an option in base units; InvalidInput names the option."""
     match = _SIZE.fullmatch(text)
     value = float(match["number"]) * units.get(match["unit"].lower(), 0.0) if match else 0.0
     zero = word.startswith("latency") and bool(match) and float(match["number"]) == 0

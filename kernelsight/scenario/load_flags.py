@@ -1,10 +1,10 @@
-"""The flags of a scenario beside its deployment: pools, load, lengths, site and router."""
+"""Flags of a scenario besides its deployment: P/D pools, load, lengths, router, and power and carbon of the site."""
 
 from __future__ import annotations
 
 from kernelsight.scenario.flag import LARGEST_PARALLEL_SIZE, Flag
 
-# of a scenario on two deployments: prefill and decode
+# P/D disaggregation
 POOLS = (
     Flag(
         "prefill_replicas",
@@ -134,7 +134,7 @@ LENGTHS = (
     ),
     Flag("num_prefixes", "whole", "number of distinct prefixes (default: 1)", "N"),
 )
-# of the place where the servers stand
+# power and carbon of the data centre
 SITE = (
     Flag(
         "host_power_w",
@@ -199,7 +199,7 @@ ROUTER = (
         least=1.0,
     ),
 )
-# columns of scenarios that other command-line options set (--goodput, --keep)
+# columns of scenarios that another command-line option sets (--goodput)
 KEPT = (
     Flag("goodput_ttft_ms", "positive"),
     Flag("goodput_tpot_ms", "positive"),

@@ -1,4 +1,4 @@
-"""Which workload flags may be combined: the rules shared by the command line and the generation of requests."""
+"""Rules on combinations of load flags, shared by the command line and the drawing of requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FROM_THE_TRACE = (
 )
 RATES = ("request_rate", *RAMP_UP)
 CONVERSATION_ENDINGS = (".json", ".json.gz", ".json.zst")
-# columns that each distribution needs (one suffices), and columns that it excludes
+# by length distribution: flags of which it needs at least one, and flags that it excludes
 NEEDED = {"lognormal": SPREADS, "empirical": ("lengths_from",)}
 UNUSED = {
     "fixed": (*SPREADS, "lengths_from", "range_ratio"),
@@ -27,11 +27,11 @@ UNUSED = {
 
 ROUTER_THRESHOLDS = ("router_cache_threshold", "router_balance_abs_threshold", "router_balance_rel_threshold")
 
-Fault = tuple[str, str]  # what was found, what to do
+Fault = tuple[str, str]  # problem, advice
 
 
 def may_hold_conversations(trace: str) -> bool:
-    """Tell whether a trace may be recorded conversations, which have no arrivals: a folder, or a JSON file.
+    """Return whether a trace may be recorded conversations, which have no arrivals: a folder, or a JSON file.
 
     >>> may_hold_conversations("agent.json.gz"), may_hold_conversations("day.jsonl")
     (True, False)
@@ -62,7 +62,7 @@ def flags_set(row: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
 
 
 def with_finite_rate(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flags in which an infinite request rate is a closed loop of all requests, which are sent at once.
+    """Return flags with an infinite request rate replaced by a closed loop that sends all requests at once.
 
     >>> with_finite_rate({"request_rate": "inf", "num_prompts": 8})
     {'num_prompts': 8, 'max_concurrency': 8}
@@ -85,7 +85,7 @@ def check_load(flags: Mapping[str, Any]) -> None:
 
 
 def first_fault(row: Mapping[str, Any]) -> Fault | None:
-    """Return what is incomplete or contradictory in a workload, and what to do; None if it is valid.
+    """Return the problem of an incomplete or contradictory workload, and advice; None: it is valid.
 
     >>> first_fault({"num_prompts": 8, "input_len": 512, "output_len": 64, "request_rate": 2.0})
     >>> first_fault({"trace": "day.csv", "input_len": 512})[1]
@@ -96,10 +96,10 @@ def first_fault(row: Mapping[str, Any]) -> Fault | None:
 
 
 def _trace_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
-    free = RATES if may_hold_conversations(row["trace"]) else ()
-    twice = flags_set(row, tuple(name for name in FROM_THE_TRACE if name not in free))
-    if twice:
-        fault = f"trace and {', '.join(twice)} are both set, but a trace has its own arrivals and lengths"
+    allowed = RATES if may_hold_conversations(row["trace"]) else ()
+    conflicting = flags_set(row, tuple(name for name in FROM_THE_TRACE if name not in allowed))
+    if conflicting:
+        fault = f"trace and {', '.join(conflicting)} are both set, but a trace has its own arrivals and lengths"
         yield fault, "Remove one or the other."
     yield from _ramp_up_faults(row)
 
@@ -130,10 +130,10 @@ def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
 def _ramp_up_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
     if row.get("concurrency_ramp_s") and row.get("max_concurrency") is None:
         yield "concurrency_ramp_s is set without max_concurrency", "Set the users who join, or ramp a rate up."
-    of_ramp_up = flags_set(row, RAMP_UP)
-    if not of_ramp_up:
+    ramp_up_flags = flags_set(row, RAMP_UP)
+    if not ramp_up_flags:
         return
-    missing = [name for name in RAMP_UP if name not in of_ramp_up]
+    missing = [name for name in RAMP_UP if name not in ramp_up_flags]
     if missing:
         yield f"the ramp-up is missing {', '.join(missing)}", "Set all of its flags, or none."
     if row.get("request_rate") is not None:

@@ -1,4 +1,4 @@
-"""Service-level objectives: parsing, per-scenario check, and the cheapest deployment that meets them."""
+"""Service-level objectives (SLO, goodput): parsing, checks by scenario, and the cheapest deployment that meets them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p90", "p99")
 STATISTIC = re.compile(rf"(?P<metric>{'|'.join(METRICS)})_(mean|p(?P<percent>\d{{1,2}}(\.\d{{1,6}})?))_ms")
 PRICE = "price_per_gpu_hour"
-# the whole price over input, output or all tokens
+# columns of costs: the whole price over input, output or all tokens
 COSTS = {
     "input": "cost_per_million_input_tokens",
     "output": "cost_per_million_output_tokens",
@@ -27,7 +27,7 @@ GOODPUT = {"ttft": "goodput_ttft_ms", "tpot": "goodput_tpot_ms", "e2el": "goodpu
 
 
 def parse_objectives(words: list[str]) -> dict[str, float]:
-    """Return objectives per request from arguments such as ttft:200.
+    """Return goodput objectives per request, ms, from arguments of --goodput such as ttft:200.
 
     >>> parse_objectives(["ttft:200", "tpot:50"])
     {'goodput_ttft_ms': 200.0, 'goodput_tpot_ms': 50.0}
@@ -47,7 +47,7 @@ def parse_objectives(words: list[str]) -> dict[str, float]:
 
 
 class Objective(NamedTuple):
-    """The largest allowed value of one statistic of a latency, milliseconds; ``percent`` None: of its mean."""
+    """An upper bound in ms on a statistic of a latency: percentile ``percent``, or None: the mean."""
 
     metric: str
     percent: float | None
@@ -55,7 +55,7 @@ class Objective(NamedTuple):
 
     @property
     def column(self) -> str:
-        """The column that has the statistic: ttft_p99_ms."""
+        """The column of ``scenario_summary`` with this statistic: ttft_p99_ms."""
         return f"{self.metric}_{'mean' if self.percent is None else f'p{self.percent:.15g}'}_ms"
 
     @property
@@ -85,7 +85,7 @@ def objective_of(column: str, most_ms: float) -> Objective:
 
 
 def stated_slo(slo: Any) -> dict[str, float]:
-    """Return the largest values of summary columns: a mapping, or words as the command line takes them.
+    """Return the upper bounds in ms by summary column, from a mapping or from text as --slo takes it.
 
     InvalidInput: neither of these.
 
@@ -102,7 +102,7 @@ def stated_slo(slo: Any) -> dict[str, float]:
 
 
 def objectives_of(slo: Mapping[str, float]) -> list[Objective]:
-    """Return the objectives of a mapping from columns to largest values; InvalidInput: none, or no positive number."""
+    """Return the objectives of a mapping from columns to bounds in ms; InvalidInput: empty, or no positive number."""
     if not slo:
         raise InvalidInput("no objective is given; give at least one, such as ttft_p99:500.")
     for name, most in slo.items():
@@ -112,7 +112,7 @@ def objectives_of(slo: Mapping[str, float]) -> list[Objective]:
 
 
 def objective_rows(slo: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return objectives as the column ``slo`` of a table holds them; InvalidInput: no positive number.
+    """Return objectives as rows of the column ``slo`` of a table; InvalidInput: no positive number.
 
     >>> objective_rows({"ttft_p95_ms": 400})
     [{'statistic': 'ttft_p95_ms', 'most_ms': 400.0}]
@@ -122,7 +122,7 @@ def objective_rows(slo: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def slo_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return what ``objective_rows`` wrote.
+    """Return the mapping that ``objective_rows`` wrote.
 
     >>> slo_of(objective_rows({"ttft_p95_ms": 400}))
     {'ttft_p95_ms': 400.0}
@@ -131,7 +131,7 @@ def slo_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def parse_slo(words: list[str]) -> dict[str, float]:
-    """Return the largest allowed value per summary column from arguments such as ttft_p99:200 (milliseconds) or :2s.
+    """Return the upper bounds in ms by summary column from arguments of --slo such as ttft_p99:200 (ms) or :2s.
 
     Every percentile is known: ttft_p99.9:500.
 
@@ -170,9 +170,9 @@ def meets_slo(rows: pa.Table, slo: Mapping[str, float]) -> pa.Array:
 
 
 def with_costs(rows: pa.Table) -> pa.Table:
-    """Append the costs of a million input, output and all tokens if rows have a GPU price; null if nothing was served.
+    """Return rows with the costs per million input, output and all tokens, where they have a GPU price.
 
-    Each is the whole price over the tokens of its kind.
+    Each is the whole price over the tokens of its kind; null: no tokens.
     """
     import pyarrow.compute as pc
 
@@ -194,10 +194,10 @@ def with_costs(rows: pa.Table) -> pa.Table:
 def cheapest(rows: pa.Table, rate: float | None = None) -> dict[str, Any] | None:
     """Return the row with the lowest cost per token that meets the objectives, with its ``instances`` and their price.
 
-    Without ``rate``: among a sweep's rows with meets_slo, one instance each, at the throughput of each. With ``rate``
-    (requests per second): among the rows of ``find_rates``, each with as many whole instances as the rate needs, which
-    share it evenly; costs are then those at this rate. Where rows have no price, the one that needs the fewest GPUs
-    (for each token, without ``rate``). None: no row meets the objectives.
+    Without ``rate``: among a sweep's rows with meets_slo, one instance each, at its own throughput. With ``rate``
+    (requests/s): among the rows of ``find_rates``, each with the number of whole instances that the rate needs, which
+    share it evenly; costs are then those at this rate. Rows without prices: the one with the fewest GPUs (per token,
+    without ``rate``). None: no row meets the objectives.
     """
     ranked = []
     for row in rows.to_pylist():
@@ -210,11 +210,11 @@ def cheapest(rows: pa.Table, rate: float | None = None) -> dict[str, Any] | None
     if not ranked:
         return None
     *_, instances, row = min(ranked, key=lambda candidate: candidate[:2])
-    found_row = row | {"instances": instances, "gpus_needed": instances * row["gpus"]}
+    cheapest_row = row | {"instances": instances, "gpus_needed": instances * row["gpus"]}
     if PRICE not in row:
-        return found_row
-    found_row["price_per_hour"] = instances * row["gpus"] * row[PRICE]
+        return cheapest_row
+    cheapest_row["price_per_hour"] = instances * row["gpus"] * row[PRICE]
     if rate is not None:
-        shared = instances * row["max_request_rate"] / rate
-        found_row |= {name: row[name] * shared for name in COSTS.values() if row[name] is not None}
-    return found_row
+        idle_factor = instances * row["max_request_rate"] / rate
+        cheapest_row |= {name: row[name] * idle_factor for name in COSTS.values() if row[name] is not None}
+    return cheapest_row

@@ -1,4 +1,4 @@
-"""Rows of ``deployments`` and ``scenarios`` from flags: one row of flags is one scenario."""
+"""From the flags of one scenario to its rows of ``deployments`` and ``scenarios``; names resolved by the catalogue."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NOT_INHERITED_BY_DRAFT = ("pipeline_parallel_size", "kv_cache_tokens", "kv_tier", "kv_write_policy", "sampling")
 DEPLOYMENT_DEFAULTS = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
 LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0}
+# values that mean the same as an unset flag
 SAME_AS_LEFT_OUT = {"num_warmups": 0, "num_turns": 1, "router": "round_robin", "replicas": 1}
 AUTO_DTYPES = {
     "bfloat16": "bf16",
@@ -33,7 +34,7 @@ AUTO_DTYPES = {
     "fp8_e5m2": "fp8",
     "auto": None,
 }
-# flags that name a row of a table: flag, table, column
+# flags whose value is a row of a table: flag, table, column
 OF_TABLES = (
     ("kv_transfer_fabric", "fabrics", "fabric"),
     ("quantization", "quantizations", "quantization"),
@@ -42,7 +43,7 @@ OF_TABLES = (
 
 
 def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flags by their full names without unset ones; UnknownName for a flag that does not exist."""
+    """Return typed flags by full name, the launch line filled in, unset ones left out; UnknownName: no such flag."""
     by_name = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
     if "launch" in by_name or "read_launch_files" in by_name:
         from kernelsight.scenario.launch.lines import with_launch_line
@@ -67,7 +68,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(values: Mapping[str, Any], digits: int) -> str:
-    """Return the first hexadecimal digits of the SHA-256 of the canonical JSON: the same values, the same name."""
+    """Return the id of values: the first hexadecimal digits of the SHA-256 of their canonical JSON."""
     canonical = json.dumps(
         {name: value for name, value in values.items() if value is not None}, sort_keys=True, separators=(",", ":")
     )
@@ -77,7 +78,7 @@ def identity(values: Mapping[str, Any], digits: int) -> str:
 def deployment_row(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``deployments`` row of normalised flags.
 
-    InvalidInput: the model or the GPU is missing, or a static batch is to mix prompts and decodes.
+    InvalidInput: the model or the GPU is missing, or static batching with prefill_policy mixed.
     """
     for name in ("model", "gpu"):
         if name not in flags:
@@ -110,10 +111,10 @@ def deployment_rows(flags: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the flags of the prefill replicas; None without disaggregation.
+    """Return the flags of the prefill replicas; None without P/D disaggregation.
 
-    Experts that are spread over all GPUs of the engines that decode are spread over all of these. InvalidInput: a flag
-    of disaggregated serving without ``prefill_replicas``, or static batches.
+    Where the decode engines spread experts over all their GPUs, the prefill engines do. InvalidInput: a flag of
+    disaggregation without ``prefill_replicas``, or static batching.
     """
     pool_flags_set = [name for name in (*PREFILL_FLAGS, *POOL_FLAGS) if name in flags]
     if "prefill_replicas" not in flags:
@@ -124,20 +125,20 @@ def prefill_flags(flags: Mapping[str, Any]) -> dict[str, Any] | None:
         raise InvalidInput("replicas cannot be used with prefill_replicas; set prefill_replicas and decode_replicas.")
     if flags.get("scheduling") == "static":
         raise InvalidInput("static scheduling cannot be used with prefill_replicas; remove one of them.")
-    of_prefill = dict(flags) | {flag: flags[name] for name, flag in PREFILL_FLAGS.items() if name in flags}
+    flags_of_prefill = dict(flags) | {flag: flags[name] for name, flag in PREFILL_FLAGS.items() if name in flags}
     sizes = [
         pool_flags.get("tensor_parallel_size", 1) * pool_flags.get("data_parallel_size", 1)
-        for pool_flags in (flags, of_prefill)
+        for pool_flags in (flags, flags_of_prefill)
     ]
-    if of_prefill.get("expert_parallel_size", 1) == sizes[0] > 1 and "prefill_expert_parallel_size" not in flags:
-        of_prefill["expert_parallel_size"] = sizes[1]
-    return of_prefill
+    if flags_of_prefill.get("expert_parallel_size", 1) == sizes[0] > 1 and "prefill_expert_parallel_size" not in flags:
+        flags_of_prefill["expert_parallel_size"] = sizes[1]
+    return flags_of_prefill
 
 
 def prefill_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the ``deployments`` row of the prefill replicas; see ``prefill_flags``."""
-    of_prefill = prefill_flags(flags)
-    return None if of_prefill is None else deployment_row(of_prefill)
+    flags_of_prefill = prefill_flags(flags)
+    return None if flags_of_prefill is None else deployment_row(flags_of_prefill)
 
 
 def scenario_row(flags: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,31 +159,31 @@ def scenario_row(flags: Mapping[str, Any], deployment: Mapping[str, Any]) -> dic
 
 
 def deployments_of(scenario: Mapping[str, Any]) -> list[str]:
-    """Return the deployments that serve a scenario: decode, then prefill."""
+    """Return the deployment ids that serve a scenario: decode, then prefill."""
     prefill = scenario.get("prefill_deployment_id")
     return [scenario["deployment_id"], *([prefill] if prefill else [])]
 
 
 def with_drafts(keys: Iterable[str], deployments: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return deployments and their draft deployments."""
+    """Return deployment ids and those of their draft models, each once."""
     keys = list(keys)
     drafts = [draft for key in keys if key in deployments and (draft := deployments[key].get("draft_deployment_id"))]
     return list(dict.fromkeys(keys + drafts))
 
 
 def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return flags with the model's and the GPU's catalogue names; a config.json by path becomes rows of its own.
+    """Return flags with the catalogue names of model and GPU; a config.json by path is added to the session's models.
 
     UnknownName: neither a catalogue name nor a path, with the nearest names.
     """
     flags = dict(flags)
     if "model_like" in flags:
-        flags["model"] = give_alike(session, flags.get("model"), flags.pop("model_like"))
+        flags["model"] = give_model_like(session, flags.get("model"), flags.pop("model_like"))
     for name in [flag for flag in ("model", "speculative_model") if flag in flags]:
         flags[name] = resolve_model(session, str(flags[name]))
     if "model" in flags and "max_position_embeddings" in flags:
         positions = flags.pop("max_position_embeddings")
-        flags["model"] = give_reach(session, flags["model"], positions, flags.get("max_model_len"))
+        flags["model"] = give_longer_context(session, flags["model"], positions, flags.get("max_model_len"))
     if flags.get("speculative_method") == "mtp":
         flags["speculative_model"] = give_mtp(session, flags["model"])
     for name in [flag for flag in ("gpu", "prefill_gpu") if flag in flags]:
@@ -203,7 +204,7 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve_model(session: Session, name: str) -> str:
-    """Return the name of a model in the session's tables; a config.json, or a variant of a model, becomes rows there.
+    """Return the name of a model in the session's tables; a config.json, or a variant of a model, is added to them.
 
     UnknownName: neither a catalogue name nor an identifier nor a path, with the nearest names.
     """
@@ -234,8 +235,8 @@ def resolve_gpu(session: Session, name: str) -> str:
     from kernelsight.scenario.gpu_names import find_gpu
 
     gpus = session.table("gpus")["gpu"].to_pylist()
-    spelled = name.lower().replace("-", "_")
-    for spelling in (name, spelled):
+    canonical = name.lower().replace("-", "_")
+    for spelling in (name, canonical):
         if spelling in gpus:
             return spelling
     gpu_name = find_gpu(name)
@@ -245,7 +246,7 @@ def resolve_gpu(session: Session, name: str) -> str:
 
 
 def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each GPU that flags name in a way that leaves its kind open."""
+    """Return a sentence for each GPU whose name in ``flags`` has several boards, on the one that is assumed."""
     from kernelsight.scenario.gpu_names import find_gpu
 
     gpus, sentences = set(session.table("gpus")["gpu"].to_pylist()), []
@@ -256,8 +257,8 @@ def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def give_alike(session: Session, name: str | None, like: str) -> str:
-    """Add a model of the shape of another to a session's tables, and return its name."""
+def give_model_like(session: Session, name: str | None, like: str) -> str:
+    """Add a model with the shape and formats of another to a session's tables; return its name."""
     from kernelsight.models.config import catalogue_name
     from kernelsight.models.model_names import alike_rows
 
@@ -269,19 +270,19 @@ def give_alike(session: Session, name: str | None, like: str) -> str:
     return new_name
 
 
-def give_reach(session: Session, name: str, positions: int, longest: int | None) -> str:
-    """Add a model whose RoPE reaches so many positions to a session's tables, and return its name.
+def give_longer_context(session: Session, name: str, positions: int, longest: int | None) -> str:
+    """Add a variant of a model with a RoPE of ``positions`` (YaRN) to a session's tables; return its name.
 
-    Its own where its config says the same, or where sequences (``longest``, max_model_len) are within fewer positions.
+    The model itself where its config has as many, or where ``longest`` (max_model_len) needs fewer than its config has.
     """
     from kernelsight.models.model_names import reach_rows
 
     row, layers = model_rows(session, name)
     if positions == row["max_positions"] or (longest or math.inf) <= positions < row["max_positions"]:
         return name
-    reaching_row, layers = reach_rows(positions, row, layers)
-    give_model(session, reaching_row, layers)
-    return reaching_row["model"]
+    longer_row, layers = reach_rows(positions, row, layers)
+    give_model(session, longer_row, layers)
+    return longer_row["model"]
 
 
 def model_rows(session: Session, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -291,14 +292,14 @@ def model_rows(session: Session, name: str) -> tuple[dict[str, Any], list[dict[s
 
 
 def give_model(session: Session, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> None:
-    """Add a model to a session's tables, in place of one of the same name."""
+    """Add a model to a session's tables; it replaces one of the same name."""
     session.extend("models", [row])
     other_layers = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] != row["model"]]
     session.give("model_layers", [*other_layers, *layers])
 
 
 def give_mtp(session: Session, model: str) -> str:
-    """Add a model's multi-token-prediction layer to the session's tables as a model, and return its name.
+    """Add a model's multi-token-prediction layer to the session's tables as a draft model; return its name.
 
     InvalidInput: the model has none.
     """

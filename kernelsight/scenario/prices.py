@@ -1,4 +1,4 @@
-"""Prices of GPUs: US dollars for an hour of one GPU, stated once for each kind."""
+"""Prices of GPUs, US dollars an hour of one GPU: read from text, a mapping or a file, and added to a grid."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 PRICE_NAMES = ("price_per_gpu_hour", "price", "usd_per_hour")
 
 
-def read_prices(session: Session, stated: str | Path | Mapping[str, Any] | None) -> dict[str, float]:
+def read_prices(session: Session, source: str | Path | Mapping[str, Any] | None) -> dict[str, float]:
     """Return prices by the catalogue's GPU names.
 
-    ``stated``: ``g1=2.2,g2=4``, a mapping, or a CSV or JSON file with the columns gpu and price_per_gpu_hour (or one
-    JSON object of names and prices). UnknownName: a GPU that no table has; InvalidInput: no price, or two for one GPU.
+    ``source``: ``g1=2.2,g2=4``, a mapping, or a CSV or JSON file with the columns gpu and price_per_gpu_hour (or one
+    JSON object of names and prices). UnknownName: an unknown GPU; InvalidInput: no price, or two for one GPU.
 
     >>> from kernelsight.session import connect
     >>> with connect() as session:
     ...     read_prices(session, "h100=2.2,l4=0.7")
     {'h100_sxm': 2.2, 'l4': 0.7}
     """
-    if stated is None:
+    if source is None:
         return {}
-    pairs = list(stated.items()) if isinstance(stated, Mapping) else _pairs(str(stated))
+    pairs = list(source.items()) if isinstance(source, Mapping) else _pairs(str(source))
     if not pairs:
         raise InvalidInput("--prices has no price; give GPU=PRICE in dollars an hour, such as h100_sxm=2.2.")
     prices: dict[str, float] = {}
@@ -69,6 +69,7 @@ def no_price(gpus: Sequence[str]) -> InvalidInput:
 
 
 def _pairs(text: str) -> list[tuple[str, Any]]:
+    """Return (GPU, price) pairs of text ``g1=2.2,g2=4``, or of the file that it names."""
     path = Path(text)
     if not path.exists() and ("=" in text or path.suffix.lower() not in (".csv", ".json")):
         words = [word.strip() for word in text.split(",") if word.strip()]

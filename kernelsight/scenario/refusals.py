@@ -1,4 +1,4 @@
-"""Deployments that cannot run: their error message, with the smallest tensor-parallel size that would fit."""
+"""Errors for deployments that cannot run, with the smallest tensor-parallel size that fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDER = (
 
 
 def refuse_faults(session: Session) -> None:
-    """Raise InvalidInput with every fault of the session's deployments; if memory is short, with what would fit."""
+    """Raise InvalidInput with every fault of the session's deployments; if memory is short, with a size that fits."""
     faults = session.table("deployment_faults").to_pylist()
     if not faults:
         return
@@ -35,9 +35,10 @@ def refuse_faults(session: Session) -> None:
 
 
 def decisive(faults: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of ``deployment_faults`` that are reported, in their order.
+    """Return the rows of ``deployment_faults`` to report, in ``ORDER``.
 
-    Of an engine that does not exist for a GPU, or with a figure that cannot be simulated, nothing else means anything.
+    An engine that does not exist for a GPU, or a value that cannot be simulated, is reported alone: other faults
+    follow from it.
     """
     reported = sorted(faults, key=lambda fault: ORDER.index(fault["fault"]))
     for blocking in ("engine", "limit"):
@@ -46,7 +47,7 @@ def decisive(faults: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def what_fits(session: Session, deployment: dict[str, Any]) -> str:
-    """Return the smallest tensor-parallel size without a fault, checking all sizes in one query.
+    """Return a sentence on the smallest tensor-parallel size without a fault; all sizes are checked in one query.
 
     ``deployment``: a row of the session's ``deployments``; its draft model shares the GPUs, and must fit beside it.
     """

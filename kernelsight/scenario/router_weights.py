@@ -1,4 +1,4 @@
-"""Weights of a router that scores replicas, as people write them: ``prefix=3,kv_use=2,queue=2``."""
+"""The value of the flag ``router_weights``: ``prefix=3,kv_use=2,queue=2``; parsed, and written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST = 1e6
 
 
 def parse_weights(text: str, flag: str = "router_weights") -> dict[str, float]:
-    """Return weights by scorer; InvalidInput: an unknown scorer, a weight that is no number of 0 or more, or no score.
+    """Return weights by scorer; InvalidInput: an unknown scorer, a negative or no number, or all weights 0.
 
     >>> parse_weights("queue=2, prefix=3")
     {'prefix': 3.0, 'queue': 2.0}
@@ -33,7 +33,7 @@ def parse_weights(text: str, flag: str = "router_weights") -> dict[str, float]:
 
 
 def weights_text(weights: dict[str, float]) -> str:
-    """Return weights in one spelling, whatever the order in which they were written.
+    """Return weights in canonical spelling, independent of the order in which they were written.
 
     >>> weights_text(parse_weights("queue=2.0,prefix=3"))
     'prefix=3,queue=2'

@@ -1,4 +1,4 @@
-"""Tables that a saved run holds, and ``run_info``: versions, command, and hashes of every fact and given table."""
+"""Contents of a saved run: its tables, and ``run_info`` with version, command and hashes of every input table."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 RUN_INFO = "run_info"
-# what scenarios are simulated from, beside facts and given tables: a saved run is simulated again from these
+# inputs of a simulation besides facts and given tables: a saved run is simulated again from these
 INPUTS = ("scenario_loads", "load_requests", "load_dependencies")
-# what a run of one scenario keeps, so that SQL answers without simulating again
+# results that a saved run of one scenario keeps, so that SQL reads them without another simulation
 ANSWERS = (
     *("requests", "deployment_settings", "memory_plan", "host_settings", "assumptions", "step_shapes", "kernel_calls"),
     *("kernel_latencies", "step_costs", "step_cost_uses", "itl_histogram", "replica_totals", "serving_windows"),
@@ -29,21 +29,21 @@ ANSWERS = (
 
 
 def inputs_of(session: Session) -> list[str]:
-    """Return the tables that a saved run needs to be simulated again: facts, what was given, and loads."""
+    """Return the tables from which a saved run is simulated again: facts, given tables, and loads."""
     return sorted({*session.facts(), *session.given(), *INPUTS})
 
 
 def give_run_info(session: Session, seed: int | None = None) -> None:
-    """Give ``run_info``: versions, the command without its secrets, seed, and hashes of what the run rests on."""
+    """Set the table ``run_info``: version, command with secrets redacted, seed, and hashes of the run's inputs."""
     facts = {**run_facts(session), "command": join_commands([["kernelsight", *redacted_words(sys.argv[1:])]])}
     facts |= {} if seed is None else {"seed": str(seed)}
     session.give(RUN_INFO, [{"fact": fact, "value": value} for fact, value in facts.items()])
 
 
 def run_facts(session: Session, left_out: Collection[str] = ()) -> dict[str, str]:
-    """Return what a run rests on: the program's version, and hashes of contracts, and of each fact and given table.
+    """Return the program's version, and SHA-256 hashes of the contracts and of each fact and given table, by name.
 
-    ``left_out``: tables that hold the question, not what the answer rests on.
+    ``left_out``: tables that hold the question, not inputs of the answer.
     """
     from kernelsight.dataflow.locations import folder
 

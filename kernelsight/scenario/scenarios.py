@@ -1,4 +1,4 @@
-"""Rows of flags planned as rows of ``deployments`` and ``scenarios``: of one scenario or of a whole grid."""
+"""Checked plans: from the rows of flags of a grid to rows of ``deployments`` and ``scenarios``, and their faults."""
 
 from __future__ import annotations
 
@@ -29,35 +29,32 @@ if TYPE_CHECKING:
 
     from kernelsight.dataflow.session import Session
 
-# flags that are names, which catalogues spell in their own way, and what these rest on
+# flags that are names to be resolved, and flags that decide what they resolve to; resolved once for equal values
 NAMES = (
     *("model", "model_like", "max_position_embeddings", "max_model_len", "gpu", "quantization", "prefill_gpu"),
     *("kv_transfer_fabric", "speculative_method", "speculative_model"),
 )
 
 
-# what an unset flag means whatever the engine; written beside rows that state it
+# values of unset flags that do not depend on the engine; shown in rows where other rows of the grid set the flag
 CONSTANT_DEFAULTS = (
     LOAD_DEFAULTS
     | SAME_AS_LEFT_OUT
     | {flag: DEPLOYMENT_DEFAULTS[column] for flag, column in DEPLOYMENT_FLAGS.items() if column in DEPLOYMENT_DEFAULTS}
 )
 
-# flags that no deployment depends on, nor whether it can be
+# flags that no deployment depends on, nor whether it is valid
 OF_LOAD_ALONE = frozenset(LOAD_FLAGS) - {"replicas"}
 
 
 class Plan(NamedTuple):
-    """Checked rows of flags: flags by their full names, and the rows of ``deployments`` and ``scenarios`` they make.
+    """Checked rows of flags, and the rows of ``deployments`` and ``scenarios`` that they make."""
 
-    Of a row with a fault there is no scenario; ``faults`` says why.
-    """
-
-    flags: list[dict[str, Any]]
-    deployments: dict[str, dict[str, Any]]
-    scenarios: list[dict[str, Any] | None]
-    prices: list[float | None]
-    faults: list[str | None]
+    flags: list[dict[str, Any]]  # of each row, by full names
+    deployments: dict[str, dict[str, Any]]  # by deployment_id
+    scenarios: list[dict[str, Any] | None]  # of each row; None: it has a fault
+    prices: list[float | None]  # of each row: dollars an hour of one GPU
+    faults: list[str | None]  # of each row: why it cannot be used
 
     @property
     def planned(self) -> list[dict[str, Any]]:
@@ -78,11 +75,11 @@ def plan_rows(
     origin: str = "row {} of the grid: ",
     on_fault: Literal["raise", "collect"] = "raise",
 ) -> Plan:
-    """Return the plan of rows of flags; models that rows name by path join the session's tables.
+    """Return the plan of a grid's rows of flags; models that rows name by path are added to the session's tables.
 
-    ``goodput``: objectives of every row. A refusal begins with ``origin``, which names the row, counted from 1. With
-    ``on_fault="collect"`` a row that cannot be used has a fault instead, and equal rows share a scenario; otherwise
-    two equal rows are refused, because either could have been meant to be another.
+    ``goodput``: objectives of every row. An error begins with ``origin``, which names the row, counted from 1. With
+    ``on_fault="collect"`` an invalid row has a fault instead, and equal rows share a scenario; otherwise two equal rows
+    are an error, because one of them is most likely mistyped.
     """
     plan = Plan([], {}, [], [], [])
     number_of: dict[str, int] = {}
@@ -92,9 +89,9 @@ def plan_rows(
     for number, row in enumerate(rows, start=1):
         try:
             flags, price = _row_flags(session, with_launch_line(row, lines), goodput or {}, known_names)
-            of_deployment = tuple((name, value) for name, value in flags.items() if name not in OF_LOAD_ALONE)
-            deployments = known_deployments.get(of_deployment) or deployment_rows(flags)
-            known_deployments[of_deployment] = deployments
+            deployment_key = tuple((name, value) for name, value in flags.items() if name not in OF_LOAD_ALONE)
+            deployments = known_deployments.get(deployment_key) or deployment_rows(flags)
+            known_deployments[deployment_key] = deployments
             scenario = scenario_row(flags, deployments[0])
         except KernelSightError as error:
             if on_fault == "raise":
@@ -118,13 +115,13 @@ def plan_rows(
 
 
 def give_plan(session: Session, deployments: Sequence[Mapping], scenarios: Sequence[Mapping]) -> None:
-    """Give rows that ``plan_rows`` checked to a session; deployments that it has already are not given again."""
-    given_names = {row["deployment_id"] for row in deployments}
-    names_there = (
+    """Set a session's tables to rows that ``plan_rows`` checked; equal deployments stay, with their derived tables."""
+    new_names = {row["deployment_id"] for row in deployments}
+    present_names = (
         session.table("deployments")["deployment_id"].to_pylist() if "deployments" in session.available() else []
     )
     for name, rows in (("deployments", deployments), ("scenarios", scenarios)):
-        if name == "scenarios" or given_names != set(names_there):
+        if name == "scenarios" or new_names != set(present_names):
             session.give(name, as_table(session.graph.known(name), rows), trusted=True)
 
 
@@ -157,7 +154,7 @@ def _price(value: Any) -> float | None:
 
 
 def _check_rows(session: Session, plan: Plan, origin: str) -> None:
-    """Check all rows at once against their contracts; a refusal names the first row of flags that has a fault."""
+    """Check all rows at once against their contracts; an error names the first row of flags with a fault."""
     with session.fork() as fork:
         try:
             fork.give("deployments", as_table(fork.graph.known("deployments"), list(plan.deployments.values())))
@@ -174,7 +171,7 @@ def _check_rows(session: Session, plan: Plan, origin: str) -> None:
 
 
 def flag_columns(session: Session, plan: Plan) -> pa.Table:
-    """Return scenario_id, the flags that some row states, and the price where one does, in the order of the grid.
+    """Return scenario_id, the flags that at least one row sets, and prices if any; a row for each row of the grid.
 
     Columns have the types of the contracts of ``deployments`` and ``scenarios``.
     """

@@ -1,4 +1,4 @@
-"""Speculative decoding: the method that the flags select, and a multi-token-prediction layer as a model of its own."""
+"""Speculative decoding: the method that flags select, and a multi-token-prediction (MTP) layer as a draft model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from kernelsight.errors import InvalidInput
 
 MTP_SUFFIX = ".mtp"
-# kinds of attention, the preferred one for the multi-token-prediction layer first
+# kinds of attention; the first one that the model has is that of its multi-token-prediction layer
 MIXERS = ("full", "mla", "sparse", "sliding", "linear", "none")
 
 

@@ -1,4 +1,4 @@
-"""Flags and other values by name as a JSON object, as columns of tables hold them."""
+"""Flags as a JSON object in a column of a table: written, and read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelsight.errors import InvalidInput
 
 
 def object_text(values: Mapping[str, Any]) -> str:
-    """Return values by name as a JSON object, in their order; those of numpy as numbers, paths as text.
+    """Return a mapping as JSON text, in its order; numpy values as numbers, paths as text.
 
     >>> object_text({"model": "qwen3-32b", "max_num_seqs": 64})
     '{"model": "qwen3-32b", "max_num_seqs": 64}'
@@ -19,7 +19,7 @@ def object_text(values: Mapping[str, Any]) -> str:
 
 
 def read_flags(row: Mapping[str, Any], table: str, column: str) -> dict[str, Any]:
-    """Return the flags of a column; nothing where it is null. InvalidInput: it holds no JSON object.
+    """Return the flags in a JSON column of a row, {} where it is null; InvalidInput: no JSON object.
 
     >>> read_flags({"rate_id": "a", "flags": '{"gpu": "l4"}'}, "rates", "flags")
     {'gpu': 'l4'}

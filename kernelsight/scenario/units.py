@@ -1,4 +1,4 @@
-"""Figures of a question as people write them: ``12/s``, ``700/min``, ``5M``, ``2s``, ``40ms``."""
+"""Numbers with units from text: rates ``12/s`` and ``5M/day``, counts ``200k``, times ``2s``, bandwidths ``2GB/s``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARTS = re.compile(r"(?P<number>\d[\d_,]*\.?\d*(?:[eE][+-]?\d+)?)\s*(?P<unit>[a
 
 
 def rate_of(value: float | str, flag: str = "--rate") -> float:
-    """Return requests per second of a number, or of words such as 12/s, 700/min or 5M/day; InvalidInput: neither.
+    """Return requests/s of a number, or of text such as 12/s, 700/min or 5M/day; InvalidInput: neither.
 
     >>> rate_of("12/s"), rate_of("720/min"), rate_of("8.64M/day"), rate_of(3)
     (12.0, 12.0, 100.0, 3.0)
@@ -36,7 +36,7 @@ def rate_of(value: float | str, flag: str = "--rate") -> float:
 
 
 def count_of(value: float | str, flag: str) -> float:
-    """Return a count of a number, or of words such as 5M or 200k, in powers of ten; InvalidInput: neither.
+    """Return a count of a number, or of text such as 5M or 200k, in powers of ten; InvalidInput: neither.
 
     >>> count_of("5M", "--requests-per-day"), count_of("200k", "--users"), count_of(7, "--users")
     (5000000.0, 200000.0, 7.0)
@@ -48,7 +48,7 @@ def count_of(value: float | str, flag: str) -> float:
 
 
 def milliseconds_of(text: str) -> float:
-    """Return milliseconds of a number, or of words such as 2s or 40ms; NaN: neither.
+    """Return milliseconds of a number, or of text such as 2s or 40ms; NaN: neither.
 
     >>> milliseconds_of("2s"), milliseconds_of("40ms"), milliseconds_of("250"), milliseconds_of("soon")
     (2000.0, 40.0, 250.0, nan)
@@ -60,7 +60,7 @@ def milliseconds_of(text: str) -> float:
 
 
 def seconds_of(value: float | str, flag: str) -> float:
-    """Return seconds of a number, or of words such as 90s or 5min; InvalidInput: neither, or below 0.
+    """Return seconds of a number, or of text such as 90s or 5min; InvalidInput: neither, or below 0.
 
     >>> seconds_of("5min", "--startup-seconds"), seconds_of(90, "--startup-seconds")
     (300.0, 90.0)
@@ -72,7 +72,7 @@ def seconds_of(value: float | str, flag: str) -> float:
 
 
 def bytes_per_s_of(value: float | str, flag: str) -> float:
-    """Return bytes per second of words such as 2GB/s or 800MB/s; a number is GB/s. InvalidInput: neither.
+    """Return bytes/s of text such as 2GB/s or 800MB/s; a number is GB/s. InvalidInput: neither.
 
     >>> [bytes_per_s_of(value, "--disk-rate") for value in ("800MB/s", 2, "1GiB/s")]
     [800000000.0, 2000000000.0, 1073741824.0]
@@ -85,7 +85,7 @@ def bytes_per_s_of(value: float | str, flag: str) -> float:
 
 
 def _figure_of(value: float | str) -> tuple[float, str, str | None] | None:
-    """Return a number, its unit and what it is per; None: it is no such text."""
+    """Return (number, unit, unit after the slash); None: ``value`` is no such text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if not isinstance(value, str):

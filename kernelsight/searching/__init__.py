@@ -1,1 +1,1 @@
-"""Kernel search by selective forecasting: forecast candidates, measure where it pays, stop when no gain is expected."""
+"""Kernel autotuning by Bayesian optimisation: forecast candidates, measure the promising ones, stop without a gain."""

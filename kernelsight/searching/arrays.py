@@ -1,4 +1,4 @@
-"""Candidates and measurements of a search space as arrays: a row per candidate, a column per GPU."""
+"""Arrays of a search space: its candidates (configurations) by id, and each GPU's measurements of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATUS = ("unmeasured", "ok", "compile_failed", "runtime_failed", "wrong_result"
 
 
 class Measured(NamedTuple):
-    """What was measured of each candidate on one GPU; median over runs."""
+    """The measurements of all candidates on one GPU, arrays of shape (candidates,); medians over runs."""
 
     status: np.ndarray
     latency_us: np.ndarray  # nan unless status is OK
@@ -28,7 +28,7 @@ class Measured(NamedTuple):
 
 
 class SpaceArrays(NamedTuple):
-    """A search space: its candidates in order of their ids, and what each GPU measured of them."""
+    """A search space: its candidates in order of their ids, and the measurements by GPU."""
 
     space: str
     ids: np.ndarray
@@ -37,7 +37,7 @@ class SpaceArrays(NamedTuple):
     gpus: dict[str, Measured]
 
     def rows_of(self, ids: list[str]) -> np.ndarray:
-        """Return the rows of candidate ids; UnknownName for one that the space does not have."""
+        """Return the row indices of candidate ids; UnknownName for an id that the space does not have."""
         rows = np.searchsorted(self.ids, ids) if len(ids) else np.zeros(0, int)
         for row, name in zip(rows, ids, strict=True):
             if row >= len(self.ids) or self.ids[row] != name:
@@ -55,18 +55,18 @@ def space_arrays(candidates: pa.Table, measurements: pa.Table, space: str) -> Sp
     parameters = np.array(rows["parameters"].to_pylist(), dtype=object)[order]
     features = features_of(space, [json.loads(text) for text in parameters])
     ids = ids[order]
-    theirs = measurements.filter(pc.equal(measurements["space"], space))
+    measured = measurements.filter(pc.equal(measurements["space"], space))
     gpus = {}
-    for gpu in sorted(pc.unique(theirs["gpu"]).to_pylist()):
-        gpus[gpu] = _measured(theirs.filter(pc.equal(theirs["gpu"], gpu)), ids, space, gpu)
+    for gpu in sorted(pc.unique(measured["gpu"]).to_pylist()):
+        gpus[gpu] = _measured(measured.filter(pc.equal(measured["gpu"], gpu)), ids, space, gpu)
     return SpaceArrays(space, ids, parameters, features, gpus)
 
 
 def _measured(rows: pa.Table, ids: np.ndarray, space: str, gpu: str) -> Measured:
     index = pc.index_in(rows["candidate_id"], pa.array(ids, pa.string()))
     if index.null_count:
-        strange = rows["candidate_id"].filter(pc.is_null(index))[0].as_py()
-        raise unknown("candidate", strange, [], f"Measured on {gpu}, but not among the candidates of {space!r}.")
+        unlisted = rows["candidate_id"].filter(pc.is_null(index))[0].as_py()
+        raise unknown("candidate", unlisted, [], f"Measured on {gpu}, but not among the candidates of {space!r}.")
     candidate_rows = index.to_numpy()
     coded = np.array([STATUS.index(word) for word in rows["status"].to_pylist()], dtype=np.int8)
     status = np.zeros(len(ids), dtype=np.int8)
@@ -85,7 +85,7 @@ def _measured(rows: pa.Table, ids: np.ndarray, space: str, gpu: str) -> Measured
 
 
 def _median(row_of_values: np.ndarray, values: np.ndarray, rows: int) -> np.ndarray:
-    """Return the median of the values at each place; nan where there is none."""
+    """Return the median of the values of each row, shape (rows,); nan for a row without one."""
     medians = np.full(rows, np.nan)
     measured = ~np.isnan(values)
     row_of_values, values = row_of_values[measured], values[measured]

@@ -1,8 +1,8 @@
-"""The batch of a round of the selective policy: mostly by expected gain of the main view, some by other views.
+"""Chooses the batch of a round of the selective policy: mostly by expected improvement, some by other models.
 
-Other GPUs can mislead: a search that only believes their mean may never look where they are all slow. So every second
-round belongs to a search that learns from no other GPU, and a share of every batch to other views of the same
-measurements: each other GPU alone, and none of them.
+A view is a set of sources (other GPUs, forecasts) that a Gaussian process learns from. Other GPUs can mislead: a search
+that only trusts their mean may never look where they are all slow. So every second round belongs to the view without
+other GPUs, and a share of every batch to other views of the same measurements: each other GPU alone, and none of them.
 """
 
 from __future__ import annotations
@@ -18,34 +18,38 @@ from kernelsight.searching.forecasts import Forecast, forecast
 from kernelsight.searching.history import History
 from kernelsight.searching.targets import Target
 
+# share of measurements for other views than the main one, and measurements before the first of them
 OTHER_SHARE = 0.2
-# from which measurement on, and how evenly views are drawn: 1 by their evidence alone
 OTHER_FROM = 5
+# share of the chance to be drawn that all other views have evenly; the rest goes by their evidence
 EVENLY = 0.5
+# log evidence by which another view must exceed the usual one to replace it
 SWITCH = 3.0
+# of as many rounds, one believes the sources of the same maker
 TURNS = 2
+# least measurements of each regime
 PROBES = 2
-# measurements among which random draws are twice as frequent: forecasts are to be right early
+# measurements among which random draws are twice as frequent, so that forecasts are calibrated early
 EARLY = 20
 ALL, MAKER, FORECASTS, NONE = "all", "maker", "forecasts", "none"
-# rounds of which one belongs to a search without other GPUs, and measurements before the first of these
+# one of as many rounds belongs to the view without other GPUs, after this many measurements
 ALONE, ALONE_FROM = 2, 10
 RANDOM_DRAW, VIEW_DRAW = 4, 5
 
 
 def views(target: Target, inputs: gp.Inputs) -> dict[str, gp.Inputs]:
-    """Return the views of a target, by name: all sources, those of the same maker, each of these alone, and none.
+    """Return the views of a target by name: all GPUs, those of the same maker, each of these alone, and none.
 
-    Forecasts by other means that stand beside other GPUs are a view of their own: all of these, and the forecasts.
+    Forecasts by other means are in one further view, with all GPUs.
     """
     all_sources = range(inputs.sources.shape[1])
     believed_sources = [source for source in all_sources if target.weights[source] > 0]
     by_name = {ALL: inputs if len(believed_sources) == len(all_sources) else _with_sources(inputs, believed_sources)}
-    near = [source for source in believed_sources if target.weights[source] >= target.weights.max()]
-    if 0 < len(near) < len(believed_sources):
-        by_name[MAKER] = _with_sources(inputs, near)
-    if len(near) > 1:
-        by_name |= {f"source {target.sources[source]}": _with_sources(inputs, [source]) for source in near}
+    of_maker = [source for source in believed_sources if target.weights[source] >= target.weights.max()]
+    if 0 < len(of_maker) < len(believed_sources):
+        by_name[MAKER] = _with_sources(inputs, of_maker)
+    if len(of_maker) > 1:
+        by_name |= {f"source {target.sources[source]}": _with_sources(inputs, [source]) for source in of_maker}
     if believed_sources:
         by_name[NONE] = inputs._replace(sources=inputs.sources[:, :0], mean=np.zeros(len(inputs.mean)))
     if len(believed_sources) < len(all_sources):
@@ -61,7 +65,7 @@ def _with_sources(inputs: gp.Inputs, columns: list[int]) -> gp.Inputs:
 def evidence_by_view(
     views_by_name: Mapping[str, gp.Inputs], history: History, settings: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    """Return how well each view explains what was measured: log density, the best one at 0."""
+    """Return the log evidence (marginal likelihood) of the measurements by view, relative to the best."""
     fitted = history.fitted
     data = (history.rows[fitted], history.logs[fitted], history.noise[fitted])
     densities = {
@@ -72,9 +76,9 @@ def evidence_by_view(
 
 
 def main_view(evidence: Mapping[str, float], number: int) -> str:
-    """Return the view that a round believes: all sources, unless another one explains the measurements far better.
+    """Return the main view of a round: all sources, unless another view has far more evidence.
 
-    Where sources of the same maker are some of all, the rounds take turns between these and all.
+    Where only some sources are of the same maker, the rounds alternate between these and all.
     """
     best = max(evidence, key=lambda name: evidence[name])
     usual = MAKER if MAKER in evidence and number % TURNS == 0 else ALL
@@ -82,9 +86,9 @@ def main_view(evidence: Mapping[str, float], number: int) -> str:
 
 
 def drawn_view(evidence: Mapping[str, float], main: str, draw: np.random.Generator) -> str | None:
-    """Return another view than the main one, drawn by how well it explains the measurements, or None.
+    """Draw another view than the main one at random, by its evidence; None where there is none.
 
-    One that explains them far worse than no other GPU does is not drawn.
+    A view with far less evidence than that without other GPUs is not drawn.
     """
     least = evidence.get(NONE, -np.inf) - SWITCH
     names = [name for name in evidence if name != main and evidence[name] >= least]
@@ -109,15 +113,14 @@ def batch(
     settings: dict[str, np.ndarray],
     count: int,
 ) -> decide.Decisions:
-    """Return the candidates of one round; ``settings`` of views are brought up to date."""
+    """Return the candidates of one round, ``count`` of them; fitted ``settings`` of views are updated."""
     batches = [_random(target, scenario, number, main_forecast, history, count)]
     remaining = count - len(batches[0].rows)
     other_count = _count_of_share(OTHER_SHARE, len(history.rows), count) if len(history.rows) >= OTHER_FROM else 0
     draw = decide.generator(scenario, number, VIEW_DRAW)
     for _ in range(min(other_count, remaining - 1)):
-        probe = _probe(
-            target, main_forecast, history, _rows(batches), views_by_name[MAKER if MAKER in views_by_name else ALL].mean
-        )
+        expected = views_by_name[MAKER if MAKER in views_by_name else ALL].mean
+        probe = _probe(target, main_forecast, history, _rows(batches), expected)
         if probe is not None:
             batches.append(probe)
             continue
@@ -143,7 +146,7 @@ def batch(
         by_main = decide.joined(chosen_rows, repeat)
     batches.append(by_main)
     missing = count - len(_rows(batches))
-    if missing > 0:  # nothing else is expected to gain: the fastest of the rest
+    if missing > 0:  # no other candidate is expected to gain: the fastest of the rest
         batches.append(decide.by_mean(main_forecast, np.union1d(history.rows, _rows(batches)), missing, best.log))
     joined_batch = batches[-1]
     for decisions in reversed(batches[:-1]):
@@ -161,15 +164,15 @@ def _of_view(
     count: int,
     taken_rows: np.ndarray,
 ) -> decide.Decisions:
-    """Return the candidates that another view than the main one would measure."""
+    """Return the candidates of largest expected gain by another view than the main one."""
     view = views_by_name[name]
-    theirs = forecast(name, target, view, history, main.rows, settings.get(name, gp.start(view)), beside=main)
-    assert theirs.fit is not None
-    settings[name] = theirs.fit.settings
-    best = decide.best_of(theirs, view, history)
+    by_view = forecast(name, target, view, history, main.rows, settings.get(name, gp.start(view)), beside=main)
+    assert by_view.fit is not None
+    settings[name] = by_view.fit.settings
+    best = decide.best_of(by_view, view, history)
     assert best is not None
-    picked = decide.by_gain(theirs, view, history, best, count, taken_rows=taken_rows)
-    return picked._replace(reasons=["other view"] * len(picked.rows))
+    chosen = decide.by_gain(by_view, view, history, best, count, taken_rows=taken_rows)
+    return chosen._replace(reasons=["other view"] * len(chosen.rows))
 
 
 def _rows(batches: list[decide.Decisions]) -> np.ndarray:
@@ -177,20 +180,20 @@ def _rows(batches: list[decide.Decisions]) -> np.ndarray:
 
 
 def _count_of_share(share: float, before: int, count: int) -> int:
-    """Return how many of the next ``count`` measurements belong to a share of all."""
+    """Return the number of the next ``count`` measurements that keep a share of all, ``before`` having been made."""
     return int(np.floor(share * (before + count) + 1e-9) - np.floor(share * before + 1e-9))
 
 
 def _probe(
     target: Target, main: Forecast, history: History, taken_rows: np.ndarray, expected: np.ndarray
 ) -> decide.Decisions | None:
-    """Return the most promising candidate of the regime that was measured least, until each was measured twice."""
+    """Return the most promising candidate of the least measured regime; None once each was measured PROBES times."""
     regimes = np.unique(target.regimes)
     measured = np.array([(target.regimes[history.rows] == regime).sum() for regime in regimes])
     if measured.min() >= PROBES:
         return None
-    inside = np.isin(target.regimes[main.rows], regimes[measured == measured.min()])
-    free = inside & ~np.isin(main.rows, np.concatenate([history.rows, taken_rows]))
+    in_regime = np.isin(target.regimes[main.rows], regimes[measured == measured.min()])
+    free = in_regime & ~np.isin(main.rows, np.concatenate([history.rows, taken_rows]))
     if not free.any():
         return None
     cost = np.where(free, expected[main.rows] - np.log(main.works + 1e-3), np.inf)
@@ -200,7 +203,7 @@ def _probe(
 def _random(
     target: Target, scenario: Mapping[str, Any], number: int, main: Forecast, history: History, count: int
 ) -> decide.Decisions:
-    """Return the candidates of a round that are drawn at random, each unmeasured one with the same chance."""
+    """Draw the random candidates of a round, uniformly from the unmeasured ones."""
     new = np.setdiff1d(main.rows, history.rows)
     share, before = float(scenario["random_share"]), len(history.rows)
     random_count = _count_of_share(share, before, count) + _count_of_share(

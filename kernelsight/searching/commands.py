@@ -1,4 +1,4 @@
-"""Runs commands of a user: without a shell, in a group of their own, under limits of time and output."""
+"""Runs a user's command as a subprocess: without a shell, in its own process group, limited in time and output."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from typing import IO, NamedTuple
 from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.errors import InvalidInput
 
-# how often the size of the output is looked at, seconds
-LOOK = 0.05
-# bytes of stderr that are kept
-MOST_COMPLAINT = 2000
+# seconds between checks of the output's size
+POLL_S = 0.05
+# bytes kept from the end of stderr
+STDERR_BYTES = 2000
 
 
 class Ended(NamedTuple):
-    """How a command ended: exit status (None: killed at the time limit), the end of stdout, whether that is all.
+    """The result of a command: exit status (None: killed at a limit), the end of stdout, and whether that is all.
 
-    ``complaint``: the last line of stderr.
+    ``last_error``: the last line of stderr.
     """
 
     code: int | None
     output: str
     is_complete: bool
-    complaint: str = ""
+    last_error: str = ""
 
 
 def split_words(command: str, flag: str, example: str) -> list[str]:
-    """Return the words of a command; InvalidInput for none, or for quotes that do not close.
+    """Split a command into words; InvalidInput for none, or for quotes that do not close.
 
     >>> split_words("./bench --x {block_size_x} 'two words'", "--measure", "")
     ['./bench', '--x', '{block_size_x}', 'two words']
@@ -55,9 +55,10 @@ def split_words(command: str, flag: str, example: str) -> list[str]:
 def run_bounded(
     words: Sequence[str], flag: str, time_limit_s: float, most_bytes: int, text: str = "", ends_above: bool = False
 ) -> Ended:
-    """Run a command that reads ``text``, and return how it ended; InvalidInput: it cannot be run.
+    """Run a command with ``text`` on its stdin, and return its result; InvalidInput: it cannot be run.
 
-    Of its output the last ``most_bytes`` are read; ``ends_above``: it is killed when it prints more.
+    ``flag``: the option that names it, for errors. The last ``most_bytes`` of its output are read; ``ends_above``: it
+    is killed when it prints more.
     """
     with tempfile.TemporaryDirectory(prefix="kernelsight-") as folder:
         input_file, output_file = Path(folder) / "input", Path(folder) / "output"
@@ -74,7 +75,7 @@ def run_bounded(
         try:
             code = _waited(process, time_limit_s, output_file, most_bytes if ends_above else None)
         finally:
-            # what the command started must not go on beside the next one
+            # processes that the command started must not outlive it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -86,34 +87,34 @@ def run_bounded(
 
 
 class Tail:
-    """Reads a stream to its end in a thread, so that nobody who writes to it waits, and keeps its last bytes."""
+    """Reads a stream to its end in a thread, so that its writer never blocks, and keeps the last bytes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self._kept = stream, b""
+        self._stream, self._last = stream, b""
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
         while chunk := os.read(self._stream.fileno(), 65_536):
-            self._kept = (self._kept + chunk)[-MOST_COMPLAINT:]
+            self._last = (self._last + chunk)[-STDERR_BYTES:]
         self._stream.close()
 
     def last_line(self) -> str:
-        """Return the last line that is not empty; what a child that went on holds open is not waited for."""
-        self._thread.join(LOOK * 10)
-        lines = [line.strip() for line in self._kept.decode("utf-8", errors="replace").splitlines() if line.strip()]
+        """Return the last line that is not empty, without waiting for a child process that keeps the stream open."""
+        self._thread.join(POLL_S * 10)
+        lines = [line.strip() for line in self._last.decode("utf-8", errors="replace").splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 
 def _waited(process: subprocess.Popen[bytes], time_limit_s: float, output: Path, most_bytes: int | None) -> int | None:
-    """Return the exit status, or None where the process runs too long or prints too much."""
+    """Wait for a process and return its exit status; None where it runs too long or prints too much."""
     try:
         if most_bytes is None:
             return process.wait(time_limit_s)
         end = time.monotonic() + time_limit_s
         while time.monotonic() < end and output.stat().st_size <= most_bytes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(LOOK)
+                return process.wait(POLL_S)
     except subprocess.TimeoutExpired:
         pass
     return None

@@ -1,7 +1,7 @@
-"""Measures candidates on the local GPU: their source is compiled by CuPy, launched, timed and compared.
+"""Measures candidates on the local GPU by CuPy: compiles their source, launches, times, and checks the result.
 
-How to launch is a JSON file: kernel, problem_size, arguments; optionally source, grid_divisors, shared_bytes, options,
-expected, samples. A candidate's parameters are defined for the compiler and give the block (block_size_x, _y, _z).
+The launch is a JSON file: kernel, problem_size, arguments; optionally source, grid_divisors, shared_bytes, options,
+expected, samples. A candidate's parameters are macros for the compiler, and give the block (block_size_x, _y, _z).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "u
 
 
 class Launch(NamedTuple):
-    """How the kernel of a search space is launched; ``expected``: position of an argument, its values, tolerance."""
+    """The launch of a search space's kernel; ``expected``: index of the output argument, its values, tolerance."""
 
     kernel: str
     problem_size: tuple[int, ...]
@@ -55,7 +55,7 @@ class Launch(NamedTuple):
 
 
 def read_launch(path: Path) -> Launch:
-    """Return the launch of a JSON file; InvalidInput says what is wrong with it."""
+    """Read a launch from a JSON file; InvalidInput: it cannot be read, or a field is missing or invalid."""
 
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"--launch {path} {problem}; --measure cupy needs a JSON file that says how to launch.")
@@ -64,9 +64,9 @@ def read_launch(path: Path) -> Launch:
     if not isinstance(fields, dict):
         raise InvalidInput(f"--launch {path} is no object; give one with {', '.join(REQUIRED)}.")
     missing = [name for name in REQUIRED if name not in fields]
-    wrong = [name for name, kind in FIELDS.items() if name in fields and not isinstance(fields[name], kind)]
-    strange = sorted(set(fields) - set(FIELDS))
-    for names, text in ((missing, "lacks"), (strange, "has unknown fields:"), (wrong, "has the wrong type in")):
+    wrong = [name for name, field_type in FIELDS.items() if name in fields and not isinstance(fields[name], field_type)]
+    extra = sorted(set(fields) - set(FIELDS))
+    for names, text in ((missing, "lacks"), (extra, "has unknown fields:"), (wrong, "has the wrong type in")):
         if names:
             raise InvalidInput(f"--launch {path} {text} {', '.join(names)}; its fields are {', '.join(FIELDS)}.")
     sizes = fields["problem_size"]
@@ -94,8 +94,8 @@ def _source(path: Path, name: str) -> str:
 
 
 def _check_argument(argument: Any, path: Path) -> None:
-    sound = isinstance(argument, dict) and argument.get("dtype") in DTYPES
-    if not sound or ("value" not in argument and not isinstance(argument.get("size"), int)):
+    has_dtype = isinstance(argument, dict) and argument.get("dtype") in DTYPES
+    if not has_dtype or ("value" not in argument and not isinstance(argument.get("size"), int)):
         raise InvalidInput(
             f"--launch {path}: the argument {json.dumps(argument)} needs a dtype ({', '.join(DTYPES[:3])}, ...) and a "
             "value, or the size of an array."
@@ -119,7 +119,7 @@ def _expected(expected: Mapping[str, Any], arguments: int, path: Path) -> tuple[
 
 
 def measure_with_cupy(candidates: pa.Table, launch: Launch) -> pa.Table:
-    """Return ``kernel_measurements`` of ``kernel_candidates`` rows, measured on the local GPU.
+    """Measure rows of ``kernel_candidates`` on the local GPU; return rows of ``kernel_measurements``.
 
     InvalidInput: no CuPy, no source to compile, or a parameter that the grid needs is missing.
     """
@@ -133,7 +133,7 @@ def measure_with_cupy(candidates: pa.Table, launch: Launch) -> pa.Table:
 
 
 def _array(cupy: Any, argument: Mapping[str, Any]) -> Any:
-    """Return an argument: a scalar, or an array of zeros, of a file's values or of reproducible random ones."""
+    """Return a kernel argument: a scalar, or an array of zeros or of reproducible random values."""
     if "value" in argument:
         return getattr(np, argument["dtype"])(argument["value"])
     values = np.zeros(argument["size"])
@@ -151,12 +151,12 @@ def _measured(cupy: Any, row: Mapping[str, Any], launch: Launch, arrays: Sequenc
             f"candidate {row['candidate_id']} has no source_text; name the kernel's file as source in --launch."
         )
     grid, block = shapes_of(launch, parameters, row["candidate_id"])
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
         options = (*launch.options, *(f"-D{name}={define(value)}" for name, value in parameters.items()))
         kernel = cupy.RawModule(code=text, options=options, backend="nvrtc").get_function(launch.kernel)
     except cupy.cuda.compiler.CompileException:
-        return {**key, "status": "compile_failed", "compile_s": time.perf_counter() - begun}
+        return {**key, "status": "compile_failed", "compile_s": time.perf_counter() - started}
     compiled = time.perf_counter()
     inputs = [value.copy() if hasattr(value, "copy") and value.ndim else value for value in arrays]
     try:
@@ -165,8 +165,8 @@ def _measured(cupy: Any, row: Mapping[str, Any], launch: Launch, arrays: Sequenc
         wrong = launch.expected is not None and not _as_expected(cupy, inputs[launch.expected[0]], launch.expected)
         times = [] if wrong else _times(cupy, kernel, grid, block, inputs, launch)
     except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError):
-        return {**key, "status": "runtime_failed", "compile_s": compiled - begun}
-    seconds = {"compile_s": compiled - begun, "benchmark_s": time.perf_counter() - compiled}
+        return {**key, "status": "runtime_failed", "compile_s": compiled - started}
+    seconds = {"compile_s": compiled - started, "benchmark_s": time.perf_counter() - compiled}
     if wrong:
         return {**key, "status": "wrong_result", **seconds}
     spread = statistics.stdev(times) / statistics.mean(times) if len(times) > 1 else None
@@ -181,7 +181,10 @@ def _measured(cupy: Any, row: Mapping[str, Any], launch: Launch, arrays: Sequenc
 
 
 def shapes_of(launch: Launch, parameters: Mapping[str, Any], candidate: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (grid, block): each side of the problem divided by the product of its divisors, rounded up."""
+    """Return (grid, block): the grid is each side of the problem over the product of its divisors, rounded up.
+
+    InvalidInput: the candidate lacks a parameter that is a divisor.
+    """
     missing = [name for names in launch.grid_divisors for name in names if name not in parameters]
     if missing:
         raise InvalidInput(f"--launch divides the grid by {missing[0]}, which candidate {candidate} does not have.")
@@ -193,7 +196,7 @@ def shapes_of(launch: Launch, parameters: Mapping[str, Any], candidate: str) -> 
 
 
 def define(value: Any) -> str:
-    """Return a parameter as the compiler is given it.
+    """Return a parameter's value as a macro of the compiler.
 
     >>> define(True), define(32), define("float4")
     ('1', '32', 'float4')

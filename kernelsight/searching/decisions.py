@@ -1,4 +1,4 @@
-"""Which candidates a round measures: a pure function of forecasts, history and scenario."""
+"""Acquisition functions: which candidates a round measures, as pure functions of forecasts, history and scenario."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.forecasts import Forecast
 from kernelsight.searching.history import History, weighted_means
 
-# faster than the best by this much is worth a measurement
+# log latency below the best's from which a candidate counts as faster
 WORTH = np.log(0.98)
-# candidates whose covariance is updated while a batch is put together
+# candidates whose covariance is updated while a batch is chosen
 SHORTLIST = 300
 MOST_RUNS = 4
-# forecasts are this much less sure than they state, where gains are weighed: settings are fitted to few measurements
+# factor on forecasts' standard deviations in expected gains: settings are fitted to few measurements
 EXPLORE = 2.0
 
 
@@ -30,7 +30,7 @@ class Decisions(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The candidate that a search believes to be the fastest."""
+    """The candidate of lowest expected log latency, among measured ones."""
 
     row: int
     log: float
@@ -39,7 +39,7 @@ class Best(NamedTuple):
 def best_of(forecast: Forecast | None, inputs: gp.Inputs, history: History) -> Best | None:
     """Return the candidate with the lowest expected log latency among those that worked; None: none did.
 
-    Its own measurements count by their noise: the luckiest draw is drawn back to what the forecaster expects of it.
+    Measurements are weighted by their noise, so that a lucky one is shrunk to its forecast.
     """
     rows, mean, _ = weighted_means(history)
     if not len(rows):
@@ -61,12 +61,15 @@ def expected_gain(mean: np.ndarray, sd: np.ndarray, best: float) -> np.ndarray:
 
 
 def generator(scenario: Mapping[str, Any], number: int, purpose: int) -> np.random.Generator:
-    """Return the random numbers of one purpose in one round: the same whether a search is resumed or not."""
+    """Return the random generator of one purpose in one round, so that a resumed search draws the same."""
     return np.random.default_rng([int(scenario["seed"]), number, purpose])
 
 
 def first_round(scores: np.ndarray, sources: np.ndarray, rows: np.ndarray, count: int) -> Decisions:
-    """Return the best candidates by the other GPUs: of their mean, of each alone, then further ones by the mean."""
+    """Return the best candidates by the other GPUs: by their mean, by each of them, and then further ones by the mean.
+
+    ``scores``: (candidates,), mean log latency; ``sources``: (candidates, GPUs); ``rows``: candidates to choose from.
+    """
     order = rows[np.argsort(scores[rows], kind="stable")]
     best_of_each = [int(rows[np.argmin(sources[rows, source])]) for source in range(sources.shape[1])]
     chosen = list(dict.fromkeys([int(order[0]), *best_of_each, *map(int, order[: count + len(best_of_each)])]))[:count]
@@ -79,23 +82,23 @@ NONE = np.zeros(0, dtype=np.int64)
 def by_gain(
     forecast: Forecast, inputs: gp.Inputs, history: History, best: Best, count: int, taken_rows: np.ndarray = NONE
 ) -> Decisions:
-    """Return the batch of largest expected gain, without ``taken_rows``.
+    """Return the batch of largest expected improvement, without ``taken_rows``.
 
-    A chosen candidate counts as measured for the rest of the batch.
+    Greedy: a chosen candidate counts as measured, at its expected value, for the rest of the batch.
     """
     assert forecast.fit is not None and forecast.white is not None
-    gain = expected_gain(forecast.mean, EXPLORE * forecast.stated, best.log) * forecast.works
+    gain = expected_gain(forecast.mean, EXPLORE * forecast.unwidened_sd, best.log) * forecast.works
     gain[np.isin(forecast.rows, np.concatenate([history.rows, taken_rows]))] = -1.0
     if count == 1:
         index = int(np.argmax(gain))
         if gain[index] < 0.0:  # all were measured
             return Decisions(NONE, [], np.zeros(0))
         return Decisions(forecast.rows[[index]], ["gain"], gain[[index]])
-    short = np.argsort(-gain, kind="stable")[:SHORTLIST]
-    rows = forecast.rows[short]
-    covariance = EXPLORE**2 * gp.left_over(inputs, forecast.fit, rows, forecast.white[:, short])
-    works, free = forecast.works[short], gain[short] > 0
-    mean, spread = forecast.mean[short], np.diag(covariance).copy()
+    shortlist = np.argsort(-gain, kind="stable")[:SHORTLIST]
+    rows = forecast.rows[shortlist]
+    covariance = EXPLORE**2 * gp.posterior_covariance(inputs, forecast.fit, rows, forecast.white[:, shortlist])
+    works, free = forecast.works[shortlist], gain[shortlist] > 0
+    mean, spread = forecast.mean[shortlist], np.diag(covariance).copy()
     chosen, gains = [], []
     for _ in range(min(count, int(free.sum()))):
         gain_now = expected_gain(mean, np.sqrt(np.maximum(spread, 1e-12)), best.log) * works
@@ -110,7 +113,7 @@ def by_gain(
 
 
 def by_mean(forecast: Forecast, taken_rows: np.ndarray, count: int, best: float) -> Decisions:
-    """Return the candidates that are expected to be fastest, without ``taken_rows``."""
+    """Return the candidates of lowest expected latency, weighted by the chance to work, without ``taken_rows``."""
     free = ~np.isin(forecast.rows, taken_rows)
     cost = np.where(free, forecast.mean - np.log(forecast.works + 1e-3), np.inf)
     order = np.argsort(cost, kind="stable")[: min(count, int(free.sum()))]
@@ -118,18 +121,18 @@ def by_mean(forecast: Forecast, taken_rows: np.ndarray, count: int, best: float)
 
 
 def joined(left: Decisions, right: Decisions) -> Decisions:
-    """Return one batch of two."""
+    """Concatenate two batches."""
     rows = np.concatenate([left.rows, right.rows]).astype(np.int64)
     return Decisions(rows, [*left.reasons, *right.reasons], np.concatenate([left.gains, right.gains]))
 
 
 def repeats(forecast: Forecast, inputs: gp.Inputs, history: History, best: Best) -> Decisions:
-    """Return the measured candidate that is most worth another run: its noise hides whether it is the fastest."""
+    """Return the measured candidate that is most worth another run, to decide whether it is the fastest."""
     assert forecast.fit is not None
     rows, _, noise = weighted_means(history)
     mean, variance, _ = gp.predict(inputs, forecast.fit, rows)
     runs = np.bincount(history.rows, minlength=int(rows.max()) + 1)[rows]
-    # the other one that it is compared with: the best, or for the best itself the next
+    # each is compared with the best, and the best with the second
     rival = np.where(rows == best.row, np.partition(mean, 1)[1] if len(mean) > 1 else best.log + 1.0, best.log)
     change = variance / np.sqrt(variance + noise * runs)
     gain = np.where(runs < MOST_RUNS, expected_gain(np.abs(mean - rival), change, 0.0), 0.0)

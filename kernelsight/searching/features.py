@@ -1,4 +1,4 @@
-"""Features of a configuration for a forecaster: its parameters, and threads, work and tiles that follow from them."""
+"""Features of configurations for a forecaster: scaled parameters, and threads, work and tiles derived from them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ import numpy as np
 from kernelsight.errors import InvalidInput
 
 WARP = 32
-# a parameter with at most this many values splits the space into regimes, as long as there are few of them
+# parameters with at most REGIME_VALUES values split the space into regimes, of which there are at most MOST_REGIMES
 REGIME_VALUES, MOST_REGIMES = 2, 16
-# a ratio of largest to smallest from which steps are multiplications
+# ratio of largest to smallest value from which a parameter is scaled logarithmically
 LOGARITHMIC = 4.0
 _AXIS = re.compile(r"(?P<what>block_size|tile_size|work_per_thread|elements_per_thread)_(?P<axis>[xyz])")
 
 
 class Features(NamedTuple):
-    """Columns between 0 and 1 (rows: candidates), their names, the regime of each row, and the parameters' levels."""
+    """Features of all candidates: ``matrix`` (candidates, features) between 0 and 1, and the features' names.
+
+    ``regimes``: (candidates,), index of the combination of two-valued parameters.
+    """
 
     matrix: np.ndarray
     names: tuple[str, ...]
     regimes: np.ndarray
-    levels: np.ndarray  # rank of each parameter's value among its values: for steps between neighbours
+    levels: np.ndarray  # (candidates, parameters): rank of the value among the parameter's values
 
 
 def features_of(space: str, parameters: Sequence[Mapping[str, Any]]) -> Features:
-    """Return the features of configurations; InvalidInput: a parameter that is absent or of mixed types in some.
+    """Compute the features of configurations; InvalidInput: a parameter is missing or of another type in some.
 
-    >>> found = features_of("s", [{"block_size_x": 32, "block_size_y": 2, "v": 1}, {"block_size_x": 64,
+    >>> features = features_of("s", [{"block_size_x": 32, "block_size_y": 2, "v": 1}, {"block_size_x": 64,
     ...     "block_size_y": 4, "v": 1}])
-    >>> found.names, found.matrix.tolist()
+    >>> features.names, features.matrix.tolist()
     (('block_size_x', 'block_size_y', 'threads'), [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
     """
     values = _columns(space, parameters)
@@ -77,7 +80,7 @@ def _columns(space: str, parameters: Sequence[Mapping[str, Any]]) -> dict[str, n
 
 
 def _scaled(column: np.ndarray) -> np.ndarray:
-    """Return values between 0 and 1, on a logarithmic scale where steps are multiplications."""
+    """Scale values to 0..1, logarithmically where the largest is at least LOGARITHMIC times the smallest."""
     low, high = column.min(), column.max()
     if low > 0 and high / low >= LOGARITHMIC:
         column, low, high = np.log2(column), np.log2(low), np.log2(high)
@@ -85,7 +88,7 @@ def _scaled(column: np.ndarray) -> np.ndarray:
 
 
 def _regimes(levels: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """Return which setting of the two-valued parameters each row has; one regime where these are too many."""
+    """Return the regime of each row, its combination of two-valued parameters; a single one where they are too many."""
     binary = [column for column in levels if column.max() < REGIME_VALUES]
     if not binary:
         return np.zeros(rows, dtype=np.int32)
@@ -94,7 +97,7 @@ def _regimes(levels: Sequence[np.ndarray], rows: int) -> np.ndarray:
 
 
 def _derived(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return threads of a block, work of a thread, tile of a block, and how full the last warp is."""
+    """Derive threads per block, work per thread, tile of a block, and how full the last warp is, from parameters."""
     derived: dict[str, np.ndarray] = {}
     blocks, works = {}, {}
     for name, column in columns.items():
@@ -115,9 +118,9 @@ def _derived(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         derived[f"tile_{axis}"] = blocks[axis] * works[axis]
     if blocks and works:
         derived["tile"] = derived["threads"] * derived["work_per_thread"]
-    return {name: column for name, column in sorted(derived.items()) if not _repeats_a_parameter(column, columns)}
+    return {name: column for name, column in sorted(derived.items()) if not _equals_a_parameter(column, columns)}
 
 
-def _repeats_a_parameter(column: np.ndarray, columns: Mapping[str, np.ndarray]) -> bool:
-    """Return whether a parameter has these values already."""
+def _equals_a_parameter(column: np.ndarray, columns: Mapping[str, np.ndarray]) -> bool:
+    """Return whether a parameter has the same values."""
     return any(np.array_equal(column, existing) for existing in columns.values())

@@ -1,7 +1,8 @@
-"""Forecasts by other means, of a file or of a language model: one more source of a search beside other GPUs.
+"""External forecasts, from a file or a language model, as one more source of a search beside other GPUs.
 
-They enter as a table of ``kernel_forecasts``. Its weight is learned from what is measured, as that of a GPU is. Beside
-other GPUs a round believes it only where it explains the measurements far better; one that contradicts them is dropped.
+They are given as a table ``kernel_forecasts``. Their weight is learned from the measurements, as that of a GPU is.
+Beside other GPUs a round uses them only where they have far more evidence; forecasts that contradict the measurements
+are dropped.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ Forecaster = Callable[[pa.Table, pa.Table, Mapping[str, Any]], pa.Table]
 def with_forecasts(target: Target, forecasts: pa.Table) -> Target:
     """Return the target with forecasts as further sources, one per forecaster.
 
-    ``forecasts``: candidate_id, latency_us, and forecaster if there are several; of the last round where it states
-    rounds. Candidates that it lacks are filled in: by the mean of the other GPUs, corrected by a model of how the
-    forecasts differ from it.
+    ``forecasts``: candidate_id, latency_us, and forecaster if there are several; with a column round, its last round.
+    Missing candidates are imputed by the mean of the other GPUs, corrected by a model of the forecasts' difference.
     """
     rows = forecasts
     if "forecaster" not in rows.column_names:
@@ -54,7 +54,7 @@ def with_forecasts(target: Target, forecasts: pa.Table) -> Target:
             sources=(*target.sources, name),
             logs=np.column_stack([target.logs, column + level - median]),
             medians=np.append(target.medians, median),
-            # other GPUs are believed from the start, forecasts have to prove themselves
+            # other GPUs count from the start, forecasts only once measurements agree
             weights=np.append(target.weights, 0.0 if len(target.sources) else 1.0),
         )
     return target
@@ -63,13 +63,13 @@ def with_forecasts(target: Target, forecasts: pa.Table) -> Target:
 def model_forecasts(
     target: Target, tables: SpaceTables, scenario: Mapping[str, Any], forecaster: Forecaster, most: int
 ) -> pa.Table:
-    """Return a language model's forecasts of the most promising candidates by other GPUs, ``most`` of them.
+    """Return a language model's forecasts of up to ``most`` candidates, the most promising by other GPUs.
 
-    Evenly spaced ones where there are no other GPUs. The anchor's time is that of a source GPU, so that nothing of the
-    target is known before it is measured; of the target itself only where the file holds no other. InvalidInput: the
-    anchor was measured nowhere.
+    Without other GPUs the candidates are evenly spaced. The anchor's time is that of a source GPU, so that nothing of
+    the target is used before it is measured; the target's own only where the file has no other. InvalidInput: no
+    candidate was measured on any of them.
     """
-    order = np.argsort(target.logs.mean(1), kind="stable") if target.sources else _spread(len(target.ids), most)
+    order = np.argsort(target.logs.mean(1), kind="stable") if target.sources else _evenly_spaced(len(target.ids), most)
     rows = np.sort(order[:most])
     measured = tables.kernel_measurements.filter(pc.equal(tables.kernel_measurements["space"], target.space))
     anchor_gpu = next(
@@ -86,5 +86,5 @@ def model_forecasts(
     return forecaster(candidates, measured, {**scenario, "measured_on": anchor_gpu})
 
 
-def _spread(count: int, most: int) -> np.ndarray:
+def _evenly_spaced(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))

@@ -1,4 +1,4 @@
-"""Forecasts of all candidates of a search: expected log latency, its spread, and the chance that a candidate works."""
+"""Forecasts of a search's candidates: mean and standard deviation of log latency, and the probability to work."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.history import History
 from kernelsight.searching.targets import Target
 
-# of measured neighbours in feature space that say whether a candidate works
+# probability to work: length scale of measured neighbours in feature space, and weight of the prior, in measurements
 NEARNESS, OWN_WEIGHT = 0.15, 1.0
-# chance that a candidate works that failed on all other GPUs, or of which nothing is known
+# prior probability that a candidate works: one that failed on all other GPUs, and one without measurements
 FAILED_ELSEWHERE, UNKNOWN = 0.1, 0.9
 LEAST_FITTED = 3
-# widening: weight of what the process states itself, of random draws, width of a band (log), largest surprise
+# widening: weight of the prior USUAL, of random draws, width of a band (log), largest surprise
 AS_STATED, RANDOM_WEIGHT, BAND, MOST_SURPRISE = 16.0, 8.0, 0.5, 5.0
 USUAL = 1.6  # widening before any surprise: settings are fitted to few measurements
 
 
 class Forecast(NamedTuple):
-    """What one forecaster expects of the candidates in ``rows``."""
+    """The forecast of the candidates ``rows`` by one forecaster, arrays of shape (rows,)."""
 
     forecaster: str
     rows: np.ndarray
     mean: np.ndarray  # of the log latency
     sd: np.ndarray
-    stated: np.ndarray  # standard deviation before it was widened by earlier surprises
-    works: np.ndarray  # probability
+    unwidened_sd: np.ndarray  # standard deviation by the process alone, before it was widened by earlier surprises
+    works: np.ndarray  # probability to compile and run
     evidence: str
     measured: int
-    fit: gp.Fit | None  # None: nothing was measured that it could be fitted to
+    fit: gp.Fit | None  # None: too few measurements to fit it
     white: np.ndarray | None  # whitened covariance with the measurements
 
 
 def inputs_of(target: Target) -> gp.Inputs:
-    """Return a target as the inputs of a Gaussian process."""
+    """Return the inputs of a Gaussian process over the candidates of a target."""
     logs = target.logs
-    believed = np.flatnonzero(target.weights > 0)  # forecasts of others have to prove themselves first
+    believed = np.flatnonzero(target.weights > 0)  # without external forecasts, which measurements must confirm first
     mean = logs[:, believed].mean(1) if logs.shape[1] else np.zeros(len(target.ids))
     return gp.Inputs(logs, target.features, target.regimes, mean, *gp.words_of(target.levels))
 
@@ -52,9 +52,10 @@ def forecast(
     settings: np.ndarray,
     beside: Forecast | None = None,
 ) -> Forecast:
-    """Return the forecast of ``rows`` given the history, fitted from earlier ``settings``.
+    """Forecast ``rows`` given the history, by a Gaussian process fitted from earlier ``settings``.
 
-    ``beside``: another view's forecast of these rows, whose chances to work are taken; the spread is not widened then.
+    ``beside``: another view's forecast of these rows, whose probabilities to work are reused; the standard deviation is
+    not widened then.
     """
     fitted_runs = history.worked
     works = chance_to_work(target, history, rows) if beside is None else beside.works
@@ -82,10 +83,10 @@ def forecast(
 
 
 def widening(history: History, mean: np.ndarray) -> np.ndarray:
-    """Return by how much the stated standard deviation of forecasts is to be multiplied.
+    """Return the factors (rows,) on the standard deviations of forecasts, from the errors of earlier forecasts.
 
-    What was measured after it was forecast shows how wide forecasts should have been, at latencies like these. A search
-    measures its favourites; those that were drawn at random speak for all others, and count more.
+    Errors at similar latencies count. A search measures its favourites; candidates drawn at random represent all
+    others, and count more.
     """
     forecast_before = np.flatnonzero(~np.isnan(history.surprise))
     if not len(forecast_before):
@@ -97,7 +98,7 @@ def widening(history: History, mean: np.ndarray) -> np.ndarray:
 
 
 def chance_to_work(target: Target, history: History, rows: np.ndarray) -> np.ndarray:
-    """Return the probability that candidates compile and run: other GPUs, and the measured ones nearby."""
+    """Return the probability that candidates compile and run, by other GPUs and by measured candidates nearby."""
     prior = _chance_by_others(target, history)[rows] if target.sources else np.full(len(rows), UNKNOWN)
     if not len(history.failed):
         return prior
@@ -112,7 +113,7 @@ def chance_to_work(target: Target, history: History, rows: np.ndarray) -> np.nda
 def _chance_by_others(target: Target, history: History) -> np.ndarray:
     """Return the probability that each candidate works, by the other GPUs that it fails on.
 
-    Candidates that fail on the same GPUs share their fate: a few measurements tell whose failures come back here.
+    Candidates that fail on the same GPUs share a probability: a few measurements show which GPUs' failures recur here.
     """
     prior = 1.0 - (1.0 - FAILED_ELSEWHERE) * target.fails
     if not target.fails.any():

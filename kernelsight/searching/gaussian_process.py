@@ -1,10 +1,11 @@
-"""A Gaussian process over the configurations of a kernel: what other GPUs measured, and the parameters themselves.
+"""A Gaussian process over the configurations of a kernel, from other GPUs' latencies and from the parameters.
 
 log latency = mean of the other GPUs' logs + a sum of terms: a constant; linear in the other GPUs' logs, over all and
 within each regime (so that the weight of every source is learned, its sign included); smooth in these logs; a level per
-regime; smooth in parameters and what follows from them (Matern 5/2, one scale per column); and alike where parameters
-have the same values, whatever these are (one weight per parameter: a kernel jumps from a tile of 3 to one of 4).
-Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapters 2, 4 and 5.
+regime; smooth in the features of parameters (Matern 5/2, one length scale per feature); and categorical in the
+parameters' values (exponential of the Hamming distance with one weight per parameter, because a kernel's latency may
+jump from a tile of 3 to one of 4). Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapters 2, 4
+and 5.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 
-LEVEL_SD = 2.0  # of the constant, whose place is taken by the median of what was measured
-# natural logarithms of: linear, regime, smooth in sources, its scale, smooth in parameters, its scale, noise, alike in
-# single parameters, its scale
+LEVEL_SD = 2.0  # standard deviation of the constant around the median of the measurements
+# hyperparameters, as natural logarithms: sizes of the terms linear, regime, smooth in sources with its scale, smooth in
+# features with its scale, noise, categorical with its scale
 START = np.log(np.array([0.3, 0.15, 0.2, 1.0, 0.3, 0.5, 0.01, 0.2, 2.5]))
 SPREAD = np.array([1.0, 1.0, 1.0, 0.7, 1.0, 0.7, 1.0, 1.0, 0.7])
 LINEAR, REGIME, SOURCES, SOURCE_SCALE, PARAMETERS, PARAMETER_SCALE, NOISE, WORDS, WORD_SCALE = range(9)
-SCALES = 0.7  # spread of the scale of one column
-# steps uphill in one fit, and how far from its start a setting may go
+SCALES = 0.7  # prior standard deviation of the log scale of one feature
+# optimiser steps of one fit, and how far from its start a setting may go
 STEPS, REACH = 10, 4.0
 BLOCK = 512  # candidates whose covariances stay in the cache of a core
 
 
 class Inputs(NamedTuple):
-    """The inputs of the process for all candidates: rows are candidates."""
+    """The inputs of the process for all candidates; rows are candidates."""
 
     sources: np.ndarray  # (rows, other GPUs): log latencies, each less its median
     features: np.ndarray  # (rows, columns) between 0 and 1
     regimes: np.ndarray
     mean: np.ndarray
-    words: np.ndarray  # (rows, values of all parameters): 1 where the candidate has the value
-    word_of: np.ndarray  # which parameter each of these columns belongs to
+    words: np.ndarray  # (rows, values of all parameters): one-hot, 1 where the candidate has the value
+    word_of: np.ndarray  # the parameter that each of these columns belongs to
 
 
 def words_of(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which value each parameter has, a column per value, and the parameter of each column."""
+    """Return the one-hot encoding of parameters' values (rows, values), and the parameter of each column."""
     columns, owner = [], []
     for parameter in range(levels.shape[1]):
         equal = levels[:, parameter][:, None] == np.unique(levels[:, parameter])[None]
@@ -49,7 +50,7 @@ def words_of(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Fit(NamedTuple):
-    """A process given measurements."""
+    """A process conditioned on measurements, with fitted ``settings``, its hyperparameters."""
 
     settings: np.ndarray
     rows: np.ndarray
@@ -60,7 +61,7 @@ class Fit(NamedTuple):
 
 
 def start(inputs: Inputs) -> np.ndarray:
-    """Return the settings before anything was measured."""
+    """Return the prior mean of the settings, at which fits start."""
     return np.concatenate([START, np.zeros(inputs.features.shape[1] + int(inputs.word_of.max()) + 1)])
 
 
@@ -70,7 +71,7 @@ def matern(squares: np.ndarray) -> np.ndarray:
     >>> matern(np.array([0.0, 1.0])).round(3).tolist()
     [1.0, 0.524]
     """
-    distance = np.maximum(squares, 0.0)  # one array throughout: half of a search's time is spent here
+    distance = np.maximum(squares, 0.0)  # computed in place: half of a search's time is spent here
     distance *= 5.0
     np.sqrt(distance, out=distance)
     square = distance * distance
@@ -83,21 +84,21 @@ def matern(squares: np.ndarray) -> np.ndarray:
 
 
 def squared_distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return (rows of left, rows of right): squared Euclidean distances, which rounding may bring just below 0."""
+    """Return squared Euclidean distances (rows of left, rows of right), which rounding may bring just below 0."""
     distances = (left**2).sum(1)[:, None] + (right**2).sum(1)[None]
     distances -= left @ (2.0 * right).T
     return distances
 
 
 def _scales(inputs: Inputs, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return sizes, the scales of the features, and the weights of the parameters."""
+    """Return the settings as sizes of terms, scales of the features, and weights of the parameters."""
     size, count = np.exp(settings[: len(START)]), inputs.features.shape[1]
     scales = np.exp(settings[len(START) : len(START) + count]) / size[PARAMETER_SCALE]
     return size, scales, np.exp(settings[len(START) + count :]) / size[WORD_SCALE]
 
 
 def covariance(inputs: Inputs, left: np.ndarray, right: np.ndarray, settings: np.ndarray) -> np.ndarray:
-    """Return the prior covariance of two sets of candidates."""
+    """Return the prior covariance (left, right) of two sets of candidates."""
     size, scales, weights = _scales(inputs, settings)
     regime = size[REGIME] ** 2 * (inputs.regimes[left][:, None] == inputs.regimes[right][None])
     total = LEVEL_SD**2 + regime
@@ -127,7 +128,7 @@ def covariance(inputs: Inputs, left: np.ndarray, right: np.ndarray, settings: np
 
 
 def variance(inputs: Inputs, rows: np.ndarray, settings: np.ndarray) -> np.ndarray:
-    """Return the prior variance of candidates."""
+    """Return the prior variance (rows,) of candidates."""
     size = np.exp(settings[: len(START)])
     total = np.full(len(rows), LEVEL_SD**2 + size[REGIME] ** 2 + size[PARAMETERS] ** 2 + size[WORDS] ** 2)
     if inputs.sources.shape[1]:
@@ -137,7 +138,7 @@ def variance(inputs: Inputs, rows: np.ndarray, settings: np.ndarray) -> np.ndarr
 
 
 class _Pairs:
-    """Distances between measured candidates, which do not change while settings are fitted."""
+    """Distances between measured candidates, computed once for all steps of a fit."""
 
     def __init__(self, inputs: Inputs, rows: np.ndarray) -> None:
         features = inputs.features[rows]
@@ -157,14 +158,14 @@ class _Pairs:
 
 
 class _Terms(NamedTuple):
-    """Terms of the covariance of the measured candidates, and what their slopes are made of."""
+    """The terms of the measured candidates' covariance, and factors of their derivatives."""
 
     regime: np.ndarray
     smooth: np.ndarray
     words: np.ndarray
     linear: np.ndarray | float  # these two without sources: 0
     sources: np.ndarray | float
-    smooth_slope: np.ndarray  # in the squared distance
+    smooth_slope: np.ndarray  # derivative in the squared distance
     sources_slope: np.ndarray | float
     scales: np.ndarray  # squared, of the features
     weights: np.ndarray  # of the parameters
@@ -182,29 +183,29 @@ def _terms(pairs: _Pairs, settings: np.ndarray) -> _Terms:
     weights = np.exp(settings[middle:]) / np.sqrt(size[WORD_SCALE])
     smooth, smooth_slope = _matern((pairs.by_column @ scales).reshape(count, count))
     words = size[WORDS] * np.exp(-(pairs.unlike @ weights)).reshape(count, count)
-    of_settings = (size[PARAMETERS] * smooth, words)
+    of_parameters = (size[PARAMETERS] * smooth, words)
     if not pairs.count:
         constant_regime = size[REGIME] * pairs.same
-        return _Terms(constant_regime, *of_settings, 0.0, 0.0, size[PARAMETERS] * smooth_slope, 0.0, scales, weights)
+        return _Terms(constant_regime, *of_parameters, 0.0, 0.0, size[PARAMETERS] * smooth_slope, 0.0, scales, weights)
     regime = size[REGIME] * pairs.same * (1.0 + pairs.product)
     sources, slope = _matern(np.maximum(pairs.squares, 0.0) / size[SOURCE_SCALE])
-    theirs = (size[LINEAR] * pairs.product, size[SOURCES] * sources)
+    of_sources = (size[LINEAR] * pairs.product, size[SOURCES] * sources)
     slope *= size[SOURCES] / size[SOURCE_SCALE]
-    return _Terms(regime, *of_settings, *theirs, size[PARAMETERS] * smooth_slope, slope, scales, weights)
+    return _Terms(regime, *of_parameters, *of_sources, size[PARAMETERS] * smooth_slope, slope, scales, weights)
 
 
 def _matern(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the correlation at squared distances, and its slope in them."""
-    far = np.sqrt(5.0 * squares)
-    return matern(squares), (-5.0 / 6.0) * (1.0 + far) * np.exp(-far)
+    """Return the Matern 5/2 correlation at squared distances, and its derivative in them."""
+    distance = np.sqrt(5.0 * squares)
+    return matern(squares), (-5.0 / 6.0) * (1.0 + distance) * np.exp(-distance)
 
 
 def _log_density(
     pairs: _Pairs, values: np.ndarray, noise: np.ndarray, settings: np.ndarray, slopes: bool = True
 ) -> tuple[float, np.ndarray]:
-    """Return the log density of values and settings, up to a constant, and its slope in each setting.
+    """Return the log posterior density of values and settings, up to a constant, and its gradient in the settings.
 
-    Minus infinity where it cannot be computed; zeros for slopes that are not asked for.
+    Minus infinity where it cannot be computed; a gradient of zeros without ``slopes``.
     """
     terms, noise_variance = _terms(pairs, settings), float(np.exp(2.0 * settings[NOISE]))
     total = terms.total
@@ -214,44 +215,44 @@ def _log_density(
     except np.linalg.LinAlgError:
         return -np.inf, np.zeros(len(settings))
     spread = np.concatenate([SPREAD, np.full(len(settings) - len(START), SCALES)])
-    off = (settings - np.concatenate([START, np.zeros(len(settings) - len(START))])) / spread
+    deviation = (settings - np.concatenate([START, np.zeros(len(settings) - len(START))])) / spread
     whiten = solve_triangular(factor, np.eye(len(values)), lower=True, check_finite=False)
     white = whiten @ values
-    density = float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - 0.5 * (off**2).sum())
+    density = float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - 0.5 * (deviation**2).sum())
     if not slopes:
         return density, np.zeros(len(settings))
     solved = whiten.T @ white
-    pull = 0.5 * (np.outer(solved, solved) - whiten.T @ whiten)
-    return density, _slopes(pairs, terms, pull, noise_variance) - off / spread
+    in_covariance = 0.5 * (np.outer(solved, solved) - whiten.T @ whiten)
+    return density, _slopes(pairs, terms, in_covariance, noise_variance) - deviation / spread
 
 
-def _slopes(pairs: _Pairs, terms: _Terms, pull: np.ndarray, noise_variance: float) -> np.ndarray:
-    """Return the slope of the log density in each setting; ``pull``: its slope in each covariance."""
-    head = np.zeros(len(START))
+def _slopes(pairs: _Pairs, terms: _Terms, in_covariance: np.ndarray, noise_variance: float) -> np.ndarray:
+    """Return the gradient of the log density in the settings; ``in_covariance``: its gradient in each covariance."""
+    sizes = np.zeros(len(START))
     for setting, term in ((REGIME, terms.regime), (PARAMETERS, terms.smooth), (WORDS, terms.words)):
-        head[setting] = 2.0 * (pull * term).sum()
-    head[NOISE] = 2.0 * noise_variance * np.trace(pull)
-    features = 2.0 * terms.scales * ((terms.smooth_slope * pull).ravel() @ pairs.by_column)
-    head[PARAMETER_SCALE] = -features.sum()
-    parameters = -terms.weights * ((pull * terms.words).ravel() @ pairs.unlike)
-    head[WORD_SCALE] = -parameters.sum()
+        sizes[setting] = 2.0 * (in_covariance * term).sum()
+    sizes[NOISE] = 2.0 * noise_variance * np.trace(in_covariance)
+    features = 2.0 * terms.scales * ((terms.smooth_slope * in_covariance).ravel() @ pairs.by_column)
+    sizes[PARAMETER_SCALE] = -features.sum()
+    parameters = -terms.weights * ((in_covariance * terms.words).ravel() @ pairs.unlike)
+    sizes[WORD_SCALE] = -parameters.sum()
     if pairs.count:
-        head[LINEAR] = 2.0 * (pull * terms.linear).sum()
-        head[SOURCES] = 2.0 * (pull * terms.sources).sum()
-        head[SOURCE_SCALE] = -2.0 * (terms.sources_slope * pull * pairs.squares).sum()
-    return np.concatenate([head, features, parameters])
+        sizes[LINEAR] = 2.0 * (in_covariance * terms.linear).sum()
+        sizes[SOURCES] = 2.0 * (in_covariance * terms.sources).sum()
+        sizes[SOURCE_SCALE] = -2.0 * (terms.sources_slope * in_covariance * pairs.squares).sum()
+    return np.concatenate([sizes, features, parameters])
 
 
 def evidence(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> float:
-    """Return how well a process with these settings explains measurements: their log density, up to a constant."""
+    """Return the evidence of measurements under these settings: their log density, up to a constant."""
     deviations = values - inputs.mean[rows]
     return _log_density(_Pairs(inputs, rows), deviations - float(np.median(deviations)), noise, settings, False)[0]
 
 
 def fit(inputs: Inputs, rows: np.ndarray, values: np.ndarray, noise: np.ndarray, settings: np.ndarray) -> Fit:
-    """Fit the process to log latencies of candidates with the variance of their noise, from earlier settings.
+    """Fit the process to log latencies ``values`` of candidates ``rows``, with the variance of their ``noise``.
 
-    A few steps uphill, which later calls go on from.
+    L-BFGS from earlier ``settings``, a few steps only: later calls continue from its result.
     """
     deviations = values - inputs.mean[rows]
     level = float(np.median(deviations))
@@ -282,7 +283,7 @@ def conditioned(
     level: float,
     evidence: float = 0.0,
 ) -> Fit:
-    """Return the process with these settings, given the measurements."""
+    """Condition the process with these settings on the measurements."""
     total = covariance(inputs, rows, rows, settings)
     total[np.diag_indices(len(rows))] += noise + np.exp(2.0 * settings[NOISE]) + 1e-9
     whiten = np.linalg.inv(np.linalg.cholesky(total))
@@ -291,7 +292,7 @@ def conditioned(
 
 
 def predict(inputs: Inputs, fit: Fit, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return mean and variance of candidates' log latencies, and their whitened covariance with the measurements."""
+    """Return mean and variance (rows,) of log latencies, and their whitened covariance with the measurements."""
     mean, white = np.empty(len(rows)), np.empty((len(fit.rows), len(rows)))
     for begin in range(0, len(rows), BLOCK):
         block = slice(begin, begin + BLOCK)
@@ -303,6 +304,6 @@ def predict(inputs: Inputs, fit: Fit, rows: np.ndarray) -> tuple[np.ndarray, np.
     return mean, np.maximum(remaining, 1e-10), white
 
 
-def left_over(inputs: Inputs, fit: Fit, rows: np.ndarray, white: np.ndarray) -> np.ndarray:
-    """Return the covariance of candidates after the measurements."""
+def posterior_covariance(inputs: Inputs, fit: Fit, rows: np.ndarray, white: np.ndarray) -> np.ndarray:
+    """Return the covariance (rows, rows) of candidates after the measurements; ``white``: from :func:`predict`."""
     return covariance(inputs, rows, rows, fit.settings) - white.T @ white

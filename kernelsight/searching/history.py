@@ -1,4 +1,4 @@
-"""What a search has measured so far, as arrays; grows round after round."""
+"""The history of a search: its measurements so far, as arrays that grow round by round."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-# standard deviation of a latency whose spread is not known, and the least that is believed of a known one
+# standard deviation of a log latency whose spread is not known, and the least one of any
 UNKNOWN_NOISE, LEAST_NOISE = 0.02, 0.002
-# runs that a stated spread is averaged over, where the number of samples is not known
+# samples of a measurement where their number is not known
 SAMPLES = 8
-# measurements that a Gaussian process is fitted to: its time grows with the third power of their number
+# most measurements that a Gaussian process is fitted to: its time grows with the third power of their number
 MOST_FITTED = 400
 
 
 class History(NamedTuple):
-    """Measurements in order; a row of the target per measurement, nan as log latency of what failed."""
+    """Measurements in order, arrays of shape (measurements,); ``rows``: candidates of the target; failed: log nan."""
 
     rows: np.ndarray
     logs: np.ndarray
@@ -25,7 +25,7 @@ class History(NamedTuple):
     random: np.ndarray  # drawn at random by a known rule
     cost_s: np.ndarray
     forecast: np.ndarray  # mean log latency that was expected of it; nan: it was measured without a forecast
-    surprise: np.ndarray  # (measured - forecast) / stated standard deviation; nan where either is not known
+    surprise: np.ndarray  # (measured - forecast) / standard deviation before widening; nan where either is not known
 
     @property
     def worked(self) -> np.ndarray:
@@ -34,7 +34,7 @@ class History(NamedTuple):
 
     @property
     def fitted(self) -> np.ndarray:
-        """Indices of the measurements that a process is fitted to: all that worked, or the fastest and some others."""
+        """Indices of the measurements to fit: all that worked, or of many the fastest half and an even sample."""
         indices = self.worked
         if len(indices) <= MOST_FITTED:
             return indices
@@ -48,7 +48,7 @@ class History(NamedTuple):
         return np.flatnonzero(np.isnan(self.logs))
 
     def until(self, count: int) -> History:
-        """Return the first measurements."""
+        """Return the first ``count`` measurements."""
         return History(*(column[:count] for column in self))
 
 
@@ -61,7 +61,7 @@ def empty_history() -> History:
 
 
 class Outcome(NamedTuple):
-    """What a measurer found of the candidates of one round, in their order."""
+    """The measurements of one round's candidates, in their order."""
 
     status: np.ndarray  # codes of ``arrays.STATUS``
     latency_us: np.ndarray
@@ -79,7 +79,7 @@ def with_round(
     outcome: Outcome,
     expected: tuple[np.ndarray, np.ndarray],
 ) -> History:
-    """Return the history with one more round; ``expected``: mean and standard deviation of each one's log latency."""
+    """Append a round to the history; ``expected``: forecast mean and standard deviation of each log latency."""
     from kernelsight.searching.arrays import OK
 
     worked = outcome.status == OK
@@ -96,9 +96,9 @@ def with_round(
 
 
 def weighted_means(history: History) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows that worked, the mean of each one's logs weighed by their noise, and its variance."""
+    """Return the rows that worked, with the inverse-variance weighted mean of each one's logs, and its variance."""
     indices = history.worked
-    rows, where = np.unique(history.rows[indices], return_inverse=True)
-    weight = np.bincount(where, 1.0 / history.noise[indices], minlength=len(rows))
-    mean = np.bincount(where, history.logs[indices] / history.noise[indices], minlength=len(rows)) / weight
+    rows, index = np.unique(history.rows[indices], return_inverse=True)
+    weight = np.bincount(index, 1.0 / history.noise[indices], minlength=len(rows))
+    mean = np.bincount(index, history.logs[indices] / history.noise[indices], minlength=len(rows)) / weight
     return rows, mean, 1.0 / weight

@@ -1,4 +1,4 @@
-"""Quantiles, the eight speed-up bins, confidence and the chance to be faster, computed from a forecast."""
+"""Quantiles, probabilities of the eight speed-up bins, and the probability to be faster, from a forecast."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kernelsight.searching.decisions import WORTH
 BIN_EDGES = (0.25, 0.5, 0.5**0.5, 1.0, 2.0**0.5, 2.0, 4.0)
 BINS = len(BIN_EDGES) + 1
 Z90 = 1.6448536269514722
-# degrees of freedom of Student's t: the width of a forecast is learned from few surprises
+# degrees of freedom of Student's t: a forecast's standard deviation is learned from few errors
 TAILS = 4
 
 
 class Quantiles(NamedTuple):
-    """Expected log latency and its 5th and 95th percentile."""
+    """The median of log latency, and its 5th and 95th percentiles, arrays of shape (candidates,)."""
 
     low: np.ndarray
     middle: np.ndarray
@@ -31,9 +31,9 @@ def quantiles(mean: np.ndarray, sd: np.ndarray) -> Quantiles:
 
 
 def bin_probabilities(mean: np.ndarray, sd: np.ndarray, anchor_log: float) -> np.ndarray:
-    """Return the probability of each speed-up bin over an anchor; rows: candidates.
+    """Return the probability of each speed-up bin over an anchor, shape (candidates, BINS).
 
-    Student's distribution with the 5th and 95th percentile of the normal one.
+    By Student's t distribution with the 5th and 95th percentiles of the normal forecast.
 
     >>> bin_probabilities(np.array([0.0]), np.array([1e-6]), np.log(1.2)).round(3).tolist()
     [[0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]]
@@ -46,10 +46,10 @@ def bin_probabilities(mean: np.ndarray, sd: np.ndarray, anchor_log: float) -> np
 
 
 def bins_of(logs: np.ndarray, anchor_log: float) -> np.ndarray:
-    """Return the bin, from 0, that measured log latencies fall into."""
+    """Return the bins, from 0, of measured log latencies."""
     return np.searchsorted(np.log(np.array(BIN_EDGES)), anchor_log - logs, side="right")
 
 
 def chance_faster(mean: np.ndarray, sd: np.ndarray, works: np.ndarray, best: float) -> np.ndarray:
-    """Return the probability that a candidate works and is faster than ``best`` (log) by 2 %."""
+    """Return the probability that a candidate works and is at least 2 % faster than ``best`` (log latency)."""
     return ndtr((best + WORTH - mean) / sd) * works

@@ -1,4 +1,4 @@
-"""What the journal of a search holds: every measurement and proposal, from which a search that was killed goes on."""
+"""The journal of a search: every measurement and proposal, replayed when a killed search is resumed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIELDS = ("latency_us", "cv", "samples", "compile_s", "benchmark_s")
 
 
 def digest(scenario: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> str:
-    """Return the hash of all that a search follows from: its scenario, candidates and other measurements."""
+    """Return the SHA-256 of a search's inputs: its scenario, candidates and given measurements."""
     sha = hashlib.sha256(json.dumps(dict(scenario), sort_keys=True).encode())
     for name in sorted(tables):
         sha.update(name.encode())
@@ -33,13 +33,16 @@ def digest(scenario: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> str:
 
 
 def open_journal(path: Path, header: str, resume: bool) -> tuple[Journal, list[dict[str, Any]]]:
-    """Return the journal to append to, and its records; InvalidInput: of another search, or without ``resume``."""
+    """Open the journal of a search for appending, and return its records so far.
+
+    ``header``: digest of the search. InvalidInput: the journal of another search, or one without ``resume``.
+    """
     earlier: list[dict[str, Any]] = []
     if path.exists():
         if not resume:
             raise InvalidInput(f"{path} holds a search that did not finish; --resume continues it, or remove the file.")
-        header_found, earlier = read_journal(path, KIND, without_sums=True)
-        if header_found != header:
+        stored_header, earlier = read_journal(path, KIND, without_sums=True)
+        if stored_header != header:
             raise InvalidInput(
                 f"{path} belongs to another search: scenario or measurements differ; use the same flags and files, or "
                 "another -o FILE."
@@ -48,7 +51,7 @@ def open_journal(path: Path, header: str, resume: bool) -> tuple[Journal, list[d
 
 
 def journaled(measure: Measure, ids: np.ndarray, journal: Journal, waiting: list[dict[str, Any]]) -> Measure:
-    """Return a measurer that takes its first measurements from a journal, and writes every further one to it.
+    """Wrap a measurer: it takes its first measurements from a journal, and appends every further one to it.
 
     ``waiting``: the records of the journal, the next one last.
     """
@@ -79,7 +82,7 @@ def journaled(measure: Measure, ids: np.ndarray, journal: Journal, waiting: list
 
 
 def journaled_proposals(proposer: Proposer, journal: Journal | None, waiting: list[dict[str, Any]]) -> Propose:
-    """Return a proposer of rows that takes its first proposals from a journal, and writes every further one to it."""
+    """Wrap a proposer: it takes its first proposals from a journal, and appends every further one to it."""
 
     def propose(number: int, history: History, proposed_before: np.ndarray) -> np.ndarray:
         if waiting:
@@ -110,7 +113,7 @@ def _real(value: float | None) -> float:
 def measured_by(
     function: Callable[[pa.Table], pa.Table], candidates: pa.Table, ids: np.ndarray, space: str, gpu: str
 ) -> Measure:
-    """Return a measurer of rows from one of tables: ``kernel_candidates`` in, rows of ``kernel_measurements`` out."""
+    """Wrap a measurer of tables (``kernel_candidates`` to ``kernel_measurements``) as a measurer of row indices."""
     index_of = {name: index for index, name in enumerate(candidates["candidate_id"].to_pylist())}
 
     def measure(rows: np.ndarray, runs: np.ndarray) -> Outcome:
@@ -122,7 +125,7 @@ def measured_by(
             raise InvalidInput(f"the measurer returned no row for candidate {missing[0]} of {space!r} on {gpu}.")
         records = [by_name[name] for name in names]
         for record in records:
-            refuse_row(record)
+            check_row(record)
         status = np.array([STATUS.index(record["status"]) for record in records], dtype=np.int8)
         columns = [np.array([_real(record.get(field)) for record in records]) for field in FIELDS]
         return Outcome(status, *columns)
@@ -130,8 +133,8 @@ def measured_by(
     return measure
 
 
-def refuse_row(record: Mapping[str, Any]) -> None:
-    """Refuse a measurement with an unknown status, or an ok one without a finite time above 0."""
+def check_row(record: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for a measurement with an unknown status, or an ok one without a finite time above 0."""
     if record.get("status") not in STATUS[1:]:
         raise InvalidInput(
             f"the measurer gave candidate {record.get('candidate_id')} the status {record.get('status')!r}; use "

@@ -1,6 +1,6 @@
-"""Measures candidates by a command: one process per candidate, without a shell, under a time limit.
+"""Measures candidates by a user's command: one process per candidate, without a shell, under a time limit.
 
-What the command says: its last line of stdout is the latency in us, as a number or as a JSON object with latency_us and
+The protocol: the last line of stdout is the latency in us, as a number or as a JSON object with latency_us and
 optionally cv, samples, compile_s, benchmark_s, status. Exit status 0: it worked; 2: did not compile; 3: wrong result;
 any other, a signal or the time limit: failed while running.
 """
@@ -26,8 +26,8 @@ from kernelsight.searching.commands import run_bounded, split_words
 EXIT = {0: "ok", 2: "compile_failed", 3: "wrong_result"}
 OTHERWISE = "runtime_failed"
 STATUSES = (*EXIT.values(), OTHERWISE)
-# columns of a measurement that the command may state
-STATED = ("latency_us", "cv", "samples", "compile_s", "benchmark_s")
+# columns of a measurement that the command may print
+PRINTED = ("latency_us", "cv", "samples", "compile_s", "benchmark_s")
 # bytes of output that are read from its end
 MOST_OUTPUT = 65_536
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -35,14 +35,15 @@ HOW = "print the latency in us, or a JSON object with latency_us, as the last li
 
 
 class CommandMeasurer:
-    """Measures rows of ``kernel_candidates`` one after the other, each by one run of a command.
+    """Measures rows of ``kernel_candidates`` in turn, each by one run of a command.
 
     ``command``: words with {name} of a parameter, {parameters} (JSON object of all), {candidate_id} or {source} (file
-    with the candidate's source text). Values are put into words after these are split, so that no shell and no second
-    splitting sees them. InvalidInput: a command that cannot be run, an unknown name, or output that is no latency.
+    with the candidate's source text). Values are substituted after the command is split into words, so that neither a
+    shell nor a second split sees them. InvalidInput: a command that cannot be run, an unknown name, or output without a
+    latency.
 
-    Output that is no latency is refused before the command has stated any; later it is a failure of its candidate, so
-    that a search that has run for hours goes on.
+    Output without a latency is an error until the command has printed one; later it is a failure of its candidate, so
+    that a search that has run for hours continues.
     """
 
     def __init__(self, command: str, time_limit_s: float) -> None:
@@ -51,12 +52,12 @@ class CommandMeasurer:
             raise InvalidInput(f"--time-limit is {time_limit_s:g}; give a number of seconds above 0.")
         self._limit_s, self._is_understood = time_limit_s, False
         self.unread: list[str] = []
-        """Why output could not be read, one sentence a candidate."""
+        """Why output could not be read, one sentence per candidate."""
         self.last_failure: str | None = None
-        """How the last candidate that failed ended."""
+        """Candidate, exit status and last error line of the last candidate that failed."""
 
     def __call__(self, candidates: pa.Table) -> pa.Table:
-        """Return rows of ``kernel_measurements``."""
+        """Measure candidates; return rows of ``kernel_measurements``."""
         return measurement_rows([self._measured(row) for row in candidates.to_pylist()], "command")
 
     def _measured(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,12 +67,13 @@ class CommandMeasurer:
             ended = run_bounded(words, "--measure", self._limit_s, MOST_OUTPUT)
             took_s = time.monotonic() - started
         status = EXIT.get(ended.code, OTHERWISE)
-        # what a command does not state of its time is what passed: --minutes counts it
+        # a time that the command does not print is the elapsed one, which --minutes counts
         duration = "compile_s" if status == "compile_failed" else "benchmark_s"
         key = {"space": row["space"], "candidate_id": row["candidate_id"], duration: took_s}
         if status != "ok":
             how = f"exit status {ended.code}" if ended.code is not None else f"killed after {self._limit_s:g} s"
-            self.last_failure = f"{row['candidate_id']}: {how}{': ' if ended.complaint else ''}{ended.complaint[:200]}"
+            reason = f": {ended.last_error[:200]}" if ended.last_error else ""
+            self.last_failure = f"{row['candidate_id']}: {how}{reason}"
             return {**key, "status": status}
         try:
             measurement = _parsed_output(ended.output, row["candidate_id"])
@@ -87,12 +89,12 @@ class CommandMeasurer:
 
 
 def words_of(command: str) -> list[str]:
-    """Return the words of a command; InvalidInput for none, or for quotes that do not close."""
+    """Split the command of ``--measure`` into words; InvalidInput for none, or for quotes that do not close."""
     return split_words(command, "--measure", "replay, cupy, or a command such as './bench {block_size_x}'")
 
 
 def check_parameters(command: str) -> None:
-    """Raise InvalidInput for a command without a parameter: it would be the same for every candidate."""
+    """Raise InvalidInput for a command without a parameter, which would be the same for every candidate."""
     if not any(PLACEHOLDER.search(word) for word in words_of(command)):
         raise InvalidInput(
             f"--measure {redacted_text(command)!r} names no parameter, so that every candidate would run the same "
@@ -123,7 +125,7 @@ def _text(value: Any) -> str:
 
 
 def _parsed_output(output: str, candidate: str) -> dict[str, Any]:
-    """Return what the last line of the output states; InvalidInput if that is no measurement."""
+    """Parse the last line of the output as a measurement; InvalidInput if it is not one."""
     lines = [line for line in output.splitlines() if line.strip()]
     if not lines:
         raise InvalidInput(f"the command printed nothing for candidate {candidate}; {HOW}.")
@@ -141,7 +143,7 @@ def _parsed_output(output: str, candidate: str) -> dict[str, Any]:
         raise InvalidInput(
             f"the command gave candidate {candidate} the status {status!r}; use {', '.join(sorted(STATUSES))}."
         )
-    measurement = {name: result[name] for name in STATED if result.get(name) is not None}
+    measurement = {name: result[name] for name in PRINTED if result.get(name) is not None}
     for name, value in measurement.items():
         if not _is_size(value) or (name in ("latency_us", "samples") and value <= 0):
             raise InvalidInput(
@@ -157,7 +159,7 @@ def _is_size(value: Any) -> bool:
 
 
 def measurement_rows(rows: Sequence[Mapping[str, Any]], source: str) -> pa.Table:
-    """Return measurements as rows of ``kernel_measurements``; the search sets the GPU and numbers the runs."""
+    """Convert measurements to rows of ``kernel_measurements``; the search sets the GPU and numbers the runs."""
     schema = contracts()["kernel_measurements"].schema
     filled_rows = [{"gpu": "", "run": 1, "source": source, **row} for row in rows]
     return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in filled_rows], schema)

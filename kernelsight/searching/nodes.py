@@ -1,4 +1,4 @@
-"""The node of kernel searches, replayed on measurements."""
+"""The node of kernel searches: each row of ``search_scenarios``, replayed on given measurements."""
 
 from __future__ import annotations
 

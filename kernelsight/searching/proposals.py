@@ -1,4 +1,4 @@
-"""Which candidates a round considers: the pool of a space, or neighbours of what was measured."""
+"""Proposals of a round, the candidates that it considers: a pool of the space, or neighbours of measured ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelsight.searching.decisions import generator
 from kernelsight.searching.history import History, weighted_means
 from kernelsight.searching.targets import Target
 
-# candidates that are forecast in each round: all of a smaller space
+# most candidates that are forecast in a round; a smaller space is forecast whole
 POOL = 4000
 NEIGHBOURS = 256
 PARENTS = 2
@@ -21,9 +21,9 @@ POOL_DRAW, NEIGHBOUR_DRAW = 1, 2
 
 
 def base_pool(target: Target, scenario: Mapping[str, Any], scores: np.ndarray, number: int) -> np.ndarray:
-    """Return the rows that a round considers: all, or the best half by other GPUs and others at random.
+    """Return the rows that a round considers: all, or in a large space the best by other GPUs, and random ones.
 
-    These are drawn anew in every round, so that none is left out of a whole search.
+    The random ones are drawn anew in every round, so that a whole search may reach any candidate.
     """
     count = len(target.ids)
     if count <= POOL:
@@ -39,7 +39,7 @@ def base_pool(target: Target, scenario: Mapping[str, Any], scores: np.ndarray, n
 
 
 def pool(target: Target, base: np.ndarray, history: History, best: int | None) -> np.ndarray:
-    """Return the rows of a round: the base, what was measured, and the neighbours of the best so far."""
+    """Return the rows of a round: the base, the measured ones, and the neighbours of the best so far."""
     in_pool = np.zeros(len(target.ids), dtype=bool)
     in_pool[base] = in_pool[history.rows] = True
     if len(base) < len(target.ids) and best is not None:
@@ -49,9 +49,9 @@ def pool(target: Target, base: np.ndarray, history: History, best: int | None) -
 
 
 def parents(history: History, tried: np.ndarray) -> np.ndarray:
-    """Return the two measured rows whose neighbourhood is searched next: fast ones, and ones that were rarely tried.
+    """Return the measured rows whose neighbourhood is searched next: fast ones, and ones that were rarely parents.
 
-    ``tried``: how often each row was a parent. Upper confidence bound over ranks, as searches of trees use it.
+    ``tried``: (candidates,), how often each was a parent. By the upper confidence bound over ranks, as in tree search.
     """
     rows, mean, _ = weighted_means(history)
     if not len(rows):
@@ -63,11 +63,11 @@ def parents(history: History, tried: np.ndarray) -> np.ndarray:
 
 
 def neighbours(target: Target, parent: int, count: int, excluded: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Return up to ``count`` rows that differ from a parent in few parameters, at random, without ``excluded`` rows."""
+    """Draw up to ``count`` rows at random that differ from a parent in few parameters, without ``excluded`` rows."""
     distance = (target.levels != target.levels[parent]).sum(1)
     distance[excluded] = 0
     near = np.flatnonzero((distance > 0) & (distance <= DISTANCE))
-    if len(near) < count:  # a sparse neighbourhood: the nearest that there are
+    if len(near) < count:  # a sparse neighbourhood: take the nearest rows instead
         order = np.argsort(np.where(distance > 0, distance, distance.max(initial=0) + 1), kind="stable")
         near = order[: min(count, int((distance > 0).sum()))]
     return np.sort(draw.choice(near, min(count, len(near)), replace=False)) if len(near) else near

@@ -1,7 +1,7 @@
-"""Proposers of one's own: a file of configurations in order, or a command that reads what was measured so far.
+"""External proposers: a file of configurations in order, or a command that reads the measurements so far.
 
-A search takes some proposals every round, forecasts all that it has been given, and measures the few that are worth it.
-Only configurations of the space count: others, and ones that were proposed before, are counted and left out.
+A search takes some proposals every round, forecasts all proposals so far, and measures the most promising ones. Only
+configurations of the space are used: others, and repeated ones, are counted and dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Source = Callable[[int, History, int], list[dict[str, Any]]]
 
 
 class Proposals(NamedTuple):
-    """What was proposed in one round."""
+    """The proposals of one round."""
 
     ids: tuple[str, ...]  # candidates of the space that are new, in order
     unknown: tuple[str, ...]  # not of the space
@@ -40,7 +40,7 @@ class Proposals(NamedTuple):
 
 
 class Proposer:
-    """Takes configurations from a source and keeps those that a search can use; counts the others."""
+    """Takes configurations from a source, keeps those of the space, and counts the others."""
 
     def __init__(self, source: Source, arrays: SpaceArrays, ids: np.ndarray, per_round: int) -> None:
         if per_round < 1:
@@ -58,7 +58,7 @@ class Proposer:
         self.repeated = self.beyond = 0
 
     def __call__(self, number: int, history: History, proposed_before: np.ndarray) -> Proposals:
-        """Return the new proposals of a round; ``proposed_before``: rows of earlier ones."""
+        """Return the proposals of a round; ``proposed_before``: rows of earlier ones."""
         configurations = self.source(number, history, self.wanted)
         new: dict[str, None] = {}
         unknown: list[str] = []
@@ -88,14 +88,14 @@ class Proposer:
         return identity({**self.constant, **parameters})
 
     def rows(self, proposals: Proposals) -> np.ndarray:
-        """Return the rows of proposals, and count what was left out."""
+        """Return the rows of proposals, and add the dropped ones to the counts."""
         self.unknown += proposals.unknown
         self.repeated += proposals.repeated
         self.beyond += proposals.beyond
         return np.array([self.places[name] for name in proposals.ids], dtype=np.int64)
 
     def notes(self, space: str) -> list[str]:
-        """Return a sentence for each kind of proposal that was left out."""
+        """Return one sentence per reason for which proposals were dropped."""
         notes = []
         if self.unknown:
             notes.append(
@@ -119,12 +119,12 @@ def proposer_of(
 
 
 def words_of(command: str) -> list[str]:
-    """Return the words of ``--propose``; InvalidInput for none, or for quotes that do not close."""
+    """Split the command of ``--propose`` into words; InvalidInput for none, or for quotes that do not close."""
     return split_words(command, "--propose", "a .json, .jsonl or .parquet file, or a command such as './propose'")
 
 
 def from_file(configurations: Sequence[dict[str, Any]]) -> Source:
-    """Return a source that gives the next configurations of a list every round."""
+    """Return a source of the next configurations of a list every round."""
 
     def source(number: int, history: History, per_round: int) -> list[dict[str, Any]]:
         return list(configurations[(number - 1) * per_round : number * per_round])
@@ -161,7 +161,7 @@ def _table_rows(path: Path, refuse: Refuse) -> list[dict[str, Any]]:
 
 
 def parsed(text: str) -> list[dict[str, Any]]:
-    """Return the configurations of a JSON list or of JSON lines; InvalidInput: neither.
+    """Parse configurations from a JSON list or JSON lines; InvalidInput: neither.
 
     >>> parsed('[{"tile": 2}]'), parsed('{"tile": 2}\\n{"tile": 4}')
     ([{'tile': 2}], [{'tile': 2}, {'tile': 4}])
@@ -185,10 +185,10 @@ def parsed(text: str) -> list[dict[str, Any]]:
 
 
 def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, time_limit_s: float) -> Source:
-    """Return a source that runs a command every round, without a shell: JSON in, configurations out.
+    """Return a source that runs a command every round, without a shell: a JSON request in, configurations out.
 
-    It reads space, gpu, round, wanted, the values of each parameter, and what was measured (candidate_id, parameters,
-    run, status, latency_us). RunFailed: it ended with another status than 0, or not within the time limit;
+    The request has space, gpu, round, wanted, the values of each parameter, and the measurements so far (candidate_id,
+    parameters, run, status, latency_us). RunFailed: an exit status other than 0, or none within the time limit;
     InvalidInput: it cannot be run, or prints no configurations.
     """
     words = words_of(command)

@@ -1,4 +1,4 @@
-"""What `search` asks, as tables of a session: rows of ``search_scenarios``, and the spaces of files."""
+"""Gives a session the input tables of `search`: rows of ``search_scenarios``, and the search spaces of files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def give_searches(session: Session, scenarios: Any, spaces: Sequence[str | Path]) -> None:
-    """Give a session the scenarios of searches, a dict or rows, and the spaces of files where there are any."""
+    """Give a session the scenarios of searches (a dict, rows or a table), and the search spaces of files, if any."""
     if spaces:
         for name, table in read_spaces(spaces)._asdict().items():
             session.give(name, table)

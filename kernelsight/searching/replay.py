@@ -1,4 +1,4 @@
-"""A measurer that replays a file: the recorded latency of each candidate, with noise as wide as was recorded."""
+"""A measurer that replays recorded measurements: each candidate's latency, with noise of the recorded spread."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kernelsight.searching.rounds import Measure
 
 
 def replay(truth: Measured, ids: np.ndarray, seed: int) -> Measure:
-    """Return a measurer of candidates: mean of eight draws of the recorded latency and spread.
+    """Return a measurer that draws the mean of eight samples of each candidate's recorded latency and spread.
 
-    A draw follows from seed, candidate and run alone, so that a search which resumes measures the same.
+    A draw depends on seed, candidate and run alone, so that a resumed search measures the same.
     """
 
     def measure(rows: np.ndarray, runs: np.ndarray) -> Outcome:

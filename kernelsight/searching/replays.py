@@ -1,4 +1,4 @@
-"""Many searches at once: every row of ``search_scenarios`` replayed on what a file holds of its GPU."""
+"""Replays many searches: every row of ``search_scenarios``, on the recorded measurements of its GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kernelsight.searching.targets import Target, target_of, truth_of
 def replayed(
     search_scenarios: pa.Table, kernel_candidates: pa.Table, kernel_measurements: pa.Table, wanted: Collection[str]
 ) -> dict[str, pa.Table]:
-    """Return the tables of all searches; rows of forecasts only where they are ``wanted``."""
+    """Replay all searches and return their tables by name; forecasts only where they are ``wanted``."""
     tables: dict[str, list[Any]] = {name: [] for name in TABLES}
     with one_blas_thread():
         for course in replays(search_scenarios, kernel_candidates, kernel_measurements, "kernel_forecasts" in wanted):
@@ -33,7 +33,7 @@ def replayed(
 def replays(
     search_scenarios: pa.Table, kernel_candidates: pa.Table, kernel_measurements: pa.Table, forecasts: bool
 ) -> Iterator[SearchRows]:
-    """Yield the rows of each scenario's search; arrays and targets of a GPU are made once."""
+    """Replay each scenario's search and yield its rows; arrays and targets of a GPU are computed once."""
     spaces: dict[str, SpaceArrays] = {}
     targets: dict[tuple[Any, ...], Target] = {}
     for scenario in search_scenarios.to_pylist():
@@ -57,7 +57,7 @@ def replays(
 
 
 def as_table(name: str, rows: list[Any]) -> pa.Table:
-    """Return rows, or tables of them, as the table of a contract."""
+    """Convert rows, or tables of them, to the table of a contract."""
     schema = contracts()[name].schema
     if rows and isinstance(rows[0], pa.Table):
         return pa.concat_tables(rows).cast(schema)

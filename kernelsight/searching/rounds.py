@@ -1,4 +1,4 @@
-"""The rounds of a search: propose, forecast, decide, measure, learn; a fold over measurements, which can resume."""
+"""The loop of a search: rounds of propose, forecast, decide, measure; its state depends on the measurements alone."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from kernelsight.searching.forecasts import LEAST_FITTED, Forecast, forecast, in
 from kernelsight.searching.history import History, Outcome, empty_history, weighted_means, with_round
 from kernelsight.searching.targets import Target, misleading, without_sources
 
-# rows of the target, runs of each -> what was found
+# rows of the target, run numbers -> measurements
 Measure = Callable[[np.ndarray, np.ndarray], Outcome]
-# round, what was measured, rows proposed before -> further rows
+# round, history, rows proposed before -> further rows
 Propose = Callable[[int, History, np.ndarray], np.ndarray]
 DRAW = 3
-GIVEN = "given"  # the proposer that is not ours
-FAILED_ELSEWHERE_COST = 3.0  # of the log latency, where all other GPUs fail
-# a search has done when fewer unmeasured candidates than this are expected to be faster than the best by 2 %
-# and, after which it may say so: before, its own doubts are not yet known
+GIVEN = "given"  # name of an external proposer
+FAILED_ELSEWHERE_COST = 3.0  # added to the log latency of a candidate that fails on all other GPUs
+# a search may stop when fewer unmeasured candidates than STOP_BELOW are expected to be faster than the best by 2 %,
+# after STOP_FROM measurements, from which the errors of its forecasts are known
 STOP_BELOW, STOP_FROM = 0.1, 40
-WITHOUT_SOURCES = 10  # random measurements that a search without other GPUs begins with
+WITHOUT_SOURCES = 10  # random measurements at the beginning of a search without other GPUs
 
 
 class Plan(NamedTuple):
-    """Target, scenario and views of a search, constant over its rounds."""
+    """Target, scenario and views of a search; constant over its rounds, but for ``dropped`` sources."""
 
     target: Target
     scenario: Mapping[str, Any]
     inputs: gp.Inputs
     views: dict[str, gp.Inputs]
-    scores: np.ndarray  # of the other GPUs: mean log, worse where they fail
+    scores: np.ndarray  # (candidates,): mean log of the other GPUs, higher where they fail
     dropped: tuple[str, ...]
 
 
 class State(NamedTuple):
-    """State of a search between rounds; it follows from the measurements alone."""
+    """State of a search between rounds; it depends on the measurements alone."""
 
     history: History
     settings: dict[str, np.ndarray]  # of the main forecaster and of other views
-    tried: np.ndarray
-    best: int
+    tried: np.ndarray  # (candidates,): how often each was a parent
+    best: int  # row of the believed best; -1: none
     number: int
-    proposed: np.ndarray  # rows that a proposer of one's own gave so far
+    proposed: np.ndarray  # rows that an external proposer gave so far
 
 
 class Step(NamedTuple):
@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
     proposed: int
     forecast: Forecast | None
-    inputs: gp.Inputs  # what the forecaster saw
+    inputs: gp.Inputs  # of the forecaster
     decisions: decide.Decisions
     settings: dict[str, np.ndarray]
     tried: np.ndarray
@@ -70,7 +70,7 @@ class Round(NamedTuple):
     history: History  # this round included
     best: np.ndarray  # believed best row after each measurement of the round; -1: none worked
     believed_log: float
-    dropped: dict[str, str]  # sources that are not believed from now on, and why
+    dropped: dict[str, str]  # sources that are not used from now on, and why
 
     @property
     def forecast(self) -> Forecast | None:
@@ -79,7 +79,7 @@ class Round(NamedTuple):
 
     @property
     def decisions(self) -> decide.Decisions:
-        """What the round measured, and why."""
+        """The candidates that the round measured, with reasons."""
         return self.step.decisions
 
     @property
@@ -90,7 +90,7 @@ class Round(NamedTuple):
 
 def plan_of(target: Target, scenario: Mapping[str, Any], dropped: Collection[str] = ()) -> Plan:
     """Return the plan of a scenario, without the sources that were ``dropped``."""
-    if scenario["forecaster"] == "gp":  # nor is it known what fails on other GPUs
+    if scenario["forecaster"] == "gp":  # without other GPUs, their failures are not known either
         target = without_sources(target, target.sources)._replace(fails=np.zeros(len(target.ids)))
     inputs = inputs_of(target)
     scores = inputs.mean + FAILED_ELSEWHERE_COST * target.fails
@@ -103,9 +103,9 @@ def plan_of(target: Target, scenario: Mapping[str, Any], dropped: Collection[str
 def rounds(
     target: Target, scenario: Mapping[str, Any], measure: Measure, propose: Propose | None = None
 ) -> Iterator[Round]:
-    """Yield the rounds of a search until its budget is spent, nothing is left, or it stops by itself.
+    """Yield the rounds of a search until its budget is spent, no candidate is left, or no gain is expected.
 
-    ``propose``: gives the candidates of each round, where the scenario's proposer is ``given``.
+    ``propose``: the external proposer, where the scenario's proposer is ``given``.
     """
     plan = plan_of(target, scenario)
     state = State(empty_history(), {}, np.zeros(len(target.ids), dtype=np.int64), -1, 1, np.zeros(0, dtype=np.int64))
@@ -140,7 +140,7 @@ def spent(scenario: Mapping[str, Any], history: History) -> bool:
 
 
 def next_round(plan: Plan, state: State) -> Step | None:
-    """Return what the next round decides: a pure function of what was measured; None: the search ends."""
+    """Return the decisions of the next round, a pure function of the state; None: the search ends."""
     scenario, history = plan.scenario, state.history
     if spent(scenario, history):
         return None
@@ -167,7 +167,7 @@ def next_round(plan: Plan, state: State) -> Step | None:
 
 
 def done(history: History, better: float, below: float | None) -> bool:
-    """Return whether a search may stop: enough was measured, and fewer faster candidates than ``below`` remain."""
+    """Return whether a search may stop: after STOP_FROM measurements, with ``better`` candidates below ``below``."""
     return below is not None and len(history.rows) >= STOP_FROM and better < below
 
 
@@ -178,7 +178,7 @@ def _batch(scenario: Mapping[str, Any]) -> int:
 
 
 def _without_forecast(plan: Plan, state: State, count: int) -> tuple[decide.Decisions, int]:
-    """Return the next candidates at random or in order, and how many there are to choose from."""
+    """Return the next candidates at random or in order, and the number of candidates they are chosen from."""
     is_given = plan.scenario["proposer"] == GIVEN
     if plan.scenario["policy"] == "random":
         order = decide.generator(plan.scenario, 0, DRAW).permutation(len(plan.target.ids))
@@ -231,7 +231,7 @@ def _chosen(
     if not len(new):
         return decide.Decisions(new, [], np.zeros(0))
     if best is None or main.fit is None or (not target.sources and len(history.rows) < WITHOUT_SOURCES):
-        neighbours = plan.scenario["proposer"] == "neighbours"  # begins at random, as searches of archives do
+        neighbours = plan.scenario["proposer"] == "neighbours"  # that begins at random
         if plan.inputs.sources.shape[1] and not len(history.rows) and not neighbours:
             return decide.first_round(plan.scores, plan.inputs.sources, new, count)
         draw = decide.generator(plan.scenario, state.number, batches.RANDOM_DRAW)
@@ -246,20 +246,20 @@ def _chosen(
 
 
 def _expected(main: Forecast | None, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the forecast mean and stated standard deviation of rows; nan where a round did not forecast."""
+    """Return the forecast mean and unwidened standard deviation of rows; nan where a round did not forecast."""
     if main is None or main.fit is None:
         return np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     indices = np.minimum(np.searchsorted(main.rows, rows), len(main.rows) - 1)
-    return main.mean[indices], main.stated[indices]
+    return main.mean[indices], main.unwidened_sd[indices]
 
 
 def _believed_best(
     inputs: gp.Inputs, main: Forecast | None, before: History, after: History
 ) -> tuple[np.ndarray, float]:
-    """Return the row believed to be the fastest after each measurement of a round, and its believed log latency.
+    """Return the row believed to be the fastest after each measurement of a round, and the last one's log latency.
 
-    What was measured in the round itself is weighed against its forecast by their variances; the process is fitted
-    again in the next round.
+    Measurements of the round itself are combined with their forecasts by inverse variance; the process is fitted again
+    in the next round.
     """
     expected: dict[int, tuple[float, float]] = {}
     if main is not None and main.fit is not None:

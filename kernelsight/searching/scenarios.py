@@ -1,4 +1,4 @@
-"""Scenarios of searches: their defaults, and what is refused before a search begins."""
+"""Scenarios of searches (rows of ``search_scenarios``): defaults, and checks before a search begins."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def scenario_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     rows_out = []
     for row in rows:
-        strange = [name for name in row if name not in COLUMNS]
-        if strange:
-            raise unknown("column of a search", strange[0], COLUMNS)
+        extra = [name for name in row if name not in COLUMNS]
+        if extra:
+            raise unknown("column of a search", extra[0], COLUMNS)
         filled_row = DEFAULTS | {name: value for name, value in row.items() if value is not None}
         for name in ("space", "gpu"):
             if not filled_row.get(name):
                 raise InvalidInput(f"a search has no {name}; give the search space and the GPU to search for.")
-        words = ("space", "gpu", "forecaster", "policy", "seed")
-        filled_row.setdefault("search_id", "/".join(str(filled_row[name]) for name in words))
+        identity = ("space", "gpu", "forecaster", "policy", "seed")
+        filled_row.setdefault("search_id", "/".join(str(filled_row[name]) for name in identity))
         check(filled_row)
         rows_out.append({name: filled_row[name] for name in COLUMNS})
     return rows_out
 
 
 def check(scenario: Mapping[str, Any]) -> None:
-    """Refuse budgets, batches, shares and words that no search can have."""
+    """Raise InvalidInput or UnknownName for invalid budgets, batches, shares or names of a scenario."""
     budget = scenario["budget_measurements"]
     if not isinstance(budget, int | float) or math.isnan(budget) or budget <= 0 or budget != int(budget):
         raise InvalidInput(f"the budget is {budget} measurements; give a whole number above 0.")
@@ -69,7 +69,7 @@ def check(scenario: Mapping[str, Any]) -> None:
 
 
 def check_in(arrays: SpaceArrays, gpu: str, budget: int, replayed: bool = True) -> None:
-    """Refuse a GPU that a file cannot replay, or a budget larger than its space."""
+    """Raise InvalidInput for a GPU without measurements to replay, or a budget larger than the space."""
     if replayed and gpu not in arrays.gpus:
         close = " or ".join(nearest(gpu, arrays.gpus)) or ", ".join(arrays.gpus)
         raise InvalidInput(
@@ -85,7 +85,7 @@ def check_in(arrays: SpaceArrays, gpu: str, budget: int, replayed: bool = True) 
 
 
 def gpus_of(arrays: SpaceArrays, names: str | Sequence[str]) -> list[str]:
-    """Return the GPUs of ``all`` or of a list of names in a space; those that it lacks are left out."""
+    """Return the GPUs of a space among ``names``, or with "all" all of them."""
     if names == "all" or list(names) == ["all"]:
         return list(arrays.gpus)
     return [name for name in names if name in arrays.gpus]

@@ -1,4 +1,4 @@
-"""One search from files to a saved run: replayed, or measured on the GPU itself."""
+"""Runs one search, replayed or measured on the GPU itself, with its journal, and saves it."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def search(
 ) -> dict[str, pa.Table]:
     """Run one search; return its tables, forecasts included, by name.
 
-    ``measurer``: from rows of ``kernel_candidates`` to rows of ``kernel_measurements``; None: what the file holds of
-    the GPU is replayed. ``output``: where a run is saved; its journal lies beside it until the search has finished, and
-    ``resume`` continues it. ``forecasts``: rows of ``kernel_forecasts`` by other means, which are one more source.
-    ``proposer``: gives the candidates of each round, where the scenario's proposer is ``given``. InvalidInput: what
-    cannot be searched; RunFailed: nothing that was measured worked.
+    ``measurer``: from rows of ``kernel_candidates`` to rows of ``kernel_measurements``; None: the GPU's recorded
+    measurements are replayed. ``output``: where the run is saved; its journal is beside it until the search has
+    finished, and ``resume`` continues it. ``forecasts``: returns external ``kernel_forecasts``, one more source.
+    ``proposer``: returns the external proposer, where the scenario's proposer is ``given``. InvalidInput: the space,
+    GPU or scenario cannot be searched; RunFailed: no measured candidate worked.
     """
     check(scenario)
     arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, scenario["space"])
@@ -57,22 +57,22 @@ def search(
     )
     target = target_of(without_target, gpu, scenario["source_gpus"])
     _check_anchor(scenario, target)
-    followed = _rows_of_space(tables, scenario)
+    search_inputs = _rows_of_space(tables, scenario)
     if forecasts is not None:
-        followed["forecasts"] = forecasts(target)
-        target = with_forecasts(target, followed["forecasts"])
-    own_proposer = None if proposer is None else proposer(arrays, target)
-    if (own_proposer is None) == (scenario["proposer"] == GIVEN):
+        search_inputs["forecasts"] = forecasts(target)
+        target = with_forecasts(target, search_inputs["forecasts"])
+    given_proposer = None if proposer is None else proposer(arrays, target)
+    if (given_proposer is None) == (scenario["proposer"] == GIVEN):
         raise InvalidInput("the proposer of the search is 'given', but none is; --propose names a file or a command.")
     measure, truth = _measure_of(tables, arrays, scenario, target, measurer)
     if output is None:
-        return _tables(target, scenario, measure, truth, measurer, own_proposer, None, [])
+        return _tables(target, scenario, measure, truth, measurer, given_proposer, None, [])
     with locked(output):
-        journal, earlier = open_journal(journal_path(output), digest(scenario, followed), resume)
+        journal, earlier = open_journal(journal_path(output), digest(scenario, search_inputs), resume)
         waiting = list(reversed(earlier))
         with journal:
             recorded = journaled(measure, target.ids, journal, waiting)
-            return _tables(target, scenario, recorded, truth, measurer, own_proposer, journal, waiting)
+            return _tables(target, scenario, recorded, truth, measurer, given_proposer, journal, waiting)
 
 
 def _measure_of(
@@ -113,22 +113,22 @@ def _tables(
     with one_blas_thread():
         course = search_rows(target, scenario, measure, truth, forecasts=True, source=source, propose=propose)
     summary = course.search_summary[0]
-    left_out = [] if proposer is None else proposer.notes(target.space)
+    proposer_notes = [] if proposer is None else proposer.notes(target.space)
     if not summary["measured"]:
-        raise RunFailed("; ".join(["the proposer gave no candidate that could be measured", *left_out]) + ".")
+        raise RunFailed("; ".join(["the proposer gave no candidate that could be measured", *proposer_notes]) + ".")
     if summary["best_candidate"] is None:
         raise RunFailed(
             f"none of the {summary['measured']} measured candidates of {target.space!r} worked on {target.gpu}; see "
             "that the kernel compiles and runs, or give a larger budget."
         )
-    summary["notes"] = "; ".join(filter(None, [summary["notes"], *left_out])) or None
+    summary["notes"] = "; ".join(filter(None, [summary["notes"], *proposer_notes])) or None
     return {name: as_table(name, getattr(course, name)) for name in TABLES}
 
 
 def save_search(
     session: Session, tables: SpaceTables, scenario: Mapping[str, Any], results: Mapping[str, pa.Table], output: Path
 ) -> None:
-    """Write the given and computed tables of a run as DuckDB, then remove its journal."""
+    """Write the given and computed tables of a run to a DuckDB file, then remove its journal."""
     given_tables = {
         name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in tables._asdict().items()
     }

@@ -1,4 +1,4 @@
-"""One whole search as rows of tables: its measurements, decisions, rounds, forecasts and summary."""
+"""The tables of one search, as rows: measurements, decisions, rounds, forecasts and summary."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def search_rows(
     source: str = "replay",
     propose: Propose | None = None,
 ) -> SearchRows:
-    """Run a search and return its rows; ``truth``: what a replay knows of all candidates, in the target's order.
+    """Run a search and return its rows.
 
-    ``forecasts``: keep rows of forecasts too; ``propose``: gives the candidates of each round.
+    ``truth``: in a replay, the recorded measurements in the target's order, for scores; ``forecasts``: return rows of
+    forecasts too; ``propose``: the external proposer.
     """
     course = SearchRows([], [], [], [], [])
     logs = None if truth is None else np.log(truth.latency_us)
@@ -114,13 +115,13 @@ def _integer(value: float) -> int | None:
 
 
 def _believed_regret(search_round: Round) -> float | None:
-    """Return the largest expected gain that was left when the round began, over the latency of the best."""
+    """Return the largest expected gain at the beginning of the round, over the latency of the best."""
     gains = search_round.decisions.gains[np.isfinite(search_round.decisions.gains)]  # nan: measured for another reason
     return float(np.expm1(np.max(gains))) if len(gains) else None
 
 
 def anchor_log(target: Target, scenario: Mapping[str, Any], search_round: Round, logs: np.ndarray | None) -> float:
-    """Return the log latency that speed-up bins are relative to: of the anchor, or the median of what was measured."""
+    """Return the log latency that speed-up bins are relative to: the anchor's, or the median of the measurements."""
     if scenario.get("anchor") is not None:
         row = int(np.searchsorted(target.ids, scenario["anchor"]))
         measured = search_round.history.logs[search_round.history.rows == row]
@@ -139,7 +140,7 @@ def _decided(target: Target, scenario: Mapping[str, Any], search_round: Round, l
 def forecast_table(
     target: Target, scenario: Mapping[str, Any], search_round: Round, rows: np.ndarray, logs: np.ndarray | None
 ) -> pa.Table:
-    """Return rows of ``kernel_forecasts`` for candidates that a round forecast."""
+    """Return the ``kernel_forecasts`` of a round for the candidates ``rows``."""
     forecast = search_round.forecast
     assert forecast is not None
     indices = np.searchsorted(forecast.rows, rows)
@@ -158,8 +159,8 @@ def forecast_table(
         **{"evidence": [forecast.evidence] * count, "measured_n": [forecast.measured] * count},
     }
     schema = contracts()["kernel_forecasts"].schema
-    nothing = {name: pa.nulls(count, schema.field(name).type) for name in schema.names if name not in columns}
-    return pa.table({**columns, **nothing}).select(schema.names).cast(schema)
+    nulls = {name: pa.nulls(count, schema.field(name).type) for name in schema.names if name not in columns}
+    return pa.table({**columns, **nulls}).select(schema.names).cast(schema)
 
 
 def _summary(
@@ -209,7 +210,7 @@ def _calibration(forecast: Forecast, last_round: Round, logs: np.ndarray) -> dic
 
 
 def forecast_scores(mean: np.ndarray, sd: np.ndarray, truth: np.ndarray, anchor: float) -> dict[str, float]:
-    """Return coverage and the scores of the eight bins of forecasts, against true log latencies."""
+    """Return the coverage of forecasts, and the scores of their eight bins, against true log latencies."""
     if not len(mean):
         return {}
     bins, hits = bin_probabilities(mean, sd, anchor), bins_of(truth, anchor)

@@ -1,4 +1,4 @@
-"""Reads files of search spaces (the columns of ``search import``) into the tables that a search works on."""
+"""Reads Parquet files of search spaces (with the columns of ``search import``) as the input tables of a search."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ STATUS = {
     **{"CompilationFailedConfig": "compile_failed", "RuntimeFailedConfig": "runtime_failed"},
     **{"compile": "compile_failed", "runtime": "runtime_failed", "correctness": "wrong_result"},
 }
-# of a configuration that was measured on no GPU: a candidate alone
+# status of a configuration that was measured on no GPU
 UNMEASURED = "unmeasured"
 
 
 class SpaceTables(NamedTuple):
-    """The given tables of a search."""
+    """The input tables of a search."""
 
     kernel_spaces: pa.Table
     kernel_candidates: pa.Table
@@ -40,7 +40,7 @@ class SpaceTables(NamedTuple):
 
 
 def read_spaces(paths: Sequence[str | Path]) -> SpaceTables:
-    """Read Parquet files of search spaces; InvalidInput or ContractBroken for rows that no search can use.
+    """Read Parquet files of search spaces; InvalidInput or ContractBroken for invalid columns or rows.
 
     Columns: space, gpu, parameters (JSON object), latency_us, status; cv, samples, compile_s, benchmark_s if known.
     """
@@ -76,9 +76,10 @@ def _read_rows(path: Path) -> pa.Table:
         )
     types = {**dict.fromkeys(TEXTS, pa.string()), "latency_us": pa.float64(), **OPTIONAL}
     columns = {}
-    for name, kind in types.items():
+    for name, arrow_type in types.items():
         try:
-            columns[name] = table[name].cast(kind) if name in table.column_names else pa.nulls(len(table), kind)
+            is_there = name in table.column_names
+            columns[name] = table[name].cast(arrow_type) if is_there else pa.nulls(len(table), arrow_type)
         except pa.ArrowException as error:
             raise InvalidInput(f"{path}: column {name} cannot be used: {str(error).splitlines()[0]}.") from None
     figures = pa.table({name: columns[name] for name in OPTIONAL})
@@ -88,7 +89,7 @@ def _read_rows(path: Path) -> pa.Table:
 
 
 def space_tables(rows: pa.Table, origin: str) -> SpaceTables:
-    """Return the given tables of rows by ``NEEDED`` and ``OPTIONAL``; InvalidInput as ``read_spaces``."""
+    """Convert rows with the columns ``NEEDED`` and ``OPTIONAL`` to input tables; InvalidInput as ``read_spaces``."""
     candidates, ids = _candidates(_refuse_nulls(rows, ("space", "parameters", "status"), origin), origin)
     spaces = sorted(set(pc.unique(rows["space"]).to_pylist()))
     is_measured = pc.not_equal(rows["status"], UNMEASURED)
@@ -104,13 +105,13 @@ def space_tables(rows: pa.Table, origin: str) -> SpaceTables:
             **{"driver": pa.nulls(len(rows), pa.string()), "source": rows["source"]},
         }
     )
-    nothing = pa.nulls(len(spaces))
+    nulls = pa.nulls(len(spaces))
     kernel_spaces = pa.table(
         {
             **{"space": pa.array(spaces, pa.string()), "kernel": pa.array(spaces, pa.string())},
-            **{"doc": nothing.cast(pa.string()), "flops": nothing.cast(pa.float64())},
-            **{"bytes": nothing.cast(pa.float64()), "source": pa.array([origin] * len(spaces), pa.string())},
-            "licence": nothing.cast(pa.string()),
+            **{"doc": nulls.cast(pa.string()), "flops": nulls.cast(pa.float64())},
+            **{"bytes": nulls.cast(pa.float64()), "source": pa.array([origin] * len(spaces), pa.string())},
+            "licence": nulls.cast(pa.string()),
         }
     )
     return SpaceTables(kernel_spaces, candidates, _without_repeats(measured, origin))
@@ -126,10 +127,10 @@ def _refuse_nulls(rows: pa.Table, names: Sequence[str], origin: str) -> pa.Table
 def _mapped(column: pa.ChunkedArray, names: dict[str, str], origin: str) -> pa.Array:
     coded = pc.dictionary_encode(column.combine_chunks())
     words = coded.dictionary.to_pylist()
-    strange = [word for word in words if word not in names]
-    if strange:
+    extra = [word for word in words if word not in names]
+    if extra:
         raise InvalidInput(
-            f"{origin}: status {strange[0]!r} is not known; use ok, compile_failed, runtime_failed, wrong_result or "
+            f"{origin}: status {extra[0]!r} is not known; use ok, compile_failed, runtime_failed, wrong_result or "
             "unmeasured."
         )
     return pa.array([names[word] for word in words], pa.string()).take(coded.indices)
@@ -150,7 +151,7 @@ def _refuse_times(rows: pa.Table, status: pa.Array, origin: str) -> None:
 
 
 def _candidates(rows: pa.Table, origin: str) -> tuple[pa.Table, pa.Array]:
-    """Return ``kernel_candidates`` in order of space and id, and the id of every row."""
+    """Return ``kernel_candidates`` in order of space and id, and the candidate id of every row."""
     coded = pc.dictionary_encode(rows["parameters"].combine_chunks())
     texts = coded.dictionary.to_pylist()
     parsed = [_parameters(text, origin) for text in texts]
@@ -184,7 +185,7 @@ def _parameters(text: str, origin: str) -> dict[str, Any]:
 
 
 def identity(parameters: dict[str, Any]) -> str:
-    """Return the id of a configuration: its parameters in order of their names.
+    """Return the id of a configuration: its parameters sorted by name.
 
     >>> identity({"tile": 2, "block": 16.0, "layout": "row"})
     'block=16,layout=row,tile=2'
@@ -199,7 +200,7 @@ def _value(value: Any) -> str:
 
 
 def _without_repeats(measured: pa.Table, origin: str) -> pa.Table:
-    """Drop repeated rows of a configuration; InvalidInput where its times differ."""
+    """Drop repeated rows of a configuration; InvalidInput where their times differ."""
     key = ["space", "gpu", "candidate_id"]
     groups = measured.group_by(key).aggregate([("latency_us", "min"), ("latency_us", "max"), ("status", "count")])
     if len(groups) == len(measured):
@@ -219,7 +220,7 @@ def _without_repeats(measured: pa.Table, origin: str) -> pa.Table:
 
 
 def write_space(rows: Iterable[dict[str, Any]], columns: Sequence[str], target: Path) -> None:
-    """Write rows of search spaces as Parquet; whole or not at all."""
+    """Write rows of search spaces as a Parquet file, atomically; RunFailed: it cannot be written."""
     from kernelsight.dataflow.durable import durable_file
 
     types = {**dict.fromkeys(TEXTS, pa.string()), "latency_us": pa.float64(), **OPTIONAL, "source": pa.string()}
@@ -229,7 +230,7 @@ def write_space(rows: Iterable[dict[str, Any]], columns: Sequence[str], target: 
 
 
 def chosen_space(tables: SpaceTables, name: str | None) -> str:
-    """Return the only space, or the one named; InvalidInput or UnknownName with what there is."""
+    """Return the space ``name``, or the only one; InvalidInput: unknown, or several without a name."""
     spaces = tables.kernel_spaces["space"].to_pylist()
     if name is None and len(spaces) == 1:
         return spaces[0]

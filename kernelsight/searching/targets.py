@@ -1,4 +1,4 @@
-"""The GPU that is searched for: its candidates, and what other GPUs measured of them, made ready for a forecaster."""
+"""The target of a search: the candidates of one GPU, with other GPUs' log latencies of them as sources."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import OK, UNMEASURED, Measured, SpaceArrays
 from kernelsight.searching.gpu_makers import weights
 
+# least candidates of the target that a source must have measured
 LEAST_SHARED = 10
-# of other GPUs only the order of slow candidates matters, not how slow they are
+# quantile at which a source's logs are clipped: how slow the slowest candidates are does not matter
 SLOWEST = 0.98
-# measurements of a source that its gaps are filled from
+# most measurements of a source from which its gaps are imputed
 FILLED_FROM = 300
-# a source is not believed when it is this many times slower or faster, after few measurements, or orders candidates
-# the other way round, after many
+# a source is dropped when it is OTHER_UNITS times slower or faster, after FEW measurements, or orders candidates the
+# other way round, after MANY
 OTHER_UNITS, FEW, MANY = 100, 5, 20
 
 
 class Target(NamedTuple):
-    """What a search knows before it measures; rows are candidates."""
+    """The candidates of a search, and the prior knowledge of them; rows are candidates."""
 
     space: str
     gpu: str
@@ -32,15 +33,15 @@ class Target(NamedTuple):
     regimes: np.ndarray
     levels: np.ndarray
     sources: tuple[str, ...]
-    logs: np.ndarray  # (rows, sources) log latency less its median; gaps are filled
-    medians: np.ndarray  # of each source, log us
-    weights: np.ndarray  # of each source before anything is measured; sum 1
-    fails: np.ndarray  # weighed share of the sources on which the candidate fails
+    logs: np.ndarray  # (rows, sources) log latency less its median; gaps are imputed
+    medians: np.ndarray  # (sources,), log us
+    weights: np.ndarray  # (sources,), prior weights; sum 1
+    fails: np.ndarray  # (rows,), weighted share of the sources on which the candidate fails
     notes: tuple[str, ...]
 
 
 def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = None) -> Target:
-    """Return the candidates that a search of one GPU may measure, with the log latencies of ``sources``.
+    """Return the target of a search of one GPU: the candidates that it may measure, with the logs of ``sources``.
 
     ``sources``: names of other GPUs; None: all others. InvalidInput: the GPU is its own source; UnknownName: no such
     source.
@@ -76,7 +77,7 @@ def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = Non
     medians = np.nanmedian(logs, axis=0) if used else np.zeros(0)
     failed = weights(gpu, used) @ np.array(fails) if used else np.zeros(len(rows))
     complete = filled(logs - medians, matrix)
-    if used:  # what fails is not taken for fast because it is fast elsewhere
+    if used:  # a candidate that fails on a source is not imputed as fast there
         complete = np.where(np.array(fails).T, np.maximum(complete, 0.0), complete)
     return Target(
         *(arrays.space, gpu, arrays.ids[rows], matrix, arrays.features.regimes[rows], arrays.features.levels[rows]),
@@ -85,22 +86,22 @@ def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = Non
 
 
 def _measurable(arrays: SpaceArrays, gpu: str) -> tuple[np.ndarray, list[str]]:
-    """Return the rows that can be measured: all, or in a replay those that the GPU's file holds."""
+    """Return the rows that can be measured: all, or in a replay those with a measurement; and a note on the others."""
     all_rows = np.arange(len(arrays.ids))
     if gpu not in arrays.gpus:
         return all_rows, []
     is_measured = arrays.gpus[gpu].status != UNMEASURED
-    lacking = int((~is_measured).sum())
-    note = [f"{lacking:,} candidates have no measurement on {gpu} and cannot be replayed: left out"] if lacking else []
+    missing = int((~is_measured).sum())
+    note = [f"{missing:,} candidates have no measurement on {gpu} and cannot be replayed: left out"] if missing else []
     return all_rows[is_measured], note
 
 
 def filled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Return centred logs of the sources without gaps: by the other sources, else by a model of the source itself."""
+    """Impute the gaps in centred logs (rows, sources): by the other sources, or of a sparse source by a model of it."""
     complete = logs.copy()
     for source in range(logs.shape[1]):
         gaps = np.isnan(logs[:, source])
-        if gaps.mean() > 0.5:  # few were measured: a model of these
+        if gaps.mean() > 0.5:  # a sparse source
             complete[gaps, source] = _modelled(logs[:, source], matrix)[gaps]
     with np.errstate(invalid="ignore"):
         counted = (~np.isnan(complete)).sum(1)
@@ -112,12 +113,12 @@ def filled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 
 
 def _modelled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Return the expected logs of a source of which few candidates were measured."""
+    """Return the logs of a sparse source, expected by a Gaussian process over its features where not measured."""
     measured = np.flatnonzero(~np.isnan(logs))
     rows = measured[np.unique(np.linspace(0, len(measured) - 1, FILLED_FROM).astype(int))]
-    nothing = np.zeros((len(logs), 0))
+    no_sources = np.zeros((len(logs), 0))
     ones = np.ones((len(logs), 1))
-    inputs = gp.Inputs(nothing, matrix, np.zeros(len(logs), int), np.zeros(len(logs)), ones, np.zeros(1, int))
+    inputs = gp.Inputs(no_sources, matrix, np.zeros(len(logs), int), np.zeros(len(logs)), ones, np.zeros(1, int))
     settings, noise = gp.start(inputs), np.full(len(rows), 1e-4)
     for _ in range(4):
         fit = gp.fit(inputs, rows, logs[rows], noise, settings)
@@ -128,16 +129,16 @@ def _modelled(logs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 
 
 def misleading(target: Target, rows: np.ndarray, logs: np.ndarray) -> dict[str, str]:
-    """Return the sources that the measurements of the GPU itself contradict, each with its reason.
+    """Return the sources that the GPU's own measurements contradict, each with the reason.
 
-    ``rows``, ``logs``: what was measured, with finite log latencies.
+    ``rows``, ``logs``: the measured candidates, and their finite log latencies.
     """
     reasons = {}
     for source, name in enumerate(target.sources):
-        theirs = target.logs[rows, source]
-        if len(rows) >= FEW and abs(np.median(logs - theirs - target.medians[source])) > np.log(OTHER_UNITS):
+        source_logs = target.logs[rows, source]
+        if len(rows) >= FEW and abs(np.median(logs - source_logs - target.medians[source])) > np.log(OTHER_UNITS):
             reasons[name] = f"its times differ by a factor above {OTHER_UNITS}: other units?"
-        elif len(rows) >= MANY and _rank_correlation(theirs, logs) < 0.0:
+        elif len(rows) >= MANY and _rank_correlation(source_logs, logs) < 0.0:
             reasons[name] = "its order contradicts what was measured: rank correlation below 0"
     return reasons
 
@@ -148,17 +149,17 @@ def _rank_correlation(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def without_sources(target: Target, dropped: Collection[str]) -> Target:
-    """Return the target without some of its sources."""
+    """Return the target without the ``dropped`` sources; the weights of the others are normalised again."""
     kept_sources = [source for source, name in enumerate(target.sources) if name not in dropped]
     names = tuple(target.sources[source] for source in kept_sources)
-    even = target.weights[kept_sources]
-    even = even / even.sum() if even.sum() > 0 else np.full(len(kept_sources), 1.0 / max(len(kept_sources), 1))
+    weight = target.weights[kept_sources]
+    weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(kept_sources), 1.0 / max(len(kept_sources), 1))
     return target._replace(
-        sources=names, logs=target.logs[:, kept_sources], medians=target.medians[kept_sources], weights=even
+        sources=names, logs=target.logs[:, kept_sources], medians=target.medians[kept_sources], weights=weight
     )
 
 
 def truth_of(arrays: SpaceArrays, gpu: str, ids: np.ndarray) -> Measured:
-    """Return what the file holds of the candidates of a target, in their order."""
+    """Return the recorded measurements of a target's candidates, in their order."""
     rows = np.searchsorted(arrays.ids, ids)
     return Measured(*(column[rows] for column in arrays.gpus[gpu]))

@@ -1,4 +1,4 @@
-"""Reads search spaces that Kernel Tuner measured: its cache files and T4 results, packed by gzip or cut short too."""
+"""Reads search spaces measured by Kernel Tuner: cache files and T4 results, also gzipped or truncated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kernelsight.dataflow.bounded_files import ROWS_BYTES, pieces_of, read_bytes, unpacked
 from kernelsight.errors import InvalidInput
 
-# of a file of search spaces, in order
+# columns of a file of search spaces, in order
 COLUMNS = (
     *("space", "gpu", "parameters", "latency_us", "cv", "samples", "compile_s", "benchmark_s", "status", "source"),
 )
@@ -27,7 +27,7 @@ MS = 1e3
 
 
 class TunerFile(NamedTuple):
-    """What a file holds: rows by ``COLUMNS``, rows that were not used by reason, and what to say of the file."""
+    """The content of a file: rows with ``COLUMNS``, the number of rejected rows by reason, and notes to print."""
 
     rows: list[dict[str, Any]]
     rejected: dict[str, int]
@@ -64,7 +64,7 @@ def read_tuner_file(path: Path, space: str | None = None, gpu: str | None = None
 
 
 def _text(path: Path) -> tuple[str, bool]:
-    """Return the text of a file, as much as can be unpacked, and whether it is whole."""
+    """Return the text of a file, as much of it as can be decompressed, and whether it is whole."""
 
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"{path} {problem}; give a cache or T4 file.")
@@ -83,7 +83,7 @@ def _text(path: Path) -> tuple[str, bool]:
 
 
 def _parse(path: Path, text: str) -> tuple[dict[str, Any], list[Any], bool]:
-    """Return what the file states of itself, its entries, and whether it ends too early."""
+    """Parse a file: its header fields, its entries, and whether it is truncated."""
     try:
         content = json.loads(text)
         cut = False
@@ -100,7 +100,7 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], list[Any], bool]:
 
 
 def _whole_part(text: str) -> dict[str, Any] | None:
-    """Return a JSON object that was cut within its ``cache`` or ``results``, up to the last whole entry."""
+    """Parse a JSON object that is truncated within its ``cache`` or ``results``, up to the last whole entry."""
     for name, bracket in (("cache", "{"), ("results", "[")):
         begin = text.find(f'"{name}"')
         start = text.find(bracket, begin)
@@ -135,7 +135,7 @@ def _entries(text: str, position: int, keyed: bool) -> Iterator[tuple[str, Any]]
 
 
 def _cache_row(entry: Any, keys: Any) -> dict[str, Any] | str:
-    """Return one entry of a cache file as a row, or why it cannot be used."""
+    """Convert an entry of a cache file to a row, or return why it is rejected."""
     if not isinstance(entry, dict):
         return "entry that is no object"
     if isinstance(keys, list) and keys:
@@ -157,7 +157,7 @@ def _cache_row(entry: Any, keys: Any) -> dict[str, Any] | str:
 
 
 def _t4_row(entry: Any) -> dict[str, Any] | str:
-    """Return one result of a T4 file as a row, or why it cannot be used."""
+    """Convert a result of a T4 file to a row, or return why it is rejected."""
     if not isinstance(entry, dict) or not isinstance(entry.get("configuration"), dict):
         return "entry that is no object"
     times = entry.get("times") if isinstance(entry.get("times"), dict) else {}
@@ -205,23 +205,23 @@ def _seconds(value: Any) -> float | None:
 
 
 def _accepted(entries: Sequence[Any], names: tuple[str, str], source: str, notes: list[str]) -> TunerFile:
-    """Sort entries into rows and rejected ones; of a configuration with two different times, neither is used."""
+    """Separate accepted rows from rejected entries; a configuration with two different times is rejected whole."""
     rejected: dict[str, int] = {}
     rows: dict[str, dict[str, Any]] = {}
-    twice: set[str] = set()
+    contradictory: set[str] = set()
     for row in entries:
         reason = row if isinstance(row, str) else None
         if reason is None and row["parameters"] in rows:
             is_same = rows[row["parameters"]].get("latency_us") == row.get("latency_us")
             reason = "repeated entry" if is_same else "configuration with two different times"
-            twice |= set() if is_same else {row["parameters"]}
+            contradictory |= set() if is_same else {row["parameters"]}
         if reason is not None:
             rejected[reason] = rejected.get(reason, 0) + 1
             continue
         rows[row["parameters"]] = {name: row.get(name) for name in COLUMNS} | {
             **{"space": names[0], "gpu": names[1], "source": source}
         }
-    for parameters in twice:
+    for parameters in contradictory:
         del rows[parameters]
         rejected["configuration with two different times"] += 1
     return TunerFile(list(rows.values()), rejected, notes)

@@ -1,4 +1,4 @@
-"""Reads the tuning parameters of a kernel without measurements: all configurations that their restrictions allow."""
+"""Reads tuning parameters with restrictions, and enumerates the configurations that these allow, none measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelsight.dataflow.bounded_values import read_json
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.tuner_files import COLUMNS, TunerFile
 
-# a search forecasts every configuration in every round
+# most configurations, since a search forecasts them in every round, and most before restrictions
 MOST_CONFIGURATIONS, MOST_TRIED = 200_000, 5_000_000
 FORM = '{"name": "gemm", "tune_params": {"tile": [16, 32]}, "restrictions": ["tile <= 32"]}'
 ARITHMETIC = {ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide, ast.Pow: np.power}
@@ -28,7 +28,7 @@ FUNCTIONS = {"min": np.minimum, "max": np.maximum, "abs": np.abs}
 
 
 class Restriction(NamedTuple):
-    """An expression over tuning parameters that has to be true, as Kernel Tuner and T1 files write it."""
+    """A restriction: an expression over tuning parameters that must be true, as Kernel Tuner and T1 files write it."""
 
     text: str
     body: ast.expr
@@ -36,7 +36,7 @@ class Restriction(NamedTuple):
 
 
 def read_parameters(path: Path, space: str | None = None) -> TunerFile:
-    """Read tuning parameters and their restrictions: rows of all configurations that are allowed, none measured.
+    """Read tuning parameters and restrictions; return rows of all allowed configurations, none measured.
 
     A JSON object with ``tune_params`` (values by name) and ``restrictions``, or the T1 form of autotuners
     (``ConfigurationSpace`` with ``TuningParameters`` and ``Conditions``). InvalidInput: neither, a restriction that
@@ -93,7 +93,7 @@ def _of_t1(fields: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Any]],
 
 
 def _values(name: str, listed: Any, origin: str) -> list[Any]:
-    """Return the values of a parameter; T1 files write them as a text."""
+    """Return the distinct values of a parameter; T1 files write the list as a text."""
     if isinstance(listed, str):
         try:
             listed = ast.literal_eval(listed)
@@ -113,13 +113,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def restriction(text: Any, parameters: Mapping[str, Any], origin: str) -> Restriction:
-    """Return an expression that was read and holds nothing but parameters, values, arithmetic and comparisons."""
+    """Parse a restriction, which may have only parameters, values, arithmetic and comparisons; else InvalidInput."""
     try:
         body = ast.parse(str(text).replace("&&", " and ").replace("||", " or ").strip(), mode="eval").body
-        strange = next((node for node in ast.walk(body) if not _is_known(node)), None)
+        forbidden = next((node for node in ast.walk(body) if not _is_allowed(node)), None)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        body, strange = None, text
-    if body is None or strange is not None or not isinstance(text, str):
+        body, forbidden = None, text
+    if body is None or forbidden is not None or not isinstance(text, str):
         raise InvalidInput(
             f"{origin}: restriction {str(text)[:80]!r} cannot be read; it may hold tuning parameters, numbers, words, "
             "+ - * / // % **, comparisons, and, or, not, in, min, max and abs."
@@ -134,7 +134,7 @@ def restriction(text: Any, parameters: Mapping[str, Any], origin: str) -> Restri
     return Restriction(text, body, frozenset(names))
 
 
-def _is_known(node: ast.AST) -> bool:
+def _is_allowed(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         arity = 1 if isinstance(node.func, ast.Name) and node.func.id == "abs" else 2
         known_call = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
@@ -159,7 +159,9 @@ def _is_known(node: ast.AST) -> bool:
 def allowed(
     values: Mapping[str, Sequence[Any]], restrictions: Sequence[Restriction], origin: str
 ) -> dict[str, np.ndarray]:
-    """Return the configurations that all restrictions allow, by parameter; each is applied as early as possible.
+    """Enumerate the configurations that all restrictions allow, as one array per parameter.
+
+    Each restriction is applied as soon as its parameters are there.
 
     >>> one = restriction("x * y <= 4", {"x": 0, "y": 0}, "file")
     >>> {name: column.tolist() for name, column in allowed({"x": [1, 2], "y": [2, 4]}, [one], "file").items()}
@@ -195,7 +197,7 @@ def _too_many(count: int, origin: str) -> InvalidInput:
 
 
 def _array(values: Sequence[Any]) -> np.ndarray:
-    """Return values as an array of their own kind: numbers beside words stay what they are."""
+    """Return values as an array; numbers and words together make one of objects, so that numbers stay numbers."""
     types = {bool if isinstance(value, bool) else str if isinstance(value, str) else float for value in values}
     return np.array(values) if len(types) == 1 else np.array(values, object)
 
@@ -211,7 +213,7 @@ def _satisfied(condition: Restriction, columns: Mapping[str, np.ndarray], count:
 
 
 def _evaluated(node: ast.expr, columns: Mapping[str, np.ndarray]) -> Any:
-    """Return the value of an expression for every configuration; what divides by zero is not a number, so not true."""
+    """Evaluate an expression for every configuration; a division by zero gives NaN, which is not true."""
     if isinstance(node, ast.Name):
         return columns[node.id]
     if isinstance(node, ast.Constant):
@@ -233,7 +235,7 @@ def _evaluated(node: ast.expr, columns: Mapping[str, np.ndarray]) -> Any:
     if isinstance(node, ast.Compare):
         operands = [node.left, *node.comparators]
         pairs = zip(operands, node.ops, operands[1:], strict=False)
-        return reduce(np.logical_and, (_compared(left, how, right, columns) for left, how, right in pairs))
+        return reduce(np.logical_and, (_compared(left, operator, right, columns) for left, operator, right in pairs))
     raise TypeError  # a list that is not behind `in`
 
 
@@ -246,12 +248,12 @@ def _signed(sign: ast.unaryop, inside: Any) -> np.ndarray:
     return np.negative(np.asarray(inside).astype(float)) if isinstance(sign, ast.USub) else np.asarray(inside)
 
 
-def _compared(left: ast.expr, how: ast.cmpop, right: ast.expr, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+def _compared(left: ast.expr, operator: ast.cmpop, right: ast.expr, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     value = _evaluated(left, columns)
-    if isinstance(how, ast.In | ast.NotIn):
+    if isinstance(operator, ast.In | ast.NotIn):
         if not isinstance(right, ast.List | ast.Tuple):
             raise TypeError
         equal = [np.equal(value, _evaluated(element, columns)) for element in right.elts]
         is_in = reduce(np.logical_or, equal) if equal else np.zeros(1, bool)
-        return ~is_in if isinstance(how, ast.NotIn) else is_in
-    return COMPARISONS[type(how)](value, _evaluated(right, columns))
+        return ~is_in if isinstance(operator, ast.NotIn) else is_in
+    return COMPARISONS[type(operator)](value, _evaluated(right, columns))

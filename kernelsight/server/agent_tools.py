@@ -1,6 +1,6 @@
-"""Tools for coding agents over the Model Context Protocol: the verbs, read-only, with bounded answers.
+"""MCP server (Model Context Protocol) with KernelSight's verbs as read-only tools for agents, with bounded answers.
 
-Nothing is written; a query reads no local file. Traces, logs and configs are read where a call names them.
+Nothing is written, and a query reads no local files. Traces, logs and configs are read if a call names them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ TYPES |= {"span": float, "share_or_none": float}
 
 
 def parameters(flags: Iterable[Flag]) -> list[inspect.Parameter]:
-    """Return flags as optional keyword parameters with their help, from which a tool's schema follows."""
+    """Return flags as optional keyword parameters with their help, from which MCP derives a tool's schema."""
     keyword_parameters = []
     for flag in flags:
-        kind = TYPES.get(flag.kind, str) | None
+        annotation = TYPES.get(flag.kind, str) | None
         field_options = {
             "description": flag.help or flag.name,
             **({"examples": list(flag.choices)} if flag.choices else {}),
         }
-        annotated = Annotated[kind, Field(**field_options)]
+        annotated = Annotated[annotation, Field(**field_options)]
         keyword_parameters.append(
             inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotated)
         )
@@ -52,9 +52,9 @@ def parameters(flags: Iterable[Flag]) -> list[inspect.Parameter]:
 
 
 def with_flags(function: Callable[..., Any], flags: Iterable[Flag]) -> Callable[..., Any]:
-    """Return a tool that takes flags beside the parameters of a function ``(session, flags, own...)``.
+    """Return a tool that takes flags in addition to the parameters of a function ``(session, flags, parameters...)``.
 
-    Refusals become errors that an agent reads; every call has a session of its own.
+    KernelSightError becomes ToolError, which an agent can read; every call has its own session.
     """
     parameters_of_tool = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
     added = parameters(flags)
@@ -86,7 +86,7 @@ def with_flags(function: Callable[..., Any], flags: Iterable[Flag]) -> Callable[
 
 
 def bounded(table: Any) -> dict[str, Any]:
-    """Return the first rows of an Arrow table, how many there are, and whether some are left out."""
+    """Return the first MOST_ROWS rows of an Arrow table, its row count, and whether it is truncated."""
     return {
         "rows": python_rows(table.slice(0, MOST_ROWS)),
         "row_count": table.num_rows,
@@ -170,7 +170,7 @@ def step_time(session: Session, flags: dict[str, Any], batch: list[tuple[int, in
     return {name: None if math.isnan(value) else value for name, value in step.items()}
 
 
-# every tool, and the flags that it takes beside its own parameters
+# every tool, with the flags that it takes in addition to its own parameters
 TOOLS = (
     *((tables, ()), (explain, ()), (sql, ()), (sweep, ())),
     *((predict, DEPLOYED), (step_time, DEPLOYED), (compare, DEPLOYED)),
@@ -179,11 +179,13 @@ TOOLS = (
 
 
 def agent_server() -> MCPServer:
-    """Return the server with all tools."""
+    """Return the MCP server with all TOOLS."""
     server = MCPServer("kernelsight", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING")
     for function, flags in TOOLS:
         parameters_of_tool = inspect.signature(function).parameters
         tool_flags = [flag for flag in flags if flag.name not in parameters_of_tool and flag.name in FLAGS]
-        how = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
-        server.add_tool(with_flags(function, tool_flags), annotations=how)
+        annotations = ToolAnnotations(
+            read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+        )
+        server.add_tool(with_flags(function, tool_flags), annotations=annotations)
     return server

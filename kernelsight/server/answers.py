@@ -1,4 +1,4 @@
-"""Answers in the shapes of OpenAI's API: filler text of the right number of tokens, whole or in chunks."""
+"""Responses of OpenAI's API: filler text of the right number of tokens, as one body or as stream events."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kernelsight.server.prompts import WORDS
 from kernelsight.server.requests import CompletionRequest
 
 DONE = b"data: [DONE]\n\n"
-# made once: json.dumps makes an encoder a call where the separators are not its own
+# reused: json.dumps creates an encoder per call for other than default separators
 ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def filler(first: int, count: int) -> str:
-    """Return ``count`` tokens of text from the ``first`` on.
+    """Return a text of ``count`` tokens, from filler token number ``first`` on.
 
     >>> filler(0, 2), len(filler(12, 5)) // 4
     (' the and', 5)
@@ -25,7 +25,11 @@ def filler(first: int, count: int) -> str:
 
 
 class Choice:
-    """One answer to one prompt: its tokens so far, and those already sent."""
+    """One choice of a response: its prompt and output length, and tokens given by the engine and sent so far.
+
+    ``reason``: finish_reason; ``target``: tokens that are still to come; ``cached``: prompt tokens found in the prefix
+    cache; ``slot``: in the engines, -1 before it is sent; ``last_us``: time of the last token.
+    """
 
     def __init__(self, index: int, prompt: int, output: int, reason: str, job: Job) -> None:
         self.index, self.prompt, self.output, self.reason, self._job = index, prompt, output, reason, job
@@ -33,7 +37,7 @@ class Choice:
         self.slot, self.last_us = -1, -1.0
 
     def give(self, count: int, time_us: float) -> None:
-        """Take tokens, which the engine has sampled at ``time_us``."""
+        """Receive ``count`` tokens that the engine sampled at ``time_us``, simulated time."""
         self._job.note(self, count, time_us)
         self.given += count
         self.last_us = time_us
@@ -41,22 +45,25 @@ class Choice:
 
 
 class Job:
-    """One HTTP request: the choices of its answer, whole or as events of a stream."""
+    """One HTTP request and the choices of its response.
+
+    ``note``: called with (choice, count, time_us) before tokens are given; ``ready``: set when tokens arrive.
+    """
 
     def __init__(self, request: CompletionRequest, model: str, name: str, note: Any) -> None:
-        self.asked, self.model, self.note = request, model, note
+        self.request, self.model, self.note = request, model, note
         self.name, self.created = ("chatcmpl-" if request.chat else "cmpl-") + name, int(time.time())
         self.choices: list[Choice] = []
         self.ready = asyncio.Event()
 
     @property
     def finished(self) -> bool:
-        """Whether every choice has all its tokens."""
+        """Whether all choices have all their tokens."""
         return all(choice.given == choice.output for choice in self.choices)
 
     def usage(self) -> dict[str, Any]:
-        """Return the tokens of all prompts and answers so far."""
-        prompts = sum(choice.prompt for choice in self.choices if choice.index % self.asked.choices == 0)
+        """Return the ``usage`` of all prompts and outputs so far."""
+        prompts = sum(choice.prompt for choice in self.choices if choice.index % self.request.choices == 0)
         given, cached = (sum(getattr(choice, name) for choice in self.choices) for name in ("given", "cached"))
         details = {"cached_tokens": cached}
         return {
@@ -67,46 +74,46 @@ class Job:
         }
 
     def body(self) -> dict[str, Any]:
-        """Return the answer to a request that does not stream."""
+        """Return the response body of a request that does not stream."""
         choices = []
         for choice in self.choices:
             text, ended = filler(0, choice.output), {"finish_reason": choice.reason, "stop_reason": None}
-            message = {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
+            message = {"message": {"role": "assistant", "content": text}} if self.request.chat else {"text": text}
             choices.append({"index": choice.index, **message, "logprobs": None, **ended})
-        kind = "chat.completion" if self.asked.chat else "text_completion"
+        kind = "chat.completion" if self.request.chat else "text_completion"
         return self._body(kind, choices) | {"usage": self.usage()}
 
     def chunks(self) -> bytes:
-        """Return the events of all tokens that were given since the last call; at the end those that end a stream."""
+        """Return the server-sent events of tokens given since the last call; when finished, also usage and [DONE]."""
         events = []
         for choice in self.choices:
             if choice.sent == choice.given:
                 continue
             text = filler(choice.sent, choice.given - choice.sent)
-            if self.asked.chat and choice.sent == 0:
+            if self.request.chat and choice.sent == 0:
                 events.append(self._chunk(choice.index, {"delta": {"role": "assistant", "content": ""}}, None))
             choice.sent = choice.given
             reason = choice.reason if choice.given == choice.output else None
-            events.append(self._chunk(choice.index, {"delta": {"content": text}} if self.asked.chat else {"text": text},
-                                      reason))  # fmt: skip
+            content = {"delta": {"content": text}} if self.request.chat else {"text": text}
+            events.append(self._chunk(choice.index, content, reason))
         if self.finished:
-            if self.asked.include_usage:
+            if self.request.include_usage:
                 events.append(_event(self._body(self._kind, []) | {"usage": self.usage()}))
             events.append(DONE)
         return b"".join(events)
 
     @property
     def _kind(self) -> str:
-        return "chat.completion.chunk" if self.asked.chat else "text_completion"
+        return "chat.completion.chunk" if self.request.chat else "text_completion"
 
     def _chunk(self, index: int, content: dict[str, Any], reason: str | None) -> bytes:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
-        if reason is not None or not self.asked.chat:
+        if reason is not None or not self.request.chat:
             choice["stop_reason"] = None
         body = self._body(self._kind, [choice])
-        if self.asked.continuous_usage:
+        if self.request.continuous_usage:
             body["usage"] = self.usage()
-        elif self.asked.include_usage:
+        elif self.request.include_usage:
             body["usage"] = None
         return _event(body)
 

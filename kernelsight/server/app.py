@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's endpoints over live engines, and vLLM's model list, health, version and metrics."""
+"""ASGI application of the server: OpenAI's endpoints over live engines; models, health, version and metrics as vLLM."""
 
 from __future__ import annotations
 
@@ -25,13 +25,18 @@ from kernelsight.server.pump import Pump
 from kernelsight.server.requests import CompletionRequest, Refused, read_request
 from kernelsight.version import VERSION
 
-# of a request; a prompt of a million token ids as text is 7 MB
+# of a request body, bytes; a prompt of a million token ids as text is 7 MB
 LARGEST_BODY = 32 * 2**20
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 class Serving(NamedTuple):
-    """The settings of a server; ``names`` of the model: the first is listed."""
+    """Settings of a server.
+
+    ``names``: model names that requests may state, the first is the default; ``tokens_of``: tokenizer; ``speed``:
+    simulated seconds per real second; ``output_len``, ``range_ratio``: length of outputs without max_tokens, uniform
+    from ratio x length; ``cache``: labels of ``cache_config_info``.
+    """
 
     engines: LiveEngines
     names: list[str]
@@ -45,12 +50,12 @@ class Serving(NamedTuple):
 
 
 class Server:
-    """The endpoints and their state; ``app`` is the ASGI application."""
+    """The endpoints and their state; ``app``: the ASGI application."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving, self.engines = serving, serving.engines
         self.metrics = Metrics(serving.names[0], serving.engines, serving.max_model_len, serving.cache)
-        self._dice, self._started = np.random.default_rng(serving.seed), int(time.time())
+        self._generator, self._started = np.random.default_rng(serving.seed), int(time.time())
         self.pump: Pump | None = None
         self.app = Starlette(
             routes=[
@@ -93,7 +98,10 @@ class Server:
         return _Stream(self, job)
 
     def _send(self, request: CompletionRequest, model: str, name: str) -> Job:
-        """Send every choice of a request to the engines. Refused: a full queue, or a request that no engine holds."""
+        """Send all choices of a request to the engines, and return it as a job.
+
+        Refused: the queue is full, or a choice does not fit into the KV cache.
+        """
         assert self.pump is not None
         job = Job(request, model, name, self._note)
         if len(request.prompts) * request.choices > self.engines.free:
@@ -115,16 +123,16 @@ class Server:
         return job
 
     def _length(self, request: CompletionRequest, prompt: int) -> tuple[int, str]:
-        """Return the tokens of an answer and why it ends: a request without ``max_tokens`` ends by itself."""
+        """Return (output tokens, finish_reason) of a choice; without ``max_tokens`` the length is drawn."""
         if request.max_tokens is not None:
             return request.max_tokens, "length"
         low = max(int(self.serving.output_len * self.serving.range_ratio), 1)
-        drawn = int(self._dice.integers(low, self.serving.output_len + 1))
-        most = self.serving.max_model_len - prompt
-        return (drawn, "stop") if drawn < most else (most, "length")
+        length = int(self._generator.integers(low, self.serving.output_len + 1))
+        limit = self.serving.max_model_len - prompt
+        return (length, "stop") if length < limit else (limit, "length")
 
     def _note(self, choice: Choice, count: int, time_us: float) -> None:
-        """Count tokens before they are given."""
+        """Update metrics before ``count`` tokens are given to a choice."""
         record = self.engines.requests[choice.slot]
         engine, first = int(record["replica"]), choice.given == 0
         if first:
@@ -136,7 +144,7 @@ class Server:
             self.metrics.note_finished(engine, choice.prompt, choice.output, times, choice.reason)
 
     def leave(self, job: Job) -> None:
-        """Cancel what has not ended of a request whose client has left."""
+        """Cancel the unfinished choices of a request whose client disconnected."""
         for choice in job.choices:
             if choice.given < choice.output:
                 self.metrics.note_aborted(int(self.engines.requests[choice.slot]["replica"]))
@@ -159,7 +167,7 @@ class Server:
 
 
 class _Stream:
-    """The answer to a request as an ASGI application: in events, or whole when it is finished."""
+    """The response to a request as an ASGI application: as stream events, or one body when it is finished."""
 
     def __init__(self, server: Server, job: Job) -> None:
         self._server, self._job = server, job
@@ -168,31 +176,31 @@ class _Stream:
         job = self._job
         watching = asyncio.ensure_future(self._watch(receive))
         try:
-            if job.asked.stream:
+            if job.request.stream:
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             last = False
             while not last and not watching.done():
                 await job.ready.wait()
                 job.ready.clear()
                 last = job.finished
-                if job.asked.stream and not watching.done():
-                    # a slow client holds this up: its next event has all tokens that came meanwhile
+                if job.request.stream and not watching.done():
+                    # a slow client blocks here; its next event has all tokens that arrived meanwhile
                     await send({"type": "http.response.body", "body": job.chunks(), "more_body": not last})
-            if last and not job.asked.stream and not watching.done():
+            if last and not job.request.stream and not watching.done():
                 await JSONResponse(job.body())(scope, receive, send)
         finally:
             watching.cancel()
             self._server.leave(job)
 
     async def _watch(self, receive: Receive) -> None:
-        """Return when the client has left."""
+        """Return when the client has disconnected."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._job.ready.set()
 
 
 async def _body_of(request: Request) -> Any:
-    """Return the JSON of a request. Refused: none, or more than LARGEST_BODY."""
+    """Return the JSON body of a request. Refused: not JSON, or larger than LARGEST_BODY."""
     content = bytearray()
     async for part in request.stream():
         content += part

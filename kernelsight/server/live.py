@@ -1,8 +1,8 @@
-"""Engines that run beside a clock: the scheduler's loop on its own state, advanced from moment to moment.
+"""Live engines: the scheduler loop of the simulation, advanced incrementally with a clock, for requests as they arrive.
 
-Requests are records that were allocated before; one is filled when a request arrives, and sent then. The loop returns
-at the moment that was asked for (``until_us``), and after each step of an engine, whose end may lie ahead: every token
-has its time before that time comes. Nothing is scheduled here.
+Requests are preallocated records; one is filled and sent when a request arrives. The loop returns at a given moment
+(``until_us``), and after each step of an engine, whose end may lie ahead: the time of every token is known before it
+comes. All scheduling is the loop's.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kernelsight.serving.engine.replica import Pool, fresh_scenario
 from kernelsight.serving.engine.request_columns import fill_requests
 from kernelsight.serving.engine.steps import COLUMNS, DECODES, END
 
-# the largest moment: with FOREVER the loop would wait for requests that never arrive
+# largest moment of the loop: up to FOREVER it would wait for requests that never arrive
 LAST_US = 1e18
-# numbers for hash blocks beyond twice those that the KV cache holds: of prompts that wait
+# hash-block numbers for waiting prompts, in addition to twice the blocks of the KV cache
 MORE_BLOCKS = 1 << 16
 MOST_BLOCKS = 1 << 22
 
 
 class Tokens(NamedTuple):
-    """``count`` tokens that a request gets at ``time_us``, which may lie ahead."""
+    """``count`` tokens that the request in ``slot`` gets at ``time_us``, which may lie ahead."""
 
     time_us: float
     slot: int
@@ -37,10 +37,10 @@ class Tokens(NamedTuple):
 
 
 class HashBlocks:
-    """The numbers of hash blocks in the loop; those of blocks that are neither cached nor used are reused."""
+    """Numbers of hash blocks for the loop, by their keys; numbers of blocks neither cached nor in use are reused."""
 
     def __init__(self, entries: np.ndarray, limits: np.ndarray, blocks: int) -> None:
-        # each engine has an entry a block, then one a request (see ``replica.entry_records``)
+        # each engine has one entry per block, then one per request (see ``replica.entry_records``)
         entries_each = int(limits["private_at"][0] - limits["entries_at"][0] + limits["requests"][0])
         records = entries[: limits.size * entries_each] if blocks else np.zeros(limits.size * entries_each, ENTRY)
         self._entries = records.reshape(limits.size, entries_each)[:, :blocks]
@@ -50,29 +50,29 @@ class HashBlocks:
         self._free = deque(range(blocks))
 
     def take(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Return the numbers of a prompt's leading hash blocks, up to the first without a free number."""
-        numbers_taken = []
+        """Return the numbers of a prompt's leading hash blocks, and count their use; stops if none is free."""
+        taken = []
         for key in keys:
             number = self._numbers.get(key)
             if number is None:
-                if not self._free and not self._sweep(numbers_taken):
+                if not self._free and not self._sweep(taken):
                     break
                 number = self._free.popleft()
                 self._numbers[key], self._keys[number] = number, key
-            numbers_taken.append(number)
-        numbers = np.array(numbers_taken, np.int64)
+            taken.append(number)
+        numbers = np.array(taken, np.int64)
         self._uses[numbers] += 1
         return numbers
 
     def give_back(self, numbers: np.ndarray) -> None:
-        """Note that a request with these hash blocks has ended."""
+        """Release the hash blocks of a request that has ended."""
         self._uses[numbers] -= 1
 
-    def _sweep(self, keeping: Sequence[int]) -> bool:
-        """Free the numbers of blocks that no engine has cached and no request has; whether there were any."""
-        idle = (self._uses == 0) & (self._entries["valid"].max(axis=0) == 0)
-        idle[list(keeping)] = False
-        for number in np.flatnonzero(idle).tolist():
+    def _sweep(self, kept: Sequence[int]) -> bool:
+        """Free the numbers of blocks that no engine caches and no request uses; return whether any is free now."""
+        is_unused = (self._uses == 0) & (self._entries["valid"].max(axis=0) == 0)
+        is_unused[list(kept)] = False
+        for number in np.flatnonzero(is_unused).tolist():
             key = self._keys[number]
             if key is not None:
                 del self._numbers[key]
@@ -82,10 +82,10 @@ class HashBlocks:
 
 
 class LiveEngines:
-    """The engines of one pool behind a router, and requests that arrive one at a time.
+    """The engines of one pool behind a router, for requests that arrive one at a time.
 
-    ``slots``: requests that wait or run at once, at most. ``hash_tokens``: prompt tokens that one hash stands for;
-    0: no prefix is shared.
+    ``slots``: maximum number of requests that wait or run; ``hash_tokens``: prompt tokens per hash block, 0: prefixes
+    are not shared.
     """
 
     def __init__(self, pool: Pool, slots: int, hash_tokens: int = 0, routing: Routing | None = None) -> None:
@@ -114,20 +114,21 @@ class LiveEngines:
 
     @property
     def free(self) -> int:
-        """How many more requests may wait or run."""
+        """Number of free slots."""
         return len(self._free)
 
     @property
     def next_us(self) -> float:
-        """When something happens next if no request arrives; infinite: never."""
+        """Time of the next event if no request arrives, us; infinite: never."""
         return float(self.client["next_us"])
 
     def add(
         self, now_us: float, prompt: int, output: int, keys: Sequence[bytes] = (), priority: int = 0
     ) -> tuple[int, list[Tokens]]:
-        """Send a request, not before any other; returns its slot, or -1 where the engine rejects it, and new tokens.
+        """Send a request at ``now_us``; return its slot, -1 if the engine rejects it, and all new tokens.
 
-        ``keys``: of its prompt's leading hash blocks, each of a block and all before it.
+        Times must not decrease between calls. ``prompt``, ``output``: tokens; ``keys``: of the prompt's leading hash
+        blocks, each over the block and all before it.
         """
         slot = self._free.popleft()
         record = self.requests[slot : slot + 1]
@@ -148,16 +149,16 @@ class LiveEngines:
         return slot, tokens
 
     def _write_hashes(self, numbers: np.ndarray) -> int:
-        """Write hash blocks after those of other requests, and return their start; compacts where there is no space."""
+        """Write hash blocks after those of other requests, and return their start; compacts if space runs out."""
         hashes = self.arrays.hashes
         if self._hashes_used + numbers.size > hashes.size:
-            holding = [slot for slot in self.active if self._numbers[slot].size]
-            kept_numbers = [self._numbers[slot] for slot in holding]
+            slots_with_hashes = [slot for slot in self.active if self._numbers[slot].size]
+            kept_numbers = [self._numbers[slot] for slot in slots_with_hashes]
             used = sum(numbers_of_request.size for numbers_of_request in kept_numbers)
             hashes = np.zeros(max(2 * (used + numbers.size), hashes.size), np.int64)
             hashes[:used] = np.concatenate([*kept_numbers, np.zeros(0, np.int64)])
             starts = np.cumsum([0, *(numbers_of_request.size for numbers_of_request in kept_numbers)])[:-1]
-            self.requests["hash_at"][holding] = starts
+            self.requests["hash_at"][slots_with_hashes] = starts
             self.arrays, self._hashes_used = self.arrays._replace(hashes=hashes), used
         start = self._hashes_used
         hashes[start : start + numbers.size] = numbers
@@ -165,14 +166,14 @@ class LiveEngines:
         return start
 
     def cancel(self, slot: int) -> None:
-        """Cancel a request: it leaves between two steps, when the next moment is reached."""
+        """Mark a request as cancelled; ``advance`` removes it between two steps."""
         if slot in self.active:
             self._leaving.add(slot)
 
     def advance(self, now_us: float) -> list[Tokens]:
-        """Do all that happens by a moment, except that no step begins then; returns the tokens that are new.
+        """Advance the simulation to a moment, at which no step begins yet; return the new tokens.
 
-        Their times are those of the steps' ends: by ``now_us``, or at the end of a step that is underway.
+        Their times are the ends of steps: up to ``now_us``, or later for steps that are underway.
         """
         tokens: list[Tokens] = []
         while self._leaving:
@@ -187,19 +188,20 @@ class LiveEngines:
         return tokens
 
     def _leave(self) -> bool:
-        """Remove the cancelled requests that no step has; whether there were any."""
-        left_slots = []
+        """Remove the cancelled requests that no running step contains; return whether there were any."""
+        cancelled = []
         for slot in self._leaving:
-            done = slot not in self.active or cancel(slot, *self.arrays)
-            if done:
-                left_slots.append(slot)
-        for slot in left_slots:
+            has_left = slot not in self.active or cancel(slot, *self.arrays)
+            if has_left:
+                cancelled.append(slot)
+        for slot in cancelled:
             self._leaving.discard(slot)
             if slot in self.active:
                 self._end(slot)
-        return bool(left_slots)
+        return bool(cancelled)
 
     def _run(self, until_us: float, tokens: list[Tokens]) -> None:
+        """Run the loop until a moment, and append new tokens."""
         self.client["until_us"] = min(until_us, LAST_US)
         while True:
             serve_until_full(*self.arrays)
@@ -211,7 +213,7 @@ class LiveEngines:
             self.engines["rows"] = 0
 
     def _progress(self, slots: np.ndarray, replica: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the known tokens of requests, and the time of the last one where no step states it."""
+        """Return the tokens of requests, prompt included, and the time of the last one if no step row states it."""
         requests, groups = self.requests[slots], self.arrays.groups[replica, self.requests["group"][slots]]
         ready = requests["group"] == self.engines["group"][replica]
         clock = np.where(ready, self.engines["clock"][replica], groups["clock"])
@@ -221,20 +223,20 @@ class LiveEngines:
         return known_tokens, np.where(in_group, decoded_us, requests["last_token_us"])
 
     def _note(self, stepped: np.ndarray, tokens: list[Tokens]) -> None:
-        """Add the tokens that requests have got since the last call; free the slots of those that have finished."""
+        """Append the tokens that requests got since the last call, and free the slots of finished requests."""
         if not self.active:
             return
         slots = np.fromiter(self.active, np.int64, len(self.active))
         requests, replica = self.requests, self.requests["replica"][slots]
         known_tokens, last_us = self._progress(slots, replica)
-        new = known_tokens - requests["prompt"][slots] - self._given[slots]
+        new_tokens = known_tokens - requests["prompt"][slots] - self._given[slots]
         step_ends_us = self._rows[replica, 0, END]
-        # a step ended that computed a prompt, or of an engine whose requests differ in what they get
-        noted = last_us > self._last_us[slots]
+        # a step that computed a prompt ended, or one of an engine with progress per request
+        has_stated_time = last_us > self._last_us[slots]
         decoded = stepped[replica] & (self._rows[replica, 0, DECODES] > 0)
-        for k in np.flatnonzero(new > 0).tolist():
-            slot, count = int(slots[k]), int(new[k])
-            if noted[k]:
+        for k in np.flatnonzero(new_tokens > 0).tolist():
+            slot, count = int(slots[k]), int(new_tokens[k])
+            if has_stated_time[k]:
                 first_tokens = count if not self.alone[replica[k]] else 1
                 tokens.append(Tokens(float(last_us[k]), slot, first_tokens))
                 self._last_us[slot] = last_us[k]
@@ -243,12 +245,12 @@ class LiveEngines:
                 assert decoded[k], "a token without a step"
                 tokens.append(Tokens(float(step_ends_us[k]), slot, count))
                 self._last_us[slot] = step_ends_us[k]
-            self._given[slot] += new[k]
+            self._given[slot] += new_tokens[k]
         for slot in slots[requests["finish_us"][slots] >= 0.0].tolist():
             self._end(slot)
 
     def _end(self, slot: int) -> None:
-        """Free a slot; the oldest free one is used first, when no batch in flight holds it any more."""
+        """Free a slot; slots are reused in this order, so that no batch in flight still holds one."""
         self.active.discard(slot)
         self.blocks.give_back(self._numbers.pop(slot))
         self._free.append(slot)

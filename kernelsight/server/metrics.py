@@ -1,4 +1,4 @@
-"""Metrics of ``/metrics``: the names, labels and buckets of vLLM, on the simulated clock.
+"""Prometheus metrics of the server: names, labels and buckets of vLLM, in simulated time.
 
 Source: ``vllm/v1/metrics/loggers.py`` of vllm-project/vllm @ 005a810, and the names that later versions added
 (``inter_token_latency_seconds``, ``request_time_per_output_token_seconds``, ``kv_cache_usage_perc``).
@@ -40,46 +40,49 @@ COUNTERS = {
 LABELS = ("model_name", "engine")
 
 
-def token_buckets(most: int) -> list[int]:
+def token_buckets(limit: int) -> list[int]:
     """Return vLLM's buckets of token counts: 1, 2 and 5 times each power of ten.
 
     >>> token_buckets(100)
     [1, 2, 5, 10, 20, 50, 100]
     """
-    return [value for power in range(12) for digit in (1, 2, 5) if (value := digit * 10**power) <= most]
+    return [value for power in range(12) for digit in (1, 2, 5) if (value := digit * 10**power) <= limit]
 
 
 class Metrics:
-    """The registry of one server; requests are counted when they end, tokens when they are sampled."""
+    """Prometheus registry of one server; requests count when they end, tokens when they are sampled.
+
+    ``model``: label model_name; ``cache``: labels of cache_config_info.
+    """
 
     def __init__(self, model: str, engines: LiveEngines, max_model_len: int, cache: dict[str, object]) -> None:
         self._engines, self._model, self._registry = engines, model, CollectorRegistry()
         replicas = range(engines.engines.size)
         registered = {"registry": self._registry}
 
-        def of_each(metric: Gauge | Counter | Histogram, *more: str) -> list:
+        def by_engine(metric: Gauge | Counter | Histogram, *more: str) -> list:
             return [metric.labels(model, str(number), *more) for number in replicas]
 
         lengths = token_buckets(max_model_len)
         self._seconds = {
-            name: of_each(Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, **registered))
+            name: by_engine(Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, **registered))
             for name, (text, buckets) in HISTOGRAMS.items()
         }
         self._lengths = {
-            name: of_each(Histogram(f"vllm:{name}", text, LABELS, buckets=lengths, **registered))
+            name: by_engine(Histogram(f"vllm:{name}", text, LABELS, buckets=lengths, **registered))
             for name, text in (
                 ("request_prompt_tokens", "Number of prefill tokens processed."),
                 ("request_generation_tokens", "Number of generation tokens processed."),
             )
         }
         self._counters = {
-            name: of_each(Counter(f"vllm:{name}", text, LABELS, **registered)) for name, text in COUNTERS.items()
+            name: by_engine(Counter(f"vllm:{name}", text, LABELS, **registered)) for name, text in COUNTERS.items()
         }
         ended = Counter("vllm:request_success", "Count of successfully processed requests.",
                         (*LABELS, "finished_reason"), **registered)  # fmt: skip
-        self._ended = {reason: of_each(ended, reason) for reason in ("stop", "length", "abort")}
+        self._ended = {reason: by_engine(ended, reason) for reason in ("stop", "length", "abort")}
         self._gauges = {
-            name: of_each(Gauge(f"vllm:{name}", text, LABELS, **registered))
+            name: by_engine(Gauge(f"vllm:{name}", text, LABELS, **registered))
             for name, text in (
                 ("num_requests_running", "Number of requests in model execution batches."),
                 ("num_requests_waiting", "Number of requests waiting to be processed."),
@@ -90,7 +93,7 @@ class Metrics:
         preempted = Counter(
             "vllm:num_preemptions", "Cumulative number of preemptions from the engine.", LABELS, **registered
         )
-        self._preempted, self._seen = of_each(preempted), np.zeros(len(replicas), np.int64)
+        self._preempted, self._seen = by_engine(preempted), np.zeros(len(replicas), np.int64)
         info = Gauge(
             "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", ("engine", *cache), **registered
         )
@@ -98,20 +101,20 @@ class Metrics:
             info.labels(str(number), *map(str, cache.values())).set(1)
 
     def note_tokens(self, engine: int, count: int, gap_s: float | None) -> None:
-        """Count tokens of one request; ``gap_s``: since the tokens before them."""
+        """Count tokens of one request; ``gap_s``: time since its previous tokens, None for the first."""
         self._counters["generation_tokens"][engine].inc(count)
         if gap_s is not None:
             self._seconds["inter_token_latency_seconds"][engine].observe(gap_s)
 
     def note_first(self, engine: int, prompt: int, cached: int, seconds: float) -> None:
-        """Count a request's prompt and its first token."""
+        """Count a request's prompt and cached tokens, and its TTFT in ``seconds``."""
         self._counters["prompt_tokens"][engine].inc(prompt)
         self._counters["prefix_cache_queries"][engine].inc(prompt)
         self._counters["prefix_cache_hits"][engine].inc(cached)
         self._seconds["time_to_first_token_seconds"][engine].observe(seconds)
 
     def note_finished(self, engine: int, prompt: int, output: int, times: Times, reason: str) -> None:
-        """Count a request that has all its tokens."""
+        """Count a finished request with its times and lengths; ``reason``: stop or length."""
         spans = {
             "e2e_request_latency_seconds": times.finish_us - times.sent_us,
             "request_queue_time_seconds": times.scheduled_us - times.sent_us,
@@ -128,11 +131,11 @@ class Metrics:
         self._ended[reason][engine].inc()
 
     def note_aborted(self, engine: int) -> None:
-        """Count a request whose client has left."""
+        """Count a request whose client disconnected."""
         self._ended["abort"][engine].inc()
 
     def text(self) -> bytes:
-        """Return the page that Prometheus reads."""
+        """Return the text of ``/metrics``, with current gauges."""
         capacity = self._engines.arrays.limits["capacity_units"]
         for number, engine in enumerate(self._engines.engines):
             usage = 1.0 - engine["free_units"] / capacity[number]

@@ -1,7 +1,7 @@
-"""Prompts as tokens, and the keys of their blocks: by the model's tokenizer where it is on the disk, else estimated.
+"""Tokenization of prompts, and hash keys of their blocks: with the model's tokenizer if it is on disk, else estimated.
 
-Estimated, a token is four bytes of UTF-8 text: as many as English prose has in the mean. Equal beginnings stay equal
-either way, so that prefixes are shared where a model would share them.
+An estimated token is four bytes of UTF-8, the mean of English prose. Equal beginnings stay equal either way, so that
+prefixes are shared as with the model's tokenizer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 from kernelsight.errors import InvalidInput, extra_missing
 
 BYTES_PER_TOKEN = 4
-# around each message of a chat: its role and two marks, as templates have
+# template of a chat message: its role and two special tokens
 TURN = "<|{role}|>\n{text}<|end|>\n"
-# what an answer is filled with: four bytes each, which most tokenizers read as one token
+# words of filler text, four bytes each: one token for most tokenizers
 WORDS = (" the", " and", " you", " for", " are", " not", " but", " all", " can", " has", " was", " out", " one", " new")
 
 
 def estimated_tokens(text: str) -> np.ndarray:
-    """Return token ids that stand for a text, one for every four bytes.
+    """Return estimated token ids of a text, one per four bytes.
 
     >>> estimated_tokens("one two three").size, (estimated_tokens("one two") == estimated_tokens("one two")).all()
     (4, np.True_)
@@ -33,7 +33,7 @@ def estimated_tokens(text: str) -> np.ndarray:
 
 
 def read_tokenizer(path: Path) -> Callable[[str], np.ndarray]:
-    """Return the tokenizer of a ``tokenizer.json`` or its folder; InvalidInput: none there, or an unreadable one."""
+    """Return a function from text to token ids, of a ``tokenizer.json`` or its folder; InvalidInput: unreadable."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -49,7 +49,7 @@ def read_tokenizer(path: Path) -> Callable[[str], np.ndarray]:
 
 
 def chat_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the messages of a chat as one text; parts that are no text, such as images, have no tokens here.
+    """Return the messages of a chat as one text; parts other than text, such as images, count no tokens.
 
     >>> chat_text([{"role": "user", "content": [{"type": "text", "text": "Hello"}]}])
     '<|user|>\\nHello<|end|>\\n<|assistant|>\\n'
@@ -64,7 +64,7 @@ def chat_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def block_keys(tokens: np.ndarray, size: int) -> list[bytes]:
-    """Return a key for each full block of tokens, of the block and all before it; none where ``size`` is 0.
+    """Return a hash key for each full block of ``size`` tokens, over the block and all before it; none if it is 0.
 
     >>> first, second = block_keys(np.arange(32), 16), block_keys(np.arange(1, 33), 16)
     >>> len(first), first[0] == block_keys(np.arange(16), 16)[0], first[1] == second[1]

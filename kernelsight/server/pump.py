@@ -1,7 +1,7 @@
-"""The clock of the server: engines are advanced to the present moment, and each token is delivered at its time.
+"""Clock of the server: advances the engines to the present moment, and delivers each token at its time.
 
-Simulated time is the event loop's time since the start, times ``speed``. A late wake-up shifts no schedule: steps begin
-where the last one ended, and only requests are stamped by the clock.
+Simulated time is the event loop's time since the start, times ``speed``. A late wake-up does not shift the schedule:
+steps begin where the last one ended, and only arrivals take their time from the clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernelsight.server.live import LAST_US, LiveEngines
 
 
 class Times(NamedTuple):
-    """Moments of a finished request on the simulated clock, microseconds, and what it found in the prefix cache."""
+    """Moments of a finished request in simulated time, us, and its prompt tokens found in the prefix cache."""
 
     sent_us: float
     scheduled_us: float
@@ -28,14 +28,17 @@ class Times(NamedTuple):
 class Answer(Protocol):
     """The receiver of a request's tokens."""
 
-    target: int  # tokens of the whole answer
+    target: int  # tokens that are still to come
 
     def give(self, count: int, time_us: float) -> None:
-        """Take tokens, which the engine has sampled at ``time_us``."""
+        """Receive ``count`` tokens that the engine sampled at ``time_us``."""
 
 
 class Pump:
-    """Advances engines with the event loop's clock, and delivers their tokens."""
+    """Driver of live engines: advances them with the event loop's clock, and delivers their tokens.
+
+    ``speed``: simulated seconds per real second; ``now_s``: clock, None: that of the running event loop.
+    """
 
     def __init__(self, engines: LiveEngines, speed: float, now_s: Callable[[], float] | None = None) -> None:
         self.engines, self.speed = engines, speed
@@ -46,12 +49,12 @@ class Pump:
         self._count, self._timer = 0, None
 
     def now_us(self) -> float:
-        """Return the present moment on the simulated clock; it never stands still between two calls."""
+        """Return the present moment in simulated time, us, always later than what the engines have reached."""
         passed_us = (self._now_s() - self._start_s) * 1e6 * self.speed
         return max(self._start_us + passed_us, math.nextafter(self.engines.reached_us, math.inf))
 
     def send(self, prompt: int, output: int, keys: Sequence[bytes], priority: int, answer: Answer) -> int:
-        """Send a request now; returns its slot, or -1 where the engine rejects it."""
+        """Send a request now; return its slot, or -1 if the engine rejects it. See ``LiveEngines.add``."""
         slot, tokens = self.engines.add(self.now_us(), prompt, output, keys, priority)
         self._keep(tokens)
         if slot >= 0:
@@ -60,20 +63,20 @@ class Pump:
         return slot
 
     def cancel(self, slot: int, answer: Answer) -> None:
-        """Cancel a request whose client has left."""
+        """Cancel a request, unless its slot already belongs to another answer."""
         if self._answers.get(slot) is answer:
             del self._answers[slot]
             self.engines.cancel(slot)
             self.turn()
 
     def times(self, slot: int, finish_us: float) -> Times:
-        """Return the moments of a request, once its last token is delivered."""
+        """Return the moments of a request whose last token was just delivered."""
         record = self.engines.requests[slot]
         moments = (float(record[name]) for name in ("sent_us", "scheduled_us", "first_token_us"))
         return Times(*moments, finish_us, int(record["cached_tokens"]))
 
     def _keep(self, tokens: Sequence) -> None:
-        """Keep tokens until their time."""
+        """Queue tokens until their time."""
         for time_us, slot, count in tokens:
             answer = self._answers.get(slot)
             if answer is not None:  # not cancelled
@@ -81,7 +84,7 @@ class Pump:
                 heapq.heappush(self._waiting, (time_us, self._count, slot, count, answer))
 
     def turn(self) -> None:
-        """Do all that is due, and wake up when the next thing is."""
+        """Advance the engines, deliver due tokens, and schedule the next wake-up."""
         now_us = self.now_us()
         self._keep(self.engines.advance(now_us))
         while self._waiting and self._waiting[0][0] <= now_us:
@@ -94,6 +97,7 @@ class Pump:
         self._sleep(now_us)
 
     def _sleep(self, now_us: float) -> None:
+        """Schedule the next call of ``turn``, at the next token or event."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

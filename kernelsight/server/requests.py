@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API as this server takes them, and its refusals in the words of vLLM."""
+"""Parsing of OpenAI API requests, and errors with the messages of vLLM."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import numpy as np
 
 from kernelsight.server.prompts import chat_text
 
-# what vLLM generates where a completion states no max_tokens
+# vLLM's default max_tokens of a completion
 COMPLETION_TOKENS = 16
 MOST_CHOICES = 128
 
 
 class Refused(Exception):
-    """A request that is answered with an error; ``status``: of HTTP, ``kind``: vLLM's name for it."""
+    """A request that is answered with an error; ``status``: HTTP status, ``kind``: vLLM's error type."""
 
     def __init__(self, message: str, status: int = 400, kind: str = "BadRequestError", param: str | None = None):
         super().__init__(message)
         self.message, self.status, self.kind, self.param = message, status, kind, param
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the body of the answer."""
+        """Return the body of the error response."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
         return {"error": error}
 
 
 class CompletionRequest(NamedTuple):
-    """A request: token ids of each prompt, choices of each, and how its answer is sent."""
+    """A parsed request: token ids of each prompt, choices per prompt, and options of the response."""
 
     chat: bool
     prompts: list[np.ndarray]
     choices: int
-    max_tokens: int | None  # None: the answer ends by itself
+    max_tokens: int | None  # None: the output ends by itself
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -43,9 +43,10 @@ class CompletionRequest(NamedTuple):
 def read_request(
     body: Any, chat: bool, model: str, names: set[str], max_model_len: int, tokens_of: Callable[[str], np.ndarray]
 ) -> CompletionRequest:
-    """Return a request; fields that no time depends on are not looked at.
+    """Return a parsed request; fields that do not affect timing, such as sampling parameters, are ignored.
 
-    ``model``: its name where the request states none; ``names``: all that it answers to. Refused: what vLLM refuses.
+    ``model``: default model name; ``names``: all model names that are accepted; ``tokens_of``: tokenizer. Refused:
+    requests that vLLM refuses.
     """
     if not isinstance(body, Mapping):
         raise Refused("the body is not a JSON object.")
@@ -59,25 +60,30 @@ def read_request(
         raise Refused("Stream options can only be defined when `stream=True`.", param="stream_options")
     if not isinstance(options, Mapping):
         raise Refused("`stream_options` is not an object.", param="stream_options")
-    most = body.get("max_completion_tokens") if chat else None
-    most = _whole_number(body, "max_tokens", 1) if most is None else _whole_number(body, "max_completion_tokens", 1)
-    if most is None and body.get("ignore_eos"):
-        most = max_model_len - max(prompt_ids.size for prompt_ids in prompts)
-    elif most is None and not chat:
-        most = COMPLETION_TOKENS
+    max_tokens = body.get("max_completion_tokens") if chat else None
+    max_tokens = (
+        _whole_number(body, "max_tokens", 1) if max_tokens is None else _whole_number(body, "max_completion_tokens", 1)
+    )
+    if max_tokens is None and body.get("ignore_eos"):
+        max_tokens = max_model_len - max(prompt_ids.size for prompt_ids in prompts)
+    elif max_tokens is None and not chat:
+        max_tokens = COMPLETION_TOKENS
     for prompt in prompts:
-        _check_length(prompt.size, most, max_model_len)
+        _check_length(prompt.size, max_tokens, max_model_len)
     choices = _whole_number(body, "n", 1) or 1
     if choices * len(prompts) > MOST_CHOICES:
         raise Refused(f"{choices * len(prompts)} answers are asked for; ask for at most {MOST_CHOICES} at once.")
-    include, continuous = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
+    include_usage, continuous_usage = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
     priority = body.get("priority") or 0
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > 2**31:
         raise Refused("`priority` is not a whole number.", param="priority")
-    return CompletionRequest(chat, prompts, choices, most, stream, include, include and continuous, priority)
+    return CompletionRequest(
+        chat, prompts, choices, max_tokens, stream, include_usage, include_usage and continuous_usage, priority
+    )
 
 
 def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the messages of a chat request. Refused: not a list of messages with text or parts."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(entry, Mapping) for entry in messages):
         raise Refused("`messages` is not a list of messages.", param="messages")
@@ -89,7 +95,7 @@ def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _prompts(prompt: Any, tokens_of: Callable[[str], np.ndarray]) -> list[np.ndarray]:
-    """Return the token ids of a completion's prompts: a text, token ids, or a list of either."""
+    """Return the token ids of a completion's prompts: a text, token ids, or a list of either. Refused: others."""
     if isinstance(prompt, str):
         return [tokens_of(prompt)]
     if isinstance(prompt, list) and prompt:
@@ -109,27 +115,30 @@ def _ids(tokens: list[int]) -> np.ndarray:
         raise Refused("a token id of `prompt` is out of vocabulary.", param="prompt") from None
 
 
-def _whole_number(body: Mapping[str, Any], name: str, least: int) -> int | None:
+def _whole_number(body: Mapping[str, Any], name: str, minimum: int) -> int | None:
+    """Return an integer field, None if absent. Refused: not an integer, or below ``minimum``."""
     value = body.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise Refused(f"{name} must be at least {least}, got {value!r}.", param=name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise Refused(f"{name} must be at least {minimum}, got {value!r}.", param=name)
     return value
 
 
-def _check_length(prompt: int, most: int | None, longest: int) -> None:
+def _check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> None:
+    """Check a prompt's length, also with ``max_tokens``, against the model's context. Refused: empty or too long."""
     if prompt == 0:
         raise Refused("The prompt cannot be empty", param="prompt")
-    if prompt >= longest:
+    if prompt >= max_model_len:
         raise Refused(
-            f"This model's maximum context length is {longest} tokens. However, your request has {prompt} input "
+            f"This model's maximum context length is {max_model_len} tokens. However, your request has {prompt} input "
             "tokens. Please reduce the length of the input messages.",
             param="input_tokens",
         )
-    if most is not None and prompt + most > longest:
+    if max_tokens is not None and prompt + max_tokens > max_model_len:
         raise Refused(
-            f"'max_tokens' or 'max_completion_tokens' is too large: {most}. This model's maximum context length is "
-            f"{longest} tokens and your request has {prompt} input tokens ({most} > {longest} - {prompt}).",
+            f"'max_tokens' or 'max_completion_tokens' is too large: {max_tokens}. This model's maximum context length "
+            f"is {max_model_len} tokens and your request has {prompt} input tokens ({max_tokens} > {max_model_len} - "
+            f"{prompt}).",
             param="max_tokens",
         )

@@ -1,4 +1,4 @@
-"""Starts a server for a deployment: engines, socket, and what ends it."""
+"""Start-up of the server for a deployment: engines, tokenizer, socket, and the event loop until a signal."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from kernelsight.server.app import Server
 
 ROUND_ROBIN = ROUTERS[0]
-# connections that wait to be accepted, as many as uvicorn's own default
+# connections that wait to be accepted; uvicorn's default
 BACKLOG = 2048
 
 
 def check_packages() -> None:
-    """InvalidInput: a package of the extra ``serve`` is not installed."""
+    """Check that the extra ``serve`` is installed; InvalidInput: a package is missing."""
     try:
         import uvicorn  # noqa: F401
 
@@ -36,7 +36,7 @@ def check_packages() -> None:
 
 
 def engines_of(deployed: Deployed, waiting: int) -> LiveEngines:
-    """Return a deployment's engines, with room for ``waiting`` requests beside those that run."""
+    """Return a deployment's live engines, with slots for ``waiting`` requests in addition to running ones."""
     pool, settings = deployed.pool, deployed.settings
     router = settings["rank_router"] if settings["lock_step"] else ROUND_ROBIN
     slots = pool.limits.max_num_seqs * pool.engines + waiting
@@ -45,7 +45,7 @@ def engines_of(deployed: Deployed, waiting: int) -> LiveEngines:
 
 
 def warm_up(deployed: Deployed) -> None:
-    """Compile what the first request would wait for."""
+    """Run one request, so that compilation does not delay the first real one."""
     engines = engines_of(deployed, 1)
     slot, _ = engines.add(0.0, 1, 1)
     engines.cancel(slot)
@@ -53,7 +53,7 @@ def warm_up(deployed: Deployed) -> None:
 
 
 def server_of(deployed: Deployed, model: str | None, options: Mapping[str, Any]) -> Server:
-    """Return the server of a deployment; ``model``: as it was stated, ``options``: as the command line names them.
+    """Return the server of a deployment; ``model``: as the user stated it, ``options``: of the command line, by name.
 
     InvalidInput: a tokenizer that cannot be read.
     """
@@ -73,7 +73,7 @@ def server_of(deployed: Deployed, model: str | None, options: Mapping[str, Any])
 
 
 def tokens_of(path: str | None, model: str | None) -> Callable[[str], np.ndarray]:
-    """Return the tokenizer of texts: a stated one, one beside the model's config, or the estimate."""
+    """Return a function from text to token ids: the tokenizer at ``path`` or of the model's config, or estimates."""
     if path is not None:
         return read_tokenizer(Path(path))
     model_folder = Path(model or "").expanduser()
@@ -84,9 +84,9 @@ def tokens_of(path: str | None, model: str | None) -> Callable[[str], np.ndarray
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that clients can connect to; InvalidInput: the port is in use, or the host is not ours.
+    """Return a listening socket; InvalidInput: the port is in use, or the host is not an address of this machine.
 
-    Requests that come before the server answers wait in its backlog.
+    Requests that arrive before the server starts wait in its backlog.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -101,7 +101,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def serve_until_stopped(server: Server, listener: socket.socket) -> None:
-    """Answer requests until a signal ends it, which is how a server ends well."""
+    """Serve requests until a signal; an interrupt is a normal end."""
     import uvicorn
 
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""The nodes of serving: loads, step shapes, the simulation, and what is read from its results."""
+"""The nodes of serving: loads, step shapes, the simulation, and tables of its results."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def load_requests(scenarios: pa.Table, scenario_loads: pa.Table) -> dict[str, pa
 
     firsts = pc.equal(scenario_loads["scenario_id"], scenario_loads["load_id"])
     loads = scenarios.rename_columns({"scenario_id": "load_id"})
-    own = loads.filter(pc.is_in(loads["load_id"], scenario_loads.filter(firsts)["load_id"].combine_chunks()))
-    return draw_loads(own)._asdict()
+    distinct = loads.filter(pc.is_in(loads["load_id"], scenario_loads.filter(firsts)["load_id"].combine_chunks()))
+    return draw_loads(distinct)._asdict()
 
 
 def requests(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
@@ -46,7 +46,7 @@ def request_dependencies(scenario_loads: pa.Table, load_dependencies: pa.Table) 
 
 
 def session_requests(requests: pa.Table, request_dependencies: pa.Table) -> pa.Table:
-    """The sessions: requests that wait for others, with all that hang together with them."""
+    """Sessions: requests connected by dependencies, such as the turns of a conversation."""
     from kernelsight.serving.runs.sessions import sessions_of_requests
 
     return sessions_of_requests(requests, request_dependencies)
@@ -54,7 +54,7 @@ def session_requests(requests: pa.Table, request_dependencies: pa.Table) -> pa.T
 
 @reads("scenarios", "scenario_loads", "load_requests")
 def deployment_reach(deployments: pa.Table, *, read: Reader) -> pa.Table:
-    """The most that the loads of each deployment can bring about; without scenarios there is no bound."""
+    """Largest batch and longest request of the loads of each deployment; unbounded without scenarios."""
     from kernelsight.serving.load.reach import reach_of, unbounded_reach
 
     if not read.is_available("scenarios"):
@@ -71,7 +71,7 @@ def step_shapes(
     kernel_implementations: pa.Table,
     deployment_reach: pa.Table,
 ) -> pa.Table:
-    """The knots of each deployment that can run: what step costs are interpolated between."""
+    """Step shapes of each deployment that can run: the knots between which step costs are interpolated."""
     from kernelsight.serving.costs.knots import knot_shapes
 
     return knot_shapes(
@@ -148,9 +148,10 @@ def simulation(
     wanted: frozenset[str],
     threads: int | None,
 ) -> dict[str, Any]:
-    """Serve the requests of every scenario: the batched step-wise loop over step costs.
+    """Simulate the requests of every scenario: the scheduler's loop over steps with continuous batching.
 
-    The first of them again with fast and slow kernels, and with more of each resource, where these tables are wanted.
+    Where these tables are wanted, each scenario's first requests again with fast and slow kernels, and with more of
+    each resource.
     """
     from kernelsight.serving.runs.interval_ends import first_served, statistics_at_ends
     from kernelsight.serving.runs.resource_gains import gains_of_resources
@@ -173,21 +174,21 @@ def simulation(
         models=models,
         router_scorers=router_scorers,
     )
-    made: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     if {"request_statistics_at_ends", "resource_gains"} & wanted:
         first = first_served(world, threads)
         if "request_statistics_at_ends" in wanted:
-            made["request_statistics_at_ends"] = statistics_at_ends(first, step_costs, step_shapes, threads)
+            tables["request_statistics_at_ends"] = statistics_at_ends(first, step_costs, step_shapes, threads)
         if "resource_gains" in wanted:
             shares = read("step_cost_shares", read.columns_of("step_cost_shares"))
-            made["resource_gains"] = gains_of_resources(first, step_costs, step_shapes, shares, threads)
+            tables["resource_gains"] = gains_of_resources(first, step_costs, step_shapes, shares, threads)
     if "scenario_sensitivities" in wanted:
         from kernelsight.serving.runs.scenario_sensitivities import sensitivities_of_scenarios
 
         moves = read("step_cost_sensitivities", read.columns_of("step_cost_sensitivities"))
-        made["scenario_sensitivities"] = sensitivities_of_scenarios(world, step_costs, step_shapes, moves, threads)
-    others = wanted - made.keys()
-    return (simulate_scenarios(world, others, threads) if others else {}) | made
+        tables["scenario_sensitivities"] = sensitivities_of_scenarios(world, step_costs, step_shapes, moves, threads)
+    others = wanted - tables.keys()
+    return (simulate_scenarios(world, others, threads) if others else {}) | tables
 
 
 def scenario_summary(
@@ -289,8 +290,8 @@ def scenario_energy(
     """Energy of all GPUs of each scenario, its mean power, and energy and carbon of what was served."""
     from kernelsight.serving.runs.energy import energy_of, energy_of_transfers
 
-    drawn = energy_of_transfers(kv_tier_totals, kv_tier_settings, deployment_settings, gpu_power, gpus)
-    return energy_of(replica_totals, request_statistics, scenarios, deployment_settings, gpu_power, drawn)
+    transfers_j = energy_of_transfers(kv_tier_totals, kv_tier_settings, deployment_settings, gpu_power, gpus)
+    return energy_of(replica_totals, request_statistics, scenarios, deployment_settings, gpu_power, transfers_j)
 
 
 def step_totals(

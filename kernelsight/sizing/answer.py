@@ -1,4 +1,4 @@
-"""What sizing answers: a sentence, the ranked deployments, what is not measured, and the launch command."""
+"""``Sizing``, the answer of ``size``: a sentence, the ranked deployments, their evidence, and the launch command."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 NAME = "sized"
-# the rows as they are printed, in a saved file
+# table of a saved file with the rows as they are printed
 PRINTED = "sizing"
-# columns that a row has only where the question has a day, or counts users
+# columns that a row has only where the question has a daily course
 OF_A_DAY = ("mean_instances", "cost_per_day")
 ENDS = ("", "_low", "_high", "_if_slow", "_if_fast")
 SHOWN = (
@@ -57,12 +57,12 @@ SHOWN = (
 
 
 class Sizing:
-    """The answer to a question of size: a view of the tables that the graph makes of it.
+    """The cheapest deployments that serve a rate within objectives: a view of the tables of a size question.
 
     >>> import kernelsight as ks
     >>> load = {"input_len": 256, "output_len": 16, "max_gpus": 1, "prices": {"l4": 0.7}}
-    >>> found = ks.size(model="qwen3-0.6b", gpus=["l4"], rate=20, slo={"ttft_p95_ms": 400.0}, **load)
-    >>> found.chosen["gpu"], found.chosen["instances"] * found.chosen["rate"] >= 20, found.chosen["price_per_hour"] > 0
+    >>> best = ks.size(model="qwen3-0.6b", gpus=["l4"], rate=20, slo={"ttft_p95_ms": 400.0}, **load).chosen
+    >>> best["gpu"], best["instances"] * best["rate"] >= 20, best["price_per_hour"] > 0
     ('l4', True, True)
     """
 
@@ -70,7 +70,7 @@ class Sizing:
         self._session = session
         session.give("size_questions", [question.as_row(NAME)])
         session.compute(*TABLES)
-        (self._said,) = session.table("size_answers").to_pylist()
+        (self._answer,) = session.table("size_answers").to_pylist()
 
     @classmethod
     def of(
@@ -85,7 +85,7 @@ class Sizing:
         report: Callable[[str], None] | None = None,
         **arguments: Any,
     ) -> Sizing:
-        """Return the answer to what a person asks, in a fork; the arguments are those of ``Session.size``."""
+        """Size a deployment in a fork of the session; the arguments are those of ``Session.size``."""
         names = gpus.split(",") if isinstance(gpus, str) else gpus
         values = {"gpus": names, "slo": stated_slo(slo), "search": values_of(search), "correction": correction}
         question = question_from(session, flags, **values, **arguments)
@@ -98,7 +98,7 @@ class Sizing:
     @property
     def answer(self) -> str:
         """The answer as a sentence."""
-        return self._said["answer"]
+        return self._answer["answer"]
 
     @property
     def chosen(self) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ class Sizing:
             figures = {row["statistic"]: row["value_ms"], low: row["low_ms"], high: row["high_ms"]}
             statistics.setdefault(row["place"], {}).update(figures)
         return [
-            _printed(row, statistics[row["place"]], self._said["unit"])
+            _printed(row, statistics[row["place"]], self._answer["unit"])
             for row in self._session.table("sized_deployments").to_pylist()
         ]
 
@@ -125,8 +125,8 @@ class Sizing:
 
     @property
     def complete(self) -> bool:
-        """Whether everything was tried that may be the cheapest; else ``not_tried`` lists what was not."""
-        return self._said["complete"]
+        """Whether every deployment that may be the cheapest was tried; else ``not_tried`` lists the others."""
+        return self._answer["complete"]
 
     @cached_property
     def not_tried(self) -> list[dict[str, Any]]:
@@ -140,13 +140,13 @@ class Sizing:
 
     @property
     def decides(self) -> str | None:
-        """What to measure so that it is clear which of the first two is cheaper; None where it is clear."""
-        return self._said["decides"]
+        """The measurements that would decide which of the first two is cheaper; None where it is clear."""
+        return self._answer["decides"]
 
     @property
     def cliff(self) -> str | None:
-        """A limit of the chosen deployment that a neighbour setting removes; None: there is none."""
-        return self._said["cliff"]
+        """A limit of the chosen deployment that a neighbouring setting removes; None: there is none."""
+        return self._answer["cliff"]
 
     @cached_property
     def day(self) -> dict[str, Any] | None:
@@ -154,31 +154,30 @@ class Sizing:
         hours = self._session.table("size_hours").to_pylist()
         if not hours:
             return None
-        answer_row = self._said
         return {
-            "unit": answer_row["unit"],
+            "unit": self._answer["unit"],
             "hours": [_without_columns(hour, ("question_id",)) for hour in hours],
-            "startup_s": answer_row["startup_s"],
-            "startup": answer_row["startup"],
+            "startup_s": self._answer["startup_s"],
+            "startup": self._answer["startup"],
             "mean_instances": self.rows[0]["mean_instances"],
-            "cost_per_day": answer_row["cost_per_day"],
-            "cost_per_day_at_the_peak": answer_row["cost_per_day_at_the_peak"],
+            "cost_per_day": self._answer["cost_per_day"],
+            "cost_per_day_at_the_peak": self._answer["cost_per_day_at_the_peak"],
         }
 
     @cached_property
     def evidence(self) -> list[dict[str, Any]]:
-        """What each component of the chosen deployment's steps rests on, as ``simulate`` states it."""
+        """The evidence of each component of the chosen deployment's steps, as ``simulate`` reports it."""
         rows = [row for row in self._session.table("size_evidence").to_pylist() if row["place"] == 1]
-        alone = ("question_id", "place", *(("pool",) if {row["pool"] for row in rows} == {"decode"} else ()))
-        return [_without_columns(row, alone) for row in rows]
+        constant = ("question_id", "place", *(("pool",) if {row["pool"] for row in rows} == {"decode"} else ()))
+        return [_without_columns(row, constant) for row in rows]
 
     @property
     def launch(self) -> list[str]:
         """The commands that launch one instance of the chosen deployment."""
-        return self._said["launch"]
+        return self._answer["launch"]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything in the shape that ``size --format json`` prints."""
+        """Return all of the answer as a dict, as ``size --format json`` prints it."""
         names = (
             "answer",
             "chosen",
@@ -209,7 +208,7 @@ class Sizing:
         return self._session.sql(query)
 
     def save(self, path: str | Path) -> None:
-        """Write the question, its answer and what was given beside it to a DuckDB file."""
+        """Write the question, its answer and all given tables to a DuckDB file."""
         names = [*sorted(self._session.given()), *TABLES]
         if self.rows:
             self._session.give(PRINTED, self.table())
@@ -226,11 +225,11 @@ class Sizing:
 
 
 def _printed(row: Mapping[str, Any], statistics: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return a row of ``sized_deployments`` as it is printed: flags as columns, and none that its question lacks."""
-    absent = {name for name in OF_A_DAY if row[name] is None}
-    absent |= {f"users{end}" for end in ENDS} if unit != "users" else {f"rate{end}" for end in ENDS if end}
+    """Return a row of ``sized_deployments`` as printed: flags as columns, without columns that its question lacks."""
+    unused = {name for name in OF_A_DAY if row[name] is None}
+    unused |= {f"users{end}" for end in ENDS} if unit != "users" else {f"rate{end}" for end in ENDS if end}
     figures = _without_columns(
-        row, ("question_id", "place", "gpu", "tensor_parallel_size", "flags", "num_prompts", *absent)
+        row, ("question_id", "place", "gpu", "tensor_parallel_size", "flags", "num_prompts", *unused)
     )
     return {**_flag_columns(row), **figures, **statistics, "num_prompts": row["num_prompts"]}
 
@@ -246,7 +245,7 @@ def _without_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
 
 
 def columns_shown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns that people decide by: what rows differ in, rates, costs, limits."""
+    """Return the columns to print, by which people decide: flags in which rows differ, rates, costs, limits."""
     flags = dict.fromkeys(name for row in rows for name in row if name in ALWAYS or is_flag(name))
     differing = [name for name in flags if name in ALWAYS or len({row.get(name) for row in rows}) > 1]
     shown = [name for name in SHOWN if any(row.get(name) is not None for row in rows)]

@@ -1,4 +1,4 @@
-"""The deployments that sizing searches: GPUs, parallel sizes and engine settings, planned and with their prices."""
+"""Candidate deployments of a sizing: GPUs x parallel sizes x engine settings, planned and priced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.scenario.flags import ALIASES, FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch.lines import with_launch_line
-from kernelsight.scenario.plan import give_alike, model_rows, normalise, resolve_model
+from kernelsight.scenario.plan import give_model_like, model_rows, normalise, resolve_model
 from kernelsight.scenario.prices import no_price
 from kernelsight.scenario.scenarios import Plan, plan_rows
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 MOST_GPUS = 8
-# of a load before any was searched: one request a second, or one user
+# the load before a search: one request a second, or one user
 FIRST_RATE, FIRST_USERS = 1.0, 1
 VARIED = (
     *("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
@@ -28,14 +28,14 @@ MOST_CANDIDATES = 2_000
 
 
 class Candidate(NamedTuple):
-    """One deployment: its flags, its scenario, the GPUs of one instance by kind, and their price per hour."""
+    """One deployment: its flags, its scenario, the number of each GPU in one instance, and their price per hour."""
 
     flags: dict[str, Any]
     scenario_id: str
     deployment_id: str
     gpus: dict[str, int]
     price: float | None  # None: no prices are known
-    part: float | None = None  # GPUs of a stated total that it takes, those that it leaves idle included
+    gpus_taken: float | None = None  # GPUs of --total-gpus per instance, with its share of those that stay idle
 
     @property
     def gpu_count(self) -> int:
@@ -44,26 +44,26 @@ class Candidate(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """What its load is counted in."""
+        """The unit of its load: users or requests/s."""
         return "users" if "max_concurrency" in self.flags else "requests/s"
 
     @property
     def weight(self) -> float:
-        """What one instance costs: dollars an hour, or GPUs where no price is known or their number is stated."""
-        return self.part or (float(self.gpu_count) if self.price is None else self.price)
+        """The cost of one instance: dollars per hour, or GPUs where no price is known or their total is fixed."""
+        return self.gpus_taken or (float(self.gpu_count) if self.price is None else self.price)
 
 
 def rows_of(
     session: Session, flags: Mapping[str, Any], gpus: Sequence[str], most_gpus: int, search: Mapping[str, Sequence[Any]]
 ) -> list[dict[str, Any]]:
-    """Return the rows of flags to search: every GPU with every parallel size up to ``most_gpus`` GPUs an instance.
+    """Return the rows of flags to search: every GPU with every parallel size up to ``most_gpus`` GPUs per instance.
 
-    A parallel size that ``flags`` state is not searched. Mixtures of experts are tried with tensor parallelism, with
+    A parallel size that ``flags`` set is not searched. Mixtures of experts are tried with tensor parallelism, with
     expert parallelism, and with data-parallel attention over the same GPUs; replicas of a dense model are instances.
-    ``search``: more values of flags, None for the default. InvalidInput: flags that sizing varies, or none to search.
+    ``search``: values of further flags, None for the default. InvalidInput: flags that sizing varies, or no row.
     """
     fixed = normalise(with_launch_line(flags))
-    fixed.pop("replicas", None)  # of a launch line: sizing finds how many
+    fixed.pop("replicas", None)  # of a launch line: sizing finds their number
     for name in VARIED:
         if fixed.get(name) is not None:
             raise InvalidInput(
@@ -71,7 +71,7 @@ def rows_of(
             )
     axes = _axes(fixed, search)
     if "model_like" in fixed:
-        fixed["model"] = give_alike(session, fixed.get("model"), fixed.pop("model_like"))
+        fixed["model"] = give_model_like(session, fixed.get("model"), fixed.pop("model_like"))
     model = resolve_model(session, str(fixed["model"])) if "model" in fixed else None
     if model is None:
         raise InvalidInput("no model is given; set --model.")
@@ -93,6 +93,7 @@ def rows_of(
 
 
 def _axes(fixed: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Return the distinct values of each flag to search."""
     axes = {}
     for searched, values in search.items():
         name = ALIASES.get(searched, searched)
@@ -108,14 +109,14 @@ def _axes(fixed: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> dict
 
 
 def _parallel_sizes(fixed: Mapping[str, Any], most_gpus: int, experts: bool) -> list[dict[str, Any]]:
-    """Return parallel sizes of up to ``most_gpus`` GPUs; those that are stated stay as they are."""
+    """Return the parallel sizes of up to ``most_gpus`` GPUs; those that ``fixed`` sets stay as they are."""
     stages = fixed.get("pipeline_parallel_size", 1)
     tensor = [fixed["tensor_parallel_size"]] if "tensor_parallel_size" in fixed else SIZES
     data = [fixed["data_parallel_size"]] if "data_parallel_size" in fixed else SIZES if experts else (1,)
     choices = []
     for tp, dp in itertools.product(tensor, data):
-        least = "tensor_parallel_size" in fixed and dp == data[0]  # what is stated is not left out
-        if tp * dp * stages > most_gpus and not least:
+        keep = "tensor_parallel_size" in fixed and dp == data[0]  # a size that is set is kept beyond most_gpus
+        if tp * dp * stages > most_gpus and not keep:
             continue
         sizes = {"tensor_parallel_size": tp, "data_parallel_size": dp}
         if "expert_parallel_size" in fixed or not experts:
@@ -135,10 +136,10 @@ def planned_candidates(
     prices: Mapping[str, float],
     total_gpus: int | None = None,
 ) -> tuple[Plan, list[Candidate]]:
-    """Return the plan of rows, and its candidates: of rows that cannot be planned there is none, equal ones are one.
+    """Plan rows of flags, and return the plan and its candidates, one per distinct scenario that can be planned.
 
-    ``load``: flags of the load, its loop among them, open or closed. ``total_gpus``: how many GPUs there are;
-    candidates of more are left out.
+    ``load``: flags of the load, of an open or closed loop; ``prices``: dollars per hour by GPU. ``total_gpus``: number
+    of available GPUs; candidates of more are dropped. InvalidInput: a GPU without a price.
     """
     plan = plan_rows(session, [{**row, **load} for row in rows], on_fault="collect")
     candidates: dict[str, Candidate] = {}
@@ -161,7 +162,7 @@ def planned_candidates(
 
 
 def _gpus(plan: Plan, scenario: Mapping[str, Any]) -> dict[str, int]:
-    """Return the GPUs of one instance by kind: of its replicas that decode, and of those that compute prompts."""
+    """Return the number of each GPU in one instance: of its decode replicas, and of its prefill replicas."""
     pools = [(scenario["deployment_id"], scenario.get("decode_replicas") or 1)]
     if scenario.get("prefill_deployment_id"):
         pools.append((scenario["prefill_deployment_id"], scenario.get("prefill_replicas") or 1))

@@ -1,4 +1,4 @@
-"""A closer look at the best deployments: limits that a neighbour setting removes, kernels with the largest doubt."""
+"""Simulates the best deployments once more, for limits that a setting removes and for the most uncertain kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kernelsight.sizing.decision import Option
     from kernelsight.sizing.search import SizeSearch
 
-# how far the time of each family may be off, as it is used at the load: its time, by the half width of its interval
+# uncertainty of each family's time at the load: its time x the half width of its interval
 DOUBTS = """
 with halves as (
   select calls.family, sum(calls.count * latencies.latency_us * ln(latencies.latency_p95_us / latencies.latency_us))
@@ -30,14 +30,15 @@ where scenario_id = '{scenario_id}'
 group by family
 order by doubt desc, family
 """
-# of the doubt of all kernels, which the families that are named hold
+# share of the uncertainty of all kernels that the named families hold
 MOST_OF_IT = 0.8
 
 
 class CloserLook(NamedTuple):
-    """``cliff``: the sentence on CUDA graphs that end below the batches; None: they do not.
+    """Findings on one deployment.
 
-    ``doubts``: the kernel families that hold most of what the time of the kernels may be off by, the first most.
+    ``cliff``: the sentence on CUDA graphs that end below the batch sizes; None: they do not. ``doubts``: the kernel
+    families with most of the uncertainty of the kernels' time, the most uncertain first.
     """
 
     cliff: str | None
@@ -45,24 +46,24 @@ class CloserLook(NamedTuple):
 
 
 def closer_look(search: SizeSearch, option: Option) -> CloserLook:
-    """Serve an option's load once more, as much as one instance of it gets, and look at its steps and kernels.
+    """Simulate the load of one instance of an option, and examine its steps and kernels.
 
-    A Ctrl-C ends the look, not the answer.
+    A Ctrl-C ends this examination, not the answer.
     """
     try:
-        return _look(search, option)
+        return _examine(search, option)
     except KeyboardInterrupt:
         search.note_interrupt()
         return CloserLook(None, ())
 
 
-def _look(search: SizeSearch, option: Option) -> CloserLook:
+def _examine(search: SizeSearch, option: Option) -> CloserLook:
     candidate = option.sized.candidate
     session, _ = search.place_of(candidate)
     flags = Rated(candidate.flags, option.sized.highest).flags_at(min(option.load, 1.0))
     with session.fork() as fork:
         plan = plan_rows(fork, [flags])
-        # of the other deployments no kernel is looked at
+        # only this deployment's kernels are examined
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         give_reach(fork, plan.planned)
         names = {"deployment_id": candidate.deployment_id, "scenario_id": plan.planned[0]["scenario_id"]}

@@ -1,4 +1,4 @@
-"""A day of load by the hour: its course, the instances of each hour, what starting them takes, what the day costs."""
+"""Autoscaling over a day: the demand of each hour, the instances that serve it, and the time to start one."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ HOURS, DAY_S = 24, 86_400.0
 # the hour of the peak of a smooth course; assumed
 PEAK_HOUR = 14
 MOST_PEAK = 20.0
-# a trace that is shorter says nothing of the hours that it lacks
+# shortest trace from which hours are taken: a shorter one lacks some of them
 LEAST_TRACE_S = 23.0 * 3600.0
 # bytes/s of the disk that an instance reads its weights from: an AWS EBS gp3 volume of 1,000 MiB/s gave 15 GB of
 # Llama 3 8B in 14.3 s (NVIDIA, "Reducing Cold Start Latency for LLM Inference with Run:ai Model Streamer", 2025)
 DISK_BYTES_PER_S = 1e9
-# seconds of a start beside the weights, compiled graphs being kept: imports and engine 34, bytecode 10, graphs 13 and
-# 7, vLLM with Llama 3.1 8B on an L40S (tensorfuse.io/docs/blogs/reducing_gpu_cold_start, 2025)
+# seconds of a start beside loading weights, with cached compiled graphs: imports and engine 34, bytecode 10, graphs 13
+# and 7, vLLM with Llama 3.1 8B on an L40S (tensorfuse.io/docs/blogs/reducing_gpu_cold_start, 2025)
 ENGINE_START_S = 64.0
 
 
 class Day(NamedTuple):
-    """The demand of each hour of a day, requests/s (or users); ``source``: where the course is from."""
+    """The demand of each hour of a day, in requests/s or users; ``source``: the origin of its course, for sentences."""
 
     amounts: tuple[float, ...]
     source: str
 
     @property
     def peak(self) -> float:
-        """The most that an hour asks for."""
+        """The largest hourly demand."""
         return max(self.amounts)
 
     @property
@@ -42,14 +42,14 @@ class Day(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Seconds until a started instance serves, and the sentence that explains them."""
+    """The cold start of an instance: seconds until it serves, and the sentence that explains them."""
 
     seconds: float
-    says: str
+    sentence: str
 
 
 class Hour(NamedTuple):
-    """One hour: its demand, the instances that serve it, and how many of them were started for it."""
+    """One hour: its demand (requests/s or users), the instances that serve it, and those started for it."""
 
     hour: int
     amount: float
@@ -58,10 +58,10 @@ class Hour(NamedTuple):
 
 
 def day_of(course: float | str | Path, mean: float | None) -> Day:
-    """Return the day of a course: a factor of its peak over its mean, or a trace of a day or more.
+    """Return the demand over a day from its peak-to-mean factor, or from a trace of a day or more.
 
-    ``mean``: what the hours are scaled to, requests/s or users; None: what the trace has. InvalidInput: no such factor,
-    or a trace that is too short.
+    ``mean``: the mean that hours are scaled to, requests/s or users; None: that of the trace. InvalidInput: a factor
+    out of range, or a trace that is too short.
 
     >>> day = day_of("2.5", 10.0)
     >>> round(day.mean, 6), round(day.peak, 6), day.amounts.index(day.peak)
@@ -86,7 +86,7 @@ def day_of(course: float | str | Path, mean: float | None) -> Day:
 
 
 def stated_day(hours: Sequence[float], source: str | None) -> Day:
-    """Return the day of stated hours; InvalidInput: not 24 numbers, or nothing is asked for.
+    """Return the demand over a day from its 24 hours; InvalidInput: not 24 numbers, or none above 0.
 
     >>> stated_day([1.0] * 24, None).source
     'the stated hours'
@@ -106,7 +106,7 @@ def _factor(course: Any) -> float | None:
 
 
 def _smooth(factor: float) -> list[float]:
-    """Return shares of the mean over the hours: exp(k cos) around the peak, which is above 0 for any factor."""
+    """Return each hour's demand over the mean, proportional to exp(k cos) around the peak: above 0 for any factor."""
 
     def shares(k: float) -> list[float]:
         weights = [math.exp(k * (math.cos(2.0 * math.pi * (hour - PEAK_HOUR) / HOURS) - 1.0)) for hour in range(HOURS)]
@@ -120,7 +120,7 @@ def _smooth(factor: float) -> list[float]:
 
 
 def _hours_of_trace(path: Path) -> list[float]:
-    """Return requests by hour since the start of a trace, the mean over its days."""
+    """Return the requests of each hour since the start of a trace, as the mean over its days."""
     import numpy as np
 
     from kernelsight.serving.load.recorded_loads import read_trace
@@ -131,18 +131,18 @@ def _hours_of_trace(path: Path) -> list[float]:
             f"{path.name} covers {number(float(arrival_s[-1]) / 3600.0, 3)} hours; a daily course needs a trace of a "
             "day, or a factor such as --daily-peak 2.5."
         )
-    days = max(math.floor(arrival_s[-1] / DAY_S), 1)  # what is beyond whole days would count some hours more often
+    days = max(math.floor(arrival_s[-1] / DAY_S), 1)  # whole days, so that each hour counts equally often
     hours = (arrival_s[arrival_s < days * DAY_S] // 3600.0).astype(int) % HOURS
     return (np.bincount(hours, minlength=HOURS) / days).tolist()
 
 
 def start_of(weights_bytes: float, disk_bytes_per_s: float | None, startup_s: float | None) -> Start:
-    """Return how long an instance takes to start: as stated, or from the bytes of its weights.
+    """Return the cold start of an instance: ``startup_s`` where it is given, else from the bytes of its weights.
 
-    >>> start_of(16e9, None, None).says
+    >>> start_of(16e9, None, None).sentence
     'a start takes 80 s: 16 GB of weights at 1 GB/s (assumed) and 64 s of the engine (assumed)'
     >>> start_of(16e9, None, 120.0)
-    Start(seconds=120.0, says='a start takes 120 s')
+    Start(seconds=120.0, sentence='a start takes 120 s')
     """
     if startup_s is not None:
         return Start(startup_s, f"a start takes {number(startup_s, 3)} s")
@@ -157,7 +157,7 @@ def start_of(weights_bytes: float, disk_bytes_per_s: float | None, startup_s: fl
 
 
 def hours_of(day: Day, instance_rate: float) -> list[Hour]:
-    """Return the hours of a day; ``instance_rate``: what one instance serves; at least one instance always runs.
+    """Return the instances of each hour of a day, always at least one; ``instance_rate``: load that one serves.
 
     >>> [hour.instances for hour in hours_of(Day((1.0, 5.0, 2.0), "made up"), 2.0)]
     [1, 3, 1]
@@ -172,7 +172,7 @@ def hours_of(day: Day, instance_rate: float) -> list[Hour]:
 
 
 def instance_hours(hours: Sequence[Hour], start_s: float) -> float:
-    """Return the hours of instances over the day, those in which they start included, which is before their hour.
+    """Return the instance-hours of a day, including the time in which instances start, before their hour.
 
     >>> instance_hours([Hour(0, 1.0, 1, 0), Hour(1, 5.0, 3, 2), Hour(2, 1.0, 1, 0)], 1800.0)
     6.0

@@ -1,4 +1,4 @@
-"""The number of instances that keeps the objectives surely enough, and the cheapest deployment with it."""
+"""Decides the number of instances that keeps the objectives with a confidence, and the cheapest deployment with it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from kernelsight.sizing.prospects import Sized
     from kernelsight.sizing.search import SizeSearch
 
-# requests/s: high enough that what serves most for its GPUs is the cheapest
+# requests/s: so high that the deployment with the highest rate per GPU is the cheapest
 ANY_RATE = 1e9
-# the best may change when its own rate is searched in full
+# rounds of ranking: the best may change when its rate is searched in full
 MOST_ROUNDS = 4
-# what costs more than this many times the cheapest, or ranks behind the first few, gets no probability
+# most times the cost of the cheapest, and lowest rank, of deployments that get a probability
 NEAR, MOST_NEAR = 2.0, 8
 
 
 class Demand(NamedTuple):
-    """The demand: ``rate`` at the peak, requests/s or users, the ``confidence`` to keep it, and the share to leave.
+    """The demand to serve: ``rate`` at the peak, requests/s or users, with a ``confidence`` and a spare ``margin``.
 
-    ``total_gpus``: what as many GPUs can do, in place of a rate, which is then one that no instances reach. ``day``:
-    what its hours ask for, so that instances follow them; ``startup_s``, ``disk_bytes_per_s``: of starting one, where
-    they are stated. ``electricity_price``: dollars a kilowatt-hour, of the building's energy.
+    ``total_gpus``: find the highest rate of as many GPUs instead; ``rate`` is then one that no instances reach.
+    ``day``: hourly demand that instances follow; ``startup_s``, ``disk_bytes_per_s``: of a cold start, where they are
+    given. ``electricity_price``: dollars per kilowatt-hour of the building's energy.
     """
 
     rate: float
@@ -43,15 +43,16 @@ class Demand(NamedTuple):
 
     @property
     def sustained_rate(self) -> float:
-        """The rate that instances are to sustain, requests/s."""
+        """The rate that all instances must sustain, with the margin, in the unit of ``rate``."""
         return ANY_RATE if self.total_gpus is not None else self.rate / (1.0 - self.margin)
 
 
 class Option(NamedTuple):
-    """A deployment with the instances that serve the asked rate, and how surely they keep every objective.
+    """A deployment with the instances that serve the demand, and the probability that they keep every objective.
 
-    ``rate``: what they serve at the peak, requests/s or users; ``load``: that over what they sustain; ``probability``:
-    None where it was not asked; ``hours``: instances by the hour, where a day is asked for, and ``start`` of one.
+    ``rate``: served at the peak, requests/s or users; ``load``: that over the highest rate of all instances;
+    ``probability``: None where it was not computed; ``holds``: whether it reaches the confidence at any load;
+    ``hours``, ``start``: instances by the hour, and the cold start of one, where the demand has a day.
     """
 
     sized: Sized
@@ -66,32 +67,32 @@ class Option(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """What all instances cost: dollars an hour, or GPUs where no price is known or their number is stated.
+        """The cost of all instances: dollars per hour, or GPUs where no price is known or their total is fixed.
 
-        Over a day it is the mean over its hours.
+        With a day it is the mean over its hours.
         """
         return self.mean_instances * self.sized.candidate.weight
 
     @property
     def mean_instances(self) -> float:
-        """How many instances run, and start, on average over the day; all of them where they run all day for less."""
+        """The mean number of instances that run or start over the day; all of them where that is no more."""
         if self.start is None:
             return float(self.instances)
         return min(instance_hours(self.hours, self.start.seconds) / len(self.hours), float(self.instances))
 
     @property
     def order(self) -> tuple:
-        """What holds surely enough first, the cheapest of it; of equal cost the surer, then the fewest settings."""
+        """The sort key: options that hold first, then by cost, probability (highest first), and number of settings."""
         settings = sum(name not in PARALLEL for name in self.sized.candidate.flags)
-        sureness = -round(self.probability or 0.0, 2)
-        cost = round(self.weight / self.rate, 12) if self.sized.candidate.part else round(self.weight, 9)
-        return not self.holds, cost, sureness, settings, self.load, self.sized.candidate.scenario_id
+        least_probable_last = -round(self.probability or 0.0, 2)
+        cost = round(self.weight / self.rate, 12) if self.sized.candidate.gpus_taken else round(self.weight, 9)
+        return not self.holds, cost, least_probable_last, settings, self.load, self.sized.candidate.scenario_id
 
 
 def demand_of(
     rate: float | None, confidence: float, margin: float, peak: float, total_gpus: int | None = None
 ) -> Demand:
-    """Return what is asked for; InvalidInput: figures outside of what they can be. ``rate`` None: of ``total_gpus``."""
+    """Return the demand of a rate and its ``peak`` factor, or of ``total_gpus``; InvalidInput: values out of range."""
     if total_gpus is not None and (isinstance(total_gpus, bool) or not isinstance(total_gpus, int) or total_gpus < 1):
         raise InvalidInput(f"total_gpus is {total_gpus!r}; give a whole number of GPUs, at least 1.")
     for name, value, low, high in (("confidence", confidence, 0.5, 0.99), ("margin", margin, 0.0, 0.9)):
@@ -103,9 +104,9 @@ def demand_of(
 
 
 def with_day(demand: Demand, day: Day, startup_s: float | None, disk_bytes_per_s: float | None) -> Demand:
-    """Return a question with its day, and what its starts rest on; ``demand``: of the day's peak.
+    """Return the demand at a day's peak with the hours of the day, and with what cold starts depend on.
 
-    What ``--peak`` adds to the rate, bursts within an hour, it adds to each hour.
+    The factor of ``--peak``, for bursts within an hour, applies to each hour.
     """
     scale = demand.rate / day.peak
     day = day._replace(amounts=tuple(scale * amount for amount in day.amounts))
@@ -113,7 +114,7 @@ def with_day(demand: Demand, day: Day, startup_s: float | None, disk_bytes_per_s
 
 
 def options_of(search: SizeSearch, objectives: Sequence[Objective], demand: Demand) -> list[Option]:
-    """Return the deployments with a rate, the best first; what becomes the best is searched in full."""
+    """Return the deployments with a rate as options, the best first, whose rate is searched in full."""
     evidence_by_key: dict[tuple[str, float], Evidence] = {}
     options: list[Option] = []
     for _ in range(MOST_ROUNDS):
@@ -122,9 +123,9 @@ def options_of(search: SizeSearch, objectives: Sequence[Objective], demand: Dema
             return []
         near = _near(ranked)
         new = [sized for sized in ranked if _key(sized) not in evidence_by_key]
-        opened = zip(search.forks, search.plans, strict=True)
+        forks_and_plans = zip(search.forks, search.plans, strict=True)
         try:
-            evidence = evidence_of(opened, new, {sized.candidate.scenario_id for sized in near}, objectives)
+            evidence = evidence_of(forks_and_plans, new, {sized.candidate.scenario_id for sized in near}, objectives)
         except KeyboardInterrupt:
             search.note_interrupt()
             evidence = dict.fromkeys((sized.candidate.scenario_id for sized in new), UNKNOWN)
@@ -139,10 +140,10 @@ def options_of(search: SizeSearch, objectives: Sequence[Objective], demand: Dema
 
 
 def _near(ranked: Sequence[Sized]) -> list[Sized]:
-    """Return what may be chosen: the cheapest, and the cheapest of each GPU."""
-    firsts = {tuple(sized.candidate.gpus): sized for sized in reversed(ranked)}.values()
-    near = [sized for sized in ranked if sized.weight <= NEAR * ranked[0].weight]
-    return [*near[:MOST_NEAR], *(sized for sized in firsts if sized not in near[:MOST_NEAR])]
+    """Return the deployments that may be chosen: the cheapest, and the cheapest of each GPU."""
+    cheapest_of_gpus = {tuple(sized.candidate.gpus): sized for sized in reversed(ranked)}.values()
+    near = [sized for sized in ranked if sized.weight <= NEAR * ranked[0].weight][:MOST_NEAR]
+    return [*near, *(sized for sized in cheapest_of_gpus if sized not in near)]
 
 
 def _key(sized: Sized) -> tuple[str, float]:
@@ -150,7 +151,7 @@ def _key(sized: Sized) -> tuple[str, float]:
 
 
 def _option(search: SizeSearch, sized: Sized, evidence: Evidence, demand: Demand) -> Option:
-    """Return a deployment with as many instances as keep the objectives with the confidence, where any number does."""
+    """Return a deployment with the instances that keep the objectives with the confidence, where any number does."""
     chances, rate = evidence.chances, sized.highest.rate
     share = chances.share_for(demand.confidence) if chances else 0.0
     most = min(share or 1.0, 1.0 - demand.margin)

@@ -1,4 +1,4 @@
-"""The rows of a sized deployment: its rates, what they cost, its objectives, the hours of its day."""
+"""Rows of the sizing tables for one deployment: its rates and costs, its objectives' statistics, its hours."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kernelsight.sweeps.trials import Trial
 
 
 def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: Demand) -> dict[str, Any]:
-    """Return a deployment of ``sized_deployments``: its flags, its rates, what it costs at the asked rate, its limit.
+    """Return the row of ``sized_deployments``: flags, rates, costs at the demanded rate, and the limiting resource.
 
-    ``sure``: its rate was searched in full; a rough one is enough to rank it behind, and no rate to plan with.
+    ``sure``: its rate was searched in full; a rough rate only ranks a deployment behind others.
     """
     sized, evidence = option.sized, option.evidence
     rate, power_w = sized.highest, evidence.power_w
@@ -53,11 +53,11 @@ def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: 
 
 
 def _costs(option: Option, hourly: float | None) -> dict[str, float | None]:
-    """Return what a day and a million tokens cost; None: no price is known, or nothing of the kind is served."""
+    """Return the cost per day and per million tokens, in dollars; None: no price, or no such tokens."""
     rate, trials = option.sized.highest, option.sized.highest.tried.trials
     mean_price = None if hourly is None else option.mean_instances * hourly
-    prompt, output = (sum(trial.tokens[kind] for trial in trials) / len(trials) for kind in (0, 1))
-    # requests/s of all that is served, on average: fewer users than were found complete at least their share
+    prompt, output = (sum(trial.tokens[index] for trial in trials) / len(trials) for index in (0, 1))
+    # mean requests/s that are served: fewer users complete at least their proportional share of requests
     mean = sum(hour.amount for hour in option.hours) / len(option.hours) if option.hours else option.rate
     per_s = mean * option.sized.request_rate / rate.rate
 
@@ -85,7 +85,7 @@ def output_of(trials: Sequence[Trial]) -> float:
 
 
 def carbon_g(joules: float | None, site: Mapping[str, Any]) -> float | None:
-    """Return the CO2 equivalent of a million output tokens, grams; None: no carbon intensity is stated.
+    """Return the grams of CO2 equivalent per million output tokens; None: no carbon intensity is given.
 
     >>> carbon_g(3.6, {"pue": 1.5, "carbon_intensity_g_per_kwh": 100.0}), carbon_g(3.6, {})
     (150.0, None)
@@ -95,20 +95,20 @@ def carbon_g(joules: float | None, site: Mapping[str, Any]) -> float | None:
 
 
 def electricity_of(option: Option, demand: Demand) -> float | None:
-    """Return what the energy of an instance costs, dollars an hour; None: no price is stated, or no power known."""
+    """Return the cost of an instance's energy in dollars per hour; None: no price of electricity, or no power."""
     if demand.electricity_price is None or option.evidence.power_w is None:
         return None
     return demand.electricity_price * option.evidence.power_w / 1e3 * option.sized.candidate.flags.get("pue", 1.0)
 
 
 def hourly_of(option: Option, demand: Demand) -> float | None:
-    """Return what an instance costs, dollars an hour, with its energy where a price of electricity is stated."""
+    """Return the cost of an instance in dollars per hour, with its energy where a price of electricity is given."""
     rent = option.sized.candidate.price
     return None if rent is None else rent + (electricity_of(option, demand) or 0.0)
 
 
 def statistic_rows(option: Option, objectives: Sequence[Objective]) -> list[dict[str, Any]]:
-    """Return the statistic of each objective at the found rate, and its 90 % interval: rows of ``size_statistics``."""
+    """Return the rows of ``size_statistics``: each objective's statistic at the highest rate, and its 90 % interval."""
     rows = []
     for objective in objectives:
         value = statistic(option.sized.highest.tried.trials, objective)
@@ -120,7 +120,7 @@ def statistic_rows(option: Option, objectives: Sequence[Objective]) -> list[dict
 
 
 def hour_rows(option: Option, demand: Demand) -> list[dict[str, Any]]:
-    """Return the hours of the day of an option: rows of ``size_hours``."""
+    """Return the rows of ``size_hours``: the demand, instances and price of each hour."""
     gpus, price = option.sized.candidate.gpu_count, hourly_of(option, demand)
     return [
         {
@@ -136,11 +136,11 @@ def hour_rows(option: Option, demand: Demand) -> list[dict[str, Any]]:
 
 
 def day_values(option: Option, demand: Demand) -> dict[str, Any]:
-    """Return what a start takes, and what the day costs with and without following the hours."""
+    """Return the columns of ``size_answers`` for a day: the cold start, and the day's cost with and without scaling."""
     price = hourly_of(option, demand)
     return {
         "startup_s": option.start.seconds,
-        "startup": option.start.says,
+        "startup": option.start.sentence,
         "cost_per_day": None if price is None else HOURS * option.mean_instances * price,
         "cost_per_day_at_the_peak": None if price is None else HOURS * option.instances * price,
     }

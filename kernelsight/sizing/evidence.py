@@ -1,4 +1,4 @@
-"""Intervals, limits and probabilities of sized deployments, with errors of kernels and host."""
+"""Evidence of sized deployments: intervals from errors of kernels and host, limiting resources, probabilities."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
     from kernelsight.sizing.prospects import Sized
 
-# above the found rate by so much something gives way
+# factor on the highest rate at which limits are examined: there an objective breaks
 ABOVE = 1.1
-# the gain that brings an objective's metric down
+# the column of gains for an objective's metric
 GAINS = {"ttft": "ttft_gain", "queue": "ttft_gain", "tpot": "tpot_gain", "itl": "tpot_gain"}
 
 
 class Evidence(NamedTuple):
-    """Beside a row: ``intervals`` of statistics by column, ms; the rates if kernels and host are slow or fast.
+    """The evidence of one sized deployment.
 
-    ``chances``: how surely objectives hold at shares of the rate. ``limit``: the resource of which a fifth more brings
-    the tightest objective most, a tenth above the found rate. ``power_w``: mean of an instance at the found rate.
+    ``intervals``: 90 % intervals of statistics by column, as factors; the rates if kernels and host are slow or fast,
+    in the unit of the rate; ``limit``: the resource of which a fifth more improves the tightest objective most, a tenth
+    above the highest rate; ``chances``: probabilities of the objectives at shares of the rate; ``power_w``: mean power
+    of an instance at the highest rate.
     """
 
     intervals: Mapping[str, tuple[float, float]]
@@ -44,16 +46,17 @@ class Evidence(NamedTuple):
     power_w: float | None = None
 
 
-# of a deployment that nothing was looked at of: the search was interrupted
+# evidence of a deployment that was not examined, because the search was interrupted
 UNKNOWN = Evidence({}, None, None, None, None)
 
 
 def evidence_of(
     opened: Iterable[tuple[Session, Plan]], ranked: Sequence[Sized], near: set[str], objectives: Sequence[Objective]
 ) -> dict[str, Evidence]:
-    """Return the evidence of sized deployments by scenario; ``near``: those that may be chosen, with their chances.
+    """Return the evidence of sized deployments by scenario.
 
-    ``opened``: the sessions that hold the deployments, with their plans.
+    ``opened``: the sessions with the deployments, and their plans; ``near``: scenarios that may be chosen, which get
+    probabilities too.
     """
     evidence = {}
     for session, plan in opened:
@@ -71,19 +74,17 @@ def evidence_of(
 
 
 def _limits(session: Session, plan: Plan, rows: Sequence[Rated]) -> list[str | None]:
-    """Return by row the resource whose relief gains most of the tightest objective, above the found rate."""
+    """Return for each row the resource of which more gains most for the tightest objective, above the highest rate."""
     names = serve_at(session, plan, [(rated, ABOVE) for rated in rows])
     gains: dict[str, list[Mapping[str, Any]]] = {}
     for row in session.table("resource_gains").to_pylist():
         gains.setdefault(row["scenario_id"], []).append(row)
     limits = []
     for rated, name in zip(rows, names, strict=True):
-        trying = rated.highest.broken or rated.highest.tried
-        column = GAINS.get(trying.verdict.tightest.metric, "e2e_gain")
-        measured_gains = [
-            row for row in gains.get(name, []) if row["resource"] != "arrivals" and row[column] is not None
-        ]
-        limits.append(max(measured_gains, key=lambda row: row[column])["resource"] if measured_gains else None)
+        tried = rated.highest.broken or rated.highest.tried
+        column = GAINS.get(tried.verdict.tightest.metric, "e2e_gain")
+        gains_of_row = [row for row in gains.get(name, []) if row["resource"] != "arrivals" and row[column] is not None]
+        limits.append(max(gains_of_row, key=lambda row: row[column])["resource"] if gains_of_row else None)
     return limits
 
 

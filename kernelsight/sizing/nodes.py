@@ -1,4 +1,4 @@
-"""The nodes of sizing: the cheapest deployments at a rate, from given ``size_questions``."""
+"""The node of sizing: the cheapest deployments at a rate, for each row of ``size_questions``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How surely a deployment keeps its objectives at a load, from the intervals of its kernels, its host and its load."""
+"""The probability that a deployment keeps its objectives at a load, from the intervals of kernels, host and load."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kernelsight.serving.engine.host import Z_90
 from kernelsight.sweeps.rate_ends import Intervals, nearest_figure
 
 NORMAL = NormalDist()
-# standard deviations: nothing is surer than that
+# most standard deviations: a probability of 0.99997
 SUREST = 4.0
 
 
 class Chances(NamedTuple):
-    """Standard deviations to spare until an objective breaks, at shares of a found rate; they fall with the share.
+    """Standard deviations to spare until an objective breaks, at shares of the highest rate; they fall with the share.
 
     >>> chances = Chances((0.5, 1.0), (3.0, 0.0))
     >>> round(chances.at(1.0), 2), round(chances.at(0.75), 2), round(chances.share_for(0.9), 2)
@@ -28,11 +28,11 @@ class Chances(NamedTuple):
     spare: tuple[float, ...]
 
     def at(self, share: float) -> float:
-        """Return the probability that every objective holds at a share of the found rate."""
+        """Return the probability that every objective holds at a share of the highest rate."""
         return NORMAL.cdf(self._spare_at(share))
 
     def share_for(self, probability: float) -> float:
-        """Return the largest share, up to 1, with at least a probability; 0: none down to the lowest."""
+        """Return the largest share of the rate, up to 1, with at least a probability; 0: none has it."""
         deviations = NORMAL.inv_cdf(probability) - 1e-9
         if self._spare_at(1.0) >= deviations:
             return 1.0
@@ -55,11 +55,11 @@ class Chances(NamedTuple):
 def chances_of(
     at_rates: Mapping[float, Intervals], objectives: Sequence[Objective], rate: float, low: float | None
 ) -> Chances:
-    """Return the chances of a found rate from its intervals at shares of it.
+    """Return the chances of a highest rate from its intervals at shares of it.
 
-    One GPU and one engine serve every request: what makes kernels or host slow does so for all objectives at once, so
-    that all hold where the tightest holds. ``low``: the rate that a single run may find at the least, 90 % of times:
-    bursts move the rate by that beside what moves all runs.
+    Slow kernels or a slow host make all objectives worse at once (their errors are fully correlated), so that all hold
+    where the tightest holds. ``low``: the lower end of the 90 % interval of the rate between runs, whose noise, from
+    bursts, is added to the errors that all runs share.
     """
     shares = sorted(at_rates)
     spares = [_spare(at_rates[share], at_rates[1.0], objectives) for share in shares]
@@ -77,7 +77,7 @@ def chances_of(
 def _spare(figures: Intervals, at_rate: Intervals, objectives: Sequence[Objective]) -> float:
     """Return the standard deviations until the tightest objective breaks, on logarithms of its figure.
 
-    What the figure itself reaches at the found rate is kept there by definition: tails of short runs differ.
+    The figure at the highest rate keeps the objective by definition, even where tails of short runs are above it.
     """
     spare = SUREST
     for objective in objectives:
@@ -90,9 +90,9 @@ def _spare(figures: Intervals, at_rate: Intervals, objectives: Sequence[Objectiv
 
 
 def spare_of(predicted: float, low: float, high: float, most: float) -> float:
-    """Return the standard deviations from a prediction up to a largest value, on logarithms.
+    """Return the standard deviations from a prediction up to the largest allowed value, on logarithms.
 
-    The 90 % interval is a normal one on each side. Above 0 the prediction keeps the value.
+    Each side of the 90 % interval is taken as normal. Above 0 the prediction is allowed.
 
     >>> spare_of(100.0, 50.0, 200.0, 100.0), round(NORMAL.cdf(spare_of(100.0, 50.0, 200.0, 200.0)), 2)
     (0.0, 0.95)

@@ -1,4 +1,4 @@
-"""Deployments that a sizing searches, their highest rates, and those that are left out with the reason."""
+"""Deployments in a sizing's search: prospects that can run, those with a rate, and those excluded with a reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT_SIZES = {"tensor_parallel_size": "TP", "data_parallel_size": "DP", "expert
 
 
 class Prospect(NamedTuple):
-    """A candidate that can run, and what serves it."""
+    """A candidate that can run, with the trials that simulate it and the search of its highest rate."""
 
     candidate: Candidate
     trials: Trials
@@ -29,7 +29,7 @@ class Prospect(NamedTuple):
 
 
 class Sized(NamedTuple):
-    """A prospect with its rate, and the instances that serve the asked rate."""
+    """A prospect with its highest rate, and the instances that serve the demanded rate."""
 
     prospect: Prospect
     highest: HighestRate
@@ -44,7 +44,7 @@ class Sized(NamedTuple):
         gpus = " and ".join(f"{count * self.instances} × {gpu}" for gpu, count in self.candidate.gpus.items())
         parallel_sizes = {short: self.candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
         sizes = [f"{short} {size}" for short, size in parallel_sizes.items() if size > 1 or short == "TP"]
-        if self.candidate.part is not None:
+        if self.candidate.gpus_taken is not None:
             per_instance = f"{number(self.highest.rate, 3)} {self.candidate.unit} an instance"
             return f"{', '.join(self.candidate.gpus)} at {' '.join(sizes)}, {per_instance}"
         cost = "" if self.candidate.price is None else f", {number(self.weight, 3)} $/h"
@@ -52,30 +52,30 @@ class Sized(NamedTuple):
 
     @property
     def request_rate(self) -> float:
-        """What one instance completes at the found rate, requests/s: of users, between beginning and end of a run."""
+        """The requests/s that one instance completes at its highest rate; with users, while all of them are active."""
         if self.candidate.unit == "requests/s":
             return self.highest.rate
         requests, users = self.highest.tried.requests, self.highest.rate
         durations = [trial.duration_s for trial in self.highest.tried.trials]
-        # at its end a run empties over one stay
+        # at its end a run empties over the duration of one request
         full_s = sum(durations) / len(durations) * (1.0 - 0.5 * users / requests)
         return requests / max(full_s, 1e-9)
 
     @property
     def weight(self) -> float:
-        """What all instances cost: dollars an hour, or GPUs where no price is known."""
+        """The cost of all instances: dollars per hour, or GPUs where no price is known."""
         return self.instances * self.candidate.weight
 
     @property
     def order(self) -> tuple[float, int, float, str]:
-        """The cheapest first; of equal ones the one with the fewest settings, and then the most to spare."""
+        """The sort key: by cost, then by the number of settings, then by spare rate, the largest first."""
         settings = sum(name not in PARALLEL for name in self.candidate.flags)
         spare = self.instances * (self.highest.rate or 0.0)
         return round(self.weight, 9), settings, -spare, self.candidate.scenario_id
 
 
 class LeftOut(NamedTuple):
-    """A deployment that was not searched, or has no rate, and why; ``miss``: its nearest latency over the largest."""
+    """A deployment that was excluded or has no rate, and why; ``miss``: its nearest latency over the allowed one."""
 
     flags: Mapping[str, Any]
     reason: str
@@ -83,7 +83,7 @@ class LeftOut(NamedTuple):
 
 
 def miss_of(rate: HighestRate) -> float | None:
-    """Return how many times its largest value the nearest latency is; None where requests are rejected."""
+    """Return the nearest latency over its objective; None where requests are rejected."""
     if rate.capacity.misses:
         objective, value = rate.capacity.misses
         return value / objective.most_ms
@@ -91,15 +91,15 @@ def miss_of(rate: HighestRate) -> float | None:
 
 
 def nothing_fits(left_out: Sequence[LeftOut], plans: Sequence[Plan], session: Session) -> InvalidInput:
-    """Build the error for a search in which no deployment can run."""
+    """Return the error for a search in which no deployment can run: for each GPU, what would fit."""
     reasons = list(dict.fromkeys(failed.reason for failed in left_out))
-    short = [failed for failed in left_out if "GiB" in failed.reason]
-    if not short:
+    out_of_memory = [failed for failed in left_out if "GiB" in failed.reason]
+    if not out_of_memory:
         return InvalidInput(f"no deployment can run: {'; '.join(reasons[:3])}.")
     sentences = []
-    for gpu in dict.fromkeys(failed.flags["gpu"] for failed in short):
+    for gpu in dict.fromkeys(failed.flags["gpu"] for failed in out_of_memory):
         largest = max(
-            (failed for failed in short if failed.flags["gpu"] == gpu),
+            (failed for failed in out_of_memory if failed.flags["gpu"] == gpu),
             # of equally many GPUs, replicas of attention hold the most weights
             key=lambda failed: (
                 failed.flags.get("tensor_parallel_size", 1) * failed.flags.get("data_parallel_size", 1),

@@ -1,4 +1,4 @@
-"""A question of size: how many of which GPU serve a rate within objectives; a row of ``size_questions``."""
+"""The question of a sizing, a row of ``size_questions``: how many of which GPU serve a rate within objectives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIONAL = {"confidence": 0.9, "margin": 0.0, "peak": 1.0, "max_gpus": MOST_GPUS
 
 
 class Question(NamedTuple):
-    """What is to be sized: see the columns of ``size_questions``; ``prices``: dollars an hour by GPU."""
+    """The question of a sizing, by the columns of ``size_questions``; ``prices``: dollars per hour by GPU."""
 
     flags: Mapping[str, Any]
     gpus: Sequence[str]
@@ -57,15 +57,15 @@ class Question(NamedTuple):
 
     @property
     def objectives(self) -> list[Objective]:
-        """The objectives; InvalidInput: there are none, or one is no positive number."""
+        """The objectives of the SLO; InvalidInput: there are none, or one is not a positive number."""
         return objectives_of(self.slo)
 
     @property
     def demand(self) -> Demand:
-        """How much is to be served, and how surely; InvalidInput: figures outside of what they can be."""
+        """The rate to serve, with which confidence; InvalidInput: none, or values out of range."""
         _refuse_rate(self.total_gpus, self.rate, self.users, self.hours)
-        asks = self.total_gpus is None
-        amount = asked_amount(self.rate, None, self.users, self.hours) if asks else None
+        has_rate = self.total_gpus is None
+        amount = asked_amount(self.rate, None, self.users, self.hours) if has_rate else None
         if self.hours is None:
             if self.startup_s is not None or self.disk_bytes_per_s is not None:
                 raise InvalidInput("starts of instances are counted over a day; give --daily-peak, or remove them.")
@@ -81,12 +81,12 @@ class Question(NamedTuple):
 
     @property
     def deployment(self) -> dict[str, Any]:
-        """The flags of the deployment."""
+        """The flags of the deployment alone."""
         return {name: value for name, value in self.flags.items() if ALIASES.get(name, name) not in LOAD_FLAGS}
 
     @property
     def load(self) -> dict[str, Any]:
-        """The flags of the load; InvalidInput: lengths are missing."""
+        """The flags of the load alone; InvalidInput: prompt or output lengths are missing."""
         load = {name: value for name, value in self.flags.items() if ALIASES.get(name, name) in LOAD_FLAGS}
         by_flag = {ALIASES.get(name, name): value for name, value in load.items()}
         missing = [name for name in ("input_len", "output_len") if name not in by_flag]
@@ -96,7 +96,7 @@ class Question(NamedTuple):
         return load
 
     def check(self) -> None:
-        """Raise InvalidInput where the question cannot be answered whatever the deployments do."""
+        """Raise InvalidInput for values that are out of range, missing, or that sizing varies itself."""
         _ = self.objectives, self.demand, self.load
         limit, most = self.time_limit_s, self.max_gpus
         if limit is not None and (isinstance(limit, bool) or not 0.0 < limit < math.inf):
@@ -113,10 +113,10 @@ class Question(NamedTuple):
                 raise InvalidInput(f"size {problem}; remove {name}.")
 
     def as_row(self, question_id: str) -> dict[str, Any]:
-        """Return its row of ``size_questions``; a launch line is read, of which only flags are kept."""
+        """Return the question's row of ``size_questions``; a launch line becomes flags."""
         flags = with_launch_line(self.flags)
         if "replicas" not in self.flags:
-            flags.pop("replicas", None)  # of a launch line: sizing finds how many
+            flags.pop("replicas", None)  # of a launch line: sizing finds their number
         prices = [{"gpu": gpu, "price_per_gpu_hour": price} for gpu, price in self.prices.items()]
         return {
             "question_id": question_id,
@@ -130,16 +130,16 @@ class Question(NamedTuple):
 
 
 def question_of(row: Mapping[str, Any]) -> Question:
-    """Return the question of a row of ``size_questions``; InvalidInput: its flags are no JSON object.
+    """Return the question of a row of ``size_questions``; InvalidInput: its flags are not a JSON object.
 
     >>> slo = [{"statistic": "ttft_p95_ms", "most_ms": 400.0}]
     >>> question_of({"question_id": "a", "flags": "{}", "gpus": ["l4"], "slo": slo, "rate": 2.0}).demand.rate
     2.0
     """
-    plain = {name: row.get(name) for name in Question._fields}
-    plain |= {name: default for name, default in OPTIONAL.items() if plain[name] is None}
+    values = {name: row.get(name) for name in Question._fields}
+    values |= {name: default for name, default in OPTIONAL.items() if values[name] is None}
     return Question(
-        **plain
+        **values
         | {
             "flags": read_flags(row, "size_questions", "flags"),
             "slo": slo_of(row["slo"]),
@@ -167,7 +167,10 @@ def question_from(
     time_limit: float | None = None,
     **columns: Any,
 ) -> Question:
-    """Return the question that a person asks, in the units of the table; see ``Session.size``. InvalidInput: none."""
+    """Return the question of ``Session.size``'s arguments, in the units of ``size_questions``.
+
+    InvalidInput: no or more than one rate, a value out of range, or a file that cannot be read.
+    """
     _refuse_rate(total_gpus, rate, requests_per_day, users, daily_peak)
     amount = asked_amount(rate, requests_per_day, users, daily_peak) if total_gpus is None else None
     day = None if daily_peak is None else day_of(daily_peak, amount)
@@ -198,9 +201,9 @@ def _refuse_rate(total_gpus: int | None, *amounts: Any) -> None:
 def asked_amount(
     rate: float | str | None, requests_per_day: float | str | None, users: float | str | None = None, day: Any = None
 ) -> float | None:
-    """Return what is asked for, requests/s or users; None: what the ``day`` has.
+    """Return the demand in requests/s or users from the one argument that gives it; None: the ``day`` gives it.
 
-    InvalidInput: nothing, more than one, or no positive number.
+    InvalidInput: none, more than one, or not a positive number.
 
     >>> asked_amount(None, "8.64M"), asked_amount("12/s", None), asked_amount(None, None, "2k")
     (100.0, 12.0, 2000.0)

@@ -1,4 +1,4 @@
-"""The cheapest deployment at a rate: bounds first, then searches of what may still be cheaper than the best so far."""
+"""Branch-and-bound search of the cheapest deployment at a rate: only those that may beat the best are simulated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelsight.scenario.refusals import decisive
 from kernelsight.scenario.scenarios import Plan
 from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned_candidates
 from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, nothing_fits
-from kernelsight.sizing.tuning import changed_rows, looks_the_same
+from kernelsight.sizing.tuning import changed_rows, changes_nothing
 from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.find_rate import open_trials, status_of
 from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, HighestRate, RateSearch
@@ -25,26 +25,28 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 MEASURED = ("target-measured", "log-corrected", "points-measured")
-# a rough rate may be off by this much: what is nearer to the best is searched in full
+# factor by which a rough rate may be wrong: deployments within it of the best are searched in full
 DOUBT = 1.08
-# by which factor other sizes of a step may raise a rate
+# most by which other step sizes raise a rate
 MOST_GAIN = 1.4
-# by which factor the bound on a rate may rise where CUDA graphs end below the batch
+# most by which the bound on a rate rises where CUDA graphs end below the batch size
 GRAPHS_GAIN = 2.0
-# GPUs that cost this many times the best are left out, instead of searched for their exact rate
+# GPUs that cost more than this many times the best are excluded without a search of their exact rate
 FAR = 20.0
 FAR_DEARER = f"it costs more than {FAR:g} times the best"
 NO_CHEAPER = "it is no cheaper than with the engine's own sizes"
 NOT_REACHED = "it does not reach the rate at which it would be cheaper than another"
-# requests that are simulated to find what is cheapest, and then for its exact rate; measured: 10 us of a core each
+# most requests simulated to find the cheapest, and then for its exact rate; measured: 10 us of a core each
 MOST_EXPLORED, MOST_CONFIRMED = 3_000_000, 2_500_000
 
 
 class SizeSearch:
-    """Searches deployments for the cheapest at a rate; sessions with their tables stay open until ``close``.
+    """A search of the cheapest deployment at a rate; its forked sessions stay open until ``close``.
 
-    ``compared``: flags of which each value keeps a row of its own. ``unsupported``: sentences of engines that do not
-    exist for GPUs of the search.
+    ``rate``: requests/s or users, to sustain; ``compared``: flags of which each value is searched separately;
+    ``total_gpus``, ``most_gpus``: GPUs in all, and of one instance; ``time_limit``: seconds. ``sized`` and
+    ``left_out``: results by scenario; ``ended``: why it ended early; ``unsupported``: sentences on engines that do not
+    support GPUs of the search.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class SizeSearch:
         self._work = Work(MOST_EXPLORED, time_limit)
         self.ended: str | None = None
         self._stopped = False
-        self._able: list[Candidate] = []
+        self._runnable: list[Candidate] = []
         self._session, self._rate, self._objectives = session, rate, list(objectives)
         self._load, self._prices = load, prices
         self._report = report or (lambda text: None)
@@ -78,9 +80,9 @@ class SizeSearch:
         self._read: dict[str, int] = {}
 
     def run(self, rows: Sequence[Mapping[str, Any]], tune: bool = True) -> list[Sized]:
-        """Return deployments with a rate, the cheapest first; see ``left_out`` for the others.
+        """Search rows of flags; return deployments with a rate, the cheapest first; see ``left_out`` for the others.
 
-        ``tune``: the best are tried with other sizes of a step. InvalidInput: no deployment can run.
+        ``tune``: try the best with other step sizes. InvalidInput: no deployment can run.
         """
         prospects = self._open(rows)
         if not prospects:
@@ -92,9 +94,9 @@ class SizeSearch:
 
     @property
     def not_tried(self) -> list[Candidate]:
-        """What can run and was neither sized nor left out before the search ended."""
-        settled = {*self.sized, *self.left_out}
-        return [candidate for candidate in self._able if candidate.scenario_id not in settled]
+        """The candidates that can run and that the search did not reach before its end."""
+        finished = {*self.sized, *self.left_out}
+        return [candidate for candidate in self._runnable if candidate.scenario_id not in finished]
 
     @property
     def is_stopped(self) -> bool:
@@ -102,7 +104,7 @@ class SizeSearch:
         return self._stopped
 
     def _within(self, allowance: int, search: Callable[[], None]) -> None:
-        """Run a part of the search until its allowance of requests, or the time, is spent, or it is interrupted."""
+        """Run one phase of the search until its allowance of requests or the time is spent, or it is interrupted."""
         self._work.most = self._work.spent + allowance
         try:
             search()
@@ -113,18 +115,18 @@ class SizeSearch:
             self.note_interrupt()
 
     def note_interrupt(self) -> None:
-        """Note that the search ended by a Ctrl-C: what it has found is the answer."""
+        """Record that a Ctrl-C ended the search, whose results so far are the answer."""
         self.ended, self._stopped = "it was interrupted", True
 
     def _explore(self, prospects: Sequence[Prospect]) -> None:
-        """Search each GPU, and each value of what is to be compared, for its cheapest deployment, roughly."""
+        """Search the cheapest deployment of each GPU and each compared value, by rough rates."""
         groups: dict[tuple, list[Prospect]] = {}
         for prospect in prospects:
             values = (prospect.candidate.flags.get(name) for name in self._compared)
             groups.setdefault((*prospect.candidate.gpus, *values), []).append(prospect)
         end = self._work.most
         for number, group in enumerate(groups.values()):
-            # each has its part of what is left
+            # each group has an equal share of the remaining allowance
             self._work.most = self._work.spent + (end - self._work.spent) // (len(groups) - number)
             best = min(self.sized.values(), key=lambda sized: sized.order, default=None)
             try:
@@ -135,14 +137,14 @@ class SizeSearch:
                 self.ended = str(ended)
 
     def _confirm(self, tunable: Sequence[Prospect]) -> None:
-        """Search the rate of the best in full, and other sizes of a step on what is nearest to it."""
+        """Search the rate of the best in full, and try other step sizes on the deployments nearest to it."""
         self._make_sure()
         if tunable and self.sized:
             self._tune(tunable)
             self._make_sure()
 
     def ranked(self) -> list[Sized]:
-        """Return what was sized, the cheapest first."""
+        """Return the deployments with a rate, the cheapest first."""
         return sorted(self.sized.values(), key=lambda sized: sized.order)
 
     def close(self) -> None:
@@ -151,7 +153,7 @@ class SizeSearch:
             fork.close()
 
     def _open(self, rows: Sequence[Mapping[str, Any]]) -> list[Prospect]:
-        """Plan rows, and return those that can run with what bounds their rates."""
+        """Plan rows of flags in a new fork, and return those that can run, with the searches of their rates."""
         fork = self._session.fork()
         self.forks.append(fork)
         plan, candidates = planned_candidates(fork, rows, self._load, self._prices, self._total_gpus)
@@ -169,7 +171,7 @@ class SizeSearch:
             if candidate.scenario_id in trials.able:
                 search = RateSearch(trials, candidate.scenario_id, self._objectives, earlier_trials)
                 prospects.append(Prospect(candidate, trials, search))
-                self._able.append(candidate)
+                self._runnable.append(candidate)
             else:
                 faults_of_row = decisive(faults.get(candidate.deployment_id, []))
                 self.unsupported |= {fault["sentence"]: None for fault in faults_of_row if fault["fault"] == "engine"}
@@ -178,7 +180,7 @@ class SizeSearch:
         return prospects
 
     def _search(self, prospects: Iterable[Prospect], elsewhere: Sized | None) -> Sized | None:
-        """Search the prospects of a GPU in the order of the least that they could cost; return the cheapest.
+        """Search the prospects of a GPU in the order of their least possible cost; return the cheapest.
 
         ``elsewhere``: the best on other GPUs so far.
         """
@@ -189,14 +191,14 @@ class SizeSearch:
                 self._size(prospect, prospect.search.run(ROUGH))
                 continue
             if not self._is_near(prospect, elsewhere):
-                self._leave(prospect, FAR_DEARER)
+                self._exclude(prospect, FAR_DEARER)
                 continue
             rate_needed = self._needed(prospect.candidate, best)
             if rate_needed > capacity.most:
-                self._leave(prospect, "bounds on its rate make it dearer than another")
+                self._exclude(prospect, "bounds on its rate make it dearer than another")
                 continue
             if rate_needed > 0.0 and not prospect.search.may_keep(rate_needed / DOUBT):
-                self._leave(prospect, NOT_REACHED)
+                self._exclude(prospect, NOT_REACHED)
                 continue
             sized = self._size(prospect, prospect.search.run(ROUGH, rate_needed / DOUBT or None))
             if sized and (best is None or sized.order < best.order):
@@ -204,56 +206,57 @@ class SizeSearch:
         return best
 
     def _is_near(self, prospect: Prospect, best: Sized | None) -> bool:
-        """Whether a prospect may cost less than ``FAR`` times the best."""
+        """Return whether a prospect may cost less than ``FAR`` times the best."""
         if best is None:
             return True
         rate_needed = self._rate / max(math.floor(FAR * best.weight / prospect.candidate.weight), 1)
         return rate_needed <= prospect.search.capacity.most
 
     def _size(self, prospect: Prospect, rate: HighestRate) -> Sized | None:
-        """Keep a found rate with its instances, or why there is none."""
+        """Record a prospect's rate with its instances, or why it has none."""
         if rate.rate is None:
-            self._leave(prospect, status_of(rate), miss_of(rate))
+            self._exclude(prospect, status_of(rate), miss_of(rate))
             return None
         sized = Sized(prospect, rate, max(math.ceil(self._rate / rate.rate * (1.0 - 1e-9)), 1))
-        before = min(self.sized.values(), key=lambda earlier: earlier.order, default=None)
+        best_before = min(self.sized.values(), key=lambda earlier: earlier.order, default=None)
         self.sized[prospect.candidate.scenario_id] = sized
-        if before is None or (sized.order < before.order and before.candidate != sized.candidate):
+        if best_before is None or (sized.order < best_before.order and best_before.candidate != sized.candidate):
             self._report(f"best so far: {sized}")
         return sized
 
-    def _leave(self, prospect: Prospect, reason: str, miss: float | None = None) -> None:
+    def _exclude(self, prospect: Prospect, reason: str, miss: float | None = None) -> None:
         self.sized.pop(prospect.candidate.scenario_id, None)
         self.left_out[prospect.candidate.scenario_id] = LeftOut(prospect.candidate.flags, reason, miss)
 
     def _least_cost(self, prospect: Prospect) -> tuple[float, str]:
-        """Return what a prospect costs at the least, by the bound on its rate."""
+        """Return the least possible cost of a prospect, by the bound on its rate; ties by scenario."""
         candidate, most = prospect.candidate, prospect.search.capacity.most
         instances = max(math.ceil(self._rate / most), 1) if most > 0.0 else math.inf
         return instances * candidate.weight, candidate.scenario_id
 
     def _needed(self, candidate: Candidate, best: Sized | None) -> float:
-        """Return the rate of one instance, requests/s, from which a candidate is worth its search; 0: any.
+        """Return the rate of one instance, in the unit of the rate, from which a candidate is worth its search; 0: any.
 
-        It is cheaper than the best, or serves as much for its cost, which makes it surer where both cost the same.
+        From it on a candidate is cheaper than the best, or serves as much per cost: of two that cost the same, it is
+        then the more probable one to hold.
         """
         if best is None:
             return 0.0
-        as_much = best.highest.rate * candidate.weight / best.candidate.weight
+        rate_at_equal_cost = best.highest.rate * candidate.weight / best.candidate.weight
         # the rate of the best is rough, too
         weight = math.ceil(self._rate / best.highest.rate * DOUBT) * best.candidate.weight
         instances = math.floor(weight / candidate.weight - 1e-9)
-        return min(as_much, self._rate / instances if instances else math.inf)
+        return min(rate_at_equal_cost, self._rate / instances if instances else math.inf)
 
     def _needed_to_beat(self, candidate: Candidate, best: Sized) -> float:
-        """Return the rate of one instance, requests/s, from which a candidate is cheaper than the best."""
+        """Return the rate of one instance, in the unit of the rate, from which a candidate is cheaper than the best."""
         instances = math.ceil(best.weight / candidate.weight - 1e-9) - 1
         return self._rate / instances if instances else math.inf
 
     def _tune(self, prospects: Sequence[Prospect]) -> None:
-        """Try what is nearest to being the best with other sizes of a step and of CUDA graphs, and disaggregated.
+        """Try the deployments nearest to the best with other step and CUDA graph sizes, and disaggregated.
 
-        Of these only what is cheaper than the best is kept: the engine's own size is one setting less.
+        Of these only cheaper ones are kept: the engine's default size is one setting less.
         """
         best = self._measured()[0]
         near = []
@@ -270,30 +273,31 @@ class SizeSearch:
         self._report(f"trying {len(rows)} deployments with other sizes of a step and of CUDA graphs, or disaggregated")
         for prospect in self._open(rows):
             rate_needed = self._needed_to_beat(prospect.candidate, best)
-            if math.isinf(rate_needed) or looks_the_same(prospect, rate_needed / MOST_GAIN, levels):
-                self._leave(prospect, NO_CHEAPER)
+            if math.isinf(rate_needed) or changes_nothing(prospect, rate_needed / MOST_GAIN, levels):
+                self._exclude(prospect, NO_CHEAPER)
                 continue
             if not prospect.search.may_keep(rate_needed / DOUBT):
-                self._leave(prospect, NO_CHEAPER)
+                self._exclude(prospect, NO_CHEAPER)
                 continue
             sized = self._size(prospect, prospect.search.run(ROUGH, rate_needed / DOUBT))
             if sized and sized.highest.rate * DOUBT < rate_needed:
-                self._leave(prospect, NO_CHEAPER)
+                self._exclude(prospect, NO_CHEAPER)
             elif sized and sized.order < best.order:
-                # a rough rate is no measure for others
+                # others are compared with a full rate only
                 sized = self._search_in_full(sized)
                 best = sized if sized and sized.order < best.order else best
 
     def _make_sure(self) -> None:
-        """Search the best in full; of what is so near that it may be cheaper, first ask for the rate that it needs."""
+        """Search the best in full, and then each deployment that may be cheaper and holds the rate that it needs."""
         while ranked := self._measured():
-            best = ranked[0]
-            if self.is_sure(best):
+            next_sized = ranked[0]
+            if self.is_sure(next_sized):
+                best = next_sized
                 near = (sized for sized in ranked if self._may_be_cheaper(sized, best))
-                best = next((sized for sized in near if not self._is_no_cheaper(sized, best)), None)
-            if best is None:
+                next_sized = next((sized for sized in near if not self._is_no_cheaper(sized, best)), None)
+            if next_sized is None:
                 return
-            self._search_in_full(best)
+            self._search_in_full(next_sized)
 
     def _search_in_full(self, sized: Sized) -> Sized | None:
         """Search a rate in full; return the deployment with it, None where no rate holds."""
@@ -303,19 +307,19 @@ class SizeSearch:
         return self._size(sized.prospect, rate)
 
     def confirm(self, sized: Sized) -> bool:
-        """Search the rate of what was chosen in full; whether there was work and time for it."""
+        """Search the rate of a chosen deployment in full; return whether the allowance and the time sufficed."""
         if not self._stopped:
             self._within(MOST_CONFIRMED, lambda: self._search_in_full(sized))
         return self.is_sure(sized)
 
     def is_sure(self, sized: Sized) -> bool:
-        """Whether a rate was searched in full; others are rough: enough to say that they are dearer."""
+        """Return whether a rate was searched in full; a rough one only shows that a deployment is dearer."""
         return sized.candidate.scenario_id in self._sure
 
     def _measured(self) -> list[Sized]:
-        """Return what was sized on measured GPUs, the cheapest first; everything where there is none.
+        """Return the deployments on measured GPUs, the cheapest first; all of them where there is none.
 
-        What was not measured is rarely sure enough: it is searched in full once it is known to be.
+        Others rarely hold with the confidence: they are searched in full only once they are known to.
         """
         ranked = self.ranked()
         return [sized for sized in ranked if self.tier_of(sized.candidate)["tier"] in MEASURED] or ranked
@@ -325,7 +329,7 @@ class SizeSearch:
         return self._fact_of(candidate, "deployment_tiers")
 
     def evidence_of(self, candidate: Candidate) -> list[dict[str, Any]]:
-        """Return what each component of a deployment's steps rests on, as ``size_evidence`` states it."""
+        """Return the evidence of each component of a deployment's steps, as rows of ``size_evidence``."""
         session, plan = self.place_of(candidate)
         (scenario,) = (row for row in plan.planned if row["scenario_id"] == candidate.scenario_id)
         rows = evidence_rows(session, candidate.deployment_id, deployments_of(scenario))
@@ -337,12 +341,12 @@ class SizeSearch:
         return float(self._fact_of(candidate, "memory_plan")["weights_bytes"] * row["tp"] * row["pp"] * row["dp"])
 
     def place_of(self, candidate: Candidate) -> tuple[Session, Plan]:
-        """Return the session that holds a deployment, and its plan."""
-        opened = zip(self.forks, self.plans, strict=True)
-        return next(pair for pair in opened if candidate.deployment_id in pair[1].deployments)
+        """Return the fork with a deployment, and its plan."""
+        pairs = zip(self.forks, self.plans, strict=True)
+        return next(pair for pair in pairs if candidate.deployment_id in pair[1].deployments)
 
     def _fact_of(self, candidate: Candidate, table: str) -> dict[str, Any]:
-        """Return the row of a deployment in a table of deployments; what was opened since is read."""
+        """Return a deployment's row of a table, which is read from each fork once."""
         rows = self._facts.setdefault(table, {})
         for fork in self.forks[self._read.get(table, 0) :]:
             rows |= {row["deployment_id"]: row for row in fork.table(table).to_pylist()}
@@ -350,10 +354,10 @@ class SizeSearch:
         return rows[candidate.deployment_id]
 
     def _may_be_cheaper(self, sized: Sized, best: Sized) -> bool:
-        """Whether a full search may show that a deployment is cheaper than the best, its rate being rough."""
+        """Return whether a full search may show that a deployment with a rough rate is cheaper than the best."""
         instances = max(math.ceil(self._rate / (sized.highest.rate * DOUBT)), 1)
         return not self.is_sure(sized) and round(instances * sized.candidate.weight, 9) < round(best.weight, 9)
 
     def _is_no_cheaper(self, sized: Sized, best: Sized) -> bool:
-        """Whether a deployment fails at the rate from which it is cheaper than the best."""
+        """Return whether a deployment fails at the rate from which it would be cheaper than the best."""
         return not sized.prospect.search.keeps(self._needed_to_beat(sized.candidate, best))

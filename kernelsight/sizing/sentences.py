@@ -1,4 +1,4 @@
-"""A sizing in words: the deployment, how surely it holds, its day, and what would decide between the first two."""
+"""Sentences of a sizing's answer: the deployment, its probability, its day, and the measurements that would decide."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from kernelsight.sizing.daily import HOURS, Day
 from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.search import MEASURED, SizeSearch
 
-# what every row says, however it is left to the engine
+# columns of every row, also where they have the engine's default
 ALWAYS = ("gpu", "tensor_parallel_size")
-# measured calls of each kernel that decide between two deployments: a minute
+# calls of each kernel to measure so as to decide between two deployments: a minute
 DECIDING_POINTS = 3
+# flags of a deployment that no row shows: they are the same in all
 BESIDE = ("model", "launch", "read_launch_files", "model_like", "max_position_embeddings")
 SHORT = {
     "tensor_parallel_size": "TP",
@@ -45,21 +46,22 @@ SHORT = {
 
 
 def stated_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of a deployment that differ from the default, and its GPU and tensor-parallel size always."""
+    """Return a deployment's GPU and tensor-parallel size, and its other flags that differ from the default."""
     flags_set = {name: value for name, value in flags.items() if name not in LOAD_FLAGS and name not in BESIDE}
     always = {"gpu": flags_set.pop("gpu"), "tensor_parallel_size": flags_set.pop("tensor_parallel_size", 1)}
-    plain = {"data_parallel_size": 1, "expert_parallel_size": 1, "pipeline_parallel_size": 1, "engine": "vllm"}
-    return always | {name: value for name, value in flags_set.items() if plain.get(name) != value}
+    defaults = {"data_parallel_size": 1, "expert_parallel_size": 1, "pipeline_parallel_size": 1, "engine": "vllm"}
+    return always | {name: value for name, value in flags_set.items() if defaults.get(name) != value}
 
 
 def is_flag(name: str) -> bool:
+    """Return whether a column is a flag of the deployment."""
     return name in FLAGS and name not in LOAD_FLAGS and name != "tier"
 
 
 def sentence_of(
     options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], demand: Demand
 ) -> str:
-    """Return the answer: GPUs, parallel sizes, price and limit; then the caveats that change the decision."""
+    """Return the answer in sentences: GPUs, parallel sizes, price and limit; then the caveats that matter for it."""
     option, row = options[0], rows[0]
     rate, unit, slow = option.sized.highest, option.sized.candidate.unit, option.evidence.rate_if_slow
     instances = f"{option.instances} instance{'s' if option.instances > 1 else ''}"
@@ -74,7 +76,7 @@ def sentence_of(
             if slow is not None
             else ")."
         ),
-        _sureness(options, rows, objectives, demand),
+        _probability(options, rows, objectives, demand),
     ]
     if demand.day:
         sentences.append(_over_the_day(option, row, demand.day))
@@ -89,28 +91,28 @@ def sentence_of(
     return " ".join(sentences)
 
 
-def _sureness(
+def _probability(
     options: Sequence[Option], rows: Sequence[Mapping[str, Any]], objectives: Sequence[Objective], demand: Demand
 ) -> str:
-    """Return the sentence that states load and probability, and what is cheaper but less sure."""
+    """Return the sentence on load and probability, and on a deployment that is cheaper but less probable to hold."""
     option = options[0]
     goals = " and ".join(map(str, objectives))
     if option.probability is None:
         return f"That is a load of {percent(option.load)}; how surely {goals} hold is not known: a gamble."
-    sentence = f"At that load of {percent(option.load)}, {goals} hold with {_surely(option.probability)} probability"
+    sentence = f"At that load of {percent(option.load)}, {goals} hold with {_share(option.probability)} probability"
     if not option.holds:
         slow = "; if kernels and host are slow, at no rate" if not option.evidence.rate_if_slow else ""
-        return f"{sentence}{slow}: a gamble, as no deployment keeps them with {_surely(demand.confidence)}."
+        return f"{sentence}{slow}: a gamble, as no deployment keeps them with {_share(demand.confidence)}."
     if not option.evidence.rate_if_slow:
         sentence += f", a gamble: if kernels and host are slow, no {_amount(option)} keeps them"
     cheaper = next((candidate for candidate in options if candidate.weight < option.weight * (1.0 - 1e-9)), None)
     if cheaper is None or cheaper.probability is None:
         return f"{sentence}."
     cheaper_text = _deployment(cheaper, rows[options.index(cheaper)])
-    return f"{sentence}; cheaper and less sure ({_surely(cheaper.probability)}): {cheaper_text}."
+    return f"{sentence}; cheaper and less sure ({_share(cheaper.probability)}): {cheaper_text}."
 
 
-def _surely(probability: float) -> str:
+def _share(probability: float) -> str:
     return "over 99%" if probability > 0.99 else percent(probability)
 
 
@@ -119,34 +121,35 @@ def _amount(option: Option) -> str:
 
 
 def _over_the_day(option: Option, row: Mapping[str, Any], day: Day) -> str:
-    """Return the sentence on the day: how many instances run by the hour, what they cost, and what a start takes."""
+    """Return the sentence on the day: instances by the hour, their cost, and the time of a cold start."""
     least, most = min(hour.instances for hour in option.hours), option.instances
     candidate = option.sized.candidate
-    worth = f"{number(row['cost_per_day'], 3)} $" if candidate.price else f"{number(HOURS * option.weight)} GPU-hours"
-    always = HOURS * most * candidate.weight
-    all_day = f"{number(always, 3)} $" if candidate.price else f"{number(always)} GPU-hours"
+    cost = f"{number(row['cost_per_day'], 3)} $" if candidate.price else f"{number(HOURS * option.weight)} GPU-hours"
+    unscaled = HOURS * most * candidate.weight
+    all_day = f"{number(unscaled, 3)} $" if candidate.price else f"{number(unscaled)} GPU-hours"
     if least == most or option.mean_instances >= most:
-        return f"Over the day ({day.source}) all {most} run: {all_day} a day; {option.start.says}."
+        return f"Over the day ({day.source}) all {most} run: {all_day} a day; {option.start.sentence}."
     return (
-        f"By the hour ({day.source}) {least} to {most} instances do: {worth} a day instead of {all_day} with all of "
-        f"them all day; {option.start.says}."
+        f"By the hour ({day.source}) {least} to {most} instances do: {cost} a day instead of {all_day} with all of "
+        f"them all day; {option.start.sentence}."
     )
 
 
 def what_decides(
     options: Sequence[Option], closer: Sequence[CloserLook], model: str, measurable: Collection[str]
 ) -> str | None:
-    """Return what would decide between the first two; None where their ranges do not meet.
+    """Return the sentence on the measurements that would decide between the first two; None where none is needed.
 
-    Their costs meet where the first may be dearer, at its slow end, than the second at its fast end. What decides are
-    the kernels that hold most of the doubt about the one that is known less.
+    One is needed where the first may be dearer, if kernels and host are slow, than the second if they are fast. To
+    measure are the kernels with most of the uncertainty of the deployment that is less certain. ``measurable``:
+    families that `calibrate` measures.
     """
     with_ranges = [option for option in options[:2] if option.evidence.rate_if_slow is not None]
     if len(with_ranges) < 2:
         return None
     first, second = with_ranges
-    dearest = first.sized.candidate.weight / max(first.evidence.rate_if_slow, 1e-9)
-    if second.sized.candidate.weight / second.evidence.rate_if_fast >= dearest:
+    first_if_slow = first.sized.candidate.weight / max(first.evidence.rate_if_slow, 1e-9)
+    if second.sized.candidate.weight / second.evidence.rate_if_fast >= first_if_slow:
         return None
     widths = [
         option.evidence.rate_if_fast / max(option.evidence.rate_if_slow, 1e-9) * option.sized.highest.rate
@@ -169,7 +172,7 @@ def what_decides(
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names as a sentence has them.
+    """Join names with commas and "and".
 
     >>> _listed(["gemm"]), _listed(["gemm", "norm", "moe"])
     ('gemm', 'gemm, norm and moe')
@@ -178,7 +181,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _deployment(option: Option, row: Mapping[str, Any]) -> str:
-    """Return a deployment in words: 4 × h200_sxm at TP 2, 12.1 $/h, 0.63 $/M tokens."""
+    """Return a deployment as text: 4 × h200_sxm at TP 2, 12.1 $/h, 0.63 $/M tokens."""
     gpus = " and ".join(f"{count * option.instances} × {gpu}" for gpu, count in option.sized.candidate.gpus.items())
     words = [f"{gpus} at TP {row['tensor_parallel_size']}"]
     flags_set = {name: row[name] for name in row if is_flag(name) and name not in ALWAYS}
@@ -189,7 +192,7 @@ def _deployment(option: Option, row: Mapping[str, Any]) -> str:
 
 
 def nearest_of(search: SizeSearch, objectives: Sequence[Objective]) -> str:
-    """Return the sentence for no deployment that keeps the objectives: the nearest, and by how much it misses."""
+    """Return the sentence for when no deployment keeps the objectives: the nearest one, and by how much it misses."""
     goals = " and ".join(map(str, objectives))
     near = [failed for failed in search.left_out.values() if failed.miss is not None]
     if not near:

@@ -1,4 +1,4 @@
-"""The tables of questions of size: each searched for its cheapest deployment."""
+"""The tables of sizing: the search of each question's cheapest deployment, as rows."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def size_tables(questions: pa.Table, fork: Callable[[], Session], report: Callable[[str], None]) -> dict[str, pa.Table]:
-    """Return the tables of TABLES of every question; InvalidInput: one that cannot be answered, and why."""
+    """Answer every question, and return TABLES by name; InvalidInput: a question cannot be answered."""
     tables: Rows = {name: [] for name in TABLES}
     for row in questions.to_pylist():
         with fork() as session:
             answer = _answer_rows(session, question_of(row), report)
         for name, rows in answer.items():
-            tables[name] += [{"question_id": row["question_id"], **row_made} for row_made in rows]
+            tables[name] += [{"question_id": row["question_id"], **answer_row} for answer_row in rows]
     return {name: as_table(contracts()[name], rows) for name, rows in tables.items()}
 
 
 def _answer_rows(session: Session, question: Question, report: Callable[[str], None]) -> Rows:
-    """Return the rows of one question."""
+    """Answer one question, and return its rows by table."""
     question.check()
     demand = question.demand
     search, rows = _open_search(session, question, demand, report)
@@ -94,7 +94,7 @@ def _rows(
     demand: Demand,
     model: str,
 ) -> Rows:
-    """Return the rows of each table; ``closer``: looks at the first two options; ``model``: as the user named it."""
+    """Return the rows by table; ``closer``: of the first two options; ``model``: as the user named it."""
     objectives = question.objectives
     sized = [
         deployment_row(option, search.tier_of(option.sized.candidate), search.is_sure(option.sized), demand)
@@ -139,7 +139,7 @@ def _sentences(
     objectives: Sequence[Objective],
     demand: Demand,
 ) -> str:
-    """Return the answer in sentences; what is not supported, and what was not tried, stands at its end."""
+    """Return the answer in sentences, at its end the engines that are not supported, and why the search ended early."""
     if rows:
         printed = [
             {**stated_flags(option.sized.candidate.flags), **row} for option, row in zip(options, rows, strict=True)
@@ -155,18 +155,18 @@ def _sentences(
     return " ".join([answer, *notes])
 
 
-def _launch(search: SizeSearch, option: Option, demand: str) -> list[str]:
-    """Return the launch commands of one instance: of what decodes, and of what computes prompts."""
+def _launch(search: SizeSearch, option: Option, model: str) -> list[str]:
+    """Return the launch commands of one instance: of its decode replicas, and of its prefill replicas."""
     sized = option.sized
     row = sized.prospect.trials.scenario(sized.candidate.scenario_id)
     deployments = {key: value for plan in search.plans for key, value in plan.deployments.items()}
-    models = {model["model"]: model for model in search.forks[0].table("models").to_pylist()}
+    models = {row["model"]: row for row in search.forks[0].table("models").to_pylist()}
     keys = [row["deployment_id"], *([row["prefill_deployment_id"]] if row["prefill_deployment_id"] else [])]
     commands = []
     for key in keys:
         deployment = deployments[key]
         draft = deployments.get(deployment.get("draft_deployment_id"))
-        proposing = sized.candidate.flags.get("speculative_method") == "draft_model" and draft
-        name = models[draft["model"]]["huggingface_id"] or draft["model"] if proposing else None
-        commands.append(str(launch_command(deployment, models.get(deployment["model"]), name, demand)))
+        has_draft = sized.candidate.flags.get("speculative_method") == "draft_model" and draft
+        draft_name = models[draft["model"]]["huggingface_id"] or draft["model"] if has_draft else None
+        commands.append(str(launch_command(deployment, models.get(deployment["model"]), draft_name, model)))
     return commands

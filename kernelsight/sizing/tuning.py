@@ -1,4 +1,4 @@
-"""Step sizes, CUDA graphs and disaggregation, tried on the deployments nearest to the best."""
+"""Tunes the deployments nearest to the best: rows of flags with other step sizes, CUDA graphs, or disaggregated."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from kernelsight.sizing.candidates import Candidate
 from kernelsight.sizing.prospects import Prospect
 from kernelsight.sweeps.advice import wider_graphs
 
-# tokens of a step that are tried on what is best with the engine's own
+# max_num_batched_tokens that are tried beside the engine's default
 STEP_TOKENS = (2048, 4096, 16384)
-# deployments that are tried with other sizes; prefill and decode replicas of one instance, tried on the nearest by GPU
+# most deployments tried with other sizes, and disaggregated (the nearest of each GPU); prefill and decode replicas
 MOST_TUNED, MOST_SPLIT, POOLS = 5, 4, ((1, 1), (1, 2), (2, 1), (1, 3))
-# looks nearer than this are the same: a size of a step that is never filled changes nothing
+# levels nearer than this are equal: a step size that is never filled changes nothing
 SAME_LOOK = 1e-3
 
-# the level of a first look by what deployments share that differ in sizes alone
+# level of a first look (see RateSearch.look) by the flags that deployments share which differ in sizes alone
 Levels = Mapping[tuple, float]
 
 
 def changed_rows(
     near: Sequence[tuple[float, str, Prospect]], load: Mapping[str, Any], most_gpus: int
 ) -> tuple[list[dict[str, Any]], Levels]:
-    """Return the rows of flags to try, and the levels of first looks with the engine's own sizes.
+    """Return the rows of flags to try, and the levels of first looks with the engine's default sizes.
 
-    ``near``: (level, scenario, prospect) of what may become the best; ``load``: flags that are no deployment's;
+    ``near``: (level, scenario, prospect) of deployments that may become the best; ``load``: flags of the load;
     ``most_gpus``: of one instance.
     """
     rows, levels = [], {}
@@ -37,7 +37,7 @@ def changed_rows(
     for prospect in list(nearest.values())[:MOST_SPLIT]:
         rows += _split(prospect.candidate, load, most_gpus)
     for level, _, prospect in ordered[:MOST_TUNED]:
-        flags = _own_flags(prospect.candidate, load)
+        flags = _deployment_flags(prospect.candidate, load)
         settings = prospect.trials.settings(prospect.candidate.scenario_id)
         if "max_num_batched_tokens" in flags or settings["scheduling"] == "static":
             continue
@@ -49,8 +49,8 @@ def changed_rows(
     return rows, levels
 
 
-def looks_the_same(prospect: Prospect, rate: float, levels: Levels) -> bool:
-    """Whether another size changes nothing that a first look at a rate shows."""
+def changes_nothing(prospect: Prospect, rate: float, levels: Levels) -> bool:
+    """Return whether a changed size gives no better a first look at a rate than the engine's default."""
     flags = prospect.candidate.flags
     if "prefill_replicas" in flags and _shared(flags) not in levels:
         return False
@@ -58,8 +58,8 @@ def looks_the_same(prospect: Prospect, rate: float, levels: Levels) -> bool:
 
 
 def _split(candidate: Candidate, load: Mapping[str, Any], most_gpus: int) -> list[dict[str, Any]]:
-    """Return the rows that compute prompts and decode on replicas of their own, up to the GPUs of an instance."""
-    flags = _own_flags(candidate, load)
+    """Return the disaggregated rows, with separate prefill and decode replicas, up to the GPUs of an instance."""
+    flags = _deployment_flags(candidate, load)
     if "prefill_replicas" in flags or "num_speculative_tokens" in flags or flags.get("scheduling") == "static":
         return []
     most = most_gpus // candidate.gpu_count
@@ -70,10 +70,10 @@ def _split(candidate: Candidate, load: Mapping[str, Any], most_gpus: int) -> lis
     ]
 
 
-def _own_flags(candidate: Candidate, load: Mapping[str, Any]) -> dict[str, Any]:
+def _deployment_flags(candidate: Candidate, load: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in candidate.flags.items() if name not in load}
 
 
 def _shared(flags: Mapping[str, Any]) -> tuple:
-    """Return what deployments share that differ in sizes alone."""
+    """Return the flags that deployments share which differ in step and graph sizes alone."""
     return tuple(flags.get(name) for name in ("gpu", *PARALLEL, "prefill_replicas", "decode_replicas"))

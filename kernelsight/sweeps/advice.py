@@ -1,4 +1,4 @@
-"""What one change of a setting would bring: every alternative one step away, simulated on the same requests."""
+"""Advice on settings: every change of one setting by one step, simulated on the same requests."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 FIGURES = ("ttft_p99_ms", "tpot_p99_ms", "e2e_mean_ms", "output_throughput_per_gpu")
-# settings that change what is computed, not only when
+# settings that change the numerical results
 NUMERICS = ("quantization", "kv_cache_dtype")
-# names of settings in deployment_settings, where they differ from the flag's
+# columns of deployment_settings whose names differ from the flag's
 COLUMNS = {"tensor_parallel_size": "tp", "data_parallel_size": "dp", "quantization": "ffn_format"}
-# a smaller gain is no advice
+# least gain that is reported
 LEAST_GAIN = 0.01
 
 
 def advice_rows(
     questions: pa.Table, scenarios: pa.Table, summary: pa.Table, settings: pa.Table, fork: Callable[[], Session]
 ) -> pa.Table:
-    """Return the changes of one setting that help each scenario, the best first: rows of ``setting_advice``.
+    """Return ``setting_advice``: the changes of one setting that help each scenario, the best first.
 
     A change helps if it shortens mean E2E latency by 1 % or more, or raises the throughput of a GPU by as much without
-    a longer E2E; what cannot run is left out. The changes of all scenarios are simulated in one call.
+    a longer E2E; changes that cannot run are dropped. The changes of all scenarios are simulated in one call.
     """
     settings_of = {row["deployment_id"]: row for row in settings.to_pylist()}
     planned = {row["scenario_id"]: row for row in scenarios.to_pylist()}
     before = {row["scenario_id"]: row for row in summary.to_pylist()}
-    tries: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    changed: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     for row in questions.to_pylist():
         name, flags = row["scenario_id"], read_flags(row, "advice_questions", "flags")
         if name not in before:
             raise unknown("scenario", name, before, "The table scenarios lists them.")
         deployed = settings_of[before[name]["deployment_id"]]
         changes = [*alternatives(deployed, flags), *_replicas(deployed, planned[name]), *wider_graphs(deployed)]
-        tries += [(name, change, {**flags, **change}) for _, change in changes]
+        changed += [(name, change, {**flags, **change}) for _, change in changes]
     rows = []
-    for (name, change, _), after in zip(tries, _summaries([flags for *_, flags in tries], fork), strict=True):
+    for (name, change, _), after in zip(changed, _summaries([flags for *_, flags in changed], fork), strict=True):
         if after is not None and (gains := _gains(before[name], after)):
             deployed = settings_of[before[name]["deployment_id"]]
             rows.append(_row(before[name], after, change, _value_before(change, deployed, planned[name])) | gains)
@@ -56,7 +56,7 @@ def advice_rows(
 
 
 def _summaries(rows: Sequence[Mapping[str, Any]], fork: Callable[[], Session]) -> list[dict[str, Any] | None]:
-    """Return the summary of each row of flags; None: it cannot be planned."""
+    """Simulate rows of flags and return the summary of each; None: it cannot be planned."""
     with fork() as session:
         plan = plan_rows(session, rows, on_fault="collect", origin="")
         give_plan(session, plan.deployments_of(plan.planned), plan.planned)
@@ -65,12 +65,12 @@ def _summaries(rows: Sequence[Mapping[str, Any]], fork: Callable[[], Session]) -
 
 
 def _gains(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return what a change gains; None: it does not help, or fewer requests are served."""
+    """Return the gains of a change, as shares; None: it does not help, or fewer requests are served."""
     if not after["completed"] or after["completed"] < before["completed"]:
         return None
     e2e = 1.0 - after["e2e_mean_ms"] / before["e2e_mean_ms"]
     throughput = after["output_throughput_per_gpu"] / before["output_throughput_per_gpu"] - 1.0
-    # fewer GPUs serve an open loop at a higher rate a GPU, and longer: no help
+    # in an open loop fewer GPUs always have a higher throughput per GPU: with longer latencies that is no gain
     if e2e < LEAST_GAIN and (throughput < LEAST_GAIN or e2e < -LEAST_GAIN):
         return None
     return {"e2e_gain": e2e, "throughput_gain": throughput}
@@ -103,7 +103,7 @@ def _value_before(change: Mapping[str, Any], settings: Mapping[str, Any], planne
 
 
 def _replicas(settings: Mapping[str, Any], scenario: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the change to twice the replicas: of a pool that decodes, of all where several are stated, else dp."""
+    """Return the change to twice the replicas: of the decode pool, of all replicas where they are set, else of dp."""
     name = next((name for name in ("decode_replicas", "replicas") if scenario[name]), None)
     if name is None:
         name = "decode_replicas" if scenario["prefill_deployment_id"] else "data_parallel_size"
@@ -112,7 +112,7 @@ def _replicas(settings: Mapping[str, Any], scenario: Mapping[str, Any]) -> list[
 
 
 def wider_graphs(settings: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the change to CUDA graphs for a full batch, where they end below it.
+    """Return the change that captures CUDA graphs up to a full batch, where they end below it.
 
     >>> wider_graphs({"graph_max_tokens": 128, "max_num_seqs": 256, "query_tokens": 1})
     [('max_cudagraph_capture_size=256', {'max_cudagraph_capture_size': 256})]

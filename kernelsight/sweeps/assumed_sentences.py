@@ -1,4 +1,4 @@
-"""What the summary of a scenario assumes: one sentence each, those that decide most of its time first."""
+"""Sentences on the assumptions of a scenario's summary, those with the largest share of its time first."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the sentences of a session's only scenario; ``row``: of ``scenario_summary``.
+    """Return the sentences on the assumptions of a session's only scenario; ``row``: of ``scenario_summary``.
 
-    Where it can be said which share of the steps' time rests on one, the share stands before it, and the largest first.
+    Where the share of the steps' time that depends on one is known, it is in the sentence, the largest first.
     """
     shares = _shares(session, row)
     share_of = {item["sentence"]: shares.get(item["subject"], 0.0) for item in session.table("assumptions").to_pylist()}
@@ -29,19 +29,19 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
 
 
 def _shares(session: Session, row: Mapping[str, Any]) -> dict[str, float]:
-    """Return by subject the share of the time of all steps that rests on it."""
+    """Return the share of all steps' time that depends on each assumed subject."""
     gpu_s, host_s = row["gpu_s"] or 0.0, row["host_exposed_s"] or 0.0
     if not gpu_s:
         return {}
     tiers = {item["deployment_id"]: item["assumed_families"] for item in session.table("deployment_tiers").to_pylist()}
-    guessed = (tiers[row["deployment_id"]] or "").split(", ")
+    assumed_families = (tiers[row["deployment_id"]] or "").split(", ")
     kernels = session.table("kernel_breakdown").select(["family", "share"]).to_pylist()
-    share = sum(item["share"] for item in kernels if item["family"] in guessed)
+    share = sum(item["share"] for item in kernels if item["family"] in assumed_families)
     return {"kernel constants": share * gpu_s / (gpu_s + host_s), "host overhead": host_s / (gpu_s + host_s)}
 
 
 def _routing(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return how replicas step, and what becomes of a prefix-aware router that has no prefixes to look at."""
+    """Return the sentences on independent replicas, and on a prefix-aware router without prefixes to route by."""
     scenario = session.table("scenarios").to_pylist()[0]
     front = scenario["prefill_deployment_id"] or scenario["deployment_id"]
     engines = settings_of[front]["dp"] * (scenario["prefill_replicas"] or scenario["replicas"] or 1)
@@ -67,7 +67,7 @@ def _routing(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _priorities(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what becomes of priority levels where no engine's queue goes by them."""
+    """Return the sentence on priority levels where no engine schedules by priority."""
     (scenario,) = session.table("scenarios").to_pylist()
     levels = scenario["num_priorities"] or 1
     if levels == 1 or any(

@@ -1,4 +1,4 @@
-"""What bounds a scenario's rate before any search: a request alone, and closed loops of ever more in flight."""
+"""Upper bound of a scenario's rate, before a search: from single requests, and closed loops of rising concurrency."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from kernelsight.scenario.objectives import Objective
 from kernelsight.sweeps.steady import LEAST_REQUESTS
 from kernelsight.sweeps.trials import Trial, Trials, gap_percentile
 
-# a closed loop of so many requests in flight for each seat
+# requests of a closed loop per request in flight
 TURNOVER = 6
+# requests served one at a time
 ALONE = 24
+# factor between concurrency levels, and bisections between the last two
 LEVELS, HALVINGS = 4, 2
-# on a bound that rests on one load
+# safety factor on a bound from a single load
 CAUTION = 1.1
 
 
 class Capacity(NamedTuple):
-    """What bounds a scenario's rate before any search.
+    """The upper bound of a scenario's rate.
 
-    ``alone``: latencies of requests that meet nobody; ``most``: no higher rate can keep the objectives, requests/s (or
-    users); ``misses``: the objective that even a request alone misses, and its value there.
+    ``alone``: the trial of requests served one at a time; ``most``: no higher rate can keep the objectives, requests/s
+    (or users); ``misses``: the objective that even such requests miss, and its value in ms.
     """
 
     alone: Trial
@@ -33,10 +35,10 @@ class Capacity(NamedTuple):
 
 
 def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
-    """Return what bounds the rate: a request alone, and closed loops of ever more requests in flight.
+    """Return the upper bound of the rate, from single requests and closed loops of rising concurrency.
 
-    No rate is above what a closed loop completes once its decode steps alone take longer than the objective on TPOT,
-    and no more users keep it.
+    No higher rate keeps the objectives than the throughput of a closed loop whose decode steps take longer than the
+    objective on TPOT, and no more users than its concurrency.
     """
     (alone,) = trials.serve(scenario_id, ALONE, [0], request_rate=None, max_concurrency=1)
     missed = _missed_alone(alone, objectives)
@@ -48,7 +50,7 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     longest_gap_ms = min(
         (objective.most_ms for objective in objectives if objective.metric == "tpot"), default=math.inf
     )
-    best, level, below = 0.0, 1, 1
+    best, level, below = 0.0, 1, 1  # highest throughput, concurrency, and the level before it
 
     def bound() -> Capacity:
         if scenario["request_rate"]:
@@ -65,7 +67,7 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
         if level >= seats or not grows:
             level = seats
             return bound()
-    # between these two levels the decode steps begin to take too long
+    # between these two levels decode steps exceed the objective
     for _ in range(HALVINGS):
         middle = round(math.sqrt(below * level))
         if not below < middle < level:
@@ -79,10 +81,10 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
 
 
 def _most_users(level: int, seats: int, throughput: float, objectives: Sequence[Objective]) -> float:
-    """Return the most users that can keep the objectives; ``level``: where decode steps take too long, or all seats.
+    """Return the most users that can keep the objectives.
 
-    Those who wait for a seat get one as others finish, ``throughput`` a second. Where no objective is on waiting,
-    nobody waits.
+    ``level``: concurrency at which decode steps take too long, or ``seats``, the most running requests. Further users
+    wait until others finish, ``throughput`` a second; without an objective on waiting none are allowed.
     """
     if level < seats:
         return CAUTION * level
@@ -91,14 +93,14 @@ def _most_users(level: int, seats: int, throughput: float, objectives: Sequence[
 
 
 def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, float]:
-    """Return what a closed loop of ``level`` requests in flight completes, requests/s, and its median gap, ms."""
+    """Simulate a closed loop of concurrency ``level``; return its throughput in requests/s, and its median ITL, ms."""
     requests = min(level * TURNOVER, 2 * level + LEAST_REQUESTS)
     (trial,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=level)
     return _throughput(trial, requests, level), gap_percentile(trial.gaps, 50.0)
 
 
 def _missed_alone(alone: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
-    """Return the first objective that requests miss which meet nobody, and its value, milliseconds."""
+    """Return the first objective that requests served one at a time miss, and its value in ms; None: they miss none."""
     for objective in objectives:
         if objective.metric == "itl":
             continue
@@ -106,7 +108,7 @@ def _missed_alone(alone: Trial, objectives: Sequence[Objective]) -> tuple[Object
         values = values[~np.isnan(values)]
         if values.size:
             percent = objective.percent
-            # of few requests the largest is no tail: the middle of them stands for all above it
+            # few requests have no tail: the median is taken for higher percentiles too
             value = float(values.mean() if percent is None else np.percentile(values, min(percent, 50.0)))
             if value > objective.most_ms:
                 return objective, value
@@ -114,5 +116,5 @@ def _missed_alone(alone: Trial, objectives: Sequence[Objective]) -> tuple[Object
 
 
 def _throughput(trial: Trial, requests: int, level: int) -> float:
-    """Return requests/s of a closed loop while it was full: at its end it empties over one stay."""
+    """Return the requests/s of a closed loop at full concurrency, without its end, where it empties."""
     return requests / max(trial.duration_s * (1.0 - 0.5 * level / requests), 1e-9)

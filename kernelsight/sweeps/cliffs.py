@@ -1,4 +1,4 @@
-"""Limits that a neighbour setting removes: where CUDA graphs end below the batches that a scenario decodes."""
+"""Performance cliffs that a setting removes: CUDA graphs that end below the batch sizes that a scenario decodes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
     from kernelsight.dataflow.session import Session
 
-# of decode steps: fewer are no limit; and what they gain at the least
+# least share of decode steps above the largest graph, and least factor by which wider graphs shorten them
 LEAST_SHARE, LEAST_FACTOR = 0.1, 1.05
 
 
 def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
-    """Return the sentence on a session's only scenario where CUDA graphs end below its batches; None: they do not.
+    """Return the sentence on a session's only scenario where CUDA graphs end below its batch sizes; None: they do not.
 
-    ``settings``: of the deployment that decodes. The factor is that of a decode step of the mean of these batches, its
-    kernels taking the mean of all decode steps.
+    ``settings``: of the decoding deployment. The factor in the sentence is for a decode step with the mean of these
+    batch sizes, whose kernels take the mean time of all decode steps.
     """
     from kernelsight.serving.engine.host import host_of, host_times
 
@@ -41,20 +41,20 @@ def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
     overheads = {row["deployment_id"]: row for row in session.table("host_settings").to_pylist()}
     batch, gpu_us = round(float((weight * tokens)[tokens > largest].sum()) / large), total_us / steps
     host = host_of(overheads[deployment_id], settings, round(calls / steps))
-    now_us, then_us = (
+    now_us, with_graph_us = (
         exposed_us + max(hidden_us, gpu_us)
         for hidden_us, exposed_us, _ in (
             host_times(batch, batch, 0, graph_host) for graph_host in (host, host._replace(graph_max_tokens=batch))
         )
     )
-    if now_us < LEAST_FACTOR * then_us:
+    if now_us < LEAST_FACTOR * with_graph_us:
         return None
     steps_above = f"{percent(large / steps)} of the decode steps exceed"
-    return graphs_end(largest, steps_above, batch, "these", now_us / then_us)
+    return graphs_end(largest, steps_above, batch, "these", now_us / with_graph_us)
 
 
 def _decode_steps(session: Session, deployment_id: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens and weights of the knots between which the decode steps of a deployment lie."""
+    """Return tokens and weights of the step shapes between which a deployment's decode steps are interpolated."""
     import pyarrow.compute as pc
 
     shapes, uses = (

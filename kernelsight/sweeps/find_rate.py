@@ -1,4 +1,4 @@
-"""The highest steady request rate that keeps objectives, for every deployment of a grid."""
+"""Finds the highest steady request rate that keeps the objectives, for every deployment of a grid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOT_IN_GRID = ("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "
 
 
 def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callable[[str], None]) -> dict[str, pa.Table]:
-    """Return ``found_rates`` and ``rate_statistics`` of every question; InvalidInput: one that cannot be answered.
+    """Return ``found_rates`` and ``rate_statistics`` of every question; InvalidInput: a question cannot be answered.
 
     Questions with equal objectives are one grid: their deployments are planned and priced together.
     """
@@ -46,11 +46,11 @@ def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
     rows, statistics, done = {}, {}, 0
     for name, members in grids.items():
 
-        def say(count: int, before: int = done) -> None:
+        def report_count(count: int, before: int = done) -> None:
             report(f"rates of {before + count:,} of {len(questions_read):,} rows")
 
         with fork() as session:
-            searched = _searched_rates(session, [flags for _, flags in members], grid_of[name], say)
+            searched = _searched_rates(session, [flags for _, flags in members], grid_of[name], report_count)
         for (question_id, _), (row, figures) in zip(members, searched, strict=True):
             rows[question_id] = {"question_id": question_id, **row}
             statistics[question_id] = [{"question_id": question_id, **figure} for figure in figures]
@@ -65,9 +65,9 @@ def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
 
 
 def _searched_rates(
-    session: Session, rows: Sequence[Mapping[str, Any]], grid: RateGrid, say: Callable[[int], None]
+    session: Session, rows: Sequence[Mapping[str, Any]], grid: RateGrid, report_count: Callable[[int], None]
 ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Search the rate of each row; return its row of ``found_rates``, and those of ``rate_statistics``."""
+    """Search the rate of each row of flags; return its row of ``found_rates``, and its rows of ``rate_statistics``."""
     objectives = objectives_of(grid.slo)
     for row_number, row in enumerate(rows, start=1):
         for name in NOT_IN_GRID:
@@ -81,15 +81,15 @@ def _searched_rates(
         refuse_unused_corrections(session, grid.corrections_file)
     rates: list[HighestRate | None] = []
     for scenario in plan.scenarios:
-        able = scenario["scenario_id"] in trials.able
-        search = RateSearch(trials, scenario["scenario_id"], objectives, earlier_trials) if able else None
+        can_run = scenario["scenario_id"] in trials.able
+        search = RateSearch(trials, scenario["scenario_id"], objectives, earlier_trials) if can_run else None
         rates.append(search.run(Effort(tolerance=grid.tolerance)) if search else None)
-        say(len(rates))
+        report_count(len(rates))
     return _rows_at(session, started_rows, grid, plan, rates)
 
 
 def open_trials(session: Session, plan: Plan, work: Work | None = None) -> Trials:
-    """Give a plan to a session, and return what serves its loads at any rate; ``work``: what may be simulated."""
+    """Give a plan to a session, and return the trials that simulate its loads at any rate; ``work``: their budget."""
     give_plan(session, list(plan.deployments.values()), plan.planned)
     give_reach(session, plan.planned)
     return Trials(session, work=work)
@@ -102,12 +102,12 @@ def _rows_at(
     found_plan: Plan,
     rates: Sequence[HighestRate | None],
 ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Serve each row once more at its rate for its summary, and set what was found beside it."""
+    """Simulate each row once more at its highest rate, for its summary; return it with the results of its search."""
     at_rate = [
-        {**row, "request_rate": found.rate, "num_prompts": found.requests} if found and found.rate else row
-        for row, found in zip(started_rows, rates, strict=True)
+        {**row, "request_rate": highest.rate, "num_prompts": highest.requests} if highest and highest.rate else row
+        for row, highest in zip(started_rows, rates, strict=True)
     ]
-    # rows that differ in what a search replaces alone, such as num_prompts, may end at one scenario
+    # rows that differ only in flags that a search replaces, such as num_prompts, may become one scenario
     plan = plan_rows(session, at_rate, grid.goodput, on_fault="collect")
     give_plan(session, list(found_plan.deployments.values()), plan.planned)
     summary = {row["scenario_id"]: row for row in session.table("scenario_summary").to_pylist()}
@@ -116,21 +116,21 @@ def _rows_at(
     objectives = objectives_of(grid.slo)
     end_rates = _rates_at_ends(session, found_plan, started_rows, rates, objectives)
     answer_rows = []
-    for index, (scenario, found) in enumerate(zip(plan.scenarios, rates, strict=True)):
-        row, rated = summary[scenario["scenario_id"]], bool(found and found.rate)
+    for index, (scenario, highest) in enumerate(zip(plan.scenarios, rates, strict=True)):
+        row, rated = summary[scenario["scenario_id"]], bool(highest and highest.rate)
         row = {name: value for name, value in row.items() if rated or name not in measured}
-        figures = _steady_values(found, objectives) if rated else {}
+        figures = _steady_values(highest, objectives) if rated else {}
         answer = {
             **row,
             **{name: value for name, value in figures.items() if name in measured},
             "flags": object_text(plan.flags[index]),
-            "max_request_rate": found.rate if found else None,
-            "rate_low": found.low if found else None,
-            "rate_high": found.high if found else None,
+            "max_request_rate": highest.rate if highest else None,
+            "rate_low": highest.low if highest else None,
+            "rate_high": highest.high if highest else None,
             **dict(zip(("rate_if_slow", "rate_if_fast"), end_rates[index], strict=True)),
-            "steady": found.steady if rated else None,
+            "steady": highest.steady if rated else None,
             "num_prompts": plan.flags[index]["num_prompts"],
-            "status": row["status"] if found is None else status_of(found),
+            "status": row["status"] if highest is None else status_of(highest),
             "meets_slo": rated,
             PRICE: plan.prices[index],
         }
@@ -148,16 +148,16 @@ def _rates_at_ends(
     rates: Sequence[HighestRate | None],
     objectives: Sequence[Objective],
 ) -> list[tuple[float | None, float | None]]:
-    """Return the rates of each row if kernels and host are slow, or fast; None where no rate was found."""
+    """Return each row's rates if kernels and host are slow, and if they are fast; None where no rate was found."""
     rated = {
-        index: Rated(row, found)
-        for index, (row, found) in enumerate(zip(started_rows, rates, strict=True))
-        if found and found.rate
+        index: Rated(row, highest)
+        for index, (row, highest) in enumerate(zip(started_rows, rates, strict=True))
+        if highest and highest.rate
     }
     at_rates = intervals_at(session, plan, list(rated.values()), [RATES] * len(rated)) if rated else []
     pairs = {
-        index: rates_at_ends(intervals, found.highest.rate, objectives)
-        for (index, found), intervals in zip(rated.items(), at_rates, strict=True)
+        index: rates_at_ends(intervals, highest.highest.rate, objectives)
+        for (index, highest), intervals in zip(rated.items(), at_rates, strict=True)
     }
     return [pairs.get(index, (None, None)) for index in range(len(rates))]
 
@@ -188,13 +188,15 @@ def status_of(rate: HighestRate) -> str:
 
 
 def _steady_values(rate: HighestRate, objectives: Sequence[Objective]) -> dict[str, float | None]:
-    """Return latency statistics of all seeds at the found rate, and the throughputs that it makes."""
+    """Return latency statistics (ms) over all seeds at the highest rate, and its throughputs."""
     trials = rate.tried.trials
-    usual = [objective_of(f"{metric}_{name}_ms", 1.0) for metric in METRICS for name in ("mean", "p50", "p90", "p99")]
+    standard = [
+        objective_of(f"{metric}_{name}_ms", 1.0) for metric in METRICS for name in ("mean", "p50", "p90", "p99")
+    ]
     values: dict[str, float | None] = {}
-    for objective in [*usual, *objectives]:
+    for objective in [*standard, *objectives]:
         values[objective.column] = statistic(trials, objective)
-    prompt, output = (float(np.mean([trial.tokens[kind] for trial in trials])) for kind in (0, 1))
+    prompt, output = (float(np.mean([trial.tokens[index] for trial in trials])) for index in (0, 1))
     values["request_throughput"] = rate.rate
     values["output_throughput"] = rate.rate * output
     values["total_throughput"] = rate.rate * (prompt + output)
@@ -202,7 +204,7 @@ def _steady_values(rate: HighestRate, objectives: Sequence[Objective]) -> dict[s
 
 
 def statistic(trials: Sequence[Trial], objective: Objective) -> float | None:
-    """Return the statistic of an objective over all trials without warm-up, milliseconds; None without a value."""
+    """Return an objective's statistic over all trials, without warm-up, in ms; None where no request has the metric."""
     if objective.metric == "itl":
         gaps = sum(trial.gaps for trial in trials)
         if not gaps.any():

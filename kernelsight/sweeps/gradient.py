@@ -1,4 +1,4 @@
-"""How a metric of one scenario goes with the facts of its GPU: rows of ``scenario_sensitivities`` with their units."""
+"""Gradients of a scenario's metric by facts of its GPU: rows of ``scenario_sensitivities``, with units."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Gradient(NamedTuple):
 
 
 def gradients(session: Session, metric: str, fact: str | None) -> Gradient | list[Gradient]:
-    """Return the derivative of a metric by a fact, or by each fact of the GPU: the strongest, what limits it, first.
+    """Return the derivative of a metric by a fact, or without one by each fact of the GPU, the largest first.
 
-    UnknownName: no such metric or fact. InvalidInput: the session does not hold one scenario.
+    UnknownName: no such metric or fact. InvalidInput: the session has not exactly one scenario.
     """
     scenarios = session.table("scenarios") if "scenarios" in session.available() else None
     if scenarios is None or scenarios.num_rows != 1:

@@ -1,4 +1,4 @@
-"""90 % intervals beside the summary of each scenario: the figures that people decide by, low and high."""
+"""Adds the columns of 90 % intervals to scenario summaries, for the figures that people decide by."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIGURES = ("ttft_mean_ms", "ttft_p99_ms", "tpot_mean_ms", "tpot_p99_ms", "output
 
 
 def interval_columns(figure: str) -> tuple[str, str]:
-    """Return the names of the columns of a figure's interval.
+    """Return the names of a figure's columns for the lower and upper end of its interval.
 
     >>> interval_columns("ttft_p99_ms"), interval_columns("output_throughput")
     (('ttft_p99_low_ms', 'ttft_p99_high_ms'), ('output_throughput_low', 'output_throughput_high'))
@@ -23,7 +23,7 @@ def interval_columns(figure: str) -> tuple[str, str]:
 
 
 def with_intervals(session: Session, summary: pa.Table) -> pa.Table:
-    """Return a summary with both ends of FIGURES, from ``scenario_intervals``; null where nothing was served."""
+    """Return a summary with both ends of FIGURES, from ``scenario_intervals``; null where no request was served."""
     import pyarrow as pa
 
     bounds_of = {

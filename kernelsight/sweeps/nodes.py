@@ -1,4 +1,4 @@
-"""The nodes of sweeps: highest steady rates, and what changes of settings bring, from given questions."""
+"""The nodes of sweeps: highest steady rates of ``rate_questions``, and advice on settings of ``advice_questions``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions of a sweep: scenarios of the same deployments served together, each finished one durable on the disk."""
+"""Partitions of a sweep: scenarios of the same deployments simulated together, each saved once it is finished."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
     Connect = Callable[[], Session]
 
-# what a partition holds in memory grows with both
+# most requests and deployments of a partition, whose memory grows with both
 REQUESTS = 1 << 21
 DEPLOYMENTS = 128
 MANIFEST = "manifest.json"
 
 
 class Partition(NamedTuple):
-    """What one worker serves: rows of ``deployments`` and ``scenarios``, and the tables to give its session."""
+    """The unit of work of a sweep: rows of ``deployments`` and ``scenarios``, and tables to give the session."""
 
     deployments: list[dict[str, Any]]
     scenarios: list[dict[str, Any]]
     given: dict[str, pa.Table]
     threads: int | None = None
-    lone: bool = False  # the only scenario of its sweep: what cannot be served is refused
+    lone: bool = False  # the only scenario of its sweep, whose errors are raised
     percentiles: tuple[str, ...] = ()  # columns such as ttft_p95_ms that ``scenario_summary`` lacks
-    intervals: bool = False  # with 90 % intervals, for which each scenario is served again
+    intervals: bool = False  # with 90 % intervals, for which each scenario is simulated again
 
 
 def split(
@@ -50,7 +50,7 @@ def split(
     percentiles: tuple[str, ...] = (),
     intervals: bool = False,
 ) -> list[Partition]:
-    """Return partitions of at most ``requests`` requests: whole deployments together, a larger one cut by itself."""
+    """Split a plan into partitions of at most ``requests`` requests: whole deployments, or parts of a larger one."""
     sizes = _sizes(plan)
     rows: dict[str, list[dict[str, Any]]] = {}
     for scenario in sorted(plan.planned, key=lambda row: (row["deployment_id"], row["scenario_id"])):
@@ -72,16 +72,16 @@ def split(
             size_so_far += size
     lone = len(plan.planned) == 1
     shared = (given or {}, threads, lone, percentiles, intervals)
-    return [Partition(plan.deployments_of(scenarios_taken), scenarios_taken, *shared) for scenarios_taken in groups]
+    return [Partition(plan.deployments_of(group), group, *shared) for group in groups]
 
 
 def total_requests(plan: Plan) -> int:
-    """Return the requests of all scenarios of a plan."""
+    """Return the number of requests of all scenarios of a plan."""
     return sum(_sizes(plan).values())
 
 
 def _sizes(plan: Plan) -> dict[str, int]:
-    """Requests of each scenario; a trace is read once, however many replay it."""
+    """Return the number of requests by scenario; a trace is read once for all scenarios."""
     from kernelsight.serving.load.recorded_loads import read_trace
 
     traces = {path: read_trace(path).num_rows for path in {row["trace"] for row in plan.planned if row.get("trace")}}
@@ -97,9 +97,9 @@ def _sizes(plan: Plan) -> dict[str, int]:
 
 
 def serve_partition(partition: Partition, session: Session) -> pa.Table:
-    """Return the ``scenario_summary`` of a partition; the session stays as it was.
+    """Simulate a partition in a fork of a session; return its ``scenario_summary``.
 
-    A scenario that cannot be served leaves the others of its sweep: its ``status`` says why.
+    A scenario that cannot be served does not stop the others: its ``status`` says why.
     """
     with session.fork() as fork:
         fork.threads = partition.threads or session.threads
@@ -109,7 +109,7 @@ def serve_partition(partition: Partition, session: Session) -> pa.Table:
 
 
 def _served(session: Session, deployments: list[dict], scenarios: list[dict], partition: Partition) -> pa.Table:
-    """Serve scenarios; one of several that cannot be served has the sentence as its ``status``, as a fault has."""
+    """Simulate scenarios, bisected on an error, until the one that cannot be served has the error as its ``status``."""
     import pyarrow as pa
 
     try:
@@ -139,7 +139,7 @@ def _summary(session: Session, partition: Partition) -> pa.Table:
 
 
 def run_here(partitions: list[Partition], session: Session) -> Iterator[tuple[int, pa.Table]]:
-    """Serve partitions one after the other in this process."""
+    """Simulate partitions in turn in this process; yield the number and the summary of each."""
     for number, partition in enumerate(partitions):
         yield number, serve_partition(partition, session)
 
@@ -150,12 +150,12 @@ def _serve_in_worker(partition: Partition, connect: Connect) -> pa.Table:
 
 @cache
 def _session_of_worker(connect: Connect) -> Session:
-    """Return the session of this worker process: it reads queries and facts once, however many partitions come."""
+    """Return the session of this worker process, which reads queries and facts once for all partitions."""
     return connect()
 
 
 def run_in_processes(partitions: list[Partition], workers: int, connect: Connect) -> Iterator[tuple[int, pa.Table]]:
-    """Serve partitions in processes of their own, as they finish; RunFailed where one dies."""
+    """Simulate partitions in worker processes; yield each as it finishes. RunFailed: a worker died."""
     from concurrent.futures import as_completed
     from concurrent.futures.process import BrokenProcessPool
 
@@ -176,7 +176,7 @@ def run_in_processes(partitions: list[Partition], workers: int, connect: Connect
 
 
 def run_on_ray(partitions: list[Partition], connect: Connect) -> Iterator[tuple[int, pa.Table]]:
-    """Serve partitions on a Ray cluster, as they finish; InvalidInput where Ray is not installed."""
+    """Simulate partitions on a Ray cluster; yield each as it finishes. InvalidInput: Ray is not installed."""
     ray = import_ray()
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     remote = ray.remote(_serve_in_worker)
@@ -187,7 +187,7 @@ def run_on_ray(partitions: list[Partition], connect: Connect) -> Iterator[tuple[
 
 
 def import_ray() -> Any:
-    """Return the module; InvalidInput where it is not installed."""
+    """Import Ray; InvalidInput where it is not installed."""
     try:
         import ray
     except ImportError:
@@ -199,19 +199,20 @@ def import_ray() -> Any:
 
 
 class Store:
-    """A folder of finished partitions and the manifest of what they are parts of."""
+    """A folder of finished partitions, with a manifest that identifies their sweep."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder against other processes; InvalidInput if another one serves this sweep."""
+        """Lock the folder against other processes; InvalidInput if another one runs this sweep."""
         return locked(self.folder)
 
     def open(self, facts: dict[str, Any], *, resume: bool) -> dict[str, Any]:
-        """Start the folder, or go on with it; return the manifest that it has.
+        """Create the folder, or continue it; return its manifest.
 
-        InvalidInput: it is there and ``resume`` is not asked for, or it is part of another sweep, and by what.
+        ``facts``: the manifest of this sweep. InvalidInput: the folder exists without ``resume``, or belongs to another
+        sweep, with the facts that differ.
         """
         path = self.folder / MANIFEST
         if not path.exists():
@@ -237,22 +238,22 @@ class Store:
         return manifest
 
     def finished(self) -> set[int]:
-        """Return the numbers of the partitions that are there; drafts of a killed run are removed.
+        """Return the numbers of the finished partitions, and remove drafts of a killed run.
 
-        Only under ``locked``: the draft of a run that goes on would be lost.
+        Only under ``locked``: otherwise it would remove the drafts of a running one.
         """
         for draft in self.folder.glob(".*"):
             draft.unlink()
         return {int(path.stem) for path in self.folder.glob("*.parquet")}
 
     def keep(self, number: int, table: pa.Table) -> None:
-        """Write a finished partition, which is there only when it is whole and on the disk."""
+        """Write a finished partition, atomically and durably."""
         import pyarrow.parquet as pq
 
         self._write(self._path_of(number), lambda draft: pq.write_table(table, draft))
 
     def read(self, numbers: Iterable[int]) -> pa.Table:
-        """Return the rows of partitions."""
+        """Return the rows of several partitions, concatenated."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

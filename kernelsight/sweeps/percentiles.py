@@ -1,4 +1,4 @@
-"""Latency percentiles that ``scenario_summary`` has no column for, from the requests themselves."""
+"""Adds latency percentiles that ``scenario_summary`` lacks, from the requests or the histogram of gaps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 
-def percentiles_asked(session: Session, slo: Mapping[str, float] | None) -> tuple[str, ...]:
+def missing_percentiles(session: Session, slo: Mapping[str, float] | None) -> tuple[str, ...]:
     """Return the columns of objectives that ``scenario_summary`` lacks, in order; UnknownName: no latency statistic."""
     columns = session.graph.known("scenario_summary").column_names
     return tuple(sorted({objective_of(name, 1.0).column for name in slo or () if name not in columns}))
 
 
 def with_percentiles(session: Session, columns: Iterable[str]) -> pa.Table:
-    """Return ``scenario_summary`` with more percentiles, linear between ranks; null where no request has the metric.
+    """Return ``scenario_summary`` with columns of percentiles, linear between ranks; null: no request has the metric.
 
-    Those of ITL are of ``itl_histogram``, whose bins are 0.2 % wide.
+    Percentiles of ITL come from ``itl_histogram``, whose bins are 0.2 % wide.
     """
     import pyarrow as pa
 
@@ -47,7 +47,7 @@ def with_percentiles(session: Session, columns: Iterable[str]) -> pa.Table:
 
 
 def _request_percentiles(session: Session, objective: Objective) -> dict[str, float]:
-    """Return the percentile of each scenario's requests."""
+    """Return a percentile in ms over each scenario's requests, by scenario."""
     from kernelsight.serving.load.requests import spans_of
 
     metrics = session.table("request_metrics")
@@ -62,7 +62,7 @@ def _request_percentiles(session: Session, objective: Objective) -> dict[str, fl
 
 
 def _gap_percentiles(session: Session, objective: Objective) -> dict[str, float]:
-    """Return the percentile of each scenario's gaps between tokens."""
+    """Return a percentile in ms over each scenario's gaps between tokens, by scenario."""
     from kernelsight.serving.runs.statistics_tables import gap_percentiles
 
     rows = gap_percentiles(session.table("itl_histogram"), (objective.percent,)).to_pylist()

@@ -1,4 +1,4 @@
-"""Intervals of found rates: the rates at either end of the intervals of kernels and host."""
+"""Intervals of highest rates by errors of kernels and host: the rates if these are slow, and if they are fast."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kernelsight.sweeps.rate_search import HighestRate
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-# rates of a served load, over the found one
+# simulated rates, as shares of the highest one
 RATES = (0.3, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4)
-# of a run: fewer settle ratios of its figures well enough
+# requests of a run, which are enough for ratios of its figures
 LEAST_REQUESTS, MOST_REQUESTS = 100, 1_200
-# of a closed loop, in mean stays: in the first of them everybody begins at once
+# least requests of a closed loop per user: in the first round all begin at once
 LEAST_STAYS = 4
 
 # rows of ``scenario_intervals`` of one scenario by figure, and its mean power
@@ -25,13 +25,13 @@ Intervals = Mapping[str, Mapping[str, float]]
 
 
 class Rated(NamedTuple):
-    """The flags of a row, and the rate that was found for it."""
+    """A row of flags with its highest rate."""
 
     flags: Mapping[str, Any]
     highest: HighestRate
 
     def flags_at(self, share: float) -> dict[str, Any]:
-        """Return the flags of the row at a share of its rate: of users where they are a closed loop."""
+        """Return the flags of the row at a share of its rate, or of its users in a closed loop."""
         requests, level = min(max(self.highest.requests, LEAST_REQUESTS), MOST_REQUESTS), self.highest.rate * share
         if "max_concurrency" not in self.flags:
             return {**self.flags, "request_rate": level, "num_prompts": requests}
@@ -42,9 +42,9 @@ class Rated(NamedTuple):
 
 
 def serve_at(session: Session, plan: Plan, rated_shares: Sequence[tuple[Rated, float]]) -> list[str]:
-    """Give a session the scenarios of rows at shares of their rates, and return the name of each.
+    """Give a session the scenarios of rows at shares of their rates, and return their scenario ids.
 
-    ``plan``: of the deployments that the session holds.
+    ``plan``: of the session's deployments.
     """
     rows = [rated.flags_at(share) for rated, share in rated_shares]
     planned = plan_rows(session, rows, on_fault="collect")
@@ -55,7 +55,7 @@ def serve_at(session: Session, plan: Plan, rated_shares: Sequence[tuple[Rated, f
 def intervals_at(
     session: Session, plan: Plan, rows: Sequence[Rated], shares: Sequence[Sequence[float]]
 ) -> list[dict[float, Intervals]]:
-    """Return for each row its intervals at each of its ``shares`` of the found rate."""
+    """Simulate each row at its ``shares`` of the highest rate; return the intervals of its figures by share."""
     rated_shares = [(rated, share) for rated, row_shares in zip(rows, shares, strict=True) for share in row_shares]
     names = iter(serve_at(session, plan, rated_shares))
     by_name: dict[str, dict[str, Mapping[str, float]]] = {}
@@ -71,13 +71,13 @@ def intervals_at(
 def rates_at_ends(
     at_rates: Mapping[float, Intervals], rate: float, objectives: Sequence[Objective]
 ) -> tuple[float, float]:
-    """Return the rates up to which the slow and the fast end of the intervals keep all objectives."""
+    """Return the rates up to which the upper, and the lower, ends of the latencies' intervals keep all objectives."""
     slow, fast = (min(_keeps_up_to(at_rates, objective, end) for objective in objectives) for end in ("high", "low"))
     return min(slow, 1.0) * rate, max(fast, 1.0) * rate
 
 
 def nearest_figure(objective: Objective) -> str:
-    """Return the figure of ``scenario_intervals`` that is nearest to an objective.
+    """Return the figure of ``scenario_intervals`` that is nearest to an objective's statistic.
 
     >>> nearest_figure(Objective("itl", 95.0, 40.0))
     'tpot_p99_ms'
@@ -90,9 +90,9 @@ def nearest_figure(objective: Objective) -> str:
 
 
 def _keeps_up_to(at_rates: Mapping[float, Intervals], objective: Objective, end: str) -> float:
-    """Return up to which share of the found rate an end of the interval keeps an objective.
+    """Return the share of the highest rate up to which an end of the interval keeps an objective; 0: at none.
 
-    What the figure itself reaches at the found rate is kept there by definition: tails of short runs differ.
+    The figure at the highest rate keeps the objective by definition, even where tails of short runs are above it.
     """
     figure = nearest_figure(objective)
     most = max(objective.most_ms, at_rates[1.0].get(figure, {}).get("predicted") or 0.0)

@@ -1,4 +1,4 @@
-"""Rows of ``rate_questions`` of a grid, and the highest rates as rows of that grid."""
+"""Questions for highest rates: rows of ``rate_questions`` from a grid, and the answers as rows of that grid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLES = ("found_rates", "rate_statistics")
 
 
 class RateGrid(NamedTuple):
-    """What deployments of a grid share: objectives, and how near to the highest rate their searches come."""
+    """The shared part of a grid's questions: objectives, and the relative tolerance of the searched rates."""
 
     slo: Mapping[str, float]
     goodput: Mapping[str, float]
@@ -38,7 +38,7 @@ class RateGrid(NamedTuple):
 
 
 def question_of(row: Mapping[str, Any]) -> tuple[dict[str, Any], RateGrid]:
-    """Return the flags of a row of ``rate_questions``, and what it shares with others.
+    """Return the flags of a row of ``rate_questions``, and the part that it shares with others.
 
     >>> slo = [{"statistic": "ttft_p95_ms", "most_ms": 400.0}]
     >>> question_of({"question_id": "a", "flags": '{"gpu": "l4"}', "slo": slo, "tolerance": 0.05})[1].tolerance
@@ -50,7 +50,7 @@ def question_of(row: Mapping[str, Any]) -> tuple[dict[str, Any], RateGrid]:
 
 
 def question_rows(rows: Sequence[Mapping[str, Any]], grid: RateGrid) -> list[dict[str, Any]]:
-    """Return the rows of ``rate_questions`` of a grid; launch lines are read, of which only flags are kept."""
+    """Return the rows of ``rate_questions`` of a grid; launch lines become flags."""
     shared = {"slo": objective_rows(grid.slo), "goodput": object_text(grid.goodput) if grid.goodput else None}
     shared |= {"tolerance": grid.tolerance, "correction": grid.correction}
     questions, lines = [], dict[tuple[str, bool], LaunchLine]()
@@ -73,7 +73,7 @@ def ask_rates(
     correction: str | Path | pa.Table | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Session:
-    """Return a fork that holds the questions of a grid and their tables; ``correction``: a file or a table."""
+    """Answer the questions of a grid in a fork, and return it, with their tables; ``correction``: a file or a table."""
     correction_name = None if correction is None else str(correction) if isinstance(correction, str | Path) else "table"
     questions = question_rows(rows, RateGrid(slo, goodput or {}, tolerance, correction_name))
     fork = session.fork()
@@ -86,23 +86,22 @@ def ask_rates(
 
 
 def find_rates(session: Session, rows: Sequence[Mapping[str, Any]], slo: Mapping[str, float], **how: Any) -> pa.Table:
-    """Return each row's flags, its highest steady rate (requests/s), and what ``scenario_summary`` says at that rate.
+    """Return each row's flags, its highest steady rate (requests/s), and its ``scenario_summary`` at that rate.
 
     ``max_request_rate``: at it, a run of ten times ``num_prompts`` keeps every objective of ``slo`` (largest values
-    of latency statistics) with 95 % confidence; null where no rate does, or the deployment cannot run, as ``status``
-    says. ``rate_low``, ``rate_high``: where 90 % of single runs have their highest rate; ``rate_if_slow``,
-    ``rate_if_fast``: the rate with kernels and host at either end of their 90 % intervals; 0: none down to
-    0.3 of the rate. ``steady``: a horizon of 20
-    mean end-to-end times, without drift. ``num_prompts`` becomes what a run of one seed took, at least 1,000 after its
-    warm-up. Latencies are those of all seeds, without warm-up; other columns are those of the row's own seed.
-    ``how``: as for ``ask_rates``. InvalidInput: rows that state a rate, a concurrency or a trace, and what ``sweep``
-    refuses.
+    of latency statistics) with 95 % confidence; null where no rate does, or the deployment cannot run, see ``status``.
+    ``rate_low``, ``rate_high``: the range in which 90 % of single runs have their highest rate; ``rate_if_slow``,
+    ``rate_if_fast``: the rate with kernels and host at either end of their 90 % intervals; 0: none down to 0.3 of the
+    rate. ``steady``: a horizon of 20 mean end-to-end times, without drift. ``num_prompts`` becomes the requests of one
+    seed's run, at least 1,000 after its warm-up. Latencies are those of all seeds, without warm-up; other columns are
+    those of the row's own seed. ``how``: as for ``ask_rates``. InvalidInput: rows with a rate, a concurrency or a
+    trace, and rows that ``sweep`` rejects.
 
     >>> from kernelsight.session import connect
     >>> row = {"model": "qwen3-0.6b", "gpu": "l4", "input_len": 256, "output_len": 8}
     >>> with connect() as session:
-    ...     found = find_rates(session, [row], {"ttft_p95_ms": 200.0}).to_pylist()[0]
-    >>> found["steady"], found["ttft_p95_ms"] <= 200.0, found["rate_low"] <= found["max_request_rate"]
+    ...     rate = find_rates(session, [row], {"ttft_p95_ms": 200.0}).to_pylist()[0]
+    >>> rate["steady"], rate["ttft_p95_ms"] <= 200.0, rate["rate_low"] <= rate["max_request_rate"]
     (True, True, True)
     """
     with ask_rates(session, rows, slo, **how) as fork:
@@ -110,7 +109,7 @@ def find_rates(session: Session, rows: Sequence[Mapping[str, Any]], slo: Mapping
 
 
 def rates_of_grid(session: Session) -> pa.Table:
-    """Return ``found_rates`` as a grid has them: flags and statistics as columns, none that no row has."""
+    """Return ``found_rates`` as rows of the grid: with columns of flags and statistics that any row has."""
     import pyarrow as pa
 
     rates = session.table("found_rates")

@@ -1,6 +1,6 @@
-"""The highest steady rate of one scenario: bracketed, then narrowed to where its objectives just hold.
+"""Searches the highest steady rate of one scenario: bracketed, then bisected to where its objectives just hold.
 
-Of a scenario with a closed loop it is the highest number of users, each of whom has one request in flight.
+For a closed loop it is the highest number of users, each of whom has one request in flight.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ from kernelsight.sweeps.trial_cache import Judged, TrialCache
 from kernelsight.sweeps.trials import Trial, Trials
 
 LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
-# requests that may exceed a percentile, over all seeds: fewer make a tail of luck
+# requests above the highest percentile, over all seeds: with fewer, tails are noise
 TAIL = 400
 MOST_REQUESTS = 100_000
 SEEDS, LEAST_SEEDS = 8, 4
-# over all seeds: with more, fewer seeds do
+# requests over all seeds from which fewer seeds are enough
 MANY_REQUESTS = 40_000
+# factor between numbers of requests, so that loads are reused
 GRAIN = 1.1
 LONGEST_LOOK = 3_200
-# seeds of a first look, which decides only what is far from its objectives
+# seeds of a first look, a short run that decides only rates FAR times above the objectives
 FIRST_SEEDS = 2
 FAR = 2.0
-# a first look may be wrong by this much
+# factor by which a first look may be wrong
 LENIENT = 1.15
-# of the bound: below it no rate is looked for
+# share of the upper bound below which no rate is searched
 HOPELESS = 1e-3
 MOST_CONFIRMED = 8
 MOST_RUNS = 4
-# length factor of the confirmation run of a found rate
+# length factor of the run that confirms a rate
 CONFIRMING = 4
-# mean stays of a look at a closed loop: the first of them, in which everybody begins at once, is warm-up
+# least length of a closed loop, in mean stays: the first ones, in which all users begin at once, are warm-up
 FIRST_STAYS = 8
 
 
 class Effort(NamedTuple):
-    """How much is simulated for one rate, and how close the search ends."""
+    """The effort of a search: how much is simulated for one rate, and the relative tolerance of the result."""
 
     seeds: int = SEEDS
     tail: int = TAIL
     tolerance: float = 0.01
-    ends: int = 8  # rates that are tried for each end of the range; 0: it is read off the rates that were tried
-    confirms: bool = True  # by a longer run
+    ends: int = 8  # most rates tried for each end of the range; 0: it is interpolated from the tried ones
+    confirms: bool = True  # confirm the rate by a longer run
     horizon: float = COUNTED  # counted time of a run, in mean stays
 
 
@@ -58,9 +59,9 @@ FULL = Effort()
 
 
 class TriedRate:
-    """One rate that was tried: the requests of each seed, how many seeds, and the verdict on its trials.
+    """One tried rate: the requests of each seed, the number of seeds, and the verdict on its trials.
 
-    ``trials``: served again where a search that was kept had judged them.
+    ``trials``: simulated again, when needed, where the verdict came from the cache.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class TriedRate:
 class HighestRate(NamedTuple):
     """The highest steady rate of a scenario, requests/s (or users); None where none keeps the objectives.
 
-    ``low``, ``high``: where a single run of ``requests`` requests would find it, 90 % of times. ``tried``: at the rate
-    itself, or nearest to the objectives; ``broken``: at a rate above, which says what gives way first.
+    ``low``, ``high``: the 90 % range in which a single run of ``requests`` requests would find it. ``tried``: that
+    rate, or the one nearest to the objectives; ``broken``: a higher rate, at which an objective breaks first.
     """
 
     rate: float | None
@@ -102,7 +103,7 @@ class HighestRate(NamedTuple):
 
 
 def seeds_for(requests: int, effort: Effort) -> int:
-    """Return how many seeds are served: long runs hold many independent stretches each.
+    """Return the number of seeds for a run of ``requests``: longer runs, with more independent parts, need fewer.
 
     >>> seeds_for(3_000, FULL), seeds_for(9_000, FULL), seeds_for(80_000, FULL)
     (8, 5, 4)
@@ -111,13 +112,16 @@ def seeds_for(requests: int, effort: Effort) -> int:
 
 
 class RateSearch:
-    """The search of one scenario; every rate is tried once for each effort."""
+    """The search of one scenario's highest rate; every rate is tried once for each effort.
+
+    ``earlier``: the cache of verdicts of earlier processes.
+    """
 
     def __init__(
         self, trials: Trials, scenario_id: str, objectives: Sequence[Objective], earlier: TrialCache | None = None
     ) -> None:
         self._trials, self._id, self._objectives = trials, scenario_id, list(objectives)
-        self._kept = earlier or TrialCache(None)
+        self._cache = earlier or TrialCache(None)
         self._tried: dict[tuple[float, Effort], TriedRate] = {}
         self._last: TriedRate | None = None
         row = trials.scenario(scenario_id)
@@ -128,11 +132,11 @@ class RateSearch:
 
     @cached_property
     def capacity(self) -> Capacity:
-        """What bounds the rate, from a request alone and closed loops."""
+        """The upper bound of the rate, from single requests and closed loops."""
         return capacity_of(self._trials, self._id, self._objectives)
 
     def run(self, effort: Effort = FULL, guess: float | None = None) -> HighestRate:
-        """Search the highest steady rate; ``guess``: a rate that is thought to be near it."""
+        """Search the highest steady rate; ``guess``: a rate expected to be near it."""
         if self.capacity.most <= 0.0 or (self._closed and self.capacity.most < 1.0):
             return self._answer(None, None, effort)
         holds, broken = self._narrowed(effort, guess)
@@ -143,7 +147,7 @@ class RateSearch:
     def _confirmed(
         self, holds: TriedRate, broken: TriedRate | None, effort: Effort
     ) -> tuple[TriedRate | None, TriedRate | None]:
-        """Return the highest rate, from a found one down, that a longer run keeps: slow swings of a queue need time."""
+        """Return the highest rate, at most ``holds``, that a longer run keeps too: a queue's slow swings need time."""
         requests, step = min(CONFIRMING * holds.requests, MOST_REQUESTS), 0.985
         for _ in range(MOST_CONFIRMED):
             longer = self._serve(holds.rate, requests, seeds_for(requests, effort))
@@ -154,7 +158,7 @@ class RateSearch:
         return (holds if holds.verdict.keeps else None), broken
 
     def _narrowed(self, effort: Effort, guess: float | None) -> tuple[TriedRate | None, TriedRate | None]:
-        """Return the highest rate that keeps the objectives, and one within the tolerance above that does not."""
+        """Bisect to the highest rate that keeps the objectives, and one within the tolerance above it that does not."""
         holds, broken = self._bracket(effort, guess)
         while holds and broken and broken.rate > holds.rate * (1.0 + effort.tolerance):
             if self._closed and broken.rate <= holds.rate + 1.0:
@@ -164,16 +168,16 @@ class RateSearch:
         return holds, broken
 
     def look(self, rate: float) -> float:
-        """Return the latencies at a rate over their largest values, at a first look."""
+        """Return the level at a rate by a first look, a short run: the worst latency over its objective."""
         return self._serve(rate, int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level
 
     def may_keep(self, rate: float) -> bool:
-        """Whether a rate may keep the objectives: a first look leaves it open, and a short steady run keeps them."""
+        """Return whether a rate may keep the objectives: by the bound, a first look, and then a short steady run."""
         rate = self._allowed(rate)
         return rate <= self.capacity.most and self.look(rate) <= LENIENT and self._try(rate, ROUGH).verdict.keeps
 
     def keeps(self, rate: float) -> bool:
-        """Whether a rate keeps the objectives, tried as a full search would."""
+        """Return whether a rate keeps the objectives, tried as in a full search."""
         return self._try(self._allowed(rate), FULL).verdict.keeps
 
     def _answer(self, holds: TriedRate | None, broken: TriedRate | None, effort: Effort) -> HighestRate:
@@ -187,7 +191,7 @@ class RateSearch:
         return HighestRate(holds.rate, low, high, steady, holds.requests, holds, broken, self.capacity)
 
     def _bracket(self, effort: Effort, guess: float | None) -> tuple[TriedRate | None, TriedRate | None]:
-        """Return a rate that keeps the objectives and a higher one that does not; None where there is none."""
+        """Return a rate that keeps the objectives and a higher one that does not; None where there is no such rate."""
         holds = broken = None
         factor = 1.05 if guess else 1.6
         rate = self._allowed(min(max(guess or 0.5 * self.capacity.most, LOWEST_RATE), HIGHEST_RATE))
@@ -207,9 +211,9 @@ class RateSearch:
             factor **= 1.5
 
     def _try(self, rate: float, effort: Effort, look: bool = True) -> TriedRate:
-        """Try a rate: a first look, and where it does not decide, runs that are long enough for a verdict.
+        """Try a rate: by a first look, and where that does not decide, by runs that are long enough for a verdict.
 
-        A rate that is far from its objectives has been looked at only; without ``look`` it is tried like any other.
+        A rate that is far above the objectives is decided by the first look; without ``look`` it is not.
         """
         key = rate, effort
         earlier = self._tried.get(key)
@@ -223,7 +227,7 @@ class RateSearch:
         return tried
 
     def _serve_long(self, look: TriedRate, requests: int, effort: Effort) -> TriedRate:
-        """Serve ever longer runs at a rate until one is long enough and does not drift, or will never be."""
+        """Simulate longer and longer runs at a rate until one is long enough and steady, or none will ever be."""
         tried, rate, before = look, look.rate, 0.0
         for _ in range(MOST_RUNS):
             if tried.verdict.level <= FAR:
@@ -233,7 +237,7 @@ class RateSearch:
             long_enough = verdict.stays >= effort.horizon or requests >= MOST_REQUESTS
             if verdict.pressure > 1.0 or (long_enough and not verdict.drifts):
                 break
-            # where requests stay the longer the longer it runs, there is no steady state
+            # where latencies grow with the length of the run, there is no steady state
             if verdict.drifts and (requests >= MOST_REQUESTS or 0.0 < verdict.stays < 1.2 * before):
                 break
             before = verdict.stays
@@ -242,7 +246,7 @@ class RateSearch:
         return tried
 
     def _least_requests(self, effort: Effort) -> int:
-        """Return the requests of one seed that give tails enough to count."""
+        """Return the requests of one seed that are enough for the objectives' percentiles."""
         tail_share = min((objective.share for objective in self._objectives if objective.share), default=1.0)
         least = max(self._least, effort.tail / tail_share / effort.seeds)
         return _rounded(least * STAYS / COUNTED)
@@ -254,23 +258,24 @@ class RateSearch:
         return _rounded(stays * sessions * self._turns)
 
     def _stay_ms(self, trials: Sequence[Trial]) -> float:
-        """Return how long a request, or a conversation, stays in the system, on average."""
+        """Return the mean time in ms that a request, or a conversation, stays in the system."""
         e2e = [counted_values(trial.latencies["e2e"]) for trial in trials]
         mean = float(np.mean([values.mean() for values in e2e if values.size] or [0.0]))
         return mean * self._turns + self._think_ms * (self._turns - 1)
 
     def _serve(self, rate: float, requests: int, seeds: int) -> TriedRate:
-        if self._closed:  # who begins at once is still in the run's beginning for as long as a request stays
+        """Simulate a rate with several seeds, beyond those of the last call, or take the verdict from the cache."""
+        if self._closed:  # users that begin at once stay synchronised for some stays
             requests = min(max(requests, _rounded(FIRST_STAYS * rate * self._turns)), MOST_REQUESTS)
         before = self._last if self._last and (self._last.rate, self._last.requests) == (rate, requests) else None
         done = before.seeds if before else 0
         seeds = max(seeds, done)
         load = {"max_concurrency": round(rate)} if self._closed else {"request_rate": rate}
         serve = partial(self._trials.serve_again, self._id, requests, **load)
-        # how many runs of one seed the run makes in which the rate has to hold
+        # length of the run in which the rate must hold, in runs of one seed
         longer = self._longer / (requests * COUNTED / STAYS)
         key = self._id, self._objectives, rate, requests, seeds, longer
-        judged = self._kept.get(*key)
+        judged = self._cache.get(*key)
         if seeds > done:
             self._trials.count(self._id, requests, seeds - done)
         trials = None
@@ -279,12 +284,12 @@ class RateSearch:
             stay_ms = self._stay_ms(trials)
             verdict = judge(trials, self._objectives, stay_ms, longer)
             judged = Judged(verdict, stay_ms, any(trial.lost for trial in trials))
-            self._kept.put(*key, judged)
+            self._cache.put(*key, judged)
         self._last = TriedRate(rate, requests, seeds, judged, serve, trials)
         return self._last
 
     def _end(self, holds: TriedRate, effort: Effort, side: int) -> float:
-        """Return the lowest (``side`` -1) or highest (1) rate that a single run would find: where its bound crosses."""
+        """Return the lowest (``side`` -1) or highest (1) rate that a single run would find: where its bound is one."""
         rate, step = holds.rate, 1.05
         below = (holds.rate, _bound(holds, side))
         if side < 0 and below[1] <= 1.0:
@@ -301,29 +306,29 @@ class RateSearch:
         return rate
 
     def _allowed(self, rate: float) -> float:
-        """Return the nearest rate that there is: users are whole."""
+        """Return the nearest allowed rate: users are a whole number, within the bound."""
         return min(max(float(round(rate)), 1.0), self._highest) if self._closed else rate
 
     @property
     def _highest(self) -> float:
-        """The highest rate that is tried: of users as many as may keep the objectives, since more wait their turn."""
+        """The highest rate to try; of users the upper bound."""
         return max(math.floor(self.capacity.most), 1.0) if self._closed else HIGHEST_RATE
 
     def _moved(self, rate: float, factor: float) -> float:
-        """Return a rate times a factor: of users at least one more or less, and never none."""
+        """Return a rate times a factor; of users at least one more or fewer, and never none."""
         if not self._closed:
             return rate * factor
         moved = self._allowed(rate * factor)
         return self._allowed(rate + math.copysign(1.0, factor - 1.0)) if moved == rate else moved
 
     def _between(self, holds: TriedRate, broken: TriedRate) -> float:
-        """Return a rate between two, neither of them."""
+        """Return a rate strictly between two."""
         middle = _between(holds, broken)
         return min(max(self._allowed(middle), holds.rate + 1.0), broken.rate - 1.0) if self._closed else middle
 
 
 def _rounded(requests: float) -> int:
-    """Return requests rounded up to one of few numbers, so that loads are drawn once for many rates.
+    """Round requests up to one of few numbers, so that loads are drawn once for many rates.
 
     >>> _rounded(1_200.0), _rounded(1_201.0)
     (1200, 1320)
@@ -333,25 +338,25 @@ def _rounded(requests: float) -> int:
 
 
 def _bound(tried: TriedRate, side: int) -> float:
-    """Return the pressure in the worst run of one seed (``side`` -1), or in the best; a drift breaks it in any."""
+    """Return the pressure in the worst run of one seed (``side`` -1), or in the best (1); infinite with a drift."""
     bound = tried.verdict.worst if side < 0 else tried.verdict.best
     return math.inf if tried.verdict.drifts else bound
 
 
 def _near_end(holds: TriedRate, broken: TriedRate | None, side: int) -> float:
-    """Return an end of the range of ``_end`` from two tried rates, on logarithms; at most half off."""
+    """Estimate an end of the range, as ``_end``, from two tried rates on logarithms; within a factor of two."""
     near, far = ((tried.rate, _bound(tried, side)) for tried in (holds, broken or holds))
     rises = math.isfinite(far[1]) and far[0] > near[0] and far[1] > near[1] > 0.0
-    # of a rate that breaks them only as it drifts nothing is known: latencies rise at least as the rate does
+    # without a finite bound above, latencies are taken to rise in proportion to the rate
     slope = math.log(far[1] / near[1]) / math.log(far[0] / near[0]) if rises else 1.0
     rate = holds.rate * max(near[1], 1e-9) ** (-1.0 / max(slope, 1.0))
     return min(max(rate, holds.rate / 2.0), holds.rate) if side < 0 else max(min(rate, 2.0 * holds.rate), holds.rate)
 
 
 def _between(holds: TriedRate, broken: TriedRate) -> float:
-    """Return the rate between two at which the pressure should be one: on logarithms, and not too near either."""
+    """Return the rate between two at which the pressure should be one, on logarithms, and not too near either."""
     fraction, (below, above) = 0.5, (holds.verdict.pressure, broken.verdict.pressure)
-    if 1.0 / FAR < below < 1.0 < above < FAR:  # further off, latencies rise as over a cliff
+    if 1.0 / FAR < below < 1.0 < above < FAR:  # outside, latencies are too steep to interpolate
         low, high = -math.log(below), math.log(above)
         fraction = min(max(low / (low + high), 0.2), 0.8)
     return holds.rate * (broken.rate / holds.rate) ** fraction

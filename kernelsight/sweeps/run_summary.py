@@ -1,4 +1,4 @@
-"""The summary of one scenario: figures, latencies, breakdown, memory and what is assumed, as one dict."""
+"""The summary of one scenario as a dict: figures, latencies, kernel breakdown, memory and assumptions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 PERCENTILES = ("mean", "p50", "p90", "p99")
-# what serving the scenario makes: computed in one go, so that it is served once
+# tables of the simulation itself, computed together so that it runs once
 SERVED = ("scenario_summary", "request_statistics", "kernel_breakdown", "cache_over_time", "step_cost_shares")
-# what the summary is made of; intervals and gains serve the first requests again, for those who ask for them
+# tables of the summary; intervals and gains simulate the first requests again
 TABLES = (*SERVED, "scenario_intervals", "resource_gains")
 FIGURES = (
     "front_end_share",
@@ -49,7 +49,7 @@ FIGURES = (
     "capacity_limit",
     "load",
 )
-# of scenario_summary, each with its ends
+# figures of energy: name in the summary, column of scenario_summary; each with its interval
 ENERGY = {
     "j_per_output_token": "energy_per_output_token_j",
     "j_per_request": "energy_per_request_j",
@@ -68,7 +68,7 @@ from session_metrics
 
 
 def run_summary(session: Session) -> dict[str, Any]:
-    """Return the summary of a session's only scenario in the shape that ``simulate --format json`` prints."""
+    """Return the summary of a session's only scenario as a dict, as ``simulate --format json`` prints it."""
     session.compute(*TABLES)
     (row,) = session.table("scenario_summary").to_pylist()
     nested = {f"{metric}_ms": {name: row[f"{metric}_{name}_ms"] for name in PERCENTILES} for metric in METRICS}
@@ -120,24 +120,24 @@ def run_summary(session: Session) -> dict[str, Any]:
 
 
 def _with_ends(row: dict[str, Any], column: str, names: tuple[str, str, str]) -> dict[str, float | None]:
-    """Return a figure of ``scenario_summary`` and the ends of its interval by these names."""
+    """Return a figure of ``scenario_summary`` and the ends of its interval, under ``names``."""
     return dict(zip(names, (row[column], row[f"{column}_low"], row[f"{column}_high"]), strict=True))
 
 
 def _servers_power(session: Session) -> dict[str, float | None]:
-    """Return what a server draws beside its GPUs, for each GPU, as stated; None: it is in no figure."""
-    (stated,) = session.table("scenarios")["host_power_w"].to_pylist()
-    return {"host_per_gpu": stated}
+    """Return the power in W of a server beside its GPUs, per GPU, as given; None: it is in no figure."""
+    (host_power_w,) = session.table("scenarios")["host_power_w"].to_pylist()
+    return {"host_per_gpu": host_power_w}
 
 
 def _mean_kv_share(windows: list[dict[str, Any]]) -> float | None:
-    """Return the share of the KV cache that is used on average over all windows; None where there are none."""
-    used_s = whole_s = 0.0
+    """Return the mean used share of the KV cache over all windows; None where there are none."""
+    used_s = total_s = 0.0
     for window in windows:
         length_s = window["end_s"] - window["start_s"]
         used_s += window["kv_share_mean"] * length_s
-        whole_s += length_s
-    return used_s / whole_s if whole_s else None
+        total_s += length_s
+    return used_s / total_s if total_s else None
 
 
 def _near_capacity(session: Session) -> str | None:
@@ -146,7 +146,7 @@ def _near_capacity(session: Session) -> str | None:
 
 
 def _kv_tiers(session: Session) -> dict[str, Any]:
-    """Return what each KV tier gave, took and lost; an empty list without tiers."""
+    """Return each KV tier's hits, reads, writes and evictions; an empty list without tiers."""
     columns = ("tier", "hit_tokens", "read_bytes", "written_bytes", "evicted_bytes")
     if not session.table("kv_tier_settings").num_rows:
         return {"kv_tiers": []}
@@ -155,7 +155,7 @@ def _kv_tiers(session: Session) -> dict[str, Any]:
 
 
 def _sessions(session: Session) -> dict[str, Any]:
-    """Return how many sessions there are and how long a whole one takes; nothing where no request waits for another."""
+    """Return the number of sessions and their durations in s; an empty dict where no request waits for another."""
     if not session.table("load_dependencies").num_rows:
         return {}
     (row,) = session.query(SESSIONS_QUERY).to_pylist()
@@ -164,7 +164,7 @@ def _sessions(session: Session) -> dict[str, Any]:
 
 
 def evidence_rows(session: Session, deployment_id: str, deployments: Collection[str]) -> list[dict[str, Any]]:
-    """Return what each component of the steps rests on; of engines that only compute prompts, ``pool`` is prefill."""
+    """Return the evidence of each component of the steps; for prefill deployments ``pool`` is prefill."""
     rows = [row for row in session.table("deployment_evidence").to_pylist() if row["deployment_id"] in deployments]
     pools = {name: {} if name == deployment_id else {"pool": "prefill"} for name in deployments}
     rows.sort(key=lambda row: row["deployment_id"] != deployment_id)
@@ -172,16 +172,16 @@ def evidence_rows(session: Session, deployment_id: str, deployments: Collection[
 
 
 def _statuses(statistics: dict[str, Any]) -> dict[str, int]:
-    """Return how many requests ended in each way, of the ways that occurred."""
+    """Return the number of requests by final status, without statuses that did not occur."""
     counts = {"finished": statistics.get("completed", 0)}
     counts |= {name: statistics.get(name, 0) for name in sorted(statistics) if name.startswith("rejected_")}
     return {name: count for name, count in counts.items() if count}
 
 
 def _replicas(session: Session, settings_of: dict[str, dict[str, Any]], statistics: dict[str, Any]) -> dict[str, Any]:
-    """Return how many replicas there are, where there are several; with disaggregation those of prefill and decode.
+    """Return the number of replicas, where it is set; with disaggregation the numbers of prefill and decode replicas.
 
-    Disaggregation adds the settings of the engines that compute prompts, and the mean transfer of their KV.
+    Disaggregation adds the settings of the prefill deployment, and the mean duration of a KV transfer in ms.
     """
     scenario = session.table("scenarios").to_pylist()[0]
     if scenario["prefill_deployment_id"] is None:

@@ -1,4 +1,4 @@
-"""Simulated scenarios as objects: a run or a sweep is simulated once, its tables are computed on demand."""
+"""``Run`` and ``WhatIf``: one simulated scenario, or many, with a summary, and tables computed on demand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Run:
 
     @classmethod
     def of(cls, session: Session, flags: Mapping[str, Any], correction: str | Path | pa.Table | None = None) -> Run:
-        """Simulate the scenario of one row of flags in a fork of a session; InvalidInput: what cannot run, and why.
+        """Simulate the scenario of one row of flags in a fork of a session; InvalidInput: it cannot run, and why.
 
         ``correction``: corrections that ``compare`` fitted to a log of this deployment, a file or a table.
         """
@@ -79,12 +79,12 @@ class Run:
         return summary_figures | {"assumed": self._assumed + summary_figures["assumed"]}
 
     def table(self, name: str) -> pa.Table:
-        """Return a table of the run, computed now where it is not there yet."""
+        """Return a table of the run, computed now unless it is available."""
         self._session.compute(*SERVED, name)
         return self._session.table(name)
 
     def advice(self) -> pa.Table:
-        """Return what one change of a setting would bring (``setting_advice``), each simulated, the best first.
+        """Return changes of one setting that help (``setting_advice``), each simulated, the best first.
 
         InvalidInput: a scenario of a sweep, or a saved run, whose flags are not known.
 
@@ -102,7 +102,7 @@ class Run:
         return self._session.table("setting_advice")
 
     def gradient(self, metric: str, fact: str | None = None) -> Gradient | list[Gradient]:
-        """Return how a metric of the run goes with a fact of its GPU; without a fact with each, the strongest first.
+        """Return the derivative of a metric of the run by a fact of its GPU, or without one by each, the largest first.
 
         ``metric``: a column of ``scenario_summary``; ``fact``: a column of ``gpus``. See ``Session.gradient``.
         """
@@ -111,7 +111,7 @@ class Run:
         return gradients(self._session, metric, fact)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """Return a DuckDB relation over the tables of the run, and frames among the caller's variables."""
+        """Return a DuckDB relation over the tables of the run, and over DataFrames among the caller's variables."""
         self._session.compute(*SERVED)
         return self._session.sql(query)
 
@@ -132,7 +132,7 @@ class Run:
         write_report(self._session, path)
 
     def timeline(self, path: str | Path, *, start_s: float | None = None, end_s: float | None = None) -> dict[str, int]:
-        """Write the run as a Chrome trace (.json) for Perfetto; return how many steps and events it shows.
+        """Write the run as a Chrome trace (.json) for Perfetto; return the number of steps and events in it.
 
         ``start_s``, ``end_s``: only the steps that start in between, in seconds since the start of the run.
         InvalidInput: no time in between, or more than a viewer opens.
@@ -151,7 +151,7 @@ class Run:
         return write_timeline(self._session, path, start_s, end_s)
 
     def close(self) -> None:
-        """Free what the run holds."""
+        """Close the run's session and free its tables."""
         self._session.close()
 
     def __repr__(self) -> str:
@@ -206,8 +206,7 @@ class WhatIf:
     ) -> WhatIf:
         """Simulate the scenarios of rows of flags; see ``serve_plan``.
 
-        ``correction``: corrections that ``compare`` fitted, a file or a table; rows of other deployments stay as they
-        are.
+        ``correction``: corrections that ``compare`` fitted, a file or a table; they do not change other deployments.
         """
         fork = session.fork()
         plan = plan_sweep(fork, rows, goodput)
@@ -239,7 +238,7 @@ class WhatIf:
         return pareto_front(self._session, self._summary, "energy_front")
 
     def scenario(self, scenario_id: str) -> Run:
-        """Return one scenario as a run of its own; the others are not simulated again. UnknownName: it is not there."""
+        """Return one scenario as a ``Run``, simulated without the others. UnknownName: there is no such scenario."""
         if scenario_id not in self._runs:
             chosen = [row for row in self._plan.planned if row["scenario_id"] == scenario_id]
             if not chosen:
@@ -280,7 +279,7 @@ class WhatIf:
 
     @cached_property
     def _all(self) -> Session:
-        """The session in which every scenario is given."""
+        """The session with the inputs of all scenarios."""
         fork = self._session.fork()
         give_plan(fork, list(self._plan.deployments.values()), self._plan.planned)
         columns = fork.graph.known("scenario_summary").column_names

@@ -1,8 +1,8 @@
-"""Whether a rate is steady, and keeps its objectives beyond noise: batch means over seeds and stretches of time.
+"""Judges whether a rate is steady and keeps its objectives beyond noise, by batch means over seeds and parts of runs.
 
 Each objective is a mean over requests: of the latency, or of whether it exceeds the largest value (a percentile is kept
-where at most that share of requests exceeds it). Requests near in time wait for the same burst, so the noise of a mean
-comes from means over long stretches (batches) and over whole seeds, never from single requests.
+where at most that share of requests exceeds it). Latencies of requests near in time are correlated, so the standard
+error of a mean comes from means over long parts of a run (batches) and over whole seeds, never from single requests.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sweeps.trials import Trial, gap_mean, gap_percentile, gap_share_above
 
-# a run in mean stays of a request: left out at its begin and end, and counted between
+# parts of a run, in mean stays of a request: dropped at its beginning, counted, and dropped at its end
 WARM_UP, COUNTED, COOL_DOWN = 3.0, 20.0, 1.0
 STAYS = WARM_UP + COUNTED + COOL_DOWN
 LEAST_REQUESTS = 1_000
-# the run that a found rate has to hold in: so many times the requests of one seed
+# length of the run in which a rate must hold, in requests of one seed
 LONGER_RUN = 10.0
 BATCHES = 4  # of each seed
 CONFIDENCE = 0.95
 DRIFT_CONFIDENCE = 0.995
-# a drift below this share of the objective, or of a mean stay if that is shorter, changes nothing that shows
+# a drift below this share of the objective, or of a mean stay if that is shorter, is ignored
 SMALL_DRIFT = 0.02
 
 
@@ -40,17 +40,17 @@ class Noise(NamedTuple):
     seeds: int
 
     def margin(self, runs: float) -> float:
-        """Return how far a run of ``runs`` seeds' requests may lie from the mean, with one-sided ``CONFIDENCE``."""
+        """Return the one-sided prediction margin, at CONFIDENCE, of the mean of a run as long as ``runs`` seeds."""
         return student(CONFIDENCE, self.freedom) * self.error * math.sqrt(1.0 + self.seeds / runs)
 
 
 class Verdict(NamedTuple):
-    """What trials at one rate say: latencies over their largest values, by the objective that is worst.
+    """The verdict on the trials of one rate: ratios of latencies to their largest values, of the worst objective.
 
-    ``pressure``: with the margin for a run ten times as long, so that at 1 or below it keeps the objectives with 95 %
-    confidence; ``level``: as they are; ``best``, ``worst``: the ends of the 90 % range of one seed's run. ``drifts``:
-    latencies or queue of the second half are above those of the first beyond noise. ``stays``: the counted time in mean
-    end-to-end times.
+    ``pressure``: with the margin for a run ten times as long, so that at 1 or below the rate keeps the objectives with
+    95 % confidence; ``level``: without a margin; ``best``, ``worst``: the ends of the 90 % range of one seed's run.
+    ``drifts``: latencies or queue of the second half are above those of the first beyond noise. ``stays``: the counted
+    time in mean end-to-end times.
     """
 
     pressure: float
@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
 
     @property
     def keeps(self) -> bool:
-        """Whether the objectives hold at this rate, and go on holding."""
+        """Whether the rate keeps the objectives, without a drift."""
         return self.pressure <= 1.0 and not self.drifts
 
 
@@ -86,10 +86,10 @@ def counted_values(values: np.ndarray) -> np.ndarray:
 
 
 def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: float, longer: float) -> Verdict:
-    """Return the verdict on trials of one rate.
+    """Judge the trials of one rate, one per seed.
 
-    ``stay_ms``: how long a request, or a conversation, stays; ``longer``: the run in which the rate has to hold, as a
-    multiple of one seed's run.
+    ``stay_ms``: mean time that a request, or a conversation, stays; ``longer``: length of the run in which the rate
+    must hold, in runs of one seed.
     """
     if any(trial.lost for trial in trials):
         return Verdict(*[math.inf] * 4, False, 0.0, objectives[0])
@@ -103,7 +103,7 @@ def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: flo
 
 
 def _ratios(trials: Sequence[Trial], objective: Objective, longer: float) -> list[float]:
-    """Return the objective's statistic over its largest value: with the margins of ``Verdict``."""
+    """Return an objective's statistic over its largest value, with the margins of ``Verdict``'s first four fields."""
     most, of_gaps = objective.most_ms, objective.metric == "itl"
     runs = (
         [trial.gaps for trial in trials]
@@ -111,7 +111,7 @@ def _ratios(trials: Sequence[Trial], objective: Objective, longer: float) -> lis
         else [_counted_latencies(trial, objective.metric) for trial in trials]
     )
     if not all(run.size and run.any() for run in runs):
-        return [0.0] * 4  # outputs of one token have no TPOT and no gaps, and keep any objective on them
+        return [0.0] * 4  # outputs of one token have no TPOT and no gaps, so they keep any objective on these
     mean = objective.percent is None
     if of_gaps:  # counted over whole runs
         noise = noise_of([np.array([gap_mean(gaps) if mean else gap_share_above(gaps, most)]) for gaps in runs])
@@ -127,13 +127,13 @@ def _ratios(trials: Sequence[Trial], objective: Objective, longer: float) -> lis
 
 
 def _counted_latencies(trial: Trial, metric: str) -> np.ndarray:
-    """Return the counted latencies of a trial, those of requests that have none left out."""
+    """Return the counted latencies of a trial in ms, without requests that have none."""
     values = counted_values(trial.latencies[metric])
     return values[~np.isnan(values)] if metric == "tpot" else values
 
 
 def noise_of(runs: Sequence[np.ndarray]) -> Noise:
-    """Return the mean over runs (one a seed) and its noise, from batches and from seeds.
+    """Return the mean over runs (one per seed) and its standard error, from means of batches and of seeds.
 
     >>> noise_of([np.array([1.0, 2.0, 1.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0])]).mean
     1.5
@@ -145,12 +145,12 @@ def noise_of(runs: Sequence[np.ndarray]) -> Noise:
     of_seeds = seeds.var(ddof=1) / seeds.size if seeds.size > 1 else 0.0
     if batches.shape[1] == 1 or of_seeds <= of_batches:
         return Noise(mean, math.sqrt(of_batches), batches.size - 1, seeds.size)
-    # what seeds differ by beyond their batches may be chance or slow swings: half of it counts, as both are estimates
+    # a larger variance between seeds may be chance or slow swings: the mean of both estimates is taken
     return Noise(mean, math.sqrt((of_batches + of_seeds) / 2), (batches.size + seeds.size) // 2 - 1, seeds.size)
 
 
 def _drifts(trials: Sequence[Trial], objectives: Sequence[Objective]) -> bool:
-    """Whether the second halves are worse than the first beyond noise: in the queue, or in what is asked for."""
+    """Return whether second halves of runs are worse than first ones beyond noise, in queueing or an objective."""
     if len(trials) < 2:
         return False
     metrics = {objective.metric: objective.most_ms for objective in objectives if objective.metric != "itl"}
@@ -162,7 +162,7 @@ def _drifts(trials: Sequence[Trial], objectives: Sequence[Objective]) -> bool:
             continue
         changes = np.array([run[run.size // 2 :].mean() - run[: run.size // 2].mean() for run in runs])
         error = changes.std(ddof=1) / math.sqrt(changes.size)
-        shows = SMALL_DRIFT * min(most, stay_ms)
-        if changes.mean() > max(student(DRIFT_CONFIDENCE, changes.size - 1) * error, shows):
+        least_drift_ms = SMALL_DRIFT * min(most, stay_ms)
+        if changes.mean() > max(student(DRIFT_CONFIDENCE, changes.size - 1) * error, least_drift_ms):
             return True
     return False

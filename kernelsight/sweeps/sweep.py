@@ -1,4 +1,4 @@
-"""Grids of scenarios served in partitions: one result row a scenario; resumable, on one machine or under Ray."""
+"""Sweeps: grids of scenarios, simulated in partitions, one result row per scenario; resumable, parallel, or on Ray."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kernelsight.sweeps.partitions import (
     split,
     total_requests,
 )
-from kernelsight.sweeps.percentiles import percentiles_asked
+from kernelsight.sweeps.percentiles import missing_percentiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,7 @@ LOAD_NUMBER = "load"
 
 
 class Progress(NamedTuple):
-    """How far a sweep is: scenarios that are served, of all that it serves, and seconds since it began."""
+    """The progress of a sweep: finished scenarios, all scenarios to run, and seconds since it began."""
 
     done: int
     total: int
@@ -46,10 +46,10 @@ class Progress(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """How the partitions of a sweep are run and kept.
+    """How the partitions of a sweep are run and saved.
 
-    ``folder`` keeps finished partitions for ``resume``; ``connect`` opens the sessions of other processes, and
-    ``report`` is called after each partition. ``intervals``: with 90 % intervals, which take three simulations more.
+    ``folder``: of finished partitions, for ``resume``; ``connect`` opens the sessions of other processes; ``report`` is
+    called after each partition. ``intervals``: with 90 % intervals, which take three more simulations.
     """
 
     folder: Path | None = None
@@ -70,7 +70,7 @@ def sweep(
     slo: Mapping[str, float] | None = None,
     execution: Execution | None = None,
 ) -> pa.Table:
-    """Serve every row of flags and return one row a scenario, sorted by scenario_id; the session stays as it was.
+    """Simulate every row of flags in a fork, and return one row per scenario, sorted by scenario_id.
 
     See ``serve_plan`` for the columns. InvalidInput names the row that cannot be used.
 
@@ -85,7 +85,7 @@ def sweep(
 
 
 def plan_sweep(session: Session, rows: Sequence[Mapping[str, Any]], goodput: Mapping[str, float] | None = None) -> Plan:
-    """Return the plan of a grid's rows; models that rows name by path join the session's tables."""
+    """Plan the rows of a grid; models that rows name by path are added to the session's tables."""
     if not rows:
         raise InvalidInput("the grid has no rows; give at least one scenario.")
     return plan_rows(session, rows, goodput)
@@ -94,16 +94,16 @@ def plan_sweep(session: Session, rows: Sequence[Mapping[str, Any]], goodput: Map
 def serve_plan(
     session: Session, plan: Plan, *, slo: Mapping[str, float] | None = None, execution: Execution | None = None
 ) -> pa.Table:
-    """Serve a plan's scenarios in partitions and return one row each, sorted by scenario_id.
+    """Simulate a plan's scenarios in partitions and return one row each, sorted by scenario_id.
 
-    Columns: the flags and ``price_per_gpu_hour`` as the grid states them, those of ``scenario_summary`` (``status`` is
-    served, or why the deployment cannot run), the cost of a million output tokens where there are prices, ``meets_slo``
-    where ``slo`` states the largest value of latency statistics; percentiles among them that the summary lacks are
-    columns more. InvalidInput: a folder that belongs to another sweep.
+    Columns: the flags and ``price_per_gpu_hour`` of the grid, those of ``scenario_summary`` (``status`` is served, or
+    why the deployment cannot run), the cost per million output tokens where there are prices, and with ``slo`` (largest
+    values of latency statistics) ``meets_slo`` and percentiles that the summary lacks. InvalidInput: a folder that
+    belongs to another sweep.
     """
     execution = execution or Execution()
     store = Store(execution.folder) if execution.folder else None
-    percentiles = percentiles_asked(session, slo)
+    percentiles = missing_percentiles(session, slo)
     most = execution.partition_requests or min(REQUESTS, math.ceil(total_requests(plan) / execution.workers))
     with store.locked() if store else contextlib.nullcontext():
         if store:
@@ -118,7 +118,7 @@ def serve_plan(
 def _serve(
     session: Session, plan: Plan, most: int, store: Store | None, execution: Execution, percentiles: tuple[str, ...]
 ) -> pa.Table:
-    """Run the partitions that are not finished yet, keep each as it ends, and return the rows of all."""
+    """Run the unfinished partitions, save each as it ends, and return the rows of all."""
     import pyarrow as pa
 
     in_process = execution.executor == "local" and execution.workers == 1
@@ -151,7 +151,7 @@ def _run(session: Session, waiting: list[Partition], execution: Execution) -> It
 def _with_progress(
     served: Iterable[tuple[int, pa.Table]], waiting: list[Partition], report: Callable[[Progress], None] | None
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Pass results on, and report how many scenarios are served."""
+    """Pass results on, and report the progress after each."""
     started, done = time.monotonic(), 0
     total = sum(len(partition.scenarios) for partition in waiting)
     for position, table in served:
@@ -162,7 +162,7 @@ def _with_progress(
 
 
 def _facts(session: Session, plan: Plan) -> dict[str, Any]:
-    """What a sweep rests on; a folder of partitions goes on only where all of it is the same."""
+    """Return the digests and versions of a sweep's inputs; a folder of partitions is resumed only if all are equal."""
     from kernelsight.serving.load.recorded_loads import files_of
 
     rows = sorted(zip((row["scenario_id"] for row in plan.planned), plan.prices, strict=True))
@@ -179,7 +179,7 @@ def _facts(session: Session, plan: Plan) -> dict[str, Any]:
 
 
 def _with_flags(session: Session, plan: Plan, summary: pa.Table, slo: Mapping[str, float] | None) -> pa.Table:
-    """Set the grid's flags beside the summary of each scenario."""
+    """Join the grid's flags, costs and objectives to the summary of each scenario."""
     flags = flag_columns(session, plan).sort_by("scenario_id")
     summary = summary.sort_by("scenario_id")
     assert flags["scenario_id"].equals(summary["scenario_id"]), "a scenario is lost or there twice"
@@ -197,9 +197,9 @@ def _with_flags(session: Session, plan: Plan, summary: pa.Table, slo: Mapping[st
 
 
 def pareto_front(session: Session, rows: pa.Table, table: str = "pareto_front") -> pa.Table:
-    """Return the ``pareto_front`` of a sweep's rows, of those that keep the objectives where there are any.
+    """Return the rows of a sweep on the Pareto front, with objectives among those that keep them.
 
-    Each load has a front of its own; the rows of one stand together. ``table``: ``energy_front`` for that of energy.
+    Each load has a separate front, whose rows are together. ``table``: "energy_front" for the front of energy.
     """
     import pyarrow as pa
 
@@ -210,14 +210,14 @@ def pareto_front(session: Session, rows: pa.Table, table: str = "pareto_front") 
         fork.give("scenarios", _scenarios_of(rows, fork.graph.known("scenarios").columns), trusted=True)
         front = fork.table(table)
     row_of = {name: position for position, name in enumerate(rows["scenario_id"].to_pylist())}
-    # without a type, nothing would be of no type
+    # an empty list needs a type
     chosen = rows.take(pa.array([row_of[name] for name in front["scenario_id"].to_pylist()], pa.int64()))
-    # in a front it is the number of the load, in a summary the share of the capacity
+    # the column is the number of the load in a front, the share of the capacity in a summary
     return chosen.drop_columns([LOAD_NUMBER]).append_column(LOAD_NUMBER, front[LOAD_NUMBER])
 
 
 def _scenarios_of(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """Return rows of ``scenarios`` as far as a sweep's rows state them; what none states is equal in all."""
+    """Return rows of ``scenarios`` from a sweep's rows; a column that they lack has the load's default."""
     import pyarrow as pa
 
     def values(column: Column) -> pa.Array | pa.ChunkedArray:

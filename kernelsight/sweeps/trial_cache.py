@@ -1,6 +1,6 @@
-"""Results of trials at each rate, cached on disk between processes: a repeated search goes on where it ended.
+"""The on-disk cache of verdicts on trials, by rate, so that a repeated search continues where it ended.
 
-Of a trial nothing but its verdict is kept; its requests are served again where somebody asks for them.
+Only verdicts are cached; the requests of a trial are simulated again when they are needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernelsight.sweeps.steady import Verdict
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-# tables that trials rest on, beside the rows of scenarios
+# tables that trials depend on, beside the rows of scenarios
 RESTS_ON = ("step_costs", "deployment_settings", "memory_plan", "host_settings")
 
 
@@ -33,9 +33,9 @@ class TrialCache:
     """Verdicts on the trials of a session's scenarios, by scenario, rate, requests and seeds.
 
     >>> from kernelsight.scenario.objectives import objective_of
-    >>> slo, kept = [objective_of("ttft_p95_ms", 500.0)], TrialCache(None)
-    >>> kept.put("s", slo, 2.0, 1000, 2, 10.0, Judged(Verdict(0.5, 0.4, 0.3, 0.6, False, 20.0, slo[0]), 90.0, False))
-    >>> kept.get("s", slo, 2.0, 1000, 2, 10.0).stay_ms, kept.get("s", slo, 3.0, 1000, 2, 10.0)
+    >>> slo, cache = [objective_of("ttft_p95_ms", 500.0)], TrialCache(None)
+    >>> cache.put("s", slo, 2.0, 1000, 2, 10.0, Judged(Verdict(0.5, 0.4, 0.3, 0.6, False, 20.0, slo[0]), 90.0, False))
+    >>> cache.get("s", slo, 2.0, 1000, 2, 10.0).stay_ms, cache.get("s", slo, 3.0, 1000, 2, 10.0)
     (90.0, None)
     """
 
@@ -44,7 +44,7 @@ class TrialCache:
         self._known: dict[str, list[Any]] = (read_kept(key, json.loads) if key else None) or {}
 
     def get(self, scenario_id: str, objectives: Sequence[Objective], *tried: float) -> Judged | None:
-        """Return the cached result; ``tried``: rate, requests, seeds, and the run in which the rate has to hold."""
+        """Return the cached result, or None; ``tried``: rate, requests, seeds, and ``longer`` of :func:`judge`."""
         judged = self._known.get(_name(scenario_id, objectives, tried))
         if judged is None:
             return None
@@ -52,7 +52,7 @@ class TrialCache:
         return Judged(Verdict(*figures, objectives[tightest]), stay_ms, lost)
 
     def put(self, scenario_id: str, objectives: Sequence[Objective], *tried: Any) -> None:
-        """Cache a result; ``tried``: as for ``get``, and at its end the result."""
+        """Cache a result; ``tried``: as for ``get``, followed by the result."""
         *key, judged = tried
         *figures, tightest = judged.verdict
         objective_index = list(objectives).index(tightest)
@@ -70,7 +70,7 @@ def _name(scenario_id: str, objectives: Sequence[Objective], tried: Sequence[flo
 
 
 def trial_cache(session: Session) -> TrialCache:
-    """Return the verdicts that are kept on the scenarios of a session, by the hash of all that they rest on."""
+    """Return the cached verdicts on a session's scenarios, under the hash of all tables that they depend on."""
     keys = [session.key_of(name) for name in RESTS_ON]
     if None in keys:
         return TrialCache(None)

@@ -1,4 +1,4 @@
-"""Loads served at a rate for their latencies alone, request by request: no table is made of them."""
+"""Trials: loads simulated at any rate for their requests' latencies alone, as arrays, without tables."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from kernelsight.sweeps.work_budget import TOKENS_A_REQUEST, Work
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-# requests of all seeds that one thread serves: starting threads takes longer
+# most requests of all seeds that one thread simulates: starting threads would take longer
 SHORT = 40_000
+# most drawn loads in the cache
 KEPT_LOADS = 24
-# seeds of trials are far from those that people state, so that a check with another seed is a check
+# seeds of trials are far from those that users set, so that a check with another seed is independent
 SEED_SPAN = 1_000_003
 
 
 def give_reach(session: Session, scenarios: Iterable[Mapping[str, Any]]) -> None:
-    """State how far loads of any rate, seed and length of a run reach, so that step costs stay as they are."""
+    """Give ``deployment_reach``: the longest sequences of loads at any rate and seed, so that step costs are shared."""
     longest: dict[str, int | None] = {}
     for row in scenarios:
-        tokens = None  # drawn lengths have no end
+        tokens = None  # drawn lengths have no upper bound
         if distribution(row) in ("fixed", "uniform") and (row.get("num_turns") or 1) == 1:
             tokens = row["input_len"] + row["output_len"] + (row.get("prefix_len") or 0)
         for deployment in deployments_of(row):
@@ -52,11 +53,11 @@ def give_reach(session: Session, scenarios: Iterable[Mapping[str, Any]]) -> None
 
 
 class Trial(NamedTuple):
-    """One load served at one rate: latencies in milliseconds by metric, shape [requests], in the order of arrival.
+    """One load simulated at one rate: latencies in ms by metric, shape (requests,), in the order of arrival.
 
-    TPOT of a request with one token is NaN. ``gaps``: the histogram of ITL over the whole run, shape [bins];
-    ``lost``: whether a request was rejected; ``tokens``: prompt and output tokens per arrival; ``peak_kv_share``: the
-    largest share of a replica's KV cache that was in use; ``preemptions``: of all requests.
+    TPOT of a request with one token is NaN. ``gaps``: the histogram of ITL over the whole run, shape (bins,); ``lost``:
+    whether a request was rejected; ``tokens``: prompt and output tokens per arrival; ``peak_kv_share``: the largest
+    used share of a replica's KV cache; ``preemptions``: of all requests.
     """
 
     latencies: dict[str, np.ndarray]
@@ -71,14 +72,14 @@ class Trial(NamedTuple):
 
 
 class Trials:
-    """Serves the loads of planned scenarios at any rate; step costs are read once, from a session that has them."""
+    """Simulates the loads of planned scenarios at any rate; step costs are read once, from the session."""
 
     def __init__(self, session: Session, threads: int | None = None, work: Work | None = None) -> None:
         self._work = work or Work()
         self._world: World = world_of(session.table)
         self._scenarios = {row["scenario_id"]: row for row in self._world.scenarios}
         self._threads = threads
-        self._kept: dict[tuple, tuple] = {}
+        self._drawn: dict[tuple, tuple] = {}
         deployments = self._world.deployments
         self._weights = {key: _weight(row, deployments) for key, row in self._scenarios.items()}
         self._fronts = {key: front_end_of(row, deployments[key]) for key, row in self._world.hosts.items()}
@@ -93,15 +94,15 @@ class Trials:
         return self._scenarios[scenario_id]
 
     def settings(self, scenario_id: str) -> dict[str, Any]:
-        """Return the row of ``deployment_settings`` of a scenario's deployment, which decodes."""
+        """Return the row of ``deployment_settings`` of a scenario's decoding deployment."""
         return self._world.deployments[self._scenarios[scenario_id]["deployment_id"]]
 
     def count(self, scenario_id: str, requests: int, seeds: int) -> None:
-        """Count trials as work; SearchEnded: there is no time or allowance for them."""
+        """Take trials from the work budget; SearchEnded: time or allowance is spent."""
         self._work.take(math.ceil(requests * seeds * self._weights[scenario_id]))
 
     def serve(self, scenario_id: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
-        """Serve a scenario's load once for each seed, with ``requests`` requests and the columns ``load`` changed.
+        """Simulate a scenario's load once for each seed, with ``requests`` requests and the columns ``load`` changed.
 
         ``load``: request_rate (None: all at once) or max_concurrency. The same seeds give the same lengths, and gaps
         that differ by their scale alone, at every rate and on every deployment.
@@ -111,7 +112,7 @@ class Trials:
         return self.serve_again(scenario_id, requests, seeds, **load)
 
     def serve_again(self, scenario_id: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
-        """Serve what was counted as work before, as ``serve``."""
+        """Simulate as ``serve``, for trials that were taken from the budget before."""
         base = self._scenarios[scenario_id]
         rows = [
             {**base, **load, "scenario_id": f"{scenario_id}/{seed}", "seed": seed, "num_prompts": requests}
@@ -133,24 +134,24 @@ class Trials:
         return [self._trial(inputs, row, by_scenario[row["scenario_id"]]) for row in rows]
 
     def _loads(self, rows: Sequence[Mapping[str, Any]]) -> tuple[pa.Table, dict, dict, list[tuple]]:
-        """Return the requests of loads, which wait for which, their columns, and where each load stands.
+        """Return the requests of loads, their dependencies, their columns, and the span of rows of each load.
 
-        At a constant rate only the scale of the gaps depends on it: what was drawn for one rate is kept for others.
+        At a constant rate only the scale of the gaps depends on it: a load is drawn once and scaled for other rates.
         """
-        rate, unit = rows[0]["request_rate"], {}
-        if rate is not None and (rows[0]["num_turns"] or 1) == 1:  # turns follow on answers, not on the rate
-            unit = {"request_rate": 1.0}
+        rate, unit_rate = rows[0]["request_rate"], {}
+        if rate is not None and (rows[0]["num_turns"] or 1) == 1:  # turns follow answers, not the rate
+            unit_rate = {"request_rate": 1.0}
         columns = [name for name in LOAD_COLUMNS if name != "max_concurrency"]
-        key = tuple(tuple((row | unit)[name] for name in columns) for row in rows)
-        if key not in self._kept:
-            drawn = _drawn_loads([{**row, **unit} for row in rows])
-            while len(self._kept) >= KEPT_LOADS:
-                self._kept.pop(next(iter(self._kept)))
+        key = tuple(tuple((row | unit_rate)[name] for name in columns) for row in rows)
+        if key not in self._drawn:
+            drawn = _drawn_loads([{**row, **unit_rate} for row in rows])
+            while len(self._drawn) >= KEPT_LOADS:
+                self._drawn.pop(next(iter(self._drawn)))
             spans = spans_of(drawn.load_requests["load_id"])
             waits = list(waits_of(*drawn, spans).values())
-            self._kept[key] = drawn.load_requests, waits, load_columns(drawn.load_requests), list(spans.values())
-        drawn, waits, columns, spans = self._kept[key]
-        columns = {**columns, "arrival_s": columns["arrival_s"] / rate} if unit else columns
+            self._drawn[key] = drawn.load_requests, waits, load_columns(drawn.load_requests), list(spans.values())
+        drawn, waits, columns, spans = self._drawn[key]
+        columns = {**columns, "arrival_s": columns["arrival_s"] / rate} if unit_rate else columns
         return drawn, dict(zip((row["scenario_id"] for row in rows), waits, strict=False)), columns, spans
 
     def _trial(self, inputs: World, row: Mapping[str, Any], replicas: Sequence[Any]) -> Trial:
@@ -195,18 +196,18 @@ class Trials:
 
 
 def _weight(scenario: Mapping[str, Any], deployments: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return what a request of a scenario counts, see ``Work``."""
+    """Return the work of simulating one request of a scenario, see ``Work``."""
     rows = [deployments[key] for key in deployments_of(scenario) if key in deployments]
-    walks = any(row["pp"] > 1 or row["num_speculative_tokens"] for row in rows)
-    return 1.0 + (scenario["output_len"] or 0) / TOKENS_A_REQUEST if walks else 1.0
+    per_token = any(row["pp"] > 1 or row["num_speculative_tokens"] for row in rows)
+    return 1.0 + (scenario["output_len"] or 0) / TOKENS_A_REQUEST if per_token else 1.0
 
 
 def _drawn_loads(rows: Sequence[Mapping[str, Any]]) -> Loads:
-    """Draw the loads of rows of ``scenarios``, each under the name of its scenario."""
+    """Draw the loads of rows of ``scenarios``; ``load_id`` is the scenario id."""
     names = [name for name in rows[0] if name not in ("scenario_id", "deployment_id")]
     columns = {name: pa.array([row[name] for row in rows]) for name in names}
-    stated_columns = {name: values for name, values in columns.items() if values.null_count < len(values)}
-    return draw_loads(pa.table({"load_id": pa.array([row["scenario_id"] for row in rows]), **stated_columns}))
+    set_columns = {name: values for name, values in columns.items() if values.null_count < len(values)}
+    return draw_loads(pa.table({"load_id": pa.array([row["scenario_id"] for row in rows]), **set_columns}))
 
 
 def gap_share_above(gaps: np.ndarray, most_ms: float) -> float:
@@ -215,14 +216,14 @@ def gap_share_above(gaps: np.ndarray, most_ms: float) -> float:
 
 
 def gap_percentile(gaps: np.ndarray, percent: float) -> float:
-    """Return a percentile of the gaps between tokens, milliseconds; 0 without any."""
-    upto = np.cumsum(gaps)
-    if upto[-1] == 0:
+    """Return a percentile of the gaps between tokens in ms; 0 without any."""
+    cumulative = np.cumsum(gaps)
+    if cumulative[-1] == 0:
         return 0.0
-    bin_index = np.searchsorted(upto, percent / 100.0 * (upto[-1] - 1), side="right")
+    bin_index = np.searchsorted(cumulative, percent / 100.0 * (cumulative[-1] - 1), side="right")
     return float(bin_centres()[min(int(bin_index), gaps.size - 1)])
 
 
 def gap_mean(gaps: np.ndarray) -> float:
-    """Return the mean gap between tokens, milliseconds."""
+    """Return the mean gap between tokens in ms."""
     return float((gaps * bin_centres()).sum() / max(gaps.sum(), 1))

@@ -1,16 +1,16 @@
-"""The work that a search may simulate, counted, and the time limit that ends it early."""
+"""The work budget of a search: a number of simulated requests, and a time limit."""
 
 from __future__ import annotations
 
 import time
 
-# a request of an engine that walks all its requests in every step (pipeline stages, drafts) counts one more for so
-# many tokens of its output; measured: 10 us a request, and 28 ns a token there
+# output tokens that count as one more request, for engines that are simulated token by token (pipeline stages, drafts);
+# measured: 10 us per request, and 28 ns per token there
 TOKENS_A_REQUEST = 360
 
 
 class SearchEnded(Exception):
-    """A search ends before it is complete; the text says why. ``for_good``: no part of it may go on."""
+    """A search ends before it is complete; the message says why. ``for_good``: no further phase may run either."""
 
     for_good = False
 
@@ -24,7 +24,7 @@ class TimeIsOver(SearchEnded):
 class Work:
     """Counts simulated requests, and ends a search that has spent its allowance or its time.
 
-    ``most``: requests; None: no end. ``seconds``: wall time from now on; None: no end.
+    ``most``: requests; ``seconds``: wall time from now on; None: no limit.
 
     >>> work = Work(most=3_000)
     >>> work.take(2_000), work.spent
@@ -39,7 +39,7 @@ class Work:
         self._until = None if seconds is None else time.monotonic() + seconds
 
     def take(self, requests: int) -> None:
-        """Count requests that are about to be simulated; SearchEnded: there is no time or allowance for them."""
+        """Count requests that are about to be simulated; SearchEnded: time or allowance is spent."""
         if self._until is not None and time.monotonic() >= self._until:
             raise TimeIsOver(f"its time limit of {self.seconds:g} s is over")
         if self.most is not None and self.spent + requests > self.most:

@@ -1,4 +1,4 @@
--- Measured over predicted time along each log, and the window in which it changed
+-- Measured / predicted time over the time of each log, and the window in which the ratio changed
 with spans as (
   select
     comparison_id,
@@ -27,7 +27,7 @@ windows as (
   having count(*) >= 5
 ),
 splits as (
-  -- each window as the first one after a change
+  -- each window is tried as the first one after a change
   select
     *,
     count(*) over earlier as windows_before,
@@ -42,7 +42,7 @@ splits as (
     later as (partition by comparison_id order by place rows between current row and unbounded following)
 ),
 changes as (
-  -- five standard errors between windows, and more than 3 %
+  -- a change: windows differ by more than five standard errors and by more than 3 %
   select comparison_id, arg_max(place, (z, -place)) as place
   from splits
   where windows_before >= 2 and windows_after >= 2

@@ -1,4 +1,4 @@
--- Errors of the prediction by prompt length, output length and concurrency
+-- Prediction errors by prompt length, output length and concurrency
 with buckets as (
   select
     unnest(['prompt', 'output', 'concurrency']) as bucket,
@@ -33,7 +33,7 @@ select
   count(*) as n,
   median(abs(ours / real - 1)) as median_ape,
   quantile_cont(abs(ours / real - 1), 0.9) as p90_ape,
-  -- decimals add up to the same in every order
+  -- decimals, because their sum does not depend on the order of rows
   sum(ours::decimal(38, 12))::double / sum(real::decimal(38, 12))::double - 1 as bias,
   avg((real / greatest(ours, 1e-9) between request_low and request_high)::int) as coverage_90
 from placed

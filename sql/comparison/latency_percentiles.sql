@@ -1,4 +1,4 @@
--- Percentiles of each log's latencies, measured and predicted
+-- Measured and predicted latency percentiles of each log
 with times as (
   unpivot (
     select
@@ -15,7 +15,7 @@ pairs as (
   from times
   where pair.real is not null and pair.ours is not null
   union all by name
-  -- gaps between tokens of the stream
+  -- gaps between the tokens of a stream
   select comparison_id, 'itl_ms' as metric, unnest(chunk_gaps_ms)::double as real, null as ours
   from compared_requests
   where status = 'ok' and coalesce(tokens_per_chunk, 1) < 1.01

@@ -1,4 +1,4 @@
--- What measured and predicted E2E differ by on average, by part: whole nanoseconds added up
+-- Mean difference between measured and predicted E2E by part, summed in whole nanoseconds
 with parts as (
   select
     comparison_id,

@@ -1,4 +1,4 @@
--- How many requests were decoding along each log, measured and predicted, in sixty windows
+-- Measured and predicted number of decoding requests in each of sixty windows of a log
 with lengths as (
   select
     comparison_id,
@@ -19,7 +19,7 @@ moments as (
   union all
   select comparison_id, real, end_s, -1 from spans where end_s > begin_s
   union all
-  -- an edge of each window splits the levels
+  -- levels are split at the edges of windows
   select comparison_id, side.real, first_s + place * width_s, 0
   from lengths
   cross join range(60) as windows(place)

@@ -1,4 +1,4 @@
--- What each component of a deployment's steps rests on: the kernels that answer, from which measurements; and host times
+-- Data behind each component of a deployment's steps: the kernels used with their measurements, and host times
 with spent as (
   select
     deployment_id,
@@ -9,7 +9,7 @@ with spent as (
       when family like '%gemm' then 'matrix products'
       else 'other kernels'
     end as component,
-    -- constants without a fit: kernels that no sweep has
+    -- assumed constants: kernels that no sweep contains
     case when tier = 'cross-generation' and family in (select family from eta_coefficients where part = 'constant' and assumed is not null)
          then 'a-priori' else tier end as tier,
     evidence,
@@ -37,7 +37,7 @@ said as (
   select deployment_id, component, string_agg(evidence, '; ' order by gpu_us desc, evidence) as evidence
   from (
     select * from by_evidence
-    -- what is a thirtieth of a component decides nothing
+    -- evidence of less than a thirtieth of the component's time is not listed
     qualify gpu_us * 30 >= sum(gpu_us) over (partition by deployment_id, component)
   )
   group by deployment_id, component

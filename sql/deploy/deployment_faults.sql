@@ -3,7 +3,7 @@ with facts as (
   select settings.*, models.heads, models.vocab, models.experts, gpus.bf16_flops_per_s, plan.usable_bytes, plan.weights_bytes,
          plan.activations_bytes, plan.graphs_bytes, plan.kv_bytes, plan.capacity_units, plan.memory_units, plan.full_units, plan.window_units, plan.windows_apart,
          settings.model || coalesce(' with its draft model ' || drafts.model, '') as served, models.layer_count, models.max_positions, models.linear_key_heads, models.linear_value_heads,
-         -- a draft model's memory is counted with the model that it drafts for
+         -- the memory of a draft model is counted with its target model
          settings.deployment_id in (select draft_deployment_id from deployment_settings where draft_deployment_id is not null) as is_draft
   from deployment_settings as settings
   join models on models.model = settings.model
@@ -23,7 +23,7 @@ widths as (
   from facts join model_layers as layers on layers.model = facts.model
   where layers.ffn <> 'none'
 ),
--- engines that exist for each GPU
+-- engines that support each GPU
 engines as (
   select gpu, string_agg(engine, ' or ' order by engine desc) as engines from gpu_engines where support <> 'none' group by gpu
 )
@@ -51,7 +51,7 @@ select deployment_id, 'experts',
        format('{} has {} experts, not divisible by expert-parallel size {}; use other parallel sizes', model, experts, moe_ep)
 from widths where ffn = 'moe' and experts % moe_ep <> 0
 union
--- vLLM and SGLang reject such a checkpoint: a scale would apply to parts of two blocks
+-- vLLM and SGLang reject such a checkpoint, because one scale would span parts of two blocks
 select deployment_id, 'blocks',
        format('{} is quantised in blocks of 128, but each of {} parts gets {} of {} feed-forward channels, not a multiple of 128; use other parallel sizes',
               model, parts, intermediate // parts, intermediate)
@@ -74,7 +74,7 @@ select deployment_id, 'model_len',
               max_model_len, max_positions, model)
 from facts where max_model_len > max_positions
 union
--- beyond these, sums of tokens and bytes would not fit 64 bits
+-- above these limits, sums of tokens and bytes would overflow 64 bits
 select deployment_id, 'limit',
        format('{} is {}, more than the {} that can be simulated; use at most that', stated.name, stated.figure, stated.most)
 from facts, unnest([
@@ -103,7 +103,7 @@ select deployment_id, 'batch_wait',
        format('batch_wait_timeout_ms {} needs asynchronous scheduling; turn it on, or use batch_wait_timeout_iters', batch_wait_timeout_ms)
 from facts where batch_wait_timeout_ms > 0 and not async_scheduling
 union
--- what is stated of the cache changes nothing of the weights
+-- stated capacities of the KV cache do not change whether the weights fit
 select deployment_id, 'memory',
        format('{} does not fit on {} with tensor-parallel size {}: weights, activations and CUDA graphs take {:.1f} GiB, {:.1f} GiB are usable, so it needs {:.1f} GiB more',
               served, gpu, tp, (weights_bytes + activations_bytes + graphs_bytes) / 1024.0 ** 3, usable_bytes / 1024.0 ** 3, -kv_bytes / 1024.0 ** 3)
@@ -114,7 +114,7 @@ select deployment_id, 'kv_cache',
               served, gpu, kv_bytes / 1024.0 ** 3)
 from facts where kv_bytes > 0 and memory_units = 0 and not is_draft
 union
--- the plan estimates activations: what an engine's log states may be a little more
+-- the plan estimates activations, so the capacity in an engine's log may be slightly larger
 select deployment_id, 'kv_cache_tokens',
        format('kv_cache_tokens {} is more than the {} tokens that fit beside {} on {}; use at most that', kv_cache_tokens,
               memory_units // units_of_block(full_units, window_units, windows_apart) * block_size, served, gpu)

@@ -1,4 +1,4 @@
--- The defaults of each deployment's engine before its own flags: the rows that hold for its version, GPU and sizes
+-- Engine defaults of each deployment before its own flags: the rows that apply to its version, GPU and parallel sizes
 with facts as (
   select
     deployments.deployment_id, deployments.engine, deployments.engine_version, deployments.dp, deployments.pp, gpus.memory_bytes,
@@ -6,7 +6,7 @@ with facts as (
     -- SGLang counts attention replicas that share experts within its tensor-parallel group
     deployments.tp * case when deployments.engine = 'sglang' and models.experts is not null then deployments.dp else 1 end as group_tp,
     1 + coalesce(deployments.num_speculative_tokens, 0) as query_tokens,
-    -- data-parallel ranks meet at the experts that they share; a model that proposes tokens follows its target
+    -- data-parallel ranks synchronise at the experts that they share; a draft model runs with its target
     deployments.dp > 1 and deployments.pp = 1 and models.experts is not null
       and deployments.deployment_id not in (select draft_deployment_id from deployments where draft_deployment_id is not null) as lock_step
   from deployments
@@ -19,7 +19,7 @@ presets as (
   qualify row_number() over (
     partition by deployment_id order by holding_version(from_version, engine_version) desc nulls last, version_numbers(from_version)) = 1
 ),
--- of the rows of a version that hold: the one with the most memory, for named GPUs, of the largest parallel sizes
+-- of the matching rows of a version: the one with the most memory, then a row for named GPUs, then the largest parallel size
 sizes as (
   select facts.deployment_id, engine_sizes.*
   from facts join engine_sizes using (engine)

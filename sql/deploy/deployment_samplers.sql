@@ -1,4 +1,4 @@
--- Kernel that draws a token after a top-p or top-k filter: of the engine's row of the latest version up to the deployment's, else of its oldest
+-- Sampling kernel of each deployment after a top-p or top-k filter: the engine's latest row up to the deployment's version, otherwise its oldest
 select
   deployments.deployment_id,
   case when gpus.vendor = 'nvidia' then engine_samplers.sampler else engine_samplers.sampler_elsewhere end as sampler

@@ -19,13 +19,13 @@ presets as (
     memory.captured_batch * case when graph_sizes_of = 'requests' then query_tokens else 1 end as graph_max_tokens
   from deployment_presets as presets join memory_defaults as memory using (deployment_id)
 ),
--- every limit as the deployment states it, else as its engine's preset does
+-- each limit as stated by the deployment, otherwise from its engine's presets
 limits as (
   select deployment_id, any_value(columns(* exclude (deployment_id, level)) order by level)
   from (select 0 as level, * from deployments union all by name select 1 as level, * from presets)
   group by deployment_id
 ),
--- layers with a window in a pool of their own
+-- sliding-window layers with a separate KV pool
 pools as (
   select deployments.deployment_id, known.swa_full_tokens_ratio
   from deployments
@@ -37,7 +37,7 @@ pools as (
   where not coalesce(list_contains(string_split(known.unlike_capabilities, ' '), gpus.compute_capability), false)
     and (known.with_drafts or coalesce(deployments.num_speculative_tokens, 0) = 0)
 ),
--- where draft tokens come from; null: there are none
+-- source of draft tokens; null: none
 proposing as (
   select
     deployment_id,
@@ -54,14 +54,14 @@ select
     formats.dtype as dtype,
     coalesce(limits.kv_cache_dtype, case when formats.kv_cache_format = 'fp8' then 'fp8' else formats.dtype end) as kv_cache_dtype,
     coalesce(limits.max_model_len, least(models.max_positions, 1048576))::bigint as max_model_len,
-    -- default of a long prompt with concurrent partial prefills: 4 % of max_model_len, as in vLLM's SchedulerConfig
+    -- default threshold of a long prompt with concurrent partial prefills: 4 % of max_model_len, as in vLLM's SchedulerConfig
     coalesce(
       deployments.long_prefill_token_threshold,
       case when greatest(deployments.max_num_partial_prefills, deployments.max_long_partial_prefills) > 1
            then greatest(least(coalesce(limits.max_model_len, models.max_positions), 1048576) * 4 // 100, 1) end,
       limits.long_prefill_token_threshold
     )::bigint as long_prefill_token_threshold,
-    -- a static batch is prefilled before it decodes, and keeps its blocks until it finishes
+    -- a static batch finishes prefill before it decodes, and keeps its blocks until it finishes
     case when deployments.scheduling = 'static' then 'prefill_first' else limits.prefill_policy end as prefill_policy,
     case when deployments.scheduling = 'static' then coalesce(deployments.capacity_policy, 'guaranteed_no_evict') else limits.capacity_policy end
       as capacity_policy,
@@ -70,7 +70,7 @@ select
     case when limits.num_speculative_tokens > 0 then coalesce(limits.draft_acceptance_rate, usual.acceptance_rate) else 0 end as draft_acceptance_rate,
     proposing.method as speculative_method,
     case when limits.num_speculative_tokens > 0 then limits.draft_deployment_id end as draft_deployment_id,
-    -- TensorRT-LLM gathers tokens unless there are more expert ranks than a token has experts
+    -- TensorRT-LLM gathers tokens unless there are more expert ranks than experts per token
     case when deployments.expert_exchange is null and limits.engine = 'trtllm' and limits.ep <= coalesce(models.top_k, 0) then 'all_gather'
          else limits.expert_exchange end as expert_exchange,
     coalesce(deployments.windows_freed, pools.deployment_id is not null or limits.windows_freed) as windows_freed,

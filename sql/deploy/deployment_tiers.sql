@@ -1,18 +1,18 @@
--- What the predictions of each deployment rest on: the tier of most of its GPU time, and what was not measured
+-- Tier of most of each deployment's GPU time, and what was not measured
 with spent as (
   select
     deployment_id,
     tier,
     family,
     gpu_us,
-    -- constants without a fit: kernels that no sweep has
+    -- assumed constants: kernels that no sweep contains
     family in (select family from eta_coefficients where part = 'constant' and assumed is not null) as is_assumed
   from kernel_evidence
 ),
 tiers as (
   select
     deployment_id,
-    -- general constants may be off by a factor of 4: a fifth of the time decides what the whole is worth
+    -- general constants can be wrong by a factor of 4, so a fifth of the time suffices to set the tier of the whole
     case when coalesce(sum(gpu_us) filter (tier = 'unmeasured-vendor'), 0) >= 0.2 * sum(gpu_us) then 'unmeasured-vendor'
          else arg_max(tier, (gpu_us, tier)) end as tier,
     sum(gpu_us) filter (tier = 'target-measured' and not is_assumed) / sum(gpu_us) as measured_share
@@ -29,7 +29,7 @@ other_kernels as (
     select deployment_id, family
     from spent
     group by deployment_id, family
-    -- less than a fiftieth of the time decides nothing
+    -- families with less than a fiftieth of the time are not listed
     qualify sum(gpu_us) filter (tier = 'gpu-measured' and not is_assumed)
       >= 0.02 * sum(sum(gpu_us)) over (partition by deployment_id)
   )

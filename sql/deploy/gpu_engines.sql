@@ -1,4 +1,4 @@
--- Whether each engine exists for each GPU: the row of engine_support for its architecture, else for its vendor
+-- Whether each engine supports each GPU: the row of engine_support for its architecture, otherwise for its vendor
 select
   gpus.gpu,
   support.engine,

@@ -1,6 +1,6 @@
--- Host overhead of each deployment: its engine's row of the latest version up to its own; the newest row if it has no version;
--- with what its class of model adds: launches of latent attention (MLA), and requests of mixtures of experts. What Python
--- and PyTorch do takes as long as the CPU needs; gaps between kernels are the GPU's, and what a log adds was measured.
+-- Host overhead of each deployment: the engine's latest row up to the deployment's version, or its newest row if no version is stated
+-- Additions: launches of latent attention (MLA), and requests of MoE models. Times of Python and PyTorch scale with the CPU;
+-- gaps between kernels belong to the GPU, and times from log_corrections were measured.
 with held as (
   select
     deployments.deployment_id,
@@ -17,7 +17,7 @@ with held as (
   join gpus using (gpu)
   left join cpus on cpus.cpu = coalesce(deployments.cpu, gpus.cpu, 'x86')
 ),
--- how ranks that share experts agree on a step; one rank alone agrees with nobody
+-- how ranks that share experts synchronise a step; a single rank does not
 agreed as (
   select deployments.deployment_id, known.padded, known.waits
   from deployments
@@ -48,7 +48,7 @@ select
   models.kv_lora_rank is not null as latent_attention,
   models.experts is not null as experts,
   (per_eager_launch_us + case when latent_attention then coalesce(latent_launch_us, 0) else 0 end) / cpu_speed as per_eager_launch_us,
-  -- attention, its KV write, and the graph of the rest
+  -- attention, its KV write, and the graph of the remaining kernels
   3 * models.layer_count as piecewise_launches,
   coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
   greatest(
@@ -74,5 +74,5 @@ join models using (model)
 join gpus using (gpu)
 left join added using (deployment_id)
 left join agreed using (deployment_id)
--- older than every row: the oldest
+-- versions older than every row use the oldest row
 qualify row_number() over (partition by deployment_id order by holding desc nulls last, version_numbers(from_version)) = 1

@@ -1,4 +1,4 @@
--- KV cache layout per deployment on one GPU: bytes per token of layers without and with a window, and fixed state per sequence
+-- KV cache layout of each deployment on one GPU: bytes per token of layers without and with a window, and fixed state per sequence
 with per_layer as (
   select
     layers.deployment_id,
@@ -10,7 +10,7 @@ with per_layer as (
          -- the indexer stores one FP8 key and its FP32 scale per token
          when layers.attention = 'sparse' then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8 + models.index_head_dim + 4
          else 0 end as token_bytes,
-    -- gated delta net: one FP32 matrix per value head, and the tail of the short convolution
+    -- gated delta net: one FP32 matrix per value head, and the last taps of the short convolution
     case when layers.attention = 'linear'
          then layers.heads * models.linear_key_head_dim * models.linear_value_head_dim * 4
               + (models.linear_conv_kernel - 1) * (2 * layers.kv_heads * models.linear_key_head_dim + layers.heads * models.linear_value_head_dim) * 2

@@ -1,4 +1,4 @@
--- Every weight matrix on one GPU of a deployment: rows n, columns k, copies, number format, and the rows of its product
+-- Weight matrices of each deployment on one GPU: rows n, columns k, copies, number format, and the rows of their products
 with attention as (
   select layers.*, settings.attention_format as format, settings.dtype, models.attention_output_gate, models.q_lora_rank, models.kv_lora_rank,
          models.qk_nope_head_dim, models.qk_rope_head_dim, models.v_head_dim, models.linear_key_head_dim, models.linear_value_head_dim,
@@ -49,7 +49,7 @@ matrices as (
          2 * kv_heads * linear_key_head_dim + 2 * heads * linear_value_head_dim, hidden
   from attention where attention = 'linear'
   union all
-  -- write strength and decay, two numbers per head: too narrow to be quantised
+  -- write strength and decay, two numbers per head: too small to be quantised
   select deployment_id, layer_kind, 'in_proj_ba', 'gemm', 'tokens', count, 1, dtype, 2 * heads, hidden
   from attention where attention = 'linear'
   union all
@@ -81,7 +81,7 @@ matrices as (
          ceil(models.vocab / settings.tp)::bigint, models.hidden
   from deployment_settings as settings join models on models.model = settings.model
   union all
-  -- not sharded; 16 bit in checkpoints
+  -- not sharded; 16 bits in checkpoints
   select settings.deployment_id, 'model', 'draft_input_proj', 'gemm', 'tokens', 1, 1, settings.dtype, models.hidden, models.draft_inputs * models.hidden
   from deployment_settings as settings join models on models.model = settings.model where models.draft_inputs is not null
 )

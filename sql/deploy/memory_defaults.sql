@@ -1,4 +1,4 @@
--- The largest decode batch that each deployment's CUDA graphs hold, and the share of memory that its engine takes by default
+-- Largest CUDA-graph batch of each deployment, and the default share of memory that its engine uses
 with asked as (
   select
     presets.deployment_id,
@@ -17,14 +17,14 @@ with asked as (
     deployments.draft_deployment_id is not null and deployments.speculative_method is distinct from 'mtp' as drafts_by_model,
     coalesce(deployments.max_cudagraph_capture_size,
              least(graph_max_tokens, graph_tokens_per_seat * coalesce(deployments.max_num_seqs, presets.max_num_seqs) * query_tokens)) as captured_batch,
-    -- the tokens of a step before ranks divide them
+    -- tokens of a step before they are divided between ranks
     coalesce(deployments.max_num_batched_tokens, presets.max_num_batched_tokens) * case when lock_step and ranks_divide_budget then dp else 1 end as budget
   from deployment_presets as presets
   join deployments using (deployment_id)
   join gpus on gpus.gpu = deployments.gpu
   join models on models.model = deployments.model
 ),
--- of the rows of a version that hold: the one with the most memory, for named GPUs, of the most GPUs
+-- of the matching rows of a version: the one with the most memory, then a row for named GPUs, then the most GPUs
 held as (
   select asked.*, engine_memory.* exclude (engine)
   from asked join engine_memory using (engine)

@@ -1,8 +1,8 @@
--- Memory of one GPU, and the capacity of its KV cache in blocks, tokens and full-length requests;
--- a draft model adds its weights and its layers of the cache. Layers with a window count as full where the engine does not free what lies before it;
--- in a pool of their own they have swa_full_tokens_ratio as many tokens as the others
+-- Memory of one GPU for each deployment, and the capacity of its KV cache in blocks, tokens and full-length requests
+-- A draft model adds its weights and its layers of the cache. Sliding-window layers count as full layers where the engine does not free
+-- blocks outside the window; in a separate pool they get swa_full_tokens_ratio times the tokens of the other layers.
 with stages as (
-  -- the fullest pipeline stage: its share of the layers, plus embedding and output head
+  -- the largest pipeline stage: its share of the layers, plus embedding and output head
   select deployment_id, ceil(sum(count) / any_value(pp)) / sum(count) as layer_share
   from sharded_layers join (select deployment_id, pp from deployment_settings) using (deployment_id)
   group by deployment_id
@@ -23,8 +23,8 @@ split as (
     settings.memory_fraction_of,
     settings.swa_full_tokens_ratio,
     weights.weights_bytes + coalesce(draft_weights.weights_bytes, 0) as weights_bytes,
-    -- residual, hidden and the widest projection of the largest step, in 16 bit, and FP32 logits of the sampled tokens
-    -- (a limit beyond what can be simulated is a fault of the deployment, and may not overflow here)
+    -- residual, hidden and the widest projection of the largest step, in 16 bits, and FP32 logits of the sampled tokens
+    -- (larger values than can be simulated are a fault of the deployment, and must not overflow here)
     least(settings.max_num_batched_tokens::double * (4 * models.hidden + widest.width) * 2.0
       + least(settings.max_num_seqs::double * settings.query_tokens, settings.max_num_batched_tokens) * models.vocab / settings.tp * 4.0, 1e18) as activations_bytes,
     case when settings.graph_max_tokens > 0 then 1073741824.0 else 0 end as graphs_bytes,
@@ -49,7 +49,7 @@ used as (
   select
     *,
     weights_bytes + activations_bytes + graphs_bytes as used_bytes,
-    -- a share of all memory; of it for weights and cache, beside which activations and graphs take the rest; or of what is left free
+    -- of total memory; of total memory for weights and cache only, while activations and graphs use the rest; or of the memory left free
     case memory_fraction_of
       when 'memory' then memory_bytes * gpu_memory_utilization
       when 'weights_and_cache' then least(memory_bytes * gpu_memory_utilization + activations_bytes + graphs_bytes, memory_bytes)
@@ -58,14 +58,14 @@ used as (
   from split
 ),
 units as (
-  -- one unit is one block of one group of layers: all layers if they are of one kind, else the layers of one kind
+  -- one unit is one block of one group of layers: all layers if they are of one kind, otherwise a group of layers of one kind
   select
     *,
     usable_bytes - used_bytes as kv_bytes,
     coalesce(full_layers > 0 and window_layers > 0 and swa_full_tokens_ratio > 0, false) as windows_apart,
     case when window_layers = 0 then least(full_layers, 1) else ceil(full_layers / least(nullif(full_layers, 0), window_layers)) end as full_group,
     case when window_layers = 0 then 0 else ceil(window_layers / least(window_layers, coalesce(nullif(full_layers, 0), window_layers))) end as window_units,
-    -- the last group of a kind is padded with empty layers
+    -- the last group of each kind is padded with empty layers
     case when least(full_layers, window_layers) > 0 then least(full_layers, window_layers) else full_layers + window_layers end as group_layers,
     ceil(window_tokens / block_size)::bigint + 1 as window_blocks
   from used

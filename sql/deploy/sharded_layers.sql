@@ -1,6 +1,6 @@
--- The layers of each deployment on one GPU: heads, widths and experts after tensor and expert parallelism
+-- Layers of each deployment on one GPU: heads, widths and experts after tensor and expert parallelism
 with tiles as (
-  -- of the rows that hold for a version: a tuned file for experts of this size on this GPU before what holds for all
+  -- of the rows that apply to a version, a tuned file for experts of this size on this GPU precedes the general row
   select settings.deployment_id, layers.layer_kind, known.small_tiles
   from deployment_settings as settings
   join deployments using (deployment_id)
@@ -46,11 +46,11 @@ select
   settings.moe_tp,
   settings.moe_ep,
   models.hidden,
-  -- messages of 2 bytes an element
+  -- messages have 2 bytes per element
   case when fusions.engine is not null
        then coalesce(fusions.most_bytes * case when settings.tp > 2 then 1 else 2 end // (2 * models.hidden), 2147483647) end as fused_norm_tokens,
   beside.most_tokens as shared_beside_tokens,
-  -- read where products run by instructions of many warps: on GPUs before, sweeps are of the small tiles themselves
+  -- applies where products use warpgroup-level instructions; on earlier GPUs the sweeps already measured the small tiles
   coalesce(tiles.small_tiles and try_cast(gpus.compute_capability as double) between 9 and 11, false) as small_expert_tiles,
   coalesce(layers.ffn = 'moe' and blocks.whole_blocks and list_contains(string_split(blocks.capabilities, ' '), gpus.compute_capability)
            and settings.moe_tp <= coalesce(blocks.largest_moe_tp, settings.moe_tp), false) as whole_expert_blocks

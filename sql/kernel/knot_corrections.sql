@@ -1,4 +1,4 @@
--- Factors on the kernels of each interpolation point, from corrections; deployments without corrections have none
+-- Factors on the kernels of each interpolation point, from corrections; no rows for deployments without corrections
 select
   step_shapes.deployment_id,
   step_shapes.step_shape_id,
@@ -6,7 +6,7 @@ select
     where corrections.part = case
       when step_shapes.part in ('decode_attention', 'decode_window') then 'decode_attention'
       when step_shapes.part = 'prefill_attention' then 'prefill_attention'
-      -- products of few tokens read the weights, those of many are bounded by arithmetic
+      -- products of few tokens are memory-bound on the weights, those of many are compute-bound
       when step_shapes.part = 'logits' or step_shapes.x <= 256 then 'decode_gemm'
       else 'prefill_gemm'
     end), 1) as factor,

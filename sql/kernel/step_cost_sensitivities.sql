@@ -1,5 +1,5 @@
--- How the GPU time of each step shape goes with the facts of the GPU: elasticities of its kernels from 1 %
--- less to 1 % more of the fact, weighted by their time
+-- Sensitivity of the GPU time of each step shape to the specifications of the GPU
+-- Elasticities of its kernels over 1 % less to 1 % more, weighted by their time.
 with timed as (
   select
     kernels.deployment_id,
@@ -26,7 +26,7 @@ moved as (
     step_shape_id,
     fact,
     part,
-    -- in millionths, whole numbers, so that the order of rows changes nothing
+    -- whole millionths, so that sums do not depend on the order of rows
     sum(round(total_us * 1e6)::hugeint) as spent,
     sum(round(total_us * central_elasticity * 1e6)::hugeint) as gained
   from kernel_sensitivities

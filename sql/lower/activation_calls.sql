@@ -1,4 +1,4 @@
--- Gated activations of dense and shared feed-forwards, and the sigmoid gate on attention outputs (those of routed experts are in moe_calls)
+-- Gated activations of dense and shared feed-forwards, and the sigmoid gate on attention outputs (routed experts: moe_calls)
 with layers as (
   select sharded_layers.*, models.ffn_gated, models.attention_output_gate, models.linear_value_head_dim
   from sharded_layers
@@ -15,7 +15,7 @@ gates as (
   select deployment_id, layer_kind, 'attention_gate', count, heads * head_dim, true, 0
   from layers where attention_output_gate and attention in ('full', 'sliding')
   union all
-  -- gated norm on the delta net's output: output and gate in, one out
+  -- gated norm on the output of the delta net: reads output and gate, writes one
   select deployment_id, layer_kind, 'linear_gate', count, heads * linear_value_head_dim, true, 0
   from layers where attention = 'linear'
 )

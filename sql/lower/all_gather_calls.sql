@@ -1,4 +1,4 @@
--- Gathers: the logits over the tensor-parallel group, and the tokens of all data-parallel ranks before MoE layers; bytes: the gathered tensor
+-- All-gathers of logits over the tensor-parallel group, and of the tokens of all data-parallel ranks before MoE layers; bytes: the gathered tensor
 with gathers as (
   select settings.deployment_id, step_shape_id, 'model.logits_all_gather' as call, 'logits_all_gather' as name, 1 as count, settings.tp as group_size,
          2.0 * sampled * models.vocab as bytes
@@ -9,7 +9,7 @@ with gathers as (
   union all
   select
     layers.deployment_id, step_shape_id, layers.layer_kind || '.moe_dispatch', 'moe_dispatch', layers.count, layers.dp,
-    -- TensorRT-LLM gathers quantised tokens (run_post_quant_allgather), but for scales by block, others 16-bit ones
+    -- TensorRT-LLM gathers quantised tokens (run_post_quant_allgather), except with block scales; others gather 16-bit tokens
     case when settings.engine = 'trtllm' then sent_token_bytes(experts.math, experts.format, formats.activation_bits) else 2.0 end
       * expert_tokens * layers.dp * layers.hidden
   from sharded_layers as layers

@@ -1,15 +1,15 @@
--- Sums over the tensor-parallel group: after the embedding, after attention, after the feed-forward; and of the squares that a norm over all heads needs
+-- All-reduces over the tensor-parallel group: after the embedding, attention and feed-forward, and of the sums of squares of a norm over all heads
 with sums as (
   select deployment_id, layer_kind, 'attention_all_reduce' as name, count, hidden, tp as group_size from sharded_layers where tp > 1 and attention <> 'none'
   union all
-  -- one FP32 sum for the queries of a token and one for its keys: as wide as 4 elements of 2 bytes
+  -- one FP32 sum for the queries of a token and one for its keys: the size of 4 elements of 2 bytes
   select layers.deployment_id, layers.layer_kind, 'qk_norm_all_reduce', layers.count, 4, layers.tp
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
   where layers.tp > 1 and models.qk_norm = 'full' and layers.attention in ('full', 'sliding')
   union all
-  -- an all-to-all returns complete routed outputs; a reduce-scatter over the data-parallel ranks leaves one part on each tensor-parallel rank
+  -- after an all-to-all, routed outputs are complete; after a reduce-scatter over the data-parallel ranks, each tensor-parallel rank has a part
   select layers.deployment_id, layers.layer_kind, 'ffn_all_reduce', layers.count, layers.hidden, layers.tp
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)

@@ -1,6 +1,6 @@
--- Tokens sent to the ranks of their experts and back; bytes: sent by one GPU, one copy per distinct expert rank. SGLang's decode servers exchange by
--- DeepEP's low-latency kernels (deepep-mode), which send FP8 out and BF16 back, as long as their buffer holds the tokens of a rank. Kernels that write
--- to other GPUs' memory (exchange_kernel) need links among all of them, and send quantised tokens out
+-- All-to-all of tokens to the ranks of their experts and back; bytes: sent by one GPU, one copy per distinct expert rank
+-- SGLang's decode servers use DeepEP's low-latency kernels (deepep-mode), which send FP8 out and BF16 back, while their buffer holds the tokens
+-- of a rank. Kernels that write to other GPUs' memory (exchange_kernel) need links between all of them, and send quantised tokens out.
 with exchanges as (
   select
     layers.*,
@@ -36,7 +36,7 @@ select
   engine,
   case when low_latency then replace(name, 'moe', 'deepep_low_latency') when exchange_kernel is not null then replace(name, 'moe', exchange_kernel) end
     as implementation,
-  -- one-sided kernels were measured with NVFP4 tokens alone, and the 16-bit sums that they fetch are counted in its bytes
+  -- one-sided kernels were measured with NVFP4 tokens only, with the 16-bit sums that they read counted in NVFP4 bytes
   case when exchange_kernel is null then 'bf16' when name = 'moe_combine' then 'nvfp4' when quantised_bytes < 2 then format else 'bf16' end as format,
   count,
   moe_ep as group_size,

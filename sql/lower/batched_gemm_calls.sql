@@ -1,4 +1,4 @@
--- Per-head products that project MLA queries into the latent space and values out of it (absorbed projections), one batch entry per head
+-- Per-head products of MLA that project queries into the latent space and values out of it (absorbed projections), one batch entry per head
 with latent as (
   select layers.*, models.kv_lora_rank, models.qk_nope_head_dim, models.v_head_dim, settings.dtype
   from sharded_layers as layers

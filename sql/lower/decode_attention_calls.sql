@@ -1,5 +1,5 @@
 -- Softmax attention of one new token per request over its cached keys and values, with grouped queries and sliding windows;
--- draft tokens count as additional heads, since kernels put all queries of a key-value head into one tile
+-- draft tokens count as additional heads, because kernels put all queries of a key-value head into one tile
 with batches as (
   select
     layers.* replace (layers.heads * settings.query_tokens as heads), shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,

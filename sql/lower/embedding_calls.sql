@@ -1,4 +1,4 @@
--- The gather of the step's token embeddings
+-- Gathers of the step's token embeddings
 select
   settings.deployment_id,
   step_tokens.step_shape_id,

@@ -1,10 +1,10 @@
--- Every dense matrix product of a step: m rows against an n x k weight
+-- Dense matrix products of a step: m rows times an n x k weight
 with rows_of_step as (
   select deployment_id, step_shape_id, 'tokens' as rows_from, '' as suffix, tokens as m from step_tokens
   union all
   select deployment_id, step_shape_id, 'sampled', '', sampled from step_tokens
   union all
-  -- MLA expands new and cached tokens of prefill chunks in two products
+  -- MLA expands new and cached tokens of prefill chunks in two separate products
   select deployment_id, step_shape_id, 'prefill', '', prefill_new from step_tokens
   union all
   select deployment_id, step_shape_id, 'prefill', '_context', prefill_past from step_tokens

@@ -1,4 +1,4 @@
--- Every kernel of every step shape: the calls of every family, each family's sizes in one struct
+-- Kernel calls of every step shape: the calls of every family, with the sizes of each family in one struct
 -- (family_calls: the rows of every <family>_calls, each with its family)
 select
   deployment_id,

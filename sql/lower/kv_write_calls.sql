@@ -1,4 +1,4 @@
--- Writes of the step's keys and values into the paged cache, if the engine launches a separate kernel
+-- Writes of the step's keys and values to the paged cache, where the engine launches a separate kernel
 with layers as (
   select
     sharded_layers.*,

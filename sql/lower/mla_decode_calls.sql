@@ -1,4 +1,4 @@
--- MLA decode: all heads read one latent vector per cached token, queries and outputs stay in the latent space;
+-- MLA decode attention: all heads read one latent vector per cached token, and queries and outputs stay in the latent space;
 -- draft tokens count as additional heads
 with layers as (
   select sharded_layers.* replace (heads * query_tokens as heads)

@@ -1,4 +1,4 @@
--- MLA prefill: keys and values are expanded to all heads, then attention runs with one key-value head per query head
+-- MLA prefill attention: keys and values are expanded to all heads, with one key-value head per query head
 select
   layers.deployment_id,
   shapes.step_shape_id,

@@ -35,7 +35,7 @@ select
   math,
   active_experts,
   (small_expert_tiles and format in ('bf16', 'fp16') and all_tokens > experts // moe_ep)::bigint as small_tiles,
-  -- room for every choice of all tokens, and for a block less a row of every expert
+  -- space for every choice of all tokens, and for one block minus a row per expert
   case when whole_expert_blocks and format = 'fp8_block' and coalesce(moe_backend, 'deepgemm_moe') = 'deepgemm_moe'
        then whole_blocks(all_tokens * top_k + experts // moe_ep * (expert_block_rows() - 1)) else 0 end as block_rows,
   moe_flops(all_tokens, top_k, moe_ep, expert_rows, hidden) as flops,

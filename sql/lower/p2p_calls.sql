@@ -1,4 +1,4 @@
--- Transfers of hidden state and residual from one pipeline stage to the next
+-- Transfers of hidden state and residual between pipeline stages
 select
   settings.deployment_id,
   step_tokens.step_shape_id,

@@ -1,4 +1,4 @@
--- Causal softmax attention of new tokens over cached and new ones, with grouped queries and sliding windows
+-- Causal softmax attention of new tokens over cached and new tokens, with grouped queries and sliding windows
 with chunks as (
   select
     layers.*, shapes.step_shape_id, settings.kv_cache_dtype,

@@ -1,4 +1,4 @@
--- Conversion of activations to the format of the next matrix product, if the engine launches a separate kernel (those of routed experts are in moe_calls)
+-- Conversions of activations to the format of the next matrix product, where the engine launches a separate kernel (routed experts: moe_calls)
 with inputs as (
   select distinct
     weights.deployment_id, weights.layer_kind, weights.count, weights.k as columns, weights.activation_bits, weights.format,

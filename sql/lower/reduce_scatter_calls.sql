@@ -1,4 +1,4 @@
--- Sums of expert outputs scattered to the data-parallel ranks; bytes: the tensor before scattering
+-- Reduce-scatters of expert outputs to the data-parallel ranks; bytes: the tensor before scattering
 select
   layers.deployment_id,
   step_tokens.step_shape_id,

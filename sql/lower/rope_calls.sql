@@ -1,4 +1,4 @@
--- Rotary embedding of queries and keys, in place; includes the KV write if the engine fuses the two
+-- In-place rotary embedding of queries and keys, including the KV write where the engine fuses the two
 with layers as (
   select
     sharded_layers.*,

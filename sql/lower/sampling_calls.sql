@@ -1,4 +1,4 @@
--- Choice of one token per sequence from FP32 logits: the largest, or one that the engine's sampler draws
+-- Sampling of one token per sequence from FP32 logits: the largest, or one drawn by the engine's sampler
 select
   settings.deployment_id,
   step_tokens.step_shape_id,

@@ -1,4 +1,4 @@
--- Sparse attention: an indexer scores every cached token in FP8, then MLA in the latent space over the top index_top_k
+-- Sparse attention: an indexer scores every cached token in FP8, then MLA in the latent space attends to the top index_top_k
 with layers as (
   select sharded_layers.*, models.index_heads, models.index_head_dim, models.index_top_k, models.kv_lora_rank, models.qk_rope_head_dim,
          settings.dtype, formats.weight_bits / 8 as kv_bytes, indexing.math as index_math
@@ -24,7 +24,7 @@ chunks as (
   from step_shapes cross join (values ('indexer'), ('sparse_mla')) as stage (name) where prefill_requests > 0
 ),
 work as (
-  -- the indexer sees all tokens; from index_top_k of them on, every query attends to the selection
+  -- the indexer reads all tokens; above index_top_k tokens, every query attends to the selection
   select
     layers.*, step_shape_id, name, phase, requests * new_tokens as queries,
     requests * visible_pairs(new_tokens, cached, case name when 'indexer' then 0 else index_top_k end) as visible_pairs,

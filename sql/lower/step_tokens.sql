@@ -1,4 +1,4 @@
--- Numbers of tokens in a step: all, those of routed experts by rank, sampled, new ones of prefill chunks, and cached ones before the chunks
+-- Token counts of each step shape: all, per rank for routed experts, sampled, new in prefill chunks, and cached before the chunks
 select
   deployment_id,
   step_shape_id,

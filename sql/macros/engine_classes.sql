@@ -1,4 +1,4 @@
--- Classes of GPUs for which an engine has defaults, as its source distinguishes them
+-- Classes of GPUs with separate engine defaults, as distinguished in the engine's source
 
 create macro memory_bound(min_memory, unit) as min_memory * case unit when 'GiB' then 1073741824 else 1048576 end;
 create macro holds_memory(memory_bytes, min_memory, unit, operator) as

@@ -1,14 +1,14 @@
--- Versions of engines as lists of numbers, which compare as such: a release candidate sorts before its release, which ends in 0
+-- Macros of engine versions as lists of numbers, which compare correctly: a release candidate sorts before its release, which ends in 0
 
--- null: no release, such as a nightly build
+-- null: not a release, such as a nightly build
 create macro version_numbers(version) as
   case when regexp_matches(version, '^v?[0-9]') then
     regexp_extract_all(replace(split_part(version, '+', 1), 'rc', '.-1.') || '.0', '-?[0-9]+')::bigint[] end;
--- the numbers of a row's first version where it holds for a version, which is the newest if it has no numbers; else null
+-- numbers of the row's first version if the row applies to the version (a version without numbers is the newest); otherwise null
 create macro holding_version(from_version, version) as
   case when version_numbers(version) is null or version_numbers(from_version) <= version_numbers(version)
        then version_numbers(from_version) end;
--- whether a version is one of those from a row's first to before another, where that is not null; one without numbers is the newest
+-- whether a version lies from from_version up to, but excluding, before_version (null: no end); a version without numbers is the newest
 create macro is_of_versions(version, from_version, before_version) as
   holding_version(from_version, version) is not null
   and (before_version is null or holding_version(before_version, version) is null);

@@ -1,4 +1,4 @@
--- The fastest implementation per shape, the lead over the next one, and whether to trust it or to measure first.
+-- Fastest implementation at each shape, its lead over the next one, and whether to trust it or to measure first
 with ranked as (
   select *,
     row_number() over each_shape as place,

@@ -1,4 +1,4 @@
--- What limits each scenario in each window of time: of the resources that hold requests up there, the one whose relief gains most
+-- Limiting resource of each scenario in each time window: of the resources that delay requests, the one of which more gains most throughput
 with gains as (
   select scenario_id, resource, throughput_gain, e2e_gain from resource_gains
 ),
@@ -7,7 +7,7 @@ seen as (
     windows.*,
     settings.max_num_seqs as seats,
     windows.kv_blocks_used_max / nullif(windows.kv_blocks_used_max + windows.kv_blocks_free_min, 0) as kv_share_max,
-    -- what is sent and not seen by the scheduler yet does not wait for the engine
+    -- requests that were sent but have not reached the scheduler do not wait for the engine
     windows.waiting_mean - host.request_us / 1e6 * statistics.completed / statistics.duration_s as held_up,
     (windows.prefill_tokens + windows.decode_tokens) / nullif(windows.steps, 0) / settings.max_num_batched_tokens as budget_share,
     statistics.prompt_tokens / nullif(statistics.completed, 0) / nullif(plan.kv_cache_tokens, 0) as prompt_share
@@ -22,7 +22,7 @@ held as (
   select
     *,
     held_up >= 1 and running_max >= seats as by_seats,
-    -- a prompt that finds no room waits although some is left
+    -- a prompt that does not fit in the free KV cache waits although some of it is left
     preemptions > 0 or (held_up >= 1 and running_max < seats and kv_share_max + prompt_share >= 0.97) as by_kv,
     held_up >= 1 and budget_share >= 0.9 as by_budget
   from seen

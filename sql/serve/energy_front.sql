@@ -1,4 +1,4 @@
--- Pareto front of energy per output token and tokens per second per user, for each load by itself; equal scenarios are both included
+-- Pareto front of energy per output token and tokens per second per user, separately for each load; scenarios with equal values are all included
 with ranked as (
   select
     scenario_id,

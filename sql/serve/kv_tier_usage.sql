@@ -1,4 +1,4 @@
--- What each KV tier of a scenario gave, took and lost
+-- Tokens found in each KV tier of a scenario, and bytes read from, written to and evicted from it
 select
   totals.scenario_id,
   settings.tier,

@@ -1,4 +1,4 @@
--- Numbers of loads: those that differ in nothing but how many requests there are at once are one
+-- Number of the load of each scenario; loads that differ only in rate or concurrency share a number
 select
   scenario_id,
   dense_rank() over (

@@ -1,4 +1,4 @@
--- Pareto front of tokens per second per GPU and per user, for each load by itself; equal scenarios are both included
+-- Pareto front of tokens per second per GPU and per user, separately for each load; scenarios with equal values are all included
 with ranked as (
   select
     scenario_id,
@@ -6,7 +6,7 @@ with ranked as (
     load_groups.load,
     output_throughput_per_user,
     output_throughput_per_gpu,
-    -- the best per GPU among those that are better per user, and among equals per user
+    -- the highest value per GPU among scenarios with higher values per user, and among those with the same value per user
     max(output_throughput_per_gpu) over (
       partition by load_groups.load order by output_throughput_per_user desc range between unbounded preceding and current row exclude group
     ) as best_above,

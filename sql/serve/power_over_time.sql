@@ -1,4 +1,4 @@
--- Power of the GPUs of each scenario, window by window; where replicas have windows of different width, the widest
+-- Power of the GPUs of each scenario by time window; where replicas have windows of different widths, the widest
 with windows as (
   select
     *,
@@ -7,7 +7,7 @@ with windows as (
     max(end_ns) over (partition by scenario_id) as last_ns
   from serving_windows
 ),
--- a replica's windows lie within the widest, whose width is theirs times a power of two
+-- each window of a replica lies within one of the widest, whose width is a power of two times its own
 placed as (
   select
     windows.scenario_id,
@@ -30,7 +30,7 @@ idle as (
   join gpu_power as power on power.gpu = settings.gpu
   group by totals.scenario_id
 ),
--- in nanojoules, whole numbers, so that the order of rows changes nothing
+-- whole nanojoules, so that sums do not depend on the order of rows
 summed as (
   select
     scenario_id,

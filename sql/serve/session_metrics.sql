@@ -1,4 +1,4 @@
--- Each session: its requests, and the time of the whole task
+-- Sessions: requests, tokens, latencies, and the time of the whole task
 select
   scenario_id,
   session,

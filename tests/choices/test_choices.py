@@ -99,7 +99,7 @@ def test_contrast_intervals_hold_the_true_ratios(turned: tuple[Choice, Contrasts
 
 def test_chances_of_a_shape_sum_to_one_and_the_pick_is_not_the_dearest(never: Choice) -> None:
     found, _ = contrasts(never)
-    site = never.asked.site - never.asked.site.min()
+    site = never.candidates.site - never.candidates.site.min()
     assert np.bincount(site, found.fastest) == pytest.approx(np.ones(site.max() + 1))
     pick = found.ratio == 0.0
     assert (found.regret[pick] <= np.bincount(site, found.regret)[site[pick]] / 2.0).all()
@@ -129,8 +129,8 @@ def test_a_plan_spreads_by_chance_first_and_goes_where_regret_is_expected_then(t
     known, _ = contrasts(found)
     more = plan(found, len(half) + 3)
     assert len(more) == 3
-    site = found.asked.site
-    whole = np.unique(site[np.isfinite(found.asked.log_us)])
+    site = found.candidates.site
+    whole = np.unique(site[np.isfinite(found.candidates.log_us)])
     assert not set(more.tolist()) & set(whole.tolist())
     regret = {int(one): known.regret[(site == one) & (known.ratio == 0.0)].max() for one in np.unique(site)}
     left = [value for one, value in regret.items() if one not in set(whole.tolist())]

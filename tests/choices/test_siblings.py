@@ -76,4 +76,4 @@ def test_a_sibling_is_believed_at_the_very_shape(tmp_path: Path, monkeypatch: py
         regret=pl.col("truth").sort_by("score").first() / pl.col("truth").min() - 1.0
     )
     assert best["regret"].mean() < 0.05
-    assert (found.asked.free == LEFT_TO_SIBLINGS).all() and (found.others.free == 1.0).all()
+    assert (found.candidates.free == LEFT_TO_SIBLINGS).all() and (found.others.free == 1.0).all()

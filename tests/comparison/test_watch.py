@@ -72,7 +72,7 @@ def test_drift_is_said_once_and_restarts_lose_and_double_nothing(tmp_path: Path,
     for part in range(9):
         with log.open("a") as file:
             file.write(lines(part, 1.5 if part in (5, 6, 7) else 1.0))
-        said += [sentence for window in one.poll() for sentence in window.said]
+        said += [sentence for window in one.poll() for sentence in window.notes]
         assert one.poll() == [], "nothing was appended"
         one = watch(tmp_path) if restarts else one
     assert [sentence.split(":")[0] for sentence in said] == ["drift began at 50 s"]
@@ -113,7 +113,7 @@ def test_lines_that_are_no_requests_are_counted_and_passed_over(tmp_path: Path, 
     monkeypatch.setattr(watching, "window_of", expected)
     one = watch(tmp_path)
     (tmp_path / "log.csv").write_text(HEADER + "x,y,z,1,2\n")
-    assert "lines were not used" in one.poll()[0].said[0] and one.state.totals["refused"] == 1.0
+    assert "lines were not used" in one.poll()[0].notes[0] and one.state.totals["refused"] == 1.0
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 1}', '{"version": 99, "source": "a"}'])

@@ -79,3 +79,20 @@ raise SystemExit(main(["sql", "select sum(range) from range(1000000000000000)"])
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert ended.returncode == {signal.SIGTERM: 143, signal.SIGINT: 1}[number], ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_process_that_forks_after_a_query_can_ask_another() -> None:
+    """The thread that asks queries for the main thread is not there after a fork."""
+    program = """
+import os
+from kernelsight.dataflow.engine import open_database, rows_of
+database = open_database()
+rows_of(database, "select 1")
+child = os.fork()
+if child == 0:
+    print(rows_of(database, "select 42 as answer").to_pylist(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    answered = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert answered.stdout.strip() == "[{'answer': 42}]", answered.stderr

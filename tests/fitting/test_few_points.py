@@ -14,16 +14,14 @@ from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
 from kernelsight.fitting.few_points import (
     OWN_SOURCE,
-    Measured,
-    both,
     fit_few,
-    fit_points,
+    joined_measured,
     measured_calls,
-    moved_calls,
     point_rows,
 )
 from kernelsight.fitting.planned_points import planned, random_points
-from kernelsight.fitting.points_intervals import left_after, points_intervals, rests_of
+from kernelsight.fitting.point_fit import Measured, fit_points, moved_calls
+from kernelsight.fitting.points_intervals import errors_after_points, points_intervals, rests_of
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.pack import shipped_pack, with_assumed
@@ -210,6 +208,19 @@ def test_a_constant_that_is_another_on_a_gpu_is_found(products: Measured) -> Non
     assert left("vllm|cublas|bf16") < left("sglang|cublas|bf16") < left("vllm|marlin|bf16") < 0.9
 
 
+@pytest.mark.parametrize("seed", [3, 5, 9])
+def test_more_steps_leave_moves_where_they_are(products: Measured, seed: int) -> None:
+    """By whole steps alone calls of these points go to and fro by a fifth to a half, for ever."""
+    random = np.random.default_rng(seed)
+    rows = np.sort(random.choice(products.places.size, 6, replace=False))
+    measured = products._replace(log_error=random.normal(0.0, 0.6, products.places.size))
+    default, once_more, twice_more = (
+        measured.latency_us(fit_points(measured.at(rows), **steps)) for steps in ({}, {"steps": 11}, {"steps": 12})
+    )
+    assert np.abs(np.log(twice_more / once_more)).max() < 0.01
+    assert np.abs(np.log(twice_more / default)).max() < 0.05
+
+
 def test_points_of_another_vendor_move_its_constants_less(products: Measured) -> None:
     measured = scattered(products, 5)
     rows = np.arange(0, measured.places.size, 30)
@@ -234,7 +245,7 @@ def test_a_pack_keeps_what_points_say(products: Measured) -> None:
 
 def test_calls_measured_in_two_ways_are_fitted_together(products: Measured) -> None:
     measured = scattered(products, 4)
-    halves = both([measured.at(np.arange(start, measured.places.size, 2)) for start in (0, 1)])
+    halves = joined_measured([measured.at(np.arange(start, measured.places.size, 2)) for start in (0, 1)])
     order = np.concatenate([np.arange(start, measured.places.size, 2) for start in (0, 1)])
     together = fit_points(measured.at(order))
     assert np.allclose(halves.latency_us(fit_points(halves)), measured.at(order).latency_us(together))
@@ -243,7 +254,7 @@ def test_calls_measured_in_two_ways_are_fitted_together(products: Measured) -> N
 def test_points_leave_less_than_there_was(products: Measured) -> None:
     measured = scattered(products, 2)
     before = np.abs(measured.log_error).mean()
-    left = [np.abs(left_after("gemm", measured, "ada", count).log_error).mean() for count in (0, 1, 3, 10)]
+    left = [np.abs(errors_after_points("gemm", measured, "ada", count).log_error).mean() for count in (0, 1, 3, 10)]
     assert before > left[1] > left[2] and before > left[0]
     assert left[3] < 0.08
 

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from kernelsight.fitting.fit import NOISE, fit_nodes
-from kernelsight.kernels.forms import LEVELS, OWNERS, PATH, Coefficient, Node, node_path, placed, values_along
+from kernelsight.kernels.coefficients import (
+    LEVELS,
+    OWNERS,
+    PATH,
+    Coefficient,
+    Node,
+    log_values_by_node,
+    node_path,
+    values_along,
+)
 
 FLOOR = Coefficient("floor_us", "us", 3.0, 0.1, 100.0, "hardware", "launch", 0.3)
 PASSES = Coefficient("passes", "1", 1.5, 0.1, 50.0, "implementation", "bytes moved against the least")
@@ -31,7 +40,7 @@ def path_values(
     coefficients: Sequence[Coefficient], nodes: Sequence[Node], paths: Sequence[Mapping[str, str]]
 ) -> dict[str, np.ndarray]:
     """Return each coefficient at each path, of nodes in one part."""
-    return values_along(coefficients, [placed(nodes)], paths)
+    return values_along(coefficients, [log_values_by_node(nodes)], paths)
 
 
 def expression(xp: Any, call: Any, gpu: Any, at: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from kernelsight.catalog.tables import facts
 from kernelsight.evaluation.kernels.predict import fit_and_predict
 from kernelsight.fitting.packing import fit_pack
 from kernelsight.fitting.training import training_rows
-from kernelsight.fitting.vendors import ROWS_OF_ITS_OWN, SHARE_OF_FEW, by_vendor, onto, vendor_form
+from kernelsight.fitting.vendors import ENOUGH_ROWS, SHARE_OF_FEW, by_vendor, onto, vendor_form
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
 from tests.fitting.measured import gemm, write
@@ -59,7 +59,7 @@ def test_another_vendor_starts_where_the_first_one_ended():
     assert vendor_form("gemm", FORM, None, 10, known) is FORM
     few, many = (
         {one.name: one for one in vendor_form("gemm", FORM, "amd", rows, known).coefficients}
-        for rows in (10, ROWS_OF_ITS_OWN)
+        for rows in (10, ENOUGH_ROWS)
     )
     plain = {one.name: one for one in FORM.coefficients}
     assert few["floor_us"].start == many["floor_us"].start == 2.0

@@ -10,6 +10,7 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.gpu_power import power_of_gpus
 from kernelsight.kernels.latency import latencies
 from kernelsight.kernels.pack import pack_table, with_assumed
+from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.session import connect
 
 NAMES = ("gpus", "fabrics", "eta_coefficients", "kernel_implementations", "gpu_power")
@@ -34,7 +35,8 @@ def price(family: str, calls: pa.Table, backend: str = "numpy", tier: str = "aut
     calls = with_format(calls)
     if "gpus" in tables:
         facts["gpu_power"] = power_of_gpus(tables["gpus"], ENERGY)
-    return latencies(family, calls, settings(tier), *(facts[name] for name in NAMES), backend=backend)
+    tables = PricingTables(settings(tier), *(facts[name] for name in NAMES))
+    return latencies(family, calls, tables, backend=backend)
 
 
 def with_format(calls: pa.Table) -> pa.Table:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from kernelsight.fitting.correction import WIDTHS, Fit, correction_rows
 from kernelsight.fitting.pack_rows import correction_arrays, nearby_rows
+from kernelsight.kernels.call_kinds import dtype_of
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import names_of
-from kernelsight.kernels.kinds import dtype_of
 from kernelsight.kernels.nearby import Nearby
 from kernelsight.kernels.network import MOST, Network
 from kernelsight.kernels.pack import pack_table

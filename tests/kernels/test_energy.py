@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.kernels.energy import DRAWN, Work, drawn_by, held, padded_rows, under_limit
+from kernelsight.kernels.energy import POWER_COLUMNS, Work, drawn_by, held, padded_rows, under_limit
 from kernelsight.session import connect
 
 AT = {
@@ -22,7 +22,7 @@ def work(memory=0.0, compute=0.0, expand=0.0, link=0.0) -> Work:
 
 def limited(limit_w: float, what: Work, latency_us: float = 10.0) -> tuple[float, float]:
     """Latency and total power of one call under a limit."""
-    at, latency = {name: np.array([AT[name]]) for name in DRAWN}, np.array([latency_us])
+    at, latency = {name: np.array([AT[name]]) for name in POWER_COLUMNS}, np.array([latency_us])
     took, drawn = under_limit(what, latency, drawn_by(what, latency, at), np.array([limit_w]), at)
     return float(took[0]), float(drawn[0]) + AT["idle_w"] + AT["active_w"]
 

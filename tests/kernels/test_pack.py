@@ -10,8 +10,8 @@ import pytest
 
 from kernelsight.errors import ContractBroken, InvalidInput
 from kernelsight.fitting.pack_rows import node_rows, write_pack
+from kernelsight.kernels.coefficients import LEVELS, Node
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.forms import LEVELS, Node
 from kernelsight.kernels.pack import assumed_rows, nodes_of, pack_table, read_pack, with_assumed
 
 NODES = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kernelsight.kernels.coefficients import Coefficient
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.forms import Coefficient
 from kernelsight.kernels.points import (
     MOST_DELTA,
     PARTS,

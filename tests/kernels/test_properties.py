@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kernelsight.dataflow.columns import to_grid
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.prepared import prepared
+from kernelsight.kernels.prepared import prepare_calls
+from kernelsight.kernels.pricing_tables import PricingTables
 from tests.conftest import random_worlds
 from tests.kernels.calls import (
     FACTS,
@@ -176,8 +177,7 @@ CORRECTED_AS = (None, "h100_sxm", "mi300x")
 def calls_of_many_gpus(family: str) -> pa.Table:
     """Return 20,000 calls on every GPU that takes one of ``CORRECTED_AS``, of each arithmetic."""
     calls = random_calls(family, 17, 40_000)
-    facts = [FACTS[name] for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations")]
-    ready = prepared(family, with_format(calls), settings(), *facts)
+    ready = prepare_calls(family, with_format(calls), PricingTables(settings(), *FACTS.values()))
     compared = np.array([kind["corrected"] in CORRECTED_AS for kind in ready.kinds])[ready.kind_of_row]
     return calls.filter(pa.array(compared)).slice(0, 20_000)
 

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 from kernelsight.catalog.tables import contracts, facts
-from kernelsight.kernels.chosen import choose
-from kernelsight.kernels.forms import Coefficient
+from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import (
     UNKNOWN,

@@ -9,7 +9,8 @@ import pytest
 
 import kernelsight as ks
 from kernelsight.kernels.gpu_power import power_of_gpus
-from kernelsight.kernels.latency import answers, figures
+from kernelsight.kernels.latency import evaluate_calls, latency_columns
+from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.kernels.sensitivities import FACTS, SMOOTH, STEP, kernel_sensitivities_of, moved_hardware
 
 INPUTS = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations", "gpu_power")
@@ -23,10 +24,12 @@ def scaled(table: pa.Table, fact: str, factor: float) -> pa.Table:
     return table.set_column(table.column_names.index(fact), fact, values)
 
 
-def calls_of(session: ks.Session, family: str) -> tuple[pa.Table, list[pa.Table]]:
+def calls_of(session: ks.Session, family: str) -> tuple[pa.Table, PricingTables]:
     """Return every seventh call of a family, and what they are priced with."""
     calls = session.table(f"{family}_calls")
-    return calls.take(pa.array(np.arange(0, calls.num_rows, 7))), [session.table(name) for name in INPUTS]
+    return calls.take(pa.array(np.arange(0, calls.num_rows, 7))), PricingTables(
+        *(session.table(name) for name in INPUTS)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +41,14 @@ def session() -> ks.Session:
 
 @pytest.mark.parametrize("family", ["gemm", "norm", "all_reduce"])
 def test_elasticities_are_those_of_central_differences(session: ks.Session, family: str) -> None:
-    calls, (settings, gpus, *others) = calls_of(session, family)
-    found = kernel_sensitivities_of(family, calls, [settings, gpus, *others])
+    calls, tables = calls_of(session, family)
+    found = kernel_sensitivities_of(family, calls, tables)
     assert not set(FACTS) - set(found["fact"].to_pylist()) - {"fp8_flops_per_s", "fp4_flops_per_s", "int8_flops_per_s"}
     for fact in set(found["fact"].to_pylist()):
         own = found.filter(pc.equal(found["fact"], fact))
         assert own.num_rows == calls.num_rows
         more, less = (
-            answers(family, calls, settings, scaled(gpus, fact, factor), *others[:-1]).latency_us
+            evaluate_calls(family, calls, tables._replace(gpus=scaled(tables.gpus, fact, factor))).latency_us
             for factor in (1.0 + STEP, 1.0 - STEP)
         )
         difference = np.log(more / less) / np.log((1.0 + STEP) / (1.0 - STEP))
@@ -57,7 +60,8 @@ def test_elasticities_are_those_of_central_differences(session: ks.Session, fami
 
 def test_a_kink_names_the_side_on_which_another_limit_takes_over(session: ks.Session) -> None:
     """In the roofline tier, of a product at the ridge: below the bandwidth of the ridge memory bounds it."""
-    calls, (settings, gpus, *others) = calls_of(session, "gemm")
+    calls, tables = calls_of(session, "gemm")
+    settings, gpus = tables.settings, tables.gpus
     settings = settings.set_column(settings.column_names.index("tier"), "tier", pa.array(["roofline"]))
     row = calls.slice(0, 1).to_pylist()[0]
     gpu = gpus.filter(pc.equal(gpus["gpu"], row["gpu"])).to_pylist()[0]
@@ -65,7 +69,7 @@ def test_a_kink_names_the_side_on_which_another_limit_takes_over(session: ks.Ses
     sides = ((1.005, 0.0, "below", -0.25), (0.995, -1.0, "above", -0.75), (2.0, 0.0, None, 0.0))
     for factor, elasticity, kink, central in sides:
         moved = scaled(gpus, "memory_bandwidth_bytes_per_s", ridge * factor)
-        found = kernel_sensitivities_of("gemm", calls.slice(0, 1), [settings, moved, *others])
+        found = kernel_sensitivities_of("gemm", calls.slice(0, 1), tables._replace(settings=settings, gpus=moved))
         (own,) = found.filter(pc.equal(found["fact"], "memory_bandwidth_bytes_per_s")).to_pylist()
         assert (own["elasticity"], own["kink"]) == (pytest.approx(elasticity), kink)
         assert own["central_elasticity"] == pytest.approx(central, abs=0.01)
@@ -88,19 +92,19 @@ def test_under_a_power_limit_derivatives_are_those_of_limited_latencies() -> Non
     session.give("deployments", [DEPLOYMENT | limit])
     constants = session.table("energy_constants")
     for family in ("gemm", "decode_attention"):
-        calls, (settings, gpus, fabrics, coefficients, implementations, power) = calls_of(session, family)
-        tables = (fabrics, coefficients, implementations)
-        found = kernel_sensitivities_of(family, calls, [settings, gpus, *tables, power])
-        free = figures(family, calls, settings.drop_columns("power_limit_w"), gpus, *tables, power)["latency_us"]
-        own = figures(family, calls, settings, gpus, *tables, power)["latency_us"]
-        assert pc.any(pc.greater(own, pc.multiply(free, 1.05))).as_py()
+        calls, tables = calls_of(session, family)
+        found = kernel_sensitivities_of(family, calls, tables)
+        without_limit = tables._replace(settings=tables.settings.drop_columns("power_limit_w"))
+        free = latency_columns(family, calls, without_limit)["latency_us"]
+        limited = latency_columns(family, calls, tables)["latency_us"]
+        assert pc.any(pc.greater(limited, pc.multiply(free, 1.05))).as_py()
         for fact in ("memory_bandwidth_bytes_per_s", "bf16_flops_per_s", "tdp_w"):
             rows = found.filter(pc.equal(found["fact"], fact))
             more, less = (
-                figures(family, calls, settings, moved, *tables, power_of_gpus(moved, constants))[
+                latency_columns(family, calls, tables._replace(gpus=moved, gpu_power=power_of_gpus(moved, constants)))[
                     "latency_us"
                 ].to_numpy()
-                for moved in (scaled(gpus, fact, 1.0 + STEP), scaled(gpus, fact, 1.0 - STEP))
+                for moved in (scaled(tables.gpus, fact, 1.0 + STEP), scaled(tables.gpus, fact, 1.0 - STEP))
             )
             difference = np.log(more / less) / np.log((1.0 + STEP) / (1.0 - STEP))
             smooth = pc.is_null(rows["kink"]).to_numpy(zero_copy_only=False)

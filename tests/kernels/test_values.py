@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pytest
 
 from kernelsight.errors import InvalidInput
+from kernelsight.kernels.call_kinds import SERVED
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
-from kernelsight.kernels.kinds import SERVED
 from kernelsight.kernels.latency import COLD_BYTES
 from kernelsight.kernels.pack import pack_table
 from tests.kernels.calls import DECLARED, FACTS, STREAMING, call_table, price, random_calls, with_column, work
@@ -272,9 +272,10 @@ def test_deployments_of_two_tiers_share_a_table() -> None:
     calls = calls.append_column("format", [["bf16", "bf16"]])
     both = with_column(calls, "deployment_id", ["d", "e"])
     from kernelsight.kernels.latency import latencies
+    from kernelsight.kernels.pricing_tables import PricingTables
 
     settings = pa.table({"deployment_id": ["d", "e"], "tier": ["roofline", "auto"]})
-    rows = latencies("gemm", both, settings, *FACTS.values(), backend="numpy").to_pylist()
+    rows = latencies("gemm", both, PricingTables(settings, *FACTS.values()), backend="numpy").to_pylist()
     assert [row["tier"] for row in rows] == ["roofline", "cross-generation"]
     assert rows[0]["latency_us"] == rows[0]["roofline_us"]
     assert rows[1]["latency_us"] == price("gemm", calls).to_pylist()[1]["latency_us"]

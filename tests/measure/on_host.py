@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kernelsight.measure.cuda.attention import Bench
-from kernelsight.measure.cuda.buffers import KINDS
+from kernelsight.measure.cuda.buffers import NUMBER_FORMATS
 from tests.measure import fake_cupy
 
 
@@ -50,7 +50,7 @@ def _array(shape: tuple[int, ...], dtype: Any, at: Any) -> np.ndarray:
 def _fill(grid: Any, block: Any, words: tuple) -> None:
     """What the kernel `fill` does: numbers of a format, of both signs and around one."""
     address, count, kind, seed = (int(word) for word in words)
-    width = next(size for number, size in KINDS.values() if number == kind)
+    width = next(size for number, size in NUMBER_FORMATS.values() if number == kind)
     random = np.random.default_rng([seed, address % 2**31])
     bits, sign = random.integers(0, 2**7, count), random.integers(0, 2, count)
     low = random.integers(0, 4, count)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.cli.main import main
-from kernelsight.kernels.chosen import engine_that_ran
+from kernelsight.kernels.kernel_selection import engine_that_ran
 from kernelsight.kernels.pack import pack_table
 from kernelsight.measure.run import measure_suite
 from kernelsight.measure.suite import Point, suite_of

@@ -19,7 +19,7 @@ SLO = [objective_of("ttft_p95_ms", 500.0)]
 
 def option(gpu: str, weight: float, slow: float | None, probability: float | None, holds: bool) -> Option:
     candidate = SimpleNamespace(
-        flags={"gpu": gpu}, weight=weight, price=weight, gpus={gpu: 1}, gpu_count=1, unit="requests/s", part=None
+        flags={"gpu": gpu}, weight=weight, price=weight, gpus={gpu: 1}, gpu_count=1, unit="requests/s", gpus_taken=None
     )
     sized: Any = SimpleNamespace(candidate=candidate, highest=SimpleNamespace(rate=5.0))
     evidence = Evidence({}, slow, 7.0 if slow is not None else None, "host", None)
@@ -27,7 +27,7 @@ def option(gpu: str, weight: float, slow: float | None, probability: float | Non
 
 
 def said(chosen: Option) -> str:
-    return sentences._sureness([chosen], [{}], SLO, Demand(8.0))
+    return sentences._probability([chosen], [{}], SLO, Demand(8.0))
 
 
 def test_what_fails_where_kernels_are_slow_is_called_a_gamble() -> None:

@@ -1,4 +1,4 @@
-"""``kernelsight calibrate device``: the properties of the local GPU next to its catalogue row."""
+"""`kernelsight calibrate device`: prints the properties of the local GPU next to its catalogue row."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def comparison(row: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return each column that the device reports, with the value of the catalogue GPU that it is like."""
-    vendor = next((catalogue_row for catalogue_row in rows if catalogue_row["gpu"] == row.get("like")), {})
+    """Return a row for each property that the device reports, with the value of its catalogue GPU (``like``)."""
+    base = next((catalogue_row for catalogue_row in rows if catalogue_row["gpu"] == row.get("like")), {})
     return [
-        {"what": name, "this_gpu": _text(value), "catalogue": _text(vendor.get(name))}
+        {"what": name, "this_gpu": _text(value), "catalogue": _text(base.get(name))}
         for name, value in row.items()
         if name not in ("gpu", "like", "source")
     ]

@@ -1,4 +1,4 @@
-"""``kernelsight calibrate evaluate``: fit on some GPUs, score on others, next to baselines; or score newer versions."""
+"""`kernelsight calibrate evaluate`: fits on some GPUs, scores on others, with baselines; or scores newer versions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Evaluate, and print the report as JSON or its scores as a table or CSV."""
+    """Evaluate the kernel model, and print the report as JSON or its scores as a table or CSV."""
     from kernelsight.present.output import check_ending
 
     target = check_ending(arguments.output)
@@ -99,8 +99,8 @@ def _evaluate_versions(arguments: argparse.Namespace, target: Path | None) -> No
 
     if not arguments.test_versions or not arguments.train:
         raise InvalidInput("--test-versions and --train belong together: versions to score, and sweeps without them.")
-    of_gpus = (arguments.tier, arguments.budget, arguments.train_gpus, arguments.final, arguments.whole_layers)
-    if any(of_gpus) or points_of(arguments):
+    split_arguments = (arguments.tier, arguments.budget, arguments.train_gpus, arguments.final, arguments.whole_layers)
+    if any(split_arguments) or points_of(arguments):
         raise InvalidInput(
             "--test-versions scores a fitted model; "
             "leave out --tier, --budget, --points, --whole-layers, --train-gpus and --final."
@@ -116,7 +116,7 @@ def _evaluate_versions(arguments: argparse.Namespace, target: Path | None) -> No
 
 
 def _report(question: str, row: dict[str, Any], target: Path | None) -> dict[str, Any]:
-    """Return the report on one row of a table of evaluations; a target .duckdb keeps it with all that it made."""
+    """Return the report on one row of ``question``, a table of evaluations; a .duckdb target stores all its tables."""
     from kernelsight.evaluation.kernels.evaluations import TABLES
     from kernelsight.session import connect
 
@@ -157,7 +157,7 @@ def split_of(arguments: Any) -> Split:
 
 
 def points_of(arguments: Any) -> PointBudget | None:
-    """Return the points selected by the flags, None where there are none; InvalidInput: fewer than one."""
+    """Return the budget of points that the flags set, or None; InvalidInput: fewer than one point."""
     from kernelsight.evaluation.kernels.points import PointBudget
 
     for how in ("planned", "random"):

@@ -1,4 +1,4 @@
-"""``kernelsight calibrate fit``: fits the kernel model to measured sweeps and writes its constants as a pack."""
+"""`kernelsight calibrate fit`: fits the kernel model to measured sweeps, and writes its constants as a pack."""
 
 from __future__ import annotations
 
@@ -66,18 +66,19 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _base(base: str | None) -> pa.Table | None:
+    """Return the kernel model that --onto names: a pack file, or the shipped one (default)."""
     from kernelsight.kernels.pack import read_pack, shipped_pack
 
     return None if base is None else shipped_pack() if base == "default" else read_pack(Path(base))
 
 
 def keep_pack(pack: pa.Table, target: Path) -> None:
-    """Write a fitted kernel model; where the disk refuses, in the folder of temporary files, and RunFailed says so."""
+    """Write a fitted kernel model; if that fails, to the temporary folder, and raise RunFailed with its path."""
     from kernelsight.fitting.pack_rows import write_pack
 
     try:
         write_pack(pack, target)
-    except RunFailed as error:  # half an hour's work is not lost with the disk
+    except RunFailed as error:  # a full disk must not lose half an hour of fitting
         fallback = Path(tempfile.gettempdir()) / f"kernelsight-{os.getpid()}-{target.name}"
         write_pack(pack, fallback)
         raise RunFailed(f"{error} The kernel model is in {fallback}; move it where there is space.") from None
@@ -95,7 +96,7 @@ def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
 
 
 def _refuse_unusable(sweeps: list[Path], measured: list[str], gpu_names: list[str]) -> None:
-    """Reject sweeps without rows, of unknown GPUs, or with latencies that are not positive numbers."""
+    """Raise an error for sweeps without rows, of unknown GPUs, or with latencies that are not positive numbers."""
     import duckdb
 
     if not measured:
@@ -113,6 +114,7 @@ def _refuse_unusable(sweeps: list[Path], measured: list[str], gpu_names: list[st
 
 
 def _listed(text: str | None, allowed: list[str], kind: str) -> list[str]:
+    """Return the names of a comma-separated list; UnknownName: one that is not allowed."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in allowed:

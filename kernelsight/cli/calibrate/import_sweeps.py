@@ -1,4 +1,4 @@
-"""``calibrate import``: converts measured sweeps to one Parquet file of ``sweep_points``, and counts rejected rows."""
+"""`kernelsight calibrate import`: converts published kernel sweeps to a Parquet file of ``sweep_points``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _paths(source: str, words: Sequence[str]) -> Path | list[Path] | None:
-    """Return the stated paths as the source's reader takes them; InvalidInput: missing ones, or too many."""
+    """Return the paths of the command as the source's reader takes them; InvalidInput: missing files, or too many."""
     paths = [Path(name) for name in words]
     for path in paths:
         if not path.exists():

@@ -1,4 +1,4 @@
-"""``kernelsight calibrate measure``: it runs where numpy, pyarrow and CuPy alone are installed."""
+"""`kernelsight calibrate measure`: measures a suite of kernels on the local GPU; needs only numpy, pyarrow, CuPy."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def open_device(arguments: argparse.Namespace) -> Any:
-    """Return the local GPU; InvalidInput says what is missing if there is none."""
+    """Return the local GPU; InvalidInput: there is none, or a library is missing."""
     from kernelsight.measure.cuda.device import open_gpu
 
     return open_gpu(arguments.device, arguments.gpu)

@@ -1,4 +1,4 @@
-"""``kernelsight calibrate plan``: chooses the measurements that reduce the expected error most in a given time."""
+"""`kernelsight calibrate plan`: chooses the measurements that reduce the expected error most in a given time."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> None:
     limit = f"{rounded(60.0 * minutes)} seconds" if arguments.points else f"{minutes:g} minutes"
     note(f"{len(chosen):,} of {len(points):,} points in {limit}, beside empty launches; written to {target}")
     if shares := shares_unmeasured(calls, points):
-        named = ", ".join(f"{family} ({percent(share)})" for family, share in shares.items())
+        shown = ", ".join(f"{family} ({percent(share)})" for family, share in shares.items())
         note(
-            f"not measured, in share of the models' kernel time: {named}; calls of them that were measured elsewhere "
+            f"not measured, in share of the models' kernel time: {shown}; calls of them that were measured elsewhere "
             "come by `calibrate fit --few` too"
         )

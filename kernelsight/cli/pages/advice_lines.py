@@ -1,4 +1,4 @@
-"""Changes of settings in words: what becomes of TTFT, TPOT and throughput."""
+"""Lines on advised changes of settings: TTFT, TPOT and throughput before and after."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from kernelsight.number_format import interval
 
-# a figure that moves less is not shown
+# smallest relative change of a metric that is shown
 LEAST_CHANGE = 0.01
 
 
 def advice_lines(rows: list[dict[str, Any]], most: int = 4) -> list[str]:
-    """Return the best changes in words: what becomes of TTFT, TPOT and throughput."""
+    """Return a line for each of the best changes (rows of advice), at most ``most``."""
     lines = []
     for row in rows[:most]:
         moved = [

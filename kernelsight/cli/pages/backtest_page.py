@@ -1,4 +1,4 @@
-"""What `kernelsight backtest` prints on a terminal: scores by kind, level and group, intervals, sources of error."""
+"""The terminal page of `kernelsight backtest`: scores by kind, level and group, intervals, sources of error."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ SHOWN = ("n", "ttft", "tpot", "throughput")
 
 
 def page(answer: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the report for a terminal."""
+    """Return the lines of a backtest report for a terminal."""
     sections = (
         _head(answer),
         _campaigns(answer),
-        _kinds(answer),
+        _models_and_axes(answer),
         _levels(answer),
         _flags_and_groups(answer),
         _basis(answer),
         _intervals(answer),
         _groups(answer),
     )
-    separate = (_implausible(answer), _disaggregated(answer), _separate(answer), _speculative(answer))
-    separate += (_parts(answer), _peer(answer))
+    separate = (_implausible(answer), _disaggregated(answer), _scored_separately(answer), _speculative(answer))
+    separate += (_error_by_part(answer), _peer(answer))
     return [line for lines in (*sections, *separate) if lines for line in (*lines, "")][:-1]
 
 
 def _head(answer: Mapping[str, Any]) -> list[str]:
+    """Return the line on runs that were read and replayed, and the legend of scores."""
     return [
         f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
         f"id modulo 5 is 0) are for fitting and not scored ({answer['repeated']} of these repeat the measurement of a "
@@ -47,6 +48,7 @@ def _head(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _campaigns(answer: Mapping[str, Any]) -> list[str]:
+    """Return a table of scores by campaign and metric; none for runs without campaigns."""
     campaigns = answer["campaigns"]
     if list(campaigns) == ["given"] or not campaigns:
         return []
@@ -65,7 +67,8 @@ def _campaigns(answer: Mapping[str, Any]) -> list[str]:
     return [f"by campaign, {constants}:", *table_lines(rows, list(rows[0]), terminal_width())]
 
 
-def _kinds(answer: Mapping[str, Any]) -> list[str]:
+def _models_and_axes(answer: Mapping[str, Any]) -> list[str]:
+    """Return scores of all runs, of dense and MoE models, and by axes such as engine and GPU."""
     rows = [_line("all", answer), _line("dense", answer["dense"]), _line("mixture of experts", answer["moe"])]
     rows += [_line(f"{kind}, plausible only", answer["without_signs"][kind]) for kind in ("dense", "moe")]
     for axis, groups in answer["by"].items():
@@ -76,10 +79,12 @@ def _kinds(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _levels(answer: Mapping[str, Any]) -> list[str]:
+    """Return scores by level of host constants, and those of the other tool."""
     return ["by host constants:", *_scores(level_lines(answer, _line))]
 
 
 def _basis(answer: Mapping[str, Any]) -> list[str]:
+    """Return scores by whether the launch flags (recipes) of a run are published, fitted or assumed."""
     basis = answer["by_basis"]
     rows = [
         _line(f"{name.replace('_', ' ')}, {kind}", basis[name][kind])
@@ -94,6 +99,7 @@ def _basis(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _intervals(answer: Mapping[str, Any]) -> list[str]:
+    """Return coverage and width of the 90 % intervals."""
     return [
         "90 % intervals, their spread beyond kernels and host fitted on other groups; median p95 / p05, and in "
         "brackets that of one fixed factor a metric that covers as many runs:",
@@ -102,10 +108,12 @@ def _intervals(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _groups(answer: Mapping[str, Any]) -> list[str]:
+    """Return scores by group of runs: engine, model, GPU."""
     return _scores([_line(_name(group), group) for group in answer["groups"]])
 
 
 def _implausible(answer: Mapping[str, Any]) -> list[str]:
+    """Return scores of runs with signs of implausible measurements."""
     if not answer["signs"]:
         return []
     rows = [_line(group["sign"], group) for group in answer["signs"]]
@@ -113,6 +121,7 @@ def _implausible(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _disaggregated(answer: Mapping[str, Any]) -> list[str]:
+    """Return scores of runs with P/D disaggregation."""
     report = answer["disaggregated"]
     if not report["ttft"]["n"]:
         return []
@@ -120,7 +129,8 @@ def _disaggregated(answer: Mapping[str, Any]) -> list[str]:
     return ["disaggregated prefill and decode, not fitted on (not included above):", *_scores(rows)]
 
 
-def _separate(answer: Mapping[str, Any]) -> list[str]:
+def _scored_separately(answer: Mapping[str, Any]) -> list[str]:
+    """Return scores of further runs that are not in the totals, with the reason."""
     lines = []
     for report in answer["separate"]:
         rows = [_line("all", report), *(_line(_name(group), group) for group in report["groups"])]
@@ -129,6 +139,7 @@ def _separate(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _speculative(answer: Mapping[str, Any]) -> list[str]:
+    """Return scores of runs with and without speculative decoding."""
     report = answer["speculative"]
     if not report["with_drafts"]["ttft"]["n"]:
         return []
@@ -145,7 +156,8 @@ def _speculative(answer: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _parts(answer: Mapping[str, Any]) -> list[str]:
+def _error_by_part(answer: Mapping[str, Any]) -> list[str]:
+    """Return the error attributed to the parts of TTFT and TPOT."""
     if not answer["attribution"]:
         return []
     return [
@@ -155,6 +167,7 @@ def _parts(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _peer(answer: Mapping[str, Any]) -> list[str]:
+    """Return scores next to AIConfigurator's on the same runs."""
     if "peer" not in answer:
         return []
     title = f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"
@@ -162,6 +175,7 @@ def _peer(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _line(scope: str, scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a scope: number of runs, and the errors of each metric."""
     return {"": scope, "n": scores["ttft"]["n"], **{metric: _errors(scores[metric]) for metric in METRICS}}
 
 
@@ -186,7 +200,7 @@ def _errors(score: Mapping[str, Any]) -> str:
 
 
 def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a line for each level of host constants and kind of model, and the other tool's below."""
+    """Return a row for each level of host constants and kind of model, then the rows of the other tool."""
     lines = [line(f"{level}, {scope}", scores[scope]) for level, scores in answer["levels"].items() for scope in KINDS]
     for peer, words in PEERS.items():
         for name, calibration in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
@@ -200,26 +214,27 @@ def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[s
 
 
 def _flags_and_groups(answer: Mapping[str, Any]) -> list[str]:
+    """Return scores by whether the launch flags of a group were fitted, and medians over groups."""
     level, report = next(iter(answer["levels"].items()))
     rows = [
         _line(f"{report['by_flags'][name]['groups']} groups with flags {words}, {kind}", report["by_flags"][name][kind])
         for name, words in (("fitted", "fitted on their own fifth"), ("not_fitted", "not fitted"))
         for kind in ("dense", "moe")
     ]
-    of_groups = report["over_groups"]
+    over_groups = report["over_groups"]
     return [
         f"{level}, by whether launch flags of the group were fitted; median over groups of their median APE: "
         + "; ".join(
-            f"{kind} TTFT {percent(of_groups[kind]['ttft'], 1)}, TPOT {percent(of_groups[kind]['tpot'], 1)}"
+            f"{kind} TTFT {percent(over_groups[kind]['ttft'], 1)}, TPOT {percent(over_groups[kind]['tpot'], 1)}"
             for kind in ("dense", "moe")
-            if of_groups[kind]["groups"]
+            if over_groups[kind]["groups"]
         ),
         *_scores(rows),
     ]
 
 
 def _interval_rows(levels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per level of host constants and kind of model: covered, width, and width of a fixed factor."""
+    """Return a row per level of host constants and kind of model: coverage, width, and width of a fixed factor."""
     return [
         {"": f"{level}, {kind}"}
         | {

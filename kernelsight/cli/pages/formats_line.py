@@ -1,4 +1,4 @@
-"""The line on number formats in the head of a report, and the lines on what its figures rest on."""
+"""Lines of a report on number formats, and on the evidence behind kernel latencies (tier, measured share)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def formats_line(settings: Mapping[str, Any]) -> str:
         weights = next(iter(by_format))
     else:
         weights = ", ".join(f"{form} ({' and '.join(classes)})" for form, classes in by_format.items())
-    # blocks are of the weights' scales
+    # the suffix _block is about the scales of weights
     narrow = [form.removesuffix("_block") for form in by_format if form != dtype and form not in WEIGHT_ONLY]
     line = f"weights {weights}, activations {', '.join(narrow) or dtype}, KV {settings['kv_cache_dtype']}"
     return line if set(by_format) == {dtype} else f"{line}, the rest {dtype}"
 
 
 def rests_on(answer: Mapping[str, Any]) -> str:
-    """Return what the figures of an answer rest on: the tier, and what was not measured.
+    """Return a line on the evidence of an answer: tier, measured share of GPU time, and what was not measured.
 
     >>> rests_on({"tier": "target-measured", "measured_share": 0.97, "not_measured": None})
     'kernel latencies: target-measured (97% of GPU time)'
@@ -52,7 +52,7 @@ def rests_on(answer: Mapping[str, Any]) -> str:
 
 
 def evidence_lines(evidence: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what each component of the steps rests on, as a table; ``evidence``: as in the JSON of `simulate`.
+    """Return a table of the evidence for each component of the steps; ``evidence``: as in the JSON of `simulate`.
 
     >>> row = {"component": "experts", "tier": "gpu-measured", "measured_share": 0.2, "evidence": "sweep of a: b"}
     >>> print(*evidence_lines([row]), sep="\\n")

@@ -1,4 +1,4 @@
-"""The report of `simulate` on a terminal: settings, throughput, latencies, largest kernels, memory, assumptions."""
+"""The terminal page of `kernelsight simulate`: settings, throughput, latencies, kernels, memory, assumptions."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def simulation_page(answer: dict[str, Any]) -> list[str]:
 
 
 def _headline(settings: dict[str, Any]) -> str:
+    """Return the line on model, GPU, parallel sizes, engine, formats and limits."""
     return (
         f"{settings['model']} on {settings['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} "
         f"ep {settings['ep']}, {settings['engine']}, {formats_line(settings)}; "
@@ -43,7 +44,7 @@ def _headline(settings: dict[str, Any]) -> str:
 
 
 def _replica_lines(answer: dict[str, Any]) -> list[str]:
-    """Return a line on the replicas, if there are several, or prefill and decode are disaggregated."""
+    """Return a line on replicas, if there are several or with P/D disaggregation."""
     if "replicas" in answer:
         return [f"replicas: {answer['replicas']} x the above; {answer['gpus']} GPUs"]
     if "prefill_settings" not in answer:
@@ -59,6 +60,7 @@ def _replica_lines(answer: dict[str, Any]) -> list[str]:
 
 
 def _figures(answer: dict[str, Any]) -> list[str]:
+    """Return the lines of name and value: throughput, capacity, cache, time shares, energy."""
     shares = [answer[f"{phase}_share"] for phase in ("front_end", "queue", "prefill", "decode")]
     seconds = [number(answer[name], missing="-") for name in ("gpu_s", "host_exposed_s", "idle_s")]
     figures = {
@@ -85,7 +87,7 @@ def _figures(answer: dict[str, Any]) -> list[str]:
 
 
 def _energy(power: dict[str, Any], energy: dict[str, Any]) -> dict[str, str | None]:
-    """Return mean power of all GPUs, and energy and carbon of what was served; None: unknown, or not asked for."""
+    """Return mean power of all GPUs, and energy and carbon per token and request; None: unknown, or not requested."""
 
     def with_interval(figures: dict[str, Any], name: str, low: str, high: str) -> str | None:
         if figures[name] is None:
@@ -93,11 +95,11 @@ def _energy(power: dict[str, Any], energy: dict[str, Any]) -> dict[str, str | No
         return f"{number(figures[name])} (90 % interval {interval(figures[low], figures[high])})"
 
     servers = power["host_per_gpu"]
-    drawn = with_interval(power, "mean", "low", "high")
-    of = "GPUs alone" if servers is None else f"with {number(servers)} W of the server for each GPU"
+    mean_power = with_interval(power, "mean", "low", "high")
+    scope = "GPUs alone" if servers is None else f"with {number(servers)} W of the server for each GPU"
     token, request, carbon = "j_per_output_token", "j_per_request", "carbon_g_per_million_tokens"
     return {
-        "power, mean (W)": drawn and f"{drawn}: {of}",
+        "power, mean (W)": mean_power and f"{mean_power}: {scope}",
         "energy per output token (J)": with_interval(energy, token, f"{token}_low", f"{token}_high"),
         "energy per request (J)": with_interval(energy, request, f"{request}_low", f"{request}_high"),
         "carbon per million tokens (g)": with_interval(energy, carbon, f"{carbon}_low", f"{carbon}_high"),
@@ -105,7 +107,7 @@ def _energy(power: dict[str, Any], energy: dict[str, Any]) -> dict[str, str | No
 
 
 def _capacity(answer: dict[str, Any]) -> str | None:
-    """Return the highest steady rate, its interval, what limits it, and the requested rate as a share of it."""
+    """Return capacity, its interval and limit, and the request rate as a share of it; None: unknown."""
     if answer["capacity"] is None:
         return None
     bounds = interval(answer["capacity_low"], answer["capacity_high"])
@@ -113,7 +115,7 @@ def _capacity(answer: dict[str, Any]) -> str | None:
 
 
 def _tiers_and_sessions(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return what KV tiers gave, and how long whole sessions take, where there are any."""
+    """Return the hits and transfers of KV tiers, and the times of whole sessions, where there are any."""
     figures: dict[str, Any] = {}
     if answer.get("kv_tiers"):
         figures["of which in the GPU's cache"] = answer["device_hit_rate"]
@@ -131,7 +133,7 @@ def _tiers_and_sessions(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _why_rejected(answer: dict[str, Any]) -> list[str]:
-    """Return the limits that requests which are too long exceed."""
+    """Return the limits that rejected requests exceed."""
     settings = answer["settings"]
     if "rejected_too_long" not in answer["status"]:
         return []
@@ -142,7 +144,7 @@ def _why_rejected(answer: dict[str, Any]) -> list[str]:
 
 
 def _advised(answer: dict[str, Any]) -> list[str]:
-    """Return what one change of a setting would bring, where that was asked for."""
+    """Return the lines on advised changes of one setting, with --advise."""
     if "advice" not in answer:
         return []
     lines = [f"  {line}" for line in advice_lines(answer["advice"])]
@@ -159,6 +161,7 @@ def _accepted(answer: dict[str, Any]) -> str | None:
 
 
 def _latencies(answer: dict[str, Any]) -> list[str]:
+    """Return a table of TTFT, TPOT, ITL and E2E latency with 90 % intervals."""
     rows = [
         {
             "latency (ms)": metric.upper(),
@@ -174,7 +177,7 @@ def _latencies(answer: dict[str, Any]) -> list[str]:
 
 
 def _ends(bounds: list[float] | None) -> str | None:
-    """Return an interval in words; None where there is none."""
+    """Return an interval as text; None without one."""
     return bounds and interval(*bounds)
 
 
@@ -200,6 +203,7 @@ def _kernels(breakdown: list[dict[str, Any]]) -> list[str]:
 
 
 def _memory(memory: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """Return the lines on memory of a GPU and capacity of the KV cache."""
     memory_parts = ", ".join(
         f"{label} {gib(memory[name])}"
         for label, name in (

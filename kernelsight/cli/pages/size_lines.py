@@ -1,4 +1,4 @@
-"""A sizing for people: the answer, its deployments, the day, what is not measured, and the launch command."""
+"""The terminal page of `kernelsight size`: answer, deployments, hours of the day, evidence and launch command."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from kernelsight.sizing.answer import Sizing
 
 MOST_SHOWN = 20
-# flags that a row may leave to the engine
+# flags that may be unset in a row: the engine's default
 LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS, flags.POLICIES) for flag in group)
-# columns that a narrow terminal does without, the first first
+# columns that a narrow terminal omits, in this order
 EXPENDABLE = ("search", "if fast", "high", "low", "mean inst.", "GPUs", "load", "tier", "if slow", "$/h")
 
 
 def size_lines(sizing: Sizing) -> list[str]:
-    """Return the lines of a sizing."""
+    """Return the lines of a sizing for a terminal."""
     page = [sizing.answer]
     if sizing.decides:
         page.append(sizing.decides)
@@ -39,7 +39,7 @@ def size_lines(sizing: Sizing) -> list[str]:
 
 
 def _deployments(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the first deployments as a table."""
+    """Return the cheapest deployments as a table."""
     from kernelsight.sizing.answer import SHORT, columns_shown
 
     columns = columns_shown(rows)
@@ -53,7 +53,7 @@ def _deployments(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the hours of a day as rows to print: consecutive hours with as many instances are one row."""
+    """Return the hours of a day as rows; consecutive hours with the same number of instances are one row."""
     day_rows: list[dict[str, Any]] = []
     for hour in day["hours"]:
         span = day_rows[-1] if day_rows else None
@@ -79,7 +79,7 @@ def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Return what was not measured, once for each GPU."""
+    """Return, by GPU, the sentence on kernels that were not measured."""
     by_gpu: dict[str, str] = {}
     for row in rows:
         if row["not_measured"]:
@@ -88,7 +88,7 @@ def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def left_out_sentence(reasons: Mapping[str, int]) -> str:
-    """Return how many deployments are not in the table, and why; ``reasons``: how many of each.
+    """Return a sentence on deployments that are not in the table; ``reasons``: their number by reason.
 
     >>> left_out_sentence({"cannot be cheaper": 14, "do not fit or cannot run": 1})
     'Not listed: 14 configurations that cannot be cheaper, 1 that do not fit or cannot run; --format json lists them.'
@@ -99,10 +99,10 @@ def left_out_sentence(reasons: Mapping[str, int]) -> str:
 
 
 def _kind(reason: str) -> str:
-    """Return why a deployment is left out in few words."""
-    dearer = "cannot be cheaper"
+    """Return the short form of the reason why a deployment is left out."""
+    not_cheaper = "cannot be cheaper"
     phrases = {
-        **dict.fromkeys(("bounds", "it does not reach", "it costs more", "it is no cheaper"), dearer),
+        **dict.fromkeys(("bounds", "it does not reach", "it costs more", "it is no cheaper"), not_cheaper),
         "no rate keeps": "keep the objectives at no rate",
     }
     return next((text for start, text in phrases.items() if reason.startswith(start)), "do not fit or cannot run")

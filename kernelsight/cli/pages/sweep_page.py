@@ -1,4 +1,4 @@
-"""What `kernelsight sweep` prints: rows, Pareto fronts, and the cheapest deployment of each load."""
+"""The terminal page of `kernelsight sweep`: rows, Pareto fronts, and the cheapest deployment of each load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelsight.sweeps.intervals import interval_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# significant digits of what is known roughly: ends of intervals, prices of tokens
+# significant digits of imprecise values: ends of intervals, prices of tokens
 ROUGH = 3
 SHOWN = (
     *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput", "goodput"),
@@ -40,14 +40,14 @@ HEADERS = {
     "energy_per_output_token_j": "J/token",
     "meets_slo": "meets SLO",
 }
-# what --find-rate finds
+# columns of --find-rate
 FOUND = ("max_request_rate", "rate_low", "rate_high", "rate_if_slow", "rate_if_fast", "steady")
-# beside it: the statistics of the objectives stand between them
+# further columns with --find-rate, after the statistics of the objectives
 BESIDE_RATES = ("output_throughput_per_gpu", "cost_per_million_tokens", "meets_slo")
-# columns in which rows differ and that are no flags of theirs: a price follows its GPU, a found rate takes its requests
+# columns that are no flags although rows differ in them: a price follows from its GPU, a rate from its search
 NO_FLAGS = (*FOUND, PRICE)
 MOST_SHOWN, MOST_LOADS = 40, 8
-# flags that make loads different ones, as for Pareto fronts: not how many requests there are at once
+# flags that distinguish loads, as for Pareto fronts: not rate and concurrency
 LOADS = (
     *("trace", "lengths_from", "length_distribution", "input_len", "output_len", "range_ratio", "input_len_cv"),
     *("output_len_cv", "prefix_len", "num_prefixes", "num_turns", "think_time_s"),
@@ -56,7 +56,7 @@ KINDS = ("", "input_", "output_")
 
 
 def print_sweep(table: pa.Table, fronts: Mapping[str, pa.Table], arguments: Any) -> None:
-    """Print the rows of a sweep or of found rates in the asked format; ``fronts``: the Pareto fronts of a sweep."""
+    """Print the rows of a sweep or of --find-rate in the format of --format; ``fronts``: Pareto fronts of a sweep."""
     rows = table.to_pylist()
     if arguments.format == "csv":
         print(as_csv(rows, table.column_names), end="")
@@ -76,7 +76,7 @@ def print_sweep(table: pa.Table, fronts: Mapping[str, pa.Table], arguments: Any)
         return
     count = f"{len(rows):,} scenario{'s' if len(rows) != 1 else ''}"
     page = [f"{count}, {answer['served']:,} served, {answer['faults']:,} cannot run"]
-    # no request rate is an infinite one, and stands last
+    # an unset request rate is an infinite one: last
     rows.sort(key=lambda row: [((row[name] is not None) != (name == "request_rate"), row[name] or 0) for name in flags])
     printed = [("", rows, columns)]
     if len(rows) > 1:
@@ -110,7 +110,7 @@ def print_sweep(table: pa.Table, fronts: Mapping[str, pa.Table], arguments: Any)
 def _cheapest_of_each_load(
     table: pa.Table, load: list[str], rate: float | None
 ) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Return each load and its cheapest deployment: what is cheap at one load says nothing of another."""
+    """Return each load and its cheapest deployment, because another one may be cheapest at another load."""
     import pyarrow.compute as pc
 
     pairs = dict.fromkeys(zip(*(table[name].to_pylist() for name in load), strict=True)) if load else {(): None}
@@ -138,7 +138,7 @@ def _cheapest_lines(
 
 
 def _cheapest_sentence(row: dict[str, Any] | None, flags: list[str], rate: float | None) -> str:
-    """Return the cheapest deployment in a sentence."""
+    """Return a sentence on the cheapest deployment."""
     if row is None:
         return "no deployment meets the objectives"
     flag_text = ", ".join(f"{name} {row[name]}" for name in flags if row[name] is not None and name != PRICE)
@@ -155,7 +155,7 @@ def _cheapest_sentence(row: dict[str, Any] | None, flags: list[str], rate: float
 
 
 def _shown(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
-    """Return a row under short headers with units; p99 with its interval, the others are in files and JSON."""
+    """Return a row with short headers and units; p99 latencies with intervals (files and JSON have all)."""
     cells = {}
     for name in columns:
         low, high = (row.get(end) for end in interval_columns(name))
@@ -175,16 +175,16 @@ def _header(name: str) -> str:
 
 
 def _with_defaults(rows: list[dict[str, Any]], flags: list[str]) -> list[dict[str, Any]]:
-    """Return rows in which a flag that a row leaves to the engine is called so; no request rate is an infinite one."""
+    """Return rows with "default" for unset flags, and "inf" for an unset request rate."""
     unset = {"request_rate": "inf"}
     return [row | {name: unset.get(name, "default") for name in flags if row[name] is None} for row in rows]
 
 
 def _columns_shown(rows: list[dict[str, Any]], slo: Collection[str]) -> tuple[list[str], list[str]]:
-    """Flags that differ between rows, and what is looked at: columns without a value are left out.
+    """Return (flags that differ between rows, columns to print); columns without a value are left out.
 
-    ``slo``: columns of the objectives. The status, which is a sentence where a deployment cannot run, stands last, and
-    only where one does; so does the tier where rows rest on different ones.
+    ``slo``: columns of the objectives. The tier is a column where rows differ in it; the status, which is a sentence
+    where a deployment cannot run, is the last column, and only where one cannot.
     """
     names = list(rows[0])
     finds = "max_request_rate" in names
@@ -193,12 +193,12 @@ def _columns_shown(rows: list[dict[str, Any]], slo: Collection[str]) -> tuple[li
         name for name in flags if len({row[name] for row in rows}) > 1 and (name != "num_prompts" or not finds)
     ]
     if not differing:
-        # rows that do not differ are named by what they are
+        # rows without differing flags are identified by these
         differing = [name for name in ("model", "gpu", "tensor_parallel_size") if rows[0].get(name) is not None]
     figures = (*FOUND, *slo, *BESIDE_RATES) if finds else (*SHOWN[:-1], *slo, SHOWN[-1])
     chosen = [name for name in dict.fromkeys(figures) if name in names and name not in differing]
     looked_at = [name for name in [*differing, *chosen] if any(row[name] is not None for row in rows)]
-    # what all rows found keeps the objectives
+    # columns that say nothing where all rows meet the objectives
     plain = {"meets_slo", "steady"} if finds and all(row["meets_slo"] and row["steady"] for row in rows) else set()
     shown = [name for name in looked_at if name not in plain]
     shown += ["tier"] if len({row.get("tier") for row in rows if row["completed"]}) > 1 else []

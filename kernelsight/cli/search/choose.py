@@ -1,4 +1,4 @@
-"""``kernelsight search choose``: which implementation of a kernel family is fastest per shape, and how sure that is."""
+"""`kernelsight search choose`: chooses the fastest implementation of a kernel family per shape, with probabilities."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def add_inputs(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Choose, write the choices, and print per number format how often which implementation was chosen."""
+    """Choose, write the choices, and print how often each implementation was chosen, by number format and engine."""
     from kernelsight.present.output import Waiting, as_json, check_ending, print_page, print_rows, write_table
 
     target, candidates_target = (
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def question(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the row of ``choice_questions`` that the arguments state."""
+    """Return the row of ``choice_questions`` of parsed arguments."""
     sources = [name.strip() for name in (arguments.sources or "").split(",") if name.strip()]
     measured = {"gpu": arguments.gpu, "family": arguments.family, "sweeps": list(arguments.sweep)}
     return {**measured, "sources": sources or None, "calls": arguments.calls}

@@ -1,4 +1,4 @@
-"""``kernelsight search evaluate``: replays searches on every GPU of a file, and prints the scores of the policies."""
+"""`kernelsight search evaluate`: replays searches on every GPU of a file, and scores the search policies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Evaluate, and print the report as JSON or its scores as a table or CSV."""
+    """Replay the searches, and print the report as JSON or its scores as a table or CSV."""
     import pyarrow as pa
 
     from kernelsight.dataflow.durable import locked
@@ -54,9 +54,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.resume and target is None:
         raise InvalidInput("--resume needs -o FILE, beside which the journal of the evaluation lies.")
     splits = _words(arguments.splits, "--splits")
-    strange = [name for name in splits if name not in SPLITS]
-    if strange:
-        raise InvalidInput(f"--splits has {strange[0]!r}; use {' or '.join(SPLITS)}.")
+    unknown_splits = [name for name in splits if name not in SPLITS]
+    if unknown_splits:
+        raise InvalidInput(f"--splits has {unknown_splits[0]!r}; use {' or '.join(SPLITS)}.")
     gpus, policies = _words(arguments.gpus, "--gpus"), _words(arguments.policies, "--policies")
     journal = None if target is None else journal_path(target)
     with Waiting("replaying searches"), nullcontext() if target is None else locked(target):
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _shown(arguments: argparse.Namespace) -> list[str]:
-    """Return the columns that are printed: a table has no regret after more measurements than there were."""
+    """Return the columns to print; a table has no regret beyond the budget of measurements."""
     beyond = {f"regret_{n}" for n in (20, 50, 100) if n > arguments.budget} if arguments.format == "table" else set()
     return [name for name in SHOWN if name not in beyond]
 

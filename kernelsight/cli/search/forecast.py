@@ -1,4 +1,4 @@
-"""``kernelsight search forecast``: forecasts of kernel candidates by a language model, as a table."""
+"""`kernelsight search forecast`: forecasts the latencies of kernel candidates by a language model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kernelsight.searching.llm.answer_cache import AnswerCache
 
 SHOWN = ("candidate_id", "latency_us", "p05_us", "p95_us", "p_faster", "confidence", "raw_probability_sum")
-# columns that a file may lack
+# columns that a file may lack, with their defaults
 OPTIONAL = {
     "kernel_candidates": {"source_text": None, "parent_id": None, "proposer": None, "round": None, "parameters": "{}"},
     "kernel_measurements": {
@@ -43,7 +43,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def add_llm(verb: argparse.ArgumentParser) -> None:
-    """Add the flags that say which language model forecasts, and how."""
+    """Add the flags of the language model: server, samples, retries, cache."""
     group = verb.add_argument_group("language model (OpenAI-compatible server; key: KERNELSIGHT_LLM_KEY)")
     group.add_argument("--llm-url", metavar="URL", help="address, such as http://127.0.0.1:8000/v1")
     group.add_argument("--llm-model", metavar="M", help="model that the server holds")
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def llm_settings(arguments: argparse.Namespace) -> Any:
-    """Return how the language model is asked; InvalidInput for flags that say too little."""
+    """Return the settings of requests to the language model; InvalidInput: a flag is missing or out of range."""
     from kernelsight.searching.llm.client import server_of
     from kernelsight.searching.llm.forecaster import Settings
 
@@ -118,7 +118,7 @@ def gpu_row(session: Session, gpu: str) -> dict[str, Any]:
 
 
 def answers_file(arguments: argparse.Namespace) -> AbstractContextManager[AnswerCache]:
-    """Return the answers that --llm-cache names, to be extended; none where it is not given."""
+    """Return the cache of answers of --llm-cache, which new ones extend; an empty one without it."""
     from kernelsight.present.output import check_ending
     from kernelsight.searching.llm.answer_cache import answer_cache
 
@@ -127,7 +127,7 @@ def answers_file(arguments: argparse.Namespace) -> AbstractContextManager[Answer
 
 
 def table_of(path: str, name: str, flag: str) -> pa.Table:
-    """Return a Parquet file in a contract; columns that may be missing take their defaults."""
+    """Return a Parquet file as table ``name`` of its contract, with defaults for missing optional columns."""
     import pyarrow as pa
 
     from kernelsight.catalog.tables import contracts

@@ -1,6 +1,6 @@
-"""``search import``: converts search spaces to one Parquet file, and counts its rows.
+"""`kernelsight search import`: converts search spaces of kernel tuners to one Parquet file, and counts its rows.
 
-Spaces that a kernel tuner measured, or the tuning parameters of a kernel without measurements.
+A space is what a kernel tuner measured, or the tuning parameters of a kernel without measurements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``kernelsight search plan``: which few shapes to measure first, to choose implementations well at all others."""
+"""`kernelsight search plan`: plans which few shapes to measure to choose implementations well at all others."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Plan, write the suite or the list, and print what is measured of which implementation."""
+    """Plan, write the suite or the list, and print the shapes to measure by implementation."""
     from kernelsight.choices.plan import budget_of, plan, planned_rows, suite_of_plan
-    from kernelsight.choices.questions import choice_asked
+    from kernelsight.choices.questions import choice_of_question
     from kernelsight.dataflow.blas import one_blas_thread
     from kernelsight.present.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
 
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> None:
     if target is None:
         raise InvalidInput("search plan needs -o FILE: .json for a suite of `calibrate measure`, .parquet for a list.")
     with open_session(arguments) as session, Waiting("planning"), one_blas_thread():
-        choice = choice_asked(question(arguments), session.table("gpus"))
+        choice = choice_of_question(question(arguments), session.table("gpus"))
         rows = planned_rows(choice, plan(choice, budget_of(choice, arguments.budget)).tolist())
     if not rows.height:
         raise InvalidInput(

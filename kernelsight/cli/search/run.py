@@ -1,4 +1,4 @@
-"""``kernelsight search run``: searches one kernel on one GPU, and prints the best candidate and the rounds."""
+"""`kernelsight search run`: searches the fastest configuration of one kernel on one GPU, and prints the rounds."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_proposals(verb: argparse.ArgumentParser) -> None:
+    """Add the flags on which candidates a round considers."""
     verb.add_argument(
         "--propose",
         metavar="HOW",
@@ -78,6 +79,7 @@ def _add_proposals(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_measurements(verb: argparse.ArgumentParser) -> None:
+    """Add the flags on how candidates are measured."""
     verb.add_argument(
         "--measure",
         default="replay",
@@ -95,7 +97,7 @@ def _add_measurements(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Search, save the run, and print what was found."""
+    """Search, save the run, and print the best candidate and the rounds."""
     from kernelsight.present.output import Waiting, as_json, check_ending, note, print_page, print_rows
     from kernelsight.searching.llm.forecaster import failures
     from kernelsight.searching.scenarios import scenario_rows
@@ -136,9 +138,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any], all_answers: dict) -> Any:
-    """Return what forecasts the candidates of a target, a file or a language model; None without either.
+    """Return a function that forecasts the candidates of a target, by a file or a language model; None without either.
 
-    ``all_answers``: takes the answers of a language model.
+    ``all_answers``: filled with the answers of the language model.
     """
     if arguments.forecasts is not None:
         from kernelsight.searching.space_files import read_forecasts
@@ -152,7 +154,7 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
     from kernelsight.searching.forecast_sources import model_forecasts
     from kernelsight.searching.llm.forecaster import llm_forecaster
 
-    # a resumed search must not meet other answers than the one that was killed
+    # a resumed search must get the same answers as the search that was killed
     settings = llm_settings(arguments)._replace(again=not arguments.resume)
     if arguments.resume and not arguments.llm_cache:
         raise InvalidInput("--resume with --forecaster llm needs the --llm-cache FILE of the search that was killed.")
@@ -186,6 +188,7 @@ def _proposer(arguments: argparse.Namespace) -> Any:
 
 
 def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
+    """Return the row of ``search_scenarios`` of parsed arguments."""
     names = arguments.sources
     return {
         **{"space": space, "gpu": arguments.gpu, "seed": arguments.seed, "policy": arguments.policy},

@@ -1,4 +1,4 @@
-"""Scores of power and energy on measured servers: a model left out, an architecture left out, baselines, coverage."""
+"""Accuracy of power and energy on measured servers, with models or architectures left out, and against baselines."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ USERS = ((1, 64), (65, 256), (257, 4096))
 
 
 def evaluate(session: Session, runs: Sequence[Mapping[str, Any]], every: int = 1) -> dict[str, Any]:
-    """Return scores, constants fitted on all runs, and half widths of intervals.
+    """Return the report: scores by rule and group of runs, coverage, constants of all runs, half widths of intervals.
 
-    ``runs``: ``measured_runs`` with their power. Data-parallel ranks are scored, and never fitted on: most of their
-    time goes to steps with prompts, whose lengths no file states. ``every``: which runs are served, each one or fewer.
+    ``runs``: rows of ``measured_runs``, of which those with power are used; ``every``: simulate every n-th run only.
+    Data-parallel deployments are scored and never fitted on: most of their time goes to steps with prompts, whose
+    lengths no file states.
     """
     measured = [run for run in runs if run.get("mean_power_w")]
     steady = steady_of(session, measured)
@@ -31,28 +32,30 @@ def evaluate(session: Session, runs: Sequence[Mapping[str, Any]], every: int = 1
     architecture_of, models = architectures(steady.runs, session.table("gpus")), family_of(steady.runs)
     servers = Servers(steady.work, power, limit, idle, architecture_of, models)
     fitted = np.array([run["dp"] == 1 for run in steady.runs])
-    by_model = left_out(servers, models, fitted)
-    by_gpu = left_out(servers, architecture_of, fitted)
+    power_by_model = left_out(servers, models, fitted)
+    power_by_architecture = left_out(servers, architecture_of, fitted)
     served_power, served_energy = _served(session, steady.runs, servers, models, fitted, every)
-    other_power, other_energy = _served(session, steady.runs, servers, architecture_of, fitted, every)
+    architecture_power, architecture_energy = _served(session, steady.runs, servers, architecture_of, fitted, every)
     energy = np.array([run["energy_per_output_token_j"] for run in steady.runs])
     errors = {
-        "power, measured step time, model left out": by_model / power,
-        "power, measured step time, architecture left out": by_gpu / power,
+        "power, measured step time, model left out": power_by_model / power,
+        "power, measured step time, architecture left out": power_by_architecture / power,
         "power, predicted step time, model left out": served_power / power,
         "energy per output token, predicted step time, model left out": served_energy / energy,
-        "power, predicted step time, architecture left out": other_power / power,
-        "energy per output token, predicted step time, architecture left out": other_energy / energy,
+        "power, predicted step time, architecture left out": architecture_power / power,
+        "energy per output token, predicted step time, architecture left out": architecture_energy / energy,
         **{f"power, {name}": watts / power for name, watts in baselines(servers, models, fitted).items()},
     }
     halves = {
         "power": _half(served_power / power, fitted),
         "energy": _half(served_energy / energy, fitted),
-        # two architectures say little: the wider of both, with measured and with predicted step times
-        "power_other": max(_half(each / power, fitted) for each in (by_gpu, other_power)),
-        "energy_other": _half(other_energy / energy, fitted),
+        # only two architectures were measured: the wider half width, of measured and predicted step times, is taken
+        "power_other": max(
+            _half(predicted_power / power, fitted) for predicted_power in (power_by_architecture, architecture_power)
+        ),
+        "energy_other": _half(architecture_energy / energy, fitted),
     }
-    constants = fit(servers.of(fitted))
+    constants = fit(servers.subset(fitted))
     return {
         "runs": len(measured),
         "served": int(np.isfinite(served_power).sum()),
@@ -79,25 +82,29 @@ def _served(
     fitted: np.ndarray,
     every: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return power of a GPU and energy per token of each run, simulated with constants of the other groups."""
+    """Return power of one GPU, W, and energy per output token, J, of each run, simulated with others' constants.
+
+    Constants are fitted without the run's group. NaN: the run was not simulated.
+    """
     power, energy = np.full(len(runs), np.nan), np.full(len(runs), np.nan)
     count = np.array([run["tp"] * run["pp"] * run["dp"] for run in runs])
     for group in sorted(set(groups.tolist())):
         members = np.flatnonzero(groups == group)[::every]
-        served = simulated(session, [runs[i] for i in members], fit(servers.of(fitted & (groups != group))))
+        served = simulated(session, [runs[i] for i in members], fit(servers.subset(fitted & (groups != group))))
         power[members], energy[members] = served.power_w / count[members], served.joules_per_token
     return power, energy
 
 
 def _gpus_by(architecture_of: np.ndarray, gpus: Sequence[str]) -> dict[str, list[str]]:
-    """Return by architecture the GPUs whose servers are fitted on."""
+    """Return the GPUs of fitted servers by architecture."""
     pairs = sorted(set(zip(architecture_of.tolist(), gpus, strict=True)))
-    return {kind: [gpu for architecture, gpu in pairs if architecture == kind] for kind in dict(pairs)}
+    return {name: [gpu for architecture, gpu in pairs if architecture == name] for name in dict(pairs)}
 
 
 def _scores(
     ratio: np.ndarray, runs: Sequence[Mapping[str, Any]], architecture_of: np.ndarray, fitted: np.ndarray
 ) -> dict:
+    """Return scores of ``ratio``, predicted over measured, by group of runs: all, users, task, GPU."""
     users = np.array([run["max_concurrency"] for run in runs])
     tasks, gpus = (np.array([run[name] for run in runs]) for name in ("task", "gpu"))
     groups = {"all": np.ones(users.size, bool), "without data-parallel ranks": fitted}
@@ -113,14 +120,14 @@ def _scores(
 
 
 def _half(ratio: np.ndarray, rows: np.ndarray) -> float:
-    """Return the half width, as a logarithm, that holds nine of ten of these rows."""
+    """Return the half width of the 90 % interval around the prediction, as a logarithm, of masked rows."""
     return float(np.quantile(np.abs(np.log(ratio[rows & np.isfinite(ratio)])), NOMINAL))
 
 
 def _coverage(ratio: np.ndarray, models: np.ndarray, fitted: np.ndarray) -> float:
-    """Return the share of runs within an interval whose width the other models give."""
-    inside = []
+    """Return the coverage of 90 % intervals: the share of runs within a half width that other models determine."""
+    is_covered = []
     for model in sorted(set(models.tolist())):
-        of_model = (models == model) & fitted & np.isfinite(ratio)
-        inside += (np.abs(np.log(ratio[of_model])) <= _half(ratio, fitted & (models != model))).tolist()
-    return float(np.mean(inside))
+        is_model = (models == model) & fitted & np.isfinite(ratio)
+        is_covered += (np.abs(np.log(ratio[is_model])) <= _half(ratio, fitted & (models != model))).tolist()
+    return float(np.mean(is_covered))

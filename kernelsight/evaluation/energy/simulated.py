@@ -1,4 +1,4 @@
-"""Power and energy of measured closed loops as they are simulated: while all seats are taken, with predicted times."""
+"""Simulated power and energy of measured closed loops, over the windows in which the loop is saturated."""
 
 from __future__ import annotations
 
@@ -34,29 +34,31 @@ where status = 'served'
 
 
 class Simulated(NamedTuple):
-    """Power of the GPUs of each run, and energy of an output token, while the loop is full; nan: it was not served."""
+    """Power of all GPUs of each run, W, and energy per output token, J, of the saturated loop; NaN: not served."""
 
     power_w: np.ndarray
     joules_per_token: np.ndarray
 
 
 def simulated(session: Session, runs: Sequence[Mapping[str, Any]], constants: Constants) -> Simulated:
-    """Serve runs with these constants of power, and return what their GPUs draw."""
+    """Return the simulated power and energy of runs; ``runs``: of ``measured_runs``, ``constants``: of power."""
     recipes = session.table("recipes").to_pylist()
     planned = plan_runs(session, [flags_of(run, recipes)[0] for run in runs])
     prose = {
-        each["deployment_id"]
+        deployment_row["deployment_id"]
         for run, plan in zip(runs, planned, strict=True)
-        for each in plan.deployments
+        for deployment_row in plan.deployments
         if is_prose(run)
     }
     rows_by_scenario: dict[str, dict[str, Any]] = {}
     full_by_scenario: dict[str, float] = {}
-    with session.fork() as priced:
-        priced.progress = None
-        priced.give("energy_constants", rows_of(priced.table("energy_constants").to_pylist(), constants))
+    with session.fork() as session_with_constants:
+        session_with_constants.progress = None
+        session_with_constants.give(
+            "energy_constants", rows_of(session_with_constants.table("energy_constants").to_pylist(), constants)
+        )
         for part in partitions(planned):
-            with priced.fork() as fork:
+            with session_with_constants.fork() as fork:
                 give_plan(fork, part.deployments, part.scenarios)
                 host = with_host(fork.table("host_settings"), lambda row: None, prose)
                 fork.give("host_settings", host, trusted=True)
@@ -66,15 +68,21 @@ def simulated(session: Session, runs: Sequence[Mapping[str, Any]], constants: Co
     power = np.array([row.get("power_w", np.nan) for row in rows], float)
     e2e_s = np.array([row.get("e2e_mean_ms", np.nan) for row in rows], float) / 1e3
     tokens = np.array([row.get("output_tokens", np.nan) for row in rows], float)
-    # one that is never full, as its cache is too small: every user gets its tokens in the time of a request
+    # a loop that is never saturated, as its KV cache is too small: users each get their tokens within one E2E time
     tokens_per_s = np.array([run["max_concurrency"] for run in runs]) * tokens / e2e_s
-    full = [full_by_scenario.get(plan.scenario["scenario_id"]) if plan.scenario else None for plan in planned]
-    tokens_per_s = np.where([each is None for each in full], tokens_per_s, np.array(full, float))
+    full_tokens_per_s = [
+        full_by_scenario.get(plan.scenario["scenario_id"]) if plan.scenario else None for plan in planned
+    ]
+    tokens_per_s = np.where(
+        [deployment_row is None for deployment_row in full_tokens_per_s],
+        tokens_per_s,
+        np.array(full_tokens_per_s, float),
+    )
     return Simulated(power, power / tokens_per_s)
 
 
 def rows_of(rows: Sequence[Mapping[str, Any]], constants: Constants) -> list[dict[str, Any]]:
-    """Return rows of ``energy_constants`` with fitted values instead of theirs; others stay as they are."""
+    """Return rows of ``energy_constants`` with the fitted values; constants that are not fitted stay as they are."""
     common = {name.removesuffix("_w"): value for name, value in constants.common.items()}
     unchanged = [
         dict(row) | ({"value": common[row["constant"]]} if row["constant"] in common else {})

@@ -1,8 +1,8 @@
-"""Mean steps of measured closed loops while they are full: time, and work of kernels as shares of full rates.
+"""Mean steps of measured saturated closed loops: step time, and utilisation of each resource.
 
-A full server of U users decodes one token of each in a step, at the mean context of running requests, and computes
-U / (output tokens) prompts in it. Weights are read once, whether a step has prompts or not. Rates are the measured
-ones: power has no error of time in it.
+A saturated server of U users decodes one token of each user per step, at the mean context of running requests, and
+computes U / (output tokens) prompts in it. Weights are read once, whether a step has prompts or not. Step times are
+measured, so that errors of predicted times do not enter power.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ from kernelsight.kernels.families import FAMILIES, LOWERED
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-# runs whose steps are lowered together
-TOGETHER = 40
+# runs whose kernels are computed in one query
+RUNS_PER_QUERY = 40
 ATTENTION = ("prefill_attention", "mla_prefill", "sparse_attention", "linear_attention")
 
 
 class Steady(NamedTuple):
-    """Runs, and their work: the microseconds that each resource is busy at its full rate, in a microsecond of time."""
+    """Runs, and the work of their mean step: utilisation of each resource, busy time at full rate over step time."""
 
     runs: list[dict[str, Any]]
     work: Work
 
 
 def steady_of(session: Session, runs: Sequence[Mapping[str, Any]]) -> Steady:
-    """Return the runs that can be planned, with the work of their mean step; those of other models are left out."""
+    """Return the runs that can be planned, with the work of their mean step; others are left out."""
     recipes = session.table("recipes").to_pylist()
     planned = plan_runs(session, [flags_of(run, recipes)[0] for run in runs])
     pairs = [(dict(run), plan.deployments[0]) for run, plan in zip(runs, planned, strict=True) if plan.scenario]
     works: list[np.ndarray] = []
-    for first in range(0, len(pairs), TOGETHER):
-        works += _works(session, pairs[first : first + TOGETHER])
+    for first in range(0, len(pairs), RUNS_PER_QUERY):
+        works += _works(session, pairs[first : first + RUNS_PER_QUERY])
     columns = np.array(works).reshape(-1, len(Work._fields)).T
     return Steady([run for run, _ in pairs], Work(*columns))
 
 
 def step_us(run: Mapping[str, Any]) -> float:
-    """Return the mean time of a step of a full closed loop, each of whose steps gives every user a token."""
+    """Return the mean step time of a saturated closed loop, us: users over output tokens per second."""
     return 1e6 * run["max_concurrency"] / run["output_throughput"]
 
 
 def _works(session: Session, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[np.ndarray]:
-    """Yield the work of each run's mean step, shares of its time."""
+    """Yield the work of each run's mean step, shape [resources], as shares of the step's time."""
     with session.fork() as fork:
         fork.progress = None
-        fork.give("deployments", list({each["deployment_id"]: each for _, each in pairs}.values()))
+        fork.give("deployments", list({row["deployment_id"]: row for _, row in pairs}.values()))
         windows = {row["deployment_id"]: row["window_tokens"] for row in fork.table("kv_layout").to_pylist()}
         cached = {row["deployment_id"]: row["kv_cache_tokens"] for row in fork.table("memory_plan").to_pylist()}
         shapes, prompts = [], []
         for number, (run, deployment) in enumerate(pairs):
-            users, context, share = _mean_step(run, cached[deployment["deployment_id"]])
+            users, context, prompts_per_step = _mean_step(run, cached[deployment["deployment_id"]])
             decodes = whole_step(2 * number, users, context, 0, 0, 0)
             window = windows[deployment["deployment_id"]]
             decodes["decode_window_context"] = min(context, window) if window else context
             prompt = whole_step(2 * number + 1, 0, 0, 1, run["isl"], 0) | {"decode_window_context": None}
-            shapes += [{"deployment_id": deployment["deployment_id"], **each} for each in (decodes, prompt)]
-            prompts.append(share)
+            shapes += [{"deployment_id": deployment["deployment_id"], **row} for row in (decodes, prompt)]
+            prompts.append(prompts_per_step)
         fork.give("step_shapes", shapes)
         sums = np.zeros((2 * len(pairs), len(Work._fields)))
         for family in LOWERED:
@@ -79,17 +79,22 @@ def _works(session: Session, pairs: Sequence[tuple[Mapping[str, Any], Mapping[st
 
 
 def _mean_step(run: Mapping[str, Any], cache_tokens: int) -> tuple[int, int, float]:
-    """Return users of one rank, their mean context, and prompts computed in a step; long outputs run for longer."""
+    """Return users of one data-parallel rank, their mean context in tokens, and prompts computed per step.
+
+    Running requests are weighted by output length.
+    """
     users = max(round(run["max_concurrency"] / run["dp"]), 1)
     flags = json.loads(run["stated_flags"] or "{}")
-    spread = flags.get("output_len_cv", 0.0)
-    distinct = flags.get("num_prefixes", run["num_prompts"])
-    share = 1.0
-    # prompts that are sent again are cached, where all of them fit: those used longest ago make room, and are next
-    if distinct * (run["isl"] + run["osl"]) <= cache_tokens * run["dp"]:
-        later, new = (max(count - run["max_concurrency"], 0) for count in (run["num_prompts"], distinct))
-        share = new / max(later, 1)
-    return users, round(run["isl"] + run["osl"] * (1.0 + spread**2) / 2.0), share * users / run["osl"]
+    variation = flags.get("output_len_cv", 0.0)
+    distinct_prompts = flags.get("num_prefixes", run["num_prompts"])
+    computed_share = 1.0
+    # repeated prompts are cached only if all of them fit: otherwise LRU evicts each one just before it is sent again
+    if distinct_prompts * (run["isl"] + run["osl"]) <= cache_tokens * run["dp"]:
+        repeated, first_sent = (
+            max(count - run["max_concurrency"], 0) for count in (run["num_prompts"], distinct_prompts)
+        )
+        computed_share = first_sent / max(repeated, 1)
+    return users, round(run["isl"] + run["osl"] * (1.0 + variation**2) / 2.0), computed_share * users / run["osl"]
 
 
 def _summed(session: Session, family: str, steps: int) -> np.ndarray:
@@ -100,27 +105,27 @@ def _summed(session: Session, family: str, steps: int) -> np.ndarray:
     latency = session.table(f"{family}_latencies")["latency_us"].to_numpy()
     work = work_of(family, calls, session.table("gpus"), session.table("fabrics"))
     step, count = calls["step_shape_id"].to_numpy(), calls["count"].to_numpy()
-    # weights are read by the decodes of the step already: of prompts, what does arithmetic and what attends
-    shared = (step % 2 == 1) & (family not in ATTENTION) & (FAMILIES[family].wire_share is None)
+    # decodes of the step already read the weights: of prompts only arithmetic and attention's memory count
+    reads_weights_again = (step % 2 == 1) & (family not in ATTENTION) & (FAMILIES[family].wire_share is None)
     columns = work._replace(
-        memory=np.where(shared, 0.0, work.memory),
+        memory=np.where(reads_weights_again, 0.0, work.memory),
         compute=np.minimum(work.compute, latency),
-        expand=np.where(shared, 0.0, work.expand),
+        expand=np.where(reads_weights_again, 0.0, work.expand),
     )
-    return np.stack([np.bincount(step, count * each, steps) for each in columns], axis=1)
+    return np.stack([np.bincount(step, count * microseconds, steps) for microseconds in columns], axis=1)
 
 
 def drawn_power(runs: Sequence[Mapping[str, Any]], gpus: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return measured power of one GPU, its limit, and its idle power (nan: not known), W."""
-    facts = {row["gpu"]: row for row in gpus.to_pylist()}
+    """Return measured power of one GPU of each run, its limit, and its idle power (NaN: not known), W."""
+    gpu_rows = {row["gpu"]: row for row in gpus.to_pylist()}
     count = np.array([run["tp"] * run["pp"] * run["dp"] for run in runs], float)
     power = np.array([run["mean_power_w"] for run in runs], float) / count
-    limit, idle = (np.array([facts[run["gpu"]][name] for run in runs], float) for name in ("tdp_w", "idle_w"))
+    limit, idle = (np.array([gpu_rows[run["gpu"]][name] for run in runs], float) for name in ("tdp_w", "idle_w"))
     return power, limit, idle
 
 
 def architectures(runs: Sequence[Mapping[str, Any]], gpus: pa.Table) -> np.ndarray:
-    """Return the architecture of each run's GPU."""
+    """Return the architecture of each run's GPU, shape [runs]."""
     names = gpus["gpu"].combine_chunks()
     gpu_row = pc.index_in(pa.array([run["gpu"] for run in runs]), names)
     return np.array(gpus["architecture"].combine_chunks().take(gpu_row).to_pylist())

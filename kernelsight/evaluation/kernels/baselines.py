@@ -1,7 +1,7 @@
-"""Baselines of kernel models: plain roofline, with waves, an affine fit of it, and another GPU's measurements.
+"""Baselines of kernel latency: roofline, roofline with waves, an affine fit of it, and the nearest GPU's measurements.
 
-All in microseconds, NaN where a baseline has no answer. Rates come from the ``systems/*.yaml`` of the package
-aiconfigurator-core, or from the project's own table of GPUs where it is not installed.
+All in microseconds, NaN where a baseline has no answer. Peak rates come from the ``systems/*.yaml`` of the package
+aiconfigurator-core, or from the table ``gpus`` where it is not installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEAREST = "h100_sxm"
 TILE = 128
 PACKAGE = "aiconfigurator-core"
 PER_US = 1e-6
-# arithmetic: field of a system file; FP32 is not in those files
+# field of a system file by arithmetic; FP32 is not in those files
 SYSTEM_FIELDS = {
     "bf16": "bfloat16_tc_flops",
     "fp16": "bfloat16_tc_flops",
@@ -47,7 +47,7 @@ class Peaks(NamedTuple):
 
 
 def systems_folder() -> Path | None:
-    """Return the installed package's folder of system files, found without importing it; None where it is absent."""
+    """Return the folder of system files of the installed aiconfigurator-core, without importing it; None: not there."""
     try:
         location = distribution(PACKAGE).locate_file("aiconfigurator_core/systems")
     except PackageNotFoundError:
@@ -58,9 +58,9 @@ def systems_folder() -> Path | None:
 
 @cache
 def peaks_of(gpu: str, systems: Path | None) -> Peaks:
-    """Return the peak rates of a GPU; an arithmetic that it lacks runs at the rate of its 16-bit one.
+    """Return the peak rates of a GPU; an arithmetic that it lacks has the rate of its 16-bit one.
 
-    UnknownName: a GPU that is not catalogued.
+    UnknownName: a GPU that is not in the table ``gpus``.
     """
     gpus = facts("gpus")
     rows = {row["gpu"]: row for row in gpus.to_pylist()}
@@ -79,76 +79,76 @@ def peaks_of(gpu: str, systems: Path | None) -> Peaks:
 
 
 def _numbers(text: str) -> dict[str, float]:
-    """Return the "name: number" lines of a system file, whatever section they stand in."""
+    """Return the "name: number" lines of a system file by name, of all its sections."""
     return {name: float(number) for name, number in re.findall(r"^\s+(\w+):\s*([\d.]+)", text, flags=re.MULTILINE)}
 
 
 def roofline_us(family: str, rows: pa.Table, systems: Path | None) -> np.ndarray:
-    """Return max(FLOP / dense peak, least bytes / bandwidth); of collectives the bytes of a link over its rate."""
+    """Return the roofline of each row, us: max(FLOP / dense peak, bytes / bandwidth), or bytes over a link's rate."""
     size = rows["bytes"].to_numpy()
     result = np.empty(rows.num_rows)
     wire_share = FAMILIES[family].wire_share
     if wire_share:
         size = size * wire_share(rows["group_size"].to_numpy())
-    for gpu, math, where in _groups(rows, "gpu", "math"):
+    for gpu, math, indices in _groups(rows, "gpu", "math"):
         peaks = peaks_of(gpu, systems)
         if wire_share:
-            result[where] = size[where] / (peaks.link_bytes_per_s * PER_US)
+            result[indices] = size[indices] / (peaks.link_bytes_per_s * PER_US)
             continue
         rate = peaks.flops_per_s.get(math, peaks.flops_per_s["bf16"])
-        compute_us = rows["flops"].to_numpy()[where] / (rate * PER_US)
-        result[where] = np.maximum(compute_us, size[where] / (peaks.memory_bytes_per_s * PER_US))
+        compute_us = rows["flops"].to_numpy()[indices] / (rate * PER_US)
+        result[indices] = np.maximum(compute_us, size[indices] / (peaks.memory_bytes_per_s * PER_US))
     return result
 
 
 def roofline_waves_us(family: str, rows: pa.Table, roofline: np.ndarray) -> np.ndarray:
-    """Return roofline x u, u = ceil(w) / w with w = tiles of 128 x 128 per multiprocessor; u = 1 without tiles."""
+    """Return roofline x ceil(w) / w, us, with w = tiles of 128 x 128 per multiprocessor; the roofline without tiles."""
     tiles = _tiles(family, rows)
     if tiles is None:
         return roofline
     result = np.empty(rows.num_rows)
-    for gpu, where in _groups(rows, "gpu"):
-        waves = tiles[where] / peaks_of(gpu, None).sm_count
-        result[where] = roofline[where] * np.ceil(waves) / waves
+    for gpu, indices in _groups(rows, "gpu"):
+        waves = tiles[indices] / peaks_of(gpu, None).sm_count
+        result[indices] = roofline[indices] * np.ceil(waves) / waves
     return result
 
 
 def _tiles(family: str, rows: pa.Table) -> np.ndarray | None:
-    """Return the output tiles of 128 x 128: rows x columns, queries x heads, keys x KV heads, rows of each expert."""
+    """Return the number of 128 x 128 output tiles of each row's kernel; None for a family without tiles."""
 
-    def of(name: str) -> np.ndarray:
+    def column(name: str) -> np.ndarray:
         return rows[name].to_numpy()
 
-    def pieces(size: np.ndarray) -> np.ndarray:
+    def tiles(size: np.ndarray) -> np.ndarray:
         return np.ceil(size / TILE)
 
     if family in ("gemm", "batched_gemm"):
-        batch = of("batch") if family == "batched_gemm" else 1.0
-        return batch * pieces(of("m")) * pieces(of("n"))
+        batch = column("batch") if family == "batched_gemm" else 1.0
+        return batch * tiles(column("m")) * tiles(column("n"))
     if family in ("prefill_attention", "encoder_attention", "mla_prefill"):
-        return of("batch") * of("heads") * pieces(of("new_tokens"))
+        return column("batch") * column("heads") * tiles(column("new_tokens"))
     if family in ("decode_attention", "mla_decode"):
-        kv_heads = of("kv_heads") if family == "decode_attention" else 1.0
-        return of("batch") * kv_heads * pieces(of("context") + 1.0)
+        kv_heads = column("kv_heads") if family == "decode_attention" else 1.0
+        return column("batch") * kv_heads * tiles(column("context") + 1.0)
     if family == "moe":
-        active = of("active_experts")
-        per_expert = of("tokens") * of("top_k") / of("moe_ep") / active
-        return active * pieces(per_expert) * pieces(2.0 * of("intermediate"))
+        active = column("active_experts")
+        per_expert = column("tokens") * column("top_k") / column("moe_ep") / active
+        return active * tiles(per_expert) * tiles(2.0 * column("intermediate"))
     return None
 
 
 def affine_roofline_us(train: pa.Table, train_roofline: np.ndarray, test: pa.Table, roofline: np.ndarray) -> np.ndarray:
-    """Return a x roofline + t0 with the a and t0 of each (dtype, engine) that fit the training rows best."""
+    """Return a x roofline + t0, us, with a and t0 fitted to the training rows of each (dtype, engine)."""
     result = np.full(test.num_rows, np.nan)
     measured = train["latency_us"].to_numpy()
     fits = {
-        (dtype, engine): fit_affine(train_roofline[where], measured[where])
-        for dtype, engine, where in _groups(train, "dtype", "engine")
+        (dtype, engine): fit_affine(train_roofline[indices], measured[indices])
+        for dtype, engine, indices in _groups(train, "dtype", "engine")
     }
-    for dtype, engine, where in _groups(test, "dtype", "engine"):
+    for dtype, engine, indices in _groups(test, "dtype", "engine"):
         if (dtype, engine) in fits:
             slope, start_us = fits[dtype, engine]
-            result[where] = slope * roofline[where] + start_us
+            result[indices] = slope * roofline[indices] + start_us
     return result
 
 
@@ -159,53 +159,54 @@ def fit_affine(roofline: np.ndarray, measured: np.ndarray) -> tuple[float, float
     >>> round(a, 3), round(t0, 3)
     (2.0, 3.0)
     """
-    parts = np.stack([roofline / measured, 1.0 / measured], axis=1)
-    solved = _least_absolute(parts)
+    terms = np.stack([roofline / measured, 1.0 / measured], axis=1)
+    solved = _least_absolute(terms)
     if solved.min() >= 0.0:
         return float(solved[0]), float(solved[1])
-    # the best point lies on an edge: one term alone, whichever is closer
-    alone = [_least_absolute(parts[:, [column]])[0] for column in (0, 1)]
-    misses = [np.abs(alone[column] * parts[:, column] - 1.0).mean() for column in (0, 1)]
-    return (float(alone[0]), 0.0) if misses[0] <= misses[1] else (0.0, float(alone[1]))
+    # the optimum is on an edge: one term only, whichever fits better
+    single = [_least_absolute(terms[:, [column]])[0] for column in (0, 1)]
+    errors = [np.abs(single[column] * terms[:, column] - 1.0).mean() for column in (0, 1)]
+    return (float(single[0]), 0.0) if errors[0] <= errors[1] else (0.0, float(single[1]))
 
 
-def _least_absolute(parts: np.ndarray, rounds: int = 60) -> np.ndarray:
-    """Return the x of least sum |terms x - 1|: squares weighted by 1 / |residual|, its floor lowered each round."""
-    weights = np.ones(len(parts))
-    solved = np.zeros(parts.shape[1])
+def _least_absolute(terms: np.ndarray, rounds: int = 60) -> np.ndarray:
+    """Return the x that minimises sum |terms x - 1|, by reweighted least squares with weights 1 / |residual|."""
+    weights = np.ones(len(terms))
+    solved = np.zeros(terms.shape[1])
     for step in range(rounds):
-        weighted = parts * weights[:, None]
-        solved = np.linalg.lstsq(weighted.T @ parts, weighted.sum(axis=0), rcond=None)[0]
-        weights = 1.0 / np.maximum(np.abs(parts @ solved - 1.0), max(0.1 * 0.7**step, 1e-7))
+        weighted = terms * weights[:, None]
+        solved = np.linalg.lstsq(weighted.T @ terms, weighted.sum(axis=0), rcond=None)[0]
+        weights = 1.0 / np.maximum(np.abs(terms @ solved - 1.0), max(0.1 * 0.7**step, 1e-7))
     return solved
 
 
 def nearest_gpu_us(
     family_shape: Sequence[str], train: pa.Table, train_roofline: np.ndarray, test: pa.Table, roofline: np.ndarray
 ) -> np.ndarray:
-    """Return the reference GPU's measurement of equal engine, dtype and shape x the ratio of rooflines.
+    """Return the reference GPU's measurement of equal engine, dtype and shape, us, x the ratio of rooflines.
 
-    The row of the same implementation where there is one, else the fastest of the engine's; the median over engine
-    versions. The reference is h100_sxm, or where it is no training GPU the one of them nearest to it in memory rate.
+    Of the same implementation if there is one, else the fastest of the engine's; median over engine versions. The
+    reference is h100_sxm, or if it is not a training GPU the training GPU nearest to it in memory bandwidth.
     """
     keys = ["engine", "dtype", "distribution", *family_shape]
     reference = _reference(set(train["gpu"].unique().to_pylist()))
     if reference is None:
         return np.full(test.num_rows, np.nan)
-    here = pc.equal(train["gpu"], reference)
-    train_rows = pl.from_arrow(train.select([*keys, "implementation", "latency_us"]).filter(here)).with_columns(
-        eta=pl.col("latency_us") / pl.Series(train_roofline[here.to_numpy(zero_copy_only=False).astype(bool)])
+    is_reference = pc.equal(train["gpu"], reference)
+    train_rows = pl.from_arrow(train.select([*keys, "implementation", "latency_us"]).filter(is_reference)).with_columns(
+        eta=pl.col("latency_us") / pl.Series(train_roofline[is_reference.to_numpy(zero_copy_only=False).astype(bool)])
     )
-    same = train_rows.group_by([*keys, "implementation"]).agg(pl.col("eta").median())
-    any_kernel = same.group_by(keys).agg(pl.col("eta").min())
+    same_kernel = train_rows.group_by([*keys, "implementation"]).agg(pl.col("eta").median())
+    any_kernel = same_kernel.group_by(keys).agg(pl.col("eta").min())
     sites = pl.from_arrow(test.select([*keys, "implementation"]))
-    sites = sites.join(same, on=[*keys, "implementation"], how="left", nulls_equal=True, maintain_order="left")
+    sites = sites.join(same_kernel, on=[*keys, "implementation"], how="left", nulls_equal=True, maintain_order="left")
     sites = sites.join(any_kernel, on=keys, how="left", nulls_equal=True, maintain_order="left", suffix="_any")
     eta = sites.select(pl.coalesce("eta", "eta_any")).to_series().to_numpy()
     return np.asarray(eta, dtype=float) * roofline
 
 
 def _reference(gpus: set[str]) -> str | None:
+    """Return NEAREST, or the GPU nearest to it in memory bandwidth; None without GPUs."""
     if NEAREST in gpus:
         return NEAREST
     rates = {gpu: peaks_of(gpu, None).memory_bytes_per_s for gpu in (*gpus, NEAREST)}
@@ -213,7 +214,7 @@ def _reference(gpus: set[str]) -> str | None:
 
 
 def _groups(rows: pa.Table, *names: str) -> list[tuple]:
-    """Return (value, ..., row numbers) for each combination of values in the table."""
+    """Return (value, ..., row indices) for each combination of values of the named columns."""
     codes = pl.from_arrow(rows.select(list(names))).with_row_index("row")
     return [
         (*values, group["row"].to_numpy().astype(np.int64))

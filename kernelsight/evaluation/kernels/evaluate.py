@@ -1,7 +1,7 @@
-"""Score a kernel model on GPUs it was not fitted on: test rows with predictions and baselines, then the report.
+"""Evaluation of a kernel model on GPUs it was not fitted on: test rows with predictions and baselines, and the report.
 
-The model is a function, ``fit_and_predict(train, test, tier)``: tables of training and test rows by family, to
-(latency_us, p05_us, p95_us) of the test rows by family. It is called one family at a time, so that one is in memory.
+The model is a function ``fit_and_predict(train, test, tier)``: from training and test rows by family to
+(latency_us, p05_us, p95_us) of the test rows by family. It is called with one family at a time to limit memory.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from kernelsight.kernels.families import MEASURED
 Prediction = tuple[np.ndarray, np.ndarray, np.ndarray]
 Model = Callable[[Mapping[str, pa.Table], Mapping[str, pa.Table], str], Mapping[str, Prediction]]
 ScoreRows = Callable[[Sequence[Path], Split, Sequence[str], Path | None], tuple[dict[str, pa.Table], dict[str, Any]]]
-# one call per graph replay carries some microseconds that no served graph pays: above this they matter little
+# measurements of one call per graph replay include a few microseconds that served graphs do not; negligible above this
 LONG_US = 20.0
 BASELINE_COLUMNS = {name: f"{name}_us" for name in baselines.NAMES}
-# predictions with an interval: of the kernel that the sweep names, and of the one that a GPU nobody measured is given
+# predictions with an interval: of the kernel that the sweep names, and of the one assumed for an unmeasured GPU
 NAMED = ("predicted_us", "p05_us", "p95_us")
 UNMEASURED = ("unmeasured_us", "unmeasured_p05_us", "unmeasured_p95_us")
-# what a score needs of a test row
+# columns of a test row that scores need
 SCORED = (
     *(
         "family",
@@ -55,76 +55,90 @@ SCORED = (
     ),
     *("flops", "bytes", "latency_us", *NAMED, *UNMEASURED, *BASELINE_COLUMNS.values()),
 )
-# key of a Parquet file's metadata under which an import leaves what it rejected: JSON array of {gpu, reason, n}
+# key of a Parquet file's metadata that holds the rows an import rejected: JSON array of {gpu, reason, n}
 REJECTED_KEY = b"kernelsight.rejected"
 
 
 def check_gpus(split: Split, measured: set[str], final: bool) -> None:
-    """Refuse GPUs that no sweep holds, that train and test at once, or that are sealed until the final check."""
+    """Check the GPUs of a split; ``measured``: GPUs of the sweeps, ``final``: held-out GPUs are allowed.
+
+    InvalidInput: a held-out GPU, or one that is both trained and tested on. UnknownName: a GPU without sweeps.
+    """
     for gpu in (*split.train_gpus, *split.test_gpus):
         if gpu in SEALED and not final:
             raise InvalidInput(f"{gpu} is held out for the final evaluation; add --final to score it.")
         if gpu not in measured:
             raise unknown("GPU", gpu, measured, "The sweep has no rows of it.")
-    if both := sorted(set(split.train_gpus) & set(split.test_gpus)):
-        raise InvalidInput(f"{both[0]} is both a training and a test GPU; train on a share of its sites with --budget.")
+    if in_both := sorted(set(split.train_gpus) & set(split.test_gpus)):
+        raise InvalidInput(
+            f"{in_both[0]} is both a training and a test GPU; train on a share of its sites with --budget."
+        )
 
 
 def scored_rows(
     sweeps: Sequence[Path], split: Split, model: Model, families: Sequence[str], systems: Path | None
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield of each family its test rows: the columns SCORED, and the fields of the shape."""
+    """Yield (family, test rows with predictions): the columns SCORED, and the fields of the family's shape.
+
+    ``systems``: folder of system files for the baselines, see ``baselines.systems_folder``.
+    """
     for family in families:
         train = training_rows(sweeps, family, split.train_gpus, extra="and not_fitted is null")
         test = training_rows(sweeps, family, split.test_gpus)
         roofline = baselines.roofline_us(family, train, systems)
-        taught = train
+        fitted = train
         if split.budget:
-            chosen = in_budget(family, test, split.budget, split.whole_layers)
-            taught = pa.concat_tables([train, test.filter(pa.array(chosen))])
-            test = test.filter(pa.array(~chosen))
+            in_fit = in_budget(family, test, split.budget, split.whole_layers)
+            fitted = pa.concat_tables([train, test.filter(pa.array(in_fit))])
+            test = test.filter(pa.array(~in_fit))
         if not test.num_rows:
             continue
-        taught = to_learn(family, taught)
-        unmeasured = test.num_rows and taught.num_rows and not split.budget
-        unnamed = as_unmeasured(family, sweeps, train, test) if unmeasured else None
-        predicted = _predictions(family, taught, test, unnamed, model, split.tier)
-        yield family, labelled(family, train, taught, test, roofline, predicted, systems)
+        fitted = to_learn(family, fitted)
+        scores_unmeasured = test.num_rows and fitted.num_rows and not split.budget
+        unmeasured_test = as_unmeasured(family, sweeps, train, test) if scores_unmeasured else None
+        predicted = _predictions(family, fitted, test, unmeasured_test, model, split.tier)
+        yield family, labelled(family, train, fitted, test, roofline, predicted, systems)
 
 
 def _predictions(
-    family: str, taught: pa.Table, test: pa.Table, unnamed: pa.Table | None, model: Model, tier: str
+    family: str, fitted: pa.Table, test: pa.Table, unmeasured_test: pa.Table | None, model: Model, tier: str
 ) -> dict[str, np.ndarray]:
-    """Return the columns NAMED and UNMEASURED: ``unnamed`` are the test rows without what the target says of them."""
+    """Return the columns NAMED and UNMEASURED, us, shape [test rows] each; NaN without a fit.
+
+    ``fitted``: rows to fit on; ``unmeasured_test``: the test rows with the kernels assumed for an unmeasured GPU.
+    """
     columns = {name: np.full(test.num_rows, np.nan) for name in (*NAMED, *UNMEASURED)}
-    if not taught.num_rows:
+    if not fitted.num_rows:
         return columns
-    other = np.zeros(test.num_rows, dtype=bool)
-    for name in ("implementation", "math") if unnamed is not None else ():
-        other |= np.asarray(pc.not_equal(*(pc.fill_null(table[name], "") for table in (test, unnamed))))
-    rows = pa.concat_tables([test, unnamed.filter(pa.array(other))]) if unnamed is not None else test
-    for number, values in enumerate(model({family: taught}, {family: rows}, tier)[family]):
-        values_of_test = columns[NAMED[number]] = np.asarray(values, dtype=float)[: test.num_rows]
-        if unnamed is not None:
-            columns[UNMEASURED[number]][~other] = values_of_test[~other]
-            columns[UNMEASURED[number]][other] = np.asarray(values, dtype=float)[test.num_rows :]
+    differs = np.zeros(test.num_rows, dtype=bool)
+    for name in ("implementation", "math") if unmeasured_test is not None else ():
+        differs |= np.asarray(pc.not_equal(*(pc.fill_null(table[name], "") for table in (test, unmeasured_test))))
+    rows = pa.concat_tables([test, unmeasured_test.filter(pa.array(differs))]) if unmeasured_test is not None else test
+    for number, percentile_us in enumerate(model({family: fitted}, {family: rows}, tier)[family]):
+        values_of_test = columns[NAMED[number]] = np.asarray(percentile_us, dtype=float)[: test.num_rows]
+        if unmeasured_test is not None:
+            columns[UNMEASURED[number]][~differs] = values_of_test[~differs]
+            columns[UNMEASURED[number]][differs] = np.asarray(percentile_us, dtype=float)[test.num_rows :]
     return columns
 
 
 def labelled(
     family: str,
     train: pa.Table,
-    taught: pa.Table,
+    fitted: pa.Table,
     test: pa.Table,
     train_roofline: np.ndarray,
     predicted: Mapping[str, np.ndarray],
     systems: Path | None,
 ) -> pa.Table:
-    """Put labels and baselines beside the predictions of one family's test rows."""
+    """Return one family's test rows with labels (covered, seen, serving, ...), predictions and baselines.
+
+    ``train``: rows of the training GPUs; ``fitted``: all rows that were fitted on; ``predicted``: columns by name.
+    """
     roofline = baselines.roofline_us(family, test, systems)
     gpus = measured_by(train)
-    seen, same_kernel = is_seen(family, taught, test)
-    covered = {dtype: is_covered(on_gpus) for dtype, on_gpus in gpus.items()}
+    seen, same_kernel = is_seen(family, fitted, test)
+    covered = {dtype: is_covered(dtype_gpus) for dtype, dtype_gpus in gpus.items()}
     columns = {
         "family": pa.repeat(family, test.num_rows).dictionary_encode(),
         "covered": np.array([covered.get(dtype, False) for dtype in test["dtype"].to_pylist()], dtype=bool),
@@ -143,12 +157,12 @@ def labelled(
 
 
 def report(scored: Mapping[str, pa.Table], rejected: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-    """Return the evaluation of scored rows as interface.md words it, and more beside it.
+    """Return the report of an evaluation: scores overall, by family, by GPU and by cell (family, dtype).
 
-    ``families`` holds every row of a covered cell, seen or not; ``seen`` and ``unseen`` inside it are its two parts.
-    ``pooled`` is over the rows behind ``overall``; ``above_20_us`` over those that take far longer than the replay gap;
-    ``model_there`` over those that a baseline has an answer for. ``nothing_of_target``: the kernel is not the one that
-    the target's sweep names but the one that the training GPUs make likely. ``more`` is put beside it.
+    ``families`` holds every row of a covered cell, split into ``seen`` and ``unseen`` implementations. ``pooled``: over
+    the rows behind ``overall``; ``above_20_us``: over kernels much longer than the gap of a graph replay;
+    ``model_there``: the model on rows that a baseline has an answer for; ``nothing_of_target``: with the kernels that
+    the training GPUs make likely instead of those that the target's sweep names. ``more``: further keys of the report.
     """
     cells = [_cell(family, dtype, rows) for family, table in scored.items() for dtype, rows in _by(table, "dtype")]
     covered = [cell for cell in cells if cell["covered"]]
@@ -188,21 +202,23 @@ def report(scored: Mapping[str, pa.Table], rejected: Sequence[Mapping[str, Any]]
 
 
 def rejected_rows(sweeps: Sequence[Path], gpus: Sequence[str], left_out: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return rejected rows of these GPUs by reason: what imports noted in their files, and what is not scored."""
+    """Return counts of rejected rows by reason: noted by imports in the sweeps' files, and ``left_out`` of scoring."""
     counts: dict[str, int] = {}
     for path in sweeps:
-        noted = (pq.read_metadata(path).metadata or {}).get(REJECTED_KEY, b"[]")
-        for row in _noted_rows(path, noted):
+        note = (pq.read_metadata(path).metadata or {}).get(REJECTED_KEY, b"[]")
+        for row in _noted_rows(path, note):
             if row["gpu"] in gpus:
                 counts[row["reason"]] = counts.get(row["reason"], 0) + int(row["n"])
     return [{"reason": reason, "n": n} for reason, n in {**counts, **left_out}.items()]
 
 
-def _noted_rows(path: Path, noted: bytes) -> list[dict[str, Any]]:
+def _noted_rows(path: Path, note: bytes) -> list[dict[str, Any]]:
+    """Return the rejected rows that an import noted in a sweep; InvalidInput: a malformed note."""
+
     def refuse(problem: str) -> InvalidInput:
         return no_sweep(path, f"has a note of rejected rows that {problem}")
 
-    rows = parse_json(decoded(noted, refuse), refuse)
+    rows = parse_json(decoded(note, refuse), refuse)
     fields = {"gpu", "reason", "n"}
     if not isinstance(rows, list) or not all(isinstance(row, dict) and fields <= row.keys() for row in rows):
         raise refuse("is no list of objects with gpu, reason and n")
@@ -220,13 +236,12 @@ def evaluate(
     systems: Path | None = None,
     score_rows: ScoreRows | None = None,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """Fit without the test GPUs (or with a budgeted part of their sites) and score them: the report, and its rows.
+    """Return the report of a model that is fitted without the test GPUs, or with a budget of their sites; and its rows.
 
-    ``score_rows``: what makes the rows of all families, where they are not one model a family; its second value is put
-    beside the report.
-
-    ``modelled``: families that the model can predict; rows of others are counted under ``rejected``. InvalidInput or
-    UnknownName: GPUs or families that the sweeps do not hold, or that may not be looked at.
+    ``modelled``: families that the model can predict; rows of others are counted under ``rejected``; ``families``: to
+    score, None: all; ``systems``: see ``scored_rows``; ``score_rows``: makes the rows of all families where they are
+    not one model a family; its second value adds keys to the report. InvalidInput, UnknownName: GPUs or families that
+    the sweeps do not hold, or that are held out.
     """
     check_sweeps(sweeps)
     check_gpus(split, measured_gpus(sweeps), final)
@@ -236,18 +251,18 @@ def evaluate(
             raise unknown(
                 "kernel family", family, counts, f"The sweep holds no such row of {', '.join(split.test_gpus)}."
             )
-    able = [family for family in counts if family in MEASURED and family in modelled]
-    wanted = [family for family in able if not families or family in families]
+    scorable = [family for family in counts if family in MEASURED and family in modelled]
+    chosen_families = [family for family in scorable if not families or family in families]
     more: dict[str, Any] = {}
     if score_rows is not None:
-        scored, more = score_rows(sweeps, split, wanted, systems)
+        scored, more = score_rows(sweeps, split, chosen_families, systems)
     elif model is not None:
-        scored = dict(scored_rows(sweeps, split, model, wanted, systems))
+        scored = dict(scored_rows(sweeps, split, model, chosen_families, systems))
     left_out = {}
     for family, n in counts.items():
         if families and family not in families:
             continue
-        if family not in able:
+        if family not in scorable:
             left_out[f"no expression for the family {family}"] = n
         elif family not in scored:
             left_out[f"every site of the family {family} is in the budget"] = n
@@ -257,6 +272,7 @@ def evaluate(
 
 
 def _cell(family: str, dtype: str, rows: pa.Table) -> dict[str, Any]:
+    """Return the report's entry of one cell: scores of all its rows, and of seen and unseen implementations."""
     gpus = json.loads((rows.schema.metadata or {})[b"train_gpus"]).get(dtype, [])
     seen = rows["seen"]
     return {
@@ -271,7 +287,7 @@ def _cell(family: str, dtype: str, rows: pa.Table) -> dict[str, Any]:
 
 
 def _with_baselines(rows: pa.Table) -> dict[str, Any]:
-    """Score rows on the grid and on serving shapes: the model, the model on long kernels, and each baseline."""
+    """Return scores of rows on grid and serving shapes: of the model, of its long kernels, and of each baseline."""
     return {
         **pair_of([rows]),
         "above_20_us": pair_of([rows.filter(pc.greater(rows["latency_us"], LONG_US))]),
@@ -285,7 +301,7 @@ def _with_baselines(rows: pa.Table) -> dict[str, Any]:
 
 
 def pair_of(tables: Sequence[pa.Table], columns: Sequence[str] = NAMED) -> dict[str, Any]:
-    """Return {"grid", "serving"} of the rows of some tables together; ``columns``: a prediction, and its interval."""
+    """Return scores {"grid", "serving"} of the rows of all tables; ``columns``: a prediction, and its interval."""
     return {
         "grid": _score(tables, columns),
         "serving": _score([table.filter(table["serving"]) for table in tables], columns),
@@ -304,7 +320,7 @@ def _mean_pair(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def mean_over_cells(tables: Sequence[pa.Table]) -> dict[str, Any]:
-    """Return the mean over (family, dtype) of the scores of rows, {"grid", "serving"}."""
+    """Return scores {"grid", "serving"}, means over cells (family, dtype); ``tables``: rows of one family each."""
     return _mean_pair([pair_of([rows]) for table in tables for _, rows in _by(table, "dtype")])
 
 

@@ -1,6 +1,6 @@
-"""Test rows as a user states them who has nothing of a GPU: neither its sweep, nor the names of the kernels in it.
+"""Test rows as for an unmeasured GPU: without its sweep, and without the kernel names that its sweep states.
 
-The kernel is the one that serving would take on a GPU that nobody measured: what the other GPUs' sweeps count.
+The kernel is the one that serving would assume on an unmeasured GPU, from the other GPUs' sweeps.
 """
 
 from __future__ import annotations
@@ -14,40 +14,48 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.kernel_choices import choice_rows
-from kernelsight.kernels.chosen import choose
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import pack_table
 from kernelsight.kernels.resolve import family_facts
 
-# families in which a name also says what is computed (a part of an indexer or of an exchange, a kind of recurrence):
-# the model says that, so a name that another GPU's sweep holds is kept
+# families whose kernel name also says what is computed (a part of an indexer or of an exchange, a kind of recurrence):
+# the model determines that, so the name is kept
 STATED = ("quantize", "linear_attention", "sparse_attention", "all_to_all")
 
 
 def as_unmeasured(family: str, sweeps: Sequence[Path], train: pa.Table, test: pa.Table) -> pa.Table:
-    """Return the test rows with the kernels, and their arithmetic, that the GPUs of the training rows make likely.
+    """Return the test rows with the kernels, and their arithmetic, that the training GPUs make likely.
 
-    Both tables are training rows (:mod:`.training`); order and all other columns stay those of ``test``.
+    ``train``, ``test``: rows as ``fitting.training`` makes them; order and all other columns of ``test`` stay.
     """
     implementations = facts("kernel_implementations")
-    counted = pack_table(choice_rows(sweeps, family, pc.unique(train["gpu"]).to_pylist(), implementations))
+    choice_counts = pack_table(choice_rows(sweeps, family, pc.unique(train["gpu"]).to_pylist(), implementations))
     by_width = FAMILIES[family].by_head_dim
     width = test["head_dim"] if by_width else pa.nulls(test.num_rows, pa.float64())
     kernels = test.select(["engine", "gpu", "dtype", "implementation", "math"]).append_column(
         "head_dim", pc.cast(pc.cast(width, pa.int64()), pa.string())
     )
-    combined, of_row = combinations(kernels, kernels.column_names)
+    distinct, of_row = combinations(kernels, kernels.column_names)
     calls = [
-        {**kind, "head_dim": int(kind["head_dim"] or 0)} | ({} if family in STATED else {"implementation": None})
-        for kind in combined
+        {**combination, "head_dim": int(combination["head_dim"] or 0)}
+        | ({} if family in STATED else {"implementation": None})
+        for combination in distinct
     ]
-    chosen = [name for name, _ in choose(family_facts(family, implementations, facts("gpus")), counted, family, calls)]
-    ran = train.select(["dtype", "implementation", "math"]).group_by(["dtype", "implementation", "math"]).aggregate([])
-    math_of = dict(sorted(((row["dtype"], row["implementation"]), row["math"]) for row in ran.to_pylist()))
-    maths = [math_of.get((kind["dtype"], name), kind["math"]) for kind, name in zip(combined, chosen, strict=True)]
+    chosen = [
+        name for name, _ in choose(family_facts(family, implementations, facts("gpus")), choice_counts, family, calls)
+    ]
+    trained = (
+        train.select(["dtype", "implementation", "math"]).group_by(["dtype", "implementation", "math"]).aggregate([])
+    )
+    math_of = dict(sorted(((row["dtype"], row["implementation"]), row["math"]) for row in trained.to_pylist()))
+    maths = [
+        math_of.get((combination["dtype"], name), combination["math"])
+        for combination, name in zip(distinct, chosen, strict=True)
+    ]
     renamed = test
-    for column, words in (("implementation", chosen), ("math", maths)):
-        values = pa.array(np.array(words, dtype=object)[of_row].tolist(), pa.string())
+    for column, distinct_values in (("implementation", chosen), ("math", maths)):
+        values = pa.array(np.array(distinct_values, dtype=object)[of_row].tolist(), pa.string())
         renamed = renamed.set_column(renamed.column_names.index(column), column, values)
     return renamed

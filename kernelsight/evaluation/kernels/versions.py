@@ -1,7 +1,7 @@
-"""A kernel model on sweeps of newer engine versions than it was fitted to: the split that every user lives in.
+"""Evaluation of a kernel model on sweeps of newer engine versions than it was fitted to: the split that users meet.
 
-Rows are new where no earlier sweep holds their engine in that version. How far two versions lie apart at the same key
-(GPU, engine, kernel, number formats, shape) is the floor: what a model that repeats its sweep would miss.
+Rows are new if no earlier sweep holds their engine in that version. The difference of two versions at the same key
+(GPU, engine, kernel, number formats, shape) is the floor: the error of a model that repeats its sweep exactly.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ from kernelsight.kernels.intervals import group_of, measured_half_widths, spread
 from kernelsight.kernels.resolve import rows_of_part
 
 NEW = "new"
-# a row of a new version: its key was measured in an earlier one, or its kernel was, or neither
+# scope of a row of a new version: its key was measured in an earlier one, or only its kernel, or neither
 SCOPES = ("same key", "same kernel", "new kernel")
 COLUMNS = ("scope", "family", "dtype", "gpus", "versions", "n", "mape", "median_ape", "bias", "coverage_90", "width_90")
 COLUMNS += ("floor_n", "floor_mape", "floor_median_ape", "floor_bias")
 
 
-def new_versions(old: Sequence[Path], new: Sequence[Path], wanted: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Return the (engine, version) of the new sweeps that the old ones do not hold, or those of them ``wanted`` for.
+def new_versions(old: Sequence[Path], new: Sequence[Path], chosen: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Return the (engine, version) pairs of the new sweeps that the old ones do not hold.
 
-    ``wanted``: engine:version each. UnknownName: one that is not among them; InvalidInput: there are none.
+    ``chosen``: engine:version each, to return these alone. UnknownName: one that is not new; InvalidInput: none is new.
     """
     pairs = "select distinct engine, engine_version from read_parquet($files, union_by_name = true)"
     connection = duckdb.connect()
-    held, offered = (
+    old_pairs, new_pairs = (
         set(connection.sql(pairs, params={"files": [str(path) for path in files]}).fetchall()) for files in (old, new)
     )
-    names = {f"{engine}:{version}": (engine, version) for engine, version in sorted(offered - held)}
+    names = {f"{engine}:{version}": (engine, version) for engine, version in sorted(new_pairs - old_pairs)}
     if not names:
         raise InvalidInput("the sweeps hold no engine version that the training sweeps lack; give newer ones.")
-    for name in wanted:
+    for name in chosen:
         if name not in names:
             raise unknown("new engine version", name, names, f"Known: {', '.join(names)}.")
-    return [names[name] for name in (wanted or names)]
+    return [names[name] for name in (chosen or names)]
 
 
 def version_rows(
     family: str, gpu: str, old: Sequence[Path], new: Sequence[Path], versions: Sequence[tuple[str, str]]
 ) -> tuple[pa.Table, list[str], np.ndarray]:
-    """Return a family's rows of a GPU in new versions, the scope of each, and its time in the newest old version in us.
+    """Return (rows, scopes, earlier_us): a family's rows of a GPU in new versions, and each one's scope (SCOPES).
 
-    NaN where the key was not measured before.
+    ``earlier_us``: latency at the same key in the newest old version, shape [rows]; NaN where it was not measured.
     """
-    listed = ", ".join(f"({_text(engine)}, {_text(version)})" for engine, version in versions)
-    rows = training_rows(new, family, [gpu], extra=f"and (engine, engine_version) in ({listed})")
+    version_list = ", ".join(f"({_text(engine)}, {_text(version)})" for engine, version in versions)
+    rows = training_rows(new, family, [gpu], extra=f"and (engine, engine_version) in ({version_list})")
     earlier = training_rows(old, family, [gpu])
     kernel = ["engine", "implementation", "dtype"]
     key = [*kernel, "math", "distribution", *shape_columns(family)]
@@ -84,9 +84,9 @@ def version_rows(
 
 
 def packed_latency(family: str, gpu: str, rows: pa.Table, pack: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (latency_us, p05_us, p95_us) of measured rows of one GPU as a pack predicts them in their own sweep.
+    """Return (latency_us, p05_us, p95_us) that a pack predicts for measured rows of one GPU, shape [rows] each.
 
-    Replay gaps and warm data are counted, as the sweep has them, and a served graph has not.
+    As measured in a sweep: with replay gaps and warm data, which a served graph does not have.
     """
     form = FAMILIES[family].form
     tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
@@ -94,13 +94,15 @@ def packed_latency(family: str, gpu: str, rows: pa.Table, pack: pa.Table) -> tup
     parts = {part: _rows_of(pack, family, part, gpu) for part in ("correction", "nearby", "interval")}
     if has_correction(family) and parts["correction"]:
         latency = correct(family, form, rows, latency, parts["correction"] + parts["nearby"], *tables)
-    of_gpu = {row["dtype"]: np.array(row["array"]) for row in parts["interval"]}
-    others = {row["dtype"]: np.array(row["array"]) for row in _rows_of(pack, family, "interval", None)}
-    fitted = set(pc.unique(rows_of_part(pack, family, "constant")["implementation"]).to_pylist())
+    gpu_curves = {row["dtype"]: np.array(row["array"]) for row in parts["interval"]}
+    general_curves = {row["dtype"]: np.array(row["array"]) for row in _rows_of(pack, family, "interval", None)}
+    fitted_kernels = set(pc.unique(rows_of_part(pack, family, "constant")["implementation"]).to_pylist())
     names, kernel_of_row = np.unique(np.asarray(kernels_of(rows), dtype=str), return_inverse=True)
-    words = [name.split("|") for name in names.tolist()]
-    groups = [group_of(dtype, implementation in fitted) for _, implementation, dtype in words]
-    halves = [measured_half_widths(of_gpu, others, name, group) for name, group in zip(names, groups, strict=True)]
+    name_fields = [name.split("|") for name in names.tolist()]
+    groups = [group_of(dtype, implementation in fitted_kernels) for _, implementation, dtype in name_fields]
+    halves = [
+        measured_half_widths(gpu_curves, general_curves, name, group) for name, group in zip(names, groups, strict=True)
+    ]
     factor = spread(np, latency, np.array(halves)[kernel_of_row])
     return latency, latency / factor, latency * factor
 
@@ -110,30 +112,31 @@ def scored_versions(
     new: Sequence[Path],
     pack: pa.Table,
     *,
-    asked: Sequence[str] = (),
+    versions_chosen: Sequence[str] = (),
     gpus: Sequence[str] = (),
     families: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
-    """Yield of each family and GPU its rows of new versions with predictions; GPUs: those that the old sweeps hold.
+    """Yield, for each family and GPU of the old sweeps, rows of new versions with scopes and predictions.
 
-    InvalidInput or UnknownName: versions, GPUs or families that the sweeps do not hold, or that may not be looked at.
+    ``versions_chosen``, ``gpus``, ``families``: to score these alone; see ``new_versions``. InvalidInput, UnknownName:
+    versions, GPUs or families that the sweeps do not hold, or that are held out.
     """
-    versions = new_versions(old, new, asked)
+    versions = new_versions(old, new, versions_chosen)
     counts = duckdb.connect().sql(
         "select distinct gpu, family from read_parquet($files, union_by_name = true)",
         params={"files": [str(path) for path in new]},
     )
-    there = set(counts.fetchall())
+    gpu_families = set(counts.fetchall())
     measured = {gpu for gpu in pc.unique(pack["gpu"]).to_pylist() if gpu}
-    for asked_for, index, kind in ((gpus, 0, "GPU"), (families, 1, "kernel family")):
-        for name in asked_for:
+    for names, index, name_kind in ((gpus, 0, "GPU"), (families, 1, "kernel family")):
+        for name in names:
             if name in SEALED:
                 raise InvalidInput(f"{name} is held out for the final evaluation; its new versions are not scored.")
-            if name not in {pair[index] for pair in there}:
-                raise unknown(kind, name, {pair[index] for pair in there}, "The sweeps hold no row of it.")
-    for gpu, family in sorted(there, key=lambda pair: (pair[1], pair[0])):
-        wanted = (not gpus or gpu in gpus) and (not families or family in families)
-        if not wanted or gpu not in measured or gpu in SEALED or family not in FAMILIES:
+            if name not in {pair[index] for pair in gpu_families}:
+                raise unknown(name_kind, name, {pair[index] for pair in gpu_families}, "The sweeps hold no row of it.")
+    for gpu, family in sorted(gpu_families, key=lambda pair: (pair[1], pair[0])):
+        is_chosen = (not gpus or gpu in gpus) and (not families or family in families)
+        if not is_chosen or gpu not in measured or gpu in SEALED or family not in FAMILIES:
             continue
         rows, scope, earlier_us = version_rows(family, gpu, old, new, versions)
         if not rows.num_rows:
@@ -151,36 +154,40 @@ def scored_versions(
 
 
 def version_scores(scored: Sequence[pa.Table], *, serving: bool = True) -> list[dict[str, Any]]:
-    """Return COLUMNS for each scope, family and dtype, and of each scope (family and dtype None); errors are fractions.
+    """Return rows of COLUMNS by scope (family and dtype None), then by scope, family and dtype; errors are fractions.
 
-    ``serving``: only shapes that served models have.
+    ``serving``: score only shapes that served models have.
     """
     rows = pl.concat([pl.from_arrow(table) for table in scored])
     rows = rows.filter(pl.col("serving")) if serving else rows
-    scores = [_scores(scope, None, None, part) for scope in SCOPES if (part := rows.filter(scope=scope)).height]
+    scores = [
+        _scores(scope, None, None, scope_rows) for scope in SCOPES if (scope_rows := rows.filter(scope=scope)).height
+    ]
     for scope in SCOPES:
         parts = rows.filter(scope=scope).partition_by("family", "dtype", as_dict=True)
-        scores += [_scores(scope, family, dtype, part) for (family, dtype), part in sorted(parts.items())]
+        scores += [_scores(scope, family, dtype, scope_rows) for (family, dtype), scope_rows in sorted(parts.items())]
     return scores
 
 
 def _scores(scope: str, family: str | None, dtype: str | None, rows: pl.DataFrame) -> dict[str, Any]:
+    """Return one row of COLUMNS: the scores of ``rows``, and of the floor."""
     measured = rows["latency_us"].to_numpy()
     errors = score(measured, *(rows[name].to_numpy() for name in ("predicted_us", "p05_us", "p95_us")))
     floor = score(measured, rows["earlier_us"].to_numpy())
     versions = sorted(set(pl.concat_str("engine", "engine_version", separator=" ").pipe(rows.select).to_series()))
-    what = {"gpus": " ".join(sorted(rows["gpu"].unique())), "versions": ", ".join(versions)}
+    scope_columns = {"gpus": " ".join(sorted(rows["gpu"].unique())), "versions": ", ".join(versions)}
     floors = {f"floor_{name}": floor[name] for name in ("n", "mape", "median_ape", "bias")}
-    row: Mapping[str, Any] = {"scope": scope, "family": family, "dtype": dtype, **what, **errors, **floors}
+    row: Mapping[str, Any] = {"scope": scope, "family": family, "dtype": dtype, **scope_columns, **errors, **floors}
     return {name: row[name] for name in COLUMNS}
 
 
 def _numbers(version: str) -> tuple[list[int], str]:
+    """Return a sort key of versions: their numbers in order."""
     return [int(number) for number in re.findall(r"\d+", version)], version
 
 
 def _rows_of(pack: pa.Table, family: str, part: str, gpu: str | None) -> list[dict[str, Any]]:
-    """Return the rows of one GPU; None: those of the fit to all of NVIDIA's GPUs."""
+    """Return a pack's rows of one GPU, family and part; ``gpu`` None: of the fit to all of NVIDIA's GPUs."""
     rows = rows_of_part(pack, family, part)
     if gpu is None:
         is_general = pc.and_(pc.is_null(rows["gpu"]), pc.and_(pc.is_null(rows["without"]), pc.is_null(rows["vendor"])))
@@ -189,4 +196,5 @@ def _rows_of(pack: pa.Table, family: str, part: str, gpu: str | None) -> list[di
 
 
 def _text(value: str) -> str:
+    """Return a string as an SQL literal."""
     return "'" + value.replace("'", "''") + "'"

@@ -1,4 +1,4 @@
-"""Acceptance rates of draft tokens in measured runs: one per engine and model, fitted on the fitting fifth."""
+"""Acceptance rates of speculative decoding in measured runs: one per engine and model, fitted on the fitting fifth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAG = "draft_acceptance_rate"
 
 
 def needs_acceptance_rate(run: Mapping[str, Any]) -> bool:
-    """Return whether a run uses speculative decoding without a known acceptance rate."""
+    """Whether a run uses speculative decoding with an unknown acceptance rate."""
     return bool(run["flags"].get("num_speculative_tokens")) and FLAG not in run["flags"]
 
 
@@ -40,33 +40,34 @@ def proposer_of(run: Mapping[str, Any]) -> tuple[str, str]:
 def fit_acceptance(
     session: Session, runs: Sequence[Mapping[str, Any]], constants: Mapping[tuple, Constants]
 ) -> dict[tuple[str, str], float]:
-    """Return by engine and model the rate at which the simulated TPOT of the fitting runs is closest to the measured.
+    """Return the acceptance rate by (engine, model) at which simulated TPOT is closest to measured in fitting runs.
 
-    A pair without fitting runs takes the rate of its engine's runs, else of all; empty if there are no fitting runs.
+    Least mean absolute log error. A pair without fitting runs takes the rate of its engine's runs, else of all; empty
+    if there are no fitting runs. ``constants``: host constants by group of runs.
     """
     fitting = [run for run in runs if run["fitting"] and needs_acceptance_rate(run)]
     if not fitting:
         return {}
     host = [constants.get(group_of(run)) for run in fitting]
-    misses = []
+    log_errors = []
     for rate in GRID:
         planned = plan_runs(session, [with_acceptance_rate(run["flags"], rate) for run in fitting])
         [rows] = serve_runs(session, planned, [host])
         rates = [row.get("tpot_mean_ms") or np.nan for row in rows]
-        misses.append(np.log(rates) - np.log([run["tpot_ms"] for run in fitting]))
-    fine = np.array([np.interp(FINE, GRID, miss) for miss in np.array(misses).T])
+        log_errors.append(np.log(rates) - np.log([run["tpot_ms"] for run in fitting]))
+    interpolated = np.array([np.interp(FINE, GRID, miss) for miss in np.array(log_errors).T])
     proposers = [proposer_of(run) for run in fitting]
 
     def nearest(chosen: np.ndarray) -> float:
         means = np.nanmean(np.abs(chosen), axis=0)
         return float(FINE[np.nanargmin(means)])
 
-    served = ~np.isnan(fine).any(axis=1)
-    wanted = dict.fromkeys(proposer_of(run) for run in runs if needs_acceptance_rate(run))
+    served = ~np.isnan(interpolated).any(axis=1)
+    needed = dict.fromkeys(proposer_of(run) for run in runs if needs_acceptance_rate(run))
     rates = {}
-    for wants in wanted if served.any() else ():
-        of_proposer = served & np.array([each == wants for each in proposers])
-        of_engine = served & np.array([each[0] == wants[0] for each in proposers])
-        chosen = next(rows for rows in (of_proposer, of_engine, served) if rows.any())
-        rates[wants] = round(nearest(fine[chosen]), 3)
+    for proposer in needed if served.any() else ():
+        is_proposer = served & np.array([other == proposer for other in proposers])
+        is_engine = served & np.array([other[0] == proposer[0] for other in proposers])
+        chosen = next(rows for rows in (is_proposer, is_engine, served) if rows.any())
+        rates[proposer] = round(nearest(interpolated[chosen]), 3)
     return rates

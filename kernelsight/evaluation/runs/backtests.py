@@ -1,4 +1,4 @@
-"""Backtests as tables: measured runs replayed, their scores, and the report."""
+"""Tables of backtests: reports, scores by scope and metric, and replayed runs."""
 
 from __future__ import annotations
 
@@ -28,62 +28,65 @@ SHOWN = ("run_id", "status", "fitting", "is_moe", "ttft_mean_ms", "tpot_mean_ms"
 
 
 def backtest_tables(backtests: pa.Table, measured_runs: pa.Table, fork: Callable[[], Session]) -> dict[str, pa.Table]:
-    """Return the tables of TABLES of every backtest; InvalidInput: none of the runs can be simulated, and why."""
+    """Return the TABLES of all backtests, by name.
+
+    ``fork``: returns a session for each. InvalidInput: none of a backtest's runs can be simulated.
+    """
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for row in backtests.to_pylist():
         key = {"backtest_id": row["backtest_id"]}
         with fork() as session:
-            answer, replayed = _answered(session, row, measured_runs)
-        tables["backtest_reports"].append(key | {"report": object_text(answer)})
-        tables["backtest_scores"] += [key | each for each in _score_rows(answer)]
-        tables["replayed_runs"] += [key | _run_row(each) for each in replayed]
+            report, replayed = _report_and_runs(session, row, measured_runs)
+        tables["backtest_reports"].append(key | {"report": object_text(report)})
+        tables["backtest_scores"] += [key | row_values for row_values in _score_rows(report)]
+        tables["replayed_runs"] += [key | _run_row(row_values) for row_values in replayed]
     return {name: as_table(contracts()[name], rows) for name, rows in tables.items()}
 
 
-def _answered(
+def _report_and_runs(
     session: Session, backtest: Mapping[str, Any], measured: pa.Table
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the report of one backtest, and its runs with the first level of host time."""
+    """Return the report of one backtest, and its runs replayed with the first level of host constants."""
     levels, tier = backtest["constants"], backtest["tier"]
-    excluded = [(each["reason"], each["n"]) for each in backtest["excluded"] or ()]
+    excluded = [(exclusion["reason"], exclusion["n"]) for exclusion in backtest["excluded"] or ()]
     runs = Runs(measured, measured.num_rows if backtest["rows_read"] is None else backtest["rows_read"], excluded)
     replayed, fitted = replay(session, measured.to_pylist(), tier, levels)
     rows = replayed[levels[0]]
     if all(row["status"] != "served" for row in rows):
         raise InvalidInput(f"none of the {len(rows)} runs could be simulated: {rows[0]['status']}")
     basis = dict(zip(*(session.table("recipes")[name].to_pylist() for name in ("recipe", "basis")), strict=True))
-    answer = report_of(runs, rows, tier, basis)
-    answer |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
+    report = report_of(runs, rows, tier, basis)
+    report |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
     spread = session.table("serving_spread").to_pylist()
-    answer["serving_spread"] = spread_rows(rows, spread)
-    answer["levels"] = {level: level_scores(replayed[level], spread, basis) for level in levels}
+    report["serving_spread"] = spread_rows(rows, spread)
+    report["levels"] = {level: level_scores(replayed[level], spread, basis) for level in levels}
     if backtest["leave_out"]:
         left_out, constants = replay_left_out(session, measured.to_pylist(), tier)
-        answer["campaigns_shipped"] = answer["campaigns"]
-        answer["campaigns"] = campaign_scores(scored_of_campaigns(left_out))
-        answer["left_out_constants"] = left_out_rows(constants)
+        report["campaigns_shipped"] = report["campaigns"]
+        report["campaigns"] = campaign_scores(scored_of_campaigns(left_out))
+        report["left_out_constants"] = left_out_rows(constants)
     if backtest["against"]:
-        theirs = predictions(rows)
-        answer["peer"] = report_of_peer(replayed, theirs[LAUNCHED])
-        answer["peer_nominal"] = report_of_peer(replayed, theirs[NOMINAL])
-        answer["peer_step_tokens"] = report_of_peer(replayed, theirs[STEP_TOKENS])
-    return answer, rows
+        peer_predictions = predictions(rows)
+        report["peer"] = report_of_peer(replayed, peer_predictions[LAUNCHED])
+        report["peer_nominal"] = report_of_peer(replayed, peer_predictions[NOMINAL])
+        report["peer_step_tokens"] = report_of_peer(replayed, peer_predictions[STEP_TOKENS])
+    return report, rows
 
 
-def scopes(answer: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
-    """Yield each scope of a report, the names of its group, and its scores by metric."""
-    yield "all", {}, answer
-    for kind in ("dense", "moe"):
-        yield kind, {}, answer[kind]
-    for group in answer["groups"]:
+def scopes(report: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
+    """Yield (scope, columns that name its group, scores by metric) of a report: all, dense, moe, groups, axes."""
+    yield "all", {}, report
+    for model_class in ("dense", "moe"):
+        yield model_class, {}, report[model_class]
+    for group in report["groups"]:
         yield "group", {name: group.get(name) for name in GROUP}, group
-    for axis, groups in answer["by"].items():
+    for axis, groups in report["by"].items():
         for group in groups:
             yield f"{axis} {group[axis]}", {}, group
 
 
-def _score_rows(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for scope, names, metric_scores in scopes(answer):
+def _score_rows(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for scope, names, metric_scores in scopes(report):
         for metric in METRICS:
             yield {"scope": scope, **names, "metric": metric, **metric_scores[metric]}
 
@@ -95,11 +98,11 @@ def _run_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat_rows(rows: Sequence[Mapping[str, Any]], nested: Sequence[str]) -> list[dict[str, Any]]:
-    """Return replayed runs for a file of columns: without what is ``nested``, recipes as words, errors by metric."""
+    """Return replayed runs as flat rows: columns ``nested`` left out, recipes as one string, one error per metric."""
     flat = []
     for row in rows:
         errors = row.get("errors") or dict.fromkeys(METRICS)
-        plain = {name: value for name, value in row.items() if name not in nested}
+        columns = {name: value for name, value in row.items() if name not in nested}
         error_columns = {f"{name}_error": errors[name] for name in METRICS}
-        flat.append({**plain, "recipes": " ".join(row["recipes"]), **error_columns})
+        flat.append({**columns, "recipes": " ".join(row["recipes"]), **error_columns})
     return flat

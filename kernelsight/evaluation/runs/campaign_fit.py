@@ -1,8 +1,8 @@
-"""Host constants of engines, fitted over campaigns: every campaign counts alike, and one can be left out.
+"""Host constants of engines, fitted over campaigns of equal weight, of which one can be left out (cross-validation).
 
-Each constant is moved alone over a short grid, and every run is simulated there. What the figures do when several are
-moved is the product of what each does alone. Constants are chosen by the mean over campaigns of the mean absolute log
-error, pulled towards figures that no campaign was asked for.
+Every run is simulated with each constant moved alone over a short grid; the effect of several is taken as the product
+of their single effects. Constants minimise the mean over campaigns of the mean absolute log error, with a penalty on
+the distance from their a-priori values, which no campaign determined.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 # runs of a campaign that are fitted on, spread evenly over its engines, models and GPUs
 MOST_RUNS = 48
-# error beyond which a run says nothing of host time
+# log errors are clipped here: larger ones have other causes than host time
 LARGEST_LOG_ERROR = 0.7
-# loss that moving a constant from its figure a priori to the far end of its grid costs
+# penalty for moving a constant over its whole grid
 PULL = 0.01
 ROUNDS = 6
-# campaigns that a constant has to make better
+# campaigns that have to improve before a constant moves
 AGREEING = 2
 
 
 class Constant(NamedTuple):
-    """A column of ``host_settings`` for one engine's loop: its figure a priori, and the grid that it is chosen from."""
+    """A column of ``host_settings`` for one engine's loop, us: its a-priori value, and the grid it is chosen from."""
 
     loop: str
     column: str
@@ -40,13 +40,13 @@ class Constant(NamedTuple):
     grid: tuple[float, ...]
 
 
-# column of what a kernel outside CUDA graphs takes
+# column of the launch time of a kernel outside CUDA graphs
 LAUNCHES = "per_eager_launch_us"
-# vLLM's loop that schedules ahead by default
+# vLLM's loop with asynchronous scheduling by default
 AHEAD = "vllm from 0.14"
-# what running requests cost: vLLM's CPU, which shows where steps are not scheduled ahead (its sampler is counted as
-# kernels); of other engines it was not read
-OF_RUNNING = {
+# host time per running request: of vLLM's CPU, exposed without asynchronous scheduling (its sampler counts as kernels);
+# of other engines, whose source was not read, as exposed time
+PER_REQUEST = {
     loop: ("per_request_us", 20.0, (6.0, 12.0, 20.0, 30.0))
     if loop.startswith("vllm")
     else ("exposed_per_request_us", 15.0, (0.0, 5.0, 10.0, 15.0, 25.0, 40.0))
@@ -54,9 +54,9 @@ OF_RUNNING = {
 }
 CONSTANTS = tuple(
     Constant(loop, column, prior, grid)
-    for loop, of_running in OF_RUNNING.items()
+    for loop, per_request in PER_REQUEST.items()
     for column, prior, grid in (
-        of_running,
+        per_request,
         ("request_us", priors()["request_us"], (3_000.0, priors()["request_us"], 10_000.0, 20_000.0)),
         (LAUNCHES, priors()[LAUNCHES], (15.0, priors()[LAUNCHES], 60.0)),
     )
@@ -64,7 +64,7 @@ CONSTANTS = tuple(
 
 
 def loop_of(engine: str, from_version: str | None) -> str:
-    """Return the loop of a row of ``host_overheads``: its engine, or vLLM's that schedules ahead by default.
+    """Return the loop of a row of ``host_overheads``: its engine, or AHEAD for vLLM from 0.14.
 
     ``from_version``: None for a run that cannot be simulated.
 
@@ -76,18 +76,18 @@ def loop_of(engine: str, from_version: str | None) -> str:
 
 
 class EngineHost(NamedTuple):
-    """Host constants by loop and column, in the place of the catalogue's."""
+    """Host constants by (loop, column), us, which replace the catalogue's."""
 
     values: Mapping[tuple[str, str], float]
     pace: float = 1.0
 
     def host(self, row: Mapping[str, Any]) -> dict[str, float]:
-        """Return columns of a row of ``host_settings``; what latent attention adds to launches is a priori."""
+        """Return the replaced columns of a row of ``host_settings``, us; latent attention adds a prior to launches."""
         engine_loop = loop_of(row["engine"], row["from_version"])
-        own = {column: value for (loop, column), value in self.values.items() if loop == engine_loop}
-        if row["latent_attention"] and LAUNCHES in own:
-            own[LAUNCHES] += priors()["latent_launch_us"]
-        return own
+        columns = {column: value for (loop, column), value in self.values.items() if loop == engine_loop}
+        if row["latent_attention"] and LAUNCHES in columns:
+            columns[LAUNCHES] += priors()["latent_launch_us"]
+        return columns
 
 
 PRIOR = {(constant.loop, constant.column): constant.prior for constant in CONSTANTS}
@@ -96,94 +96,97 @@ PRIOR = {(constant.loop, constant.column): constant.prior for constant in CONSTA
 def log_errors(
     session: Session, runs: Sequence[Mapping[str, Any]], planned: Sequence[Planned], prose: Sequence[bool]
 ) -> tuple[np.ndarray, dict[tuple[str, str, float], np.ndarray]]:
-    """Return log(predicted / measured) a priori, shape [runs, metrics], and what each value of a constant adds.
+    """Return log(predicted / measured) at a-priori constants, shape [runs, METRICS], and the effect of each grid value.
 
-    NaN: the run did not measure the metric, or cannot be simulated.
+    Effects are differences of these, same shape, by (loop, column, value). ``prose``: whether each run's prompts are
+    natural text. NaN: the run did not measure the metric, or cannot be simulated.
     """
-    start = np.full((len(runs), len(METRICS)), math.nan)
-    moves = {}
+    prior_errors = np.full((len(runs), len(METRICS)), math.nan)
+    effects = {}
     loops = [loop_of(run["engine"], run["host_version"]) for run in runs]
     for loop in dict.fromkeys(loops):
         numbers = [number for number, name in enumerate(loops) if name == loop]
-        variants = [(each, value) for each in CONSTANTS if each.loop == loop for value in each.grid]
-        variants = [(each, value) for each, value in variants if value != each.prior]
-        at = [PRIOR, *(PRIOR | {(loop, each.column): value} for each, value in variants)]
-        mine = [planned[number] for number in numbers]
+        variants = [(constant, value) for constant in CONSTANTS if constant.loop == loop for value in constant.grid]
+        variants = [(constant, value) for constant, value in variants if value != constant.prior]
+        candidates = [PRIOR, *(PRIOR | {(loop, constant.column): value} for constant, value in variants)]
+        loop_runs = [planned[number] for number in numbers]
         served = serve_runs(
             session,
-            mine,
-            [[EngineHost(values)] * len(numbers) for values in at],
+            loop_runs,
+            [[EngineHost(values)] * len(numbers) for values in candidates],
             [prose[i] for i in numbers],
             parts=False,
         )
         errors_at = [np.array([_errors(runs[i], row) for i, row in zip(numbers, rows, strict=True)]) for rows in served]
-        start[numbers] = errors_at[0]
-        for (each, value), errors in zip(variants, errors_at[1:], strict=True):
-            added = np.zeros_like(start)
+        prior_errors[numbers] = errors_at[0]
+        for (constant, value), errors in zip(variants, errors_at[1:], strict=True):
+            added = np.zeros_like(prior_errors)
             added[numbers] = np.nan_to_num(errors - errors_at[0])
-            moves[loop, each.column, value] = added
-    return start, moves
+            effects[loop, constant.column, value] = added
+    return prior_errors, effects
 
 
 def _errors(run: Mapping[str, Any], row: Mapping[str, Any]) -> list[float]:
     if row["status"] != "served" or row.get("tpot_mean_ms") is None:
         return [math.nan] * len(METRICS)
-    each = compared(run, row)
-    return [math.log1p(each[name]["error"]) if name in each else math.nan for name in METRICS]
+    metrics = compared(run, row)
+    return [math.log1p(metrics[name]["error"]) if name in metrics else math.nan for name in METRICS]
 
 
 def fit_over_campaigns(
     runs: Sequence[Mapping[str, Any]],
-    start: np.ndarray,
-    moves: Mapping[tuple[str, str, float], np.ndarray],
+    prior_errors: np.ndarray,
+    effects: Mapping[tuple[str, str, float], np.ndarray],
     without: str | None = None,
 ) -> dict[tuple[str, str], float]:
-    """Return the constants of least loss, by loop and column, without the runs of a campaign.
+    """Return the constants of least loss, by (loop, column), us; ``without``: the campaign to leave out, None: none.
 
-    One campaign decides nothing alone: a constant moves where at least ``AGREEING`` campaigns get better by it. One of
-    a loop that fewer other campaigns ran stays as it is a priori.
+    ``prior_errors``, ``effects``: as of ``log_errors``. A constant moves only to values that improve at least AGREEING
+    campaigns: one of a loop that fewer campaigns ran keeps its a-priori value. Coordinate descent of ROUNDS rounds.
     """
     campaigns = np.array([run["campaign"] for run in runs])
     names = [name for name in dict.fromkeys(campaigns.tolist()) if name != without]
-    members = [campaigns == name for name in names]
+    in_campaign = [campaigns == name for name in names]
 
-    def errors(at: Mapping[tuple[str, str], float]) -> np.ndarray:
-        """Return the mean error of each campaign."""
-        moved = start.copy()
-        for each in CONSTANTS:
-            if (value := at[each.loop, each.column]) != each.prior:
-                moved = moved + moves.get((each.loop, each.column, value), 0.0)  # no run of the loop: nothing
-        clipped = np.minimum(np.abs(moved), LARGEST_LOG_ERROR)
-        means = [np.nanmean(clipped[rows]) for rows in members if np.isfinite(clipped[rows]).any()]
+    def errors(values: Mapping[tuple[str, str], float]) -> np.ndarray:
+        """Return the mean absolute log error of each campaign, clipped."""
+        shifted = prior_errors.copy()
+        for constant in CONSTANTS:
+            if (value := values[constant.loop, constant.column]) != constant.prior:
+                # 0 if no run has the loop
+                shifted = shifted + effects.get((constant.loop, constant.column, value), 0.0)
+        clipped = np.minimum(np.abs(shifted), LARGEST_LOG_ERROR)
+        means = [np.nanmean(clipped[rows]) for rows in in_campaign if np.isfinite(clipped[rows]).any()]
         return np.array(means or [0.0])
 
-    def pulled(at: Mapping[tuple[str, str], float]) -> float:
-        """Return what the distance from the figures a priori costs."""
+    def penalty(values: Mapping[tuple[str, str], float]) -> float:
+        """Return the penalty on the distance from the a-priori values."""
         steps = [
-            abs(each.grid.index(at[each.loop, each.column]) - each.grid.index(each.prior)) / len(each.grid)
-            for each in CONSTANTS
+            abs(constant.grid.index(values[constant.loop, constant.column]) - constant.grid.index(constant.prior))
+            / len(constant.grid)
+            for constant in CONSTANTS
         ]
         return PULL * sum(steps)
 
     best = dict(PRIOR)
     for _ in range(ROUNDS):
         before = dict(best)
-        for each in CONSTANTS:
-            key = each.loop, each.column
-            still = errors({**best, key: each.prior})
-            tried = [
+        for constant in CONSTANTS:
+            key = constant.loop, constant.column
+            at_prior = errors({**best, key: constant.prior})
+            candidates = [
                 {**best, key: value}
-                for value in each.grid
-                if value == each.prior or (errors({**best, key: value}) < still).sum() >= AGREEING
+                for value in constant.grid
+                if value == constant.prior or (errors({**best, key: value}) < at_prior).sum() >= AGREEING
             ]
-            best = min(tried, key=lambda at: float(errors(at).mean()) + pulled(at))
+            best = min(candidates, key=lambda values: float(errors(values).mean()) + penalty(values))
         if best == before:
             break
     return best
 
 
 def left_out_rows(constants: Mapping[str, Mapping[tuple[str, str], float]]) -> list[dict[str, Any]]:
-    """Return a row for each campaign left out and loop: the constants fitted without it.
+    """Return one row per left-out campaign and loop: the constants fitted without the campaign, us.
 
     >>> left_out_rows({"mine": {("vllm", "request_us"): 6000.0}})
     [{'campaign': 'mine', 'engine': 'vllm', 'request_us': 6000.0}]

@@ -1,4 +1,4 @@
-"""Scores by campaign: a laboratory, a client and a method. What each campaign measured is what is scored of it."""
+"""Scores of simulated runs by campaign (a laboratory, a client and a method), on the metrics that each one measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelsight.evaluation.runs.scores import is_scored_separately, score, stat
 
 
 class Metric(NamedTuple):
-    """A metric of a run: its measured column, our column, and the interval that our figure has."""
+    """A metric of a run: its measured column, its predicted column, and the metric whose interval it has."""
 
     measured: str
     predicted: str
@@ -28,19 +28,19 @@ METRICS = {
     "e2e_p99": Metric("e2e_p99_ms", "e2e_p99_ms", "e2e_p99"),
     "throughput": Metric("output_throughput", "output_throughput", "output_throughput"),
 }
-# our columns for clients that take the mean gap of each request first, which is its TPOT; a mean over tokens is that
-# over gaps again
+# predicted columns for clients whose ITL statistics are over the mean gap of each request, which is its TPOT; a mean
+# that is weighted by tokens is the mean over gaps again
 ITL_COLUMNS = {
     "requests": {"itl_p50_ms": "tpot_p50_ms", "itl_mean_ms": "tpot_mean_ms"},
     "tokens": {"itl_p50_ms": "tpot_p50_ms"},
 }
 ORDER = ("engine", "model", "gpu", "tp", "run_id")
-# campaigns of which a fifth, drawn by the id of the run, is for fitting and never scored
+# campaigns of which a fifth, drawn by run id, is for fitting and never scored
 WITH_FITTING_FIFTH = ("inferencex", "gap_analysis")
 
 
-def spread_runs(runs: Sequence[Mapping[str, Any]], most: int) -> list[int]:
-    """Return the numbers of at most this many runs of each campaign, spread evenly over engines, models and GPUs.
+def spread_runs(runs: Sequence[Mapping[str, Any]], max_runs: int) -> list[int]:
+    """Return indices of at most ``max_runs`` runs of each campaign, spread evenly over engines, models and GPUs.
 
     Runs that are scored separately are left out.
 
@@ -55,29 +55,30 @@ def spread_runs(runs: Sequence[Mapping[str, Any]], most: int) -> list[int]:
     chosen = []
     for numbers in members.values():
         ordered = sorted(numbers, key=lambda number: tuple(str(runs[number][name]) for name in ORDER))
-        every = max(len(ordered) / most, 1.0)
-        chosen += [ordered[int((rank + 0.5) * every)] for rank in range(min(len(ordered), most))]
+        stride = max(len(ordered) / max_runs, 1.0)
+        chosen += [ordered[int((rank + 0.5) * stride)] for rank in range(min(len(ordered), max_runs))]
     return sorted(chosen)
 
 
 def compared(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return by metric, of those that the run measured: measured, predicted, error, interval, whether that holds it.
+    """Return measured, predicted, error, low, high and covered, by metric that the run measured.
 
-    ``served``: predictions of the run by column, named ``predicted``, and the factors of their intervals.
+    ``served``: ``predicted``, the simulated figures by column, and ``factors``, (low, high) of their 90 % intervals.
+    Errors are predicted / measured - 1.
     """
-    answer = {}
+    by_metric = {}
     for name, metric in METRICS.items():
         column = ITL_COLUMNS.get(run.get("itl_over") or "", {}).get(metric.predicted, metric.predicted)
         measured, predicted = run.get(metric.measured), served["predicted"].get(column)
         if measured is None or predicted is None:
             continue
         if name == "throughput" and run.get("while_full"):
-            # one that is never full, as its cache is too small: every user gets its tokens in the time of a request
+            # a loop that is never saturated, its KV cache being too small: users get their tokens within one E2E each
             tokens = predicted / served["predicted"]["request_throughput"]
             full_throughput = 1e3 * run["max_concurrency"] * tokens / served["predicted"]["e2e_mean_ms"]
             predicted = served["predicted"].get(FULL_THROUGHPUT, full_throughput)
         low, high = served["factors"].get(metric.interval, (1.0, 1.0))
-        answer[name] = {
+        by_metric[name] = {
             "measured": measured,
             "predicted": predicted,
             "error": predicted / measured - 1.0,
@@ -85,30 +86,30 @@ def compared(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, dic
             "high": high * predicted,
             "covered": low * predicted <= measured <= high * predicted,
         }
-    return answer
+    return by_metric
 
 
 def scored_of_campaigns(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the runs that campaigns are scored on: served, each measurement once, none of the fitting fifth."""
-    together = [row for row in rows if row.get("compared") and not is_scored_separately(row)]
-    again = stated_again(together)
+    """Return the runs that campaigns are scored on: simulated, without duplicates and without the fitting fifth."""
+    candidates = [row for row in rows if row.get("compared") and not is_scored_separately(row)]
+    duplicates = stated_again(candidates)
     return [
         row
-        for row in together
-        if row["run_id"] not in again and not (row["fitting"] and row["campaign"] in WITH_FITTING_FIFTH)
+        for row in candidates
+        if row["run_id"] not in duplicates and not (row["fitting"] and row["campaign"] in WITH_FITTING_FIFTH)
     ]
 
 
 def campaign_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return by campaign and metric: n, median APE, MAPE, 90th percentile of APE, bias, and coverage of intervals."""
+    """Return scores by campaign and metric: n, APE (median, mean, 90th percentile), bias, coverage of intervals."""
     campaigns: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for row in rows:
-        for name, each in row["compared"].items():
-            campaigns.setdefault(row["campaign"], {}).setdefault(name, []).append(each)
+        for name, comparison in row["compared"].items():
+            campaigns.setdefault(row["campaign"], {}).setdefault(name, []).append(comparison)
     return {
         campaign: {
-            name: score([each["error"] for each in metrics[name]])
-            | {"coverage_90": float(np.mean([each["covered"] for each in metrics[name]]))}
+            name: score([comparison["error"] for comparison in metrics[name]])
+            | {"coverage_90": float(np.mean([comparison["covered"] for comparison in metrics[name]]))}
             for name in METRICS
             if name in metrics
         }

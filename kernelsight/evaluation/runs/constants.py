@@ -1,4 +1,4 @@
-"""Host constants of measured runs: for whom they stand, and which runs of the fitting fifth they are fitted on."""
+"""Host constants by group of measured runs, at a level: fitted on other groups, all groups, the own group, or not."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def constants_of(
 ) -> dict[tuple, Constants]:
     """Return the constants of each group of ``runs``, fitted on ``fitting`` runs and their responses.
 
-    transfer: fitted on all groups but the own. all: fitted on all groups; the catalogue ships these. group: the group's
-    own constants, regularised towards those of all. none: nothing fitted, a priori.
+    ``level``: transfer, fitted on all groups except the own; all, fitted on all groups (the catalogue ships these);
+    group, the group's own constants, regularised towards those of all; none, a priori.
     """
     groups = dict.fromkeys(group_of(run) for run in runs)
     if level == "none":
         return dict.fromkeys(groups, a_priori())
     pairs = [(run, response) for run, response in zip(fitting, fitting_responses, strict=True) if response is not None]
-    everyone = fit(pairs)
-    chosen = {}
+    of_all_groups = fit(pairs)
+    by_group = {}
     for group in groups:
         of_group = [pair for pair in pairs if group_of(pair[0]) == group]
-        chosen[group] = everyone
+        by_group[group] = of_all_groups
         if level == "group" and len(of_group) >= FEWEST_RUNS:
-            chosen[group] = fit_near(of_group, everyone)
+            by_group[group] = fit_near(of_group, of_all_groups)
         elif level == "transfer" and of_group:
-            chosen[group] = fit([pair for pair in pairs if group_of(pair[0]) != group])
-    return chosen
+            by_group[group] = fit([pair for pair in pairs if group_of(pair[0]) != group])
+    return by_group
 
 
 def group_of(run: Mapping[str, Any]) -> tuple:
-    """Return the names of a run's group: model, GPU, engine, precision."""
+    """Return the key of a run's group: model, GPU, engine, precision."""
     return tuple(run[name] for name in GROUP)

@@ -1,4 +1,4 @@
-"""Implausible measurements, flagged without looking at predictions."""
+"""Implausible measured runs: signs of stalls, of a slow front end, of shared concurrency; predictions are not used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIGURATION = ("campaign", "model", "gpu", "engine", "engine_version", "quanti
 
 
 def signs_of(runs: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """Return for each run the first problem found, or None.
+    """Return the first sign of an implausible measurement of each run, or None.
 
     Stalls: a run of the same configuration and lengths with at least twice the load had less than half the TTFT.
     Front end: a run of the same prompts and load with at most half the output length had 2.5 times less TTFT.

@@ -1,7 +1,8 @@
-"""Decisions on measured runs: whether a deployment keeps an objective at a load, how surely we say so, and how it went.
+"""Decisions on measured runs: predicted probabilities that an objective (SLO) is kept, scored against the outcome.
 
-An objective is drawn around what a run measured, so that a decision can be right or wrong; the probability is that of
-``size``: from the prediction and its 90 % interval. Beside it: always yes, and one factor for all predictions.
+An objective is drawn around the measured value, so that a decision can be right or wrong. The probability is that of
+``size``, from the prediction and its 90 % interval; baselines are "always yes" and one error factor for all
+predictions. Scores: Brier score, reliability.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import numpy as np
 
 from kernelsight.sizing.probability import NORMAL, SUREST, spare_of
 
-# objectives are drawn between these multiples of what was measured, evenly on logarithms
+# objectives are drawn between these multiples of the measured value, log-uniformly
 LEAST, MOST = 0.7, 1.4
-# probabilities that decisions are counted by
+# bands of probability for the reliability table
 EDGES = (0.0, 0.05, 0.1, 0.3, 0.5, 0.7, 0.85, 0.95, 1.0)
-# an objective on it is a least value, not a largest
+# metrics whose objective is a minimum instead of a maximum
 AT_LEAST = ("throughput",)
 
 
 class Decision(NamedTuple):
     """One objective on one metric of one run.
 
-    ``drawn``: the objective over the measured value; ``spare``: standard deviations that the prediction has to spare;
-    ``error``: log(predicted / measured), turned so that above 0 the prediction is too pessimistic.
+    ``drawn``: the objective over the measured value; ``spare``: margin of the prediction to the objective in standard
+    deviations; ``error``: log(predicted / measured), with the sign at which above 0 is too pessimistic.
     """
 
     campaign: str
@@ -44,96 +45,109 @@ class Decision(NamedTuple):
 
     @property
     def probability(self) -> float:
-        """The predicted probability that it does."""
+        """The predicted probability that the run keeps the objective."""
         return NORMAL.cdf(min(max(self.spare, -SUREST), SUREST))
 
 
 def decisions_of(rows: Iterable[Mapping[str, Any]]) -> list[Decision]:
-    """Return one decision for each metric that each run measured; ``rows``: scored, with ``compared``.
+    """Return one decision per measured metric of each run; ``rows``: scored runs, with ``compared``.
 
-    The objective of a run and a metric is drawn by their names: it is the same whatever else is scored.
+    The objective is drawn by a hash of run and metric: it does not depend on what else is scored.
     """
     return [
-        _decision(row["campaign"], row["run_id"], metric, each)
+        _decision(row["campaign"], row["run_id"], metric, comparison)
         for row in rows
-        for metric, each in row["compared"].items()
+        for metric, comparison in row["compared"].items()
     ]
 
 
-def _decision(campaign: str, run_id: str, metric: str, each: Mapping[str, float]) -> Decision:
+def _decision(campaign: str, run_id: str, metric: str, comparison: Mapping[str, float]) -> Decision:
+    """Return the decision on one metric of one run; see ``decisions_of``."""
     share = int(hashlib.sha256(f"{campaign}/{run_id}/{metric}".encode()).hexdigest()[:12], 16) / 16.0**12
     drawn = LEAST * (MOST / LEAST) ** share
-    error = math.log(each["predicted"] / each["measured"])
-    if metric in AT_LEAST:  # of what takes its inverse
-        objective, sides = each["measured"] / drawn, (1.0 / each["high"], 1.0 / each["low"])
+    error = math.log(comparison["predicted"] / comparison["measured"])
+    if metric in AT_LEAST:  # the inverse has a maximum
+        objective, bounds = comparison["measured"] / drawn, (1.0 / comparison["high"], 1.0 / comparison["low"])
         return Decision(
-            campaign, run_id, metric, drawn, spare_of(1.0 / each["predicted"], *sides, 1.0 / objective), -error
+            campaign, run_id, metric, drawn, spare_of(1.0 / comparison["predicted"], *bounds, 1.0 / objective), -error
         )
-    objective = each["measured"] * drawn
+    objective = comparison["measured"] * drawn
     return Decision(
-        campaign, run_id, metric, drawn, spare_of(each["predicted"], each["low"], each["high"], objective), error
+        campaign,
+        run_id,
+        metric,
+        drawn,
+        spare_of(comparison["predicted"], comparison["low"], comparison["high"], objective),
+        error,
     )
 
 
 def by_one_factor(decisions: Sequence[Decision]) -> list[float]:
-    """Return the probability of each decision where every prediction is off by one factor, that of other campaigns.
+    """Return the probability of each decision under one log-normal error for all predictions (a baseline).
 
-    Its standard deviation is that of the errors of all other campaigns, on logarithms.
+    Its standard deviation is that of the log errors of all other campaigns; 0.5 without others.
     """
-    campaigns = np.array([each.campaign for each in decisions])
-    errors = np.array([each.error for each in decisions])
+    campaigns = np.array([decision.campaign for decision in decisions])
+    errors = np.array([decision.error for decision in decisions])
     spreads = {
         name: float(np.sqrt(np.mean(errors[campaigns != name] ** 2))) if (campaigns != name).any() else math.nan
         for name in set(campaigns.tolist())
     }
     return [
-        NORMAL.cdf((math.log(each.drawn) - each.error) / spreads[each.campaign])
-        if spreads[each.campaign] > 0.0
+        NORMAL.cdf((math.log(decision.drawn) - decision.error) / spreads[decision.campaign])
+        if spreads[decision.campaign] > 0.0
         else 0.5
-        for each in decisions
+        for decision in decisions
     ]
 
 
 def reliability(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
-    """Return for each band of probabilities: decisions, their mean probability, and the share that held."""
+    """Return a row per band of probabilities (EDGES): number of decisions, mean probability, share that held."""
     rows = []
     for low, high in zip(EDGES, EDGES[1:], strict=False):
-        mine = [each for each in decisions if low <= each.probability < high or (high == 1.0 == each.probability)]
-        rows.append({"from": low, "to": high, **_counts(mine)})
+        in_band = [
+            decision
+            for decision in decisions
+            if low <= decision.probability < high or (high == 1.0 == decision.probability)
+        ]
+        rows.append({"from": low, "to": high, **_counts(in_band)})
     return rows
 
 
 def brier(decisions: Sequence[Decision], probabilities: Sequence[float]) -> float | None:
-    """Return the mean squared difference between probabilities and what happened; None without decisions."""
-    held = np.array([each.holds for each in decisions], dtype=float)
-    return float(np.mean((np.asarray(probabilities) - held) ** 2)) if held.size else None
+    """Return the Brier score: mean squared difference of probability and outcome (0 or 1); None without decisions."""
+    outcomes = np.array([decision.holds for decision in decisions], dtype=float)
+    return float(np.mean((np.asarray(probabilities) - outcomes) ** 2)) if outcomes.size else None
 
 
 def decision_scores(decisions: Sequence[Decision]) -> dict[str, Any]:
-    """Return by campaign and of all: decisions, Brier scores of ours, of always yes and of one factor, and how many
-    of those held that were said to hold with 90 % or more."""
-    factor = by_one_factor(decisions)
+    """Return scores by campaign, and of "all": counts, and Brier scores of the predicted probabilities and baselines.
+
+    ``brier_always``: of always yes; ``brier_factor``: of ``by_one_factor``; ``sure``: counts of the decisions with a
+    probability of 90 % or more.
+    """
+    factor_probabilities = by_one_factor(decisions)
     groups: dict[str, list[int]] = {"all": list(range(len(decisions)))}
-    for number, each in enumerate(decisions):
-        groups.setdefault(each.campaign, []).append(number)
+    for number, decision in enumerate(decisions):
+        groups.setdefault(decision.campaign, []).append(number)
     by_campaign = {}
     for name, numbers in groups.items():
-        mine = [decisions[number] for number in numbers]
-        sure = [each for each in mine if each.probability >= 0.9]
+        group = [decisions[number] for number in numbers]
+        sure = [decision for decision in group if decision.probability >= 0.9]
         by_campaign[name] = {
-            **_counts(mine),
-            "brier": brier(mine, [each.probability for each in mine]),
-            "brier_always": brier(mine, [1.0] * len(mine)),
-            "brier_factor": brier(mine, [factor[number] for number in numbers]),
+            **_counts(group),
+            "brier": brier(group, [decision.probability for decision in group]),
+            "brier_always": brier(group, [1.0] * len(group)),
+            "brier_factor": brier(group, [factor_probabilities[number] for number in numbers]),
             "sure": _counts(sure),
         }
     return by_campaign
 
 
 def _counts(decisions: Sequence[Decision]) -> dict[str, Any]:
-    held = [each.holds for each in decisions]
+    outcomes = [decision.holds for decision in decisions]
     return {
         "n": len(decisions),
-        "said": float(np.mean([each.probability for each in decisions])) if held else None,
-        "held": float(np.mean(held)) if held else None,
+        "said": float(np.mean([decision.probability for decision in decisions])) if outcomes else None,
+        "held": float(np.mean(outcomes)) if outcomes else None,
     }

@@ -1,18 +1,18 @@
-"""What the kernels of measured runs rest on, by ``deployment_evidence``: whether that says how far off we are."""
+"""Evidence behind the predictions of measured runs: tiers of their components, and the least certain one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# the less certain later; a log's corrections are those of the deployment itself
+# tiers by decreasing certainty; a log's corrections are those of the deployment itself
 CERTAINTY = (
     *("log-corrected", "target-measured", "points-measured", "gpu-measured"),
     *("cross-generation", "hypothetical", "unmeasured-vendor", "a-priori", "roofline"),
 )
-# of the GPU time, what a component takes at least to be named
+# smallest share of GPU time of a component that is considered
 LEAST_SHARE = 0.1
-# in every run: analytic terms that no sweep has
+# component of every run: analytic terms that no sweep measures
 ALWAYS_ANALYTIC = "other kernels"
 
 
@@ -22,10 +22,10 @@ def tiers_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def weakest_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the least certain component of one deployment's kernels with its tier; ``all measured`` if there is none.
+    """Return "component tier" of the least certain component of one deployment's kernels, or "all measured".
 
     ``rows``: of ``deployment_evidence``. Components with little of the GPU time do not count, nor do host times, which
-    no run has measured on its own.
+    no run measured separately.
 
     >>> row = {"component": "experts", "tier": "gpu-measured", "gpu_share": 0.4}
     >>> weakest_of([row, {"component": "attention", "tier": "target-measured", "gpu_share": 0.3}])

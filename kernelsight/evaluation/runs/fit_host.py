@@ -1,7 +1,7 @@
-"""Host constants fitted to measured runs: least error of TTFT and TPOT, regularised towards constants of more runs.
+"""Fit of host constants to measured runs: least log error of TTFT and TPOT, regularised towards constants of more runs.
 
-The form was chosen by cross-validation inside the fitting fifth, whole groups left out: six constants that all engines
-share are as good for a group that is left out as constants of its engine or its version.
+The model was chosen by cross-validation inside the fitting fifth, with whole groups left out: six constants shared by
+all engines predict a left-out group as well as constants of its engine or its version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernelsight.evaluation.runs.scores import GROUP
 
 Pair = tuple[Any, Response]
 LAUNCHES_US = (0.0, 4.0, 8.0, 15.0, 25.0, 35.0, 45.0, 55.0, 65.0, 75.0, 90.0, 110.0)
-# grid of the fit
+# grid of each constant
 CHOICES: dict[str, tuple[float, ...]] = {
     "pace": tuple(round(math.exp(0.05 * number), 3) for number in range(-12, 13)),
     "gap": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0),
@@ -32,9 +32,9 @@ CHOICES: dict[str, tuple[float, ...]] = {
     "per_prompt_token_us": (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0),
 }
 HOST = tuple(name for name in CHOICES if name not in ("pace", "gap"))
-# what a group may have of its own
-OWN = ("pace", "gap", "per_request_us", "request_ms", "eager_launch_us", "per_prompt_token_us")
-# expected distance of a group's constants from those of all (pace: logarithmic), and the penalty's weight
+# constants that a group may have of its own
+OF_GROUP = ("pace", "gap", "per_request_us", "request_ms", "eager_launch_us", "per_prompt_token_us")
+# prior spread of a group's constants around those of all (pace: logarithmic); PULL: weight of the penalty
 SPREADS = {
     **{"pace": 0.1, "gap": 1.0, "per_request_us": 20.0, "request_ms": 40.0, "eager_launch_us": 20.0},
     **{"latent_launch_us": 20.0, "experts_request_ms": 40.0, "per_prompt_token_us": 4.0},
@@ -45,80 +45,81 @@ LARGEST_LOG_ERROR = 0.7
 MOST_ROUNDS = 12
 
 
-def loss(pairs: Sequence[Pair], at: Constants) -> float:
-    """Return the mean absolute log error of TTFT plus TPOT, each clipped at ``LARGEST_LOG_ERROR``.
+def loss(pairs: Sequence[Pair], constants: Constants) -> float:
+    """Return the mean absolute log error of TTFT plus that of TPOT, each clipped at ``LARGEST_LOG_ERROR``.
 
-    A group of n runs counts as sqrt(n).
+    ``pairs``: runs with their responses; a group of n runs has weight sqrt(n).
     """
-    return _errors(pairs)(at) / float(_weights(pairs).sum()) if pairs else 0.0
+    return _errors(pairs)(constants) / float(_weights(pairs).sum()) if pairs else 0.0
 
 
 def _weights(pairs: Sequence[Pair]) -> np.ndarray:
+    """Return the weight of each run, 1 / sqrt(runs of its group), shape [runs]."""
     groups = [tuple(run[name] for name in GROUP) for run, _ in pairs]
     sizes = Counter(groups)
     return np.array([sizes[group] ** -0.5 for group in groups])
 
 
 def _errors(pairs: Sequence[Pair]) -> Callable[[Constants], float]:
-    """Return a function from constants to the weighted sum over runs of the absolute log errors."""
+    """Return a function from constants to the weighted sum over runs of absolute log errors, clipped."""
     responses = Response.together([response for _, response in pairs])
     measured = np.log(np.array([(run["ttft_ms"], run["tpot_ms"]) for run, _ in pairs]))
     weights = _weights(pairs)
 
-    def errors(at: Constants) -> float:
-        misses = np.abs(np.log(np.maximum(means_of(responses, at), 1e-6)) - measured)
-        return float(weights @ np.minimum(misses, LARGEST_LOG_ERROR).sum(axis=1))
+    def errors(constants: Constants) -> float:
+        log_errors = np.abs(np.log(np.maximum(means_of(responses, constants), 1e-6)) - measured)
+        return float(weights @ np.minimum(log_errors, LARGEST_LOG_ERROR).sum(axis=1))
 
     return errors
 
 
-def distance(at: Constants, centre: Constants) -> float:
-    """Return the distance between constants, each in units of its spread.
+def distance(constants: Constants, centre: Constants) -> float:
+    """Return the sum of distances between constants, each in units of its SPREADS.
 
     >>> distance(Constants(20.0, 50.0), Constants(0.0, 10.0))
     2.0
     """
-    host = sum(abs(getattr(at, name) - getattr(centre, name)) / SPREADS[name] for name in ("gap", *HOST))
-    return host + abs(math.log(at.pace / centre.pace)) / SPREADS["pace"]
+    host = sum(abs(getattr(constants, name) - getattr(centre, name)) / SPREADS[name] for name in ("gap", *HOST))
+    return host + abs(math.log(constants.pace / centre.pace)) / SPREADS["pace"]
 
 
 def fit(pairs: Sequence[Pair]) -> Constants:
-    """Return the host constants of least loss, from ``a_priori`` on; kernels as predicted, gaps as published."""
+    """Return the host constants of least loss, starting from ``a_priori``; ``pace`` and ``gap`` stay 1."""
     return _descend(_errors(pairs), HOST, a_priori()) if pairs else a_priori()
 
 
 def fit_near(pairs: Sequence[Pair], centre: Constants) -> Constants:
-    """Return the constants and the kernel factor of least loss for one group, regularised towards ``centre``."""
+    """Return the constants of one group with least loss, kernel factor included, regularised towards ``centre``."""
     errors, scale = _errors(pairs), len(pairs) ** 0.5
-    return _descend(lambda at: scale * errors(at) + PULL * distance(at, centre), OWN, centre)
+    return _descend(lambda constants: scale * errors(constants) + PULL * distance(constants, centre), OF_GROUP, centre)
 
 
 def _descend(cost: Callable[[Constants], float], names: Sequence[str], start: Constants) -> Constants:
-    """Return the constants of least cost by coordinate descent: each over its grid, then pairs by one grid step."""
+    """Return the constants of least cost, by coordinate descent: each over its grid, then pairs by one grid step."""
     best = start
     for _ in range(MOST_ROUNDS):
         before = best
         for name in names:
-            moves = [best._replace(**{name: value}) for value in CHOICES[name]]
-            best = min((best, *moves), key=cost)
+            candidates = [best._replace(**{name: value}) for value in CHOICES[name]]
+            best = min((best, *candidates), key=cost)
         for first, second in itertools.combinations(names, 2):
-            moves = [
-                best._replace(**{first: one, second: other})
-                for one in _beside(first, best)
-                for other in _beside(second, best)
+            candidates = [
+                best._replace(**{first: first_value, second: second_value})
+                for first_value in _neighbours(first, best)
+                for second_value in _neighbours(second, best)
             ]
-            best = min((best, *moves), key=cost)
+            best = min((best, *candidates), key=cost)
         if best == before:
             break
     return best
 
 
-def _beside(name: str, at: Constants) -> list[float]:
+def _neighbours(name: str, constants: Constants) -> list[float]:
     """Return the grid values next to the current one.
 
-    >>> _beside("gap", Constants(0.0, 0.0, gap=0.2)), _beside("gap", Constants(0.0, 0.0, gap=3.0))
+    >>> _neighbours("gap", Constants(0.0, 0.0, gap=0.2)), _neighbours("gap", Constants(0.0, 0.0, gap=3.0))
     ([0.0, 0.4], [2.5])
     """
     choices = CHOICES[name]
-    nearest = min(range(len(choices)), key=lambda number: abs(choices[number] - getattr(at, name)))
+    nearest = min(range(len(choices)), key=lambda number: abs(choices[number] - getattr(constants, name)))
     return [choices[number] for number in (nearest - 1, nearest + 1) if 0 <= number < len(choices)]

@@ -1,6 +1,6 @@
-"""Closed loops while all of their seats are taken: which windows of a simulation those are, and their output tokens.
+"""Saturated windows of simulated closed loops (all users in flight), and the output throughput in them.
 
-A campaign that measures a full loop leaves out its first prompts and its last requests. Where a run has hardly more
+Campaigns that measure a saturated loop leave out its first prompts and its last requests. If a run has hardly more
 requests than users, most of it is the latter.
 """
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-# name of a prediction beside those of scenario_summary
+# name of this prediction, next to columns of scenario_summary
 FULL_THROUGHPUT = "full_output_throughput"
-# share of the users that run in a window that counts as full, and that get a token in a mean step once all have begun
+# a window is saturated if this share of the users runs; from the first one on in whose mean step this share decodes
 RUNNING, DECODING = 0.9, 0.8
-# windows of full loops with the output tokens of their steps, from the first on in whose mean step all decode
+# saturated windows, with the output tokens of their steps
 FULL_WINDOWS = f"""
 select scenario_id, "window", tokens, lasting_s
 from (
@@ -30,7 +30,7 @@ from (
 where running >= {RUNNING}
 qualify "window" >= min(case when decoding >= {DECODING} then "window" end) over (partition by scenario_id)
 """
-# a prompt's step gives its first token
+# decode tokens x tokens / (tokens - 1): the first token of a request comes from its prefill step
 TOKENS_QUERY = f"""
 with full_windows as ({FULL_WINDOWS}),
 rates as (select scenario_id, sum(tokens) / sum(lasting_s) as tokens_per_s from full_windows group by scenario_id)
@@ -41,5 +41,5 @@ join (select scenario_id, output_throughput / request_throughput as tokens from 
 
 
 def full_throughputs(session: Session) -> dict[str, float]:
-    """Return output tokens a second of each closed loop while it is full; none for a scenario that never is."""
+    """Return the output throughput, tokens/s, of saturated closed loops by scenario_id; others are left out."""
     return {row["scenario_id"]: row["tokens_per_s"] for row in session.query(TOKENS_QUERY).to_pylist()}

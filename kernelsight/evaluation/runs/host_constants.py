@@ -1,4 +1,4 @@
-"""Host constants: what takes host time, as columns of ``host_settings``."""
+"""Host constants of an engine: times by cause, as columns of ``host_settings``, and their published priors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import facts
 
-# running requests of which each costs half of ``per_request_us``
+# number of running requests at which each costs half of ``per_request_us``
 REQUESTS_HALF = 64.0
-# engine whose mixtures of experts answer late, by ``experts_request_ms``
+# engine whose mixture-of-experts models answer later, by ``experts_request_ms``
 LATE_EXPERTS = "sglang"
 
 
 class Constants(NamedTuple):
     """Host times by cause, the same for every engine and model, and a factor (``pace``) on the kernels of a group.
 
-    ``per_request_us``: each running request in a step; of n requests n / (1 + n / ``REQUESTS_HALF``) are seen.
+    ``per_request_us``: per running request and step; n requests count as n / (1 + n / ``REQUESTS_HALF``).
     ``gap``: factor on the published idle time between two kernels. ``eager_launch_us``: host time of each kernel
     launched outside CUDA graphs, ``latent_launch_us`` more with latent attention; it overlaps the kernels: such a step
-    takes the longer of the two. ``experts_request_ms``: more for a request to a mixture of experts on SGLang.
+    takes the longer of the two. ``request_ms``: per request, ``experts_request_ms`` more for a mixture of experts on
+    SGLang; ``per_prompt_token_us``: tokenisation.
     """
 
     per_request_us: float
@@ -35,14 +36,14 @@ class Constants(NamedTuple):
     per_prompt_token_us: float = 0.0
 
     def host(self, row: Mapping[str, Any]) -> dict[str, float]:
-        """Return columns of a row of ``host_settings``, divided by ``pace``.
+        """Return the replaced columns of a row of ``host_settings``, divided by ``pace``.
 
-        A closed loop scales with its unit of time: kernels ``pace`` times slower with some host time are equivalent to
-        kernels as predicted with 1 / pace of that host time, all resulting times multiplied by ``pace``.
+        A closed loop scales with its unit of time: slowing kernels by ``pace`` is equivalent to dividing host times by
+        ``pace`` and multiplying all resulting times by it.
         """
         launch_us = self.eager_launch_us + (self.latent_launch_us if row["latent_attention"] else 0.0)
-        late = row["experts"] and row["engine"] == LATE_EXPERTS
-        request_ms = self.request_ms + (self.experts_request_ms if late else 0.0)
+        answers_late = row["experts"] and row["engine"] == LATE_EXPERTS
+        request_ms = self.request_ms + (self.experts_request_ms if answers_late else 0.0)
         return {
             "step_exposed_us": 0.0,
             "launch_gap_us": row["launch_gap_us"] * self.gap / self.pace,
@@ -55,7 +56,7 @@ class Constants(NamedTuple):
 
 
 def priors() -> dict[str, float]:
-    """Return the figures of ``host_priors``: published times of parts, in microseconds.
+    """Return the published host times of ``host_priors`` by constant, us.
 
     >>> sorted(priors())
     ['latent_launch_us', 'per_eager_launch_us', 'per_prompt_token_us', 'request_us']
@@ -66,7 +67,7 @@ def priors() -> dict[str, float]:
 
 @cache
 def a_priori() -> Constants:
-    """Return the constants that no measured run was asked for: nothing for running requests and late answers."""
+    """Return the a-priori constants, from published times alone: 0 for running requests and late answers."""
     prior_constants = priors()
     return Constants(
         0.0,
@@ -79,16 +80,16 @@ def a_priori() -> Constants:
 
 def with_host(
     host_settings: pa.Table,
-    of: Callable[[Mapping[str, Any]], Mapping[str, float] | None],
+    columns_of: Callable[[Mapping[str, Any]], Mapping[str, float] | None],
     prose: Collection[str] = (),
 ) -> pa.Table:
-    """Return ``host_settings`` with the columns that ``of`` returns for a row; None keeps it.
+    """Return ``host_settings`` with the columns that ``columns_of`` returns for a row replaced; None keeps the row.
 
-    ``prose``: deployments whose prompts are prose, which tokenises in no time that is seen (see ``recipes``).
+    ``prose``: ids of deployments whose prompts are natural text, whose tokenisation time is 0 (see ``recipes``).
     """
     rows = []
     for row in host_settings.to_pylist():
-        row |= of(row) or {}
+        row |= columns_of(row) or {}
         if row["deployment_id"] in prose:
             row["per_prompt_token_us"] = 0.0
         rows.append(row)

@@ -1,4 +1,4 @@
-"""Levels of host constants: shipped, none, or fitted on the fitting fifth: on other groups, the own one, or all."""
+"""Levels of host constants, fitted for a backtest: shipped, none, or on other groups, the own group, or all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_levels(words: str) -> tuple[str, ...]:
-    """Return the requested levels of host constants; the first is reported in full.
+    """Return the levels of host constants in a comma-separated list; UnknownName: one that does not exist.
 
     >>> check_levels("transfer,none")
     ('transfer', 'none')
@@ -34,9 +34,10 @@ def check_levels(words: str) -> tuple[str, ...]:
 def fit_levels(
     session: Session, runs: Sequence[Mapping[str, Any]], planned: Sequence[Planned], levels: Sequence[str]
 ) -> dict[str, dict[tuple, Constants]]:
-    """Return by level the constants of each group; runs of the fitting fifth are simulated once for all levels.
+    """Return the constants of each group by level, fitted on runs of the fitting fifth; empty for "shipped".
 
-    Not fitted on: runs that repeat the measurement of a scored run, and runs with an unknown acceptance rate.
+    Runs that repeat the measurement of a scored run, or have an unknown acceptance rate, are not fitted on. Fitting
+    runs are simulated once for all levels. InvalidInput: a level needs fitting runs and there are none.
     """
     repeated_runs = repeats(runs)
     chosen = [
@@ -55,13 +56,15 @@ def fit_levels(
             f"repeat a scored run, but none of the {len(runs)} runs qualifies; use --constants shipped."
         )
     prose = [is_prose(runs[number]) for number in chosen]
-    of_fitting = responses(session, [planned[number] for number in chosen], prose)
+    fitting_responses = responses(session, [planned[number] for number in chosen], prose)
     fitting = [runs[number] for number in chosen]
-    return {level: {} if level == "shipped" else constants_of(level, runs, fitting, of_fitting) for level in levels}
+    return {
+        level: {} if level == "shipped" else constants_of(level, runs, fitting, fitting_responses) for level in levels
+    }
 
 
 def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the fitted constants of each group of the runs."""
+    """Return one row per group of the runs: its fitted constants."""
     groups = {group_of(row) for row in rows}
     return [
         {**dict(zip(GROUP, group, strict=True)), **constants._asdict()}

@@ -1,4 +1,4 @@
-"""Measured end-to-end runs of every source: ``aiconfigurator-core``, files of ``measured_runs``, other campaigns."""
+"""Reader of measured end-to-end runs: ``aiconfigurator-core``, files of ``measured_runs``, other campaigns' files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from kernelsight.fitting.kernel_sweeps.devices import SEALED
 AICONFIGURATOR = "aiconfigurator"
 FILE = "systems/silicon_sample.csv"
 ENDINGS = (".csv", ".parquet")
-# files that are read as they are, each by its header
+# readers of known source files, which are recognised by their header
 SOURCES = (mlenergy, trtllm_tables, http_stages)
 # names of columns in older files
 FORMER = {"harness": "campaign"}
-# held out for the final evaluation: counted, never simulated, fitted or scored
 # parallel sizes of the prefill and decode workers of disaggregated runs
 WORKERS = (
     *("prefill_num_workers", "prefill_tp_size", "prefill_pp_size", "prefill_attention_dp_size", "prefill_moe_ep_size"),
@@ -57,7 +56,7 @@ UNRECORDED = "DeepSeek-R1: speculative decoding not recorded (pairs whose TPOTs 
 REPEATED = "same TTFT and TPOT as an earlier row"
 _unrecorded = pl.col("model_path").str.contains("DeepSeek-R1")
 _ranks = pl.col("attention_dp_size").fill_null(1)
-# in this order: the reason of an exclusion, and the condition to keep a row
+# in the order of application: reason of an exclusion, and condition to keep a row
 FILTERS: tuple[tuple[str, pl.Expr], ...] = (
     ("concurrency unknown", _concurrency.is_not_null()),
     ("marked as work in progress by its source", ~_source.str.contains("wip=True")),
@@ -102,7 +101,7 @@ SPECULATIVE = tuple(each for each in FILTERS if each[0] != UNRECORDED)
 
 
 class Runs(NamedTuple):
-    """``measured_runs`` to simulate, rows read, and exclusions: (reason, rows), in the order of the filters."""
+    """Rows of ``measured_runs`` to simulate, number of rows read, and exclusions: (reason, number of rows)."""
 
     table: pa.Table
     read: int
@@ -110,44 +109,47 @@ class Runs(NamedTuple):
 
 
 def read_runs(*sources: str) -> Runs:
-    """Return the runs of files and folders, or with ``aiconfigurator`` those shipped in the installed package.
+    """Return the measured runs of files and folders; ``aiconfigurator``: those shipped in the installed package.
 
     A file is a Parquet or CSV of ``measured_runs``, or has the columns of a known source (``SOURCES``); a folder holds
-    such files, or the reports of one run of inference-perf. InvalidInput: none of these, or a run that is read twice.
+    such files, or the reports of one run of inference-perf. Runs on held-out GPUs are excluded and counted.
+    InvalidInput: none of these, or a run that is read twice.
     """
-    parts = [part for source in sources for part in _parts(source)]
-    table = pa.concat_tables(part.table for part in parts)
-    run_ids, again = set(), []
+    sources_read = [source_runs for source in sources for source_runs in _runs_of_source(source)]
+    table = pa.concat_tables(source_runs.table for source_runs in sources_read)
+    run_ids, duplicates = set(), []
     for name in table["run_id"].to_pylist():
-        again += [name] if name in run_ids else []
+        duplicates += [name] if name in run_ids else []
         run_ids.add(name)
-    if again:
-        raise InvalidInput(f"run {again[0]!r} is in --runs twice; name each file once, and each run differently.")
+    if duplicates:
+        raise InvalidInput(f"run {duplicates[0]!r} is in --runs twice; name each file once, and each run differently.")
     counted: dict[str, int] = {}
-    for reason, count in (each for part in parts for each in part.excluded):
+    for reason, count in (exclusion for source_runs in sources_read for exclusion in source_runs.excluded):
         counted[reason] = counted.get(reason, 0) + count
-    return Runs(table, sum(part.read for part in parts), list(counted.items()))
+    return Runs(table, sum(source_runs.read for source_runs in sources_read), list(counted.items()))
 
 
-def _parts(source: str) -> list[Runs]:
+def _runs_of_source(source: str) -> list[Runs]:
+    """Return the runs of each file of a path, or of the installed package."""
     path = installed_package() / FILE if source == AICONFIGURATOR else Path(source)
     if not path.is_dir():
         return [_read_file(path)]
     if list(path.glob(inference_perf.STAGES)):
         rows, excluded = inference_perf.read(path)
         return [_of_source(rows, excluded, path)]
-    files = [file for file in sorted(path.iterdir()) if file.suffix in ENDINGS and not _is_beside(file)]
+    files = [file for file in sorted(path.iterdir()) if file.suffix in ENDINGS and not _describes_workloads(file)]
     if not files:
         raise _refusal(path, "holds no such file")
     return [_read_file(file) for file in files]
 
 
-def _is_beside(path: Path) -> bool:
-    """Return whether a file only describes the workloads of another one."""
+def _describes_workloads(path: Path) -> bool:
+    """Whether a file only describes the workloads of another file."""
     return path.suffix == ".csv" and set(_header(path)) >= http_stages.STAGES
 
 
 def _header(path: Path) -> list[str]:
+    """Return the column names of a CSV file."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         return next(csv.reader(file), [])
 
@@ -158,6 +160,7 @@ def _refusal(path: Path, problem: str) -> InvalidInput:
 
 
 def _read_file(path: Path) -> Runs:
+    """Return the runs of one file; InvalidInput: it cannot be read as ``measured_runs`` or a known source."""
     check_file(path, lambda problem: _refusal(path, problem), ROWS_BYTES)
     if path.suffix not in ENDINGS:
         raise InvalidInput(f"{path} ends in {path.suffix!r}; --runs takes a .csv or .parquet file of measured_runs.")
@@ -192,6 +195,7 @@ def _of_source(rows: list[dict[str, Any]], excluded: list[tuple[str, int]], path
 
 
 def _unsealed(table: pa.Table, read: int, excluded: list[tuple[str, int]]) -> Runs:
+    """Return the runs without those on held-out GPUs, which are counted as excluded."""
     sealed = pa.compute.is_in(table["gpu"], pa.array(SEALED))
     counted = pa.compute.sum(sealed).as_py() or 0
     final_only = [(FILTERS[-1][0], counted)] if counted else []
@@ -201,8 +205,8 @@ def _unsealed(table: pa.Table, read: int, excluded: list[tuple[str, int]]) -> Ru
 def _kept(rows: pl.DataFrame, filters: tuple[tuple[str, pl.Expr], ...]) -> tuple[pl.DataFrame, list[tuple[str, int]]]:
     """Return the rows that pass all filters, and (reason, number of rows) of the others."""
     excluded = []
-    for reason, stays in filters:
-        before, rows = rows.height, rows.filter(stays.fill_null(False))
+    for reason, condition in filters:
+        before, rows = rows.height, rows.filter(condition.fill_null(False))
         if rows.height < before:
             excluded.append((reason, before - rows.height))
     return rows, excluded
@@ -217,8 +221,8 @@ def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
     distinct_runs = rows.with_columns(concurrency=_concurrency, rounded=pl.col("silicon_tpot_ms").round(4))
     key = (*EQUAL_RUNS, "rounded", pl.col("silicon_ttft_ms").round(2))
     distinct_runs = distinct_runs.unique(key, keep="first", maintain_order=True)
-    least, most = (getattr(pl.col("rounded"), name)().over(EQUAL_RUNS) for name in ("min", "max"))
-    pairs = distinct_runs.with_columns(least=least, most=most).filter(
+    lowest, highest = (getattr(pl.col("rounded"), name)().over(EQUAL_RUNS) for name in ("min", "max"))
+    pairs = distinct_runs.with_columns(least=lowest, most=highest).filter(
         pl.col("most") > SPECULATIVE_RATIO * pl.col("least")
     )
     pairs = pairs.with_columns(speculative=pl.col("rounded") == pl.col("least"))
@@ -235,24 +239,24 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
         )
     run_rows = raw.select(COLUMNS).with_columns(pl.col(WORKERS).cast(pl.Int64))
     served = with_launched_sizes(run_rows.filter(pl.col("mode") == "agg"))
-    # rows whose sizes were stated come first: of equal measurements the first is kept
-    together, excluded = _kept(served.sort(pl.col("scored_separately").is_not_null(), maintain_order=True), FILTERS)
-    before, together = together.height, measured_elsewhere(together, _concurrency)
-    excluded = [(reason, count + (before - together.height) * (reason == REPEATED)) for reason, count in excluded]
+    # rows whose sizes were stated as launched come first: of equal measurements the first is kept
+    aggregated, excluded = _kept(served.sort(pl.col("scored_separately").is_not_null(), maintain_order=True), FILTERS)
+    before, aggregated = aggregated.height, measured_elsewhere(aggregated, _concurrency)
+    excluded = [(reason, count + (before - aggregated.height) * (reason == REPEATED)) for reason, count in excluded]
     pairs = _pairs(_kept(served.filter(_unrecorded & pl.col("scored_separately").is_null()), SPECULATIVE)[0])
-    split, others = _kept(run_rows.filter(pl.col("mode") != "agg"), DISAGGREGATED)
-    excluded += [(f"disaggregated: {reason}", count) for reason, count in others]
+    split, exclusions = _kept(run_rows.filter(pl.col("mode") != "agg"), DISAGGREGATED)
+    excluded += [(f"disaggregated: {reason}", count) for reason, count in exclusions]
     split = split.with_columns(
-        # the image's version is Dynamo's, not TensorRT-LLM's
+        # of TensorRT-LLM images the version is Dynamo's
         backend_version=pl.when(pl.col("backend") != "trtllm").then("backend_version"),
         **{f"{name}_size": pl.col(f"decode_{name}_size") for name in ("tp", "pp", "moe_ep", "attention_dp")},
-        batch_size=pl.lit(None, together["batch_size"].dtype),
+        batch_size=pl.lit(None, aggregated["batch_size"].dtype),
         scored_separately=pl.when(
             pl.any_horizontal(pl.col(f"{side}_attention_dp_size").fill_null(1) > 1 for side in SIDES)
         ).then(pl.lit(f"disaggregated, {DATA_PARALLEL}")),
     )
-    together, split = (each.with_columns(speculative=pl.lit(None, pl.Boolean)) for each in (together, split))
-    rows = _contract_columns(pl.concat([together, pairs, split], how="vertical_relaxed"))
+    aggregated, split = (frame.with_columns(speculative=pl.lit(None, pl.Boolean)) for frame in (aggregated, split))
+    rows = _contract_columns(pl.concat([aggregated, pairs, split], how="vertical_relaxed"))
     return Runs(
         conform(rows.to_arrow(compat_level=pl.CompatLevel.oldest()), contracts()["measured_runs"], origin=path.name),
         raw.height,
@@ -261,15 +265,15 @@ def _clean(raw: pl.DataFrame, path: Path) -> Runs:
 
 
 def _contract_columns(runs: pl.DataFrame) -> pl.DataFrame:
-    """Return rows of the source with the columns of ``measured_runs``."""
+    """Return rows of aiconfigurator's file with the columns of ``measured_runs``."""
     disaggregated = pl.col("mode") != "agg"
     batch, concurrency = pl.col("batch_size"), _concurrency
-    # with a batch size smaller than the concurrency, the concurrency is the total of several engines
+    # if the batch size is smaller than the concurrency, the concurrency is the total of several engines
     workers = pl.when(batch.is_between(1, concurrency - 1)).then(concurrency // batch).otherwise(1)
     return runs.select(
         run_id="id",
         campaign=pl.when(_source.str.contains(INFERENCEX)).then(pl.lit("inferencex")).otherwise(pl.lit("gap_analysis")),
-        # the name of the same weights in later files of the source
+        # later files of the source name the same weights so
         model=pl.when(_unrecorded).then(pl.lit("deepseek-ai/DeepSeek-V3")).otherwise("model_path"),
         gpu="system",
         tp="tp_size",

@@ -1,7 +1,7 @@
-"""The separate process that runs AIConfigurator: one prediction per run, as JSON lines in and out.
+"""Worker process that runs AIConfigurator: one JSON line in and one out per prediction.
 
-Started by ``kernelsight.evaluation.runs.peer``; the only place where code of that package is
-imported. Its newest database of the GPU and engine is used, measured rows first, then with its own transfers.
+Started by ``kernelsight.evaluation.runs.peer``; the only place where that package is imported. Its newest database of
+the GPU and engine is used: measured rows if there are any, else its own transfers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 MODES = ("SILICON", "HYBRID")
-# models whose config it ships under another name
+# models whose config the package ships under another name
 NAMES = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
@@ -48,26 +48,26 @@ def answers() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     ) -> Any:
         return get_model(name, build_model_config(tp, 1, 1, tp // ep, ep, gemm, kv, attention, moe), engine)
 
-    def predict(run: Mapping[str, Any], mode: str, lanes: tuple[str | None, ...]) -> tuple[float, float]:
+    def predict(run: Mapping[str, Any], mode: str, formats: tuple[str | None, ...]) -> tuple[float, float]:
         load = config.RuntimeConfig(
             batch_size=max(run["max_concurrency"] // run["workers"], 1), isl=run["isl"], osl=run["osl"]
         )
-        served = model(NAMES.get(run["model"], run["model"]), run["engine"], run["tp"], run["ep"], *lanes)
+        model_object = model(NAMES.get(run["model"], run["model"]), run["engine"], run["tp"], run["ep"], *formats)
         summary = get_backend(run["engine"]).run_agg(
-            served, database(run["gpu"], run["engine"], mode), load, ctx_tokens=run["step_tokens"]
+            model_object, database(run["gpu"], run["engine"], mode), load, ctx_tokens=run["step_tokens"]
         )
         row = summary.get_summary_df().iloc[0]
         return float(row["ttft"]), float(row["tpot"])
 
     def answer(run: Mapping[str, Any]) -> dict[str, Any]:
         key, reason = {"run_id": run["run_id"], "asked": run["asked"]}, ""
-        # formats by the run's labels, then attention in bf16, then by the model's config; KV cache as stated if it can
+        # formats by the run's labels, then with attention in bf16, then by the model's config; KV cache as stated first
         labels = (run.get("gemm_label"), run.get("expert_label"))
-        lanes = ((*labels, None), (*labels, "bfloat16"), (None, None, None))
-        lanes_tried = dict.fromkeys((*each, kv) for kv in (run.get("kv_cache"), None) for each in lanes)
-        for mode, lanes in ((mode, lanes) for mode in MODES for lanes in lanes_tried):
+        formats = ((*labels, None), (*labels, "bfloat16"), (None, None, None))
+        candidates = dict.fromkeys((*each, kv) for kv in (run.get("kv_cache"), None) for each in formats)
+        for mode, formats in ((mode, formats) for mode in MODES for formats in candidates):
             try:
-                ttft, tpot = predict(run, mode, lanes)
+                ttft, tpot = predict(run, mode, formats)
                 return key | {"ttft_ms": ttft, "tpot_ms": tpot, "mode": mode}
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
@@ -77,7 +77,7 @@ def answers() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 
 
 def main() -> None:
-    """Write one JSON line for each JSON line read."""
+    """Read runs as JSON lines from standard input, and write one JSON line with the prediction of each."""
     logging.disable(logging.CRITICAL)
     answer = answers()
     for line in sys.stdin:

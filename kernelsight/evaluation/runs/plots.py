@@ -1,4 +1,4 @@
-"""Plots of a backtest: predicted against measured, and error against load; needs the extra ``report``."""
+"""Plots of a backtest: predicted against measured times, error against load, error by group; needs extra ``report``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_picture(path: str | None) -> Path | None:
 
 
 def points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the plotted runs: those scored, with measured and predicted times in ms and signed errors in percent."""
+    """Return the points of the upper plots: scored runs with measured and predicted times, ms, and errors, %."""
     return [
         {
             **{name: row[name] for name in ("run_id", "model", "gpu", "engine", "max_concurrency")},
@@ -55,10 +55,10 @@ def points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def group_points(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of the lower plot: median error in percent per group of runs, ours and the other tool's."""
-    peer = answer.get("peer", {}).get("groups", [])
-    points = [("KernelSight", group, group) for group in answer["groups"]]
+def group_points(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the points of the lower plot: median error, %, by group of runs, of KernelSight and AIConfigurator."""
+    peer = report.get("peer", {}).get("groups", [])
+    points = [("KernelSight", group, group) for group in report["groups"]]
     points += [("AIConfigurator", group, group["peer"]) for group in peer]
     return [
         {
@@ -74,10 +74,10 @@ def group_points(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: Path) -> None:
-    """Write one figure: a row each for TTFT and TPOT, predicted against measured left, error against load right.
+def draw(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any], target: Path) -> None:
+    """Write one figure: for TTFT and TPOT predicted against measured (left) and error against load (right).
 
-    Below, the median error of each group of ``SHOWN_RUNS`` runs or more. Errors beyond + 200 % are drawn at the edge.
+    Below, the median error of each group of ``SHOWN_RUNS`` runs or more. Errors above 200 % are drawn at the edge.
     """
     import altair as alt
 
@@ -86,15 +86,15 @@ def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: P
     panels = []
     for metric, name in METRICS:
         measured, predicted = f"{metric}_measured", f"{metric}_predicted"
-        both = alt.Chart(data).transform_calculate(error=f"min(datum.{metric}_error, 200)")
-        scatter = both.mark_circle(size=14, opacity=0.5).encode(
+        base = alt.Chart(data).transform_calculate(error=f"min(datum.{metric}_error, 200)")
+        scatter = base.mark_circle(size=14, opacity=0.5).encode(
             x=alt.X(f"{measured}:Q", scale=alt.Scale(type="log"), title=f"measured {name} (ms)"),
             y=alt.Y(f"{predicted}:Q", scale=alt.Scale(type="log"), title=f"predicted {name} (ms)"),
             color=alt.Color("engine:N"),
             tooltip=["run_id:N", f"{measured}:Q", f"{predicted}:Q"],
         )
-        diagonal = both.mark_line(color="black", strokeWidth=1).encode(x=f"{measured}:Q", y=f"{measured}:Q")
-        load = both.mark_boxplot(size=7, outliers={"size": 4}).encode(
+        diagonal = base.mark_line(color="black", strokeWidth=1).encode(x=f"{measured}:Q", y=f"{measured}:Q")
+        load = base.mark_boxplot(size=7, outliers={"size": 4}).encode(
             x=alt.X("max_concurrency:Q", scale=alt.Scale(type="log", base=2), title="concurrency"),
             y=alt.Y("error:Q", title=f"error of {name} (%)"),
             color=alt.Color("kind:N"),
@@ -102,7 +102,7 @@ def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: P
         scatter_plot = (scatter + diagonal).properties(width=SIZE, height=SIZE)
         panels.append(scatter_plot | load.properties(width=SIZE, height=SIZE))
     groups = (
-        alt.Chart(alt.Data(values=[plain(row) for row in group_points(answer)]))
+        alt.Chart(alt.Data(values=[plain(row) for row in group_points(report)]))
         .mark_point(filled=True, size=40)
         .encode(
             x=alt.X("median_ape:Q", scale=alt.Scale(type="symlog"), title="median error (%)"),
@@ -117,7 +117,7 @@ def draw(rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], target: P
     if target.suffix != ".html":
         figure.save(str(target))
         return
-    # the page of Altair fetches its libraries, and a name with </script> ends its script
+    # Altair's own page loads its libraries from the network, and a name with </script> would end its script
     with durable_file(target) as draft:
         draft.write_text(
             page(TITLE, [Grid([Card(TITLE, chart=Chart("figure-0", figure.to_dict()), wide=True)])]), encoding="utf-8"

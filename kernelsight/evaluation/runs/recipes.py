@@ -1,4 +1,4 @@
-"""Flags of scenarios for measured runs, from the matching rows of the table ``recipes``."""
+"""Flags that simulate a measured run, from the run and the matching rows of the table ``recipes``."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ SIGNED = re.compile(r"([+-])([^+-]*)")
 
 
 def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
-    """Return whether a recipe applies to a run: every column that it sets matches.
+    """Whether a recipe applies to a run: every column that it sets matches.
 
     >>> matches({"gpu": "b200", "largest_tp": 4}, {"gpu": "b200_sxm", "tp": 2, "dp": 1})
     True
     """
-    for name, of_run in EQUAL.items():
-        if recipe.get(name) is not None and recipe[name] != run.get(of_run):
+    for name, run_column in EQUAL.items():
+        if recipe.get(name) is not None and recipe[name] != run.get(run_column):
             return False
     for name in STARTS:
         if recipe.get(name) is not None and not (run[name] or "").startswith(recipe[name]):
@@ -71,8 +71,8 @@ def tokens_of(text: str, run: Mapping[str, Any]) -> int:
     2068
     """
     total = 0
-    for sign, part in SIGNED.findall(f"+{text}"):
-        term = TERM.fullmatch(part.strip())
+    for sign, term_text in SIGNED.findall(f"+{text}"):
+        term = TERM.fullmatch(term_text.strip())
         if term is None:
             raise InvalidInput(f"recipes: {text!r} is not a sum of numbers and multiples of isl, osl and concurrency.")
         value = int(term[3]) if term[3] else int(term[1] or 1) * run[term[2]]
@@ -81,7 +81,7 @@ def tokens_of(text: str, run: Mapping[str, Any]) -> int:
 
 
 def numbered(version: str | None) -> str | None:
-    """Return a version that begins with a number; None for a nightly build, simulated as the newest version.
+    """Return a version if it begins with a number; None for a nightly build, which is simulated as the newest version.
 
     >>> numbered("0.11.2"), numbered("nightly-dev-20260216")
     ('0.11.2', None)
@@ -90,21 +90,22 @@ def numbered(version: str | None) -> str | None:
 
 
 def is_prose(run: Mapping[str, Any]) -> bool:
-    """Return whether a run's prompts are prose; text of random tokens takes longer to tokenise."""
+    """Whether a run's prompts are natural text; text of random tokens takes longer to tokenise."""
     return run.get("prompt_text") == "prose"
 
 
 def prompt_text_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return what a run's prompts are made of, by the last recipe that says so."""
+    """Return ``prompt_text`` of the last matching recipe that sets it, such as "prose"; else None."""
     prompt_texts = [recipe["prompt_text"] for recipe in recipes if recipe.get("prompt_text") and matches(recipe, run)]
     return prompt_texts[-1] if prompt_texts else None
 
 
 def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return the flags of ``simulate`` that replay a run, and the names of the recipes applied.
+    """Return the flags of ``simulate`` that reproduce a run, and the names of the recipes applied.
 
-    If several engines share the load, one is simulated with its part of the concurrency. A concurrency gives a closed
-    loop, else the request rate an open one.
+    ``run``: a row of ``measured_runs``; ``recipes``: rows of ``recipes``, of which later ones win. If several engines
+    share the load, one is simulated with its share of the concurrency. A run with a concurrency is a closed loop, one
+    with a request rate an open loop.
     """
     concurrency = -(-run["max_concurrency"] // run["workers"]) if run["max_concurrency"] else None
     sizes = {**run, "isl": run["isl"] or 0, "osl": run["osl"] or 0, "concurrency": concurrency or 0}
@@ -144,13 +145,13 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         del flags["expert_parallel_size"]
     if run.get("stated_flags"):
         flags |= json.loads(run["stated_flags"])
-    # of prompts that are sent again all but the last token belong to a shared prefix
-    if distinct := flags.pop("distinct_prompts", recipe_fields.get("distinct_prompts")):
-        flags |= {"num_prefixes": distinct, "prefix_len": run["isl"] - 1, "input_len": 1}
-    if most := flags.pop("output_len_limit", None):  # of the client, not of the engine
-        flags = with_limited_outputs(flags, most)
-    if "ramp_up_strategy" in flags:  # whose mean the stated rate is
+    # a repeated prompt is a shared prefix of all its tokens but the last
+    if distinct_prompts := flags.pop("distinct_prompts", recipe_fields.get("distinct_prompts")):
+        flags |= {"num_prefixes": distinct_prompts, "prefix_len": run["isl"] - 1, "input_len": 1}
+    if limit := flags.pop("output_len_limit", None):  # the client's limit, not the engine's
+        flags = with_limited_outputs(flags, limit)
+    if "ramp_up_strategy" in flags:  # the stated rate is the ramp's mean
         flags["request_rate"] = None
-    if "trace" in flags:  # which has the requests
+    if "trace" in flags:  # a trace replaces synthetic loads
         flags = {name: value for name, value in flags.items() if name not in OF_SYNTHETIC_LOADS}
     return {name: value for name, value in flags.items() if value is not None}, names

@@ -1,4 +1,4 @@
-"""Measured runs simulated as they were run: their flags, host constants, acceptance of proposed tokens, errors."""
+"""Replays of measured runs: planned with their flags and recipes, simulated with host constants, with errors."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 def replay(
     session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None, levels: Sequence[str] = ("shipped",)
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[tuple, Constants]]]:
-    """Return, by level of host constants, every run with its flags, recipes, predictions and errors.
+    """Return the runs with flags, recipes, predictions and errors, by level of host constants; and the constants.
 
-    Also returns, by level, the constants of each group fitted on the fitting fifth (none with ``shipped``).
-    InvalidInput: malformed recipes. A run that cannot be simulated has the reason in its ``status``.
+    ``runs``: rows of ``measured_runs``; ``tier``: of kernel latencies, None: the best available. Constants are by level
+    and group of runs, fitted on the fitting fifth (none with ``shipped``). A run that cannot be simulated has the
+    reason as its ``status``. InvalidInput: malformed recipes.
     """
     replayed, planned = planned_runs(session, runs, tier)
     fitted = fit_levels(session, replayed, planned, levels)
@@ -54,11 +55,14 @@ def replay(
 def planned_runs(
     session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None
 ) -> tuple[list[dict[str, Any]], list[Planned]]:
-    """Return the runs with their flags, recipes and settings, and the plan of each. InvalidInput: malformed recipes."""
+    """Return the runs with their flags, recipes and resolved settings, and the plan of each.
+
+    InvalidInput: malformed recipes.
+    """
     recipes = session.table("recipes").to_pylist()
     experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
-    flags_of_runs = [flags_of(run, recipes) for run in runs]
-    flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in flags_of_runs]
+    flags_and_recipes = [flags_of(run, recipes) for run in runs]
+    flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in flags_and_recipes]
     planned = plan_runs(session, [with_acceptance_rate(run_flags, None) for run_flags in flags])
     versions = settings_of(session, planned, "host_settings", "from_version")
     budgets = settings_of(session, planned, "deployment_settings", "max_num_batched_tokens")
@@ -73,7 +77,7 @@ def planned_runs(
             "prompt_text": prompt_text_of(run, recipes),
         }
         for run, run_flags, (_, names), version, tokens in zip(
-            runs, flags, flags_of_runs, versions, budgets, strict=True
+            runs, flags, flags_and_recipes, versions, budgets, strict=True
         )
     ]
     return replayed, planned
@@ -82,12 +86,12 @@ def planned_runs(
 def replay_left_out(
     session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, dict[tuple[str, str], float]]]:
-    """Return the runs, each with constants of the other campaigns, and these constants by the campaign left out.
+    """Return the runs simulated with host constants of the other campaigns, and these constants by left-out campaign.
 
-    Runs that are scored separately are left out, here and in the fit.
+    Runs that are scored separately are neither simulated nor fitted on.
     """
-    together = [run for run in runs if not is_scored_separately(run)]
-    replayed, planned = planned_runs(session, together, tier)
+    scorable = [run for run in runs if not is_scored_separately(run)]
+    replayed, planned = planned_runs(session, scorable, tier)
     prose = [is_prose(run) for run in replayed]
     chosen = spread_runs(replayed, MOST_RUNS)
     fitting = [replayed[i] for i in chosen]
@@ -95,11 +99,11 @@ def replay_left_out(
     rows, constants = [], {}
     for campaign in sorted({run["campaign"] for run in replayed}):
         constants[campaign] = fit_over_campaigns(fitting, *errors, without=campaign)
-        numbers = [number for number, run in enumerate(replayed) if run["campaign"] == campaign]
-        hosts = [[EngineHost(constants[campaign])] * len(numbers)]
-        mine, plans = [replayed[i] for i in numbers], [planned[i] for i in numbers]
-        (served,) = served_with_lengths(session, mine, plans, hosts, [prose[i] for i in numbers])
-        rows += [scored_row(replayed[i], row) for i, row in zip(numbers, served, strict=True)]
+        indices = [index for index, run in enumerate(replayed) if run["campaign"] == campaign]
+        hosts = [[EngineHost(constants[campaign])] * len(indices)]
+        campaign_runs, plans = [replayed[i] for i in indices], [planned[i] for i in indices]
+        (served,) = served_with_lengths(session, campaign_runs, plans, hosts, [prose[i] for i in indices])
+        rows += [scored_row(replayed[i], row) for i, row in zip(indices, served, strict=True)]
     return rows, constants
 
 
@@ -109,24 +113,29 @@ def _served(
     planned: Sequence[Planned],
     hosts: Sequence[Sequence[Constants | None]],
 ) -> list[list[dict[str, Any]]]:
-    """Return the predictions of every run by level; runs scored separately are served at the first level alone."""
-    other = "scored separately, with the first level of --constants alone"
-    rows_by_level: list[list[dict[str, Any]]] = [[{"status": other} for _ in runs] for _ in hosts]
-    for apart, levels in ((False, len(hosts)), (True, 1)):
-        rows = [number for number, run in enumerate(runs) if is_scored_separately(run) == apart]
-        chosen = [[level[number] for number in rows] for level in hosts[:levels]]
-        prose = [is_prose(runs[number]) for number in rows]
-        mine, plans = [runs[i] for i in rows], [planned[i] for i in rows]
-        for level, served in zip(rows_by_level, served_with_lengths(session, mine, plans, chosen, prose), strict=False):
-            for number, row in zip(rows, served, strict=True):
-                level[number] = row
+    """Return the predictions of every run by level; separately scored runs are simulated at the first level only."""
+    not_simulated = "scored separately, with the first level of --constants alone"
+    rows_by_level: list[list[dict[str, Any]]] = [[{"status": not_simulated} for _ in runs] for _ in hosts]
+    for is_separate, levels in ((False, len(hosts)), (True, 1)):
+        indices = [index for index, run in enumerate(runs) if is_scored_separately(run) == is_separate]
+        chosen = [[level[index] for index in indices] for level in hosts[:levels]]
+        prose = [is_prose(runs[index]) for index in indices]
+        chosen_runs, plans = [runs[i] for i in indices], [planned[i] for i in indices]
+        for level, served in zip(
+            rows_by_level, served_with_lengths(session, chosen_runs, plans, chosen, prose), strict=False
+        ):
+            for index, row in zip(indices, served, strict=True):
+                level[index] = row
     return rows_by_level
 
 
 def fill_acceptance_rates(
     session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, Constants]
 ) -> None:
-    """Set the unknown acceptance rates of runs with speculative decoding, fitted on the fitting fifth."""
+    """Set unknown acceptance rates in the flags of runs with speculative decoding, in place, and plan these again.
+
+    Rates are fitted on the fitting fifth; a run without one gets a fault instead of a plan.
+    """
     if not any(map(needs_acceptance_rate, runs)):
         return
     repeated_runs = repeats(runs)
@@ -141,7 +150,7 @@ def fill_acceptance_rates(
 
 
 def scored_row(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run with its predictions, and their errors if it was served."""
+    """Return a run with its predictions, and with ``compared`` and ``errors`` if it was served."""
     row = {**run, **{name: value for name, value in served.items() if name not in ("predicted", "factors")}}
     if served["status"] == "served" and served.get("tpot_mean_ms") is not None:
         row["compared"] = compared(run, served)

@@ -1,4 +1,4 @@
-"""The report of a backtest: scores overall and by group, excluded runs, and the sources of error."""
+"""Report of a backtest: scores overall, by group and axis, excluded runs, error attribution, a peer's scores."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ AXES = {
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the scores of replayed runs.
+    """Return the scores of replayed runs, overall and by group.
 
     ``rows``: runs with ``status``, ``errors`` if served, ``is_moe``, ``fitting``. Runs of the fitting fifth are not
-    scored, and a measurement that several rows state is scored once. Disaggregated runs, runs with inferred speculative
-    decoding and those with a reason of their own (``scored_separately``) are scored separately. Runs that lack TTFT or
-    TPOT are in ``campaigns`` alone.
+    scored, and duplicates of a measurement are scored once. Disaggregated runs, runs with inferred speculative decoding
+    and those with ``scored_separately``, a reason, are scored separately. Runs without TTFT or TPOT are only in
+    ``campaigns``.
     """
     campaigns, all_rows = campaign_scores(scored_of_campaigns(rows)), rows
     rows = [row for row in rows if measured_both(row)]
@@ -72,13 +72,13 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "dense": scores(row for row in served if not row["is_moe"]),
         "moe": scores(row for row in served if row["is_moe"]),
         "groups": grouped(served, GROUP, by_group),
-        "by": {name: grouped(served, (name,), of) for name, of in AXES.items()},
+        "by": {name: grouped(served, (name,), key_of) for name, key_of in AXES.items()},
         "not_simulated": counted(row["status"] for row in scored if not row.get("errors")),
         "assumed": assumed_lengths(all_rows),
         "signs": grouped([row for row in served if row["sign"]], ("sign",), lambda row: (row["sign"],)),
         "without_signs": {
-            kind: scores(row for row in served if not row["sign"] and row["is_moe"] == moe)
-            for kind, moe in (("dense", False), ("moe", True))
+            name: scores(row for row in served if not row["sign"] and row["is_moe"] == is_moe)
+            for name, is_moe in (("dense", False), ("moe", True))
         },
         "attribution": attributions(served),
         "disaggregated": _scores_by_group(disaggregated),
@@ -88,12 +88,13 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _scores_by_group(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return scores overall and by group, and counts of runs that were not simulated, by reason."""
     failed = counted(row["status"] for row in rows if not row.get("errors"))
     return {**scores(rows), "groups": grouped(rows, GROUP, by_group), "not_simulated": failed}
 
 
 def _speculative_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the scores of runs by whether they used speculative decoding, which is inferred, and the rates fitted."""
+    """Return scores of runs by inferred use of speculative decoding, and the fitted acceptance rates."""
     rates = {
         f"{row['engine']} {row['model']}": row["flags"]["draft_acceptance_rate"]
         for row in rows
@@ -112,10 +113,10 @@ def _speculative_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def report_of_peer(
     replayed: Mapping[str, Sequence[Mapping[str, Any]]], peer: Mapping[str, tuple[float, float]]
 ) -> dict[str, Any]:
-    """Return another tool's scores beside ours: TTFT and TPOT in ms that it predicts, by run.
+    """Return a peer tool's scores beside KernelSight's, on the runs that the peer predicts.
 
-    ``replayed``: runs by level of host constants. On the runs that the tool predicts there are the first level's scores
-    in full, by group too, and under ``levels`` those of all levels.
+    ``replayed``: runs by level of host constants; ``peer``: (TTFT, TPOT), ms, by run_id. In full and by group for the
+    first level, and under ``levels`` for all levels.
     """
     served = {level: [row for row in scored_runs(rows) if row.get("errors")] for level, rows in replayed.items()}
     first = next(iter(replayed))
@@ -126,7 +127,7 @@ def report_of_peer(
 
 
 def behind(rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]]) -> dict[str, int]:
-    """Return how many groups both predict, and how many of them have a worse median TTFT or TPOT than the peer's."""
+    """Return the number of groups that both predict, and of those with a larger median error than the peer's."""
     groups = compared_with([row for row in scored_runs(rows) if row.get("errors")], peer, peer)["groups"]
     worse = {
         metric: sum(group["ours"][metric]["median_ape"] > group["peer"][metric]["median_ape"] for group in groups)
@@ -141,7 +142,10 @@ def report_of(
     tier: str | None,
     basis: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the report of replayed runs, with the numbers of rows read and excluded; ``basis``: of each recipe."""
+    """Return the report of replayed runs, with counts of rows read and excluded.
+
+    ``basis``: of the flags, by recipe; ``tier``: of kernel latencies, None: auto.
+    """
     return report(rows) | {
         "by_basis": by_basis(rows, basis),
         "stated_again": len(stated_again([row for row in rows if not is_scored_separately(row)])),
@@ -154,7 +158,7 @@ def report_of(
     }
 
 
-# classes of runs whose errors scatter alike: kind of model, and more requests in flight than this
+# classes of runs with a common spread of errors: kind of model, and more requests in flight than this
 CROWD = 32.0
 CLASSES = (("dense", 0.0), ("dense", CROWD), ("moe", 0.0), ("moe", CROWD))
 
@@ -162,24 +166,24 @@ CLASSES = (("dense", 0.0), ("dense", CROWD), ("moe", 0.0), ("moe", CROWD))
 def level_scores(
     rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], basis: Mapping[str, str]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the scores of all, dense and mixture-of-experts runs outside the fitting fifth, and of their intervals.
+    """Return scores of all, dense and mixture-of-experts runs outside the fitting fifth, with coverage of intervals.
 
-    Beside them the median over groups, and the scores of groups by whether their launch flags were fitted (``basis``).
-    ``held``: the rows of ``serving_spread`` with which they were simulated. Intervals are scored with the spread that
-    the fitting runs of other groups have: no run of a group widens or narrows the intervals of that group.
+    Also medians over groups, and scores of groups by whether their launch flags were fitted (``basis``, by recipe).
+    ``held``: the rows of ``serving_spread`` with which they were simulated. Intervals are scored with the spread of
+    other groups' fitting runs: no run of a group widens or narrows that group's intervals.
     """
     rows = [row for row in rows if measured_both(row)]
     served = [row for row in scored_runs(rows) if row.get("errors")]
     by_kind = kinds_of(served)
     respread = [row for name in CLASSES for row in _with_spread_of_others(rows, served, name, held)]
-    for kind, those in KINDS.items():
-        for metric, covered in coverage(row for row in respread if row["is_moe"] in those).items():
+    for kind, flags in KINDS.items():
+        for metric, covered in coverage(row for row in respread if row["is_moe"] in flags).items():
             by_kind[kind][metric] = by_kind[kind].get(metric, {}) | covered
     return by_kind | {"over_groups": over_groups(served), "by_flags": by_fitted_flags(served, basis)}
 
 
 def class_of(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the class of a run, as ``serving_spread`` names it: kind of model, and the requests in flight it exceeds.
+    """Return the class of a run in ``serving_spread``: (model_class, in_flight_above).
 
     >>> class_of({"is_moe": True, "max_concurrency": 64})
     ('moe', 32.0)
@@ -191,43 +195,44 @@ def class_of(row: Mapping[str, Any]) -> tuple[str, float]:
 def _with_spread_of_others(
     rows: Sequence[Mapping[str, Any]],
     served: Sequence[Mapping[str, Any]],
-    wanted: tuple[str, float],
+    run_class: tuple[str, float],
     held: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    mine = [row for row in served if class_of(row) == wanted]
+    """Return the served runs of one class with the spread of other groups in their intervals."""
+    class_rows = [row for row in served if class_of(row) == run_class]
     log_sd_of_metric = {
-        row["metric"]: row["log_sd"] for row in held if (row["model_class"], row["in_flight_above"]) == wanted
+        row["metric"]: row["log_sd"] for row in held if (row["model_class"], row["in_flight_above"]) == run_class
     }
-    return with_spread_of_others(mine, fitting_runs(rows, wanted), by_group, log_sd_of_metric)
+    return with_spread_of_others(class_rows, fitting_runs(rows, run_class), by_group, log_sd_of_metric)
 
 
-def fitting_runs(rows: Sequence[Mapping[str, Any]], wanted: tuple[str, float]) -> list[Mapping[str, Any]]:
+def fitting_runs(rows: Sequence[Mapping[str, Any]], run_class: tuple[str, float]) -> list[Mapping[str, Any]]:
     """Return the served runs of the fitting fifth of one class."""
     return [
         row
         for row in rows
-        if row["fitting"] and row.get("errors") and not is_scored_separately(row) and class_of(row) == wanted
+        if row["fitting"] and row.get("errors") and not is_scored_separately(row) and class_of(row) == run_class
     ]
 
 
 def spread_rows(rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what ``serving_spread`` would hold if it were fitted to the fitting fifth of these runs.
+    """Return rows of ``serving_spread`` fitted to the fitting fifth of these runs.
 
     ``held``: the rows of ``serving_spread`` with which they were simulated.
     """
     held_log_sd = {(row["metric"], row["model_class"], row["in_flight_above"]): row["log_sd"] for row in held}
-    answer = []
+    fitted_rows = []
     for model_class, above in CLASSES:
         members = fitting_runs(rows, (model_class, above))
         for metric in COVERED if members else ():
             key = {"metric": metric, "model_class": model_class, "in_flight_above": above}
             spread = spread_lacking(members, metric, held_log_sd[metric, model_class, above])
-            answer.append({**key, "log_sd": spread, "n": len(members)})
-    return answer
+            fitted_rows.append({**key, "log_sd": spread, "n": len(members)})
+    return fitted_rows
 
 
 def counted(reasons: Any) -> list[dict[str, Any]]:
-    """Return each reason with its count, the most frequent first."""
+    """Return {"reason", "n"} of each distinct reason, the most frequent first."""
     numbers: dict[str, int] = {}
     for reason in reasons:
         numbers[reason] = numbers.get(reason, 0) + 1
@@ -235,7 +240,7 @@ def counted(reasons: Any) -> list[dict[str, Any]]:
 
 
 def attributions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the attribution of each group with enough runs, the largest total error of TTFT and TPOT first."""
+    """Return the error attribution of each group with enough runs, the largest total error of TTFT and TPOT first."""
     groups: dict[tuple, list] = {}
     for row in rows:
         groups.setdefault(by_group(row), []).append(row)
@@ -247,7 +252,7 @@ def attributions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def calibrated(
     rows: Sequence[Mapping[str, Any]], peer: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
-    """Return another tool's predictions times one factor on TTFT and one on TPOT for each group of runs.
+    """Return a peer tool's predictions, calibrated by one factor on TTFT and one on TPOT for each group of runs.
 
     A factor is the median of measured / predicted over the group's runs of the fitting fifth; 1 without any.
     """
@@ -278,15 +283,15 @@ def compared_with(
     calibrated_peer: Mapping[str, tuple[float, float]],
     peer: Mapping[str, tuple[float, float]],
 ) -> dict[str, Any]:
-    """Return another tool's scores (as it comes, and calibrated) and ours on the runs that it predicts."""
-    both = []
+    """Return scores of a peer tool, as it is and calibrated, and of KernelSight, on the runs that the peer predicts."""
+    predicted_by_both = []
     for row in rows:
         if row["run_id"] in peer:
-            theirs = {
+            peer_errors = {
                 "errors": with_errors(row, *peer[row["run_id"]]),
                 "calibrated": with_errors(row, *calibrated_peer[row["run_id"]]),
             }
-            both.append({**row, "ours": row["errors"], **theirs})
+            predicted_by_both.append({**row, "ours": row["errors"], **peer_errors})
 
     def pair(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         others = {
@@ -296,14 +301,14 @@ def compared_with(
         return {"n": len(members), "peer": scores(members), **others}
 
     groups: dict[tuple, list] = {}
-    for row in both:
+    for row in predicted_by_both:
         groups.setdefault(by_group(row), []).append(row)
     return {
-        "n": len(both),
-        "not_predicted": len(rows) - len(both),
-        **pair(both),
-        "dense": pair([row for row in both if not row["is_moe"]]),
-        "moe": pair([row for row in both if row["is_moe"]]),
+        "n": len(predicted_by_both),
+        "not_predicted": len(rows) - len(predicted_by_both),
+        **pair(predicted_by_both),
+        "dense": pair([row for row in predicted_by_both if not row["is_moe"]]),
+        "moe": pair([row for row in predicted_by_both if row["is_moe"]]),
         "groups": [
             {**dict(zip(GROUP, key, strict=True)), **pair(members)}
             for key, members in sorted(groups.items(), key=lambda item: str(item[0]))

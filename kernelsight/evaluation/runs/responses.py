@@ -1,6 +1,6 @@
-"""Responses of TTFT and TPOT of measured runs to host time: each run simulated on a grid of it.
+"""Responses of measured runs' TTFT and TPOT to host time: each run simulated on a grid, then interpolated.
 
-Between the points of the grid TTFT and TPOT are interpolated, so that any choice of constants costs no simulation more.
+Interpolation gives TTFT and TPOT at any host constants without further simulations.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
     from kernelsight.sweeps.partitions import Partition
 
-# host time at which runs are simulated: exposed of a step, of a request, of a kernel that no CUDA graph holds
+# grid of host times: exposed per step, per request, per kernel launched outside CUDA graphs
 STEP_GRID_MS = (0.0, 0.5, 1.5, 4.0)
 REQUEST_GRID_MS = (0.0, 15.0, 60.0, 250.0)
 LAUNCH_GRID_US = (0.0, 25.0, 60.0, 130.0)
 GRID = (STEP_GRID_MS, REQUEST_GRID_MS, LAUNCH_GRID_US)
-# kernels of a whole forward pass: one knot of each part that it visits
+# kernels of a whole forward pass: of the largest step shape of each part of step_costs
 LAUNCHES_QUERY = """
 select deployment_id, sum(launches) as launches
 from (select deployment_id, part, arg_max(launches, x * 1e8 + y) as launches from step_costs
@@ -34,10 +34,11 @@ group by deployment_id
 
 
 class Response(NamedTuple):
-    """What a run's means do as host time grows: shape [steps, requests, launches], in ms; or those of many runs.
+    """Mean TTFT and TPOT of a run on the grid of host times, ms, shape [steps, requests, launches].
 
-    Beside them how many requests run at a time, how long their prompts are (0: prose, which tokenises in no time that
-    is seen), the gaps between the kernels of a forward pass in ms, and what class of model it is.
+    ``running``: mean number of running requests; ``prompt_tokens``: mean prompt length (0: natural text, whose
+    tokenisation time is 0); ``gaps_ms``: gaps between the kernels of a forward pass; ``latent``, ``late``: 1 for
+    latent attention, and for experts whose answers come late. Of many runs, every field has a first axis of runs.
     """
 
     ttft_ms: np.ndarray
@@ -50,30 +51,31 @@ class Response(NamedTuple):
 
     @classmethod
     def together(cls, responses: Sequence[Response]) -> Response:
-        """Return the responses of runs as one, with a first axis of the runs."""
+        """Return the responses of several runs stacked, with a first axis of runs."""
         return cls(
             *(np.stack([np.asarray(value, dtype=float) for value in values]) for values in zip(*responses, strict=True))
         )
 
 
 def responses(session: Session, planned: Sequence[Planned], prose: Sequence[bool]) -> list[Response | None]:
-    """Simulate each plan on the grid; None for a run that cannot be simulated. In the order of the plans.
+    """Return the response of each plan, in their order; None for a run that cannot be simulated.
 
-    ``prose``: whether a run's prompts are prose.
+    ``prose``: whether each run's prompts are natural text.
     """
     by_scenario: dict[str, Response] = {}
     for part in partitions(planned):
         with session.fork() as fork:
             fork.progress = None
             by_scenario |= _responses(fork, part)
-    answers = [by_scenario.get(plan.scenario["scenario_id"]) if plan.scenario else None for plan in planned]
+    by_plan = [by_scenario.get(plan.scenario["scenario_id"]) if plan.scenario else None for plan in planned]
     return [
-        answer._replace(prompt_tokens=0.0) if answer is not None and plain else answer
-        for answer, plain in zip(answers, prose, strict=True)
+        response._replace(prompt_tokens=0.0) if response is not None and is_prose else response
+        for response, is_prose in zip(by_plan, prose, strict=True)
     ]
 
 
 def _responses(session: Session, part: Partition) -> dict[str, Response]:
+    """Return the responses of some scenarios, by scenario_id."""
     give_plan(session, part.deployments, part.scenarios)
     session.compute("step_costs", "load_requests")
     host_settings = session.table("host_settings")
@@ -85,10 +87,14 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     loads: dict[str, tuple[float, float]] = {}
     for grid_point in itertools.product(*(range(size) for size in shape)):
         step_ms, request_ms, launch_us = (points[i] for points, i in zip(GRID, grid_point, strict=True))
-        everywhere = Constants(0.0, request_ms, gap=0.0, eager_launch_us=launch_us)
+        grid_constants = Constants(0.0, request_ms, gap=0.0, eager_launch_us=launch_us)
         with session.fork() as fork:
             grid_host = with_host(
-                host_settings, lambda row, at=everywhere, ms=step_ms: {**at.host(row), "step_exposed_us": 1000.0 * ms}
+                host_settings,
+                lambda row, constants=grid_constants, ms=step_ms: {
+                    **constants.host(row),
+                    "step_exposed_us": 1000.0 * ms,
+                },
             )
             fork.give("host_settings", grid_host, trusted=True)
             for row in fork.table("request_statistics").to_pylist():
@@ -97,41 +103,50 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
                 name = row["scenario_id"]
                 running = row["decode_ns"] / 1e9 / row["duration_s"]
                 loads.setdefault(name, (running, row["prompt_tokens"] / row["completed"]))
-                held = means.setdefault(name, np.full((2, *shape), np.nan))
-                held[:, *grid_point] = row["ttft_mean_ms"], row["tpot_mean_ms"]
-    return {name: Response(*both, *loads[name], *traits[deployment_of[name]]) for name, both in means.items()}
+                run_means = means.setdefault(name, np.full((2, *shape), np.nan))
+                run_means[:, *grid_point] = row["ttft_mean_ms"], row["tpot_mean_ms"]
+    return {
+        name: Response(*metric_means, *loads[name], *traits[deployment_of[name]])
+        for name, metric_means in means.items()
+    }
 
 
 def _traits(row: dict[str, Any], launches: dict[str, float]) -> tuple[float, float, float]:
-    """Return the gaps of a forward pass in ms, and 1 or 0 for latent attention and experts whose answers come late."""
+    """Return ``gaps_ms``, ``latent`` and ``late`` of a deployment; see Response."""
     late = row["experts"] and row["engine"] == LATE_EXPERTS
     gaps_ms = row["launch_gap_us"] * launches.get(row["deployment_id"], 0.0) / 1000.0
     return gaps_ms, float(row["latent_attention"]), float(late)
 
 
-def means_of(runs: Response, at: Constants) -> np.ndarray:
-    """Return (runs, 2) means in ms of the responses of runs (see ``Response.together``).
+def means_of(runs: Response, constants: Constants) -> np.ndarray:
+    """Return mean TTFT and TPOT at some constants, ms, shape [runs, 2]: trilinear interpolation on the grid.
 
-    Time per running request is that of the mean batch, in every step; time per token that of the mean prompt.
+    ``runs``: of ``Response.together``. Time per running request is taken at the mean batch, in every step; time per
+    prompt token at the mean prompt.
     """
     values = np.stack([runs.ttft_ms, runs.tpot_ms], axis=1)
-    seen = runs.running / (1.0 + runs.running / REQUESTS_HALF)
-    step_ms = at.gap * runs.gaps_ms + at.per_request_us * seen / 1000.0
+    running = runs.running / (1.0 + runs.running / REQUESTS_HALF)
+    step_ms = constants.gap * runs.gaps_ms + constants.per_request_us * running / 1000.0
     request_ms = (
-        at.request_ms + at.experts_request_ms * runs.late + at.per_prompt_token_us * runs.prompt_tokens / 1000.0
+        constants.request_ms
+        + constants.experts_request_ms * runs.late
+        + constants.per_prompt_token_us * runs.prompt_tokens / 1000.0
     )
-    launch_us = at.eager_launch_us + at.latent_launch_us * runs.latent
-    shares = [_place(grid, value / at.pace) for grid, value in zip(GRID, (step_ms, request_ms, launch_us), strict=True)]
+    launch_us = constants.eager_launch_us + constants.latent_launch_us * runs.latent
+    intervals = [
+        _grid_interval(grid, value / constants.pace)
+        for grid, value in zip(GRID, (step_ms, request_ms, launch_us), strict=True)
+    ]
     run, means = np.arange(values.shape[0]), 0.0
     for corner in itertools.product((0, 1), repeat=3):
-        weight = np.prod([u if up else 1 - u for up, (_, u) in zip(corner, shares, strict=True)], axis=0)
-        places = (i + up for up, (i, _) in zip(corner, shares, strict=True))
-        means = means + values[run, :, *places] * weight[:, None]
-    return at.pace * means
+        weight = np.prod([u if up else 1 - u for up, (_, u) in zip(corner, intervals, strict=True)], axis=0)
+        indices = (i + up for up, (i, _) in zip(corner, intervals, strict=True))
+        means = means + values[run, :, *indices] * weight[:, None]
+    return constants.pace * means
 
 
-def _place(grid: Sequence[float], value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the interval of the grid that a value lies in, and where in it: from 0 to 1, beyond the grid more."""
+def _grid_interval(grid: Sequence[float], value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of the grid interval that contains each value, and the position in it, 0 to 1 (or beyond)."""
     points = np.array(grid)
-    i = np.clip(np.searchsorted(points, value, side="right") - 1, 0, points.size - 2)
-    return i, (value - points[i]) / (points[i + 1] - points[i])
+    index = np.clip(np.searchsorted(points, value, side="right") - 1, 0, points.size - 2)
+    return index, (value - points[index]) / (points[index + 1] - points[index])

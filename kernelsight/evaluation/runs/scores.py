@@ -1,4 +1,4 @@
-"""Errors of predicted runs against measured ones: TTFT, TPOT and throughput, by group."""
+"""Errors and scores of predicted runs against measured ones: TTFT, TPOT and throughput, overall and by group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDING_MS = 0.006
 
 
 def is_fitting(run_id: str) -> bool:
-    """Return whether a run belongs to the fifth that constants may be fitted on: SHA-256 of its id, modulo 5, is 0.
+    """Whether a run belongs to the fifth that constants may be fitted on: SHA-256 of its id, modulo 5, is 0.
 
     >>> sum(is_fitting(str(number)) for number in range(1000))
     193
@@ -27,12 +27,12 @@ def is_fitting(run_id: str) -> bool:
 
 
 def measured_both(run: Mapping[str, Any]) -> bool:
-    """Return whether a run measured TTFT and TPOT, at stated lengths: what reports by group and load rest on."""
+    """Whether a run measured TTFT and TPOT at stated lengths, as reports by group and load require."""
     return all(run.get(name) is not None for name in (*MEASURED, "isl", "osl"))
 
 
 def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the ids of runs of the fitting fifth that repeat the measurement of a scored run (possibly rounded).
+    """Return the ids of fitting runs that duplicate the measurement of a scored run (possibly rounded).
 
     >>> run = dict.fromkeys(SAME, 1) | {"ttft_ms": 341.127, "tpot_ms": 5.0896, "run_id": "r0"}
     >>> repeats([run, run | {"run_id": "r9", "ttft_ms": 341.13, "tpot_ms": 5.09}])
@@ -46,33 +46,33 @@ def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
 
     def is_repeated(run: Mapping[str, Any]) -> bool:
         others = scored.get(tuple(run[name] for name in SAME), ())
-        return any(all(abs(run[name] - one[name]) < ROUNDING_MS for name in MEASURED) for one in others)
+        return any(all(abs(run[name] - other[name]) < ROUNDING_MS for name in MEASURED) for other in others)
 
     return {run["run_id"] for run in runs if is_fitting(run["run_id"]) and is_repeated(run)}
 
 
 def stated_again(runs: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the ids of scored runs that state the measurement of an earlier scored run once more (possibly rounded).
+    """Return the ids of scored runs that duplicate the measurement of an earlier scored run (possibly rounded).
 
     >>> run = dict.fromkeys(SAME, 1) | {"ttft_ms": 341.127, "tpot_ms": 5.0896, "run_id": "r0"}
     >>> sorted(stated_again([run, run | {"run_id": "r1", "ttft_ms": 341.13}, run | {"run_id": "r2", "tpot_ms": 6.0}]))
     ['r1']
     """
     runs_of_key: dict[tuple, list[Mapping[str, Any]]] = {}
-    again = set()
+    duplicates = set()
     for run in runs:
         if is_fitting(run["run_id"]) or not measured_both(run):
             continue
         others = runs_of_key.setdefault(tuple(run[name] for name in SAME), [])
-        if any(all(abs(run[name] - one[name]) < ROUNDING_MS for name in MEASURED) for one in others):
-            again.add(run["run_id"])
+        if any(all(abs(run[name] - other[name]) < ROUNDING_MS for name in MEASURED) for other in others):
+            duplicates.add(run["run_id"])
         else:
             others.append(run)
-    return again
+    return duplicates
 
 
 def is_scored_separately(run: Mapping[str, Any]) -> bool:
-    """Return whether a run is scored separately: disaggregated, inferred speculative decoding, or as the run states."""
+    """Whether a run is scored separately: disaggregated, inferred speculative decoding, or for a reason it states."""
     reason = run.get("scored_separately") or run.get("prefill_workers")
     return bool(reason) or run.get("speculative") is not None
 
@@ -87,7 +87,7 @@ def throughput(concurrency: float, osl: float, ttft_ms: float, tpot_ms: float) -
 
 
 def with_errors(run: Mapping[str, Any], ttft_ms: float, tpot_ms: float) -> dict[str, float]:
-    """Return predicted / measured - 1 per metric, from the predicted means of a run."""
+    """Return predicted / measured - 1 by metric, from a run's predicted mean TTFT and TPOT, ms."""
     load = (run["max_concurrency"] or 1, run["osl"])
     measured = throughput(*load, run["ttft_ms"], run["tpot_ms"])
     return {
@@ -98,7 +98,7 @@ def with_errors(run: Mapping[str, Any], ttft_ms: float, tpot_ms: float) -> dict[
 
 
 def score(errors: Sequence[float]) -> dict[str, float | int | None]:
-    """Return n, median APE, MAPE, p90 of APE, bias (mean) and median error of signed relative errors, as fractions."""
+    """Return n, APE (median, mean, 90th percentile), bias (mean) and median of signed relative errors, as fractions."""
     if not len(errors):
         return {"n": 0, **dict.fromkeys(("median_ape", "mape", "p90_ape", "bias", "median_error"))}
     signed = np.asarray(errors, dtype=float)
@@ -114,16 +114,16 @@ def score(errors: Sequence[float]) -> dict[str, float | int | None]:
 
 
 def scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict]:
-    """Return the scores of each metric over rows that have errors."""
+    """Return the scores by metric over the rows that have errors."""
     errors = [row["errors"] for row in rows if row.get("errors")]
     return {metric: score([error[metric] for error in errors]) for metric in METRICS}
 
 
-def grouped(rows: Iterable[Mapping[str, Any]], names: Sequence[str], of: Callable[[Mapping], tuple]) -> list[dict]:
-    """Return for each group of ``of`` its names, the number of rows, and its scores; sorted by name."""
+def grouped(rows: Iterable[Mapping[str, Any]], names: Sequence[str], key_of: Callable[[Mapping], tuple]) -> list[dict]:
+    """Return one row per group, sorted: ``names`` of its key, number of rows with errors, and scores by metric."""
     groups: dict[tuple, list] = {}
     for row in rows:
-        groups.setdefault(of(row), []).append(row)
+        groups.setdefault(key_of(row), []).append(row)
     return [
         {**dict(zip(names, key, strict=True)), "n": sum(1 for row in members if row.get("errors")), **scores(members)}
         for key, members in sorted(groups.items(), key=lambda item: tuple(str(part) for part in item[0]))

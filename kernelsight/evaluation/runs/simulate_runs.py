@@ -1,4 +1,4 @@
-"""Measured runs served as scenarios: all of them in one call, some deployments at a time, with where the time went."""
+"""Simulation of measured runs as scenarios, a few deployments at a time: predicted means, intervals, time by part."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
     from kernelsight.evaluation.runs.host_constants import Constants
 
-# deployments whose knots are in memory at once
+# deployments whose step costs are in memory at once
 DEPLOYMENTS = 24
-# what is multiplied where the kernels take longer than predicted
+# columns that are multiplied by ``pace``, the factor on kernels
 TIMES = (
     *("ttft_mean_ms", "tpot_mean_ms", "gpu_s", "host_exposed_s", "idle_s", "queue_ms"),
     *("prefill_kernels_s", "decode_kernels_s", "prefill_communication_s", "decode_communication_s"),
 )
 INTERVALS = {"ttft_mean_ms": "ttft", "tpot_mean_ms": "tpot", "e2e_mean_ms": "e2e"}
-# what campaigns measured beside means of TTFT and TPOT, by the columns of scenario_summary
+# further metrics of campaigns, by column of scenario_summary
 THROUGHPUT = "output_throughput"
 FURTHER_INTERVALS = {"e2e_p99_ms": "e2e_p99", THROUGHPUT: THROUGHPUT}
 PREDICTED = ("itl_mean_ms", "itl_p50_ms", "tpot_p50_ms", "e2e_mean_ms", "e2e_p99_ms", "request_throughput", THROUGHPUT)
-# what falls where steps take longer
+# columns that are divided by ``pace``
 RATES = (THROUGHPUT, FULL_THROUGHPUT, "request_throughput")
 SUMMARY = (
     *(
@@ -55,7 +55,7 @@ group by scenario_id
 
 
 class Planned(NamedTuple):
-    """Deployments and scenario of a run's flags, the one that decodes first, or why there are none."""
+    """Plan of a run: its deployments, the decoding one first, and its scenario; or the fault of its flags."""
 
     deployments: list[dict[str, Any]]
     scenario: dict[str, Any] | None
@@ -72,7 +72,7 @@ def plan_runs(session: Session, flags: Sequence[Mapping[str, Any]]) -> list[Plan
 
 
 def settings_of(session: Session, planned: Sequence[Planned], table: str, column: str) -> list[Any]:
-    """Return a column of a table of deployments, such as ``host_settings``, for each run; None: it has no plan."""
+    """Return a column of a table of deployments, such as ``host_settings``, for each run; None for one without plan."""
     deployments = {row["deployment_id"]: row for plan in planned for row in plan.deployments[:1]}
     if not deployments:
         return [None] * len(planned)
@@ -92,14 +92,14 @@ def serve_runs(
     *,
     parts: bool = True,
 ) -> list[list[dict[str, Any]]]:
-    """Return for each entry of ``hosts`` one row for each plan, in their order: predicted means, its parts, status.
+    """Return one row per plan, in their order, for each entry of ``hosts``: predicted means, parts, status.
 
-    Runs of equal flags are one scenario, served once. ``status`` is served, or why the run cannot be simulated.
-    An entry of ``hosts`` has a run's constants in the place of the catalogue's, or None; they are its deployment's.
-    ``prose``: whether a run's prompts are prose. ``parts``: where the time went, and intervals, as well.
+    ``hosts``: lists of one entry per plan, host constants that replace the catalogue's for its deployment, or None;
+    ``prose``: whether each run's prompts are natural text; ``parts``: also parts of the time, intervals and evidence.
+    ``status`` is "served", or why the run cannot be simulated. Runs of equal flags are one scenario, simulated once.
     """
-    plain = _deployments_of_prose(planned, prose or [False] * len(planned))
-    overheads = [
+    prose_deployments = _deployments_of_prose(planned, prose or [False] * len(planned))
+    constants_by_deployment = [
         {
             deployment["deployment_id"]: constants
             for plan, constants in zip(planned, host, strict=True)
@@ -113,11 +113,11 @@ def serve_runs(
         with session.fork() as fork:
             fork.progress = None
             give_plan(fork, part.deployments, part.scenarios)
-            # what does not rest on host time is computed once for all forks
+            # tables that do not depend on host time are computed once for all forks
             fork.compute("step_costs", "load_requests", "kernel_latencies")
-            for rows, constants in zip(rows_of_hosts, overheads, strict=True):
-                with fork.fork() as one:
-                    rows |= {row["scenario_id"]: row for row in _serve(one, constants, plain, parts)}
+            for rows, constants in zip(rows_of_hosts, constants_by_deployment, strict=True):
+                with fork.fork() as host_fork:
+                    rows |= {row["scenario_id"]: row for row in _serve(host_fork, constants, prose_deployments, parts)}
     return [
         [rows[plan.scenario["scenario_id"]] if plan.scenario else {"status": plan.fault} for plan in planned]
         for rows in rows_of_hosts
@@ -125,33 +125,34 @@ def serve_runs(
 
 
 def partitions(planned: Sequence[Planned]) -> Iterator[Partition]:
-    """Yield scenarios with their deployments, a few deployments at a time, each scenario once."""
+    """Yield the scenarios of plans with their deployments, DEPLOYMENTS at a time, each scenario once."""
     loads: dict[str, dict[str, Planned]] = {}
     for plan in planned:
         if plan.scenario:
             loads.setdefault(plan.scenario["deployment_id"], {})[plan.scenario["scenario_id"]] = plan
     keys = sorted(loads)
     for first in range(0, len(keys), DEPLOYMENTS):
-        mine = [plan for key in keys[first : first + DEPLOYMENTS] for plan in loads[key].values()]
-        deployments = {row["deployment_id"]: row for plan in mine for row in plan.deployments}
-        yield Partition(list(deployments.values()), [plan.scenario for plan in mine if plan.scenario], {})
+        plans = [plan for key in keys[first : first + DEPLOYMENTS] for plan in loads[key].values()]
+        deployments = {row["deployment_id"]: row for plan in plans for row in plan.deployments}
+        yield Partition(list(deployments.values()), [plan.scenario for plan in plans if plan.scenario], {})
 
 
 def _deployments_of_prose(planned: Sequence[Planned], prose: Sequence[bool]) -> set[str]:
-    """Return the deployments all of whose runs have prompts of prose."""
+    """Return the ids of deployments all of whose runs have prompts of natural text."""
     deployments: dict[bool, set[str]] = {True: set(), False: set()}
-    for plan, plain in zip(planned, prose, strict=True):
-        deployments[plain] |= {row["deployment_id"] for row in plan.deployments}
+    for plan, is_prose in zip(planned, prose, strict=True):
+        deployments[is_prose] |= {row["deployment_id"] for row in plan.deployments}
     return deployments[True] - deployments[False]
 
 
 def _serve(
-    session: Session, overheads: Mapping[str, Constants], prose: Collection[str], parts: bool
+    session: Session, constants_by_deployment: Mapping[str, Constants], prose: Collection[str], parts: bool
 ) -> list[dict[str, Any]]:
+    """Return the rows of a session's scenarios under host constants by deployment_id; see ``serve_runs``."""
     from kernelsight.evaluation.runs.host_constants import with_host
 
     def fitted(row: Mapping[str, Any]) -> Mapping[str, float] | None:
-        constants = overheads.get(row["deployment_id"])
+        constants = constants_by_deployment.get(row["deployment_id"])
         return None if constants is None else constants.host(row)
 
     session.give("host_settings", with_host(session.table("host_settings"), fitted, prose), trusted=True)
@@ -159,7 +160,7 @@ def _serve(
         session.compute("scenario_summary", "kernel_breakdown", "scenario_intervals")
     summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY, *PREDICTED])
     rows = {row["scenario_id"]: row for row in summary.to_pylist()}
-    for row in rows.values():  # until its first step: in the front end and in the queue
+    for row in rows.values():  # time before a request's first step: front end and queue
         waits = row.pop("front_end_mean_ms"), row.pop("queue_mean_ms")
         row["queue_ms"] = None if None in waits else sum(waits)
         row["predicted"] = {name: row.pop(name) for name in PREDICTED}
@@ -179,7 +180,11 @@ def _serve(
         its_evidence = evidence.get(row["deployment_id"], [])
         row |= {"tiers": tiers_of(its_evidence), "weakest": weakest_of(its_evidence)}
     for row in rows.values():
-        pace = overheads[row["deployment_id"]].pace if row["deployment_id"] in overheads else 1.0
+        pace = (
+            constants_by_deployment[row["deployment_id"]].pace
+            if row["deployment_id"] in constants_by_deployment
+            else 1.0
+        )
         row |= {name: pace * row[name] for name in TIMES if row.get(name) is not None}
         means = {
             name: value * (1.0 / pace if name in RATES else pace) for name, value in row["predicted"].items() if value

@@ -1,4 +1,4 @@
-"""Prompt lengths that no source states: a number with an interval, which widens the intervals of what it predicts."""
+"""Runs with estimated prompt lengths: simulated at both ends of the estimate, which widens their intervals."""
 
 from __future__ import annotations
 
@@ -23,33 +23,35 @@ def served_with_lengths(
     hosts: Sequence[Sequence[Constants | None]],
     prose: Sequence[bool],
 ) -> list[list[dict[str, Any]]]:
-    """Return ``serve_runs`` of these runs, their intervals widened by what unknown prompt lengths leave open."""
+    """Return ``serve_runs`` of these runs, with intervals widened by the uncertainty of estimated prompt lengths."""
     levels = serve_runs(session, planned, hosts, prose)
-    unknown = [number for number, run in enumerate(runs) if run.get("isl_low") and planned[number].scenario]
+    unknown = [index for index, run in enumerate(runs) if run.get("isl_low") and planned[index].scenario]
     if not unknown:
         return levels
-    chosen = [[host[number] for number in unknown] for host in hosts]
-    plain = [prose[number] for number in unknown]
+    chosen = [[host[index] for index in unknown] for host in hosts]
+    chosen_prose = [prose[index] for index in unknown]
     recipes = session.table("recipes").to_pylist()
-    flags = [[at_length(runs[number], runs[number][end], recipes) for number in unknown] for end in ENDS]
-    at_ends = [serve_runs(session, plan_runs(session, each), chosen, plain, parts=False) for each in flags]
-    for level, *of_ends in zip(levels, *at_ends, strict=True):
-        for number, *ends in zip(unknown, *of_ends, strict=True):
-            if level[number]["status"] == "served":
-                level[number] = with_wider_intervals(level[number], [end.get("predicted", {}) for end in ends])
+    flags = [[at_length(runs[index], runs[index][end], recipes) for index in unknown] for end in ENDS]
+    at_ends = [
+        serve_runs(session, plan_runs(session, end_flags), chosen, chosen_prose, parts=False) for end_flags in flags
+    ]
+    for level, *rows_at_ends in zip(levels, *at_ends, strict=True):
+        for index, *ends in zip(unknown, *rows_at_ends, strict=True):
+            if level[index]["status"] == "served":
+                level[index] = with_wider_intervals(level[index], [end.get("predicted", {}) for end in ends])
     return levels
 
 
 def at_length(run: Mapping[str, Any], isl: int, recipes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the flags that replay a run whose prompts are ``isl`` tokens long; its tier and drafts stay."""
+    """Return the flags of a run with prompts of ``isl`` tokens; its tier and acceptance rate stay."""
     kept = {name: run["flags"][name] for name in ("tier", "draft_acceptance_rate") if name in run["flags"]}
     return flags_of({**run, "isl": isl}, recipes)[0] | kept
 
 
 def with_wider_intervals(row: Mapping[str, Any], ends: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return a served run whose intervals reach as far as predictions at other prompt lengths, too.
+    """Return a served run with intervals widened to predictions at other prompt lengths.
 
-    ``ends``: predictions at these, by column. Kernels and lengths err independently: their parts add up in squares.
+    ``ends``: predictions at these, by column. Errors of kernels and lengths are independent: they add up in squares.
 
     >>> row = {"predicted": {"tpot_mean_ms": 10.0}, "factors": {"tpot": (0.9, 1.1)}}
     >>> wider = with_wider_intervals(row, [{"tpot_mean_ms": 10.0}, {"tpot_mean_ms": 12.0}])
@@ -71,7 +73,7 @@ def with_wider_intervals(row: Mapping[str, Any], ends: Sequence[Mapping[str, flo
 
 
 def assumed_lengths(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what is assumed of prompts whose length no source states: a sentence for each campaign and task.
+    """Return one sentence per campaign and task on prompt lengths that no source states and that are assumed.
 
     >>> run = {"campaign": "a", "task": "chat", "isl": 600, "isl_low": 200, "isl_high": 1800}
     >>> assumed_lengths([run, run, run | {"isl_low": None, "isl_high": None}])

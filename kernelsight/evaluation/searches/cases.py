@@ -1,4 +1,4 @@
-"""Replays of searches, one per case, on all cores; what is kept of each, so that a killed evaluation goes on."""
+"""Cases of a search evaluation: each replayed on a core, with results in a journal so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from kernelsight.searching.search_tables import forecast_scores
 from kernelsight.searching.targets import Target, target_of, truth_of
 
 CALIBRATED_AT = (20, 50)
-# fewer replays than this are not worth other processes
+# fewer replays than this run in this process
 LEAST_FOR_PROCESSES = 24
-# candidates that calibration is scored on, evenly over a larger space
+# maximum number of candidates that calibration is scored on, evenly over the space
 MOST_SCORED = 20_000
 
 
 class Case(NamedTuple):
-    """One search to replay."""
+    """One search to replay: a space, the GPU to search for, what it learns from, the policy, seed and budget."""
 
     space: str
     gpu: str
@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """Scores of the forecasts of one replay after some measurements, and what their pictures are drawn from."""
+    """Scores of one replay's forecasts after some measurements, and points of reliability and risk-coverage curves."""
 
     scores: dict[str, float]
     by_confidence: np.ndarray
@@ -55,7 +55,11 @@ class Calibration(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What is kept of a replay: regret after each measurement, where it would have stopped, calibration, score P."""
+    """Result of a replay.
+
+    ``regret``: after each measurement, shape [budget]; ``stop``: (measurements, regret) where it would have stopped;
+    ``calibration``: by number of measurements; ``score``: score P; ``notes``: of the target.
+    """
 
     case: Case
     regret: np.ndarray
@@ -70,13 +74,14 @@ _targets: dict[tuple[Any, ...], Target] = {}
 
 
 def _begin(spaces: Mapping[str, SpaceArrays]) -> None:
+    """Set the spaces of this process."""
     global _spaces
     _spaces = spaces
     _targets.clear()
 
 
 def replayed(spaces: Mapping[str, SpaceArrays], cases: Sequence[Case]) -> Iterator[Result]:
-    """Yield the result of each case, in order; many are shared out to a process for each core."""
+    """Yield the result of each case, in order; LEAST_FOR_PROCESSES or more are distributed over all cores."""
     workers = os.cpu_count() or 1
     if len(cases) < LEAST_FOR_PROCESSES or workers < 2:
         _begin(spaces)
@@ -87,7 +92,7 @@ def replayed(spaces: Mapping[str, SpaceArrays], cases: Sequence[Case]) -> Iterat
 
 
 def _replay(case: Case) -> Result:
-    """Replay one search."""
+    """Return the result of one replayed search."""
     key = (case.space, case.gpu, case.sources)
     if key not in _targets:
         _targets[key] = target_of(_spaces[case.space], case.gpu, case.sources)
@@ -102,72 +107,76 @@ def _replay(case: Case) -> Result:
     best_rows: list[int] = []
     stop, calibration = None, {}
     with one_blas_thread():
-        for made in rounds(target, scenario, replay(truth, target.ids, case.seed)):
-            before = len(best_rows)
-            if stop is None and before >= STOP_FROM and made.better < STOP_BELOW:
-                stop = (before, float(scores.regrets(best_rows[-1:], logs)[0]))
-            if case.policy == "selective" and before in CALIBRATED_AT:
-                unseen = unseen_scores(made, logs)
+        for search_round in rounds(target, scenario, replay(truth, target.ids, case.seed)):
+            measured_count = len(best_rows)
+            if stop is None and measured_count >= STOP_FROM and search_round.better < STOP_BELOW:
+                stop = (measured_count, float(scores.regrets(best_rows[-1:], logs)[0]))
+            if case.policy == "selective" and measured_count in CALIBRATED_AT:
+                unseen = unseen_scores(search_round, logs)
                 if unseen is not None:
-                    calibration[before] = unseen
-            best_rows += made.best.tolist()
+                    calibration[measured_count] = unseen
+            best_rows += search_round.best.tolist()
     best = np.array(best_rows, dtype=np.int64)
     regret = _padded(scores.regrets(best, logs), case.budget)
     return Result(case, regret, stop, calibration, scores.score_p(best, logs), target.notes)
 
 
 def _padded(regret: np.ndarray, budget: int) -> np.ndarray:
-    """Return the regret after each measurement of the budget; a search that ended earlier keeps its last."""
+    """Return the regret after each measurement, shape [budget]; a search that ended earlier keeps its last value."""
     return np.concatenate([regret, np.full(budget - len(regret), regret[-1])])
 
 
-def unseen_scores(made: Round, logs: np.ndarray) -> Calibration | None:
-    """Return the scores of a round's forecast over all working candidates that were not measured before it."""
-    forecast = made.forecast
+def unseen_scores(search_round: Round, logs: np.ndarray) -> Calibration | None:
+    """Return the calibration of a round's forecast over all working candidates not measured before; None without one.
+
+    ``logs``: logarithms of all candidates' latencies, NaN for those that fail.
+    """
+    forecast = search_round.forecast
     if forecast is None or forecast.fit is None:
         return None
-    earlier = made.history.until(int((made.history.rounds < made.number).sum()))
+    earlier = search_round.history.until(int((search_round.history.rounds < search_round.number).sum()))
     rows = np.setdiff1d(np.flatnonzero(~np.isnan(logs)), earlier.rows)
     if len(rows) > MOST_SCORED:
         rows = rows[np.linspace(0, len(rows) - 1, MOST_SCORED).astype(int)]
-    mean, variance, _ = gp.predict(made.step.inputs, forecast.fit, rows)
+    mean, variance, _ = gp.predict(search_round.step.inputs, forecast.fit, rows)
     sd, anchor = np.sqrt(variance) * widening(earlier, mean), float(np.nanmedian(logs))
     bins, hits = bin_probabilities(mean, sd, anchor), bins_of(logs[rows], anchor)
-    confidence, right = bins.max(1), (bins.argmax(1) == hits).astype(float)
+    confidence, is_right = bins.max(1), (bins.argmax(1) == hits).astype(float)
     return Calibration(
         forecast_scores(mean, sd, logs[rows], anchor),
-        scores.by_confidence(confidence, right),
-        scores.risk_at(confidence, 1.0 - right),
+        scores.by_confidence(confidence, is_right),
+        scores.risk_at(confidence, 1.0 - is_right),
     )
 
 
 def kept_results(
     spaces: Mapping[str, SpaceArrays], cases: Sequence[Case], path: Path, header: str, resume: bool
 ) -> list[Result]:
-    """Return the results of all cases; each is on the disk in a journal before the next, and is read back from it.
+    """Return the results of all cases, each written to a journal before the next one starts.
 
-    ``header``: what the journal belongs to. The journal is removed by whoever has written what follows from it.
+    ``header``: identifies the evaluation that the journal belongs to; ``resume``: read earlier results from it. The
+    caller removes the journal after writing what follows from the results.
     """
     journal, earlier = open_journal(path, header, resume)
-    results = [_read(case, row) for case, row in zip(cases, earlier, strict=False)]
+    results = [_from_row(case, row) for case, row in zip(cases, earlier, strict=False)]
     with journal:
         for result in replayed(spaces, cases[len(results) :]):
-            journal.append(_written(result))
+            journal.append(_as_row(result))
             results.append(result)
     return results
 
 
-def _written(result: Result) -> dict[str, Any]:
-    """Return a result as a line of a journal; numbers keep all their digits."""
+def _as_row(result: Result) -> dict[str, Any]:
+    """Return a result as a row of the journal; numbers keep all their digits."""
     calibration = {
-        str(count): [each.scores, each.by_confidence.tolist(), each.risk.tolist()]
-        for count, each in result.calibration.items()
+        str(count): [point_scores.scores, point_scores.by_confidence.tolist(), point_scores.risk.tolist()]
+        for count, point_scores in result.calibration.items()
     }
-    plain = {"regret": result.regret.tolist(), "stop": result.stop, "score": result.score}
-    return plain | {"calibration": calibration, "notes": result.notes}
+    row = {"regret": result.regret.tolist(), "stop": result.stop, "score": result.score}
+    return row | {"calibration": calibration, "notes": result.notes}
 
 
-def _read(case: Case, row: Mapping[str, Any]) -> Result:
+def _from_row(case: Case, row: Mapping[str, Any]) -> Result:
     calibration = {
         int(count): Calibration(calibration_scores, np.array(by_confidence), np.array(risk))
         for count, (calibration_scores, by_confidence, risk) in row["calibration"].items()

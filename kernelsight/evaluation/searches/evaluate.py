@@ -1,4 +1,4 @@
-"""Evaluates search policies by replays: each GPU of a file is searched for with what the others measured."""
+"""Evaluation of search policies by replays: searches for each GPU of a file, with the others' measurements known."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def evaluate(
     journal: Path | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Return scores of policies over all spaces and GPUs; InvalidInput or UnknownName: what cannot be evaluated.
+    """Return the report of search policies over all spaces and GPUs.
 
     ``policies``: those of a search, and ``tuner:NAME`` for strategies of Kernel Tuner. ``splits``: ``all`` learns from
-    every other GPU, ``without-nearest`` from all but the one whose measurements are most like those of the GPU that is
-    searched for, such as another card with the same chip. ``journal``: keeps every replay; ``resume`` goes on from it.
+    every other GPU, ``without-nearest`` from all except the one whose measurements correlate best with the searched
+    GPU's, such as another card with the same chip. ``journal``: file of finished replays, which ``resume`` continues.
+    InvalidInput, UnknownName: a policy, GPU, seed count or budget that cannot be evaluated.
     """
     policies = expanded(policies)
     for name in policies:
@@ -61,7 +62,7 @@ def evaluate(
 
 
 def transfers(policy: str) -> bool:
-    """Return whether a policy learns from other GPUs."""
+    """Whether a policy learns from other GPUs."""
     return policy != "random" and not is_tuner(policy)
 
 
@@ -74,17 +75,18 @@ def _cases(
     batch: int,
     splits: Sequence[str],
 ) -> Iterator[Case]:
-    chosen = {space: gpus_of(arrays, gpus) for space, arrays in spaces.items()}
-    every_gpu = sorted({gpu for arrays in spaces.values() for gpu in arrays.gpus})
-    if not every_gpu:
+    """Yield the cases of all spaces, GPUs, splits, policies and seeds; InvalidInput, UnknownName as ``evaluate``."""
+    gpus_of_space = {space: gpus_of(arrays, gpus) for space, arrays in spaces.items()}
+    all_gpus = sorted({gpu for arrays in spaces.values() for gpu in arrays.gpus})
+    if not all_gpus:
         raise InvalidInput("no configuration of these spaces was measured on any GPU, so no search can be replayed.")
     if gpus != "all" and list(gpus) != ["all"]:
         for name in gpus:
-            if name not in every_gpu:
-                raise unknown("GPU", name, every_gpu, f"The file has {', '.join(every_gpu)}.")
-    for space, names in chosen.items():
+            if name not in all_gpus:
+                raise unknown("GPU", name, all_gpus, f"The file has {', '.join(all_gpus)}.")
+    for space, names in gpus_of_space.items():
         for gpu in names:
-            most = min(budget, int((spaces[space].gpus[gpu].status > 0).sum()))
+            max_measurements = min(budget, int((spaces[space].gpus[gpu].status > 0).sum()))
             for split in splits:
                 sources = None if split == "all" else without_nearest(spaces[space], gpu)
                 if split != "all" and sources is None:
@@ -92,62 +94,66 @@ def _cases(
                 for policy in policies:
                     if split == "all" or transfers(policy):
                         for seed in range(seeds):
-                            yield Case(space, gpu, split, sources, policy, seed, most, batch)
+                            yield Case(space, gpu, split, sources, policy, seed, max_measurements, batch)
 
 
 def without_nearest(arrays: SpaceArrays, gpu: str) -> tuple[str, ...] | None:
-    """Return the other GPUs but the one whose measurements are most like these; None where fewer than two are left."""
-    of_gpu = arrays.gpus[gpu]
-    likeness = {}
+    """Return the other GPUs without the one that correlates best with ``gpu`` (ranks of latencies); None: under two.
+
+    GPUs with fewer than three candidates in common are left out too.
+    """
+    target = arrays.gpus[gpu]
+    correlations = {}
     for name, other in arrays.gpus.items():
-        shared = (of_gpu.status == OK) & (other.status == OK)
+        shared = (target.status == OK) & (other.status == OK)
         if name != gpu and shared.sum() > 2:
-            logs = np.log(of_gpu.latency_us[shared]), np.log(other.latency_us[shared])
-            ranks = [np.argsort(np.argsort(each)) for each in logs]
-            likeness[name] = float(np.corrcoef(*ranks)[0, 1])
-    if len(likeness) < 2:
+            logs = np.log(target.latency_us[shared]), np.log(other.latency_us[shared])
+            ranks = [np.argsort(np.argsort(latency_logs)) for latency_logs in logs]
+            correlations[name] = float(np.corrcoef(*ranks)[0, 1])
+    if len(correlations) < 2:
         return None
-    nearest = max(likeness, key=lambda name: likeness[name])
-    return tuple(name for name in likeness if name != nearest)
+    nearest = max(correlations, key=lambda name: correlations[name])
+    return tuple(name for name in correlations if name != nearest)
 
 
 def report(results: Sequence[Result], policies: Sequence[str]) -> dict[str, Any]:
-    """Return the report: policies, spaces, calibration and stops, and the same without the nearest GPU."""
-    whole_report = _of_split([each for each in results if each.case.split == "all"], policies)
-    others = [each for each in results if each.case.split != "all"]
-    if others:
-        whole_report["without_nearest"] = _of_split(others, [name for name in policies if transfers(name)])
+    """Return the report: scores of policies, by space, calibration and stops; and the same of ``without_nearest``."""
+    whole_report = _of_split([result for result in results if result.case.split == "all"], policies)
+    other_split = [result for result in results if result.case.split != "all"]
+    if other_split:
+        whole_report["without_nearest"] = _of_split(other_split, [name for name in policies if transfers(name)])
     whole_report["notes"] = sorted(
-        {f"{each.case.space}, {each.case.gpu}: {note}" for each in results for note in each.notes}
+        {f"{result.case.space}, {result.case.gpu}: {note}" for result in results for note in result.notes}
     )
     return whole_report
 
 
 def _of_split(results: Sequence[Result], policies: Sequence[str]) -> dict[str, Any]:
+    """Return the report of one split."""
     spaces, rows = [], []
     for policy in policies:
-        of_policy = [each for each in results if each.case.policy == policy]
+        policy_results = [result for result in results if result.case.policy == policy]
         by_space: dict[tuple[str, str], list[Result]] = {}
-        for each in of_policy:
-            by_space.setdefault((each.case.space, each.case.gpu), []).append(each)
-        mine = [
+        for result in policy_results:
+            by_space.setdefault((result.case.space, result.case.gpu), []).append(result)
+        space_rows = [
             {"space": space, "gpu": gpu, "policy": policy} | _figures(members)
             for (space, gpu), members in by_space.items()
         ]
-        spaces += mine
-        means = {name: _mean(row[name] for row in mine) for name in (*(f"regret_{n}" for n in AT), "score")}
+        spaces += space_rows
+        means = {name: _mean(row[name] for row in space_rows) for name in (*(f"regret_{n}" for n in AT), "score")}
         rows.append(
-            {"policy": policy} | _figures(of_policy) | means | {"regret_curve": _curve(list(by_space.values()))}
+            {"policy": policy} | _figures(policy_results) | means | {"regret_curve": _curve(list(by_space.values()))}
         )
     calibration = {}
     for count in CALIBRATED_AT:
-        calibrations = [each.calibration[count] for each in results if count in each.calibration]
+        calibrations = [result.calibration[count] for result in results if count in result.calibration]
         if calibrations:
             calibration[str(count)] = _calibration(calibrations)
-    stops = [each.stop for each in results if each.stop is not None and each.case.policy == "selective"]
-    within = float(np.mean([regret <= 0.02 for _, regret in stops])) if stops else None
+    stops = [result.stop for result in results if result.stop is not None and result.case.policy == "selective"]
+    within_share = float(np.mean([regret <= 0.02 for _, regret in stops])) if stops else None
     median = float(np.median([count for count, _ in stops])) if stops else None
-    stopped = {"n": len(stops), "within_2": within, "median_measurements": median}
+    stopped = {"n": len(stops), "within_2": within_share, "median_measurements": median}
     return {"policies": rows, "spaces": spaces, "calibration": calibration, "stops": stopped}
 
 
@@ -166,6 +172,7 @@ def _calibration(calibrations: Sequence[Calibration]) -> dict[str, Any]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None without any."""
     numbers = [value for value in values if value is not None]
     return float(np.mean(numbers)) if numbers else None
 
@@ -174,22 +181,27 @@ def _curve(by_space: Sequence[Sequence[Result]]) -> list[float]:
     """Return the regret after each measurement: mean over spaces of the median over seeds."""
     if not by_space:
         return []
-    longest = max(len(of_space[0].regret) for of_space in by_space)
-    medians = [np.median([each.regret for each in of_space], axis=0) for of_space in by_space]
-    return np.mean([np.pad(each, (0, longest - len(each)), mode="edge") for each in medians], axis=0).tolist()
+    longest = max(len(space_results[0].regret) for space_results in by_space)
+    medians = [np.median([median.regret for median in space_results], axis=0) for space_results in by_space]
+    return np.mean([np.pad(median, (0, longest - len(median)), mode="edge") for median in medians], axis=0).tolist()
 
 
 def _figures(results: Sequence[Result]) -> dict[str, Any]:
-    """Return the figures of runs; counts are medians, null where half of the runs never got there."""
+    """Return figures of replays: shares within 5 and 2 % of the best, median measurements to that (None: not reached).
+
+    Also the median regret after each number of measurements of AT, and the mean score P.
+    """
     if not results:
         return {"runs": 0}
-    ends = np.array([each.regret[-1] for each in results])
+    ends = np.array([result.regret[-1] for result in results])
     row: dict[str, Any] = {"runs": len(results)}
     row |= {f"within_{percent}": float((ends <= percent / 100).mean()) for percent in (5, 2)}
     for percent in (5, 2):
-        counts = [scores.first_within(each.regret, percent / 100) or np.inf for each in results]
-        middle = float(np.median(counts))
-        row[f"n_to_{percent}"] = middle if np.isfinite(middle) else None
+        counts = [scores.first_within(result.regret, percent / 100) or np.inf for result in results]
+        median = float(np.median(counts))
+        row[f"n_to_{percent}"] = median if np.isfinite(median) else None
     for count in AT:
-        row[f"regret_{count}"] = float(np.median([each.regret[min(count, len(each.regret)) - 1] for each in results]))
-    return row | {"score": _mean(each.score for each in results)}
+        row[f"regret_{count}"] = float(
+            np.median([result.regret[min(count, len(result.regret)) - 1] for result in results])
+        )
+    return row | {"score": _mean(result.score for result in results)}

@@ -1,7 +1,7 @@
-"""Strategies of Kernel Tuner as policies: each searches a measured space by its own code, in its simulation mode.
+"""Strategies of Kernel Tuner as search policies: each runs its own code on a measured space, in simulation mode.
 
-They learn from the GPU alone and measure one candidate after the other. What they measure costs and is noisy as in any
-replay here. Needs the extra ``tuner``; written against Kernel Tuner 1.5.
+They learn from the searched GPU alone and measure one candidate at a time, with the same cost and noise as other
+replays. Needs the extra ``tuner``; written against Kernel Tuner 1.5.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernelsight.searching.arrays import COMPILE_FAILED, OK, Measured, SpaceArra
 from kernelsight.searching.replay import replay
 
 PREFIX = "tuner:"
-# what the word ``tuner`` stands for
+# strategies that the policy ``tuner`` stands for
 USUAL = (
     *("random_sample", "genetic_algorithm", "diff_evo", "bayes_opt", "simulated_annealing", "greedy_ils"),
     *("greedy_mls", "hybrid_vndx", "adaptive_tabu_greywolf"),
@@ -32,7 +32,7 @@ NOT_SEARCHES = ("brute_force", "skopt", "pyatf_strategies", "nsga2", "nsga3")
 
 
 def is_tuner(policy: str) -> bool:
-    """Return whether a policy is a strategy of Kernel Tuner.
+    """Whether a policy is a strategy of Kernel Tuner.
 
     >>> is_tuner("tuner:bayes_opt"), is_tuner("order")
     (True, False)
@@ -41,17 +41,17 @@ def is_tuner(policy: str) -> bool:
 
 
 def expanded(policies: Sequence[str]) -> list[str]:
-    """Return policies with the word ``tuner`` replaced by the usual strategies of Kernel Tuner.
+    """Return policies with ``tuner`` replaced by the USUAL strategies of Kernel Tuner.
 
     >>> expanded(["order", "tuner"])[:2]
     ['order', 'tuner:random_sample']
     """
-    every = [[PREFIX + name for name in USUAL] if policy == "tuner" else [policy] for policy in policies]
-    return list(dict.fromkeys(itertools.chain.from_iterable(every)))
+    by_policy = [[PREFIX + name for name in USUAL] if policy == "tuner" else [policy] for policy in policies]
+    return list(dict.fromkeys(itertools.chain.from_iterable(by_policy)))
 
 
 def check_strategy(policy: str) -> None:
-    """Refuse a strategy where Kernel Tuner is not installed, or that it does not have; InvalidInput, UnknownName."""
+    """Check that a strategy exists. InvalidInput: Kernel Tuner is not installed; UnknownName: it has no such one."""
     try:
         from kernel_tuner.interface import strategy_map
     except ImportError:
@@ -63,9 +63,9 @@ def check_strategy(policy: str) -> None:
 
 
 def best_rows(policy: str, arrays: SpaceArrays, truth: Measured, ids: np.ndarray, seed: int, budget: int) -> np.ndarray:
-    """Return the row of the fastest candidate after each measurement of a strategy; -1: none worked yet.
+    """Return the row of the fastest candidate so far after each measurement of a strategy; -1: none worked yet.
 
-    RunFailed: the strategy itself failed on this space.
+    ``ids``: candidates of ``truth``. RunFailed: the strategy itself failed on this space.
     """
     name = policy.removeprefix(PREFIX)
     parameters = [json.loads(text) for text in arrays.parameters[np.searchsorted(arrays.ids, ids)]]
@@ -108,36 +108,42 @@ def measured_order(
             failed = CompilationFailedConfig if truth.status[row] == COMPILE_FAILED else RuntimeFailedConfig
             measurement["time"] = measurement["__error__"] = failed()
         cache[",".join(str(values[key]) for key in names)] = measurement
-    tuned = {key: sorted({values[key] for values in parameters}) for key in names}
+    parameter_values = {key: sorted({values[key] for values in parameters}) for key in names}
     options = {"max_fevals": budget}
     settings = Options(
-        **{"tune_params": tuned, "restrictions": [], "restrictions_unmodified": [], "metrics": None, "verbose": False},
+        **{
+            "tune_params": parameter_values,
+            "restrictions": [],
+            "restrictions_unmodified": [],
+            "metrics": None,
+            "verbose": False,
+        },
         **{"objective": ["time"], "objective_higher_is_better": [False], "simulation_mode": True, "seed": seed},
         **{"strategy": name, "strategy_options": Options(options), "max_fevals": budget, "cache": cache},
         **{"budget": TuningBudget(None, budget), "time_limit": None},
     )
     runner = SimulationRunner(None, Options(kernel_name="space"), Options(quiet=True), 1, None)
     tune = strategy_map[name].tune
-    # failures are the largest numbers there are, and squares of them overflow
+    # Kernel Tuner represents failures by the largest numbers, whose squares overflow
     with _seeded(seed), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        space = Searchspace(None, None, None, from_cache={"tune_params": tuned, "cache": dict(cache)})
+        space = Searchspace(None, None, None, from_cache={"tune_params": parameter_values, "cache": dict(cache)})
         with suppress(StopCriterionReached):
             tune(space, runner, settings)
-    places = {key: row for row, key in enumerate(cache)}
-    order = np.array([places[key] for key in cache.asked], dtype=np.int64)[:budget]
+    row_of_key = {key: row for row, key in enumerate(cache)}
+    order = np.array([row_of_key[key] for key in cache.read_order], dtype=np.int64)[:budget]
     return order, noisy[order]
 
 
 class _Journal(dict):
-    """Measurements by configuration, which notes the order in which they are first asked for."""
+    """Measurements by configuration, with the order in which they are first read."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: dict[str, None] = {}
+        self.read_order: dict[str, None] = {}
 
     def __getitem__(self, key: str) -> Any:
-        self.asked.setdefault(key)
+        self.read_order.setdefault(key)
         return super().__getitem__(key)
 
 
@@ -145,10 +151,10 @@ class _Journal(dict):
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the generators of Python and numpy that strategies draw from, and restore them."""
     states = random.getstate(), np.random.get_state()
-    made, numbers = np.random.default_rng, itertools.count()
+    original, numbers = np.random.default_rng, itertools.count()
 
     def default(seed_given: Any = None) -> np.random.Generator:
-        return made([seed, next(numbers)] if seed_given is None else seed_given)
+        return original([seed, next(numbers)] if seed_given is None else seed_given)
 
     random.seed(seed)
     np.random.seed(seed)
@@ -166,9 +172,9 @@ def believed(rows: np.ndarray, latency_us: np.ndarray) -> np.ndarray:
     >>> believed(np.array([4, 2, 7]), np.array([np.nan, 3.0, 5.0])).tolist()
     [-1, 2, 2]
     """
-    best_so_far, best, least = [], -1, np.inf
+    best_so_far, best, lowest = [], -1, np.inf
     for row, latency in zip(rows.tolist(), latency_us.tolist(), strict=True):
-        if latency < least:
-            best, least = row, latency
+        if latency < lowest:
+            best, lowest = row, latency
         best_so_far.append(best)
     return np.array(best_so_far, dtype=np.int64)

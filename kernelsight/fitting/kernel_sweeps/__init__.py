@@ -1,1 +1,1 @@
-"""Readers of published kernel sweeps into the columns of ``sweep_points``."""
+"""Readers of published kernel sweeps, one per publisher, into the columns of ``sweep_points``."""

@@ -1,6 +1,6 @@
-"""Sweeps of ``aiconfigurator-core`` and of ``aisimulate``, which goes on with them (NVIDIA, Apache-2.0).
+"""Reader of the sweeps of ``aiconfigurator-core`` and its successor ``aisimulate`` (NVIDIA, Apache-2.0).
 
-Their Parquet files only; their code is never imported.
+Only their Parquet files are read; their code is never imported.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from kernelsight.fitting.kernel_sweeps.points import Batch, Reader, first_reason
 PACKAGE, SOURCE = "aiconfigurator_core", "aiconfigurator-core"
 ENGINES = ("vllm", "sglang", "trtllm")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-DEVICES = {"b60": r"\bB60\b|0xe211", "rtx_pro_6000_server": r"RTX PRO 6000"}  # the others: their name's first word
-NODE_GPUS = {"gb200": 4, "gb300": 4}  # compute trays of an NVL72; the others: boards of eight
+DEVICES = {"b60": r"\bB60\b|0xe211", "rtx_pro_6000_server": r"RTX PRO 6000"}  # other GPUs: the name's first word
+NODE_GPUS = {"gb200": 4, "gb300": 4}  # compute trays of an NVL72; other GPUs: boards of eight
 MOSTLY = 0.5
 # vLLM's block-scaled products were measured outside a CUDA graph in 0.24.0, and on B200 in 0.27.1: at least 55 us on
 # Hopper and 282 us on L40S. In a graph the smallest takes 5 to 8 us
@@ -63,26 +63,29 @@ STATIC = "static_scaled_fp8_quant:scale_matrix"
 
 
 def _reader(source: str, sealed: Sequence[str] = ()) -> Reader:
-    """Return the reader of a package: ``source`` is its name, ``sealed`` are GPUs that are read only where named."""
+    """Return the reader of a package; ``source``: its name; ``sealed``: GPUs that are read only where named."""
 
     def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
-        """Yield the sweeps below ``path`` (None: of the installed package), by family and GPU; None selects all."""
+        """Yield the sweeps below ``path`` (None: of the installed package), by family and GPU; None selects all.
+
+        InvalidInput: no sweep at the path, or no installed package. UnknownName: no such GPU or family.
+        """
         if path is None and source != SOURCE:
             raise InvalidInput(f"{source} needs PATH: its wheel (`pip download --no-deps --pre {source}`) or a folder.")
         files = files_of(path or installed_package())
         every_family = {table.family for tables in TABLES.values() for table in tables.values()}
-        for asked, published, kind in (
+        for wanted, published, what in (
             (gpus, set(files), "GPU of the sweep"),
             (families, every_family, "kernel family"),
         ):
-            for name in sorted((asked or set()) - published):
-                raise unknown(kind, name, published, f"Known: {', '.join(sorted(published))}.")
-        wanted = sorted(set(files) - set(sealed) if gpus is None else gpus)
+            for name in sorted((wanted or set()) - published):
+                raise unknown(what, name, published, f"Known: {', '.join(sorted(published))}.")
+        wanted_gpus = sorted(set(files) - set(sealed) if gpus is None else gpus)
         for family in sorted(every_family if families is None else families):
-            for gpu in wanted:
+            for gpu in wanted_gpus:
                 yield from _batch(gpu, family, files[gpu], source)
         if families is None:
-            for gpu in wanted:
+            for gpu in wanted_gpus:
                 yield _without_family(gpu, files[gpu])
 
     return read
@@ -111,13 +114,13 @@ def _batch(gpu: str, family: str, files: list[SweepFile], source: str) -> Iterat
             rows = raw if split or not operation else raw.filter(pl.col("op_name") == operation)
             frames.append(_measured(rows, table, file, source, 1 / len(tables) if split else 1.0))
     if frames:
-        yield Batch(gpu, family, _judged(pl.concat(frames, how="diagonal"), gpu, family), {}, tuple(unread))
+        yield Batch(gpu, family, _checked(pl.concat(frames, how="diagonal"), gpu, family), {}, tuple(unread))
 
 
 def _raw(file: SweepFile, gpu: str) -> pl.DataFrame:
     raw = read_table(file)
-    absent = [pl.lit(None, kind).alias(name) for name, kind in OPTIONAL.items() if name not in raw.columns]
-    return raw.with_columns(*absent, pl.lit(NODE_GPUS.get(gpu, 8), pl.Int64).alias("node_gpus"))
+    missing = [pl.lit(None, dtype).alias(name) for name, dtype in OPTIONAL.items() if name not in raw.columns]
+    return raw.with_columns(*missing, pl.lit(NODE_GPUS.get(gpu, 8), pl.Int64).alias("node_gpus"))
 
 
 def _measured(raw: pl.DataFrame, table: Table, file: SweepFile, source: str, weight: float) -> pl.DataFrame:
@@ -126,7 +129,7 @@ def _measured(raw: pl.DataFrame, table: Table, file: SweepFile, source: str, wei
     framework = pl.col("framework").str.to_lowercase()
     faults = (
         ("device_not_of_folder", ~pl.col("device").str.contains(device)),
-        # a collective library counts as an engine, whatever container it was measured in
+        # the folder of a collective library is not an engine's: its container may be of any engine
         ("python_call", pl.lit(PYTHON_CALLS in raw.columns)),
         ("copy_of_another_engine", framework != folder if folder in ENGINES else pl.lit(False)),
         *table.faults,
@@ -152,7 +155,8 @@ def _measured(raw: pl.DataFrame, table: Table, file: SweepFile, source: str, wei
     return first_reason(rows, *((reason, pl.col(reason)) for reason, _ in faults)).drop(reason for reason, _ in faults)
 
 
-def _judged(rows: pl.DataFrame, gpu: str, family: str) -> pl.DataFrame:
+def _checked(rows: pl.DataFrame, gpu: str, family: str) -> pl.DataFrame:
+    """Return the rows with reasons to reject some, and with ``not_fitted``: why a valid row is not fitted."""
     if family == "gemm":
         rows = first_reason(rows, ("host_bound", HOST_BOUND))
     if family == "decode_attention" and gpu == "a100_sxm":
@@ -169,19 +173,19 @@ def _judged(rows: pl.DataFrame, gpu: str, family: str) -> pl.DataFrame:
 
 
 def _with_static(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with the subtracted static time added back; reason ``no_static_row`` if it is missing."""
+    """Add the subtracted static time back to differences; reason ``no_static_row`` if it is missing."""
     key = ["engine", "engine_version", "rows", "columns"]
     static = rows.filter((pl.col("kernel_source") == STATIC) & pl.col("reason").is_null())
     static = static.group_by(key).agg(pl.col("latency_us").mean().alias("static_us"))
     rows = rows.join(static, on=key, how="left", maintain_order="left")
-    less = pl.col("kernel_source") == DYNAMIC_LESS_STATIC
-    rows = first_reason(rows, ("no_static_row", less & pl.col("static_us").is_null()))
-    full_us = pl.when(less).then(pl.col("latency_us") + pl.col("static_us")).otherwise(pl.col("latency_us"))
+    is_difference = pl.col("kernel_source") == DYNAMIC_LESS_STATIC
+    rows = first_reason(rows, ("no_static_row", is_difference & pl.col("static_us").is_null()))
+    full_us = pl.when(is_difference).then(pl.col("latency_us") + pl.col("static_us")).otherwise(pl.col("latency_us"))
     return rows.with_columns(full_us.alias("latency_us")).drop("static_us")
 
 
 def _not_fitted(gpu: str, family: str) -> list[tuple[str, pl.Expr]]:
-    """Return the reasons to keep valid rows out of fits: engines do not run them."""
+    """Return the reasons to exclude valid rows from fits, as (reason, true if it applies): engines do not run them."""
     name = pl.col("kernel_source")
     checks = {
         "all_reduce": [("launched_eagerly", name.str.ends_with("_eager"))],

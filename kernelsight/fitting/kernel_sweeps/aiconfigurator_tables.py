@@ -1,4 +1,4 @@
-"""The tables of ``aiconfigurator-core``: the kernel family of each, and the source of its fields.
+"""Schemas of the tables of ``aiconfigurator-core``: the kernel family of each, and its fields as expressions.
 
 Units and meanings were derived from the files of version 0.12.0: latencies in ms except in the all-to-all tables (us);
 ``step`` is the number of cached tokens before the call; ``message_size`` counts elements; ``num_heads`` of MLA is per
@@ -41,7 +41,7 @@ TWO_MATRICES = col("kernel_source").str.contains(NEVER_GATED) | (
 
 
 class Table(NamedTuple):
-    """One table: its family, the fields of a shape, the labels, the latency in us, and the reasons to reject a row."""
+    """Schema of one table: its family, and expressions for the shape, the labels, the latency in us, and bad rows."""
 
     family: str
     shape: dict[str, pl.Expr]
@@ -107,7 +107,7 @@ KEYS_ONLY = (col("op_name") == "gdn") & ((col("framework") == "TRTLLM") | (col("
 
 
 def _linear(kernel: pl.Expr, key_width: pl.Expr, key_heads: pl.Expr, heads: pl.Expr, value_width: pl.Expr) -> Table:
-    """Kernels of linear attention: a short convolution over ``columns`` channels, or the recurrence over the values."""
+    """Schema of linear attention: a short convolution over ``columns`` channels, or the recurrence over the values."""
     keys, values = key_heads * key_width, heads * value_width
     channels = pl.when(KEYS_ONLY).then(keys).otherwise(2 * keys + values)
     shape = {
@@ -120,20 +120,21 @@ def _linear(kernel: pl.Expr, key_width: pl.Expr, key_heads: pl.Expr, heads: pl.E
         "v_head_dim": value_width,
         "width": pl.when(IS_CONVOLUTION).then(col("d_conv")).otherwise(None),
     }
-    alone = FOR_PROMPTS & (col("num_tokens") <= col("batch_size"))
-    use = pl.when(alone).then(pl.lit(SINGLE)).when(col("phase") == "verify").then(pl.lit(VERIFY)).otherwise(pl.lit(""))
+    is_single = FOR_PROMPTS & (col("num_tokens") <= col("batch_size"))
+    is_verify = col("phase") == "verify"
+    use = pl.when(is_single).then(pl.lit(SINGLE)).when(is_verify).then(pl.lit(VERIFY)).otherwise(pl.lit(""))
     return Table("linear_attention", shape, BF16, kernel_source=kernel + use)
 
 
 def _absorbed(operation: str) -> Table:
-    """The two per-head products of absorbed MLA: 128 -> 512 before decode attention, 512 -> 128 after it."""
+    """Schema of the two per-head products of absorbed MLA: 128 -> 512 before decode attention, 512 -> 128 after it."""
     n, k = (512, 128) if operation == "mla_gen_pre" else (128, 512)
     shape = {"batch": col("num_heads"), "m": col("num_tokens"), "n": pl.lit(n, pl.Int64), "k": pl.lit(k, pl.Int64)}
     return Table("batched_gemm", shape, _weights("bmm_dtype"))
 
 
 def _exchange(tokens: str, top_k: str, group: pl.Expr, dtype: pl.Expr, kernel: pl.Expr, latency_us: pl.Expr) -> Table:
-    """Tokens to the ranks of their experts, or back: ``bytes`` sent by one GPU, one copy per distinct rank."""
+    """Schema of an all-to-all of tokens to their experts' ranks, or back; ``bytes``: sent by a GPU, a copy per rank."""
     size = dtype.replace_strict(ELEMENT_BYTES, default=2.0, return_dtype=pl.Float64)
     ranks = group * (1 - (1 - 1 / group) ** col(top_k))  # under uniform routing
     shape = {
@@ -161,7 +162,7 @@ def _deepep(mode: str, part: str, latency_us: pl.Expr) -> Table:
 def _indexed(
     keys_per_query: pl.Expr, width: int, labels: dict[str, pl.Expr], faults: tuple[tuple[str, pl.Expr], ...] = ()
 ) -> Table:
-    """A kernel of sparse attention: batch x isl queries after ``step`` cached tokens."""
+    """Schema of a kernel of sparse attention: batch x isl queries after ``step`` cached tokens."""
     queries = col("batch_size") * col("isl")
     shape = {"queries": queries, "pairs": (queries * keys_per_query).cast(pl.Int64)}
     fields = {"heads": col("num_heads"), "width": pl.lit(width, pl.Int64)}
@@ -192,7 +193,7 @@ COLLECTIVES = {
 
 DELTA = (col("head_k_dim"), col("num_k_heads"), col("num_v_heads"), col("head_v_dim"))
 
-# file stem -> its tables; a row belongs to the table of its op_name, or to all tables without one
+# file stem -> its tables by op_name; "" takes every row
 TABLES: dict[str, dict[str, Table]] = {
     "gemm_perf": {"": Table("gemm", {name: col(name) for name in "mnk"}, _weights("gemm_dtype"))},
     "context_attention_perf": {
@@ -253,12 +254,12 @@ TABLES: dict[str, dict[str, Table]] = {
     "dsv4_hca_attn_module_perf": {"": _indexed(SCORED, LATENT_WIDTH, _attention("mla_dtype", "kv_cache_dtype"))},
     "dsv4_csa_topk_calib_perf": {"": _indexed(SCORED, 0, SCORES, NOTHING_SELECTED)},
 }  # fmt: skip
-# one row of the file has several of these measurements
+# files of which one row has a measurement of each of its tables
 SPLIT = ("wideep_deepep_ll_perf", "wideep_deepep_normal_perf")
 OPTIONAL = {"window_size": pl.Int64, "default_eligible": pl.Boolean} | dict.fromkeys(
     ("score_mode", "framework", "version", "device"), pl.String
 )
-# columns that no measurement rests on
+# columns that are known and not read
 LEFT_OUT = {
     *("op_name", "framework", "version", "device", "tp_size", "gemm_type", "architecture", "model", "model_name"),
     *("power", "power_limit", "seq_len", "d_model", "beam_width", "local_num_heads", "moe_kernel", "dp_num_tokens"),
@@ -274,7 +275,7 @@ LEFT_OUT = {
         "default_eligible",
     ),
 }
-# a layer or several kernels at once, including projections: not part of any kernel family
+# tables of whole layers or several kernels, including projections, which belong to no kernel family
 MODULES = {
     "mla_context_module_perf": "MLA layer with its projections",
     "mla_generation_module_perf": "MLA layer with its projections",
@@ -297,7 +298,7 @@ MODULES = {
 
 @cache
 def known_columns() -> frozenset[str]:
-    """Return every column that a table's fields are read from, or that is left out on purpose."""
+    """Return every column that a table's fields are read from, or that is known and not read."""
     fields = [
         field
         for tables in TABLES.values()

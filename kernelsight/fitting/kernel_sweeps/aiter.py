@@ -1,8 +1,9 @@
-"""Tuned kernels of aiter (AMD, MIT; repository ROCm/aiter): CSV files, plain or .gz, of the fastest kernel of a shape.
+"""Reader of aiter's tuned kernels (AMD, MIT; repository ROCm/aiter): CSV, plain or .gz, the fastest kernel per shape.
 
-Times are us on the device. Products: M, N, K, with B of batched ones; experts: token, model_dim, inter_dim, expert,
-topk, the widths of one GPU. A row names its GPU by ``cu_num`` (and ``gfx``, which older files lack). All kernels that
-the library chooses among count as one implementation, as of cuBLAS; a shape that was tuned twice keeps its best time.
+Times are us on the device. Matrix products have the columns M, N, K, batched ones also B; experts have token,
+model_dim, inter_dim, expert, topk, with the widths of one GPU. A row names its GPU by ``cu_num`` (and ``gfx``, which
+older files lack). All kernels that the library chooses among count as one implementation, as for cuBLAS; a shape that
+was tuned twice keeps its best time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kernelsight.fitting.kernel_sweeps.points import (
 
 PUBLISHER = "aiter"
 ENGINE, VERSION = "aiter", "unstated"
-# (gfx target, compute units) -> GPU; an MI325X reports what an MI300X does: files do not tell them apart
+# (gfx target, compute units) -> GPU; an MI325X reports the same values as an MI300X, so files do not distinguish them
 GPUS = {("gfx942", 304): "mi300x", ("gfx942", 80): "mi308x"}
 OLDEST_GFX = "gfx942"  # of files without the column
 PRODUCT = ("cu_num", "M", "N", "K", "us")
@@ -36,7 +37,7 @@ EXPERTS = ("cu_num", "token", "model_dim", "inter_dim", "expert", "topk", "q_dty
 EIGHT_BIT = {"float8_e4m3fnuz": "fp8", "float8_e4m3fn": "fp8", "int8": "int8"}
 SIXTEEN_BIT = {"bfloat16": "bf16", "float16": "fp16"}
 MATH = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "fp8", "int8": "int8"}
-# a time that a tuner writes where it measured nothing
+# the time that a tuner writes where it measured nothing
 PLACEHOLDER_US = 1.0
 
 
@@ -51,16 +52,16 @@ def read(
         raise InvalidInput("aiter needs PATH: its tuned CSV files, or the folder with them.")
     roots = [path] if isinstance(path, Path) else list(path)
     files = [file for root in roots for file in csv_files(root, "*.csv*", PUBLISHER)]
-    parts = joined(
+    batches = joined(
         batch
         for file in dict.fromkeys(files)
         for batch in _batches(file)
         if (gpus is None or batch.gpu in gpus) and (families is None or batch.family in families)
     )
     catalogue = {row["gpu"]: row for row in facts("gpus").to_pylist()}
-    for batch in parts:
+    for batch in batches:
         if batch.family:
-            # what beats physics is no best time
+            # first reject times below the physical bound: they would be the fastest
             rows = first_reason(batch.rows, *impossible(batch.family, batch.rows, catalogue[batch.gpu]))
             batch = batch._replace(rows=_fastest(rows))
         yield batch
@@ -69,15 +70,15 @@ def read(
 def _batches(file: Path) -> Iterator[Batch]:
     rows = read_csv(file, ("cu_num",), PUBLISHER)
     experts = "token" in rows.columns
-    if lacking := [name for name in (EXPERTS if experts else PRODUCT) if name not in rows.columns]:
-        raise InvalidInput(f"{file} is not a sweep of {PUBLISHER}: missing columns {', '.join(lacking)}.")
+    if missing := [name for name in (EXPERTS if experts else PRODUCT) if name not in rows.columns]:
+        raise InvalidInput(f"{file} is not a sweep of {PUBLISHER}: missing columns {', '.join(missing)}.")
     numbers = [name for name in (*PRODUCT, *EXPERTS, "B") if name in rows.columns and not name.startswith("q_")]
     rows = rows.with_columns(pl.col(numbers).cast(pl.Float64, strict=False))
     gfx = pl.col("gfx") if "gfx" in rows.columns else pl.lit(OLDEST_GFX)
     family = "moe" if experts else "batched_gemm" if "B" in rows.columns else "gemm"
-    for (target, units), part in rows.group_by(gfx.alias("target"), "cu_num", maintain_order=True):
+    for (target, units), gpu_rows in rows.group_by(gfx.alias("target"), "cu_num", maintain_order=True):
         gpu = _gpu(file, str(target), units)
-        points = _experts(part) if experts else _products(part, file.name)
+        points = _experts(gpu_rows) if experts else _products(gpu_rows, file.name)
         unknown = points["dtype"].is_null()
         yield Batch(gpu, family, points.filter(~unknown).with_columns(pl.lit(f"aiter/{file.name}").alias("source")), {})
         yield without_family(gpu, "format_not_known", int(unknown.sum()))
@@ -96,7 +97,7 @@ def _gpu(file: Path, target: str, units: float | None) -> str:
 
 
 def _products(rows: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return products as flat measurements; their format is a column, or stands in the file's name."""
+    """Return matrix products as flat measurements; their number format is in a column, or in the file's name."""
     shape = {"m": pl.col("M"), "n": pl.col("N"), "k": pl.col("K")}
     if "B" in rows.columns:
         shape["batch"] = pl.col("B")
@@ -114,7 +115,7 @@ def _products(rows: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def _experts(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return fused experts as flat measurements: both stages of a layer; the routing is drawn evenly."""
+    """Return fused experts as flat measurements: both stages of a layer, with balanced routing."""
     weight, scales = pl.col("q_dtype_w").str.strip_prefix("torch."), pl.col("q_type").str.strip_prefix("QuantType.")
     plain = pl.when(scales == "No").then(_format("q_dtype_w", SIXTEEN_BIT))
     block = plain.when(scales.is_in(["per_1x128", "per_128x128"]) & weight.str.starts_with("float8"))
@@ -130,7 +131,7 @@ def _experts(rows: pl.DataFrame) -> pl.DataFrame:
         "expert_matrices": pl.when(pl.col("use_g1u1") > 0).then(3).otherwise(2),
     }
     points = _flat(rows, shape, rowwise.then(_format("q_dtype_w", EIGHT_BIT)), "aiter_fused_moe", "balanced")
-    # some files state the time of one batch for larger ones too, to the last digit
+    # some files repeat the time of one batch, to the last digit, for larger ones
     layer = ["dtype", "latency_us", *(name for name in shape if name != "tokens")]
     return first_reason(points, ("time_of_fewer_tokens", pl.col("tokens") > pl.col("tokens").min().over(layer)))
 
@@ -163,8 +164,8 @@ def _flat(
 
 
 def _fastest(rows: pl.DataFrame) -> pl.DataFrame:
-    """Mark all but the fastest sound row of a shape and format."""
-    sound = pl.col("reason").is_null()
+    """Reject all but the fastest valid row of a shape and format."""
+    is_valid = pl.col("reason").is_null()
     key = [name for name in rows.columns if name not in ("latency_us", "source", "weight", "reason")]
-    rank = pl.when(sound).then(pl.col("latency_us")).rank("ordinal").over(key)
-    return first_reason(rows, ("slower_duplicate", sound & (rank > 1)))
+    rank = pl.when(is_valid).then(pl.col("latency_us")).rank("ordinal").over(key)
+    return first_reason(rows, ("slower_duplicate", is_valid & (rank > 1)))

@@ -1,11 +1,11 @@
-"""Lower bounds of kernel latency: FLOP at peak rate, bytes from memory, bytes over the links.
+"""Roofline lower bounds of kernel latency, to reject impossible rows: FLOP at peak rate, bytes from memory and links.
 
 A bound holds for any routing, fusion and cache state: for MoE the fewest experts that tokens can reach, and two
 matrices per expert if experts without a gate cannot be identified; bytes minus the size of L2; for arithmetic the
 fastest rate that a row's labels allow (an 8-bit KV cache may use 8-bit products).
 
-FLOP are those that all calls are counted with (``sql/macros/work.sql``), with nothing cached; bytes are fewer than
-counted there on purpose.
+FLOP are counted as for all calls (``sql/macros/work.sql``), with nothing cached; bytes are deliberately fewer than
+there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _column(name: str) -> pl.Expr:
 
 
 def _bytes_of(label: str) -> pl.Expr:
-    """Bytes of one element of the format in column ``label``, without scales."""
+    """Return the bytes of one element of the format in column ``label``, without scales."""
     sizes = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "int8": 1.0, "int8_wo": 1.0}
     return pl.col(label).replace_strict({**sizes, "nvfp4": 0.5, "mxfp4": 0.5, "int4_wo": 0.5}, default=0.0)
 
@@ -52,7 +52,7 @@ SHARE = pl.when(EP == 1).then(1.0).when(pl.col("distribution") == "balanced").th
 FEWEST_EXPERTS = pl.when(EP == 1).then(TOP_K).otherwise((TOP_K / EP).floor() * (pl.col("distribution") == "balanced"))
 EXCHANGED = SENT * (GPUS - 1) / GPUS
 
-# over the fields of a shape; of routed experts see least_flops
+# SQL over the fields of a shape; routed experts: see least_flops
 FLOPS: dict[str, str] = {
     "gemm": "gemm_flops(m, n, k)",
     "batched_gemm": "batched_gemm_flops(batch, m, n, k)",
@@ -83,7 +83,7 @@ SENT_BYTES: dict[str, pl.Expr] = dict.fromkeys(("all_reduce", "all_gather", "red
 
 
 def peak_flops_per_us(gpu: dict[str, float | None]) -> pl.Expr:
-    """Return the fastest dense rate allowed by the labels of a row on a GPU (row of ``gpus``)."""
+    """Return the fastest dense rate, in FLOP/us, that a row's labels allow on a GPU (a row of ``gpus``)."""
     sixteen_bit = max(gpu["bf16_flops_per_s"] or 0.0, gpu["fp16_flops_per_s"] or 0.0)
     rates = {math: gpu[f"{math}_flops_per_s"] or sixteen_bit for math in ("bf16", "fp16", "fp8", "fp4", "int8")}
     eight_bit_kv = pl.col("format").is_in(["fp8", "int8"]).fill_null(False)
@@ -95,12 +95,12 @@ def peak_flops_per_us(gpu: dict[str, float | None]) -> pl.Expr:
 
 
 def least_flops(family: str, rows: pl.DataFrame) -> pl.Expr | None:
-    """Return the FLOP that no kernel of these rows does without; None where nothing is known to be needed."""
+    """Return the least FLOP of each row's kernel; None where a family has no lower bound."""
     if family == "moe":
         return 2 * TOKENS * TOP_K * SHARE * EXPERT
     if family not in FLOPS:
         return None
-    # whole numbers of 64 bits would overflow
+    # 64-bit integers would overflow
     sizes = rows.select(pl.selectors.integer().cast(pl.Float64))
     return pl.lit(pl.from_arrow(evaluated(FLOPS[family], sizes.to_arrow())))
 

@@ -1,4 +1,4 @@
-"""Names of GPUs in published sweeps, mapped to the catalogue."""
+"""Device names of published sweeps, mapped to GPUs of the catalogue."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ VIDUR = {"a100": "a100_sxm", "h100": "h100_sxm", "a40": "a40", "v100": "v100_sxm
 # LLMServingSim's folders; H100 is the SXM board of its paper's testbed
 LLMSERVINGSIM = {"H100": "h100_sxm", "A6000": "a6000", "RTX3090": "rtx_3090", "RTX4090": "rtx_4090"}
 NOT_IN_CATALOGUE = "gpu_not_in_catalogue"
-# held back for one last check: no choice may look at them
+# held out for one last check: no choice may be made by their data
 SEALED = ("b300_sxm", "gb300")

@@ -1,4 +1,4 @@
-"""Measured sweeps into one table of ``sweep_points``: rows are judged, named and merged, a batch at a time."""
+"""Imports measured sweeps into one table ``sweep_points``: rows are checked, named and merged, batch by batch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ MAY_BE_ZERO = {"cached_tokens", "context", "window", "width"}
 
 
 class Imported(NamedTuple):
-    """Rows of ``SUMMARY``, one per batch and reason (rows read and kept only on the first); kernel names that
-    kernel_sources does not list; and columns of the files that no reader knows."""
+    """The summary of an import.
+
+    ``rows``: of the columns ``SUMMARY``, one per batch and reason (rows read and kept only on the first); ``unlisted``:
+    kernel names that kernel_sources does not list; ``unread``: columns of the files that no reader knows.
+    """
 
     rows: list[dict[str, Any]]
     unlisted: set[str]
@@ -36,13 +39,13 @@ class Imported(NamedTuple):
 
 
 def import_sweep(batches: Iterable[Batch], target: Path | None) -> Imported:
-    """Check, name and merge batches into ``target``, written atomically (None: only count)."""
+    """Check, name and merge batches into the Parquet file ``target``, written atomically (None: only count)."""
     with _writer(target) as write:
         return _import(batches, write)
 
 
 def imported_points(batches: Iterable[Batch]) -> pa.Table:
-    """Return the rows of ``sweep_points`` of batches, checked, named and merged."""
+    """Return batches as a table ``sweep_points``: checked, named and merged."""
     schema = contracts()["sweep_points"].schema.remove_metadata()
     tables = [schema.empty_table()]
     _import(batches, lambda table: tables.append(table.cast(schema)))
@@ -60,17 +63,17 @@ def _import(batches: Iterable[Batch], write: Callable[[pa.Table], None]) -> Impo
         if batch.family:
             if batch.gpu not in gpus:
                 raise unknown("GPU", batch.gpu, gpus, "The GPUs of a sweep must be in the catalogue.")
-            rows, names = _judged(batch, gpus[batch.gpu])
+            rows, names = _checked(batch, gpus[batch.gpu])
             unlisted.update(names)
             counts = rows.group_by("reason").agg(pl.col("weight").sum()).iter_rows()
             dropped.update({reason: weight for reason, weight in counts if reason})
-            sound = rows.filter(pl.col("reason").is_null())
-            kept = sound["weight"].sum()
-            table = to_contract(merged(sound), batch.gpu, batch.family)
+            valid = rows.filter(pl.col("reason").is_null())
+            kept = valid["weight"].sum()
+            table = to_contract(merged(valid), batch.gpu, batch.family)
             points = table.num_rows
             write(table)
         if kept or dropped:
-            summary += _counted(batch, dropped, kept, points)
+            summary += _summary_rows(batch, dropped, kept, points)
     return Imported(summary, unlisted, unread)
 
 
@@ -88,23 +91,25 @@ def _writer(target: Path | None) -> Iterator[Callable[[pa.Table], None]]:
         yield lambda table: writer.write_table(table.cast(schema), row_group_size=ROW_GROUP)
 
 
-def _judged(batch: Batch, gpu: dict[str, Any]) -> tuple[pl.DataFrame, list[str]]:
+def _checked(batch: Batch, gpu: dict[str, Any]) -> tuple[pl.DataFrame, list[str]]:
+    """Return a batch's rows with implementations and with reasons to reject some, and the unlisted kernel names."""
     rows, unlisted = batch.rows, []
     if "implementation" not in rows.columns:
         rows, unlisted = with_implementation(rows, batch.family, gpu["compute_capability"])
     shape = contracts()["sweep_points"].schema.field("shape").type
     sizes = [field.name for field in shape if field.name in rows.columns]
-    empty = [pl.col(name) < (0 if name in MAY_BE_ZERO else 1) for name in sizes]
+    is_empty = [pl.col(name) < (0 if name in MAY_BE_ZERO else 1) for name in sizes]
     latency = pl.col("latency_us")
     checks = [
-        ("empty_shape", pl.any_horizontal(pl.lit(False), *empty)),  # a size of the launch is 0
+        ("empty_shape", pl.any_horizontal(pl.lit(False), *is_empty)),  # a size of the launch is 0
         ("no_latency", latency.is_null() | ~latency.is_finite() | (latency <= 0)),
         *impossible(batch.family, rows, gpu),
     ]
     return first_reason(rows, *checks), unlisted
 
 
-def _counted(batch: Batch, dropped: Counter[str], kept: float, points: int) -> list[dict[str, Any]]:
+def _summary_rows(batch: Batch, dropped: Counter[str], kept: float, points: int) -> list[dict[str, Any]]:
+    """Return the rows of SUMMARY of a batch: one per reason, or one without a reason."""
     lines = [(round(count), reason) for reason, count in sorted(dropped.items())] or [(0, None)]
     read = round(kept + sum(dropped.values()))
     first = {"family": batch.family or NO_FAMILY, "gpu": batch.gpu, "read": read, "kept": round(kept), "points": points}

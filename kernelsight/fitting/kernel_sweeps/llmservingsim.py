@@ -1,4 +1,4 @@
-"""Profiles of LLMServingSim (Cho et al., IISWC 2024; repository casys-kaist/LLMServingSim), both of its layouts.
+"""Reader of LLMServingSim's profiles (Cho et al., IISWC 2024; repository casys-kaist/LLMServingSim), both layouts.
 
 ``perf_models/<gpu>/<owner>/<model>/tp<N>/``: layers.csv (layer_name, input, kv_cache, tp_size, latency(ns)) and an
 attention.csv with the columns of Vidur's. ``perf/<gpu>/<owner>/<model>/<dtype>/tp<N>/``: dense.csv (layer, tokens,
@@ -92,39 +92,41 @@ def _shapes(model: Model, tp: int, tokens: pl.Expr) -> dict[str, tuple[str, Shap
     }
 
 
-Part = tuple[str, pl.DataFrame, str]
+# family or "", measurements or the rows of no family, and the reason for those
+FamilyRows = tuple[str, pl.DataFrame, str]
 
 
-def _layers(file: Path, model: Model, tp: int, number_format: str) -> Iterator[Part]:
-    """Read the older per-layer times, measured with Hugging Face's own modules."""
+def _layers(file: Path, model: Model, tp: int, number_format: str) -> Iterator[FamilyRows]:
+    """Read the older per-layer times, measured with Hugging Face's modules."""
     rows = read_csv(file, ("layer_name", "input", "tp_size", "latency(ns)"), PUBLISHER)
     labels = _labels(number_format, "transformers")
-    yield from _named(rows, "layer_name", "input", pl.col("latency(ns)") / 1e3, labels, model, tp)
+    yield from _by_layer(rows, "layer_name", "input", pl.col("latency(ns)") / 1e3, labels, model, tp)
 
 
-def _dense(file: Path, model: Model, tp: int, number_format: str) -> Iterator[Part]:
+def _dense(file: Path, model: Model, tp: int, number_format: str) -> Iterator[FamilyRows]:
     rows = read_csv(file, ("layer", "tokens", "time_us"), PUBLISHER)
-    yield from _named(rows, "layer", "tokens", pl.col("time_us"), _labels(number_format), model, tp)
+    yield from _by_layer(rows, "layer", "tokens", pl.col("time_us"), _labels(number_format), model, tp)
 
 
-def _per_sequence(file: Path, model: Model, tp: int, number_format: str) -> Iterator[Part]:
+def _per_sequence(file: Path, model: Model, tp: int, number_format: str) -> Iterator[FamilyRows]:
     rows = read_csv(file, ("layer", "sequences", "time_us"), PUBLISHER)
-    yield from _named(rows, "layer", "sequences", pl.col("time_us"), _labels(number_format), model, tp)
+    yield from _by_layer(rows, "layer", "sequences", pl.col("time_us"), _labels(number_format), model, tp)
 
 
-def _named(
+def _by_layer(
     rows: pl.DataFrame, name: str, tokens: str, latency_us: pl.Expr, labels: dict[str, str], model: Model, tp: int
-) -> Iterator[Part]:
+) -> Iterator[FamilyRows]:
+    """Yield the measurements of each layer; ``name``, ``tokens``: the columns of the layer's name and its tokens."""
     shapes = _shapes(model, tp, pl.col(tokens))
-    for (layer,), part in rows.group_by(name, maintain_order=True):
+    for (layer,), layer_rows in rows.group_by(name, maintain_order=True):
         family, shape = shapes.get(str(layer), ("", {}))
         if not family or any(size.meta.is_literal() and pl.select(size).item() < 1 for size in shape.values()):
-            yield "", part, "layer_without_family"
+            yield "", layer_rows, "layer_without_family"
         else:
-            yield family, measured(part, shape, labels | {"kernel_source": str(layer)}, latency_us), ""
+            yield family, measured(layer_rows, shape, labels | {"kernel_source": str(layer)}, latency_us), ""
 
 
-def _attention(file: Path, model: Model, tp: int, number_format: str) -> Iterator[Part]:
+def _attention(file: Path, model: Model, tp: int, number_format: str) -> Iterator[FamilyRows]:
     rows = read_csv(file, (), PUBLISHER)
     labels = _labels(number_format) | {"dtype": f"{number_format}/{number_format}"}
     if "is_prefill" in rows.columns:
@@ -141,16 +143,16 @@ def _attention(file: Path, model: Model, tp: int, number_format: str) -> Iterato
     chunk = {"batch": pl.lit(1), "new_tokens": pl.col("prefill_chunk"), "cached_tokens": pl.col("kv_prefill")}
     decodes = {"batch": pl.col("n_decode"), "context": pl.col("kv_decode")}
     prompts, steps = pl.col("prefill_chunk") > 0, pl.col("n_decode") > 0
-    for family, mine, shape in (
+    for family, is_of_family, shape in (
         ("prefill_attention", prompts & ~steps, chunk),
         ("decode_attention", steps & ~prompts, decodes),
     ):
         attention_labels = labels | {"kernel_source": "attention"}
-        yield family, measured(rows.filter(mine), shape | heads, attention_labels, pl.col("time_us")), ""
+        yield family, measured(rows.filter(is_of_family), shape | heads, attention_labels, pl.col("time_us")), ""
     yield "", rows.filter(prompts & steps), "prompts_and_decodes_in_one_call"
 
 
-def _moe(file: Path, model: Model, tp: int, number_format: str) -> Iterator[Part]:
+def _moe(file: Path, model: Model, tp: int, number_format: str) -> Iterator[FamilyRows]:
     rows = read_csv(file, ("ep", "tokens", "activated_experts", "time_us"), PUBLISHER)
     shape = {
         "tokens": pl.col("tokens"),
@@ -167,7 +169,7 @@ def _moe(file: Path, model: Model, tp: int, number_format: str) -> Iterator[Part
     yield "moe", measured(rows, shape, labels, pl.col("time_us")), ""
 
 
-_READERS: dict[str, Callable[[Path, Model, int, str], Iterator[Part]]] = {
+_READERS: dict[str, Callable[[Path, Model, int, str], Iterator[FamilyRows]]] = {
     "layers.csv": _layers,
     "dense.csv": _dense,
     "per_sequence.csv": _per_sequence,

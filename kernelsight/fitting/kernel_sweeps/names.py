@@ -1,4 +1,4 @@
-"""Maps a sweep's kernel names to library kernels by the table ``kernel_sources``."""
+"""Maps a sweep's kernel names to implementations (library kernels) by the table ``kernel_sources``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ANY = "*"
 def with_implementation(
     rows: pl.DataFrame, family: str, compute_capability: str | None
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Add ``implementation`` and correct ``math``; also return the names that ``kernel_sources`` does not list.
+    """Add the column ``implementation`` and correct ``math``; also return the names that ``kernel_sources`` lacks.
 
-    An unlisted name becomes its own implementation: lower case, with underscores.
+    An unlisted name is its own implementation: lower case, with underscores.
     """
     labels = ["engine", "kernel_source", "dtype", "engine_version"]
     unlisted, resolved = [], []
@@ -35,7 +35,7 @@ def with_implementation(
 
 
 def plain_name(kernel_source: str) -> str:
-    """Return a name as lower-case words joined by underscores.
+    """Normalise a kernel name to lower-case words joined by underscores.
 
     >>> plain_name("vllm.utils.deep_gemm.fp8_mqa")
     'vllm_utils_deep_gemm_fp8_mqa'
@@ -44,13 +44,13 @@ def plain_name(kernel_source: str) -> str:
 
 
 def _fact(family: str, wanted: tuple[str, ...]) -> dict[str, str | None] | None:
-    """Return the most specific matching row; of equally specific rows the one that sets the earlier column."""
-    fitting = [
+    """Return the most specific matching row: one that sets an earlier column of MATCHED precedes one that does not."""
+    matching = [
         row
         for row in _facts(family)
         if all(row[name] in (ANY, value) for name, value in zip(MATCHED, wanted, strict=True))
     ]
-    return min(fitting, key=lambda row: [row[name] == ANY for name in MATCHED], default=None)
+    return min(matching, key=lambda row: [row[name] == ANY for name in MATCHED], default=None)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Sweeps of NeuSight (Lee et al., ASPLOS 2025; repository sitar-lab/NeuSight): CSV files of PyTorch operators in FP32.
+"""Reader of NeuSight's sweeps (Lee et al., ASPLOS 2025; repository sitar-lab/NeuSight): CSV of FP32 PyTorch operators.
 
 Columns: OPName, Latency (ms), Device, Torch Version ("p2.1.0"), and the dimensions B, M, N, K of products. Element-wise
 operators, softmax and layer norm in FP32 are not kernels of an LLM server; they are only counted.
@@ -23,20 +23,20 @@ PRODUCTS = {"linear": "gemm", "bmm": "batched_gemm"}
 
 def _batches(file: Path) -> Iterator[Batch]:
     rows = read_csv(file, MEASURED, PUBLISHER)
-    for (device, operator), part in rows.group_by("Device", "OPName", maintain_order=True):
+    for (device, operator), operator_rows in rows.group_by("Device", "OPName", maintain_order=True):
         gpu = DEVICES.get(str(device))
         if gpu is None:
-            yield without_family(str(device), NOT_IN_CATALOGUE, part.height)
+            yield without_family(str(device), NOT_IN_CATALOGUE, operator_rows.height)
         elif operator not in PRODUCTS:
-            yield without_family(gpu, "operator_without_family", part.height)
+            yield without_family(gpu, "operator_without_family", operator_rows.height)
         else:
-            yield Batch(gpu, PRODUCTS[str(operator)], _products(part, str(operator), file), {})
+            yield Batch(gpu, PRODUCTS[str(operator)], _products(operator_rows, str(operator), file), {})
 
 
 def _products(rows: pl.DataFrame, operator: str, file: Path) -> pl.DataFrame:
-    lacking = [name for name in SIZES if name not in rows.columns]
-    if lacking:
-        raise InvalidInput(f"{file} is not a sweep of {PUBLISHER}: missing columns {', '.join(lacking)}.")
+    missing = [name for name in SIZES if name not in rows.columns]
+    if missing:
+        raise InvalidInput(f"{file} is not a sweep of {PUBLISHER}: missing columns {', '.join(missing)}.")
     batch, m, n, k = (pl.col(name).cast(pl.Int64) for name in SIZES)
     shape = {"m": batch * m, "n": n, "k": k} if operator == "linear" else {"batch": batch, "m": m, "n": n, "k": k}
     labels = {

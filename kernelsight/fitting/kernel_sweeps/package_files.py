@@ -1,6 +1,6 @@
-"""Files of a package of sweeps, in a folder or inside a wheel: <gpu>/<family>/<engine>/<version>/<table>.parquet.
+"""Finds and reads a package's sweep files, in a folder or a wheel: <gpu>/<family>/<engine>/<version>/<table>.parquet.
 
-Only such files are read; nothing of a wheel is unpacked, imported or run.
+Only such files are read; nothing of a wheel is unpacked to disk, imported or run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kernelsight.dataflow.parquet_files import unreadable
 from kernelsight.errors import InvalidInput
 
 PATTERN = "*/*/*/*/*.parquet"
-# where the folders of GPUs lie inside a package
+# parents of the folders of GPUs inside a package
 ROOTS = ("systems/data", "data", "")
 IN_WHEEL = re.compile(r"^(?:[^/]+/)?systems/data/([^/]+)/([^/]+)/([^/]+)/([^/]+)/([^/]+)\.parquet$")
-# a table larger than this is none of these sweeps (the largest has 40 MB)
+# most bytes of a table (the largest of these sweeps has 40 MB)
 MOST_BYTES = 2**30
 
 
 class SweepFile(NamedTuple):
-    """One table: where it comes from in the package, and the file, or the wheel and the name in it."""
+    """One table of a package: the folders it is in, and its file; or its wheel, and ``member``, its name in it."""
 
     gpu: str
     family: str
@@ -39,7 +39,7 @@ class SweepFile(NamedTuple):
 
     @property
     def place(self) -> str:
-        """<gpu>/<family>/<engine>/<version>/<table>.parquet."""
+        """The path in the package: <gpu>/<family>/<engine>/<version>/<table>.parquet."""
         return f"{self.gpu}/{self.family}/{self.engine}/{self.version}/{self.table}.parquet"
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class SweepFile(NamedTuple):
 
 
 def files_of(root: Path) -> dict[str, list[SweepFile]]:
-    """Return the tables of each GPU below a package, its ``systems`` or its ``data``, or in a wheel (.whl, .zip).
+    """Return the tables by GPU, below a package, its ``systems`` or its ``data``, or in a wheel (.whl, .zip).
 
     InvalidInput: there are none, or the wheel cannot be read.
     """
@@ -55,21 +55,22 @@ def files_of(root: Path) -> dict[str, list[SweepFile]]:
     if not sweep_files:
         raise InvalidInput(f"{root} has no sweep: no file matches <gpu>/<family>/<engine>/<version>/*.parquet.")
     files: dict[str, list[SweepFile]] = {}
-    for one in sorted(sweep_files):
-        files.setdefault(one.gpu, []).append(one)
+    for file in sorted(sweep_files):
+        files.setdefault(file.gpu, []).append(file)
     return files
 
 
 def _in_folder(root: Path) -> list[SweepFile]:
     for inside in ROOTS:
         data = root / inside
-        if files := [SweepFile(*_named(file.relative_to(data).parts), file) for file in data.glob(PATTERN)]:
+        if files := [SweepFile(*_path_labels(file.relative_to(data).parts), file) for file in data.glob(PATTERN)]:
             return files
     return []
 
 
-def _named(parts: Sequence[str]) -> tuple[str, str, str, str, str]:
-    gpu, family, engine, version, table = parts
+def _path_labels(folders: Sequence[str]) -> tuple[str, str, str, str, str]:
+    """Return GPU, family, engine, version and table from the parts of a path."""
+    gpu, family, engine, version, table = folders
     return gpu, family, engine, version, Path(table).stem
 
 
@@ -81,7 +82,7 @@ def _in_wheel(path: Path) -> list[SweepFile]:
     check_file(path, refuse)
     try:
         with zipfile.ZipFile(path) as wheel:
-            members = [(one.filename, one.file_size) for one in wheel.infolist()]
+            members = [(member.filename, member.file_size) for member in wheel.infolist()]
     except (zipfile.BadZipFile, OSError) as error:
         raise refuse(f"cannot be read as a wheel ({error})") from None
     files = []
@@ -94,7 +95,7 @@ def _in_wheel(path: Path) -> list[SweepFile]:
 
 
 def read_table(file: SweepFile) -> pl.DataFrame:
-    """Read one table; InvalidInput where it is no Parquet."""
+    """Read one table; InvalidInput where it is not Parquet."""
     try:
         if not file.member:
             check_file(file.path, lambda problem: InvalidInput(f"{file} {problem}; give a Parquet file."))

@@ -1,4 +1,4 @@
-"""Sweeps that already have the columns of ``sweep_points``: own measurements, or an earlier import."""
+"""Reader of sweeps that already have the columns of ``sweep_points``: your own measurements, or an earlier import."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ MAY_LACK = ("cv", "sm_clock_hz", "not_fitted", *MEASURED_HERE)
 
 
 def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
-    """Yield the points of a Parquet file, by family and GPU, after checking its columns."""
+    """Yield the points of a Parquet file, by family and GPU. ContractBroken: its columns or values are invalid."""
     if path is None:
         raise InvalidInput("parquet needs PATH: a Parquet file with the columns of sweep_points.")
-    there = _check(path)
+    columns = _check(path)
     catalogue_gpus = set(facts("gpus")["gpu"].to_pylist())
     points = pl.scan_parquet(path, glob=False).with_columns(
-        # a column of which no row has a value may be of no type
+        # a column without any value may have the null type
         pl.col(field.name).cast(pl.String)
         for field in contracts()["sweep_points"].schema
-        if pa.types.is_string(field.type) and field.name in there
+        if pa.types.is_string(field.type) and field.name in columns
     )
     _check_nulls(path, points)
-    check_figures(path, there)
-    places = _collected(path, points.group_by("family", "gpu").len().sort("family", "gpu"))
-    for family, gpu, count in places.iter_rows():
+    check_figures(path, columns)
+    counts = _collected(path, points.group_by("family", "gpu").len().sort("family", "gpu"))
+    for family, gpu, count in counts.iter_rows():
         if (gpus is None or gpu in gpus) and (families is None or family in families):
             if gpu in catalogue_gpus:
-                mine = _collected(path, points.filter((pl.col("family") == family) & (pl.col("gpu") == gpu)))
-                yield Batch(gpu, family, _flat(mine), {})
+                rows = _collected(path, points.filter((pl.col("family") == family) & (pl.col("gpu") == gpu)))
+                yield Batch(gpu, family, _flat(rows), {})
             else:
                 yield without_family(gpu, NOT_IN_CATALOGUE, count)
 
@@ -55,8 +55,8 @@ def _check(path: Path) -> set[str]:
             continue
         column, column_type = contract.schema.field(name), schema.field(name).type
         if not (_same_kind(column.type, column_type) or (column.nullable and pa.types.is_null(column_type))):
-            wanted = "a struct of sizes" if pa.types.is_struct(column.type) else column.type
-            faults.append(f"column {name} is {column_type}, not {wanted}")
+            expected = "a struct of sizes" if pa.types.is_struct(column.type) else column.type
+            faults.append(f"column {name} is {column_type}, not {expected}")
     if faults:
         raise breaks_contract("sweep_points", faults, str(path))
     return set(schema.names)
@@ -74,51 +74,52 @@ def _collected(path: Path, points: pl.LazyFrame) -> pl.DataFrame:
 
 
 def _check_nulls(path: Path, points: pl.LazyFrame) -> None:
-    """Raise ContractBroken for columns that have rows without a value, and must not."""
+    """Raise ContractBroken for nulls in required columns."""
     contract = contracts()["sweep_points"]
     required = [column.name for column in contract.columns if not column.nullable and column.name not in MAY_LACK]
-    lacking = _collected(path, points.select(pl.col(required).null_count())).row(0, named=True)
-    faults = [f"column {name} has {count} rows without a value" for name, count in lacking.items() if count]
+    nulls = _collected(path, points.select(pl.col(required).null_count())).row(0, named=True)
+    faults = [f"column {name} has {count} rows without a value" for name, count in nulls.items() if count]
     if faults:
         raise breaks_contract("sweep_points", faults, str(path))
 
 
-def check_figures(path: Path, there: Collection[str]) -> None:
-    """Raise ContractBroken for figures of a file that the contract's checks refuse, with the first row of each.
+def check_figures(path: Path, file_columns: Collection[str]) -> None:
+    """Raise ContractBroken for numbers of a file that fail the contract's checks, with the first row of each.
 
-    ``there``: columns of the file. Latencies are not among them: an import counts those that it rejects.
+    ``file_columns``: columns of the file. Latencies are not checked: an import counts those that it rejects.
     """
     contract = contracts()["sweep_points"]
-    columns = [column for column in contract.columns if column.name in there and column.name != "latency_us"]
+    columns = [column for column in contract.columns if column.name in file_columns and column.name != "latency_us"]
     figures = [column.name for column in columns if column.check or pa.types.is_floating(column.arrow_type)]
     check_values(read_parquet(path, partial(_refused, path), figures), contract, str(path))
 
 
 def _same_kind(expected: pa.DataType, given_type: pa.DataType) -> bool:
-    """Return whether a column's values can be those of the contract: text, numbers, a struct of numbers."""
+    """Return whether a column's type is of the contract's kind: text, numbers, or a struct of numbers."""
     if pa.types.is_struct(expected):
         return pa.types.is_struct(given_type) and all(_is_number(field.type) for field in given_type)
     if pa.types.is_string(expected):
-        return pa.types.is_string(given_type) or pa.types.is_large_string(given_type) or _is_words(given_type)
+        return pa.types.is_string(given_type) or pa.types.is_large_string(given_type) or _is_encoded(given_type)
     return _is_number(given_type)
 
 
-def _is_words(kind: pa.DataType) -> bool:
-    return pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
+def _is_encoded(arrow: pa.DataType) -> bool:
+    return pa.types.is_dictionary(arrow) and pa.types.is_string(arrow.value_type)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+def _is_number(arrow: pa.DataType) -> bool:
+    return pa.types.is_integer(arrow) or pa.types.is_floating(arrow) or pa.types.is_null(arrow)
 
 
 def _flat(points: pl.DataFrame) -> pl.DataFrame:
     rows = points.drop("family", "gpu").unnest("shape")
     sizes = [name for name in rows.columns if rows[name].null_count() < rows.height or name in points.columns]
-    strays = [
+    unknown_fields = [
         name
         for name in set(rows.columns) - set(points.columns)
         if name not in contracts()["sweep_points"].schema.field("shape").type.names
     ]
-    if strays:
-        raise breaks_contract("sweep_points", [f"shape has the unknown field {name}" for name in sorted(strays)])
+    if unknown_fields:
+        faults = [f"shape has the unknown field {name}" for name in sorted(unknown_fields)]
+        raise breaks_contract("sweep_points", faults)
     return rows.select(sizes).with_columns(pl.lit(1.0).alias("weight"), pl.lit(None, pl.String).alias("reason"))

@@ -1,8 +1,8 @@
-"""Measurements during import into ``sweep_points``: flat batches of one family on one GPU, with rejection reasons.
+"""Batches of measurements during an import into ``sweep_points``: of one family on one GPU, with rejection reasons.
 
-A reader yields batches. ``reason`` is null for a valid row, else the first reason found. ``weight`` is the share of a
-file's row that a measurement represents, so that rows read = rows kept + rows rejected even if one row of a file has
-two measurements.
+A reader yields batches. ``reason`` is null for a valid row, else the first reason to reject it. ``weight`` is the share
+of a file's row that a measurement represents, so that rows read = rows kept + rows rejected even if one row of a file
+has two measurements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.bounded_files import check_file, unpacked_file
 from kernelsight.errors import InvalidInput
 
-# columns only of our own measurements: a published sweep may lack them
+# columns that only `calibrate measure` writes: a published sweep may lack them
 MEASURED_HERE = (
     *("working_set_bytes", "relative_error", "outliers", "gap_us", "memory_clock_hz", "temperature_c", "limits"),
     *("repeated", "driver", "versions", "power_w"),
@@ -31,9 +31,12 @@ LATENCY_DECIMALS = 6  # a picosecond: below any clock's resolution, above the ro
 
 
 class Batch(NamedTuple):
-    """Measurements of one family on one GPU: ``LABELS``, the family's fields of ``SHAPE``, latency_us, source, weight,
-    reason. A table of no kernel family has family "" and no rows, only ``dropped`` counts by reason. ``unread``: names
-    of columns that the reader does not know."""
+    """Measurements of one family on one GPU.
+
+    ``rows``: columns ``LABELS``, the family's fields of ``SHAPE``, latency_us, source, weight, reason. A table of no
+    kernel family has family "" and no rows, only ``dropped`` counts by reason. ``unread``: names of columns that the
+    reader does not know.
+    """
 
     gpu: str
     family: str
@@ -42,7 +45,7 @@ class Batch(NamedTuple):
     unread: tuple[str, ...] = ()
 
 
-# (PATH, some sources several, or None; GPUs or None for all; families or None for all) -> batches, by family and GPU
+# (PATH or None, for some sources several; GPUs or None for all; families or None for all) -> batches by family and GPU
 Reader = Callable[[Path | Sequence[Path] | None, frozenset[str] | None, frozenset[str] | None], Iterator[Batch]]
 
 
@@ -80,25 +83,25 @@ def merged(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def to_contract(rows: pl.DataFrame, gpu: str, family: str) -> pa.Table:
-    """Return merged rows as an Arrow table in the columns and types of ``sweep_points``."""
+    """Convert merged rows to an Arrow table with the columns and types of ``sweep_points``."""
     schema = contracts()["sweep_points"].schema
     fields = [pl.col(name) if name in rows.columns else pl.lit(None, pl.Int64).alias(name) for name in SHAPE]
     keyed_rows = rows.with_columns(
         pl.lit(gpu).alias("gpu"), pl.lit(family).alias("family"), pl.struct(fields).alias("shape")
     )
-    absent = [pl.lit(None).alias(field.name) for field in schema if field.name not in keyed_rows.columns]
-    return keyed_rows.with_columns(absent).select(schema.names).to_arrow().cast(schema)
+    missing = [pl.lit(None).alias(field.name) for field in schema if field.name not in keyed_rows.columns]
+    return keyed_rows.with_columns(missing).select(schema.names).to_arrow().cast(schema)
 
 
-def joined(parts: Iterable[Batch]) -> Iterator[Batch]:
-    """Concatenate the parts of each (family, GPU) and yield them in that order; those without a family come last."""
+def joined(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Concatenate batches of the same (family, GPU) and yield them in that order; those without a family come last."""
     rows: dict[tuple[str, str], list[pl.DataFrame]] = {}
     dropped: dict[tuple[str, str], Counter[str]] = {}
-    for part in parts:
-        if part.rows.height:
-            rows.setdefault((part.family, part.gpu), []).append(part.rows)
-        dropped.setdefault((part.family, part.gpu), Counter()).update(part.dropped)
-    for family, gpu in sorted(dropped, key=lambda site: (site[0] == "", site)):
+    for batch in batches:
+        if batch.rows.height:
+            rows.setdefault((batch.family, batch.gpu), []).append(batch.rows)
+        dropped.setdefault((batch.family, batch.gpu), Counter()).update(batch.dropped)
+    for family, gpu in sorted(dropped, key=lambda key: (key[0] == "", key)):
         frames = rows.get((family, gpu), [])
         table = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
         if frames or dropped[family, gpu]:
@@ -106,9 +109,9 @@ def joined(parts: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def reader(publisher: str, source: str, place: str, batches: Callable[[Path], Iterable[Batch]]) -> Reader:
-    """Return the reader of a publisher whose sweeps are CSV files below a folder; ``batches``: those of one file.
+    """Return the reader of a publisher whose sweeps are CSV files below a folder; ``batches``: reads one file.
 
-    ``source``: its name, ``place``: what its PATH is, for the error if none is given.
+    For errors, ``source`` is the publisher's name in `calibrate import`, and ``place`` describes its PATH.
     """
 
     def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str] | None) -> Iterator[Batch]:
@@ -136,11 +139,11 @@ def measured(
     labels: Mapping[str, str | pl.Expr],
     latency_us: pl.Expr,
 ) -> pl.DataFrame:
-    """Return the rows of a file as flat measurements; missing labels are null."""
+    """Convert the rows of a file to flat measurements by expressions over them; missing labels are null."""
     label_columns = {name: pl.lit(value) if isinstance(value, str) else value for name, value in labels.items()}
-    absent = {name: pl.lit(None, pl.String) for name in LABELS if name not in label_columns}
+    missing = {name: pl.lit(None, pl.String) for name in LABELS if name not in label_columns}
     return rows.select(
-        *(value.cast(pl.String).alias(name) for name, value in (label_columns | absent).items()),
+        *(value.cast(pl.String).alias(name) for name, value in (label_columns | missing).items()),
         *(value.cast(pl.Int64).alias(name) for name, value in shape.items()),
         latency_us.cast(pl.Float64).alias("latency_us"),
         pl.lit(1.0).alias("weight"),
@@ -165,13 +168,13 @@ def read_csv(file: Path, needed: Iterable[str], publisher: str) -> pl.DataFrame:
     check_file(file, refuse)
     try:
         with file.open("rb") as content:
-            packed = content.read(2) == b"\x1f\x8b"
-        for _ in unpacked_file(file, refuse) if packed else ():
-            pass  # polars unpacks as much as there is
+            is_gzip = content.read(2) == b"\x1f\x8b"
+        for _ in unpacked_file(file, refuse) if is_gzip else ():
+            pass  # checks the limit of its size: polars unpacks without one
         rows = pl.read_csv(file, infer_schema_length=None, glob=False)
     except (pl.exceptions.PolarsError, OSError, EOFError, zlib.error) as error:
         raise refuse(f"cannot be read as CSV ({str(error).splitlines()[0]})") from None
-    lacking = [name for name in needed if name not in rows.columns]
-    if lacking:
-        raise InvalidInput(f"{file} is not a sweep of {publisher}: missing columns {', '.join(lacking)}.")
+    missing = [name for name in needed if name not in rows.columns]
+    if missing:
+        raise InvalidInput(f"{file} is not a sweep of {publisher}: missing columns {', '.join(missing)}.")
     return rows

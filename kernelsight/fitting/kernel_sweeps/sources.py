@@ -14,5 +14,5 @@ READERS: dict[str, Reader] = {
     "llmservingsim": llmservingsim.read,
     "parquet": plain.read,
 }
-# sources that read several paths as one sweep
+# sources that take several paths as one sweep
 SEVERAL_PATHS = ("aiter",)

@@ -1,4 +1,4 @@
-"""Profiles of Vidur (Agrawal et al., MLSys 2024; repository microsoft/vidur): compute/<gpu>/<owner>/<model>/*.csv.
+"""Reader of Vidur's profiles (Agrawal et al., MLSys 2024; microsoft/vidur): compute/<gpu>/<owner>/<model>/*.csv.
 
 ``mlp.csv``: one row per (tokens, tensor-parallel size) with the times of all token-wise operators of a layer, and
 ``attention.csv``: one row per batch of prefill chunks or decodes. Times are ms, medians of about 20 runs. Each time of
@@ -61,7 +61,7 @@ OPERATORS = {
 
 def _batches(file: Path) -> Iterator[Batch]:
     folders = file.resolve().parts
-    gpu_folders = [part for part in folders if part in VIDUR]
+    gpu_folders = [folder for folder in folders if folder in VIDUR]
     if file.name not in ("mlp.csv", "attention.csv") or not gpu_folders:
         height = read_csv(file, (), PUBLISHER).height
         yield without_family(
@@ -98,13 +98,13 @@ def attention(rows: pl.DataFrame, labels: dict[str, str]) -> Iterator[tuple[str,
     }
     chunk = {"new_tokens": pl.col("prefill_chunk_size"), "cached_tokens": pl.col("kv_cache_size")}
     backend = pl.col("attention_backend") if "attention_backend" in rows.columns else pl.lit("FLASHINFER")
-    for family, mine, extra, time in (
+    for family, is_of_family, extra, time in (
         ("prefill_attention", is_prefill, chunk, "attn_prefill"),
         ("decode_attention", ~is_prefill, {"context": pl.col("kv_cache_size")}, "attn_decode"),
     ):
-        part = rows.filter(mine)
         latency_us = pl.col(f"time_stats.{time}.median").cast(pl.Float64) * 1e3
-        yield family, measured(part, heads | extra, labels | {"kernel_source": backend}, latency_us)
+        kernel_labels = labels | {"kernel_source": backend}
+        yield family, measured(rows.filter(is_of_family), heads | extra, kernel_labels, latency_us)
 
 
 def _sourced(points: pl.DataFrame, file: Path) -> pl.DataFrame:

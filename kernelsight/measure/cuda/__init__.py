@@ -1,1 +1,1 @@
-"""The local NVIDIA GPU as a device to measure: CuPy, NVML, cuBLASLt, and installed attention libraries."""
+"""The device to measure on NVIDIA GPUs, by CuPy, NVML, cuBLASLt, and installed attention libraries."""

@@ -1,4 +1,4 @@
-"""Attention kernels of installed serving libraries; tensors are passed by DLPack.
+"""Prepares attention kernels of installed serving libraries; tensors are passed by DLPack.
 
 CuPy has no bfloat16 and no 8-bit floats: integer arrays are passed, and viewed as these types by PyTorch.
 """
@@ -49,11 +49,11 @@ class Shape(NamedTuple):
         """Bytes that a launch must move: queries, results, new keys and values, and the cache that it reads."""
         cached = self.keys - self.new
         read = min(cached, self.window - 1) if self.window else cached
-        width, own_tokens = self.kv_heads * self.head_dim, 2
+        width, new_tensors = self.kv_heads * self.head_dim, 2
         if self.new == 1:
-            # the key of a decoded token is already in the cache
-            read, own_tokens = read + 1, 0
-        rows = 4 * self.new * self.heads * self.head_dim + 2 * own_tokens * self.new * width
+            # the key and value of a decoded token are already in the cache
+            read, new_tensors = read + 1, 0
+        rows = 4 * self.new * self.heads * self.head_dim + 2 * new_tensors * self.new * width
         return self.batch * (rows + 2 * read * width * self.cache_bytes)
 
     @property
@@ -64,7 +64,7 @@ class Shape(NamedTuple):
 
 
 class Bench:
-    """Shared by the builders: the device, memory of the point, modules, the shape, and one workspace for all copies.
+    """What the builders of a point share: the device, memory, modules, the shape, and one workspace for all copies.
 
     ``place``: PyTorch's name of the tensors' device.
     """
@@ -82,10 +82,11 @@ class Bench:
     def tensor(self, *shape: int, eight_bit: bool = False) -> Any:
         """Return a tensor of bfloat16 or E4M3 in CuPy's memory."""
         cupy, torch, count = self.gpu.cupy, self.torch, math.prod(shape)
-        kind, width, cupy_type, torch_type = ("fp8", 1, cupy.uint8, "float8_e4m3fn")
+        number_format, width, cupy_type, torch_type = ("fp8", 1, cupy.uint8, "float8_e4m3fn")
         if not eight_bit:
-            kind, width, cupy_type, torch_type = ("bf16", 2, cupy.int16, "bfloat16")
-        block = cupy.cuda.UnownedMemory(self.memory.filled(kind, count), width * count, self.memory, self.gpu.ordinal)
+            number_format, width, cupy_type, torch_type = ("bf16", 2, cupy.int16, "bfloat16")
+        address = self.memory.filled(number_format, count)
+        block = cupy.cuda.UnownedMemory(address, width * count, self.memory, self.gpu.ordinal)
         array = cupy.ndarray(shape, cupy_type, cupy.cuda.MemoryPointer(block, 0))
         return torch.from_dlpack(array).view(getattr(torch, torch_type))
 
@@ -133,7 +134,7 @@ Build = Callable[[Bench], Callable[[], Any]]
 
 
 def prepare(gpu: Gpu, point: Point) -> Prepared:
-    """Return attention by the point's library; CannotMeasure if it is not installed or does not support the point.
+    """Prepare attention by the point's library; CannotMeasure if it is not installed or does not support the point.
 
     RuntimeError: any other error of the library, with its name.
     """
@@ -144,7 +145,7 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
         raise CannotMeasure(f"{point.implementation} is not used for {point.family}")
     if shape.heads % shape.kv_heads:
         raise CannotMeasure("the number of query heads is not a multiple of the key-value heads")
-    _refuse_what_it_lacks(point.implementation, library, shape)
+    _check_support(point.implementation, library, shape)
     torch, module = _imported("torch", "torch"), _imported(library.module, library.distribution)
     # PyTorch may load its own CUDA runtime, which does not see the device set in CuPy's
     stream = torch.cuda.ExternalStream(gpu.stream.ptr, device=gpu.ordinal)
@@ -178,7 +179,7 @@ def shape_of(point: Point) -> Shape:
     return Shape(sizes["batch"], new, keys, *heads, window, 1 if point.dtype.endswith("/fp8") else 2)
 
 
-def _refuse_what_it_lacks(name: str, library: Library, shape: Shape) -> None:
+def _check_support(name: str, library: Library, shape: Shape) -> None:
     if shape.window and "window" not in library.can:
         raise CannotMeasure(f"{name} has no sliding window")
     if shape.cache_bytes == 1 and "fp8" not in library.can:
@@ -199,31 +200,31 @@ def _torch(bench: Bench) -> Callable[[], Any]:
     shape, torch = bench.shape, bench.torch
     q = bench.tensor(shape.batch, shape.heads, shape.new, shape.head_dim)
     k, v = (bench.tensor(shape.batch, shape.kv_heads, shape.keys, shape.head_dim) for _ in range(2))
-    words: dict[str, Any] = {"is_causal": shape.new > 1 and shape.new == shape.keys}
+    options: dict[str, Any] = {"is_causal": shape.new > 1 and shape.new == shape.keys}
     if 1 < shape.new < shape.keys:
         # is_causal would align the mask with the first key
         from torch.nn.attention.bias import causal_lower_right
 
-        words = {"attn_mask": causal_lower_right(shape.new, shape.keys)}
+        options = {"attn_mask": causal_lower_right(shape.new, shape.keys)}
     attend = torch.nn.functional.scaled_dot_product_attention
-    return lambda: attend(q, k, v, enable_gqa=True, **words)
+    return lambda: attend(q, k, v, enable_gqa=True, **options)
 
 
 def _flashinfer_prefill(bench: Bench) -> Callable[[], Any]:
-    """Without a prefix keys and values are contiguous; with a prefix, or in 8 bits, they are read from the cache."""
+    """FlashInfer's prefill: keys and values are contiguous, or with a prefix or in 8 bits read from the paged cache."""
     shape, flashinfer, bf16 = bench.shape, bench.library, bench.torch.bfloat16
-    words = {"causal": True, "window_left": _keys_before(shape), "q_data_type": bf16, "kv_data_type": bf16}
+    options = {"causal": True, "window_left": _keys_before(shape), "q_data_type": bf16, "kv_data_type": bf16}
     q, heads = bench.queries(), (shape.heads, shape.kv_heads, shape.head_dim)
     output, starts = bench.like(q), bench.starts(shape.new)
     if shape.new == shape.keys and shape.cache_bytes == 2:
         ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(bench.workspace, "NHD")
-        ragged.plan(starts, starts, *heads, **words)
+        ragged.plan(starts, starts, *heads, **options)
         k, v = (bench.tensor(shape.batch * shape.new, shape.kv_heads, shape.head_dim) for _ in range(2))
         return lambda: ragged.run(q, k, v, out=output)
     cache = bench.cache()
-    words["kv_data_type"] = cache[0].dtype
+    options["kv_data_type"] = cache[0].dtype
     paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(bench.workspace, "NHD")
-    paged.plan(starts, bench.starts(shape.pages), bench.blocks(), _last_page(bench), *heads, PAGE, **words)
+    paged.plan(starts, bench.starts(shape.pages), bench.blocks(), _last_page(bench), *heads, PAGE, **options)
     return lambda: paged.run(q, cache, out=output)
 
 
@@ -243,7 +244,7 @@ def _last_page(bench: Bench) -> Any:
 
 
 def _keys_before(shape: Shape) -> int:
-    """Keys before a query's own within the window, -1 for all: a window includes the query's own."""
+    """Return the keys before a query's own within the window, which includes it; -1 for all."""
     return shape.window - 1 if shape.window else -1
 
 
@@ -253,22 +254,22 @@ def _vllm(bench: Bench) -> Callable[[], Any]:
     # its 8-bit kernels take 8-bit queries, and a scale per sequence and head
     (k, v), q, starts = bench.cache(), bench.queries(eight_bit), bench.starts(shape.new)
     lengths, window = bench.full(shape.keys, "int32", shape.batch), [_keys_before(shape), 0] if shape.window else None
-    words = {
+    options = {
         "cu_seqlens_q": starts, "max_seqlen_q": shape.new, "seqused_k": lengths, "max_seqlen_k": shape.keys,
         "block_table": bench.blocks().view(shape.batch, shape.pages), "causal": True, "window_size": window,
         "fa_version": bench.flash_version, "out": bench.like(q),
     }  # fmt: skip
     if eight_bit:
         scales = bench.full(1.0, "float32", shape.batch, shape.kv_heads)
-        words |= {"q_descale": scales, "k_descale": scales, "v_descale": scales}
+        options |= {"q_descale": scales, "k_descale": scales, "v_descale": scales}
     if bench.flash_version == 3:
         # computed once per step, and used by all layers
-        words["scheduler_metadata"] = flash.get_scheduler_metadata(
+        options["scheduler_metadata"] = flash.get_scheduler_metadata(
             batch_size=shape.batch, max_seqlen_q=shape.new, max_seqlen_k=shape.keys, num_heads_q=shape.heads,
             num_heads_kv=shape.kv_heads, headdim=shape.head_dim, cache_seqlens=lengths, qkv_dtype=q.dtype,
             cu_seqlens_q=starts, page_size=PAGE, causal=True, window_size=tuple(window or (-1, -1)), num_splits=0,
         )  # fmt: skip
-    return lambda: flash.flash_attn_varlen_func(q, k, v, **words)
+    return lambda: flash.flash_attn_varlen_func(q, k, v, **options)
 
 
 def _cudnn(bench: Bench) -> Callable[[], Any]:
@@ -285,16 +286,16 @@ def _cudnn(bench: Bench) -> Callable[[], Any]:
     layouts = [{"dim": list(tensor.shape), "stride": list(tensor.stride())} for tensor in (q, k, v)]
     inputs = [graph.tensor(**layout, data_type=cudnn.data_type.BFLOAT16) for layout in layouts]
     mask = "use_causal_mask" if shape.new == shape.keys else "use_causal_mask_bottom_right"
-    words = {"attn_scale": shape.head_dim**-0.5, mask: True, "is_inference": True}
+    options = {"attn_scale": shape.head_dim**-0.5, mask: True, "is_inference": True}
     if shape.window:
-        words["sliding_window_length"] = shape.window
-    result, _ = graph.sdpa(name="attention", q=inputs[0], k=inputs[1], v=inputs[2], **words)
+        options["sliding_window_length"] = shape.window
+    result, _ = graph.sdpa(name="attention", q=inputs[0], k=inputs[1], v=inputs[2], **options)
     output = bench.like(q)
     result.set_output(True).set_dim(list(output.shape)).set_stride(list(output.stride()))
     graph.build([cudnn.heur_mode.A])
     workspace = bench.torch.empty(max(graph.get_workspace_size(), 1), dtype=bench.torch.uint8, device=bench.place)
-    filled = {**dict(zip(inputs, (q, k, v), strict=True)), result: output}
-    return lambda: graph.execute(filled, workspace, handle=handle)
+    tensors = {**dict(zip(inputs, (q, k, v), strict=True)), result: output}
+    return lambda: graph.execute(tensors, workspace, handle=handle)
 
 
 def _imported(module: str, distribution: str) -> Any:

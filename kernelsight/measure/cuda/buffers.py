@@ -1,4 +1,4 @@
-"""Device memory of a measured kernel: sets of buffers, filled with values that draw realistic power."""
+"""Prepared kernels and their device memory: sets of buffers, filled with values that draw realistic power."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 
 SOURCE = Path(__file__).resolve().parent / "streaming.cu"
-# formats of the kernel `fill`: its number, and bytes per element
-KINDS = {"bf16": (0, 2), "fp16": (1, 2), "fp8": (2, 1), "int8": (3, 1), "fp32": (4, 4)}
+# number formats of the CUDA kernel `fill`: its number for it, and bytes per element
+NUMBER_FORMATS = {"bf16": (0, 2), "fp16": (1, 2), "fp8": (2, 1), "int8": (3, 1), "fp32": (4, 4)}
 FILL_BLOCKS, FILL_THREADS = 2048, 256
 
 
@@ -53,27 +53,27 @@ class Memory:
         self.held.append(block)
         return block.ptr
 
-    def filled(self, kind: str, count: int, seed: int = 1) -> int:
+    def filled(self, number_format: str, count: int, seed: int = 1) -> int:
         """Return the address of ``count`` numbers of a format, of both signs and magnitudes around 1."""
-        number, width = KINDS[kind]
+        number, width = NUMBER_FORMATS[number_format]
         address = self.empty(count * width)
         numpy = self.gpu.cupy
-        words = (_u64(numpy, address), _u64(numpy, count), _i32(numpy, number), numpy.uint32(seed))
-        function(self.gpu, "fill")((FILL_BLOCKS,), (FILL_THREADS,), words)
+        arguments = (_u64(numpy, address), _u64(numpy, count), _i32(numpy, number), numpy.uint32(seed))
+        function(self.gpu, "fill")((FILL_BLOCKS,), (FILL_THREADS,), arguments)
         return address
 
     def below(self, count: int, bound: int, seed: int = 1) -> int:
         """Return the address of ``count`` int64 below ``bound``."""
         address, numpy = self.empty(8 * count), self.gpu.cupy
-        words = (_u64(numpy, address), _u64(numpy, count), _u64(numpy, bound), numpy.uint32(seed))
-        function(self.gpu, "fill_below")((FILL_BLOCKS,), (FILL_THREADS,), words)
+        arguments = (_u64(numpy, address), _u64(numpy, count), _u64(numpy, bound), numpy.uint32(seed))
+        function(self.gpu, "fill_below")((FILL_BLOCKS,), (FILL_THREADS,), arguments)
         return address
 
     def slots(self, count: int, blocks: int) -> int:
         """Return the address of ``count`` different int64 slots of a cache of blocks of 16."""
         address, numpy = self.empty(8 * count), self.gpu.cupy
-        words = (_u64(numpy, address), _u64(numpy, count), _u64(numpy, blocks))
-        function(self.gpu, "fill_slots")((FILL_BLOCKS,), (FILL_THREADS,), words)
+        arguments = (_u64(numpy, address), _u64(numpy, count), _u64(numpy, blocks))
+        function(self.gpu, "fill_slots")((FILL_BLOCKS,), (FILL_THREADS,), arguments)
         return address
 
 
@@ -93,11 +93,11 @@ def launcher(
     if blocks >= 2**31:
         raise CannotMeasure("it has more rows than the largest grid of thread blocks")
     numpy, kernel = gpu.cupy, function(gpu, name)
-    words = tuple(_u64(numpy, address) for address in addresses)
-    words += tuple(numpy.float32(value) if isinstance(value, float) else numpy.int32(value) for value in values)
+    arguments = tuple(_u64(numpy, address) for address in addresses)
+    arguments += tuple(numpy.float32(value) if isinstance(value, float) else numpy.int32(value) for value in values)
 
     def launch() -> None:
-        kernel((blocks,), (threads,), words)
+        kernel((blocks,), (threads,), arguments)
 
     return launch
 

@@ -1,4 +1,4 @@
-"""NCCL collectives over the GPUs of a machine, from one process: launched by the host, one NCCL group per launch."""
+"""Prepares NCCL collectives over the GPUs of a machine: launched by one process, one NCCL group per launch."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class Group:
 
     def _start(self, family: str, communicator: Any, send: int, receive: int, stream: int, rank: int) -> None:
         # bindings without bfloat16: fp16 has the same size
-        kind = getattr(self.nccl, "NCCL_BFLOAT16", self.nccl.NCCL_FLOAT16)
+        dtype = getattr(self.nccl, "NCCL_BFLOAT16", self.nccl.NCCL_FLOAT16)
         add, count = self.nccl.NCCL_SUM, self.size // BF16_BYTES
         with self.gpu.cupy.cuda.Device(self.devices[rank]):
             if family == "all_reduce":
-                communicator.allReduce(send, receive, count, kind, add, stream)
+                communicator.allReduce(send, receive, count, dtype, add, stream)
             elif family == "all_gather":
-                communicator.allGather(send, receive, count // len(self.devices), kind, stream)
+                communicator.allGather(send, receive, count // len(self.devices), dtype, stream)
             else:
-                communicator.reduceScatter(send, receive, count // len(self.devices), kind, add, stream)
+                communicator.reduceScatter(send, receive, count // len(self.devices), dtype, add, stream)
 
 
 def prepare(gpu: Gpu, point: Point) -> Prepared:
-    """Return a collective over ``gpus`` GPUs; CannotMeasure if there are fewer, or CuPy lacks NCCL."""
+    """Prepare a collective over ``gpus`` GPUs; CannotMeasure if there are fewer, or CuPy lacks NCCL."""
     count, size, device_count = point.sizes["gpus"], point.sizes["bytes"], gpu.runtime.getDeviceCount()
     if device_count < count or count < 2:
         raise CannotMeasure(f"it needs {max(count, 2)} GPUs, but this machine has {device_count}")

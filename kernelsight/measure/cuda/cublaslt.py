@@ -1,4 +1,4 @@
-"""cuBLASLt by ctypes: CuPy has no 8-bit products. Names, numbers and layouts are those of cublasLt.h."""
+"""cuBLASLt bindings by ctypes: CuPy has no 8-bit products. Names, numbers and layouts are those of cublasLt.h."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class CublasLt:
         number = self.library.cublasLtGetVersion()
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
-    def call(self, name: str, *words: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
         """Call a function; CannotMeasure if it returns an error."""
-        status = getattr(self.library, name)(*words)
+        status = getattr(self.library, name)(*arguments)
         if status:
             raise CannotMeasure(f"cuBLASLt error: {name} returns status {status}")
 
@@ -89,7 +89,7 @@ class Plan:
             ctypes.c_int(form.compute),
             ctypes.c_int(form.scale),
         )
-        # column-major, the result is (n, m): weights transposed times activations as they are
+        # in cuBLASLt's column-major order the result is (n, m): transposed weights times activations
         self._describe(TRANSA, ctypes.c_int32(TRANSPOSED))
         self._describe(TRANSB, ctypes.c_int32(PLAIN))
         if name == "fp8":
@@ -106,7 +106,7 @@ class Plan:
         self.chosen = self._choose()
 
     def run(self, weight: int, activation: int, result: int, workspace: int, stream: int) -> None:
-        """Put one product on a stream."""
+        """Enqueue one product on a stream; all arguments are addresses on the device."""
         self.lt.call(
             "cublasLtMatmul",
             self.lt.handle,
@@ -130,10 +130,10 @@ class Plan:
     def _describe(self, attribute: int, value: Any) -> None:
         self.lt.set("cublasLtMatmulDescSetAttribute", self.description, attribute, value)
 
-    def _layout(self, kind: int, rows: int, columns: int, batch: int) -> ctypes.c_void_p:
+    def _layout(self, dtype: int, rows: int, columns: int, batch: int) -> ctypes.c_void_p:
         layout = ctypes.c_void_p()
         sizes = (ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows))
-        self.lt.call("cublasLtMatrixLayoutCreate", ctypes.byref(layout), ctypes.c_int(kind), *sizes)
+        self.lt.call("cublasLtMatrixLayoutCreate", ctypes.byref(layout), ctypes.c_int(dtype), *sizes)
         if batch > 1:
             setter = "cublasLtMatrixLayoutSetAttribute"
             self.lt.set(setter, layout, BATCH_COUNT, ctypes.c_int32(batch))

@@ -1,4 +1,4 @@
-"""Opening the running GPU, with the kernels that can be measured on it."""
+"""Opens the local GPU, with the kernels that can be measured on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products by cuBLASLt, plain and batched, with the first algorithm of its heuristic."""
+"""Prepares matrix products (GEMM) by cuBLASLt, plain and batched, with the first algorithm of its heuristic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EIGHT_BIT_UNIT = 16
 
 
 def product(gpu: Gpu, point: Point) -> Prepared:
-    """Return batch x (m, k) times (n, k) transposed; bytes of one launch: both operands and the result, once."""
+    """Prepare batch x (m, k) times (n, k) transposed; bytes of one launch: both operands and the result, once."""
     sizes, form = point.sizes, FORMATS[point.dtype]
     m, n, k, batch = sizes["m"], sizes["n"], sizes["k"], sizes.get("batch", 1)
     if form.operand_bytes == 1 and (k % EIGHT_BIT_UNIT or n % EIGHT_BIT_UNIT):
@@ -33,6 +33,6 @@ def product(gpu: Gpu, point: Point) -> Prepared:
         weight = memory.filled(point.dtype, batch * n * k, 2 * copy + 1)
         activation = memory.filled(point.dtype, batch * m * k, 2 * copy + 2)
         result = memory.empty(batch * m * n * form.result_bytes)
-        words = (weight, activation, result, workspace, gpu.stream.ptr)
-        launches.append(lambda words=words: plan.run(*words))
+        arguments = (weight, activation, result, workspace, gpu.stream.ptr)
+        launches.append(lambda arguments=arguments: plan.run(*arguments))
     return Prepared(point.implementation, ("cublaslt", library.version()), moved, launches, (memory, plan))

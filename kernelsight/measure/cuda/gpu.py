@@ -1,4 +1,4 @@
-"""The local GPU: CUDA graphs of launches, timed by events on the device, with L2 flushed for cold points."""
+"""The local NVIDIA GPU as a device: CUDA graphs of launches, timed by CUDA events, with L2 flushed for cold points."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Preparation = Callable[["Gpu", Point], Kernel]
 class Gpu:
     """A CUDA device; all work goes to one stream of it.
 
-    ``prepare``: by kernel family, what builds the kernel of a point on this GPU; ``flush``: what builds a launch that
-    reads a number of bytes, after which L2 holds nothing else.
+    ``prepare``: by kernel family, the function that builds the kernel of a point on this GPU; ``flush``: the function
+    that builds a launch which reads a number of bytes, after which L2 holds nothing else.
     """
 
     def __init__(

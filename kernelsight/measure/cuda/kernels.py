@@ -1,4 +1,4 @@
-"""The functions that prepare kernels, by family."""
+"""The functions that prepare a point's kernel on a GPU, by kernel family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks, temperature, energy and clock limits of a GPU from NVML by ctypes, which CuPy does not bind.
+"""NVML bindings by ctypes, which CuPy lacks: clocks, temperature, energy and clock limits of a GPU.
 
 Names, numbers and bits are those of nvml.h (NVIDIA, "NVML API Reference Guide").
 """
@@ -33,7 +33,7 @@ class Nvml:
 
     def readings(self) -> Readings:
         """Return the current state."""
-        sm, memory = (self._number("nvmlDeviceGetClockInfo", kind) for kind in (SM_CLOCK, MEMORY_CLOCK))
+        sm, memory = (self._number("nvmlDeviceGetClockInfo", clock) for clock in (SM_CLOCK, MEMORY_CLOCK))
         return Readings(
             None if sm is None else sm * MEGAHERTZ,
             None if memory is None else memory * MEGAHERTZ,
@@ -51,40 +51,40 @@ class Nvml:
         return self._text("nvmlDeviceGetUUID", of_gpu=True)
 
     def highest_clock_hz(self) -> float | None:
-        """Return the highest clock of the multiprocessors."""
+        """Return the highest clock of the multiprocessors in Hz."""
         megahertz = self._number("nvmlDeviceGetMaxClockInfo", SM_CLOCK)
         return None if megahertz is None else megahertz * MEGAHERTZ
 
     def power_limit_w(self) -> float | None:
-        """Return the current power limit."""
+        """Return the current power limit in W."""
         milliwatts = self._number("nvmlDeviceGetPowerManagementLimit")
         return None if milliwatts is None else milliwatts / 1e3
 
     def _number(self, name: str, *arguments: int) -> float | None:
         value = ctypes.c_uint()
-        return None if self._refuses(name, self._gpu, *arguments, ctypes.byref(value)) else float(value.value)
+        return None if self._fails(name, self._gpu, *arguments, ctypes.byref(value)) else float(value.value)
 
     def _energy_j(self) -> float | None:
-        """Return the energy since the driver was loaded, which GPUs count since Volta."""
+        """Return the energy in J since the driver was loaded, which GPUs count since Volta."""
         millijoules = ctypes.c_ulonglong()
         name = "nvmlDeviceGetTotalEnergyConsumption"
-        return None if self._refuses(name, self._gpu, ctypes.byref(millijoules)) else millijoules.value / 1e3
+        return None if self._fails(name, self._gpu, ctypes.byref(millijoules)) else millijoules.value / 1e3
 
     def _reasons(self) -> int:
         bits = ctypes.c_ulonglong()
         # the older name is deprecated since CUDA 12
         names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-        return 0 if all(self._refuses(name, self._gpu, ctypes.byref(bits)) for name in names) else bits.value
+        return 0 if all(self._fails(name, self._gpu, ctypes.byref(bits)) for name in names) else bits.value
 
     def _text(self, name: str, of_gpu: bool) -> str | None:
         text = ctypes.create_string_buffer(96)
         size = ctypes.c_uint(len(text))
-        return None if self._refuses(name, *((self._gpu,) if of_gpu else ()), text, size) else text.value.decode()
+        return None if self._fails(name, *((self._gpu,) if of_gpu else ()), text, size) else text.value.decode()
 
-    def _refuses(self, name: str, *words: Any) -> bool:
+    def _fails(self, name: str, *arguments: Any) -> bool:
         """Call a function; return whether it is missing or failed."""
         function = getattr(self._library, name, None)
-        return function is None or bool(function(*words))
+        return function is None or bool(function(*arguments))
 
 
 def limits_of(bits: int) -> frozenset[str]:

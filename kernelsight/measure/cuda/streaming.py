@@ -1,4 +1,4 @@
-"""Memory-bound kernels, compiled from streaming.cu: one launcher per family."""
+"""Prepares memory-bound kernels, compiled from streaming.cu: one builder per family."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Launch = Callable[[], None]
 
 
 def prepare(gpu: Gpu, point: Point) -> Prepared:
-    """Return the kernel of a point of norm, activation, rope, kv_write, quantize, embedding, softmax or sampling."""
+    """Prepare the kernel of a point of norm, activation, rope, kv_write, quantize, embedding, softmax or sampling."""
     rows, columns = point.sizes["rows"], point.sizes["columns"]
-    _refuse_ragged(point, columns)
+    _check_columns(point, columns)
     memory = Memory(gpu)
     build, moved = _BUILD[point.family](gpu, memory, point, rows, columns)
     copies = gpu.copies_of(moved, point.cache)
@@ -32,22 +32,23 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
 
 
 def flush_of(gpu: Gpu, size: int) -> Launch:
-    """Return a launch that reads ``size`` bytes, so that L2 has only clean lines of them."""
+    """Return a launch that reads ``size`` bytes, after which L2 holds only clean lines of them."""
     memory = Memory(gpu)
     data, sink = memory.filled("fp32", size // 4), memory.empty(4)
     gpu.flush_memory = memory
     numpy = gpu.cupy
-    words = (numpy.uint64(data), numpy.uint64(size // 16), numpy.uint64(sink))
+    arguments = (numpy.uint64(data), numpy.uint64(size // 16), numpy.uint64(sink))
     kernel = function(gpu, "read_all")
-    return lambda: kernel((FLUSH_BLOCKS,), (FLUSH_THREADS,), words)
+    return lambda: kernel((FLUSH_BLOCKS,), (FLUSH_THREADS,), arguments)
 
 
 def empty(gpu: Gpu, point: Point) -> Prepared:
-    """Return an empty kernel: its time is the cost of a launch."""
+    """Prepare an empty kernel, whose time is the cost of a launch."""
     return Prepared(point.implementation, OWN, 1, [launcher(gpu, "empty_kernel", 1, 32, ())])
 
 
-def _refuse_ragged(point: Point, columns: int) -> None:
+def _check_columns(point: Point, columns: int) -> None:
+    """Raise CannotMeasure where the kernel's vector width does not divide the columns."""
     unit = {"kv_write": 16, "rope": point.sizes.get("head_dim", 2), "sampling": 1, "softmax": 4}.get(point.family, 8)
     if point.implementation == "quantize_per_block":
         unit = SCALE_COLUMNS
@@ -56,7 +57,7 @@ def _refuse_ragged(point: Point, columns: int) -> None:
 
 
 def _threads(columns: int, elements: int = 8) -> int:
-    """Threads per row: one per so many ``elements``, whole warps, at most 1,024."""
+    """Return the threads per row: one per ``elements`` columns, whole warps, at most 1,024."""
     return min(1024, max(32, -(-columns // elements // 32) * 32))
 
 
@@ -88,8 +89,8 @@ def _rope(gpu: Gpu, memory: Memory, point: Point, rows: int, columns: int) -> tu
 
     def build() -> Launch:
         heads = memory.filled("bf16", rows * columns)
-        words = (heads, angles, positions)
-        return launcher(gpu, "rope_neox", rows, _threads(columns, 2), words, columns, width)
+        addresses = (heads, angles, positions)
+        return launcher(gpu, "rope_neox", rows, _threads(columns, 2), addresses, columns, width)
 
     return build, 4 * rows * columns
 
@@ -102,8 +103,8 @@ def _kv_write(gpu: Gpu, memory: Memory, point: Point, rows: int, columns: int) -
     def build() -> Launch:
         new = [memory.filled("bf16", rows * half, seed) for seed in (1, 2)]
         caches = [memory.empty(blocks * BLOCK_TOKENS * half * width) for _ in new]
-        words = (*new, *caches, slots)
-        return launcher(gpu, "paged_kv_write", rows, _threads(half), words, half, int(width == 1), 1.0)
+        addresses = (*new, *caches, slots)
+        return launcher(gpu, "paged_kv_write", rows, _threads(half), addresses, half, int(width == 1), 1.0)
 
     return build, rows * columns * (2 + width)
 
@@ -127,26 +128,26 @@ def _embedding(gpu: Gpu, memory: Memory, point: Point, rows: int, columns: int) 
 
     def build() -> Launch:
         ids = memory.below(rows, tokens, next(seeds))
-        words = (memory.empty(2 * rows * columns), table, ids)
-        return launcher(gpu, "embedding_gather", rows, _threads(columns), words, columns)
+        addresses = (memory.empty(2 * rows * columns), table, ids)
+        return launcher(gpu, "embedding_gather", rows, _threads(columns), addresses, columns)
 
     return build, 4 * rows * columns
 
 
 def _softmax(gpu: Gpu, memory: Memory, point: Point, rows: int, columns: int) -> tuple[Callable[[], Launch], int]:
     def build() -> Launch:
-        words = (memory.empty(4 * rows * columns), memory.filled("fp32", rows * columns))
-        return launcher(gpu, "softmax", rows, _threads(columns, 4), words, columns)
+        addresses = (memory.empty(4 * rows * columns), memory.filled("fp32", rows * columns))
+        return launcher(gpu, "softmax", rows, _threads(columns, 4), addresses, columns)
 
     return build, 8 * rows * columns
 
 
 def _sampling(gpu: Gpu, memory: Memory, point: Point, rows: int, columns: int) -> tuple[Callable[[], Launch], int]:
     def build() -> Launch:
-        words = (memory.empty(8 * rows), memory.filled("fp32", rows * columns))
+        addresses = (memory.empty(8 * rows), memory.filled("fp32", rows * columns))
         if point.implementation == "argmax":
-            return launcher(gpu, "argmax", rows, 1024, words, columns)
-        return launcher(gpu, "top_k_top_p", rows, 1024, words, columns, TOP_K, TOP_P, 1)
+            return launcher(gpu, "argmax", rows, 1024, addresses, columns)
+        return launcher(gpu, "top_k_top_p", rows, 1024, addresses, columns, TOP_K, TOP_P, 1)
 
     return build, 4 * rows * columns
 

@@ -1,4 +1,4 @@
-"""Figure of a run with KV tiers: where the prompt tokens came from over time."""
+"""Figure of a run's report with KV-cache tiers: prompt tokens over time, computed, cached on the GPU, or loaded."""
 
 from __future__ import annotations
 

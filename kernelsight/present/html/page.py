@@ -1,6 +1,6 @@
-"""One HTML page that loads nothing: charts with the library inside, tables that sort, the SQL behind each.
+"""Self-contained HTML pages: charts with their library inlined, sortable tables, and the SQL behind each.
 
-A page is a list of parts; ``page.html`` lays them out, and Jinja escapes every text in it.
+A page is a list of parts; ``page.html`` lays them out, and Jinja escapes all text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernelsight.present.html.run_figures import Figure
 if TYPE_CHECKING:
     from jinja2 import Template
 
-# ast: Vega interprets its expressions (vega-interpreter, in the bundle) and compiles none, which the policy forbids
+# ast: Vega interprets expressions (vega-interpreter, in the bundle), since the page's policy forbids to compile them
 DRAW = "window.drawChart = (place, spec) => vegaEmbed(place, spec, {actions: false, renderer: 'svg', ast: true});"
 FONT = "system-ui, 'DejaVu Sans', sans-serif"
 CONFIG = {
@@ -30,16 +30,16 @@ CONFIG = {
     "legend": {"orient": "top", "labelLimit": 260},
 }
 HEIGHT, TALL = 240, 300
-# of a table; a sweep states its own limit
+# rows that a table shows; a sweep has its own limit
 MOST_ROWS = 2_000
-# a longer text is wrapped
+# longer texts are wrapped
 LONG_TEXT = 60
-# of a value that is not known
+# text of an unknown value
 UNKNOWN = "–"
 
 
 class Head(NamedTuple):
-    """The head of a page: title, load, and the findings as sentences."""
+    """Head of a page: title, description of the load, and findings as sentences."""
 
     title: str
     about: str
@@ -48,21 +48,21 @@ class Head(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Figures in large letters, each under its label."""
+    """Key figures in large letters, by label."""
 
     figures: Mapping[str, str]
     kind = "tiles"
 
 
 class Chart(NamedTuple):
-    """A Vega-Lite specification with its data, and the name of its place in the page."""
+    """A Vega-Lite specification with its data, and the id of its element in the page."""
 
     name: str
     spec: Mapping[str, Any]
 
 
 class Cell(NamedTuple):
-    """A value of a table: as it is read, and by what it is sorted."""
+    """A cell of a table: the text shown, the text sorted by, and CSS classes."""
 
     shown: str
     sorted_by: str
@@ -70,7 +70,7 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table that a click on a head sorts; ``more``: rows that follow and are not shown."""
+    """A table that sorts on a click on a column head; ``more``: number of rows that are not shown."""
 
     heads: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
@@ -78,7 +78,7 @@ class Table(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A titled part: a note, then a chart, a table or a text, and a note or the SQL below it."""
+    """A titled card: a note, then a chart, a table or a text, then a second note and the SQL."""
 
     title: str
     note: str = ""
@@ -91,7 +91,7 @@ class Card(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Cards beside each other."""
+    """Cards side by side."""
 
     cards: Sequence[Card]
     kind = "grid"
@@ -102,7 +102,7 @@ Part = Head | Tiles | Grid
 
 @cache
 def chart_library() -> str:
-    """Return Vega-Lite with all it needs as one script; InvalidInput: the extra ``report`` is not installed."""
+    """Return Vega-Lite with its dependencies as one script; InvalidInput: the extra ``report`` is not installed."""
     try:
         import vl_convert
     except ImportError:
@@ -112,7 +112,7 @@ def chart_library() -> str:
 
 @cache
 def _template() -> Template:
-    """Return the template of a page; InvalidInput: the extra ``report`` is not installed."""
+    """Return the Jinja template of a page; InvalidInput: the extra ``report`` is not installed."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
         from markupsafe import Markup
@@ -131,30 +131,32 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters["json_in_script"] = lambda value: Markup(json_in_script(value))
-    environment.filters["trusted"] = Markup  # text of this program alone
+    environment.filters["trusted"] = Markup  # only for text of this program
     return environment.get_template("page.html")
 
 
 def page(title: str, parts: Sequence[Part]) -> str:
-    """Return the page of a title and parts; its policy lets the two scripts of its own run alone.
+    """Return a page as HTML; its content security policy allows only its two own scripts, by hash.
 
     InvalidInput: the extra ``report`` is not installed.
     """
     scripts = [chart_library(), script(Path(__file__).with_name("page.js").read_text(encoding="utf-8"))]
-    policy = " ".join(f"'sha256-{_digest(script_text)}'" for script_text in scripts)
-    return _template().render(title=title, parts=parts, scripts_allowed=policy, scripts=scripts)
+    allowed_hashes = " ".join(f"'sha256-{_digest(script_text)}'" for script_text in scripts)
+    return _template().render(title=title, parts=parts, scripts_allowed=allowed_hashes, scripts=scripts)
 
 
 def _digest(text: str) -> str:
+    """Return the base64 SHA-256 of a text."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def figures(drawn: Sequence[tuple[Figure, Sequence[Mapping[str, Any]]]]) -> Grid:
-    """Return cards with charts and tables of rows, each with its SQL."""
-    return Grid([_figure(f"figure-{number}", figure, rows) for number, (figure, rows) in enumerate(drawn)])
+def figures(figure_rows: Sequence[tuple[Figure, Sequence[Mapping[str, Any]]]]) -> Grid:
+    """Return a grid with one card per figure: a chart or table of its rows, and its SQL."""
+    return Grid([_figure(f"figure-{number}", figure, rows) for number, (figure, rows) in enumerate(figure_rows)])
 
 
 def _figure(name: str, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> Card:
+    """Return the card of a figure: a chart, a table, or "No rows."."""
     card = Card(figure.title, figure.note, sql=figure.sql.strip(), wide=figure.wide)
     if not rows:
         return card._replace(below="No rows.")
@@ -167,7 +169,7 @@ def _figure(name: str, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> Car
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with the values that JSON has: floats to six digits, the rest as numbers or text.
+    """Return a row with JSON values: floats rounded to six significant digits, other types as text.
 
     >>> plain({"s": 1.23456789, "name": "x", "none": None, "yes": True})
     {'s': 1.23457, 'name': 'x', 'none': None, 'yes': True}
@@ -179,15 +181,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool | int | str) or value is None:
         return value
     try:
-        real = float(value)
+        number_value = float(value)
     except (TypeError, ValueError):
         return str(value)
-    return float(f"{real:.6g}") if abs(real) < float("inf") else None
+    return float(f"{number_value:.6g}") if abs(number_value) < float("inf") else None
 
 
-def table(rows: Sequence[Mapping[str, Any]], most: int = MOST_ROWS) -> Table:
-    """Return rows as a table, numbers to the right; of more than ``most`` the first."""
-    values = [plain(row) for row in rows[:most]]
+def table(rows: Sequence[Mapping[str, Any]], max_rows: int = MOST_ROWS) -> Table:
+    """Return the first ``max_rows`` rows as a table, numbers right-aligned."""
+    values = [plain(row) for row in rows[:max_rows]]
     numeric = {name for name in values[0] if all(_is_number(row[name]) for row in values if row[name] is not None)}
     heads = [Cell(name, "", "n" if name in numeric else "") for name in values[0]]
     lines = [[_cell(value, name in numeric) for name, value in row.items()] for row in values]
@@ -199,7 +201,7 @@ def _is_number(value: Any) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text of a page.
+    """Return a value as text for a page.
 
     >>> text_of(98765.4), text_of(True), text_of(None)
     ('98,765', 'yes', '–')
@@ -210,5 +212,5 @@ def text_of(value: Any) -> str:
 
 
 def _cell(value: Any, numeric: bool) -> Cell:
-    long = isinstance(value, str) and len(value) > LONG_TEXT
-    return Cell(text_of(value), "" if value is None else str(value), "n" if numeric else "long" if long else "")
+    is_long = isinstance(value, str) and len(value) > LONG_TEXT
+    return Cell(text_of(value), "" if value is None else str(value), "n" if numeric else "long" if is_long else "")

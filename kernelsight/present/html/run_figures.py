@@ -1,4 +1,4 @@
-"""Figures of the report of a run: each is a SQL query and a Vega-Lite specification over its rows."""
+"""Figures of a run's report: a SQL query and a Vega-Lite specification over its rows each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PHASE_COLORS = {"domain": ["prefill", "decode", "mixed"], "range": ["#e07b39", "
 
 
 class Figure(NamedTuple):
-    """A chart, or a table where ``spec`` is None, of the rows of a query; ``note``: one sentence on how to read it.
+    """A chart, or a table if ``spec`` is None, of the rows of a query; ``note``: one sentence on how to read it.
 
-    ``most_rows``: that a table shows.
+    ``wide``: over the page's width; ``most_rows``: maximum number of rows of a table.
     """
 
     title: str
@@ -26,7 +26,7 @@ class Figure(NamedTuple):
 
 
 def over_time(columns: str, title: str) -> tuple[str, dict[str, Any]]:
-    """Return query and specification of lines over time, one a replica and measure; ``columns``: SQL of measures."""
+    """Return SQL and Vega-Lite spec of lines over time, one per replica and measure; ``columns``: SQL of measures."""
     query = f"""
 unpivot (
   select start_s as s, replica, {columns}
@@ -45,7 +45,7 @@ order by measure, replica, s
 
 
 def percent(field: str) -> str:
-    """Return SQL of a share as a percentage.
+    """Return SQL for a share as a percentage.
 
     >>> percent("busy_share")
     '100.0 * busy_share'

@@ -1,4 +1,4 @@
-"""Figures of the report of a kernel search: each is a SQL query over the saved run and a specification."""
+"""Figures of a kernel search's report: a SQL query over the saved search and a Vega-Lite specification each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MEASUREMENTS = {
         "tooltip": [*({"field": name} for name in ("measured", "candidate_id", "reason", "run", "latency_us"))],
     },
 }
-# of what was forecast in the last round, what was never measured
+# candidates that the last round forecast and that were never measured
 DEFERRED = """
 with deferred as (
   select
@@ -111,7 +111,7 @@ AGAINST = {
         },
     ]
 }
-# true speed-up bins of all candidates that were never measured: what a replay's file holds of them
+# true speed-up bins of candidates that the search never measured, from the file of a replay
 JUDGED = """
 with truth as (
   select candidate_id, median(latency_us) as us

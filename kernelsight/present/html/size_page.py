@@ -1,4 +1,4 @@
-"""The page of a sizing: the chosen deployment and why, the cost of each, the hours of a day, what was left out."""
+"""HTML page of a sizing: the chosen deployment and why, costs of all, instances by hour of day, rejected ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kernelsight.present.html.page import (
     text_of,
 )
 
-# how surely every objective holds; what is far from the best is not asked
+# colours by the probability that all objectives hold; it is not computed for deployments far from the best
 SURENESS = {"90 % or more": "#2c8a57", "50 to 90 %": "#e0b43b", "below 50 %": "#c8553d", "not asked": "#b8c0c8"}
 COSTS = {
     "transform": [{"filter": "isValid(datum.weight)"}],
@@ -67,16 +67,17 @@ SHOWN = 20
 
 
 def write_size_page(answer: Mapping[str, Any], columns: Sequence[str], path: Path) -> None:
-    """Write one HTML page that loads nothing; ``answer``: as ``size --format json`` prints, ``columns``: to show.
+    """Write the self-contained HTML page of a sizing.
 
-    InvalidInput: the extra ``report`` is not installed.
+    ``answer``: as ``size --format json`` prints it; ``columns``: of the table of deployments. InvalidInput: the extra
+    ``report`` is not installed.
     """
     with durable_file(path) as draft:
         draft.write_text(size_page(answer, columns), encoding="utf-8")
 
 
 def size_page(answer: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """Return the page of a sizing."""
+    """Return the page of a sizing as HTML; see ``write_size_page``."""
     chosen, rows = answer["chosen"], answer["rows"]
     title = f"{chosen['gpus']} × {chosen['gpu']}" if chosen else "No deployment keeps the objectives"
     sentences = [sentence for sentence in (answer["answer"], answer["decides"]) if sentence]
@@ -97,20 +98,21 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str]) -> str:
 
 
 def _figures(chosen: Mapping[str, Any]) -> dict[str, str]:
-    shown = {"instances": text_of(chosen["instances"]), "GPUs": text_of(chosen["gpus"])}
+    """Return the key figures of the chosen deployment: instances, GPUs, costs, load, probability."""
+    tiles = {"instances": text_of(chosen["instances"]), "GPUs": text_of(chosen["gpus"])}
     if chosen["price_per_hour"] is not None:
-        shown |= {"$ an hour": text_of(chosen["price_per_hour"])}
-        shown |= {"$ a million tokens": text_of(chosen["cost_per_million_tokens"])}
+        tiles |= {"$ an hour": text_of(chosen["price_per_hour"])}
+        tiles |= {"$ a million tokens": text_of(chosen["cost_per_million_tokens"])}
     if chosen.get("cost_per_day") is not None:
-        shown |= {"$ a day": text_of(chosen["cost_per_day"])}
-    shown |= {"load": percent(chosen["load"])}
+        tiles |= {"$ a day": text_of(chosen["cost_per_day"])}
+    tiles |= {"load": percent(chosen["load"])}
     if chosen["probability"] is not None:
-        shown |= {"probability": percent(chosen["probability"])}
-    return shown
+        tiles |= {"probability": percent(chosen["probability"])}
+    return tiles
 
 
 def _costs(rows: Sequence[Mapping[str, Any]]) -> Card:
-    """Return the bars of what the first deployments cost, or of the GPUs that they take."""
+    """Return the bar chart of the first deployments' costs, or of their GPUs if prices are unknown."""
     name = next((name for name in ("cost_per_day", "price_per_hour") if rows[0].get(name) is not None), "gpus")
     titles = {"cost_per_day": "$ a day", "price_per_hour": "$ an hour", "gpus": "GPUs"}
     values = [
@@ -130,6 +132,7 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> Card:
 
 
 def _sureness(probability: float | None) -> str:
+    """Return the class of SURENESS of a probability; None: it was not computed."""
     names = list(SURENESS)
     if probability is None:
         return names[3]
@@ -137,7 +140,7 @@ def _sureness(probability: float | None) -> str:
 
 
 def _day(day: Mapping[str, Any]) -> Card:
-    """Return the hours of the day."""
+    """Return the chart of instances and load by hour of the day."""
     values = [plain(hour) for hour in day["hours"]]
     spec = {"data": {"values": values}, **HOURS, "config": CONFIG, "width": "container", "height": HEIGHT}
     note = f"Bars: instances; line: {day['unit']} asked for. {day['startup'][0].upper()}{day['startup'][1:]}."

@@ -1,4 +1,4 @@
-"""Figures of the report of a sweep: the Pareto front of each load, and the table of scenarios."""
+"""Figures of a sweep's report: the Pareto front of each load, and the table of scenarios."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ FRONT = {
 
 
 def sweep_figures(columns: Sequence[str], constant: Sequence[str]) -> tuple[Figure, ...]:
-    """Return the figures of a sweep with these columns; ``constant``: columns that are the same in every row."""
+    """Return the figures of a sweep; ``columns``: of the table sweep, ``constant``: those with the same value."""
     flags = [name for name in columns[2 : list(columns).index("status")] if name not in constant]
-    after = list(columns)[list(columns).index("idle_s") + 1 :]
-    shown = ["scenario_id", *flags, "status", *(name for name in FIGURES if name in columns), *after]
-    listed = ", ".join(f'"{name}"' for name in shown if name not in constant or name in ("scenario_id", "status"))
-    table = f"select {listed}\nfrom sweep\norder by output_throughput_per_gpu desc nulls last\nlimit {MOST_ROWS}"
+    added_columns = list(columns)[list(columns).index("idle_s") + 1 :]
+    shown = ["scenario_id", *flags, "status", *(name for name in FIGURES if name in columns), *added_columns]
+    select_list = ", ".join(f'"{name}"' for name in shown if name not in constant or name in ("scenario_id", "status"))
+    table = f"select {select_list}\nfrom sweep\norder by output_throughput_per_gpu desc nulls last\nlimit {MOST_ROWS}"
     return (
         Figure(
             "Pareto front of each load",

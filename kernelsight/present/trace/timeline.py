@@ -1,4 +1,4 @@
-"""A run as a trace in Chrome's format, which Perfetto opens: replicas, steps, kernels, requests and counters."""
+"""Timeline of a run as a Chrome trace (for Perfetto): replicas, steps, kernels, requests and counters."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NS = 1e9
 
 
 class Span(NamedTuple):
-    """The part of the simulation that is shown, in ns of its clock."""
+    """The time span of the simulation that is shown, ns."""
 
     start: float
     end: float
 
     @classmethod
     def of(cls, start_s: float | None, end_s: float | None) -> Span:
-        """Return the span from two moments in seconds; InvalidInput: negative, or no time between them.
+        """Return the span between two moments in seconds; InvalidInput: negative, or in the wrong order.
 
         >>> Span.of(None, 2.5)
         Span(start=0.0, end=2500000000.0)
@@ -56,29 +56,29 @@ def write_timeline(
     scenario: str | None = None,
     most_events: int = MOST_EVENTS,
 ) -> dict[str, int]:
-    """Write the trace of one scenario; return how many steps, kernel slices, requests and events it shows.
+    """Write the Chrome trace of one scenario; return its numbers of steps, kernel_slices, requests and events.
 
-    ``start_s``, ``end_s``: steps that start in between, and requests in flight there; ``scenario``: which of several.
-    InvalidInput: nothing to show, or more than ``most_events`` events, and what to do.
+    ``start_s``, ``end_s``: show steps that start in between, and requests in flight then; ``scenario``: its id, if
+    there are several. InvalidInput: nothing to show, or more than ``most_events`` events.
     """
     span = Span.of(start_s, end_s)
     chosen = one_scenario(session, scenario)
     chosen.compute(*SERVED, *FACTS)
     tables = {name: chosen.table(name) for name in (*SERVED, *FACTS)}
-    steps, step_kernel_sets = _shown(tables, span)
-    moving = in_flight(tables["request_events"], span.start, span.end)
+    steps, step_kernel_sets = _steps_in_span(tables, span)
+    requests_in_flight = in_flight(tables["request_events"], span.start, span.end)
     shown = {
         "steps": steps.num_rows,
         "kernel_slices": sum(kernels_of_steps.us.size for kernels_of_steps in step_kernel_sets),
-        "requests": moving.num_rows,
+        "requests": requests_in_flight.num_rows,
     }
-    shown["events"] = _count_events(shown["kernel_slices"], steps, moving)
+    shown["events"] = _count_events(shown["kernel_slices"], steps, requests_in_flight)
     _check_size(shown, steps, tables["request_events"], span, most_events)
     rows = (tables[name] for name in ("replica_totals", "deployment_settings", "memory_plan", "gpu_power"))
     replicas = replicas_of(*rows, steps)
     last_ns = min(span.end, max(tables["replica_totals"]["last_ns"].to_pylist(), default=0))
     parts_of_file = (names(replicas), slices(replicas, steps, step_kernel_sets), counters(replicas, steps))
-    events = itertools.chain(*parts_of_file, requests(moving, span.start, last_ns))
+    events = itertools.chain(*parts_of_file, requests(requests_in_flight, span.start, last_ns))
     with durable_file(Path(path)) as draft, draft.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n' + next(events))
         file.writelines(f",\n{event}" for event in events)
@@ -86,30 +86,30 @@ def write_timeline(
     return shown
 
 
-def _shown(tables: dict[str, pa.Table], span: Span) -> tuple[pa.Table, list[StepKernels]]:
-    """Return the steps that start in the span, and their kernels, whose rows count these steps."""
+def _steps_in_span(tables: dict[str, pa.Table], span: Span) -> tuple[pa.Table, list[StepKernels]]:
+    """Return the steps that start in the span, and their kernels, whose ``rows`` index these steps."""
     steps = tables["steps"]
     start = steps["start_ns"].to_numpy()
-    inside = (start >= span.start) & (start < span.end)
-    number = np.cumsum(inside) - 1
+    is_shown = (start >= span.start) & (start < span.end)
+    new_row = np.cumsum(is_shown) - 1
     knots = knot_kernels(tables["kernel_latencies"], tables["step_shapes"], tables["knot_corrections"])
     shown_kernels = []
     for kernels_of_steps in step_kernels(
         *(steps, tables["step_cost_uses"], tables["replica_totals"], tables["deployment_settings"], knots)
     ):
-        in_span = inside[kernels_of_steps.rows]
+        in_span = is_shown[kernels_of_steps.rows]
         shown_kernels.append(
             kernels_of_steps._replace(
-                rows=number[kernels_of_steps.rows[in_span]],
+                rows=new_row[kernels_of_steps.rows[in_span]],
                 us=kernels_of_steps.us[in_span],
                 calls=kernels_of_steps.calls[in_span],
             )
         )
-    return steps.filter(pa.array(inside)), shown_kernels
+    return steps.filter(pa.array(is_shown)), shown_kernels
 
 
 def _count_events(kernel_slices: int, steps: pa.Table, requests_shown: pa.Table) -> int:
-    """Return about how many events are written: with a step host time and three counters, in a request four phases."""
+    """Return the approximate number of events: 5 per step (host time, counters), 8 per request (four phases)."""
     return kernel_slices + 5 * steps.num_rows + 8 * requests_shown.num_rows
 
 
@@ -119,7 +119,7 @@ def _between(span: Span) -> str:
 
 
 def _check_size(shown: dict[str, int], steps: pa.Table, request_events: pa.Table, span: Span, most_events: int) -> None:
-    """Raise InvalidInput where there is nothing to show, or too much for a viewer."""
+    """Check the number of events; InvalidInput: nothing to show, or too many events for a viewer."""
     if not shown["steps"]:
         raise InvalidInput(
             f"no engine step starts {_between(span)}; start_s in cache_over_time shows when the engine is busy."
@@ -133,14 +133,14 @@ def _check_size(shown: dict[str, int], steps: pa.Table, request_events: pa.Table
 
 
 def _span_that_fits(shown: dict[str, int], steps: pa.Table, request_events: pa.Table, most_events: int) -> Span:
-    """Return the first part of the steps' time that is small enough, found by halving."""
+    """Return the first part of the steps' time whose events fit, found by halving."""
     start = steps["start_ns"].to_numpy()
     start_ns, end = float(start.min()), float(start.max()) + 1.0
     while end - start_ns > 1e3:
         end = start_ns + 0.5 * (end - start_ns)
         inside = steps.filter(pa.array(start < end))
         slices_inside = shown["kernel_slices"] * inside.num_rows // steps.num_rows
-        moving = in_flight(request_events, start_ns, end)
-        if 1.1 * _count_events(slices_inside, inside, moving) <= most_events:
+        requests_in_flight = in_flight(request_events, start_ns, end)
+        if 1.1 * _count_events(slices_inside, inside, requests_in_flight) <= most_events:
             break
     return Span(start_ns, end)

@@ -1,9 +1,8 @@
-"""Events of Chrome's trace format, each as its JSON text: times in us with three decimals, whole nanoseconds.
+"""Events of Chrome's trace format as JSON texts; times in us with three decimals, that is whole nanoseconds.
 
-Names are written by ``json``, once each: what differs between the slices of a kernel are numbers.
-
-A process is a replica; its first thread holds the steps with their kernels inside. Steps of pipeline stages overlap:
-they lie on as many threads as run at once. A kernel's slice is its launches in all layers, in the order of the first.
+A process is a replica, and a thread holds steps with their kernels inside. Steps of pipeline stages overlap, and lie on
+as many threads as run at once. A kernel's slice combines its launches in all layers, in the order of the first. Names
+are encoded once each, since slices of a kernel differ in numbers only.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ MOMENTS = (("queued", "sent_ns"), ("prefill", "scheduled_ns"), ("KV transfer", "
 
 
 class Replicas(NamedTuple):
-    """The replicas that are shown: number of each, what it is called, KV units it has; and the thread of each step.
+    """Replicas of a scenario: number, title and KV capacity (units) of each, and the thread of each step.
 
-    ``gpus``: of a replica, those that work on one layer together, and all; ``idle_w``, ``active_w``: of one GPU.
+    ``gpus``: (GPUs that work on one layer together, all GPUs) of a replica; ``idle_w``, ``active_w``: of one GPU, W.
     """
 
     numbers: list[int]
@@ -42,7 +41,7 @@ class Replicas(NamedTuple):
 def replicas_of(
     totals: pa.Table, settings: pa.Table, plans: pa.Table, gpu_power: pa.Table, steps: pa.Table
 ) -> Replicas:
-    """Return the replicas of one scenario, and on which thread each step lies."""
+    """Return the replicas of one scenario, from replica_totals, deployment_settings, memory_plan, gpu_power, steps."""
     settings_of, plan_of = ({row["deployment_id"]: row for row in table.to_pylist()} for table in (settings, plans))
     power_of = {row["gpu"]: row for row in gpu_power.to_pylist()}
     rows = totals.to_pylist()
@@ -54,12 +53,12 @@ def replicas_of(
         )
     capacity = [plan_of[row["deployment_id"]]["capacity_units"] for row in rows]
     gpus = [(engine["tp"], engine["tp"] * engine["pp"]) for engine in used]
-    drawn = ([power_of[engine["gpu"]][name] for engine in used] for name in ("idle_w", "active_w"))
-    return Replicas([row["replica"] for row in rows], titles, capacity, gpus, *drawn, _threads(steps))
+    power_columns = ([power_of[engine["gpu"]][name] for engine in used] for name in ("idle_w", "active_w"))
+    return Replicas([row["replica"] for row in rows], titles, capacity, gpus, *power_columns, _threads(steps))
 
 
 def names(replicas: Replicas) -> Iterator[str]:
-    """Yield the names of processes and threads."""
+    """Yield the events that name processes (replicas) and threads (steps)."""
     threads = range(1, int(replicas.thread.max(initial=1)) + 1)
     for number, title in zip(replicas.numbers, replicas.titles, strict=True):
         yield _title(number, 0, "process_name", title)
@@ -68,11 +67,15 @@ def names(replicas: Replicas) -> Iterator[str]:
 
 
 def slices(replicas: Replicas, steps: pa.Table, step_kernel_sets: Sequence[StepKernels]) -> Iterator[str]:
-    """Yield the steps, each with its exposed host time, kernels and waits inside, thread after thread, in time."""
+    """Yield slices of steps with their exposed host time, kernels and waits inside, by thread and start."""
     start, end, host, wait = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "host_ns", "stage_wait_ns"))
     phase, numbers = phases_of(steps), steps["replica"].to_numpy()
     bounds, kernels = _kernels(steps, step_kernel_sets)
-    phases, waits, hosts = [_named(word, "step") for word in PHASES], _named(WAIT, "wait"), _named("host", "host")
+    phases, waits, hosts = (
+        [_named(phase_name, "step") for phase_name in PHASES],
+        _named(WAIT, "wait"),
+        _named("host", "host"),
+    )
     values = [steps[name].to_numpy() for name in STEP_ARGS]
     for i in np.lexsort((start, replicas.thread, numbers)).tolist():
         track = f'"pid":{numbers[i] + 1},"tid":{replicas.thread[i]}'
@@ -90,27 +93,29 @@ def slices(replicas: Replicas, steps: pa.Table, step_kernel_sets: Sequence[StepK
 
 
 def counters(replicas: Replicas, steps: pa.Table) -> Iterator[str]:
-    """Yield requests, the share of the KV cache in use, and the power of the replica's GPUs, at each step's start."""
+    """Yield counters at each step's start: requests, KV cache in use (%), and power of the replica's GPUs (W)."""
     start, end, numbers, running, waiting, used, joules = (
         steps[name].to_numpy()
         for name in ("start_ns", "end_ns", "replica", "running", "waiting", "kv_blocks_used", "dynamic_energy_j")
     )
     capacity = dict(zip(replicas.numbers, replicas.capacity, strict=True))
     columns = (replicas.gpus, replicas.idle_w, replicas.active_w)
-    drawn = {number: power_columns for number, *power_columns in zip(replicas.numbers, *columns, strict=True)}
+    power_of_replica = {
+        number: power_columns for number, *power_columns in zip(replicas.numbers, *columns, strict=True)
+    }
     for i in np.lexsort((start, numbers)).tolist():
         head = f'"ph":"C","pid":{numbers[i] + 1},"tid":0,"ts":{_us(start[i])}'
         yield f'{{"name":"requests",{head},"args":{{"running":{running[i]},"waiting":{waiting[i]}}}}}'
         used_percent = 100.0 * used[i] / max(capacity[numbers[i]], 1)
         yield f'{{"name":"KV cache in use (%)",{head},"args":{{"used":{used_percent:.3f}}}}}'
-        (layer_gpus, gpus), idle_w, active_w = drawn[numbers[i]]
+        (layer_gpus, gpus), idle_w, active_w = power_of_replica[numbers[i]]
         power_w = gpus * (idle_w + active_w) + layer_gpus * joules[i] * 1e9 / max(end[i] - start[i], 1)
         if np.isfinite(power_w):
             yield f'{{"name":"power (W)",{head},"args":{{"GPUs":{power_w:.1f}}}}}'
 
 
 def requests(events: pa.Table, start_ns: float, end_ns: float) -> Iterator[str]:
-    """Yield each finished request as an asynchronous slice with its phases inside, cut to the time that is shown."""
+    """Yield each request as an asynchronous slice with its phases inside, cut to the shown span, ns."""
     for row in events.to_pylist():
         moments = [(name, row[column]) for name, column in MOMENTS]
         if row["kv_received_ns"] is None:
@@ -131,7 +136,7 @@ def requests(events: pa.Table, start_ns: float, end_ns: float) -> Iterator[str]:
 
 
 def in_flight(events: pa.Table, start_ns: float, end_ns: float) -> pa.Table:
-    """Return the finished requests that were in flight in a span."""
+    """Return the finished requests of ``request_events`` that were in flight in a span, ns."""
     overlaps = pc.and_(pc.less(events["sent_ns"], end_ns), pc.greater(events["finish_ns"], start_ns))
     return events.filter(pc.and_(pc.equal(events["status"], "finished"), pc.fill_null(overlaps, False)))
 
@@ -139,7 +144,7 @@ def in_flight(events: pa.Table, start_ns: float, end_ns: float) -> pa.Table:
 def _kernels(
     steps: pa.Table, step_kernel_sets: Sequence[StepKernels]
 ) -> tuple[list[Sequence[int]], list[Sequence[str]]]:
-    """Return the bounds of each step's kernels in ns from the first, and their names, as ``_named`` writes them."""
+    """Return the edges of each step's kernels, ns from the first one's start, and their names, from ``_named``."""
     gpu_ns = gpu_ns_of(steps)
     bounds: list[Sequence[int]] = [(0,)] * steps.num_rows
     kernels: list[Sequence[str]] = [()] * steps.num_rows
@@ -155,7 +160,7 @@ def _kernels(
 
 
 def _threads(steps: pa.Table) -> np.ndarray:
-    """Return a thread for each step, from 1, so that the steps of a thread do not overlap."""
+    """Return a thread number for each step, from 1, such that steps of one thread do not overlap."""
     start, end, replica = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "replica"))
     threads = np.ones(start.size, np.int64)
     for number in np.unique(replica):
@@ -172,15 +177,18 @@ def _threads(steps: pa.Table) -> np.ndarray:
 
 
 def _us(nanoseconds: float) -> str:
+    """Return nanoseconds as text in us with three decimals."""
     rounded_ns = round(nanoseconds)
     return f"{rounded_ns // 1000}.{rounded_ns % 1000:03d}"
 
 
 def _named(name: str, category: str) -> str:
+    """Return the JSON members of an event's name and category."""
     return f'"name":{json.dumps(name)},"cat":{json.dumps(category)}'
 
 
 def _slice(name_and_category: str, track: str, start_ns: int, length_ns: int, args: str = "") -> str:
+    """Return a complete event (slice) as JSON; ``track``: members of its process and thread."""
     return f'{{{name_and_category},"ph":"X",{track},"ts":{_us(start_ns)},"dur":{_us(length_ns)}{args}}}'
 
 

@@ -1,4 +1,4 @@
-"""The options of a server command: each with its value, those of JSON values and YAML files one by one."""
+"""Options of a server command with their values; fields of JSON values and YAML files are options too."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kernelsight.dataflow.bounded_files import read_text
 from kernelsight.dataflow.bounded_values import OPTIONS, parse_json, parse_yaml
 from kernelsight.errors import InvalidInput
 
-# takes of an option, or None where it is not known: none, value, list, json, file, optional
+# function from an option to what it takes: none, value, list, json, file or optional; None: unknown option
 Takes = Callable[[str], "str | None"]
-_PROBLEM = re.compile(r"(\(line \d+): .*\)", re.DOTALL)  # what a parser says of a line may quote it
+_PROBLEM = re.compile(r"(\(line \d+): .*\)", re.DOTALL)  # a parser's message may quote the line
 _SHORT_LEVEL = re.compile(r"-O=?(\w+)")
 
 
 class Setting(NamedTuple):
-    """One option as written: its name, its value as text, and the words that said it.
+    """One option of a command: its name, its value as text, and its words as written.
 
-    ``words`` are shown. Of a setting of a file they say where it is, and ``of_file`` is true: nothing else is shown.
+    ``words`` are shown to users. For an option from a file (``of_file``) they name its place; its value is not shown.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Setting(NamedTuple):
 def read_options(words: list[str], takes: Takes, folder: Path, read_files: bool = False) -> Iterator[Setting]:
     """Yield the settings of a command's words; a word that belongs to no option is the setting MODEL.
 
-    ``folder``: where the files that options name are; ``read_files``: whether they may be read. InvalidInput: an option
-    that takes a value is the last word, its JSON cannot be read, or its file is there and may not be read.
+    ``folder``: folder of the files that options name; ``read_files``: whether they may be read. InvalidInput: an option
+    without its value, JSON that cannot be read, or a file that exists and may not be read.
     """
     index = 0
     while index < len(words):
@@ -71,6 +71,8 @@ def read_options(words: list[str], takes: Takes, folder: Path, read_files: bool 
             word = f"{word} {value}"
         if name == "-O" and value.startswith("{"):  # until vLLM 0.11, the short form of the whole configuration
             name, kind = "--compilation-config", "json"
+        elif name == "--compilation-config" and value.isdigit():  # and a number here was its level
+            name, kind = "-O", "value"
         if kind == "file":
             yield from _of_file(name, value, word, folder, takes, read_files)
         else:
@@ -92,7 +94,7 @@ def _valued(name: str, value: str, word: str, kind: str | None, takes: Takes) ->
 
 
 def _nested(name: str, value: Any, takes: Takes) -> Iterator[Setting]:
-    """Yield the fields of a JSON or YAML object as options with a dot, down to those that are known as a whole."""
+    """Yield the fields of a JSON or YAML object as options with dots, down to those that ``engine_flags`` knows."""
     if isinstance(value, Mapping) and value and takes(name) in ("json", None):
         for field, inner in value.items():
             yield from _nested(f"{name}.{field}", inner, takes)
@@ -107,9 +109,9 @@ def _nested(name: str, value: Any, takes: Takes) -> Iterator[Setting]:
 
 
 def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_files: bool) -> Iterator[Setting]:
-    """Yield the settings of a YAML file of options; one that is not here is a setting by itself.
+    """Yield the settings of a YAML file of options; the option itself where the file does not exist.
 
-    What is shown of them is the file and names of options: a line from elsewhere may name any file of this machine.
+    Only the file and names of known options are shown: a pasted line may name any file of this machine.
     """
     path = next((path for path in (folder / value, Path(value)) if path.exists()), None)
     if path is None:

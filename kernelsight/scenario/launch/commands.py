@@ -1,4 +1,4 @@
-"""The launch command of a deployment, written with the table by which launch lines are read."""
+"""Writes the launch command of a deployment (vLLM, SGLang, TensorRT-LLM), by the table ``engine_flags``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_TRTLLM_SERVE = frozenset(
     "--kv_cache_free_gpu_memory_fraction".split()
 )
 OPTIONS_FILE = "options.yaml"
-# what no launch line says: where it runs, how it is predicted, and what the load decides
+# flags that a launch command does not express: hardware, engine version, prediction tier, and acceptance of drafts
 BESIDE = frozenset("model gpu engine engine_version tier draft_acceptance_rate".split())
 # the tables of engines' defaults
 DEFAULTS = ("engine_presets", "engine_sizes", "engine_memory")
@@ -35,11 +35,11 @@ PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 
 
 class LaunchCommand(NamedTuple):
-    """A launch line; the text of the options file that it names, or None; settings that no option says."""
+    """A launch command for a shell."""
 
     line: str
-    options_file: str | None
-    unsaid: dict[str, Any]
+    options_file: str | None  # text of the options file that it names (TensorRT-LLM)
+    unsaid: dict[str, Any]  # flags that no option of the engine expresses
 
     def __str__(self) -> str:
         if self.options_file is None:
@@ -55,8 +55,8 @@ def launch_command(
 ) -> LaunchCommand:
     """Return the command that launches a row of ``deployments``, or flags; ``model``: its row of ``models``.
 
-    ``speculative_model``: the draft model's name; ``asked``: the model as a user named it, where the row has its name
-    in the catalogue. A setting that is the engine's default is left out.
+    ``speculative_model``: the draft model's name; ``asked``: the model's name as a user wrote it, where the row has the
+    catalogue's. Settings that are the engine's default are left out. InvalidInput: no model.
 
     >>> launch_command({"model": "qwen3-32b", "engine": "vllm", "tp": 4, "max_num_seqs": 128}).line
     'vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4 --max-num-seqs 128'
@@ -74,7 +74,7 @@ def launch_command(
     flags["speculative_model"] = speculative_model and served_name(speculative_model)
     flags = {flag: value for flag, value in flags.items() if value is not None}
     served = served_name(asked or deployment["model"], (model or {}).get("huggingface_id"))
-    of_replica = dict(flags)
+    flags_before = dict(flags)
     option_words, unsaid = _parallel(engine, flags, bool((model or {}).get("experts")))
     if flags.get("enable_chunked_prefill") is False and engine == "sglang":
         flags.pop("max_num_batched_tokens", None)
@@ -86,7 +86,7 @@ def launch_command(
             value, remainder = divmod(value, flags.get("pipeline_parallel_size", 1))
             unsaid |= {flag: flags[flag]} if remainder else {}
         default = _default(engine, flag, bool(deployment.get("engine_version")))
-        if flag in (*PARALLEL, *unsaid) or (value == default and flags[flag] == of_replica[flag]):
+        if flag in (*PARALLEL, *unsaid) or (value == default and flags[flag] == flags_before[flag]):
             continue
         if flag == "kv_tier":
             tier_words = tier_options(engine, value, flags.get(PARALLEL[0], 1) * flags.get(PARALLEL[1], 1))
@@ -103,7 +103,7 @@ def launch_command(
 
 
 def _parallel(engine: str, flags: dict[str, Any], moe: bool) -> tuple[dict[str, str | None], dict[str, Any]]:
-    """Return the options of the parallel sizes; attention replicas of a MoE model share their engine's group."""
+    """Return (options of the parallel sizes, sizes that no option expresses); DP attention shares its engine's GPUs."""
     tp, pp, dp, ep = (flags.get(name, 1) for name in PARALLEL)
     option_words: dict[str, str | None] = {}
     unsaid: dict[str, Any] = {}
@@ -138,9 +138,9 @@ def _first_option(engine: str, flag: str) -> Option:
 
 
 def _default(engine: str, flag: str, versioned: bool) -> Any:
-    """Return the engine's default of a flag if it has one for all GPUs and sizes, else None.
+    """Return the engine's default of a flag if it is the same for all GPUs and sizes, else None.
 
-    Of a version that is stated only what is the default in all versions is known here, else the newest rows hold.
+    ``versioned``: the engine's version is set, so that a default must hold in all versions; otherwise in the newest.
     """
     defaults = set()
     for table in DEFAULTS:
@@ -150,20 +150,20 @@ def _default(engine: str, flag: str, versioned: bool) -> Any:
 
 
 def _option(engine: str, flag: str, value: Any) -> tuple[str, str | None] | None:
-    """Return the option that says a value, with its own value (None: a switch), or None."""
+    """Return (option, its value; None: a switch) that expresses a flag's value, or None."""
     text = str(value).lower() if isinstance(value, bool) else _number(value)
     for option in _of_flag(engine, flag):
         if option.rule == "negated":
             return option.option, str(not value).lower()
         if option.rule in ("draft_tokens", "draft_tree", "attention_dp", "largest", "rope"):
             continue
-        theirs = option.written(text)
+        option_value = option.written(text)
         if option.takes == "optional":
             return (option.option if value or engine == "trtllm" else "--no-" + option.option[2:]), (
                 text if engine == "trtllm" else None
             )
-        if theirs is not None:
-            return option.option, None if option.takes == "none" else theirs
+        if option_value is not None:
+            return option.option, None if option.takes == "none" else option_value
     return None
 
 
@@ -191,6 +191,7 @@ def _written(engine: str, model: str, option_words: Mapping[str, str | None], un
 
 
 def _put(fields: dict[str, Any], path: list[str], value: str | None) -> None:
+    """Set a nested field, with its value parsed as JSON where it is."""
     for name in path[:-1]:
         fields = fields.setdefault(name, {})
     plain = "true" if value is None else value

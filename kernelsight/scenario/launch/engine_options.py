@@ -1,4 +1,4 @@
-"""The table ``engine_flags`` by the options that people write, and what a value of an option means."""
+"""Lookup in the table ``engine_flags``: an engine's options by spelling, and translation of their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FALSE = ("false", "0", "no", "off")
 
 
 class Option(NamedTuple):
-    """One row of ``engine_flags``."""
+    """One row of ``engine_flags``: an option of an engine, and the flag that it sets."""
 
     engine: str
     option: str
@@ -28,11 +28,11 @@ class Option(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Every spelling, the engine's own first."""
+        """All spellings of the option, the canonical one first."""
         return [self.option, *(self.spellings or "").split()]
 
     def meaning(self, text: str) -> tuple[bool, str | None]:
-        """Return whether a value is understood, and ours for it; None: the default stays.
+        """Return (whether a value is understood, the flag's value for it); None: the default stays.
 
         >>> options("vllm")["--kv-cache-dtype"].meaning("fp8_e5m2"), options("vllm")["--max-model-len"].meaning("auto")
         ((True, 'fp8'), (True, None))
@@ -47,23 +47,26 @@ class Option(NamedTuple):
         return "*" in self.value.split(), text
 
     def written(self, value: str) -> str | None:
-        """Return the engine's word for one of our values, or None if the option cannot say it."""
+        """Return the option's value for a flag's value; None: the option cannot express it."""
         if self.value is None:
             return value
         pairs = [word.partition("=")[::2] for word in self.value.split() if "=" in word]
         if not pairs:
             return value if value == self.value else None
-        return next((theirs for theirs, ours in pairs if ours == value), value if "*" in self.value.split() else None)
+        return next(
+            (option_value for option_value, flag_value in pairs if flag_value == value),
+            value if "*" in self.value.split() else None,
+        )
 
 
 def spelled(name: str) -> str:
-    """Return an option with dashes for underscores, as argument parsers of the engines treat them alike."""
+    """Return an option with dashes for underscores: the engines' argument parsers accept both."""
     return name if not name.startswith("-") else name.replace("_", "-")
 
 
 @cache
 def options(engine: str) -> dict[str, Option]:
-    """Return the options of an engine by every spelling, and the variables of libraries.
+    """Return the options of an engine, and the environment variables of libraries, by every spelling.
 
     >>> options("sglang")["--tp"].flag, options("trtllm")["--extra-llm-api-options"].takes
     ('tensor_parallel_size', 'file')
@@ -73,7 +76,7 @@ def options(engine: str) -> dict[str, Option]:
 
 
 def find_option(engine: str, name: str) -> Option | None:
-    """Return the option that a word names: a known spelling, or the only one that begins with it.
+    """Return the option that a word names: a known spelling, or a unique prefix of one (as argparse does).
 
     >>> find_option("vllm", "--gpu-memory-util").option, find_option("vllm", "--no-such") is None
     ('--gpu-memory-utilization', True)
@@ -88,12 +91,12 @@ def find_option(engine: str, name: str) -> Option | None:
         return by_name[spelling]
     if not spelling.startswith("--") or len(spelling) < 6 or "." in spelling:
         return None
-    begun = {row.option: row for key, row in by_name.items() if key.startswith(spelling) and "." not in key}
-    return next(iter(begun.values())) if len(begun) == 1 else None
+    matching = {row.option: row for key, row in by_name.items() if key.startswith(spelling) and "." not in key}
+    return next(iter(matching.values())) if len(matching) == 1 else None
 
 
 def find_variable(engine: str, name: str) -> Option | None:
-    """Return the row of an environment variable: of its name, or of the longest beginning that ends in ``*``.
+    """Return the row of an environment variable: by its name, or by the longest prefix that ends in ``*``.
 
     >>> find_variable("vllm", "VLLM_LOGGING_LEVEL").effect, find_variable("vllm", "VLLM_USE_DEEP_GEMM").effect
     ('none', 'not_modelled')
@@ -101,5 +104,5 @@ def find_variable(engine: str, name: str) -> Option | None:
     by_name = options(engine)
     if name in by_name:
         return by_name[name]
-    begun = [key for key in by_name if key.endswith("*") and name.startswith(key[:-1])]
-    return by_name[max(begun, key=len)] if begun else None
+    prefixes = [key for key in by_name if key.endswith("*") and name.startswith(key[:-1])]
+    return by_name[max(prefixes, key=len)] if prefixes else None

@@ -1,4 +1,4 @@
-"""Words of engines that keep KV blocks behind the GPU's cache, as tiers of the flag ``kv_tier``."""
+"""Engines' options for KV offloading (host memory, disk, store), read into the flag ``kv_tier`` and written from it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from kernelsight.scenario.launch.engine_options import Option
     from kernelsight.scenario.launch.reading import Reading
 
-# connectors whose host memory the line states; others move KV between prefill and decode replicas
+# vLLM's connectors with the size of host memory in the line; others transfer KV between prefill and decode replicas
 OFFLOADING = ("OffloadingConnector", "SimpleCPUOffloadConnector")
 SIZED_ELSEWHERE = ("LMCacheConnectorV1", "LMCacheConnector", "LMCacheMPConnector", "DynamoConnector")
 
-# what no option of an engine states
+# columns of kv_tiers that no option of an engine sets
 LINKS = ("read_bytes_per_s", "write_bytes_per_s", "latency_us", "shared")
 
 
 def kv_tier(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """A size of host memory in the engine's own unit, or a kind of storage behind it."""
+    """Read a size of host memory in the engine's own unit, or a kind of storage behind it."""
     ranks = reading.flags.get("tensor_parallel_size", 1) * reading.flags.get("pipeline_parallel_size", 1)
     sizes = {
         "--kv-offloading-size": lambda: f"host:{_number(setting, value):.12g}GiB",
@@ -41,7 +41,7 @@ def kv_tier(reading: Reading, option: Option, setting: Setting, value: str) -> N
 
 
 def kv_connector(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """vLLM's connectors: those that offload state their host memory, the others move KV between engines."""
+    """Read vLLM's --kv-transfer-config: offloading connectors have a size, others transfer KV between engines."""
     try:
         value_read = parse_json(value, InvalidInput)
     except InvalidInput:
@@ -59,13 +59,13 @@ def kv_connector(reading: Reading, option: Option, setting: Setting, value: str)
 
 
 def kv_variable(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """Sizes of Dynamo's KVBM and of LMCache, which are variables of the environment."""
+    """Read the sizes of Dynamo's KVBM and of LMCache from environment variables."""
     unit = "GiB" if option.option.startswith("LMCACHE") else "GB"
     _add(reading, option, setting, f"{option.value}:{_number(setting, value):.12g}{unit}")
 
 
 def tier_options(engine: str, tiers: str, ranks: int) -> dict[str, str | None] | None:
-    """Return the options of an engine that state tiers, with their values; None: it has no words for them.
+    """Return the options of an engine for KV tiers, with their values; None: it has no options for them.
 
     >>> tier_options("vllm", "host:8GiB", 2), tier_options("sglang", "host:2x", 1)
     ({'--kv-offloading-size': '8'}, {'--enable-hierarchical-cache': None, '--hicache-ratio': '2'})
@@ -85,7 +85,7 @@ def tier_options(engine: str, tiers: str, ranks: int) -> dict[str, str | None] |
 
 
 def _add(reading: Reading, option: Option, setting: Setting, tier: str) -> None:
-    """Add a tier to those that the line has stated so far; a tier that was stated before is replaced."""
+    """Add a tier to those that the line has set so far; it replaces an earlier one of its kind."""
     tiers: dict[str, dict[str, Any]] = {
         row["tier"]: row for row in parse_tiers(reading.flags.get("kv_tier") or "none")
     } | {row["tier"]: row for row in parse_tiers(tier)}

@@ -1,4 +1,4 @@
-"""A pasted launch line as flags of a deployment: every word is used, or listed as ignored with the reason."""
+"""Reads a launch line (vLLM, SGLang, TensorRT-LLM) into flags of a deployment; lists ignored words with a reason."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kernelsight.scenario.launch.reading import Reading, Word
 from kernelsight.scenario.launch.rules import RULES
 from kernelsight.scenario.launch.server_commands import Command, read_commands
 
-# names so much alike differ by a letter or two
+# similarity of names that differ by a letter or two: most likely a typing error
 NEAR = 0.9
-# variables by which an engine serves longer sequences than the model's config says
+# variables with which an engine serves longer sequences than the model's config allows
 LONGER = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
 FILE_NOT_HERE = (
     "the file is not here: its settings are not known; state them beside the line, or give the file and "
@@ -37,7 +37,7 @@ ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
 class LaunchLine(NamedTuple):
-    """A launch line as read: the engine, the flags that it sets, and every word of it with its effect.
+    """A launch line that was read: the engine, the flags that it sets, and every word of it with its effect.
 
     >>> line = read_launch_line("vllm serve Qwen/Qwen3-8B -tp 2 --max-model-len 16k --port 80")
     >>> line.flags
@@ -51,7 +51,7 @@ class LaunchLine(NamedTuple):
     words: tuple[Word, ...]
 
     def overridden_by(self, flags: Mapping[str, Any]) -> LaunchLine:
-        """Return the line with the words marked whose flags are stated beside it with another value."""
+        """Return the line, words marked as overridden whose flags are also set in ``flags`` to another value."""
         words = [
             word._replace(effect="overridden", reason=f"{word.flag} {flags[word.flag]} is stated beside the line")
             if word.effect == "used" and flags.get(word.flag) is not None and flags[word.flag] != word.value
@@ -61,15 +61,15 @@ class LaunchLine(NamedTuple):
         return self._replace(words=tuple(words))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what ``--format json`` prints of the line."""
+        """Return the line as ``--format json`` prints it."""
         return {"engine": self.engine, "flags": self.flags, "words": [word._asdict() for word in self.words]}
 
     def notes(self) -> list[str]:
-        """Return a line for each kind of words: used, overridden, ignored and why."""
+        """Return a line of text for each effect of words: used, overridden, ignored and why."""
         return list(self._notes().values())
 
     def short_notes(self) -> list[str]:
-        """Return at most three of these lines, cut, the words that may change times first, and how many words they had.
+        """Return at most three of these lines, cut, words that may change times first, and the number of words.
 
         >>> line = read_launch_line("vllm serve Qwen/Qwen3-8B -tp 2 --port 80")
         >>> line.short_notes() == sorted(line.notes(), key=line.notes().index)
@@ -100,7 +100,7 @@ class LaunchLine(NamedTuple):
 
 
 def _cut(text: str) -> str:
-    """Return a note between words cut to what is said of a long line."""
+    """Return a note cut between words to LONGEST_NOTE characters."""
     return text if len(text) <= LONGEST_NOTE else f"{text[: LONGEST_NOTE - 2].rsplit(' ', 1)[0]} …"
 
 
@@ -114,16 +114,17 @@ def _used(words: tuple[Word, ...]) -> str:
     return "; ".join(words_used) or "no option"
 
 
-# rules that look at what others have set, in their order
+# rules that depend on flags which other rules set, in their order
 LATE = {"kv_tier": 1, "attention_dp": 2}
 
 
 def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
-    """Return what a launch line of vLLM, SGLang or TensorRT-LLM says: a line or a script, or ``@FILE`` with one.
+    """Return the flags of a launch line of vLLM, SGLang or TensorRT-LLM, and the effect of each of its words.
 
-    Its secrets are redacted. ``read_files``: whether files of options that it names, such as ``--config``, are read.
-    Two lines, one of prefill and one of decode replicas, become one disaggregated deployment. InvalidInput: it starts
-    no known server or several, an option has no value or one out of range, or names a file that is here and not read.
+    ``text``: a line, a script or a manifest, or ``@FILE`` with one; secrets are redacted. ``read_files``: read the
+    files of options that it names, such as ``--config``. Two commands, for prefill and decode replicas, become one
+    disaggregated deployment. InvalidInput: it starts no known server or several, an option has no value or one out of
+    range, or a file that it names exists and is not read.
     """
     commands = read_commands(text)
     if len(commands) == 1:
@@ -140,7 +141,7 @@ def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
 
 
 def _read_command(command: Command, read_files: bool, replicas: str) -> LaunchLine:
-    """Return what a command says; ``replicas``: the flag that a manifest's number of replicas sets."""
+    """Return the launch line of one command; ``replicas``: the flag that a manifest's number of replicas sets."""
     reading = Reading(command.engine)
 
     def takes(name: str) -> str | None:
@@ -149,7 +150,7 @@ def _read_command(command: Command, read_files: bool, replicas: str) -> LaunchLi
 
     for setting in read_options(command.words, takes, command.folder, read_files):
         _apply(reading, setting)
-    # attention replicas divide what other options state
+    # after all options are read: attention replicas divide sizes that other options set
     for option, setting, value in sorted(reading.pending, key=lambda pending: LATE.get(pending[0].rule or "", 0)):
         RULES[option.rule](reading, option, setting, value)
     if command.version:
@@ -177,7 +178,7 @@ def _read_command(command: Command, read_files: bool, replicas: str) -> LaunchLi
 
 
 def _refuse_typing_error(engine: str, setting: Setting) -> None:
-    """Raise InvalidInput for an option that is almost one that counts: the engine would not start with it either."""
+    """Raise InvalidInput for a misspelled option that matters: the engine would not start with it either."""
     counts = sorted(name for name, option in options(engine).items() if option.flag or option.rule)
     near = difflib.get_close_matches(setting.name, counts, n=1, cutoff=NEAR)
     if near:
@@ -188,6 +189,7 @@ def _refuse_typing_error(engine: str, setting: Setting) -> None:
 
 
 def _apply(reading: Reading, setting: Setting) -> None:
+    """Use, postpone or ignore one setting of a command, by its row of ``engine_flags``."""
     option = find_option(reading.engine, setting.name)
     if setting.name == "MODEL" and "model" in reading.flags:
         reading.ignore(setting, "unknown", "a word that belongs to no option")
@@ -231,14 +233,16 @@ def _apply(reading: Reading, setting: Setting) -> None:
 
 
 def _values_understood(option: Option) -> str:
+    """Return the values of an option that are predicted, one for each value of its flag."""
     first_spelling = {
-        ours: theirs for theirs, _, ours in reversed([pair.partition("=") for pair in option.value.split()])
+        flag_value: option_value
+        for option_value, _, flag_value in reversed([pair.partition("=") for pair in option.value.split()])
     }
     return ", ".join(reversed(first_spelling.values()))
 
 
 def _use_selector(reading: Reading, selector: str) -> None:
-    """Take the GPU from the label of a node, if it names one."""
+    """Set the flag gpu from a node selector, if it names a GPU."""
     from kernelsight.scenario.gpu_names import find_gpu
 
     setting = Setting("nodeSelector", selector, f"nodeSelector {selector}")
@@ -250,7 +254,7 @@ def _use_selector(reading: Reading, selector: str) -> None:
 
 
 def _use_replicas(reading: Reading, command: Command, flag: str) -> None:
-    """Take the number of replicas; the pods of a server on several nodes are one replica."""
+    """Set the number of replicas; the pods of a server on several nodes are one replica."""
     replicas = command.replicas
     setting = Setting("replicas", str(replicas), f"replicas: {replicas}")
     words = " ".join(command.words).replace("=", " ").split()
@@ -267,7 +271,7 @@ def _use_replicas(reading: Reading, command: Command, flag: str) -> None:
 
 
 def _role(command: Command) -> str | None:
-    """Return prefill or decode, as a command's disaggregation options say, or None."""
+    """Return "prefill" or "decode" by a command's disaggregation options, or None."""
     text = " ".join(command.words).lower()
     roles = {
         "prefill": ("--disaggregation-mode prefill", "kv_producer", "--server_role context"),
@@ -278,7 +282,7 @@ def _role(command: Command) -> str | None:
 
 
 def _disaggregated(prefill: LaunchLine, decode: LaunchLine) -> LaunchLine:
-    """Return one line of two: the decode replicas' flags, and those of the prefill replicas that differ."""
+    """Return one launch line from those of prefill and decode replicas: decode flags, and prefill flags that differ."""
     if prefill.engine != decode.engine:
         raise InvalidInput("the prefill and the decode replicas of the launch text are of different engines; give one.")
     flags = dict(decode.flags)
@@ -308,24 +312,23 @@ def _states_role(word: Word) -> bool:
 def with_launch_line(
     flags: Mapping[str, Any], lines_read: dict[tuple[str, bool], LaunchLine] | None = None
 ) -> dict[str, Any]:
-    """Return flags in which those of the flag ``launch`` are filled in; flags beside it have precedence.
+    """Return flags with the flag ``launch`` replaced by the flags of its line; explicit flags have precedence.
 
-    ``read_launch_files`` goes with it: whether files that the line names are read.
-
-    ``lines_read``: cache of lines by their text and ``read_launch_files``.
+    The flag ``read_launch_files``: read files that the line names. ``lines_read``: cache of lines by their text and
+    this flag.
 
     >>> with_launch_line({"launch": "vllm serve Qwen/Qwen3-8B -tp 2", "tensor_parallel_size": 1, "gpu": "l4"})
     {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 1, 'gpu': 'l4'}
     """
-    flags_beside = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
+    explicit_flags = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
     text, read_files = flags.get("launch"), typed_value("read_launch_files", flags.get("read_launch_files") or False)
     if text is None:
         if read_files:
             raise InvalidInput("read_launch_files needs launch, the line that names the files; give both, or neither.")
-        return flags_beside
+        return explicit_flags
     if not isinstance(text, str):
         raise InvalidInput(f"launch is of type {type(text).__name__}; give a launch line as text, or @FILE.")
     lines = {} if lines_read is None else lines_read
     if (text, read_files) not in lines:
         lines[text, read_files] = read_launch_line(text, read_files)
-    return lines[text, read_files].flags | {name: value for name, value in flags_beside.items() if value is not None}
+    return lines[text, read_files].flags | {name: value for name, value in explicit_flags.items() if value is not None}

@@ -1,4 +1,4 @@
-"""YAML manifests of containers, as Kubernetes and Compose have them: the types of the fields that are read."""
+"""Reads YAML manifests of containers (Kubernetes, Docker Compose) and checks the types of the fields that matter."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kernelsight.dataflow.bounded_values import parse_yaml
 
 
 def read_manifest(text: str, refuse: Refuse) -> list[Any]:
-    """Return the documents of a manifest; what ``refuse`` makes of one that is not YAML or has a field of another type.
+    """Return the documents of a manifest; raise the error of ``refuse`` for invalid YAML or a field of a wrong type.
 
     >>> from kernelsight.errors import InvalidInput
-    >>> read_manifest("{image: vllm/vllm-openai, args: 5}", lambda found: InvalidInput(f"the launch text {found}."))
+    >>> read_manifest("{image: vllm/vllm-openai, args: 5}", lambda problem: InvalidInput(f"the launch text {problem}."))
     Traceback (most recent call last):
     kernelsight.errors.InvalidInput: the launch text has a container whose args is no text and no list of texts.
     """
@@ -27,6 +27,7 @@ def read_manifest(text: str, refuse: Refuse) -> list[Any]:
 
 
 def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield all objects with an image."""
     if isinstance(node, Mapping) and isinstance(node.get("image"), str):
         yield node
     elif isinstance(node, list | Mapping):

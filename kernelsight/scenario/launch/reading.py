@@ -1,4 +1,4 @@
-"""The state of reading a launch line: the flags so far, and the effect of each word."""
+"""State while a launch line is read: the flags so far, and the effect of each word."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kernelsight.scenario.launch.engine_options import Option
 
 
 class Word(NamedTuple):
-    """One option of a launch line.
+    """One option of a launch line, and its effect.
 
-    ``effect``: used, none (no effect on time), not_modelled, unknown, or overridden; ``reason``: why, or what to know.
+    ``effect``: used, none (no effect on times), not_modelled, unknown, or overridden; ``reason``: why, or a remark.
     """
 
     words: str
@@ -25,7 +25,7 @@ class Word(NamedTuple):
 
 
 class Reading:
-    """The flags read so far, and the effect of each word; rules work on it after all words are read."""
+    """The flags read so far, the effect of each word, and options whose rules run after all words are read."""
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
@@ -34,7 +34,7 @@ class Reading:
         self.pending: list[tuple[Option, Setting, str]] = []
 
     def use(self, setting: Setting, flag: str, value: Any, reason: str | None = None) -> None:
-        """Set a flag, in its own type; the last of two options holds, as in the engines. None: the default stays."""
+        """Set a flag to a typed value; the last of two options counts, as in the engines. None: the default stays."""
         if value is not None:
             value = self.flags[flag] = _typed(flag, value, setting)
         self.words = [
@@ -46,11 +46,12 @@ class Reading:
         self.words.append(Word(setting.words, "used", flag, value, reason))
 
     def ignore(self, setting: Setting, effect: str, reason: str) -> None:
-        """List a word as ignored."""
+        """Record a word as ignored, with the reason."""
         self.words.append(Word(setting.words, effect, reason=reason))
 
 
 def _typed(flag: str, value: Any, setting: Setting) -> Any:
+    """Return a flag's typed value; InvalidInput names the words of the option."""
     if FLAGS[flag].kind in ("yes", "switch") and isinstance(value, str):
         value = value == "true"
     try:

@@ -1,4 +1,4 @@
-"""Options of a launch line whose meaning depends on other options; one function for each rule of ``engine_flags``."""
+"""Rules of ``engine_flags``, a function each: options of a launch line whose meaning depends on other options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK_TOKENS = {"vllm": 16, "sglang": 1, "trtllm": 32}
 
 
 def _quantization(reading: Reading, option: Option, setting: Setting, value: str | None) -> None:
-    """A method beside a checkpoint that is quantised names the checkpoint's own formats."""
+    """--quantization with a quantised checkpoint means the checkpoint's formats, else quantisation at load time."""
     from kernelsight.models.model_names import is_quantised
 
     model = reading.flags.get("model")
@@ -38,18 +38,20 @@ def _is_quantised(is_known: Callable[[str], bool], model: str) -> bool:
 
 
 def _blocks(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """A KV cache capacity in blocks: set it in tokens."""
     tokens = reading.flags.get("block_size", BLOCK_TOKENS[reading.engine])
     reading.use(setting, option.flag, _whole_number(setting, value) * tokens, option.reason)
 
 
 def _per_stage(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """TensorRT-LLM: the requests of a micro-batch; every pipeline stage holds as many."""
+    """TensorRT-LLM's max batch size counts the requests of a micro-batch; every pipeline stage has one."""
     stages = reading.flags.get("pipeline_parallel_size", 1)
     reason = f"requests of a micro-batch, times {stages} pipeline stages" if stages > 1 else option.reason
     reading.use(setting, option.flag, _whole_number(setting, value) * stages, reason)
 
 
 def _largest(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """A list of CUDA graph sizes: the largest counts."""
     numbers = value.strip("[]").replace(",", " ").split()
     if numbers:
         reading.use(setting, option.flag, max(_whole_number(setting, number) for number in numbers), option.reason)
@@ -58,11 +60,12 @@ def _largest(reading: Reading, option: Option, setting: Setting, value: str) -> 
 
 
 def _negated(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """A switch that turns the flag off."""
     reading.use(setting, option.flag, "false" if value == "true" else "true")
 
 
 def _chunked_prefill(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """SGLang: -1 turns chunks off, anything else is the tokens of a chunk."""
+    """SGLang's --chunked-prefill-size: -1 turns chunked prefill off, other values are the tokens of a chunk."""
     if value == "-1":
         reading.use(setting, "enable_chunked_prefill", "false")
     else:
@@ -70,7 +73,7 @@ def _chunked_prefill(reading: Reading, option: Option, setting: Setting, value: 
 
 
 def _attention_dp(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """Attention replicas share the GPUs of the tensor-parallel group: SGLang states their number, TensorRT-LLM all."""
+    """DP attention: replicas share the GPUs of the tensor-parallel group; SGLang states their number (dp)."""
     flags, sizes = reading.flags, ("tensor_parallel_size", "data_parallel_size")
     tp = flags.get(sizes[0], 1)
     if value == "false":
@@ -101,7 +104,7 @@ def _attention_dp(reading: Reading, option: Option, setting: Setting, value: str
 
 
 def _expert_group(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """SGLang spreads the experts over the whole tensor-parallel group where tokens are sent from rank to rank."""
+    """SGLang spreads the experts over the whole tensor-parallel group with an all-to-all (DeepEP)."""
     if value == "false":
         reading.ignore(setting, "none", "the default")
         return
@@ -114,7 +117,7 @@ def _expert_group(reading: Reading, option: Option, setting: Setting, value: str
 
 
 def _rope(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """JSON of a config's fields, or of its rope_scaling: with YaRN the model reaches further."""
+    """JSON that overrides config fields, or rope_scaling: YaRN extends the longest context."""
     try:
         fields = parse_json(value, InvalidInput)
     except InvalidInput:
@@ -137,7 +140,7 @@ def _positions(config: dict[str, Any]) -> int:
 
 
 def _speculation(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """The three facts of drafts; all are left out where the method is not predicted."""
+    """Speculative decoding: method, number of draft tokens, draft model; ignored if the method is not modelled."""
     method = _drafts(reading)
     if method is None:
         reading.ignore(setting, "not_modelled", "this source of drafts is not predicted: steps have no draft tokens")
@@ -148,7 +151,7 @@ def _speculation(reading: Reading, option: Option, setting: Setting, value: str)
 
 
 def _drafts(reading: Reading) -> str | None:
-    """Return the source of drafts that a line states: ngram, mtp or draft_model; None: another, or none."""
+    """Return the speculative method of a line: ngram, mtp or draft_model; None: another one, or none."""
     pending_values = {
         option.rule if option.rule != "speculation" else option.flag: value for option, _, value in reading.pending
     }
@@ -174,7 +177,7 @@ def _names_method(words: str) -> bool:
 
 
 def _draft_tokens(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """SGLang: the tokens to verify, one more than the drafts of a chain."""
+    """SGLang's number of tokens to verify: one more than the draft tokens of a chain."""
     if _drafts(reading) is None:
         reading.ignore(setting, "not_modelled", "this source of drafts is not predicted: steps have no draft tokens")
     elif any(
@@ -187,6 +190,7 @@ def _draft_tokens(reading: Reading, option: Option, setting: Setting, value: str
 
 
 def _draft_tree(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """SGLang's top-k of drafts: above 1 drafts form a tree, which is not modelled."""
     if value == "1":
         reading.ignore(setting, "none", option.reason)
     else:

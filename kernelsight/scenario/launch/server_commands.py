@@ -1,4 +1,4 @@
-"""Commands that start an inference server, found in what people paste: shell lines, docker run, YAML manifests."""
+"""Finds the commands that start an inference server in shell lines and scripts, docker run lines and YAML manifests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch.manifests import read_manifest
 
 ENGINES = ("vllm", "sglang", "trtllm")
-# module after python -m, and the script of the same name
+# modules (python -m), and scripts of the same name
 MODULES = {
     "vllm.entrypoints.openai.api_server": "vllm",
     "vllm.entrypoints.api_server": "vllm",
@@ -32,7 +32,7 @@ PROGRAMS = {"vllm": "vllm", "sglang": "sglang", "trtllm-serve": "trtllm"}
 IMAGES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trtllm": "trtllm"}
 INSTEAD = "give a file or line with the server's own command or manifest"
 SHELLS = ("sh", "bash", "zsh", "dash")
-MOST_NESTED = 4  # shells within shells: each makes the text up to three times as long by its quotes
+MOST_NESTED = 4  # shells within shells; the quotes of each make the text up to three times as long
 # options of docker run that take no value; every other one takes one
 DOCKER_SWITCHES = frozenset(
     "--rm -i -t -d -it -ti -dit -itd --interactive --tty --detach --privileged --init --read-only -P --publish-all "
@@ -45,21 +45,16 @@ _VERSION = re.compile(r"v?(\d+\.\d+[\w.]*)")
 
 
 class Command(NamedTuple):
-    """A command that starts a server: its engine, the words after the program, and the words around them.
-
-    ``around``: words that are no option of the engine, each with why it is ignored; ``folder``: where its files are;
-    ``selectors``: values that the nodes of a manifest must have, among them names of GPUs or instances; ``replicas``:
-    as a manifest states them, which may be a variable.
-    """
+    """A command that starts a server."""
 
     engine: str
-    words: list[str]
+    words: list[str]  # after the program
     environment: dict[str, str]
-    version: str | None = None
-    around: tuple[tuple[str, str], ...] = ()
-    selectors: tuple[str, ...] = ()
-    replicas: int | str | None = None
-    folder: Path = Path()
+    version: str | None = None  # by the tag of its image
+    around: tuple[tuple[str, str], ...] = ()  # (words that are no option of the engine, why they are ignored)
+    selectors: tuple[str, ...] = ()  # of the nodes in a manifest, such as names of GPUs or instances
+    replicas: int | str | None = None  # of a manifest; may be a variable
+    folder: Path = Path()  # of the files that it names
 
 
 def read_commands(text: str) -> list[Command]:
@@ -79,7 +74,7 @@ def read_commands(text: str) -> list[Command]:
 
 
 def commands_in(text: str, origin: str) -> list[Command]:
-    """Return the server commands in a text, which names no file; ``origin``: where it is from, for errors."""
+    """Return the server commands in a text; ``origin``: its source, for error messages."""
 
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"{origin} {problem}; {INSTEAD}.")
@@ -98,9 +93,9 @@ def commands_in(text: str, origin: str) -> list[Command]:
 
 
 def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
-    """Yield the server commands of a shell script; assignments and exports hold for what follows.
+    """Yield the server commands of a shell script; assignments and exports hold for later commands.
 
-    ``depth``: shells around it. InvalidInput: there are too many.
+    ``depth``: number of shells around it. InvalidInput: more than MOST_NESTED.
     """
     if depth > MOST_NESTED:
         raise InvalidInput(
@@ -115,7 +110,7 @@ def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iter
         words = redacted_words(words)
         if words and words[0].startswith(
             "-"
-        ):  # no shell runs an option; left out, the server would be predicted without it
+        ):  # no shell runs an option: without this error the server would be predicted without it
             raise InvalidInput(
                 f"{words[0]} begins a line of its own in the launch line: the line before ends without a backslash, or "
                 "with something after it; end that line with a backslash, or put all on one line."
@@ -135,7 +130,7 @@ def _leading_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str
 
 
 def expanded(word: str, environment: Mapping[str, str], most: int = MOST_CHARACTERS) -> str:
-    """Return a word with the variables of an environment filled in; unknown ones stay. InvalidInput: it gets too long.
+    """Return a word with the variables of an environment expanded; unknown ones stay. InvalidInput: too long.
 
     >>> expanded("${MODEL:-none}/$SIZE/$OTHER", {"SIZE": "8b"})
     'none/8b/$OTHER'
@@ -159,7 +154,7 @@ def expanded(word: str, environment: Mapping[str, str], most: int = MOST_CHARACT
 
 
 def expanded_words(words: Iterable[str], environment: Mapping[str, str], most: int = MOST_CHARACTERS) -> list[str]:
-    """Return words with the variables filled in; InvalidInput for more than ``most`` characters: variables may double.
+    """Return words with variables expanded; InvalidInput for more than ``most`` characters: expansion may explode.
 
     >>> expanded_words(["$A$A", "c"], {"A": "ab"})
     ['abab', 'c']
@@ -172,7 +167,7 @@ def expanded_words(words: Iterable[str], environment: Mapping[str, str], most: i
 
 
 def _of_words(words: list[str], environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
-    """Yield the server command in the words of one simple command, whatever wraps it."""
+    """Yield the server command in the words of one simple command, also within docker run, a shell or a wrapper."""
     if words[0] in ("docker", "podman", "nerdctl") and "run" in words:
         yield from _of_docker(words, environment, depth)
         return
@@ -183,7 +178,7 @@ def _of_words(words: list[str], environment: Mapping[str, str], depth: int = 0) 
                 for command in _of_shell(words[inner], environment, depth + 1):
                     yield command._replace(around=(*_wrapping(words[:index]), *command.around))
                 return
-            break  # after a later shell there is no -c either
+            break  # a later shell has no -c either
     program = _program(words)
     if program is None:
         return
@@ -197,7 +192,7 @@ def _wrapping(words: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _program(words: Sequence[str]) -> tuple[str, int, int] | None:
-    """Return the engine, where its program stands, and where its options begin."""
+    """Return (engine, index of its program, index of its first option) in words, or None."""
     for index, word in enumerate(words):
         module = word.removesuffix(".py").replace("/", ".")
         engine = MODULES.get(word) or next((e for name, e in MODULES.items() if module.endswith("." + name)), None)
@@ -212,7 +207,7 @@ def _program(words: Sequence[str]) -> tuple[str, int, int] | None:
 
 
 def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> Iterator[Command]:
-    """Yield the server command of a docker run line; an image of vLLM starts `vllm serve` by itself."""
+    """Yield the server command of a docker run line; the entrypoint of vLLM's image is `vllm serve`."""
     variables, around, entrypoint = dict(environment), [], []
     index = words.index("run") + 1
     while index < len(words) and words[index].startswith("-"):
@@ -234,6 +229,7 @@ def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> 
 def _of_container(
     image: str, words: list[str], environment: Mapping[str, str], around: Sequence[tuple[str, str]], depth: int = 0
 ) -> Iterator[Command]:
+    """Yield the server command of a container, its engine's version from the tag of the image."""
     _, _, tag = image.rpartition("/")[2].partition(":")
     engine = next((engine for image_name, engine in IMAGES.items() if image_name in image.lower()), None)
     version = _VERSION.match(tag)
@@ -266,6 +262,7 @@ def _containers(node: Any, outer: Mapping[str, Any]) -> Iterator[Command]:
 
 
 def _container(node: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Command]:
+    """Yield the server command of one container; ``facts``: replicas and node selectors of the objects around it."""
     environment = _environment(node.get("env", node.get("environment")))
     words = expanded_words([word for key in ("command", "args") for word in _as_words(node.get(key))], environment)
     words = redacted_words(words)

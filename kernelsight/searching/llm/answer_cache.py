@@ -1,4 +1,4 @@
-"""Answers of a language model by prompt and sample, cached on disk: each is durable before the next is asked for."""
+"""The on-disk cache of a language model's answers, by prompt and sample; each is durable before the next request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[str, int]
 
 
 class AnswerCache(dict[Key, dict[str, Any]]):
-    """Rows of ``llm_answers`` by hash and sample; a new one is written to the journal, where there is one."""
+    """Rows of ``llm_answers`` by prompt hash and sample; a new one is appended to the journal, where there is one."""
 
     journal: Journal | None = None
 
@@ -31,9 +31,9 @@ class AnswerCache(dict[Key, dict[str, Any]]):
 
 @contextmanager
 def answer_cache(file: Path | None, read: Callable[[Path], pa.Table]) -> Iterator[AnswerCache]:
-    """Yield the answers of a Parquet file, and of the journal of a killed run beside it; add new ones to the file.
+    """Yield the cached answers of a Parquet file and of a killed run's journal; at the end, write all to the file.
 
-    ``read`` returns the rows of the file. Without a file nothing is kept. InvalidInput: another process writes it.
+    ``read`` returns the rows of the file. Without a file nothing is written. InvalidInput: another process writes it.
     """
     cache = AnswerCache()
     if file is None:

@@ -1,4 +1,4 @@
-"""Probabilities of the eight bins from a language model's answer, and quantiles of the latency from these."""
+"""Parses the bin probabilities of a language model's answer, and computes quantiles of the speed-up from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOG_EDGES = np.log(np.array([EDGES[0] / 2.0, *EDGES, EDGES[-1] * 2.0]))
 
 
 class Answer(NamedTuple):
-    """Eight probabilities that sum to 1 and their sum before that; or why there are none."""
+    """Eight probabilities, normalised, and their sum before that; or the failure for which there are none."""
 
     probabilities: np.ndarray | None
     raw_sum: float | None
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 
 
 def read_answer(body: Mapping[str, Any]) -> Answer:
-    """Return the probabilities of a chat completion: of its tool call, else of a JSON object in its text.
+    """Parse the probabilities of a chat completion, from its tool call, else from a JSON object in its text.
 
     Failures: no_answer (neither), truncated (cut by the limit of tokens), missing_field, invalid_probability.
     """
@@ -81,7 +81,7 @@ def _text_fields(text: Any) -> dict[str, Any] | None:
 
 
 def log_quantile(probabilities: np.ndarray, probability: float) -> float:
-    """Return the log speed-up below which a share of the probability lies; it is spread evenly inside a bin.
+    """Return a quantile of the log speed-up; probability is uniform inside a bin.
 
     >>> round(float(np.exp(log_quantile(np.array([0, 0, 0, 0.5, 0.5, 0, 0, 0]), 0.5))), 3)
     1.0
@@ -90,12 +90,12 @@ def log_quantile(probabilities: np.ndarray, probability: float) -> float:
 
 
 def share_below(probabilities: np.ndarray, log_speed_up: float) -> float:
-    """Return the probability of a log speed-up below this one."""
+    """Return the cumulative probability at a log speed-up."""
     return float(np.interp(log_speed_up, LOG_EDGES, np.append(0.0, np.cumsum(probabilities))))
 
 
 def _rising(cumulative: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Leave out empty bins, over which the inverse is not unique: their edges that end a bin with probability stay."""
+    """Return a cumulative distribution and its edges without empty bins, over which the inverse is not unique."""
     rises = np.append(True, np.diff(cumulative) > 0.0)
     starts = np.append(np.diff(cumulative) > 0.0, False)
     keep = rises | starts
@@ -111,7 +111,7 @@ def log_spread(probabilities: np.ndarray) -> float:
 
 
 def isotonic(confidence: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (confidences, shares of hits): the non-decreasing steps of least squared error.
+    """Fit isotonic regression of hits on confidence; return (confidences, shares of hits), both increasing.
 
     >>> isotonic(np.array([0.2, 0.4, 0.6, 0.8]), np.array([0.0, 1.0, 0.0, 1.0]))[1].tolist()
     [0.0, 0.5, 0.5, 1.0]

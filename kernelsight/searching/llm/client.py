@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible server for chat completions: bounded time and retries, no redirects, no new library."""
+"""A client of OpenAI-compatible chat completions: bounded time and retries, no redirects, standard library only."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kernelsight.dataflow.bounded_http import opener, read_answer
 from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.errors import InvalidInput, RunFailed
 
-# where a key may stand; it is read from nowhere else, and neither kept nor shown
+# environment variables of the API key, which is read from nowhere else, and neither stored nor shown
 KEYS = ("KERNELSIGHT_LLM_KEY", "OPENAI_API_KEY")
-# statuses that may pass; after the others the same request fails again
+# transient HTTP statuses, after which a request is retried
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-# statuses by which a server says that it does not know some field, such as tools
+# HTTP statuses of a server that does not support some field, such as tools
 UNKNOWN_FIELD = frozenset({400, 404, 415, 422, 501})
 FIRST_WAIT_S, MOST_WAIT_S = 1.0, 30.0
 # bytes of an answer that are read
@@ -29,7 +29,7 @@ MOST_BYTES = 8 * 2**20
 
 
 class Server(NamedTuple):
-    """Where to ask, what, and for how long; ``wait`` sleeps between retries."""
+    """A server: base URL, model, time limit and retries; ``wait`` sleeps between retries."""
 
     url: str
     model: str
@@ -39,7 +39,7 @@ class Server(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What came back: the parsed body, or why there is none; seconds that it took, waits left out."""
+    """A response: the parsed body, or why there is none; seconds that it took, without waits."""
 
     body: dict[str, Any] | None
     failure: str | None
@@ -48,7 +48,7 @@ class Reply(NamedTuple):
 
 
 def server_of(url: str, model: str, timeout_s: float, retries: int) -> Server:
-    """Return a server after checks; InvalidInput for an address that is not http(s), or limits that are no limits."""
+    """Return a checked server; InvalidInput for a URL that is not http(s), no model, or limits out of range."""
     address = urlsplit(url)
     if address.scheme not in ("http", "https") or not address.netloc:
         raise InvalidInput(
@@ -64,15 +64,15 @@ def server_of(url: str, model: str, timeout_s: float, retries: int) -> Server:
 
 
 def ask(server: Server, request: Mapping[str, Any]) -> Reply:
-    """Return the answer to one chat completion; after ``retries`` failures that may pass, why there is none.
+    """Request one chat completion, retried after transient failures; return the response, or why there is none.
 
-    InvalidInput: the server wants another key or path. RunFailed: nothing answers at the address.
+    InvalidInput: the server rejects the key. RunFailed: no server answers at the address.
     """
-    spent, failure, status = 0.0, "", None
+    spent_s, failure, status = 0.0, "", None
     for attempt in range(server.retries + 1):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         body, failure, status, pause = _once(server, request)
-        spent += time.perf_counter() - begun
+        spent_s += time.perf_counter() - started
         if body is not None or (status is not None and status not in PASSING):
             break
         if attempt < server.retries:
@@ -83,11 +83,11 @@ def ask(server: Server, request: Mapping[str, Any]) -> Reply:
         )
     if failure == "no_connection":
         raise RunFailed(f"no server answers at {redacted_text(server.url)}; start one, or give another --llm-url.")
-    return Reply(body, None if body is not None else failure, status, spent)
+    return Reply(body, None if body is not None else failure, status, spent_s)
 
 
 def _once(server: Server, request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str, int | None, float | None]:
-    """Return (body, reason why there is none, HTTP status, seconds that the server asks to wait)."""
+    """Send a request once; return (body, failure, HTTP status, seconds to wait by Retry-After)."""
     headers = {"Content-Type": "application/json"}
     key = next((value for name in KEYS if (value := os.environ.get(name))), None)
     if key:

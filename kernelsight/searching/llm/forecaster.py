@@ -1,8 +1,8 @@
 """Forecasts candidates by a language model behind an OpenAI-compatible server.
 
 Each candidate is compared with a measured anchor; the answer is a distribution over eight bins of its speed-up. Answers
-are averaged over samples and kept by the hash of model and prompt. A candidate without a readable answer has no
-forecast: the search has to do without, and the reasons are counted. The texts of kernels are never executed here.
+are averaged over samples and cached by the hash of model and prompt. A candidate without a valid answer has no
+forecast, and the failures are counted. The source of kernels is never executed here.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from kernelsight.searching.llm.client import UNKNOWN_FIELD, Reply, Server, ask
 from kernelsight.searching.llm.prompt import TOOL, messages, prompt_hash, tool
 
 MOST_TOKENS = 8192
-# failures that the same question would meet again
+# permanent failures, of which a cached answer is not requested again
 LASTING = ("no_answer", "truncated", "missing_field", "invalid_probability")
-# faster than the best so far by this share counts as faster
+# share by which a candidate must be faster than the best so far
 LEAD = 0.02
-# measured candidates with a forecast from which on confidence and width are calibrated
+# least measured candidates with a forecast by which confidence and width are calibrated
 LEAST_CALIBRATED = 10
 SHARES = {"p05_us": 0.95, "p50_us": 0.5, "p95_us": 0.05}
 
 
 class Settings(NamedTuple):
-    """How the model is asked.
+    """Settings of requests.
 
-    ``neighbours``: measured candidates that are shown beside the anchor; ``again``: ask again where a kept answer is
-    only a failure that may pass.
+    ``samples``: answers per candidate; ``neighbours``: measured candidates that are shown beside the anchor;
+    ``parallel``: concurrent requests; ``again``: repeat requests whose cached answer is a transient failure.
     """
 
     server: Server
@@ -51,9 +51,9 @@ class Settings(NamedTuple):
 def llm_forecaster(
     settings: Settings, gpu: Mapping[str, Any], known_answers: dict[tuple[str, int], dict]
 ) -> Forecaster:
-    """Return a forecaster: rows of ``kernel_candidates`` and ``kernel_measurements`` and a scenario to forecasts.
+    """Return a forecaster, from ``kernel_candidates``, ``kernel_measurements`` and a scenario to ``kernel_forecasts``.
 
-    ``gpu``: the row of ``gpus``, or its name alone; ``known_answers``: by hash and sample; new answers are added.
+    ``gpu``: the row of ``gpus``, or its name alone; ``known_answers``: by prompt hash and sample; new ones are added.
     """
 
     def forecast(candidates: pa.Table, measurements: pa.Table, scenario: Mapping[str, Any]) -> pa.Table:
@@ -75,7 +75,7 @@ def llm_forecaster(
 
 
 def measured_times(measurements: pa.Table, gpu: str, candidates: Mapping[str, Any]) -> dict[str, float]:
-    """Return the median latency in us of each candidate that was measured on the GPU and worked, in their order."""
+    """Return the median latency in us on the GPU of each candidate that worked, in the order of ``candidates``."""
     times_us: dict[str, list[float]] = {}
     for row in measurements.select(["gpu", "candidate_id", "status", "latency_us"]).to_pylist():
         if row["gpu"] == gpu and row["status"] == "ok" and row["candidate_id"] in candidates:
@@ -84,14 +84,14 @@ def measured_times(measurements: pa.Table, gpu: str, candidates: Mapping[str, An
 
 
 def anchor_of(times: Mapping[str, float], scenario: Mapping[str, Any]) -> str:
-    """Return the candidate that speed-ups are relative to: the stated one, else that of median latency.
+    """Return the candidate that speed-ups are relative to: the scenario's anchor, else that of median latency.
 
-    InvalidInput: it, or any at all, was not measured on the GPU.
+    InvalidInput: the anchor, or any candidate, has no measurement on the GPU.
     """
-    named = scenario.get("anchor")
-    if named is not None and named not in times:
+    anchor = scenario.get("anchor")
+    if anchor is not None and anchor not in times:
         raise InvalidInput(
-            f"the anchor {named!r} has no working measurement on {_measured_gpu(scenario)}; give its measurement, or "
+            f"the anchor {anchor!r} has no working measurement on {_measured_gpu(scenario)}; give its measurement, or "
             "another."
         )
     if not times:
@@ -100,7 +100,7 @@ def anchor_of(times: Mapping[str, float], scenario: Mapping[str, Any]) -> str:
             "speed-ups over a measured one, so measure one first and give it with --measurements."
         )
     ordered = sorted(times, key=lambda name: (times[name], name))
-    return named if named is not None else ordered[(len(ordered) - 1) // 2]
+    return anchor if anchor is not None else ordered[(len(ordered) - 1) // 2]
 
 
 def _measured_gpu(scenario: Mapping[str, Any]) -> str:
@@ -109,33 +109,30 @@ def _measured_gpu(scenario: Mapping[str, Any]) -> str:
 
 
 def nearest(row: Mapping[str, Any], measured: Sequence[Mapping], count: int, excluded: Sequence[str]) -> list[Mapping]:
-    """Return the measured candidates whose parameters differ least from a candidate's."""
-    its_parameters = json.loads(row["parameters"])
+    """Return up to ``count`` measured candidates with the fewest parameters that differ from a candidate's."""
+    parameters = json.loads(row["parameters"])
 
     def differences(candidate: Mapping[str, Any]) -> tuple[int, str]:
-        theirs = json.loads(candidate["parameters"])
-        return sum(its_parameters.get(name) != theirs.get(name) for name in {*its_parameters, *theirs}), candidate[
-            "candidate_id"
-        ]
+        others = json.loads(candidate["parameters"])
+        different = sum(parameters.get(name) != others.get(name) for name in {*parameters, *others})
+        return different, candidate["candidate_id"]
 
-    return sorted(
-        (row_measured for row_measured in measured if row_measured["candidate_id"] not in excluded), key=differences
-    )[:count]
+    return sorted((other for other in measured if other["candidate_id"] not in excluded), key=differences)[:count]
 
 
 def answer_all(
     settings: Settings, questions: Mapping[str, Sequence], known_answers: dict[tuple[str, int], dict]
 ) -> None:
-    """Ask what is not kept yet, several questions at once, and keep the answers."""
+    """Request all answers that are not known yet, concurrently, and add them to ``known_answers``."""
     server = settings.server
     missing: dict[tuple[str, int], tuple[str, Sequence]] = {}
     for name, chat in questions.items():
         for sample in range(1, settings.samples + 1):
             key = (prompt_hash(server.model, chat), sample)
-            passing = (
+            is_transient = (
                 key in known_answers and known_answers[key]["failure"] and known_answers[key]["failure"] not in LASTING
             )
-            if key not in known_answers or (passing and settings.again):
+            if key not in known_answers or (is_transient and settings.again):
                 missing.setdefault(key, (name, chat))
     with ThreadPoolExecutor(max(1, settings.parallel)) as pool:
         jobs = {pool.submit(_ask_once, server, chat, key[1]): key for key, (_, chat) in missing.items()}
@@ -150,15 +147,15 @@ def answer_all(
 
 
 def _ask_once(server: Server, chat: Sequence[Mapping[str, str]], sample: int) -> dict[str, Any]:
-    """Ask with the tool, and where a server does not know tools, in plain text."""
+    """Request one answer with a forced tool call, or in plain text where the server does not support tools."""
     request = {"messages": list(chat), "max_tokens": MOST_TOKENS, "seed": sample}
     forced = {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": TOOL}}}
     reply = ask(server, {**request, **forced})
-    spent = reply.elapsed_s
+    spent_s = reply.elapsed_s
     if reply.body is None and reply.status in UNKNOWN_FIELD:
         reply = ask(server, request)
-        spent += reply.elapsed_s
-    return {**_answer_row(reply), "elapsed_s": spent}
+        spent_s += reply.elapsed_s
+    return {**_answer_row(reply), "elapsed_s": spent_s}
 
 
 def _answer_row(reply: Reply) -> dict[str, Any]:
@@ -178,7 +175,7 @@ def _answer_row(reply: Reply) -> dict[str, Any]:
 def answers_to(
     settings: Settings, chat: Sequence[Mapping[str, str]], known_answers: Mapping[tuple[str, int], dict]
 ) -> list[dict]:
-    """Return the answers to a question, one a sample."""
+    """Return the answers to a chat, one per sample."""
     key = prompt_hash(settings.server.model, chat)
     return [known_answers[key, sample] for sample in range(1, settings.samples + 1)]
 
@@ -191,7 +188,7 @@ def answer_table(known_answers: Mapping[tuple[str, int], dict]) -> pa.Table:
 
 
 def failures(known_answers: Mapping[tuple[str, int], dict]) -> list[dict[str, Any]]:
-    """Return how many answers could not be read, by reason."""
+    """Return the number of failed answers by reason."""
     counts = Counter(row["failure"] for row in known_answers.values() if row["failure"])
     return [{"reason": reason, "answers": count} for reason, count in sorted(counts.items())]
 
@@ -199,7 +196,7 @@ def failures(known_answers: Mapping[tuple[str, int], dict]) -> list[dict[str, An
 def forecast_rows(
     answers: Mapping[str, Sequence[Mapping]], times: Mapping[str, float], anchor: str, scenario: Mapping[str, Any]
 ) -> pa.Table:
-    """Return ``kernel_forecasts`` of the candidates with a readable answer, calibrated by those that were measured."""
+    """Return ``kernel_forecasts`` of the candidates with a valid answer, calibrated by the measured ones."""
     bins = {
         name: np.mean([sample["probabilities"] for sample in samples if sample["probabilities"]], axis=0)
         for name, samples in answers.items()
@@ -243,7 +240,7 @@ def forecast_rows(
 def _calibration(
     bins: Mapping[str, np.ndarray], times: Mapping[str, float], start: float
 ) -> tuple[float, tuple[np.ndarray, np.ndarray] | None]:
-    """Return what the widths are multiplied by, and the confidences with their share of right bins."""
+    """Return the factor on the intervals' widths, and the calibrated confidence as (confidence, share right)."""
     measured_names = [name for name in bins if name in times]
     if len(measured_names) < LEAST_CALIBRATED:
         return 1.0, None

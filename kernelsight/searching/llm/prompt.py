@@ -1,4 +1,4 @@
-"""What a language model is asked: the GPU, a measured anchor, a candidate, and eight bins of its speed-up."""
+"""The prompt for a language model's forecast: the GPU, a measured anchor, a candidate, eight bins of its speed-up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 EDGES = (0.25, 0.5, 0.707, 1.0, 1.414, 2.0, 4.0)
 BINS = tuple(f"p_bin_{number}" for number in range(1, len(EDGES) + 2))
 TOOL = "state_forecast"
-# characters of a source that are shown
+# most characters of a kernel's source in a prompt
 MOST_SOURCE = 24_000
 HARDWARE = {
     "name": "name",
@@ -41,7 +41,7 @@ def bin_texts() -> list[str]:
 
 
 def tool() -> dict[str, Any]:
-    """Return the tool that the model has to call: flat fields, because some servers refuse nested schemas."""
+    """Return the tool that the model must call, with flat fields, because some servers reject nested schemas."""
     fields = {
         name: {"type": "number", "description": f"probability of a speed-up {text}"}
         for name, text in zip(BINS, bin_texts(), strict=True)
@@ -58,10 +58,10 @@ def tool() -> dict[str, Any]:
 def messages(
     gpu: Mapping[str, Any], anchor: Mapping[str, Any], candidate: Mapping[str, Any], neighbours: Sequence[Mapping] = ()
 ) -> list[dict[str, str]]:
-    """Return the chat of one forecast.
+    """Return the chat messages of one forecast.
 
-    ``gpu``: its row of ``gpus``; ``anchor``, ``neighbours``: candidates with latency_us, and the GPU that it was
-    measured on; texts of kernels stand between marks that they cannot hold, and are data.
+    ``gpu``: its row of ``gpus``; ``anchor``, ``neighbours``: candidates with latency_us, and ``on``, the GPU that it
+    was measured on. Kernel sources are between marks that they cannot contain, and are data, not instructions.
     """
     table = "\n".join(f"{number}: {text}" for number, text in enumerate(bin_texts(), start=1))
     system = (
@@ -98,7 +98,7 @@ def _marked(text: str) -> str:
 
 
 def without_comments(source: str) -> str:
-    """Return a kernel's source without comments, which may state the speed that is asked for.
+    """Return a kernel's source without comments, which may give the latency that is to be forecast.
 
     Python (Triton) loses doc strings too.
 
@@ -130,5 +130,5 @@ def _python_without_comments(source: str) -> str:
 
 
 def prompt_hash(model: str, chat: Sequence[Mapping[str, str]]) -> str:
-    """Return the SHA-256 of a model and a chat: what an answer is kept under."""
+    """Return the SHA-256 of a model and a chat, the key of cached answers."""
     return hashlib.sha256(json.dumps([model, list(chat)], sort_keys=True).encode()).hexdigest()

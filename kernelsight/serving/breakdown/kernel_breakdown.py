@@ -1,6 +1,6 @@
-"""GPU time and energy of each scenario by kernel: the kernels of every knot, weighted by the knot's uses.
+"""Kernel breakdown: GPU time and energy of each scenario by kernel, from the kernels of knots and the uses of knots.
 
-Times and energies are added up in millionths, in whole numbers, so that the order of rows changes nothing.
+Times and energies are added up as whole millionths, so that sums do not depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -17,33 +17,30 @@ from kernelsight.kernels.columns import combinations
 from kernelsight.serving.breakdown.knot_kernels import COLLECTIVES
 
 MILLIONTHS = 1e6
-BLOCK = 1 << 18  # kernels of knots that are weighted at once
-# columns of knot_corrections, and the families of kernels that each is of; the first of all others
+BLOCK = 1 << 18  # kernels of knots in memory at a time
+# columns of knot_corrections, and the kernel families that each applies to; the first: to all others
 FACTORS = {"factor": (), "moe_factor": ("moe",), "communication_factor": COLLECTIVES}
 
 
 class Knots(NamedTuple):
-    """The kernels of knots, sorted by the ``key`` of their knot, and what a launch of each takes.
+    """The kernels of all knots, sorted by ``key``; shape [kernels of knots] each."""
 
-    ``kernel``: number of its family, name and bound; ``millionths_j``: of all GPUs of a rank, nan where it is unknown.
-    """
-
-    key: np.ndarray
-    kernel: np.ndarray
-    count: np.ndarray
-    latency_us: np.ndarray
-    correction: np.ndarray
-    millionths_j: np.ndarray
+    key: np.ndarray  # number of deployment and step shape
+    kernel: np.ndarray  # number of family, name and bound
+    count: np.ndarray  # launches in a step
+    latency_us: np.ndarray  # of a launch
+    correction: np.ndarray  # factor on it
+    millionths_j: np.ndarray  # energy of a launch on all GPUs of a rank, 1e-6 J; nan: unknown
 
 
 class Spent(NamedTuple):
-    """Sums by cell (a kernel in a phase of a scenario): launches, time, energy; uses, and those of unknown energy."""
+    """Sums for each kernel in each phase of each scenario (a cell)."""
 
-    calls: WholeSums
-    time: WholeSums
-    energy: WholeSums
-    unknown: np.ndarray
-    uses: np.ndarray
+    calls: WholeSums  # launches, millionths
+    time: WholeSums  # 1e-6 us
+    energy: WholeSums  # 1e-6 J
+    unknown: np.ndarray  # uses of knots without energy
+    uses: np.ndarray  # uses of knots
 
 
 def breakdown_of(
@@ -54,41 +51,45 @@ def breakdown_of(
     corrections: pa.Table,
     scenario_energy: pa.Table,
 ) -> pa.Table:
-    """Return ``kernel_breakdown``: the largest first of each phase.
+    """Return ``kernel_breakdown``, within each phase of a scenario the kernel with the most time first.
 
-    ``uses``: ``step_cost_uses``; ``latencies``: of kernels at the knots; ``corrections``: factors at the knots.
+    ``uses``: ``step_cost_uses``; ``latencies``: ``kernel_latencies``; ``corrections``: ``knot_corrections``.
     """
     owners = pc.unique(latencies["deployment_id"])
     ids = [table["step_shape_id"].to_numpy() for table in (uses, latencies, corrections)]
-    size = max(int(each.max(initial=0)) for each in ids) + 1
-    used, there, corrected = (
-        pc.fill_null(pc.index_in(table["deployment_id"], owners), len(owners)).to_numpy().astype(np.int64) * size + each
-        for table, each in zip((uses, latencies, corrections), ids, strict=True)
+    size = max(int(shape_id.max(initial=0)) for shape_id in ids) + 1
+    used_key, latency_key, corrected_key = (
+        pc.fill_null(pc.index_in(table["deployment_id"], owners), len(owners)).to_numpy().astype(np.int64) * size
+        + shape_id
+        for table, shape_id in zip((uses, latencies, corrections), ids, strict=True)
     )
     kernels, kernel = combinations(latencies, ["family", "name", "bound"])
     phases, phase = combinations(uses, ["scenario_id", "phase"])
-    knots = _knots(latencies, kernel, there, _factors(latencies, there, corrections, corrected), settings, gpu_power)
+    factors = _factors(latencies, latency_key, corrections, corrected_key)
+    knots = _knots(latencies, kernel, latency_key, factors, settings, gpu_power)
     cells = len(phases) * len(kernels)
     spent = Spent(WholeSums(cells), WholeSums(cells), WholeSums(cells), np.zeros(cells), np.zeros(cells))
     weight = uses["weight"].to_numpy()
-    for use, row in _launched(used, knots.key):
+    for use, row in _launched(used_key, knots.key):
         _add(spent, phase[use] * len(kernels) + knots.kernel[row], weight[use], knots, row)
     return _rows(phases, kernels, spent, scenario_energy)
 
 
-def _factors(latencies: pa.Table, there: np.ndarray, corrections: pa.Table, corrected: np.ndarray) -> np.ndarray:
-    """Return the factor on the time of each kernel at its knot; 1 without a correction."""
-    factors_of = np.ones(there.size)
-    if not corrected.size:
+def _factors(
+    latencies: pa.Table, latency_key: np.ndarray, corrections: pa.Table, corrected_key: np.ndarray
+) -> np.ndarray:
+    """Return the factor on the latency of each kernel at its knot; 1 without a correction."""
+    factors_of = np.ones(latency_key.size)
+    if not corrected_key.size:
         return factors_of
-    order = np.argsort(corrected)
-    corrected_row = order[np.minimum(np.searchsorted(corrected, there, sorter=order), order.size - 1)]
-    held = corrected[corrected_row] == there
-    family_number = np.zeros(there.size, np.int64)
+    order = np.argsort(corrected_key)
+    corrected_row = order[np.minimum(np.searchsorted(corrected_key, latency_key, sorter=order), order.size - 1)]
+    is_corrected = corrected_key[corrected_row] == latency_key
+    family_number = np.zeros(latency_key.size, np.int64)
     for number, families in enumerate(FACTORS.values()):
         family_number[pc.is_in(latencies["family"], pa.array(families, pa.string())).to_numpy()] = number
     factors = np.array([corrections[name].to_numpy() for name in FACTORS])
-    factors_of[held] = factors[family_number, corrected_row][held]
+    factors_of[is_corrected] = factors[family_number, corrected_row][is_corrected]
     return factors_of
 
 
@@ -100,6 +101,7 @@ def _knots(
     settings: pa.Table,
     gpu_power: pa.Table,
 ) -> Knots:
+    """Return the kernels of all knots, sorted by knot, with corrected energies."""
     settings_of_each = beside(
         settings.select(["deployment_id", "gpu", "tp"]), "deployment_id", latencies["deployment_id"]
     )
@@ -107,7 +109,7 @@ def _knots(
     active_w = power["idle_w"].to_numpy() + power["active_w"].to_numpy()
     latency_us = latencies["latency_us"].to_numpy()
     energy_j = np.asarray(latencies["energy_j"].to_numpy(), float)
-    # a correction changes the time, and with it what an active GPU draws anyway
+    # a correction changes the time, and with it the energy that an active GPU draws whatever it computes
     energy = settings_of_each["tp"].to_numpy() * (energy_j * MILLIONTHS + (correction - 1) * latency_us * active_w)
     order = np.argsort(key, kind="stable")
     columns = (key, kernel, latencies["count"].to_numpy(), latency_us, correction, energy)
@@ -115,16 +117,16 @@ def _knots(
 
 
 def _launched(used: np.ndarray, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Return, block by block, the uses of knots and the kernels that each of them launches, by their places."""
+    """Yield (rows of uses, rows of kernels), block by block: a pair for each kernel that a used knot launches."""
     first = np.searchsorted(keys, used)
     count = np.searchsorted(keys, used, side="right") - first
     ends = np.cumsum(count)
     start, launches = 0, int(ends[-1]) if ends.size else 0
     while start < used.size:
-        done = int(ends[start - 1]) if start else 0
-        if done == launches:
+        yielded = int(ends[start - 1]) if start else 0
+        if yielded == launches:
             return
-        stop = max(int(np.searchsorted(ends, done + BLOCK, side="right")), start + 1)
+        stop = max(int(np.searchsorted(ends, yielded + BLOCK, side="right")), start + 1)
         counts = count[start:stop]
         use = np.repeat(np.arange(start, stop), counts)
         yield use, first[use] + np.arange(use.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -132,6 +134,7 @@ def _launched(used: np.ndarray, keys: np.ndarray) -> Iterator[tuple[np.ndarray, 
 
 
 def _add(spent: Spent, cell: np.ndarray, weight: np.ndarray, knots: Knots, row: np.ndarray) -> None:
+    """Add ``weight`` uses of kernels (rows of ``knots``) to their cells."""
     calls = weight * knots.count[row]
     spent.calls.add(rounded(calls * MILLIONTHS), cell)
     spent.time.add(rounded(calls * knots.latency_us[row] * MILLIONTHS * knots.correction[row]), cell)
@@ -155,7 +158,7 @@ def _rows(
     calls, time, energy = (sums.by(group, size).total() for sums in (spent.calls, spent.time, spent.energy))
     unknown = np.bincount(group, spent.unknown, size) > 0
     scenario_time = spent.time.by(np.array(owner, np.int64)[phase], len(owners)).total()
-    # the bound of most of the time is written last
+    # a kernel's bound may differ between knots: the one with the most time is written last
     used = np.flatnonzero(spent.uses)
     used = used[np.argsort(spent.time.total()[used], kind="stable")]
     bound = np.zeros(size, np.int64)
@@ -168,7 +171,8 @@ def _rows(
     of_phase = {column: [row[column] for row in phases] for column in ("scenario_id", "phase")}
     of_kernel = {column: [row[column] for row in kernels] for column in ("family", "name", "bound")}
     scenarios = _words(of_phase["scenario_id"], phase)
-    held = beside(scenario_energy, "scenario_id", scenarios)["held_share"]
+    # share of the energy that is left under the power limit
+    power_limit_share = beside(scenario_energy, "scenario_id", scenarios)["held_share"]
     return pa.table(
         {
             "scenario_id": scenarios,
@@ -179,7 +183,7 @@ def _rows(
             "total_us": time[rows] / MILLIONTHS,
             "share": time[rows] / scenario_time[np.array(owner, np.int64)[phase]],
             "bound": _words(of_kernel["bound"], bound[rows]),
-            "energy_j": pc.multiply(pa.array(energy[rows] / MILLIONTHS, mask=unknown[rows]), held),
+            "energy_j": pc.multiply(pa.array(energy[rows] / MILLIONTHS, mask=unknown[rows]), power_limit_share),
         }
     )
 

@@ -1,4 +1,4 @@
-"""GPU time of every kernel at the interpolation points of a deployment's step costs, as one matrix."""
+"""GPU time of every kernel at the knots of a deployment's step costs, as a matrix [knots, kernels]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from kernelsight.serving.costs.knots import PARTS
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-# kernels in the order of a forward pass; a kernel that is not here stands where its family does
+# kernels in the order of a forward pass; a kernel that is not listed is placed by its family
 ORDER = (
     *("embedding", "embedding_all_reduce", "draft_input_norm", "draft_input_proj", "residual_norm"),
     *("quantize_hidden", "quantize_activation", "q_a_proj", "qkv_a_proj", "q_a_norm", "kv_a_norm", "q_b_proj"),
@@ -31,10 +31,10 @@ FAMILIES = (
 
 
 class KnotKernels(NamedTuple):
-    """The kernels of a deployment, in order of execution, and what they take at each interpolation point.
+    """The kernels of a deployment, in order of execution, with GPU time and launches at each knot.
 
-    ``kernels``: (part of a step, family, name) of each column; ``x``: first coordinate, shape [points]; ``part``:
-    number of the part of each point; ``us``, ``calls``: GPU time and launches, shape [points, kernels].
+    ``kernels``: (part of a step, family, name) of each column; ``part``: index in PARTS, ``x``: first coordinate, shape
+    [knots]; ``us``, ``calls``: GPU time and launches, shape [knots, kernels].
     """
 
     kernels: list[tuple[str, str, str]]
@@ -44,11 +44,11 @@ class KnotKernels(NamedTuple):
     calls: np.ndarray
 
     def spent(self, point: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return GPU time in us and launches of weighted points, shape [kernels] each."""
+        """Return GPU time in us and launches of weighted knots, shape [kernels] each."""
         return weight @ self.us[point], weight @ self.calls[point]
 
     def at(self, part: str, x: np.ndarray) -> np.ndarray:
-        """Return GPU time in us at first coordinates of a part that has no second one, shape [moments, kernels]."""
+        """Return GPU time in us, interpolated at x, of a part with one coordinate; shape [x, kernels]."""
         points = np.flatnonzero(self.part == PARTS.index(part))
         gpu_us = np.zeros((x.size, len(self.kernels)))
         if points.size:
@@ -59,7 +59,7 @@ class KnotKernels(NamedTuple):
 
 
 def place(name: str, family: str) -> tuple[float, str]:
-    """Return what kernels are sorted by into the order of a forward pass.
+    """Return the sort key of a kernel that gives the order of a forward pass.
 
     >>> sorted([("down_proj", "gemm"), ("qkv_proj", "gemm"), ("rope", "rope")], key=lambda each: place(*each))
     [('qkv_proj', 'gemm'), ('rope', 'rope'), ('down_proj', 'gemm')]
@@ -73,7 +73,7 @@ def place(name: str, family: str) -> tuple[float, str]:
 def knot_kernels(
     kernel_latencies: pa.Table, step_shapes: pa.Table, knot_corrections: pa.Table
 ) -> dict[str, KnotKernels]:
-    """Return the kernels at the interpolation points of each deployment, factors of corrections included."""
+    """Return the kernels at the knots of each deployment, factors of ``knot_corrections`` included."""
     by_deployment = {}
     for deployment in pc.unique(step_shapes["deployment_id"]).to_pylist():
         shapes, latencies, corrections = (
@@ -106,7 +106,7 @@ def _of_deployment(shapes: pa.Table, latencies: pa.Table, corrections: pa.Table)
 
 
 def _factors(kernels: list[tuple[str, str, str]], corrections: pa.Table, points: int) -> np.ndarray:
-    """Return the factor on each kernel at each point, shape [points, kernels]; 1 without a correction."""
+    """Return the factor on each kernel at each knot, shape [knots, kernels]; 1 without a correction."""
     factors = np.ones((points, len(kernels)))
     at = corrections["step_shape_id"].to_numpy()
     for column, (_, family, _) in enumerate(kernels):

@@ -1,4 +1,4 @@
-"""One scenario of a session that may hold many: served alone again from its rows."""
+"""One scenario of a session that may hold many, in a fork of its own: simulated again from its rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ LOADS = ("scenario_loads", "load_requests", "load_dependencies")
 def one_scenario(session: Session, scenario: str | None = None) -> Session:
     """Return the session where it has one scenario, else a fork that holds ``scenario`` alone.
 
-    InvalidInput: there are several and none is named, there is none, or it cannot run; UnknownName: it is not there.
+    InvalidInput: there are several and ``scenario`` is None, there is none, or it cannot run; UnknownName: no scenario
+    has this name.
     """
     names = scenarios_of(session)
     if scenario is None and len(names) > 1:
@@ -35,11 +36,11 @@ def one_scenario(session: Session, scenario: str | None = None) -> Session:
     fork.give("scenario_loads", _rows_of(session, "scenario_loads", "scenario_id", scenario), trusted=True)
     for table in LOADS[1:]:
         fork.give(table, _rows_of(session, table, "load_id", load), trusted=True)
-    used = fork.table("scenarios").to_pylist()[0]
-    deployment_ids = [used[name] for name in ("deployment_id", "prefill_deployment_id") if used[name] is not None]
+    row = fork.table("scenarios").to_pylist()[0]
+    deployment_ids = [row[name] for name in ("deployment_id", "prefill_deployment_id") if row[name] is not None]
     faults = fork.table("deployment_faults")
-    for row in faults.filter(pc.is_in(faults["deployment_id"], pa.array(deployment_ids))).to_pylist():
-        raise InvalidInput(f"scenario {scenario} was not served: {row['sentence']}.")
+    for fault in faults.filter(pc.is_in(faults["deployment_id"], pa.array(deployment_ids))).to_pylist():
+        raise InvalidInput(f"scenario {scenario} was not served: {fault['sentence']}.")
     return fork
 
 
@@ -49,7 +50,7 @@ def _rows_of(session: Session, table: str, column: str, value: str) -> pa.Table:
 
 
 def scenarios_of(session: Session) -> list[str]:
-    """Return the names of the scenarios; InvalidInput: the file is no saved run."""
+    """Return the scenario_ids of a session; InvalidInput: it has none, so that its file is no saved run."""
     if "scenarios" not in session.available() or not session.table("scenarios").num_rows:
         where = f"{session.path} holds" if session.path else "this session holds"
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Kernels in windows of time: the kernels of each step, shared out by the step's time in each window."""
+"""Kernel breakdown over time: the kernels of each step, split over windows by the step's time in each."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def kernels_over_time(
         us, calls = _in_windows(part, start[part.rows], end[part.rows], window_edges)
         for column, (family, name) in enumerate(part.kernels):
             key = (part.scenario_id, part.phase, family, name)
-            there = sums.setdefault(key, [np.zeros(window_edges.size - 1), np.zeros(window_edges.size - 1)])
-            there[0] += us[:, column]
-            there[1] += calls[:, column]
+            window_sums = sums.setdefault(key, [np.zeros(window_edges.size - 1), np.zeros(window_edges.size - 1)])
+            window_sums[0] += us[:, column]
+            window_sums[1] += calls[:, column]
     return _as_table(sums, edges)
 
 
 def widest_windows(serving_windows: pa.Table, scenario: str) -> np.ndarray:
-    """Return the edges in ns of a scenario's windows, shape [windows + 1]: the widest of its replicas', to the end."""
+    """Return the edges in ns of a scenario's windows, shape [windows + 1]: as wide as the widest of its replicas'."""
     rows = serving_windows.filter(pc.equal(serving_windows["scenario_id"], scenario))
     start, end, window = (rows[name].to_numpy() for name in ("start_ns", "end_ns", "window"))
     origin, last = float(start.min()), float(end.max())
-    # the last window of a replica is cut at its last step; all others of a replica are equally wide
+    # the last window of a replica ends with its last step; all its other windows are equally wide
     later = window > 0
     width = ((start[later] - origin) / window[later]).max() if later.any() else last - origin
     width = max(width, 1.0)
@@ -64,7 +64,7 @@ def _in_windows(
     pieces = np.maximum(final - first, 0) + 1
     step = np.repeat(np.arange(start.size), pieces)
     window = np.arange(step.size) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first[step]
-    # the first and the last window also have what lies before and after all
+    # the first and the last window also take the time before and after all windows
     low = np.where(window == first[step], start[step], edges[window])
     high = np.where(window == first[step] + pieces[step] - 1, end[step], edges[window + 1])
     share = np.where(pieces[step] == 1, 1.0, (high - low) / np.maximum(end[step] - start[step], 1.0))

@@ -1,9 +1,9 @@
-"""Kernels of each engine step, with the GPU time and launches of each.
+"""Kernels of each engine step: GPU time and launches, reconstructed from step times and uses of knots.
 
-The loop notes the time of a step, and how often each interpolation point was paid over the whole run. Both are kept:
-a step's kernels add up to its GPU time, and a kernel's steps to its total. Between the two, linear kernels follow from
-the step's tokens; the rest of a step is attention, of prompts or of decodes. In a step of both, decodes take what they
-took per request in the last step without prompts.
+The loop records the time of each step, and how often each knot was used over the whole run. Both sums are kept: a
+step's kernels add up to its GPU time, and a kernel's steps to its total. Within them, kernels without attention follow
+from the step's tokens; the rest of a step is prefill or decode attention. In a mixed step, decodes take the time per
+request of the last step without prompts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kernelsight.serving.costs.cuda_graphs import padded_tokens
 
 PHASES = ("prefill", "decode", "mixed")
 PREFILL, DECODE, MIXED = range(3)
+# of iterative proportional fitting
 ROUNDS = 200
 TOLERANCE = 1e-10
 
@@ -40,11 +41,11 @@ class StepKernels(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """A deployment, with its draft model where it has one: names, kernels, and tokens of the largest CUDA graph."""
+    """A deployment, and its draft model if it has one."""
 
-    names: list[str]
-    knots: list[KnotKernels]
-    graph_max_tokens: int
+    names: list[str]  # deployment_id of each
+    knots: list[KnotKernels]  # kernels of each
+    graph_max_tokens: int  # tokens of the largest CUDA graph
 
 
 def gpu_ns_of(steps: pa.Table) -> np.ndarray:
@@ -56,7 +57,7 @@ def gpu_ns_of(steps: pa.Table) -> np.ndarray:
 
 
 def phases_of(steps: pa.Table) -> np.ndarray:
-    """Return the phase of each step as its place in ``PHASES``."""
+    """Return the phase of each step as an index in ``PHASES``."""
     prompts, decodes = steps["prefill_tokens"].to_numpy() > 0, steps["decode_tokens"].to_numpy() > 0
     return np.where(prompts, np.where(decodes, MIXED, PREFILL), DECODE)
 
@@ -94,33 +95,35 @@ def step_kernels(
 
 
 def _of_pool(scenario: str, steps: pa.Table, rows: np.ndarray, uses: pa.Table, pool: Pool) -> Iterator[StepKernels]:
-    """Yield the phases of the steps of one pool's replicas; ``rows``: their places among all steps."""
+    """Yield the kernels of one pool's steps by phase; ``rows``: the steps' rows in the table of all steps."""
     phase, gpu_us = phases_of(steps), gpu_ns_of(steps) / 1e3
     if not pool.knots:
         return
     estimate = _estimate(steps, phase, gpu_us, pool)
     for number, word in enumerate(PHASES):
-        chosen = np.flatnonzero(phase == number)
-        if not chosen.size:
+        in_phase = np.flatnonzero(phase == number)
+        if not in_phase.size:
             continue
-        weights = estimate[chosen]
+        weights = estimate[in_phase]
         totals, calls, kernels = [], [], []
         for knots_of_deployment, name in zip(pool.knots, pool.names, strict=True):
-            mine = uses.filter(pc.and_(pc.equal(uses["deployment_id"], name), pc.equal(uses["phase"], word)))
-            spent = knots_of_deployment.spent(mine["step_shape_id"].to_numpy(), mine["weight"].to_numpy())
+            uses_of_name = uses.filter(pc.and_(pc.equal(uses["deployment_id"], name), pc.equal(uses["phase"], word)))
+            spent = knots_of_deployment.spent(
+                uses_of_name["step_shape_id"].to_numpy(), uses_of_name["weight"].to_numpy()
+            )
             totals.append(spent[0])
             calls.append(spent[1])
             kernels += knots_of_deployment.kernels
         if len(pool.knots) > 1:  # the draft model runs in every step
-            weights = np.hstack([weights, np.ones((chosen.size, len(pool.knots[1].kernels)))])
-        us = spread(weights, gpu_us[chosen], np.concatenate(totals))
-        yield _by_name(scenario, word, rows[chosen], kernels, us, np.concatenate(calls))
+            weights = np.hstack([weights, np.ones((in_phase.size, len(pool.knots[1].kernels)))])
+        us = spread(weights, gpu_us[in_phase], np.concatenate(totals))
+        yield _by_name(scenario, word, rows[in_phase], kernels, us, np.concatenate(calls))
 
 
 def _by_name(
     scenario: str, phase: str, rows: np.ndarray, kernels: list[tuple[str, str, str]], us: np.ndarray, calls: np.ndarray
 ) -> StepKernels:
-    """Add up columns of one family and name; the launches of a phase are the same in each of its steps."""
+    """Add up kernels of one family and name; launches of a phase are spread evenly over its steps."""
     names = list(dict.fromkeys((family, name) for _, family, name in kernels))
     into = np.zeros((len(kernels), len(names)))
     into[np.arange(len(kernels)), [names.index(kernel[1:]) for kernel in kernels]] = 1.0
@@ -132,15 +135,15 @@ def _by_name(
 
 
 def _estimate(steps: pa.Table, phase: np.ndarray, gpu_us: np.ndarray, pool: Pool) -> np.ndarray:
-    """Return what kernels take in each step by its tokens alone, shape [steps, kernels]; only shares matter."""
+    """Return kernel times estimated from each step's tokens alone, shape [steps, kernels]; only proportions matter."""
     prompts, decodes = (steps[name].to_numpy().astype(float) for name in ("prefill_tokens", "decode_tokens"))
     knots, tokens = pool.knots[0], (prompts + decodes).astype(np.int64)
     padded = padded_tokens(int(tokens.max(initial=0)), pool.graph_max_tokens)[tokens]
     linear = knots.at("tokens", padded) + knots.at("logits", decodes + (prompts > 0))
-    # how many tokens the other ranks had is not in a row; the sums over all steps are right
+    # a step's row does not state the tokens of the other ranks; the sums over all steps include them
     linear += knots.at("experts", padded)
     rest = np.maximum(gpu_us - linear.sum(axis=1), 0.0)
-    # what decodes take per request, as in the last step of the replica without prompts
+    # decode attention per request, as in the last step of the replica without prompts
     per_request = np.where(phase == DECODE, rest / np.maximum(decodes, 1.0), 0.0)
     last = np.maximum.accumulate(np.where(phase == DECODE, np.arange(phase.size), 0))
     decoding = np.minimum(np.where(phase == PREFILL, 0.0, per_request[last] * decodes), rest)
@@ -152,30 +155,30 @@ def _estimate(steps: pa.Table, phase: np.ndarray, gpu_us: np.ndarray, pool: Pool
 
 
 def spread(weights: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return a matrix near ``weights`` in proportion whose rows and columns have these sums (iterative fitting).
+    """Return a matrix with these row and column sums, near ``weights`` in proportion (iterative proportional fitting).
 
-    The sums of ``rows`` are first made those of ``columns``; a column with a negative sum goes by the rows.
+    ``rows`` are first scaled to the total of ``columns``; a column with a negative sum is spread in proportion to rows.
 
     >>> spread(np.ones((2, 2)), np.array([1.0, 3.0]), np.array([2.0, 2.0])).tolist()
     [[0.5, 0.5], [1.5, 1.5]]
     """
     total = rows.sum()
     by_rows = rows / total if total > 0 else np.full(rows.size, 1.0 / rows.size)
-    even = np.outer(by_rows, columns)
-    ordinary = columns > 0.0
-    wanted = columns[ordinary]
+    result = np.outer(by_rows, columns)
+    positive = columns > 0.0
+    wanted = columns[positive]
     if not wanted.size:
-        return even
+        return result
     # a little of each kernel in each step, so that every pair of sums can be reached
-    near = np.maximum(weights[:, ordinary], 0.0)
-    near = near * (wanted / np.maximum(near.sum(axis=0), 1e-300)) + 1e-6 * even[:, ordinary]
-    remaining = by_rows * columns.sum() - even[:, ~ordinary].sum(axis=1)
+    fitted = np.maximum(weights[:, positive], 0.0)
+    fitted = fitted * (wanted / np.maximum(fitted.sum(axis=0), 1e-300)) + 1e-6 * result[:, positive]
+    remaining = by_rows * columns.sum() - result[:, ~positive].sum(axis=1)
     for _ in range(ROUNDS):
-        sums = near.sum(axis=1)
-        near *= np.divide(remaining, sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
-        factors = wanted / np.maximum(near.sum(axis=0), 1e-300)
-        near *= factors
+        sums = fitted.sum(axis=1)
+        fitted *= np.divide(remaining, sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
+        factors = wanted / np.maximum(fitted.sum(axis=0), 1e-300)
+        fitted *= factors
         if np.abs(factors - 1.0).max() < TOLERANCE:
             break
-    even[:, ordinary] = near
-    return even
+    result[:, positive] = fitted
+    return result

@@ -1,4 +1,4 @@
-"""The token counts for which engines capture a CUDA graph: the sizes as vLLM chooses them by default."""
+"""CUDA graph sizes: the token counts for which an engine captures a graph, as vLLM chooses them by default."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def captured_sizes(largest: int) -> np.ndarray:
-    """Return the captured sizes up to ``largest`` tokens: 1, 2, 4, then multiples of 8 up to 256, then of 16.
+    """Return the captured sizes in tokens up to ``largest``: 1, 2, 4, then multiples of 8 up to 256, then of 16.
 
     >>> captured_sizes(24).tolist(), captured_sizes(512).size
     ([1, 2, 4, 8, 16, 24], 51)

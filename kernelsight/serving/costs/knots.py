@@ -1,9 +1,8 @@
-"""Where step costs are computed: knots of each part of a step, so placed that interpolation errs by less than 0.5 %.
+"""Step shapes (knots) at which step costs are computed, placed so that interpolation errs by less than 0.5 %.
 
-Linear operations jump at tile edges, and collectives where their kernel changes: there, both sides are knots, and lines
-join them. Attention is
-smooth: its knots are spaced by a constant ratio. A step's GPU time is a weighted sum of knots, with weights that the
-loop adds up, so the same rows give the clock and the kernel breakdown.
+GEMMs jump at tile edges, and collectives where engines change the kernel: both sides of a jump are knots, and costs
+between knots are linear. Attention is smooth: its knots are spaced by a constant ratio. A step's GPU time is a weighted
+sum of knots; the loop adds up the weights, so that the same rows give the clock and the kernel breakdown.
 """
 
 from __future__ import annotations
@@ -16,30 +15,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.costed import RELIEF
+from kernelsight.kernels.knot_costs import RELIEF
 from kernelsight.serving.costs.cuda_graphs import captured_sizes
 
-# the residual stream that collectives add up has 16 bits a number
+# of a number of the residual stream (16 bits), which all-reduce sums
 ACTIVATION_BYTES = 2.0
 PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention", "experts")
 
 
-# more than any engine admits, and than any model reads
+# no bound: more requests than any engine admits, more tokens than any model reads
 EVERYTHING = 1 << 62
 
 
 class Reach(NamedTuple):
-    """What a load can bring about on a deployment, at most: requests that run at once, tokens of one request."""
+    """Upper bounds of a load on a deployment, within which step costs are needed."""
 
-    requests: int
-    tokens: int
+    requests: int  # that run at the same time
+    tokens: int  # of one request, prompt and output
 
 
 def edge_knots(largest: int) -> np.ndarray:
-    """Return token counts up to ``largest``, at both sides of every tile edge that shows, and the sizes of CUDA graphs.
+    """Return token counts up to ``largest``: both sides of tile edges of GEMMs, and the sizes of CUDA graphs.
 
-    Up to 512 every size that engines capture is a knot: decode steps are read there, not interpolated, and experts
-    become active fastest. Edges stand 64 apart up to 4096 tokens, then wider, as one more tile matters less.
+    Up to 512 tokens every captured size is a knot: decode steps are not interpolated there, where the number of active
+    experts grows fastest. Tile edges are 64 tokens apart up to 4096, then wider, as one more tile matters less.
 
     >>> edge_knots(70).tolist()
     [1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 40, 48, 56, 64, 65, 70]
@@ -52,7 +51,7 @@ def edge_knots(largest: int) -> np.ndarray:
 
 
 def ratio_knots(smallest: int, largest: int, per_octave: int) -> np.ndarray:
-    """Return whole numbers from ``smallest`` to ``largest``, ``per_octave`` of them to each doubling.
+    """Return whole numbers from ``smallest`` to ``largest`` at a constant ratio, ``per_octave`` for each doubling.
 
     >>> ratio_knots(1, 16, 2).tolist()
     [1, 2, 3, 4, 6, 8, 11, 16]
@@ -63,7 +62,7 @@ def ratio_knots(smallest: int, largest: int, per_octave: int) -> np.ndarray:
 
 
 def with_more(knots: np.ndarray) -> np.ndarray:
-    """Return knots and one beyond the last: what a higher limit of the engine would cost, for ``reliefs``.
+    """Return knots and one ``RELIEF`` beyond the last: steps under a higher engine limit, for ``resource_gains``.
 
     >>> with_more(np.array([1, 8])).tolist()
     [1, 8, 10]
@@ -72,7 +71,7 @@ def with_more(knots: np.ndarray) -> np.ndarray:
 
 
 def switch_knots(switches_bytes: Sequence[float], bytes_per_token: float, largest: int) -> np.ndarray:
-    """Return the token counts on both sides of sizes at which engines pass to another kernel of a collective.
+    """Return the token counts on both sides of the message sizes at which engines change the kernel of a collective.
 
     >>> switch_knots([2097152.0], 10240.0, 8192).tolist()
     [204, 205]
@@ -91,10 +90,12 @@ def part_knots(
     query_tokens: int = 1,
     lock_step: bool = False,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return the two knot axes of each part: tokens, sequences, contexts; the second is [0] where it is unused.
+    """Return the two knot axes of each part of a step (tokens or sequences; context); the second is [0] where unused.
 
-    ``switches``: token counts that are knots beside the tile edges; ``query_tokens``: of each decoding request.
-    ``lock_step``: ranks send different numbers of tokens to the experts, which are a part of their own.
+    ``max_tokens``, ``max_seqs``, ``max_len``, ``window``: limits of the engine (vLLM: max_num_batched_tokens,
+    max_num_seqs, max_model_len) and width of windowed attention; ``switches``: token counts that are knots beside the
+    tile edges; ``query_tokens``: of each decoding request; ``lock_step``: data-parallel ranks step together, so that
+    the experts' tokens differ from the rank's own and are a part of their own.
     """
     none = np.array([0])
     tokens = np.union1d(edge_knots(max(max_tokens, max_seqs)), np.asarray(switches, dtype=np.int64))
@@ -105,7 +106,7 @@ def part_knots(
         "tokens": (tokens, none),
         "logits": (with_more(edge_knots(min(max_seqs * query_tokens, max(max_tokens, max_seqs)))), none),
         "decode_attention": (requests, contexts),
-        # what a chunk adds for the tokens before it begins with the first of them
+        # the time that past tokens add to a chunk jumps with the first of them: 0 and 1 are knots
         "prefill_attention": (with_more(ratio_knots(1, max_tokens, 6)), np.unique(np.concatenate([[0, 1], contexts]))),
     }
     if window:
@@ -115,25 +116,25 @@ def part_knots(
     return axes
 
 
-def first_beyond(knots: np.ndarray, most: int) -> int:
-    """Return the place of the first knot above ``most``; one after the last where there is none."""
-    return int(np.searchsorted(knots, most, side="right"))
+def first_beyond(knots: np.ndarray, largest: int) -> int:
+    """Return the index of the first knot above ``largest``; the number of knots where there is none."""
+    return int(np.searchsorted(knots, largest, side="right"))
 
 
 def within_reach(
     axes: dict[str, tuple[np.ndarray, np.ndarray]], reach: Reach
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return the knots of attention up to the first that lies beyond all that can happen; the others are few.
+    """Return the axes with attention knots cut after the first one beyond ``reach``; knots of other parts are few.
 
-    Between two knots that stay nothing changes, so that a step costs to the last bit what it costs on all knots.
+    Interpolation between the remaining knots is the same: a step costs to the last bit what it costs on all knots.
 
     >>> axes = part_knots(2048, 256, 8192, 0)
     >>> [knots[-1].item() for knots in within_reach(axes, Reach(20, 300))["decode_attention"]]
     [23, 323]
     """
 
-    def up_to(knots: np.ndarray, most: int) -> np.ndarray:
-        return knots[: first_beyond(knots, most) + 1]
+    def up_to(knots: np.ndarray, largest: int) -> np.ndarray:
+        return knots[: first_beyond(knots, largest) + 1]
 
     cut = dict(axes)
     for part, requests in (("decode_attention", reach.requests), ("prefill_attention", reach.tokens)):
@@ -141,7 +142,7 @@ def within_reach(
         cut[part] = (up_to(xs, requests), up_to(ys, reach.tokens))
     if "decode_window" in axes:
         xs, ys = axes["decode_window"]
-        # where these end is the width of the window
+        # the last knot of this axis is the width of the window
         cut["decode_window"] = (up_to(xs, reach.requests), ys)
     return cut
 
@@ -154,10 +155,9 @@ def knot_shapes(
     implementations: pa.Table,
     reach: pa.Table,
 ) -> pa.Table:
-    """Return the ``step_shapes`` of every deployment without a fault; ids count all its knots, reached or not.
+    """Return ``step_shapes`` of every deployment without a fault; ids number all its knots, within reach or not.
 
-    ``reach`` (``deployment_reach``): what no load of a deployment can bring about has no knots; a deployment without a
-    row has none at all.
+    ``reach`` (``deployment_reach``): attention knots beyond it are left out; a deployment without a row has no knots.
     """
     broken = set(faults["deployment_id"].to_pylist())
     windows = dict(zip(kv_layout["deployment_id"].to_pylist(), kv_layout["window_tokens"].to_pylist(), strict=True))
@@ -176,55 +176,55 @@ def knot_shapes(
         if deployment in broken or deployment not in reaches:
             continue
         window = windows[deployment] or selections[model] or 0
-        most = max(max_tokens, max_seqs)
-        switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most)
+        most_tokens = max(max_tokens, max_seqs)
+        switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most_tokens)
         sizes = (max_tokens, max_seqs, max_len, min(window, max_len))
         axes_key = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
-        mine = reaches[deployment]
-        if (axes_key, mine) not in shapes_of_axes:
+        key = axes_key, reaches[deployment]
+        if key not in shapes_of_axes:
             axes = part_knots(*axes_key)
-            shapes_of_axes[axes_key, mine] = _shapes_of(within_reach(axes, mine), axes)
-        tables.append(_owned(deployment, shapes_of_axes[axes_key, mine]))
-    return pa.concat_tables(tables) if tables else _owned("", _shapes_of({}, {}))
+            shapes_of_axes[key] = _shapes_of(within_reach(axes, reaches[deployment]), axes)
+        tables.append(_with_deployment(deployment, shapes_of_axes[key]))
+    return pa.concat_tables(tables) if tables else _with_deployment("", _shapes_of({}, {}))
 
 
 def _switches_bytes(implementations: pa.Table) -> list[float]:
-    """Sizes below which some engine sums over GPUs by a kernel of its own."""
+    """Return the message sizes in bytes below which some engine uses its own all-reduce kernel, not NCCL's."""
     is_switch = pc.fill_null(pc.match_substring(implementations["coefficient"], "_below_"), False)
     values = implementations.filter(pc.and_(is_switch, pc.equal(implementations["family"], "all_reduce")))["value"]
     return sorted({value for value in values.to_pylist() if value})
 
 
-def _owned(deployment: str, shapes: pa.Table) -> pa.Table:
-    """Set the deployment before its shapes."""
+def _with_deployment(deployment: str, shapes: pa.Table) -> pa.Table:
+    """Return step shapes with the deployment as their first column."""
     names = pa.DictionaryArray.from_arrays(np.zeros(shapes.num_rows, np.int32), [deployment]).cast(pa.string())
     return shapes.add_column(0, "deployment_id", names)
 
 
 def _shapes_of(
-    axes: dict[str, tuple[np.ndarray, np.ndarray]], every: dict[str, tuple[np.ndarray, np.ndarray]]
+    axes: dict[str, tuple[np.ndarray, np.ndarray]], uncut_axes: dict[str, tuple[np.ndarray, np.ndarray]]
 ) -> pa.Table:
-    """Return the step shapes of knots, which are the first ones of ``every`` axis: a knot has one id at any reach."""
-    parts = [part for part in PARTS if part in axes]
-    grids = [np.meshgrid(*axes[part], indexing="ij") for part in parts]
+    """Return the step shapes of knots; ids count ``uncut_axes``, so that a knot has the same id at any reach."""
+    used_parts = [part for part in PARTS if part in axes]
+    grids = [np.meshgrid(*axes[part], indexing="ij") for part in used_parts]
     x = np.concatenate([grid[0].ravel() for grid in grids]) if grids else np.zeros(0, np.int64)
     y = np.concatenate([grid[1].ravel() for grid in grids]) if grids else np.zeros(0, np.int64)
-    sizes = [[knots.size for knots in every[part]] for part in parts]
+    sizes = [[knots.size for knots in uncut_axes[part]] for part in used_parts]
     firsts = np.cumsum([0, *(rows * columns for rows, columns in sizes)])
-    places = [np.ogrid[: grid[0].shape[0], : grid[0].shape[1]] for grid in grids]
-    ids = [(first + i * size[1] + j).ravel() for first, size, (i, j) in zip(firsts, sizes, places, strict=False)]
-    part = np.repeat(np.arange(len(parts)), [grid[0].size for grid in grids])
-    of = {name: part == number for number, name in enumerate(parts)}
+    indices = [np.ogrid[: grid[0].shape[0], : grid[0].shape[1]] for grid in grids]
+    ids = [(first + i * size[1] + j).ravel() for first, size, (i, j) in zip(firsts, sizes, indices, strict=False)]
+    part = np.repeat(np.arange(len(used_parts)), [grid[0].size for grid in grids])
+    is_part = {name: part == number for number, name in enumerate(used_parts)}
     nowhere = np.zeros(x.size, dtype=bool)
 
     def where(name: str, values: np.ndarray | int) -> np.ndarray:
-        return np.where(of.get(name, nowhere), values, 0).astype(np.int64)
+        return np.where(is_part.get(name, nowhere), values, 0).astype(np.int64)
 
-    decode, windowed = of.get("decode_attention", nowhere), of.get("decode_window", nowhere)
+    decode, windowed = is_part.get("decode_attention", nowhere), is_part.get("decode_window", nowhere)
     return pa.table(
         {
             "step_shape_id": np.concatenate([np.zeros(0, np.int64), *ids]),
-            "part": pa.DictionaryArray.from_arrays(part.astype(np.int32), parts or [""]).cast(pa.string()),
+            "part": pa.DictionaryArray.from_arrays(part.astype(np.int32), used_parts or [""]).cast(pa.string()),
             "x": x.astype(np.float64),
             "y": y.astype(np.float64),
             "tokens": where("tokens", x),

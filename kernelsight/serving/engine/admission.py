@@ -1,4 +1,4 @@
-"""Admission control: moves waiting requests into the running batch, sizes their first chunk, delays prefills."""
+"""Admission: moves waiting requests into the running batch, sizes their first chunk, and delays prefills."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNKNOWN = NO_LIMIT  # headroom that is not computed yet
 
 @compiled
 def first_chunk(needed: int, budget: int, limits: np.void) -> int:
-    """Prompt tokens that this step may compute for a request."""
+    """Return the prompt tokens that this step may compute for a request."""
     if limits.long_prefill_token_threshold > 0:
         needed = min(needed, limits.long_prefill_token_threshold)
     return min(needed, budget)
@@ -39,10 +39,11 @@ def first_chunk(needed: int, budget: int, limits: np.void) -> int:
 
 @compiled
 def admission(core: Core, request: np.void, budget: int) -> tuple:
-    """(cached tokens, tokens to load, first chunk, chunk of any budget, units to allocate, unreferenced cached units).
+    """Return what the admission of a request takes: tokens and KV units.
 
-    A prompt whose KV was transferred is cached except for its first generated token, and allocates all its units. One
-    that loads beside the steps of others computes nothing until then.
+    (cached tokens, tokens to load from KV tiers, first chunk, first chunk without a budget, units to allocate,
+    unreferenced cached units). A prompt whose KV was transferred is cached except for its first generated token, and
+    allocates all its units. A request that loads during the steps of others computes nothing until the load ends.
     """
     limits = core.limits
     if request.received > 0:
@@ -63,7 +64,7 @@ def admission(core: Core, request: np.void, budget: int) -> tuple:
 
 @compiled
 def units_to_admit(limits: np.void, request: np.void, cached: int, units: int) -> int:
-    """Units that have to be free for an admission; ``units``: those of its first chunk, which are allocated."""
+    """Return the KV units that must be free for an admission; ``units``: those that its first chunk allocates."""
     if not limits.whole_prompts or request.received > 0:
         return units
     return max(units, units_held(request.known, limits) - cached // limits.block_size * limits.full_units)
@@ -71,7 +72,7 @@ def units_to_admit(limits: np.void, request: np.void, cached: int, units: int) -
 
 @compiled
 def admit(core: Core, horizon: float, prompt_tokens: int, decode_tokens: int) -> tuple:
-    """Admit waiting requests in order while budget, cap and KV blocks allow.
+    """Admit waiting requests in queue order while token budget, max_num_seqs and KV blocks allow.
 
     ``prompt_tokens``, ``decode_tokens``: already scheduled in this step. Returns (prompt tokens, decode tokens) of the
     admitted requests and ``blocked``: the head of the queue cannot be admitted before a running request finishes. A
@@ -119,7 +120,7 @@ def admit(core: Core, horizon: float, prompt_tokens: int, decode_tokens: int) ->
 
 @inlined
 def join_batch(core: Core, r: int, cached: int, loaded: int, chunk: int, units: int) -> None:
-    """Let an admitted request join the batch: its prefix and first chunk, see ``admission``, or it decodes."""
+    """Add an admitted request to the batch, with its prefix and first chunk (see ``admission``), or decoding."""
     engine, requests, limits, request = core.engine, core.requests, core.limits, core.requests[r]
     take(engine, requests, r)
     keep_prefix(core, request, cached)
@@ -157,7 +158,7 @@ def policies_refuse(
     headroom: int,
     unfinished: int,
 ) -> tuple:
-    """(refused by a policy, headroom and unfinished prompts after the admission); ``chunk``: with what is loaded."""
+    """Return (refused by a policy, headroom, unfinished prompts) after the admission; ``chunk``: with loaded tokens."""
     if cached + chunk < request.known:
         if 0 < limits.max_num_partial_prefills <= unfinished:
             return True, headroom, unfinished
@@ -172,7 +173,7 @@ def policies_refuse(
 
 @inlined
 def decode_received(core: Core, r: int, chunk: int) -> None:
-    """Start decoding a request whose KV was transferred, in this step."""
+    """Start decoding, in this step, a request whose KV was transferred."""
     engine, requests, limits = core.engine, core.requests, core.limits
     request = requests[r]
     request.received = 0
@@ -184,7 +185,7 @@ def decode_received(core: Core, r: int, chunk: int) -> None:
 
 @compiled
 def order_load(core: Core, request: np.void, cached: int, loaded: int) -> None:
-    """Order the load of a prompt's tokens from the tiers, before anything is evicted for it."""
+    """Queue the load of a prompt's tokens from KV tiers, before blocks are evicted for it."""
     engine, limits = core.engine, core.limits
     blocks = loaded // limits.block_size
     if blocks == 0:
@@ -231,7 +232,7 @@ def shrinks_uncached(engine: np.void, requests: np.ndarray, limits: np.void, hor
 
 @compiled
 def prefill_next(core: Core, horizon: float) -> bool:
-    """Whether a prefill-first engine computes prompts next: one is partly computed, or the head of the queue fits."""
+    """Whether a prefill-first engine (SGLang) computes prompts next: one is partly computed, or the queue head fits."""
     engine, requests, limits = core.engine, core.requests, core.limits
     if engine.partial >= 0:
         return True
@@ -247,7 +248,7 @@ def prefill_next(core: Core, horizon: float) -> bool:
 
 @compiled
 def fits(core: Core, r: int, decode_tokens: int) -> bool:
-    """Whether a waiting request could be admitted next to ``decode_tokens``, before the step allocates its units."""
+    """Whether a waiting request could be admitted beside ``decode_tokens``, before the step allocates its units."""
     engine, requests, limits = core.engine, core.requests, core.limits
     budget = limits.max_num_batched_tokens - decode_tokens
     cached, _, chunk, whole, units, unkept = admission(core, requests[r], budget)
@@ -262,7 +263,7 @@ def fits(core: Core, r: int, decode_tokens: int) -> bool:
 
 @compiled
 def next_prompt(core: Core, horizon: float) -> int:
-    """The request in the queue that a step with all decodes could admit; -1 for none."""
+    """Return the queued request that a step with all decodes could admit; -1: none."""
     engine, requests, limits = core.engine, core.requests, core.limits
     r = NOBODY if is_at_cap(engine, limits) else candidate(engine, requests, limits, horizon)
     if r >= 0 and not fits(core, r, engine.decoding * (1 + limits.drafts)):
@@ -272,7 +273,7 @@ def next_prompt(core: Core, horizon: float) -> int:
 
 @compiled
 def delay_prefills(core: Core, horizon: float) -> bool:
-    """Whether this step decodes only, so that prompts batch up; counts the steps that they have been delayed.
+    """Whether this step decodes only, so that prompts batch up (TensorRT-LLM batch wait); counts the steps of delay.
 
     Prompts run when the step would have ``batch_wait_tokens`` tokens, or after ``batch_wait_timeout_iters`` steps.
     """

@@ -1,6 +1,7 @@
-"""What is handed over to an entry point's machine code, as numba's calling convention states it.
+"""Arguments of an entry point's machine code as words, by numba's calling convention.
 
-Of an array no owner, its size, item size, address, shape and strides; of a record its address; of a tuple its items.
+An array is passed as no owner, size, item size, address, shape and strides; a record as its address; a tuple as its
+items.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-# bits of an array's flags that machine code differs by: contiguous in C's order, and writable
+# bits of an array's flags that machine code depends on: C-contiguous, and writable
 FLAGS = 0x401
 WORDS = {"q": ctypes.c_int64, "d": ctypes.c_double, "?": ctypes.c_int8}
 SCALARS = (("?", (bool, np.bool_), int), ("q", (int, np.integer), int), ("d", (float, np.floating), float))
 
 
 def take(value: Any, words: list[Any]) -> Any:
-    """Return of which kind an argument is, and append what is handed over of it."""
+    """Return the kind of an argument, and append the words that it is passed as."""
     if type(value) is np.ndarray:
         words += (0, 0, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
         return value.dtype, value.ndim, value.flags.num & FLAGS
@@ -39,7 +40,7 @@ def is_array(kind: Any) -> bool:
 
 
 def words_of(kind: Any) -> str:
-    """Return the words that an argument of a kind takes, by WORDS."""
+    """Return the types of the words of an argument of a kind, as keys of WORDS."""
     if is_array(kind):
         return "q" * (5 + 2 * kind[1])
     if isinstance(kind, tuple):

@@ -1,11 +1,11 @@
 """The running batch: its requests in order of admission, when each one finishes, and the KV units they hold.
 
-All decoding requests of a group gain one token per decode step, so each one's context is stored as ``context_offset``
-relative to the clock of its group: sums, finishes and block demand are then known many steps ahead without looking at
-each request. An engine has one group; with pipeline stages it has one for each batch in flight and one that waits for
-the next batch (see ``groups``). What a rule calls ``batch`` may be a group or the engine, whose record holds its group.
-With drafts the contexts of a group's requests grow by different numbers of tokens: what the next step needs is then
-added up when a step ends.
+All decoding requests of a group gain one token per decode step, so the context of each is stored as an offset from the
+decode clock of its group (``context_offset``): sums, finishes and block demand are then known many steps ahead without
+a pass over requests. An engine has one group; with pipeline stages it has one for each batch in flight and one that
+waits for the next batch (see ``groups``). The parameter ``batch`` of a rule may be a group or the engine, whose record
+holds its group. With drafts the contexts of a group's requests grow by different numbers of tokens: the demand of the
+next step is then added up when a step ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernelsight.serving.engine.state import Core
 
 @inlined
 def units_held(tokens: int, limits: np.void) -> int:
-    """KV units of a request with this many tokens in the KV cache; none before its first token."""
+    """Return the KV units of a request with this many tokens in the KV cache; 0 before its first token."""
     if tokens == 0:
         return 0
     blocks = (tokens + limits.block_size - 1) // limits.block_size
@@ -30,7 +30,7 @@ def units_held(tokens: int, limits: np.void) -> int:
 
 @inlined
 def tokens_of(engine: np.void, request: np.void) -> int:
-    """Tokens of a running request in the KV cache; of a batch in flight, those before it."""
+    """Return the tokens of a running request in the KV cache; in a batch in flight, those before that batch."""
     if not request.decoding:
         return request.computed
     return request.context_offset + (engine.clock if request.group == engine.group else engine.clocks[request.group])
@@ -38,7 +38,7 @@ def tokens_of(engine: np.void, request: np.void) -> int:
 
 @inlined
 def tokens_held(engine: np.void, request: np.void) -> int:
-    """Tokens that a running request has KV units for: those in the cache, and those of rejected drafts."""
+    """Return the tokens that a running request has KV units for: cached ones, and those of rejected drafts."""
     return max(tokens_of(engine, request), request.reserved)
 
 
@@ -56,13 +56,13 @@ def is_in_flight(engine: np.void, request: np.void) -> bool:
 
 @inlined
 def chunk_must_return(engine: np.void, request: np.void, limits: np.void) -> bool:
-    """Whether a partly computed prompt has no chunk now, as the one before it is in flight."""
+    """Whether a partly computed prompt gets no chunk now, because the one before it is in flight."""
     return not limits.chunks_overlap and request.chunk_returns_us > engine.now
 
 
 @inlined
 def tokens_in_step(request: np.void, limits: np.void) -> int:
-    """Tokens of a decoding request in the batch that it is in; drafts are all there where ``chunk`` says nothing."""
+    """Return the tokens of a decoding request in its batch; with all drafts where ``chunk`` is 0."""
     return request.chunk if request.chunk > 0 else 1 + limits.drafts
 
 
@@ -129,7 +129,7 @@ def unlink(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 @inlined
 def start_decoding(batch: np.void, requests: np.ndarray, heaps: np.ndarray, limits: np.void, r: int) -> None:
-    """Add a request, whose ``computed`` is up to date, to the decoding ones at the current decode clock."""
+    """Add a request, whose ``computed`` is up to date, to the decoding requests at the current decode clock."""
     request = requests[r]
     request.decoding, request.group = True, batch.group
     request.context_offset = request.computed - batch.clock
@@ -152,7 +152,7 @@ def start_decoding(batch: np.void, requests: np.ndarray, heaps: np.ndarray, limi
 
 @inlined
 def stop_decoding(batch: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
-    """Remove a request from the decoding ones and bring its ``computed`` up to date."""
+    """Remove a request from the decoding requests and bring its ``computed`` up to date."""
     request = requests[r]
     request.computed = request.context_offset + batch.clock
     request.known = request.computed + 1
@@ -173,14 +173,14 @@ def stop_decoding(batch: np.void, requests: np.ndarray, limits: np.void, r: int)
 
 @inlined
 def reserve(request: np.void, limits: np.void, tokens: int) -> None:
-    """Note that a request has KV units for ``tokens``: all that fit in their blocks."""
+    """Record that a request has KV units for ``tokens``, rounded up to whole blocks."""
     if tokens > request.reserved:
         request.reserved = (tokens + limits.block_size - 1) // limits.block_size * limits.block_size
 
 
 @inlined
 def count_ahead(batch: np.void, request: np.void, limits: np.void, tokens: int, times: int) -> None:
-    """Add ``times`` what a request with drafts and ``tokens`` computed needs in its next step, and its windows."""
+    """Add ``times`` (1 or -1) the next step's KV demand and the attention windows of a request with drafts."""
     held, end = max(tokens, request.reserved), tokens + 1 + limits.drafts
     if end > held:
         batch.units_next += times * (units_held(end, limits) - units_held(held, limits))
@@ -191,7 +191,7 @@ def count_ahead(batch: np.void, request: np.void, limits: np.void, tokens: int, 
 
 @compiled
 def push_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
-    """Add a decoding request whose last token is not from the last decode step to the fresh list."""
+    """Add a decoding request to the fresh list: its last token is not from the last decode step."""
     requests[r].fresh = True
     requests[r].next_fresh = engine.fresh
     engine.fresh = r
@@ -210,18 +210,18 @@ def forget_fresh(engine: np.void, requests: np.ndarray, r: int) -> None:
     requests[i].next_fresh = requests[r].next_fresh
 
 
-# ---------------------------------------------------------------- KV units ahead
+# ---------------------------------------------------------------- KV demand of the next steps
 
 
 @inlined
 def units_next(engine: np.void, requests: np.ndarray, limits: np.void) -> int:
-    """Units that the decoding requests need for the next step."""
+    """Return the KV units that the decoding requests need for the next step."""
     return engine.units_next if limits.drafts > 0 else units_ahead(engine, requests, limits, 1)
 
 
 @inlined
 def units_ahead(engine: np.void, requests: np.ndarray, limits: np.void, steps: int) -> int:
-    """Units that the decoding requests need for their next ``steps`` tokens each."""
+    """Return the KV units that the decoding requests need for their next ``steps`` tokens each."""
     if limits.window_units > 0:
         return units_ahead_by_request(engine, requests, limits, steps)
     blocks = steps // limits.block_size * engine.decoding
@@ -233,7 +233,7 @@ def units_ahead(engine: np.void, requests: np.ndarray, limits: np.void, steps: i
 
 @compiled
 def units_ahead_by_request(engine: np.void, requests: np.ndarray, limits: np.void, steps: int) -> int:
-    """``units_ahead`` by a pass over the requests: blocks of window layers stop growing at different times."""
+    """Return ``units_ahead`` by a pass over the requests: blocks of window layers stop growing at different times."""
     units = 0
     r = engine.oldest
     while r >= 0:
@@ -247,7 +247,7 @@ def units_ahead_by_request(engine: np.void, requests: np.ndarray, limits: np.voi
 
 @inlined
 def affordable_steps(engine: np.void, requests: np.ndarray, limits: np.void, most: int) -> int:
-    """Largest number of decode steps, 1 to ``most``, with enough free blocks; the first step has its own."""
+    """Return the largest number of decode steps, 1 to ``most``, with enough free blocks; the first has its blocks."""
     if (
         limits.window_units == 0
         and (most // limits.block_size + 1) * engine.decoding * limits.full_units <= engine.free_units

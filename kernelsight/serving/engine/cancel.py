@@ -1,6 +1,6 @@
-"""Cancellation: a request leaves its engine between two steps, as vLLM's ``Scheduler.finish_requests`` does it.
+"""Cancellation of requests between two steps, as vLLM's ``Scheduler.finish_requests`` does.
 
-Its blocks are free for the next step. A step that is underway keeps its requests: what was launched is not taken back.
+The KV blocks of a cancelled request are free for the next step. A step that is underway keeps its requests.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kernelsight.serving.engine.state import Scenario, core_of
 
 @entry
 def cancel(r: int, *arrays: np.ndarray) -> bool:
-    """Cancel request ``r``, which was sent and has not ended; False while a step is underway that it is in.
+    """Cancel request ``r``, which was sent and has not ended; return False while it is in a step that is underway.
 
-    ``arrays``: those of a ``Scenario``, in their order.
+    ``arrays``: the fields of a ``Scenario``, in order.
     """
     scenario = Scenario(*arrays)
     request, client = scenario.requests[r], scenario.clients[0]

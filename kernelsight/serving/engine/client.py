@@ -1,9 +1,9 @@
-"""The benchmark client: when requests are sent, and what follows when they finish.
+"""The benchmark client: when it sends requests (open or closed loop, sessions), and what follows when they finish.
 
-Requests are sent in order of arrival, each in a free slot of the closed loop (``max_concurrency``). A session, that is
-requests of which some wait for others, keeps one slot from its first request until all of them have ended. A request
-that waits for others is sent when each of them has finished and its pause is over; several may wait for one (agents
-side by side). The clock of measured requests starts when the last warm-up request has finished.
+Requests are sent in order of arrival, each in a free slot of the closed loop (``max_concurrency``). A session (requests
+connected by dependencies) keeps one slot from its first request until all of them have ended. A request that waits for
+others is sent when each of them has finished and its pause is over; several may wait for one (parallel sub-agents). The
+clock of measured requests starts when the last warm-up request has finished.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernelsight.serving.engine.records import EARLIER_TURN, FOREVER, NOBODY, OK
 
 @inlined
 def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> float:
-    """When the next request will be sent, as far as is known now; infinite while none can be."""
+    """Return when the next request will be sent, as far as is known now; infinite while none can be."""
     turn_us = turns[0, 0] if client.turns > 0 else FOREVER
     if client.next == requests.size or client.in_flight >= client.max_concurrency:
         return turn_us
@@ -30,7 +30,7 @@ def next_send_us(client: np.void, requests: np.ndarray, turns: np.ndarray) -> fl
 
 @inlined
 def take_next(client: np.void, requests: np.ndarray, edges: np.ndarray, turns: np.ndarray) -> int:
-    """The request that is sent now; at equal times later turns and finished KV transfers go first.
+    """Return the request that is sent now; at equal times later turns and finished KV transfers go first.
 
     Where a session begins with several requests, the others need no slot: they are sent at their arrival, or now.
     """
@@ -64,7 +64,7 @@ def note_ended(client: np.void, engine: np.void, requests: np.ndarray, edges: np
 
 @compiled
 def in_order(requests: np.ndarray, r: int) -> int:
-    """Reverse a list of finished requests into order of admission; returns its first."""
+    """Reverse a list of finished requests into order of admission; return its first."""
     previous = NOBODY
     while r >= 0:
         following = requests[r].next_waiting
@@ -75,7 +75,7 @@ def in_order(requests: np.ndarray, r: int) -> int:
 
 @compiled
 def begin_transfer(client: np.void, engine: np.void, requests: np.ndarray, turns: np.ndarray, r: int) -> None:
-    """Transfer the KV of a computed prompt: in turn over the engine's link, then the latency."""
+    """Transfer the KV of a computed prompt: queued on the engine's link, then its latency."""
     request, link = requests[r], client.link
     sending_us = link.sequence_us + link.token_us * request.prompt
     sending_us += link.window_token_us * min(request.prompt, link.window_tokens)
@@ -115,9 +115,9 @@ def leave_slot(client: np.void, requests: np.ndarray, r: int) -> None:
 
 @compiled
 def note_rejected(client: np.void, requests: np.ndarray, edges: np.ndarray, r: int) -> None:
-    """Record that a request was rejected: the requests that wait for it are never sent, nor those that wait for these.
+    """Record that a request was rejected: the requests that wait for it, directly or not, are never sent.
 
-    They were never queued: their ``next_waiting`` links those whose followers are still to be looked at.
+    These were never queued, so that their ``next_waiting`` may link those whose followers are still to be visited.
     """
     client.ended += 1
     leave_slot(client, requests, r)
@@ -148,7 +148,7 @@ def end_warmup(client: np.void, requests: np.ndarray) -> None:
 
 @compiled
 def forget_gaps(engines: np.ndarray, histogram: np.ndarray) -> None:
-    """Drop the inter-token gaps so far: all of warm-ups, when the last one has ended and no other has begun."""
+    """Clear the inter-token latencies so far, all of warm-ups: the last one has ended, no other request has begun."""
     histogram[:] = 0
     for i in range(engines.size):
         engines[i].gap_sum_us = 0.0

@@ -1,4 +1,4 @@
-"""Step time: GPU time from cost surfaces with the knots that it uses, host time, inter-token gaps."""
+"""Step times: GPU time interpolated from step costs, with the knots that it uses; host time; ITL histogram."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ host_times = inlined(host.host_times)
 
 @inlined
 def knot_below(costs: np.ndarray, part: np.void, y: float, hint: int) -> int:
-    """Index of the y knot below ``y``, at most the last but one; ``hint``: the index found before."""
+    """Return the index of the y knot below ``y``, at most the last but one; ``hint``: where the search begins."""
     last = part.y_size - 2
     if last < 1:
         return 0
@@ -37,7 +37,7 @@ def knot_below(costs: np.ndarray, part: np.void, y: float, hint: int) -> int:
 
 @inlined
 def line_at(costs: np.ndarray, part: np.void, x: int, j: int) -> tuple:
-    """(value at y knot ``j``, slope above it) of a surface at one x; the last segment is extrapolated."""
+    """Return (value at y knot ``j``, slope above it) of a surface at one x; the last segment is extrapolated."""
     corner = part.at + int(costs[part.x_at + x]) * part.y_size + j
     share = costs[part.share_at + x]
     right = part.y_size if share != 0.0 else 0
@@ -50,7 +50,7 @@ def line_at(costs: np.ndarray, part: np.void, x: int, j: int) -> tuple:
 
 @inlined
 def surface_us(costs: np.ndarray, part: np.void, x: int, y: float, j: int) -> float:
-    """Bilinear value of a surface at a whole x, with the y knot ``j`` below; 0 for an absent part."""
+    """Return a surface, interpolated bilinearly, at a whole x, with the y knot ``j`` below; 0 for an absent part."""
     if part.y_size == 0:
         return 0.0
     low, slope = line_at(costs, part, x, j)
@@ -88,7 +88,7 @@ def add_use(
 
 @inlined
 def mean_tokens(engine: np.void, ahead: int) -> tuple:
-    """Mean contexts of the decode batch ``ahead`` steps from now: in full, and inside the attention window."""
+    """Return the mean contexts of the decode batch ``ahead`` steps from now: in full, and inside the window."""
     batch = engine.decoding
     full = (engine.context_offset_sum + batch * (engine.clock + ahead)) / batch
     return full, (engine.inside + engine.below * ahead) / batch
@@ -96,7 +96,7 @@ def mean_tokens(engine: np.void, ahead: int) -> tuple:
 
 @inlined
 def contexts_ahead(engine: np.void, costs: StepCosts, ahead: int, full_knot: int, window_knot: int) -> Contexts:
-    """``mean_tokens`` with the knots of costs below; ``full_knot``, ``window_knot``: where the search begins."""
+    """Return ``mean_tokens`` with the knots below them; ``full_knot``, ``window_knot``: where the search begins."""
     full, windowed = mean_tokens(engine, ahead)
     full_knot = knot_below(costs.values, costs.layout.decode, full, full_knot)
     window_knot = knot_below(costs.values, costs.layout.window, windowed, window_knot)
@@ -105,7 +105,7 @@ def contexts_ahead(engine: np.void, costs: StepCosts, ahead: int, full_knot: int
 
 @inlined
 def contexts_now(engine: np.void, costs: StepCosts) -> Contexts:
-    """The contexts of the next decode step; their knots are kept for the next search."""
+    """Return the contexts of the next decode step; their knots are kept for the next search."""
     contexts = contexts_ahead(engine, costs, 0, engine.decode_y, engine.window_y)
     engine.decode_y, engine.window_y = contexts.full_knot, contexts.window_knot
     return contexts
@@ -113,7 +113,7 @@ def contexts_now(engine: np.void, costs: StepCosts) -> Contexts:
 
 @inlined
 def steps_to_next_knot(costs: np.ndarray, part: np.void, j: int, y: float, slope: float) -> float:
-    """Steps, with ``y`` growing by ``slope`` per step, until ``y`` passes the next knot; at least 1."""
+    """Return the steps until ``y``, growing by ``slope`` per step, passes the next knot; at least 1."""
     if part.y_size < 2 or slope <= 0.0 or j >= part.y_size - 2:
         return FOREVER
     return max(np.ceil((costs[part.y_at + j + 1] - y) / slope), 1.0)
@@ -123,7 +123,7 @@ def steps_to_next_knot(costs: np.ndarray, part: np.void, j: int, y: float, slope
 def decode_line(
     costs: StepCosts, batch: int, contexts: Contexts, linear_us: float, hidden_us: float, exposed_us: float
 ) -> tuple:
-    """(steps, step times, GPU times): the next decode steps with linear times, at least one.
+    """Return (steps, step times, GPU times) of the next decode steps whose times grow linearly, at least one.
 
     ``linear_us``: GPU time without attention; ``hidden_us``, ``exposed_us``: host time, see ``host_times``.
     """
@@ -150,13 +150,13 @@ def decode_line(
 
 @inlined
 def gap_bin(histogram: np.ndarray, gap_us: float) -> int:
-    """The logarithmic histogram bin of an inter-token gap."""
+    """Return the bin of an inter-token latency in the logarithmic histogram."""
     return min(max(int(np.log(max(gap_us, 1.0)) / BIN_WIDTH), 0), histogram.size - 1)
 
 
 @inlined
 def add_gap_line(histogram: np.ndarray, gaps: Line, steps: int, count: int) -> None:
-    """Add ``count`` gaps for each of ``steps`` steps with linear times to the histogram, bin by bin."""
+    """Add ``count`` inter-token latencies for each of ``steps`` steps with linear times to the histogram."""
     done = 0
     while done < steps:
         gap = gaps.first_us + gaps.slope_us * done
@@ -171,13 +171,13 @@ def add_gap_line(histogram: np.ndarray, gaps: Line, steps: int, count: int) -> N
 
 @inlined
 def line_time(line: Line, steps: float) -> float:
-    """Total time of ``steps`` steps whose times grow linearly."""
+    """Return the total time of ``steps`` steps whose times grow linearly."""
     return steps * line.first_us + line.slope_us * steps * (steps - 1.0) / 2.0
 
 
 @inlined
 def steps_until(line: Line, most: int, span_us: float) -> int:
-    """Fewest steps (at most ``most``) with linear times that take at least ``span_us``: a parabola's root, rounded."""
+    """Return the fewest steps (at most ``most``) with linear times that take ``span_us``: the root of a quadratic."""
     if span_us <= 0.0:
         return 0
     steps = span_us / line.first_us
@@ -195,7 +195,7 @@ def steps_until(line: Line, most: int, span_us: float) -> int:
 
 @inlined
 def cut_line(line: Line, steps: int, span_us: float, prepared: bool) -> tuple:
-    """(steps, whether the run ends with them, whether they pass ``span_us``), of up to ``steps`` linear ones.
+    """Return (steps, whether the run ends with them, whether they pass ``span_us``), of up to ``steps`` linear ones.
 
     The run ends after the step that passes ``span_us``; one step later where that was ``prepared`` already, as with
     asynchronous scheduling.

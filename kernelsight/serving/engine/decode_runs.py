@@ -1,4 +1,4 @@
-"""Decode runs: steps that differ only by one more token of context each advance at once, segment by segment."""
+"""Decode runs: consecutive decode steps of one batch, advanced at once while their times grow linearly."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def advance_line(
     steps: int,
     taken: int,
 ) -> None:
-    """Advance a batch that only decodes by ``steps`` steps with linear times; the knots of its contexts are found.
+    """Advance a batch that only decodes by ``steps`` steps with linear times; its knots must have been searched.
 
     ``linear_us``: GPU time without attention. ``step``, ``gpu``: the engine's own step, and the GPU's part of it;
     ``pace``: of the slowest rank, for which the others wait; without ranks the engine's own step. ``taken``: units of

@@ -1,7 +1,7 @@
 """Speculative decoding: draft tokens are verified in one step and accepted up to the first rejection.
 
 A draft token is accepted with a constant probability a if the ones before it were (Leviathan et al., arXiv 2211.17192),
-so a step yields (1 - a^(k + 1)) / (1 - a) tokens per sequence in the mean. Acceptance is a hash of the request's number
+so a step yields (1 - a^(k + 1)) / (1 - a) tokens per sequence on average. Acceptance is a hash of the request's number
 and the token's position, so that it does not depend on anything else in the simulation.
 
 As in vLLM's ``EagleProposer``, the draft model first runs on all tokens of the step, then on one token per sequence for
@@ -17,7 +17,7 @@ from kernelsight.serving.engine.costs import spend
 from kernelsight.serving.engine.state import Core, StepCosts
 from kernelsight.serving.engine.steps import cost_decodes, cost_layers
 
-# SplitMix64 (Steele, Lea, Flood 2014): a counter's step, and what mixes its bits
+# SplitMix64 (Steele, Lea, Flood 2014): the increment of the counter, and the multipliers that mix its bits
 STEP, FIRST_MIX, SECOND_MIX = (
     np.uint64(0x9E3779B97F4A7C15),
     np.uint64(0xBF58476D1CE4E5B9),
@@ -29,7 +29,7 @@ S30, S27, S31, S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 @inlined
 def chance(number: int, token: int) -> float:
-    """A uniform number in [0, 1): the hash of a request's number and a token position."""
+    """Return a uniform number in [0, 1): the hash of a request's number and a token position."""
     bits = np.uint64(number) * REQUEST_STEP + np.uint64(token) * STEP
     bits = (bits ^ (bits >> S30)) * FIRST_MIX
     bits = (bits ^ (bits >> S27)) * SECOND_MIX
@@ -38,7 +38,7 @@ def chance(number: int, token: int) -> float:
 
 @inlined
 def accepted_drafts(number: int, known: int, drafts: int, acceptance: float) -> int:
-    """Number of accepted drafts of a request that has ``known`` tokens."""
+    """Return the number of accepted drafts of a request that has ``known`` tokens."""
     accepted = 0
     while accepted < drafts and chance(number, known + accepted) < acceptance:
         accepted += 1
@@ -58,7 +58,7 @@ def cost_drafts(
     all_context: float,
     all_windowed: float,
 ) -> float:
-    """GPU time of the draft model, whose ``costs`` these are, in a scheduled step; counts those that it uses.
+    """Return the GPU time of the draft model (with these ``costs``) in a scheduled step; count the costs it uses.
 
     ``tokens``: of the step; ``decodes``: requests that decode in it, with their mean contexts; ``sequences``: these and
     the prompts that finish in it, which all get drafts, with their mean contexts.

@@ -1,7 +1,7 @@
-"""Entry points of the scheduler: functions that Python calls as machine code, through ctypes and without numba.
+"""Entry points of the scheduler: functions that Python calls as machine code, by ctypes and without numba.
 
-Machine code that was kept is loaded by llvmlite alone; numba is imported where it has to be compiled. A function's
-answer and its fault are written through two pointers.
+Cached machine code is loaded by llvmlite alone; numba is imported only to compile. A function's result and its
+exception are written through two pointers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from kernelsight.serving.engine.rule_digest import rules_digest
 from kernelsight.serving.engine.rules import Rule
 
 Kinds = tuple[Any, ...]
-# status of a call that ended well, with an answer and without
+# status of a successful call, with a result and without
 ENDED, ENDED_WITHOUT = 0, -2
-# what a function answers, as numba names it
+# types of results, as numba names them
 ANSWERS = {"none": None, "int64": ctypes.c_int64, "float64": ctypes.c_double, "bool": ctypes.c_bool}
 # LLVM compiles and loads for one thread at a time
 _preparing = threading.RLock()
@@ -43,13 +43,13 @@ _preparing = threading.RLock()
 class Entry(Rule):
     """An entry point: Python calls its machine code, rules and other entry points call it as a rule.
 
-    ``notice``: logged when it is compiled rather than read.
+    ``notice``: logged when it is compiled, not read from the cache.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any], notice: str = "") -> None:
         super().__init__(function, options)
         self._notice = notice
-        # of the sources as they were read: they may change before they are compiled
+        # by the sources as they were imported: files may change before they are compiled
         self._key = EntryKey(function, inspect.getfile(function))
         self._ready: dict[Kinds, Callable[[list[Any]], Any]] = {}
 
@@ -57,7 +57,7 @@ class Entry(Rule):
         return self.bound(*args)()
 
     def bound(self, *args: Any) -> Callable[[], Any]:
-        """Return the call with these arguments, which may be made again and again: arrays are read where they are."""
+        """Return the call with these arguments, which may be repeated: it reads the arrays' current values."""
         words: list[Any] = []
         kinds = tuple([take(value, words) for value in args])
         call = self._ready.get(kinds)
@@ -71,7 +71,7 @@ class Entry(Rule):
         return run
 
     def _prepared(self, kinds: Kinds, words: str) -> Callable[[list[Any]], Any]:
-        """Return the machine code for arguments of these kinds: kept, carried, or compiled now."""
+        """Return the machine code for arguments of these kinds: from a cache, the installation, or compiled now."""
         key = self._key.of(kinds)
         kept_code = read_code(key, lambda content: _loaded(Code.of(content), words))
         if kept_code is not None:
@@ -94,7 +94,7 @@ class Entry(Rule):
         return call
 
     def _made_of(self, kinds: Kinds) -> str:
-        """Return a hash of what machine code for arguments of these kinds is made of; empty: that cannot be told."""
+        """Return a hash of everything that machine code for these kinds depends on; empty: unknown."""
         digest = rules_digest(self.py_func)
         stated = repr((digest, kinds, machine(), numba_version(), sys.implementation.cache_tag))
         return hashlib.sha256(stated.encode()).hexdigest() if digest else ""
@@ -122,7 +122,7 @@ def _loaded(code: Code, words: str) -> Callable[[list[Any]], Any]:
 
 
 def _engine(content: bytes) -> Any:
-    """Return the engine of LLVM that holds an object file, loaded. RuntimeError: it is none."""
+    """Return LLVM's execution engine with an object file loaded. RuntimeError: ``content`` is none."""
     from llvmlite import binding as llvm
 
     llvm.initialize_native_target()

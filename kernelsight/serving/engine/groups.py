@@ -1,12 +1,11 @@
 """Groups of requests that decode together, on engines with several batches in flight or with drafts.
 
-The requests that decode in one batch have one clock, as those of a plain engine have: while nothing else happens, a
-batch is formed, sent and returned without a look at each of them. A group waits in the engine's record until a batch
-takes it along. Those of its requests that the batch has no tokens for are set aside in another group; two groups
-become one where both wait.
+The requests that decode in one batch share a decode clock, as those of a plain engine do: a batch is formed, sent and
+returned without a pass over its requests. A group waits in the engine's record until a batch takes it. Requests that
+get no token in that batch are moved to another group; two groups are merged where both wait.
 
-Beside its group a batch has requests that get a token from it and were not decoding when it was formed, or that were
-preempted since. They are noted with what they knew then, in order of admission.
+A batch also has *noted* requests: they get a token from it, but were not decoding when it was formed, or have been
+preempted since. They are listed with their known tokens at that time, in order of admission.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from kernelsight.serving.engine.heaps import FLYING, entrant
 from kernelsight.serving.engine.records import NUMBER
 from kernelsight.serving.engine.state import Core
 
-# a noted request has its known tokens and its drafts in one number
+# known tokens and drafts of a noted request are packed into one number
 DRAFTS_BITS = 8
 MOST_DRAFTS = (1 << DRAFTS_BITS) - 1
 
 
 @inlined
 def copy_group(source: np.void, target: np.void, limits: np.void) -> None:
-    """Copy what is known of the requests of a group; its number stays with the record."""
+    """Copy the state of a group from one record to another, except for its number."""
     target.decoding, target.clock, target.last_decode_end = source.decoding, source.clock, source.last_decode_end
     target.fresh, target.context_offset_sum = source.fresh, source.context_offset_sum
     target.inside, target.below = source.inside, source.below
@@ -56,7 +55,7 @@ def change_group(core: Core, batch: np.void) -> None:
 
 @inlined
 def move(core: Core, source: np.void, target: np.void, r: int) -> None:
-    """Move a decoding request from one group to another, whose last step was not its own."""
+    """Move a decoding request from one group to another."""
     catch_up(core.requests, source, r)
     stop_decoding(source, core.requests, core.limits, r)
     start_decoding(target, core.requests, core.heaps[target.group], core.limits, r)
@@ -65,7 +64,7 @@ def move(core: Core, source: np.void, target: np.void, r: int) -> None:
 
 @inlined
 def catch_up(requests: np.ndarray, group: np.void, r: int) -> None:
-    """Say when a request of a group that leaves it got its last token."""
+    """Record when a request that leaves its group got its last token."""
     if requests[r].fresh:
         forget_fresh(group, requests, r)
     else:
@@ -96,7 +95,7 @@ def merge(core: Core, other: np.void) -> None:
 
 @inlined
 def note_request(requests: np.ndarray, heap: np.ndarray, group: np.void, r: int, drafts: int) -> None:
-    """Note a request that gets a token from a batch without being in its group; ``heap``: of the group."""
+    """List a request that gets a token from a batch without being in its group; ``heap``: of the group."""
     slot, name = group.noted, entrant(requests, r)
     while slot > 0 and heap[FLYING, slot - 1, 1] > name:
         heap[FLYING, slot, 0], heap[FLYING, slot, 1] = heap[FLYING, slot - 1, 0], heap[FLYING, slot - 1, 1]
@@ -107,7 +106,7 @@ def note_request(requests: np.ndarray, heap: np.ndarray, group: np.void, r: int,
 
 @inlined
 def noted_request(heap: np.ndarray, k: int) -> tuple:
-    """(request, tokens that it knew when the batch was formed, drafts) of the k-th noted one."""
+    """Return (request, known tokens when the batch was formed, drafts) of the k-th noted request."""
     packed = heap[FLYING, k, 0]
     return heap[FLYING, k, 1] & NUMBER, packed >> DRAFTS_BITS, packed & MOST_DRAFTS
 

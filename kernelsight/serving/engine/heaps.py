@@ -16,13 +16,13 @@ LEAVING, FILLING, FLYING = 0, 1, 2
 
 @inlined
 def entrant(requests: np.ndarray, r: int) -> int:
-    """The key of a request in a heap; keys are in order of admission."""
+    """Return the key of a request in a heap; keys are in order of admission."""
     return (requests[r].ticket << TICKET_BITS) | r
 
 
 @inlined
 def comes_before(clock: int, name: int, other_clock: int, other: int) -> bool:
-    """Heap order: by clock, then by order of admission."""
+    """Whether an entry comes before another: by clock, then by order of admission."""
     return clock < other_clock or (clock == other_clock and name < other)
 
 
@@ -61,7 +61,7 @@ def sift_down(heaps: np.ndarray, heap: int, size: int) -> None:
 
 @inlined
 def is_due(batch: np.void, requests: np.ndarray, heap: int, clock: int, name: int) -> bool:
-    """True for a valid entry; entries of requests that left the group stay in the heap until they reach its top."""
+    """Whether an entry is valid; entries of requests that left the group stay in the heap until they reach its top."""
     request = requests[name & NUMBER]
     return request.group == batch.group and (request.leaves_at if heap == LEAVING else request.fills_at) == clock
 
@@ -83,7 +83,7 @@ def heap_add(batch: np.void, requests: np.ndarray, heaps: np.ndarray, heap: int,
 
 @inlined
 def next_departure(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> int:
-    """Decode clock at which the next request finishes, -1 for none."""
+    """Return the decode clock at which the next request finishes; -1: none."""
     while engine.leaving > 0:
         if is_due(engine, requests, LEAVING, heaps[LEAVING, 0, 0], heaps[LEAVING, 0, 1]):
             return heaps[LEAVING, 0, 0]
@@ -94,7 +94,7 @@ def next_departure(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> 
 
 @inlined
 def next_filling(engine: np.void, requests: np.ndarray, heaps: np.ndarray) -> int:
-    """Decode clock at which the next request fills its attention window, -1 for none."""
+    """Return the decode clock at which the next request fills its attention window; -1: none."""
     while engine.filling > 0:
         if is_due(engine, requests, FILLING, heaps[FILLING, 0, 0], heaps[FILLING, 0, 1]):
             return heaps[FILLING, 0, 0]

@@ -1,4 +1,4 @@
-"""Host time of a step: the one statement of the rule, for whole steps in Python and for the compiled loop."""
+"""Host time of a step (scheduling, input preparation, launches): one rule for Python and the compiled loop."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import pyarrow as pa
 
 from kernelsight.serving.engine.inputs import Host
 
-# standard deviations from the middle of a normal distribution to the ends of its 90 % interval
+# standard deviations from the median of a normal distribution to the ends of its 90 % interval
 Z_90 = 1.6448536269514722
 
 
 def host_times(requests: int, tokens: int, prompts: int, host: Any) -> tuple:
-    """(hidden, exposed, launch) host time of a step, microseconds: it takes exposed + max(hidden, GPU time).
+    """Return (hidden, exposed, launch) host time of a step, us: the step takes exposed + max(hidden, GPU time).
 
-    Launches always run beside the kernels; scheduling and input preparation do so where the engine overlaps them.
-    ``prompts``: chunks of prompts in the step, whose attention no graph holds.
+    Launches always run beside kernels; scheduling and input preparation do so where the engine overlaps them.
+    ``prompts``: prompt chunks in the step, whose attention is in no CUDA graph.
     ``host``: a ``Host``, or a HOST record of the loop, which compiles this function (``costs.host_times``).
     """
     cpu_us = host.base_us + host.per_request_us * requests + host.per_token_us * tokens
-    # a captured graph is one launch for all its kernels; with prompts, pieces of it alternate with attention
+    # a captured graph is one launch for all its kernels; with prompts, piecewise graphs alternate with attention
     if prompts > 0:
         launch_us = host.eager_launches_us if tokens > host.prompt_graph_max_tokens else host.piecewise_launches_us
     else:
         launch_us = host.eager_launches_us if tokens > host.graph_max_tokens else host.captured_launches_us
-    # of many requests a part is hidden behind longer steps
+    # with many requests a part of their host time is hidden behind longer steps
     seen = requests / (1.0 + requests / host.exposed_requests_half)
     exposed_us = host.exposed_us + host.exposed_per_request_us * seen
     if not host.overlapped:
         exposed_us += cpu_us
         cpu_us = 0.0
-    # what a log corrects may take host time away, and never the gaps between kernels
+    # a correction fitted to a log may reduce host time, but not below the gaps between kernels
     exposed_us = exposed_us if exposed_us > host.gap_us else host.gap_us
     hidden_us = cpu_us + launch_us
-    # a front end that streams more slowly than steps end sets their pace: clients of a closed loop see no difference
+    # a front end that streams tokens more slowly than steps end sets the pace of steps
     streamed_us = host.per_output_token_us * (requests - prompts) - exposed_us
     return streamed_us if streamed_us > hidden_us else hidden_us, exposed_us, launch_us
 
@@ -44,7 +44,7 @@ def host_times(requests: int, tokens: int, prompts: int, host: Any) -> tuple:
 def step_interval(
     gpu_us: float, gpu_p05_us: float, gpu_p95_us: float, hidden_us: float, exposed_us: float, log_sd: float
 ) -> tuple:
-    """(time, p05, p95, host time, its p05, its p95) of a step, microseconds: the host time is what kernels do not hide.
+    """Return (time, p05, p95, host time, its p05, its p95) of a step, us; host time: what kernels do not hide.
 
     ``gpu_p05_us``, ``gpu_p95_us``: the ends of the kernels' 90 % interval; ``log_sd``: spread of the host's constants.
     """
@@ -53,16 +53,16 @@ def step_interval(
     host_us = exposed_us + max(hidden_us - gpu_us, 0.0)
     host_p05_us = faster * exposed_us + max(faster * hidden_us - gpu_us, 0.0)
     host_p95_us = slower * exposed_us + max(slower * hidden_us - gpu_us, 0.0)
-    # kernels and host err independently: their parts of the half-width add up in squares
+    # errors of kernels and host are independent: their parts of the half-width add up as squares
     below_us = math.hypot(exposed_us + max(hidden_us, gpu_p05_us) - total_us, host_p05_us - host_us)
     above_us = math.hypot(exposed_us + max(hidden_us, gpu_p95_us) - total_us, host_p95_us - host_us)
     return total_us, total_us - below_us, total_us + above_us, host_us, host_p05_us, host_p95_us
 
 
 def front_end_of(overhead: dict[str, Any], deployment: dict[str, Any]) -> tuple[float, float]:
-    """Return the time in an engine's front end before the queue: per request and per prompt token, microseconds.
+    """Return the front-end time before the queue, us: per request, and per prompt token; 0 in the roofline tier.
 
-    ``overhead``: a row of ``host_settings``; ``deployment``: of ``deployment_settings``; none in the roofline tier.
+    ``overhead``: a row of ``host_settings``; ``deployment``: of ``deployment_settings``.
     """
     if deployment["tier"] == "roofline":
         return 0.0, 0.0
@@ -70,10 +70,10 @@ def front_end_of(overhead: dict[str, Any], deployment: dict[str, Any]) -> tuple[
 
 
 def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int) -> Host:
-    """Return the engine's host overhead; none in the roofline tier, which bounds the GPU's work.
+    """Return the engine's host overhead; 0 in the roofline tier, which bounds the GPU's work.
 
     ``overhead``: a row of ``host_settings``; ``deployment``: of ``deployment_settings``; ``launches``: kernels of a
-    forward pass. A look for new requests that lasts ``batch_wait_timeout_ms`` is host work of every step.
+    forward pass. Polling for new requests for ``batch_wait_timeout_ms`` is host work of every step.
     """
     wait_us = deployment["batch_wait_timeout_ms"] * 1e3
     if deployment["tier"] == "roofline":
@@ -84,7 +84,7 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     largest, prompts = deployment["graph_max_tokens"], 0
     if deployment["prompt_graphs"] == "piecewise":
         decodes = prompts = largest
-    else:  # graphs that hold decode steps alone are sized by requests, which verify several tokens with drafts
+    else:  # graphs of decode steps alone are sized by requests, each of which verifies several tokens with drafts
         decodes = largest * deployment["query_tokens"]
     if deployment["prompt_graphs"] == "chunk" and largest > 0:
         prompts = deployment["max_num_batched_tokens"]
@@ -107,8 +107,8 @@ def step_totals_of(
 ) -> pa.Table:
     """Return ``step_totals`` of the whole steps among ``step_shapes``: GPU, exposed host and total time.
 
-    Kernels add up in whole picoseconds. No step waits for requests here. The interval has a part of the kernels and one
-    of the host's constants, whose spread between groups of runs ``host_settings`` states.
+    Kernels are added up in whole picoseconds. No step waits for requests here. The interval combines that of the
+    kernels and that of the host's constants, whose spread between groups of runs ``host_settings`` states.
     """
     by_id = {row["deployment_id"]: row | {"batch_wait_timeout_ms": 0.0} for row in settings.to_pylist()}
     overheads = {row["deployment_id"]: row for row in host_settings.to_pylist()}
@@ -135,7 +135,7 @@ def step_totals_of(
 
 
 def _kernel_sums(latencies: pa.Table) -> dict[tuple[str, int], tuple]:
-    """Return by step shape: launches, and GPU time, its 5th and its 95th percentile in microseconds."""
+    """Return launches, GPU time and its 5th and 95th percentile in us, by (deployment_id, step_shape_id)."""
     names = latencies["deployment_id"].combine_chunks().dictionary_encode()
     ids, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
     shapes, row_of = np.unique(np.stack([names.indices.to_numpy(), ids]), axis=1, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Inputs of a simulation besides limits: host overhead, step costs, load, routing and KV transfers."""
+"""Inputs of the loop besides limits: host overhead, step costs, load, KV tiers, routing and KV transfers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelsight.serving.engine.records import NO_LIMIT, ROUND_ROBIN
 
 
 class Host(NamedTuple):
-    """Host overhead of one engine, microseconds (the fields of the record)."""
+    """Host overhead of one engine, us; the fields of the HOST record, where each is explained."""
 
     exposed_us: float
     base_us: float
@@ -47,23 +47,23 @@ class Surface(NamedTuple):
     prefill_x: np.ndarray
     prefill_y: np.ndarray
     prefill_us: np.ndarray
-    # with pipeline stages: the parts of token_us that are the embedding and the transfers between stages, [tokens] each
+    # parts of token_us with pipeline stages: the embedding, and the transfers between stages, [tokens] each
     embedding_us: np.ndarray = np.zeros(0)
     transfer_us: np.ndarray = np.zeros(0)
-    # the parts of token_us that routed experts and collectives take, [tokens] each
+    # parts of token_us: routed experts, and collectives, [tokens] each
     moe_us: np.ndarray = np.zeros(0)
     communication_us: np.ndarray = np.zeros(0)
     sampled_communication_us: np.ndarray = np.zeros(0)  # part of sampled_us, [sequences]
-    # ranks that step together: routed experts and the exchange of tokens, which are no part of token_us then, by the
-    # mean number of tokens of a rank, [tokens]; and the exchange alone
+    # with ranks that step together, where token_us has no experts: routed experts with the all-to-all exchange, by the
+    # mean tokens of a rank, [tokens]; and the exchange alone
     experts_us: np.ndarray = np.zeros(0)
     experts_communication_us: np.ndarray = np.zeros(0)
 
 
 class Waits(NamedTuple):
-    """Requests that wait for others: ``request`` is sent ``pause_us`` after ``after`` has finished, shape [pairs] each.
+    """Dependencies of requests, shape [pairs]: ``request`` is sent ``pause_us`` after ``after`` has finished.
 
-    A request may wait for several, and several for one; no request waits for itself by way of others.
+    A request may wait for several, and several for one; there are no cycles.
     """
 
     request: np.ndarray
@@ -72,13 +72,13 @@ class Waits(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The requests of one client, in order of arrival; prompts as hash blocks if prefixes may be shared.
+    """The requests of one client, in order of arrival; with hash blocks of prompts if prefixes may be shared.
 
     ``hashes``: the hash blocks of all prompts, concatenated, as numbers from 0; request i has those from
     ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens per hash block; 0: no hashes.
-    ``priority``: lower goes first; empty: all equal. ``waits``: which requests wait for which; None: none does. The
-    first ``warmups`` requests finish before the clock of the others starts. ``max_concurrency``: sessions in progress;
-    ``user_us``: between the first moments at which it is one more.
+    ``priority``: lower goes first; empty: all equal. ``waits``: dependencies; None: none. The first ``warmups``
+    requests finish before the clock of the others starts. ``max_concurrency``: requests, or sessions, in progress;
+    ``user_us``: time after which it is raised by one, from 1 on, while a closed loop ramps up; 0: no ramp.
     """
 
     arrival_us: np.ndarray
@@ -95,9 +95,9 @@ class Load(NamedTuple):
 
 
 class Tier(NamedTuple):
-    """One KV tier of an engine: its capacity in KV blocks, times of one block on its own link, microseconds.
+    """One KV tier of an engine: capacity in KV blocks (NO_LIMIT: unlimited), times of a block on its own link, us.
 
-    ``shared``: one tier of all engines, whose capacity it is. NO_LIMIT: a tier without limit.
+    ``shared``: one tier, with this capacity, for all engines.
     """
 
     blocks: int
@@ -110,10 +110,10 @@ class Tier(NamedTuple):
 class Tiers(NamedTuple):
     """The KV tiers of a deployment, the nearest first, and how they are used (see ``tiers``).
 
-    ``write_policy``: of WRITE_POLICIES, by number. ``load_ahead``: a request loads beside the steps of others, and
-    computes nothing until then; else it is in a step at once, which waits for its load. ``prefetch``: the
-    tier's own link is read from when the request is queued, if it was free then. ``link_read_us``, ``link_write_us``:
-    of one block between host and GPU, microseconds.
+    ``write_policy``: index in WRITE_POLICIES. ``load_ahead``: a request loads during the steps of others, and computes
+    nothing until the load ends; otherwise it is in a step at once, which waits for its load. ``prefetch``: reading over
+    the tier's own link begins when the request is queued, if the link is free then. ``link_read_us``,
+    ``link_write_us``: time of one block between host and GPU, us.
     """
 
     tiers: tuple[Tier, ...] = ()
@@ -125,7 +125,7 @@ class Tiers(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Weights of an engine's scores (fields of the WEIGHTS record); ``tier``: of a block behind the GPU's cache."""
+    """Weights of a scored router (fields of the WEIGHTS record); ``tier``: value of a block in a KV tier."""
 
     prefix: float = 0.0
     tier: float = 0.0
@@ -136,7 +136,7 @@ class Weights(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """How requests are routed over engines (fields of the CLIENT record); see ``router``."""
+    """Routing policy and its parameters (fields of the CLIENT record); see ``router``."""
 
     router: int = ROUND_ROBIN
     cache_threshold: float = 0.5
@@ -146,7 +146,7 @@ class Routing(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """KV transfer from a prefill to a decode engine, microseconds (fields of the LINK record)."""
+    """KV transfer from a prefill to a decode engine, us (fields of the LINK record)."""
 
     token_us: float
     window_token_us: float = 0.0

@@ -1,8 +1,8 @@
 """The scheduler's limits: each declared once, with where its value comes from and how the loop stores it.
 
-A field of ``Limits`` is a column of ``deployment_settings`` or ``memory_plan`` of the same name, or says what it is
-made of. From the fields follow ``limits_of`` (from a deployment to its limits), ``LIMITS`` (the record that the loop
-reads) and ``is_plain`` (whether a policy is in force).
+A field of ``Limits`` is the column of ``deployment_settings`` or ``memory_plan`` with its name, or its annotation
+computes it. From the fields follow ``limits_of`` (from a deployment to its limits), ``LIMITS`` (the record that the
+loop reads) and ``is_plain`` (whether a policy is in force).
 """
 
 from collections.abc import Callable
@@ -12,26 +12,26 @@ import numpy as np
 
 from kernelsight.serving.engine.records import CAPACITY_POLICIES, MAX_UTILIZATION, MOST_TIERS, record
 
-POLICY = "policy"  # a field whose default is the plain scheduler; another value is asked for only where it is set
+POLICY = "policy"  # marks fields whose default is the plain scheduler: rules for other values run only where one is set
 
 
 def column(name: str, scale: float | None = None) -> Callable[[dict[str, Any]], Any]:
-    """Return what reads a column of another name, or unit: ``scale`` of ours in one of theirs."""
+    """Return a function that reads a column with another name, or, times ``scale``, with another unit."""
     return (lambda row: row[name]) if scale is None else (lambda row: row[name] * scale)
 
 
 def equals(name: str, value: str) -> Callable[[dict[str, Any]], bool]:
-    """Return what says whether a column has this value."""
+    """Return a function that compares a column with this value."""
     return lambda row: row[name] == value
 
 
 def capacity_policy_of(name: str) -> int:
-    """Return the number of a capacity policy; one that looks at prompts reserves nothing for running requests."""
+    """Return the index of a capacity policy; ``prompt_fits`` reserves nothing for running requests."""
     return MAX_UTILIZATION if name == "prompt_fits" else CAPACITY_POLICIES.index(name)
 
 
 def _only_alone(name: str) -> Callable[[dict[str, Any]], int]:
-    """Return what reads a limit that TensorRT-LLM ignores where ranks step together (``should_check_waiting``)."""
+    """Return a function that reads a limit which TensorRT-LLM ignores with attention DP (``should_check_waiting``)."""
     return lambda row: 0 if row["lock_step"] else row[name]
 
 
@@ -56,42 +56,42 @@ class Limits(NamedTuple):
     # a batch is formed, prefilled and decoded to its end before the next one
     static: Annotated[bool, equals("scheduling", "static"), POLICY] = False
     capacity_policy: Annotated[int, lambda row: capacity_policy_of(row["capacity_policy"]), POLICY] = MAX_UTILIZATION
-    # a prompt is admitted where all of it fits, not its first chunk alone
+    # a prompt is admitted where all of it fits, not just its first chunk
     whole_prompts: Annotated[bool, equals("capacity_policy", "prompt_fits")] = False
     schedule_conservativeness: float = 1.0
-    # steps that prompts are held back for at most; 0: none
+    # most steps that prompts are delayed; 0: never
     batch_wait_timeout_iters: Annotated[int, _only_alone("batch_wait_timeout_iters"), POLICY] = 0
-    # tokens of a step that are enough
+    # tokens of a step at which prompts are no longer delayed
     batch_wait_tokens: Annotated[
         float, lambda row: row["batch_wait_max_tokens_ratio"] * row["max_num_batched_tokens"]
     ] = 0.0
-    # decode steps from one look for new requests to the next
+    # decode steps between polls for new requests
     scheduler_recv_interval: Annotated[int, POLICY] = 1
-    # prompts that are computed in part, at once; 0: no limit
+    # most partly computed prompts at a time; 0: no limit
     max_num_partial_prefills: Annotated[int, POLICY] = 0
-    # and of those longer than long_prefill_token_threshold
+    # most of these that are longer than long_prefill_token_threshold; 0: no limit
     max_long_partial_prefills: Annotated[int, POLICY] = 0
-    # the queue and the victims of preemption go by priority, then by when they were sent
+    # priority scheduling: queue and victims of preemption are ordered by priority, then by time of sending
     by_priority: Annotated[bool, equals("scheduling_policy", "priority"), POLICY] = False
-    # who has generated the fewest tokens is preempted, and goes last; else the newest
+    # the request with the fewest generated tokens is preempted, and queued last (SGLang); otherwise the newest
     fewest_generated: Annotated[bool, equals("preemption_policy", "fewest_generated"), POLICY] = False
-    # time for which a look for new requests lasts
+    # duration of a poll for new requests
     batch_wait_us: Annotated[float, column("batch_wait_timeout_ms", 1e3)] = 0.0
-    # tokens that are proposed for a sequence in each step; 0: no speculative decoding
+    # draft tokens per sequence and step; 0: no speculative decoding
     drafts: Annotated[int, column("num_speculative_tokens")] = 0
-    # probability that a proposed token is accepted, where those before it were
+    # probability that a draft token is accepted, if those before it were
     acceptance: Annotated[float, column("draft_acceptance_rate")] = 0.0
-    # ranks that step together compute prompts in the same steps
+    # ranks that step together compute prompts in the same steps (TensorRT-LLM: attention DP balance)
     balance: Annotated[bool, lambda row: row["lock_step"] and row["attention_dp_balance"], POLICY] = False
-    # steps with a rank that has no prompt, after which the others do not wait for it
+    # steps after which ranks with prompts no longer wait for a rank without
     attention_dp_timeout_iters: int = 50
-    # steps that prompts wait where all ranks have one
+    # steps that prompts are delayed although all ranks have one
     attention_dp_batching_wait_iters: int = 10
     # ranks that step together compute prompts in every Nth step
     prefill_schedule_interval: Annotated[
         int, lambda row: row["prefill_schedule_interval"] if row["lock_step"] else 1, POLICY
     ] = 1
-    # with pipeline stages: chunks of one prompt are in several batches at once; else the next waits for the one before
+    # with pipeline stages: chunks of one prompt are in several batches at once; otherwise one waits for another
     chunks_overlap: bool = True
     # layers with a window have a pool of their own: a request takes the larger of its units in both, not their sum
     windows_apart: bool = False
@@ -109,22 +109,22 @@ _SOURCES = {name: next(filter(callable, _notes(name)), column(name)) for name in
 _POLICIES = {name: Limits._field_defaults[name] for name in Limits._fields if POLICY in _notes(name)}
 _STORED = {int: np.int64, float: np.float64, bool: np.bool_}
 
-# what the loop reads: the limits, and what follows from the load and the pipeline stages
+# the record that the loop reads: limits, and values that follow from load, pipeline stages and KV tiers
 LIMITS = record(
     **{name: _STORED[_TYPES[name]] for name in Limits._fields},
-    hash_tokens=np.int64,  # tokens that one hash of a prompt stands for; 0: no prefix caching
-    requests=np.int64,  # requests of the scenario: as many entries stand for their private blocks
-    plain=np.bool_,  # no policy
-    stages=np.int64,  # pipeline stages, and batches that are in flight at most
-    draft_model=np.bool_,  # a model proposes the drafts, whose costs are known
-    draft_window_tokens=np.int64,  # what its layers with a window see
-    per_request_progress=np.bool_,  # decoding requests differ in what they have yet to get: stages or drafts
+    hash_tokens=np.int64,  # tokens of a hash block; 0: no prefix caching
+    requests=np.int64,  # of the scenario: each has an entry for its private blocks
+    plain=np.bool_,  # no policy is in force
+    stages=np.int64,  # pipeline stages; the same number of batches may be in flight
+    draft_model=np.bool_,  # drafts come from a model with step costs
+    draft_window_tokens=np.int64,  # width of its windowed attention
+    per_request_progress=np.bool_,  # decoding requests do not advance in lock step: pipeline stages, or drafts
     ranks=np.int64,  # engines that begin and end each step together; 1: none
-    rank=np.int64,  # which of them, from 0
+    rank=np.int64,  # index of this one
     entries_at=np.int64,  # its first entry for a hash block, and for the private blocks of a request
     private_at=np.int64,
-    # KV tiers: how many, when blocks are written, whether requests load beside the steps of others (else their step
-    # waits) and from when they are queued on; the links, microseconds a block, and the entries of each tier
+    # KV tiers: their number, write policy, load_ahead and prefetch (see ``inputs.Tiers``); times of the links, us a
+    # block; the entries of each tier
     tiers=np.int64,
     write_policy=np.int64,
     load_ahead=np.bool_,

@@ -1,9 +1,9 @@
-"""One LLVM module an entry point: the rules that it calls are linked into it and optimised together, once.
+"""Links all rules of an entry point into one LLVM module, which is optimised and compiled once.
 
 By default numba optimises every function together with all that it calls and generates machine code for it, although
-Python calls none of the rules: a rule far down was optimised ten times over, which was three quarters of the time of a
-first compilation. Here a rule is only lowered to LLVM IR. The entry point links the IR of all rules and keeps them
-internal to its module, so that LLVM may inline a rule that has one caller; its object file needs nothing of numba.
+Python calls none of the rules: a rule deep in the call graph was optimised ten times, which was three quarters of the
+time of a first compilation. Here a rule is only lowered to LLVM IR. The entry point links the IR of all rules and makes
+them internal to its module, so that LLVM may inline a rule with one caller; its object file does not need numba.
 
 Written against numba's code generation in the versions of ``TESTED``; with any other one the rules are compiled by
 numba's own pipeline: the same results, a longer first compilation.
@@ -34,20 +34,20 @@ from kernelsight.serving.engine.machine_code import SYMBOL, Code
 SELDOM = (100_000, 50, 100)
 TESTED = ((0, 61), (0, 68))
 SCALARS = {"?": types.boolean, "q": types.int64, "d": types.float64}
-# words of a function's arguments, as LLVM names them; its answer and its fault come first
+# words of a function's arguments, by LLVM's types; pointers to its result and its exception come first
 WORDS = {"i64": "q", "double": "d", "i8": "?", "i1": "?"}
-WITH_STAR = 0x04  # of a code object's flags: its last argument takes all that are left
+WITH_STAR = 0x04  # flag of a code object: its last argument is *args
 
 
 class RuleLibrary(JITCodeLibrary):
-    """The LLVM IR of one rule, and ``needed``: the libraries of all that it calls, callees before callers."""
+    """The LLVM IR of one rule; ``needed``: the libraries of all rules that it calls, callees before callers."""
 
     def __init__(self, codegen: Any, name: str) -> None:
         super().__init__(codegen, name)
         self.needed: dict[CodeLibrary, None] = {}
 
     def add_linking_library(self, library: CodeLibrary) -> None:
-        """Note a library, and those that it needs, for the entry point."""
+        """Record a library, and those that it needs, for the entry point."""
         library._ensure_finalized()
         self.needed |= {**getattr(library, "needed", {}), library: None}
 
@@ -58,7 +58,7 @@ class RuleLibrary(JITCodeLibrary):
 
 
 class EntryLibrary(JITCodeLibrary):
-    """A rule that Python calls, with all rules that it calls: an object file, which nothing of numba holds."""
+    """A rule that Python calls, linked with all rules that it calls into an object file independent of numba."""
 
     def __init__(self, rule: CompileResult) -> None:
         library = rule.library
@@ -70,7 +70,7 @@ class EntryLibrary(JITCodeLibrary):
         self.is_lasting = not any(one.has_dynamic_globals for one in (library, *self._linking_libraries))
 
     def object_code(self) -> Code:
-        """Link, optimise and compile; what it answers is not stated yet."""
+        """Link, optimise and compile; the type of the result is not set yet."""
         self.finalize()
         function = self._final_module.get_function(SYMBOL)
         kinds = [str(one.type) for one in function.arguments]
@@ -92,7 +92,7 @@ class EntryLibrary(JITCodeLibrary):
         self._finalized = True
 
     def _drop_unused_words(self) -> None:
-        """Let calls hand over only the words of a tuple that are used: LLVM inlines by the number of arguments."""
+        """Remove unused words of tuples from calls: LLVM decides on inlining by the number of arguments."""
         passes, builder = llvm.create_new_module_pass_manager(), self._codegen._pass_builder()
         passes.add_sroa_pass()
         passes.add_instruction_combine_pass()
@@ -125,7 +125,7 @@ class RuleCompiler(CompilerBase):
     """Compiles a rule that only other rules and entry points call."""
 
     def define_pipelines(self) -> list[PassManager]:
-        """Return numba's passes, with the lowering of rules."""
+        """Return numba's passes, with ``RuleLowering`` as the lowering."""
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         passes.passes = [(RuleLowering if one is NativeLowering else one, why) for one, why in passes.passes]
         passes.finalize()
@@ -136,22 +136,22 @@ class RuleDispatcher(CPUDispatcher):
     """A rule: entry points and other rules may call it, Python may not."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Compile for the types of the arguments, not once more for each constant that is handed over."""
+        """Compile for the types of the arguments, not again for each constant that is passed."""
         return super().get_call_template(
             tuple(map(types.unliteral, args)), {name: types.unliteral(kind) for name, kind in kws.items()}
         )
 
     def add_overload(self, cres: Any) -> None:
-        """Note what was compiled, out of reach of calls from Python: there is no address to call."""
+        """Record a compiled overload where Python cannot call it: it has no address."""
         self.overloads[tuple(cres.signature.args)] = cres
 
 
 @global_compiler_lock
 def compile_entry(rule: Any, kinds: tuple) -> tuple[Code, bool]:
-    """Return the machine code of a rule for arguments of these kinds, and whether it holds in other processes too."""
+    """Return the machine code of a rule for arguments of these kinds, and whether other processes may use it."""
     args = tuple(_type_of(kind) for kind in kinds)
     thresholds = gc.get_threshold()
-    gc.set_threshold(*SELDOM)  # millions of objects are made, and nearly all are kept to the end
+    gc.set_threshold(*SELDOM)  # millions of objects are created, and nearly all live to the end
     try:
         return _compiled_entry(rule, args)
     finally:
@@ -180,7 +180,7 @@ def _type_of(kind: Any) -> types.Type:
 
 
 def rule_dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> RuleDispatcher:
-    """Return a rule as numba knows it; compiled by numba's own pipeline where its version is none of ``TESTED``."""
+    """Return numba's dispatcher of a rule; with numba's own pipeline if its version is not in ``TESTED``."""
     return RuleDispatcher(function, targetoptions=options, pipeline_class=RuleCompiler if _is_tested() else Compiler)
 
 

@@ -1,4 +1,4 @@
-"""How far a decode run reaches: engines that share a client plan runs, which a new request may cut short."""
+"""Length of decode runs: steps until the batch changes; engines that share a client plan runs that may be cut short."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelsight.serving.engine.state import Core, StepCosts
 
 @inlined
 def decode_until(core: Core, rows: np.ndarray, again: bool, horizon: float, send_us: float, alone: bool) -> tuple:
-    """(largest number of decode steps until the batch changes, time of the event that may end them earlier).
+    """Return (most decode steps until the batch changes, time of the event that may end them earlier).
 
     ``send_us``: when the client sends next; ``alone``: this engine is the client's only one.
     """
@@ -43,7 +43,7 @@ def decode_until(core: Core, rows: np.ndarray, again: bool, horizon: float, send
 
 @compiled
 def run_end_us(engine: np.void, host: np.void, costs: StepCosts, steps: int) -> float:
-    """End of ``steps`` decode steps that begin now, computed as ``decode_run`` does, without changing any state.
+    """Return the end of ``steps`` decode steps that begin now, as ``decode_run`` computes it, without changing state.
 
     No attention window fills within these steps.
     """

@@ -1,8 +1,8 @@
-"""The event loop of one scenario: a client and its engines, from the first arrival to the last finish.
+"""The discrete-event loop of one scenario: a client and its engines, from the first arrival to the last finish.
 
 Events in order of time; at equal times in this order: a step ends, the client sends a request (or a KV transfer to a
 decode engine ends), a step begins. Between two events that change the batch (a visible arrival, an admission, a finish,
-a shortage of KV blocks) all decode steps are advanced at once; steps with prompts are simulated singly.
+a shortage of KV blocks) all decode steps are advanced at once; steps with prompts are simulated one at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kernelsight.serving.engine.waits import keep_sums, note_admitted, note_comp
 
 @inlined
 def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
-    """When an idle engine begins its next step, as far as is known now."""
+    """Return when an engine begins its next step, as far as is known now."""
     horizon = horizon_us(engine, limits)
     idle = engine.running == engine.loading and queue_head(engine, requests, limits, horizon) < 0
     if not idle or engine.batches > 0:
@@ -50,7 +50,7 @@ def next_begin_us(engine: np.void, requests: np.ndarray, limits: np.void) -> flo
 
 @inlined
 def next_work_us(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> float:
-    """When an idle engine has something to do: its next request becomes visible, or a load ends."""
+    """Return when an idle engine has work: its next request becomes visible, or a load from a KV tier ends."""
     next_us = next_visible_us(engine, requests, limits, horizon)
     if engine.loading > 0:
         next_us = min(next_us, first_load_us(engine, requests))
@@ -59,7 +59,7 @@ def next_work_us(engine: np.void, requests: np.ndarray, limits: np.void, horizon
 
 @inlined
 def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
-    """Begin a step: advance an idle engine's clock to the next visible request; returns the visibility horizon."""
+    """Begin a step: advance an idle engine's clock to the next visible request; return the visibility horizon."""
     horizon = horizon_us(engine, limits)
     idle = engine.running == engine.loading and queue_head(engine, requests, limits, horizon) < 0
     if not limits.plain and ((idle and engine.running == 0) or engine.steps == 0):
@@ -77,7 +77,7 @@ def wake(engine: np.void, requests: np.ndarray, limits: np.void) -> float:
 
 @inlined
 def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -> tuple:
-    """(engine, time) of the next step that ends or begins; at equal times, ends go first."""
+    """Return (engine, time) of the next step that ends or begins; at equal times, ends go first."""
     first, moment, ends = NOBODY, FOREVER, False
     for i in range(engines.size):
         engine = engines[i]
@@ -91,7 +91,7 @@ def next_engine(engines: np.ndarray, requests: np.ndarray, limits: np.ndarray) -
 def take_run(scenario: Scenario, i: int, stop_us: float, prepared: bool) -> None:
     """Execute the decode run that engine ``i`` and its ranks have planned, up to the step that passes ``stop_us``.
 
-    ``prepared``: on an engine without ranks, and the step that is prepared by then (see ``cut_line``).
+    ``prepared``: with asynchronous scheduling also the step that is prepared by then (see ``cut_line``); no ranks.
     """
     if scenario.limits[i].ranks > 1:
         take_ranks(scenario, i - scenario.limits[i].rank, stop_us)
@@ -105,7 +105,7 @@ def take_run(scenario: Scenario, i: int, stop_us: float, prepared: bool) -> None
 
 @compiled
 def take_runs(scenario: Scenario) -> None:
-    """Execute the planned decode runs up to the steps of now: a router that looks at engines sees them as they are."""
+    """Execute the planned decode runs up to now, so that a scored router sees the current state of engines."""
     client = scenario.clients[0]
     for i in range(client.front):
         if scenario.engines[i].planned:
@@ -142,7 +142,7 @@ def return_batch(core: Core, metrics: Metrics) -> None:
 
 @inlined
 def end_engine(scenario: Scenario, i: int) -> None:
-    """End the step of engine ``i``, and of all its ranks; the client learns what has finished."""
+    """End the step of engine ``i``, and of all its ranks; pass finished requests to the client."""
     client, engine, own = scenario.clients[0], scenario.engines[i], scenario.limits[i]
     warming = client.warmups_left > 0
     if own.per_request_progress:
@@ -172,7 +172,7 @@ def plan_run(core: Core, costs: StepCosts, most: int) -> None:
 
 @inlined
 def send_next(scenario: Scenario) -> None:
-    """Send what is due: a new request, or a prompt whose KV transfer to a decode engine has ended."""
+    """Send the next request, or queue a prompt whose KV transfer to a decode engine has ended."""
     client, requests, engines = scenario.clients[0], scenario.requests, scenario.engines
     warming = client.warmups_left > 0
     if client.router == SCORED:
@@ -202,7 +202,7 @@ def send_next(scenario: Scenario) -> None:
 def begin_step(core: Core, costs: StepCosts, metrics: Metrics, send_us: float, alone: bool, looked_at: bool) -> None:
     """Schedule a step and execute it, or the decode run that it begins; with several engines, only plan the run.
 
-    ``looked_at``: by a router, which may come at any time; a run that ends with a request in the front end is stepped.
+    ``looked_at``: a scored router may read the engine's state at any time; runs that a request may end take one step.
     """
     engine, requests, limits = core.engine, core.requests, core.limits
     horizon, ticket = wake(engine, requests, limits), engine.admitted
@@ -253,7 +253,7 @@ def begin_engine(scenario: Scenario, i: int, now: float, send_us: float) -> None
 
 @inlined
 def are_full(scenario: Scenario, i: int) -> bool:
-    """Whether the rows of engine ``i``, or of a rank that begins a step with it, have no room for the step."""
+    """Whether the step rows of engine ``i``, or of a rank that begins a step with it, are full."""
     own, most = scenario.limits[i], 0
     for k in range(i - own.rank, i - own.rank + own.ranks):
         most = max(most, scenario.engines[k].rows)
@@ -262,14 +262,13 @@ def are_full(scenario: Scenario, i: int) -> bool:
 
 @loop_entry
 def serve_until_full(*arrays: np.ndarray) -> None:
-    """Simulate until all requests have ended, an engine's buffer of rows is full, or all filled records are sent.
+    """Simulate until all requests have ended, an engine's buffer of step rows is full, or all filled records are sent.
 
-    Call again then.
+    In the last two cases call it again. With the client's ``until_us`` it also returns after all events up to that
+    time, except that no step begins then: requests may still be sent at that time. Decode runs are cut there, which
+    changes no result.
 
-    Where the client has an ``until_us``, also until all that happens by then is done, except that no step begins at
-    that moment: requests may still be sent then. Decode runs are cut there, which changes no result.
-
-    ``arrays``: those of a ``Scenario``, in their order.
+    ``arrays``: the fields of a ``Scenario``, in order.
     """
     scenario = Scenario(*arrays)
     client, engines, requests, limits = scenario.clients[0], scenario.engines, scenario.requests, scenario.limits

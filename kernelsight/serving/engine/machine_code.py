@@ -1,12 +1,13 @@
-"""Machine code of entry points, kept on disk: one file for each entry point and the kinds of its arguments.
+"""Cache on disk of the machine code of entry points: a file for each entry point and the kinds of its arguments.
 
-The folder is named by the hash of all modules of this folder: any edit starts a new one, since rules of several modules
-are in one machine code. What the edit did not touch is taken over from the folders of earlier states (``rule_digest``).
-A folder lies beside the code where that is ours alone to write, else in the user's cache folder
-(never in a shared place: what lies there is run). A file that is damaged is removed, its entry point compiled again.
+A cache folder is named by the hash of all modules of this package: any edit starts a new one, because machine code
+contains rules of several modules. Code that an edit does not affect is copied from the folders of earlier versions
+(``rule_digest``). A folder is beside the sources where only the user may write there, otherwise in the user's cache
+folder (never in a shared place, because its files are executed). A damaged file is removed, and its entry point
+compiled again.
 
-An installation may carry machine code for any processor of a kind (``.ci/carried_code.py`` makes it): it counts where
-it was compiled from these very sources by this version of numba, for this version of Python and kind of processor.
+An installation may carry machine code for all processors of a kind (``.ci/carried_code.py`` makes it). It is used if it
+was compiled from these very sources by this version of numba, for this version of Python and kind of processor.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ Read = TypeVar("Read")
 ENDING = ".obj"
 # the name of the function in every object file
 SYMBOL = "kernelsight_entry"
-# numba's words for code that uses no more than every processor of its kind has, and the variables that state it
+# numba's names for code that runs on every processor of a kind, and the environment variables that select it
 ANY_PROCESSOR = ("generic", "")
 PROCESSOR_VARIABLES = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
 LARGEST_FOLDER = 256 * 2**20
 DAMAGED = "compiled code of the scheduler was damaged; compiling it again"
 NOT_KEPT = "compiling the scheduler, again in each process: no folder is fit to keep it (`kernelsight cache` shows why)"
-# what was said once is not said for the next entry point
+# messages that were logged: each is logged once
 _noticed: set[str] = set()
 
 
 class Code(NamedTuple):
-    """An object file with one function: the words that it takes, what it answers (as numba names it), its bytes.
+    """An object file with one function: the words that it takes, the type of its result, its bytes.
 
-    ``made_of``: a hash of all that it was compiled from and for; empty: that is not known.
+    ``made_of``: a hash of everything that it was compiled from and for; empty: unknown.
     """
 
     words: str
@@ -52,25 +53,25 @@ class Code(NamedTuple):
     made_of: str = ""
 
     def kept(self) -> bytes:
-        """Return the bytes of a file."""
+        """Return the content of a cache file."""
         return json.dumps([self.words, self.answer, self.made_of]).encode() + b"\n" + self.content
 
     @classmethod
     def of(cls, content: bytes) -> Code:
-        """Return what a file holds; ValueError: it holds something else."""
+        """Return the code in a cache file's content; ValueError: it is something else."""
         header, _, rest = content.partition(b"\n")
         words, answer, made_of = json.loads(header)
         return cls(words, answer, rest, made_of)
 
 
 class EntryKey:
-    """What decides about the machine code of an entry point, beside the sources that name the folder."""
+    """Cache key of an entry point's machine code, besides the sources, which name the folder."""
 
     def __init__(self, function: Callable[..., Any], path: str) -> None:
         self._function, self._source = function, _file_digest(path)
 
     def of(self, kinds: tuple) -> Callable[[tuple[str, ...]], str]:
-        """Return the hash for a machine (its triple, processor and features) of arguments of these kinds."""
+        """Return a function from a machine (triple, processor, features) to the key for arguments of these kinds."""
         function, code = self._function, self._function.__code__
         function_name = (function.__module__, self._source, function.__qualname__)
         made_from = repr(
@@ -81,7 +82,7 @@ class EntryKey:
 
 
 def _enclosed(function: Callable[..., Any]) -> bytes:
-    """Return the values that a function encloses: those of a module's own functions enclose none."""
+    """Return the values in a function's closure, serialised; functions of a module have none."""
     if not function.__closure__:
         return b""
     from numba.core.serialize import dumps
@@ -91,7 +92,7 @@ def _enclosed(function: Callable[..., Any]) -> bytes:
 
 @cache
 def machine() -> tuple[str, str, str]:
-    """Return the triple of this machine, its processor, and the features of that, as code is compiled for it."""
+    """Return (triple, processor, processor features) of this machine, for which code is compiled."""
     from llvmlite import binding as llvm
 
     name, features = (os.environ.get(variable) for variable in PROCESSOR_VARIABLES)
@@ -100,7 +101,7 @@ def machine() -> tuple[str, str, str]:
 
 
 def read_code(key: Callable[[tuple[str, ...]], str], decode: Callable[[bytes], Read]) -> Read | None:
-    """Return what is kept under a key, else what this installation carries, decoded; None where neither is there."""
+    """Return the cached code of a key, or the code that this installation carries, decoded; None: neither."""
     own = machine()
     folder = code_folder()
     try:
@@ -112,10 +113,10 @@ def read_code(key: Callable[[tuple[str, ...]], str], decode: Callable[[bytes], R
 
 
 def code_made_of(made_of: str) -> Code | None:
-    """Return what an earlier state of the sources compiled from the same and for the same; None: it did not."""
+    """Return code with this ``made_of`` from the cache of an earlier version of the sources; None: there is none."""
 
     def decode(content: bytes) -> Code | None:
-        with contextlib.suppress(ValueError, TypeError):  # a file of another form
+        with contextlib.suppress(ValueError, TypeError):  # a file in another format
             return Code.of(content)
         return None
 
@@ -131,13 +132,13 @@ def code_made_of(made_of: str) -> Code | None:
 
 
 def keep_code(key: Callable[[tuple[str, ...]], str], code: Code) -> None:
-    """Keep machine code of this machine, where a folder is fit for it."""
+    """Cache machine code for this machine, where a folder may be used."""
     if (folder := code_folder()) is not None:
         folder.write(key(machine()), code.kept())
 
 
 def announce_compiling(notice: str) -> None:
-    """Log once that a compilation begins which takes a while, unless damage was the reason for it."""
+    """Log once that a long compilation begins, unless a damaged file, which is logged, is the reason."""
     if DAMAGED not in _noticed:
         _notice(notice if code_folder() else NOT_KEPT)
 
@@ -150,7 +151,7 @@ def _notice(text: str) -> None:
 
 @cache
 def _file_digest(path: str) -> bytes:
-    """Return the SHA-256 of a source file; nothing where there is no such file, as for a function typed in a shell."""
+    """Return the SHA-256 of a source file; empty without a file, as for a function typed in a shell."""
     with contextlib.suppress(OSError):
         return hashlib.sha256(Path(path).read_bytes()).digest()
     return b""
@@ -165,7 +166,7 @@ def sources_digest(folder: Path) -> str:
 
 
 def numba_version() -> bytes:
-    """Return numba's statement of its version, without importing it."""
+    """Return the content of numba's version file, without importing numba."""
     numba_spec = importlib.util.find_spec("numba")
     with contextlib.suppress(OSError):
         if numba_spec and numba_spec.origin:
@@ -176,39 +177,39 @@ def numba_version() -> bytes:
 
 
 def code_places(sources: Path) -> list[Path]:
-    """Return the folders that may keep machine code of these sources; the first one that is fit does."""
+    """Return the candidate cache folders for these sources; the first usable one is used."""
     parents = [sources / "__pycache__"]
     with contextlib.suppress(OSError):
         parents.append(user_cache() / "kernelsight")
     return [parent / f"numba-{sources_digest(sources)}" for parent in parents]
 
 
-# of the sources as they were imported: they may change before they are compiled
+# by the sources as they were imported: files may change before they are compiled
 PLACES = code_places(Path(__file__).resolve().parent)
-# what an installation carries lies beside the code, and is as safe as that; the same name: of the same sources
+# code that an installation carries is beside the sources, and as trusted as they are; same name: same sources
 CARRIED = PLACES[0].parent.parent / "carried" / PLACES[0].name
 
 
 def read_carried(key: str, decode: Callable[[bytes], Read]) -> Read | None:
-    """Return what this installation carries under a key, decoded; None where it does not, or where it is damaged."""
+    """Return the code that this installation carries for a key, decoded; None: none, or it is damaged."""
     with contextlib.suppress(OSError, Damaged):
         return checked(key, (CARRIED / f"{key}{ENDING}").read_bytes(), decode)
     return None
 
 
 def folders_there() -> list[Path]:
-    """Return every folder of machine code that is there, those of earlier versions and other installations included."""
+    """Return every existing cache folder, also those of earlier versions and other installations."""
     return [path for base in PLACES for path in sorted(base.parent.glob("numba-" + 16 * "[0-9a-f]"))]
 
 
 def opened(place: Path) -> PrivateFolder:
-    """Return a folder of machine code, opened. OSError: it cannot be ours alone."""
+    """Return an opened cache folder. OSError: others may write to it."""
     return PrivateFolder(place, LARGEST_FOLDER, ENDING)
 
 
 @cache
 def code_folder() -> PrivateFolder | None:
-    """Return the opened folder that keeps machine code of these sources; None where no folder is fit for it."""
+    """Return the opened cache folder for these sources; None: no candidate is usable."""
     for base in PLACES:
         with contextlib.suppress(OSError):
             return opened(base)

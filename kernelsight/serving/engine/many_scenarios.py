@@ -1,8 +1,8 @@
-"""Scenarios of one deployment, served one after the other in one compiled call that keeps no row of a request.
+"""Many scenarios of one deployment, simulated in one compiled call that keeps no record of single requests.
 
 Their loads may differ in everything that the client decides. One engine of one stage without drafts serves them, and no
-request waits for another or shares a prefix with it; other scenarios have a call each (see ``simulate``). All records
-lie in memory that is used again for each scenario, small enough for the cache of a core.
+request waits for another or shares a prefix with it; other scenarios take a call each (see ``simulate``). Each scenario
+reuses the same memory for its records, small enough for the cache of a core.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_HASHES = Load(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class Columns(NamedTuple):
-    """The requests of many scenarios, those of one after the other; shape [requests] each."""
+    """The requests of many scenarios, scenario after scenario; shape [requests] each."""
 
     arrival_us: np.ndarray
     prompt_tokens: np.ndarray
@@ -37,21 +37,21 @@ class Columns(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """Where the requests of each scenario stand, and what its client holds to; shape [scenarios] each."""
+    """Rows of each scenario's requests in ``Columns``, and the settings of its client; shape [scenarios] each."""
 
-    first: np.ndarray
+    first: np.ndarray  # row of the first request
     count: np.ndarray
     warmups: np.ndarray
     max_concurrency: np.ndarray
     user_us: np.ndarray
-    most_ms: np.ndarray  # (scenarios, 3) largest TTFT, E2E and TPOT that are good; infinite: no objective
+    most_ms: np.ndarray  # [scenarios, 3] objectives on TTFT, E2E latency and TPOT; inf: none
 
 
 class Results(NamedTuple):
-    """Statistics of each scenario (see ``statistics``), shape [scenarios, ...]; its engine's record at the end.
+    """Statistics of each scenario (see ``statistics``), shape [scenarios, ...], and its engine's record at the end.
 
-    ``samples`` are those of the latencies, as far as ``counts`` says; ``bins`` and ``gaps`` the filled bins of the ITL
-    histograms, scenario after scenario, ``filled`` of each.
+    ``samples``: latencies; ``counts`` state how many are filled. ``bins``, ``gaps``: non-empty bins of the ITL
+    histograms, scenario after scenario; ``filled``: their number for each.
     """
 
     counts: np.ndarray
@@ -64,7 +64,7 @@ class Results(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """The memory that the loop works in, sized for the largest scenario and the largest step costs."""
+    """Memory that the loop works in, sized for the largest scenario and the largest step costs."""
 
     requests: np.ndarray
     bytes: np.ndarray  # the same memory
@@ -76,7 +76,7 @@ class Workspace(NamedTuple):
 
     @classmethod
     def of(cls, requests: int, running: int, costs: int) -> Workspace:
-        """Return a workspace for scenarios of ``requests`` requests, of which ``running`` run at once."""
+        """Return a workspace for scenarios of up to ``requests`` requests, of which up to ``running`` run at once."""
         records = np.empty(requests, REQUEST)
         heaps = np.empty((1, 1, 2, 2 * min(running, requests) + 16, 2), np.int64)
         columns = np.empty((len(WHOLE), requests), np.int64), np.empty((len(REAL), requests))
@@ -85,9 +85,9 @@ class Workspace(NamedTuple):
 
 @loop_entry
 def serve_each(columns: tuple, loads: tuple, arrays: tuple, workspace: tuple, results: tuple) -> None:
-    """Serve scenario after scenario: the fields of ``Columns``, ``Loads``, ``Scenario``, ``Workspace`` and ``Results``.
+    """Simulate scenarios one after the other; arguments: fields of the tuples ``Columns`` to ``Results``, in order.
 
-    ``clients``, ``engines`` and ``limits`` have a record for each scenario; all else is memory that each uses again.
+    ``clients``, ``engines`` and ``limits`` have a record for each scenario; all other memory is reused.
     """
     all_columns, each, many = Columns(*columns), Loads(*loads), Scenario(*arrays)
     space, outcomes = Workspace(*workspace), Results(*results)
@@ -117,7 +117,7 @@ def serve_each(columns: tuple, loads: tuple, arrays: tuple, workspace: tuple, re
 
 
 def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace) -> Results:
-    """Serve k loads on one engine each of ``pool``; ``workspace`` fits its step costs and its largest batch."""
+    """Simulate each load on one engine of ``pool``; ``workspace``: large enough for its step costs and batches."""
     k, costs = loads.first.size, pool.costs
     clients = np.zeros(k, CLIENT)
     clients["now"], clients["until_us"] = columns.arrival_us[loads.first], FOREVER

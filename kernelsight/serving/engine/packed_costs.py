@@ -1,4 +1,4 @@
-"""Step costs as the loop reads them: one flat array and offsets; and back, from uses in that array to uses of knots."""
+"""Step costs packed into one flat array with offsets for the loop; and uses of that array as uses of knots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelsight.serving.engine.served import Uses
 
 
 class PackedCosts(NamedTuple):
-    """A surface as the loop reads it: one flat array, times first and energies after them, and offsets of its parts."""
+    """A surface as the loop reads it: one flat array, times in us, then energies in J; and the offsets of its parts."""
 
     values: np.ndarray
     layout: np.void
@@ -21,9 +21,9 @@ class PackedCosts(NamedTuple):
 
 
 def pack(surface: Surface, energy: Surface | None = None) -> PackedCosts:
-    """Lay a surface out in one array; token costs are those of the CUDA-graph size that pads them.
+    """Pack a surface into one array; token costs are those of the CUDA-graph size that pads the tokens.
 
-    ``energy``: the same surface with joules in the place of microseconds; None: kernels cost no energy.
+    ``energy``: the same surface in joules; None: energies are 0.
     """
     layout = np.zeros(1, LAYOUT)[0]
     most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
@@ -35,9 +35,9 @@ def pack(surface: Surface, energy: Surface | None = None) -> PackedCosts:
 
 
 def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return the values of a surface one after the other, and set where each part begins in its layout.
+    """Return the values of a surface, concatenated, and set the offset of each part in its layout.
 
-    ``between``: of each kind of attention, where whole numbers lie between its knots, see ``_between``.
+    ``between``: interpolation weights of each kind of attention, see ``_between``.
     """
     pieces: list[np.ndarray] = []
     used = 0
@@ -67,7 +67,7 @@ def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarr
 
 
 def _between(knots: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each whole number up to ``largest``: the position of the knot below, and the weight of the one above."""
+    """Return, for each whole number up to ``largest``, the index of the knot below and the weight of the one above."""
     if knots.size == 0:
         return np.zeros(0), np.zeros(0)
     values = np.arange(largest + 1)
@@ -95,7 +95,7 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
 
 
 def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
-    """Return the uses by part, of shape (3 phases, ...); tokens count at the CUDA-graph size that pads them."""
+    """Return the uses by part, shape [3 phases, ...] each; tokens count at the CUDA-graph size that pads them."""
     surface = costs.surface
     counted = uses[:, layout["tokens_at"] :][:, : surface.padded_tokens.size]
     tokens = np.zeros((3, surface.token_us.size))

@@ -1,7 +1,7 @@
 """Engines with per-request progress: pipeline stages with several batches in flight, and speculative decoding.
 
-As in vLLM V1 (``EngineCore.step_with_batch_queue``): whenever the oldest batch returns, new batches are formed until as
-many are in flight as there are stages, or no request can be scheduled. Computed tokens advance when they are scheduled:
+As in vLLM V1 (``EngineCore.step_with_batch_queue``): whenever the oldest batch returns, new batches are formed until
+each stage has one in flight, or no request can be scheduled. Computed tokens advance when they are scheduled:
 chunks of one prompt may be in several batches, but a request whose token has not returned has nothing to schedule.
 TensorRT-LLM's micro-batches also skip requests in flight; before 1.2 prompts too, whose next chunk then waits for the
 one before it (``Limits.chunks_overlap``). A request preempted in flight still gets its token, and may
@@ -10,8 +10,8 @@ formed, and the host prepares it while the first stage runs.
 
 A batch passes the stages in order and waits for the previous batch to leave each one, so all its times are known when
 it is formed. The requests that decode in it are a group (see ``groups``): a step costs the same for any number of them.
-With speculative decoding (see ``drafts``) requests get different numbers of tokens from a batch, so that each one is
-looked at once when it returns; it keeps the KV blocks of rejected drafts for its next tokens. An engine without
+With speculative decoding (see ``drafts``) requests get different numbers of tokens from a batch, so that its return
+visits each of them once; a request keeps the KV blocks of rejected drafts for its next tokens. An engine without
 pipeline stages has one batch in flight.
 """
 
@@ -59,7 +59,7 @@ def begin_batches(core: Core, costs: StepCosts, draft_costs: StepCosts, metrics:
 
 @compiled
 def form_batch(core: Core, sums: np.ndarray, idle: bool, horizon: float) -> tuple:
-    """Schedule a batch now, from requests visible by ``horizon``; returns what ``schedule`` does."""
+    """Schedule a batch now, from requests visible by ``horizon``; return the result of ``schedule``."""
     engine, limits = core.engine, core.limits
     if not limits.plain and (idle or engine.steps == 0):
         reset_ratio_when_idle(engine, limits)
@@ -86,8 +86,8 @@ def send_batch(
 ) -> None:
     """Send a scheduled batch through the stages: its cost, the times at which it passes them, and its row.
 
-    ``place``: the batch's slot, of ``stages``. ``expert_tokens``: tokens that each rank sends to the experts, in the
-    mean, where ranks step together; else 0.
+    ``place``: the batch's slot in ``stages``. ``expert_tokens``: mean tokens that a rank sends to the experts, where
+    ranks step together; otherwise 0.
     """
     engine, limits, stages = core.engine, core.limits, core.stages
     if engine.left_out > 0 and decode_tokens > 0:
@@ -121,7 +121,7 @@ def cost_batch(
     decode_tokens: int,
     expert_tokens: int,
 ) -> tuple:
-    """(GPU time, that of the drafts, chunks, decoding requests, sampled tokens) of a scheduled batch."""
+    """Return (GPU time, that of the drafts, chunks, decoding requests, sampled tokens) of a scheduled batch."""
     engine, requests, limits = core.engine, core.requests, core.limits
     phase = phase_of(prompt_tokens, decode_tokens)
     decodes = engine.decoding if decode_tokens > 0 else 0
@@ -164,7 +164,7 @@ def pass_stages(
     gpu_us: float,
     drafts_us: float,
 ) -> tuple:
-    """(start, end, exposed host time) of a batch that is formed now; each stage is busy until the batch leaves it.
+    """Return (start, end, exposed host time) of a batch that is formed now; a stage is busy until the batch leaves it.
 
     The host prepares batches in turn. The first stage computes the embedding, the last one logits and drafts, all but
     the first wait for a transfer; layers, launches and gaps between kernels are split by each stage's share of layers.
@@ -208,7 +208,7 @@ def pass_stages(
 
 @inlined
 def put_in_flight(core: Core, batch: np.void, decode_tokens: int) -> None:
-    """Let a batch take its group along; count its chunks as computed, and note the prompts that end with it."""
+    """Move the engine's group to a batch; count its chunks as computed, and list the prompts that it completes."""
     engine, requests = core.engine, core.requests
     if decode_tokens > 0:
         engine.decode_steps += 1

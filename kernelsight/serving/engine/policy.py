@@ -33,7 +33,7 @@ PROMPT_STEP_WEIGHT = 1000
 
 @inlined
 def candidate(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
-    """The head of the queue, -1 for none or while admission is closed."""
+    """Return the head of the queue; -1: none, or admission is closed."""
     if limits.plain:
         return queue_head(engine, requests, limits, horizon)
     if admission_closed(engine, limits):
@@ -43,7 +43,7 @@ def candidate(engine: np.void, requests: np.ndarray, limits: np.void, horizon: f
 
 @inlined
 def stays_refused(engine: np.void, limits: np.void) -> bool:
-    """After the head of the queue was refused: whether admission stays closed until a running request finishes.
+    """Whether admission, after the head of the queue was refused, stays closed until a running request finishes.
 
     With priority scheduling a new request may become the head of the queue, and fit.
     """
@@ -52,7 +52,7 @@ def stays_refused(engine: np.void, limits: np.void) -> bool:
 
 @compiled
 def lowest_priority(engine: np.void, requests: np.ndarray) -> int:
-    """The running request with the lowest priority."""
+    """Return the running request with the lowest priority."""
     last = r = engine.oldest
     while r >= 0:
         if comes_first(requests, last, r):
@@ -63,13 +63,13 @@ def lowest_priority(engine: np.void, requests: np.ndarray) -> int:
 
 @inlined
 def seen_until(engine: np.void, limits: np.void, horizon: float) -> float:
-    """Latest visibility of an admissible request; with static batching, the time at which the batch was formed."""
+    """Return the latest visibility of admissible requests; with static batching, when the batch was formed."""
     return min(horizon, engine.formed_us) if limits.static else horizon
 
 
 @compiled
 def admission_closed(engine: np.void, limits: np.void) -> bool:
-    """Admission is closed until a running request finishes.
+    """Whether admission is closed until a running request finishes.
 
     A static batch admits no request once it is formed. SGLang does not retry after an admission failed.
     """
@@ -88,7 +88,7 @@ def form_static_batch(engine: np.void, limits: np.void, horizon: float) -> None:
 
 @compiled
 def note_admission_failed(engine: np.void, limits: np.void) -> None:
-    """The head of the queue did not fit: a static batch is complete, and SGLang marks its batch as full."""
+    """Record that the queue head did not fit: a static batch is complete, and SGLang marks its batch as full."""
     engine.forming = False
     if limits.capacity_policy == NEW_TOKEN_RATIO:
         engine.full_running = engine.running
@@ -96,13 +96,13 @@ def note_admission_failed(engine: np.void, limits: np.void) -> None:
 
 @inlined
 def is_at_cap(engine: np.void, limits: np.void) -> bool:
-    """True if max_num_seqs, or the size of a static batch, is reached."""
+    """Whether max_num_seqs, or the size of a static batch, is reached."""
     return engine.running == limits.max_num_seqs or (limits.static and engine.joined == limits.max_num_seqs)
 
 
 @compiled
 def received_until(engine: np.void, limits: np.void, horizon: float) -> float:
-    """Latest visibility of a received request: the engine polls every ``scheduler_recv_interval`` steps only."""
+    """Return the latest visibility of received requests: the engine polls every ``scheduler_recv_interval`` steps."""
     if limits.scheduler_recv_interval <= 1:
         return horizon
     if engine.running == 0 or steps_weight(engine) >= limits.scheduler_recv_interval:
@@ -113,7 +113,7 @@ def received_until(engine: np.void, limits: np.void, horizon: float) -> float:
 
 @compiled
 def steps_weight(engine: np.void) -> int:
-    """Weighted number of steps since the last poll for new requests."""
+    """Return the weighted number of steps since the last poll for new requests."""
     prompt_steps = engine.prompt_steps - engine.polled_prompt_steps
     return engine.steps - engine.polled_steps + (PROMPT_STEP_WEIGHT - 1) * prompt_steps
 
@@ -130,7 +130,7 @@ def reset_ratio_when_idle(engine: np.void, limits: np.void) -> None:
 
 @compiled
 def partial_tokens(engine: np.void, requests: np.ndarray) -> int:
-    """Tokens left to compute of partly computed prompts."""
+    """Return the tokens of partly computed prompts that are left to compute."""
     tokens = 0
     r = engine.partial
     while r >= 0:
@@ -141,7 +141,7 @@ def partial_tokens(engine: np.void, requests: np.ndarray) -> int:
 
 @compiled
 def waiting_tokens(engine: np.void, requests: np.ndarray, horizon: float, most: int, enough: float) -> int:
-    """Tokens to compute of the first ``most`` visible requests of the queue; counting stops at ``enough``."""
+    """Return the tokens to compute of the first ``most`` visible queued requests; counting stops at ``enough``."""
     tokens = seen = 0
     r = engine.first_waiting
     while r >= 0 and seen < most and tokens < enough:
@@ -154,7 +154,7 @@ def waiting_tokens(engine: np.void, requests: np.ndarray, horizon: float, most: 
 
 @compiled
 def unfinished_prompts(engine: np.void, requests: np.ndarray) -> int:
-    """Partly computed prompts that this step does not complete."""
+    """Return the number of partly computed prompts that this step does not complete."""
     count = 0
     r = engine.partial
     while r >= 0:
@@ -168,13 +168,13 @@ def unfinished_prompts(engine: np.void, requests: np.ndarray) -> int:
 
 @compiled
 def first_ratio(limits: np.void) -> float:
-    """The initial new-token ratio."""
+    """Return the initial new-token ratio."""
     return min(FIRST_RATIO * limits.schedule_conservativeness, 1.0)
 
 
 @compiled
 def new_token_ratio(engine: np.void, limits: np.void) -> float:
-    """Expected share of the remaining output tokens that will be generated: decays with every decode step."""
+    """Return the expected share of remaining output tokens that will be generated; decays with every decode step."""
     steps = engine.decode_steps - engine.ratio_step
     if steps <= 0:
         return engine.ratio_from
@@ -205,7 +205,7 @@ def reset_ratio(engine: np.void, requests: np.ndarray, limits: np.void) -> None:
 
 @compiled
 def reserved_tokens(limits: np.void, known: int, target: int, ratio: float) -> int:
-    """Tokens that KV units are reserved for, per request."""
+    """Return the tokens of a request that KV units are reserved for."""
     tokens = target - 1
     if limits.capacity_policy != GUARANTEED_NO_EVICT:
         tokens = min(known + int(ratio * min(target - known, LONGEST_ESTIMATE)), tokens)
@@ -214,7 +214,7 @@ def reserved_tokens(limits: np.void, known: int, target: int, ratio: float) -> i
 
 @compiled
 def admission_headroom(engine: np.void, requests: np.ndarray, limits: np.void, decodes: bool) -> int:
-    """Free KV units less those reserved for running requests beyond this step; all of them without reservations.
+    """Return the free KV units less those reserved for running requests beyond this step (SGLang, TensorRT-LLM).
 
     ``decodes``: the decoding requests get a token in this step.
     """
@@ -241,7 +241,7 @@ def admission_headroom(engine: np.void, requests: np.ndarray, limits: np.void, d
 
 @inlined
 def tokens_taken(engine: np.void, request: np.void, limits: np.void, decodes: bool) -> int:
-    """Tokens of a decoding request in the batch in flight that it is in, or in the step that is formed."""
+    """Return the tokens of a decoding request in its batch in flight, or in the step that is formed."""
     if is_ready(engine, request) and (not decodes or (engine.left_out > 0 and request.chunk == 0)):
         return 0
     return tokens_in_step(request, limits)
@@ -249,7 +249,7 @@ def tokens_taken(engine: np.void, request: np.void, limits: np.void, decodes: bo
 
 @compiled
 def units_to_reserve(limits: np.void, request: np.void, cached: int, units: int) -> int:
-    """KV units that the admission of a request with ``cached`` tokens reserves; ``units``: those of its first chunk."""
+    """Return the KV units that an admission with ``cached`` tokens reserves; ``units``: those of its first chunk."""
     if limits.capacity_policy == MAX_UTILIZATION:
         return units
     end = reserved_tokens(limits, request.known, request.target, 1.0)
@@ -259,13 +259,13 @@ def units_to_reserve(limits: np.void, request: np.void, cached: int, units: int)
 
 @compiled
 def is_refused(engine: np.void, limits: np.void, needed: int, headroom: int) -> bool:
-    """True if the reservation exceeds the headroom; with an estimated ratio an empty batch admits a request anyway."""
+    """Whether the reservation exceeds the headroom; with a new-token ratio an empty batch admits a request anyway."""
     return needed > headroom and not (limits.capacity_policy == NEW_TOKEN_RATIO and engine.running == 0)
 
 
 @compiled
 def until_poll(engine: np.void, limits: np.void, most: int, stop_us: float) -> tuple:
-    """(decode steps, time of the event that ends the run) of a decode run that ends at the next poll for requests."""
+    """Return (decode steps, time of the event that ends the run), cut at the next poll for requests."""
     if limits.scheduler_recv_interval <= 1:
         return most, stop_us
     return min(most, limits.scheduler_recv_interval - steps_weight(engine)), FOREVER

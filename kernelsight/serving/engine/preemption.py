@@ -1,4 +1,4 @@
-"""Preemption by recompute: a running request gives its blocks back and returns to the queue."""
+"""Preemption by recomputation: a running request frees its KV blocks and returns to the queue."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def preempt(core: Core, victim: int, scheduled: int) -> None:
 
 @compiled
 def retract(core: Core) -> bool:
-    """Preempt decoding requests until the next tokens of the others fit, or one is left; True if any was preempted.
+    """Preempt decoding requests until the next tokens of the others fit, or one is left; return whether any was.
 
     SGLang (``ScheduleBatch.retract_decode``): the one with the fewest generated tokens first, of those the one with the
     longest prompt, of those the last admitted.
@@ -103,7 +103,7 @@ def retract(core: Core) -> bool:
 def preempt_until_free(core: Core, r: int, units: int) -> tuple:
     """Preempt the newest, or the lowest-priority, request until ``units`` are free for request ``r``.
 
-    Returns (whether ``r`` itself was preempted, prompt tokens and decode tokens of this step that others give back).
+    Returns (whether ``r`` itself was preempted, prompt tokens and decode tokens that leave this step with others).
     """
     engine, requests, limits = core.engine, core.requests, core.limits
     prompts = decodes = 0

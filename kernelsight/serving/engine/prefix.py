@@ -4,7 +4,7 @@ A prompt is a list of *hash blocks* (one hash covers ``hash_tokens`` tokens and 
 ``valid`` KV blocks of a hash block are cached. A running request references every hash block that its tokens reach.
 Unreferenced blocks, and the private blocks of requests that left, form one free queue in order of release; once blank
 blocks are used up, blocks are evicted from its front (least recently used first, tail of a prefix first). A request
-that runs alone releases what it references beyond its own tokens instead of preempting itself.
+that runs alone does not preempt itself, but releases cached blocks that it references beyond its own tokens.
 Only blocks of layers without a window are cached; blocks of window layers belong to one request, also after a hit.
 A block counts as cached once a step that fills it is scheduled, so that requests of one step share it.
 """
@@ -50,7 +50,7 @@ def unqueue_entry(engine: np.void, entries: np.ndarray, e: int) -> None:
 
 @inlined
 def take_units(core: Core, units: int) -> None:
-    """Allocate KV units: blank ones first, then evict those that have been free for longest."""
+    """Allocate KV units: blank ones first, then by evicting the blocks that were released first."""
     engine, limits, entries = core.engine, core.limits, core.entries
     engine.free_units -= units
     if limits.hash_tokens == 0:
@@ -74,7 +74,7 @@ def take_units(core: Core, units: int) -> None:
 
 @compiled
 def hash_blocks(request: np.void, tokens: int, limits: np.void) -> int:
-    """Number of hash blocks that a request's first ``tokens`` tokens reach with a full KV block."""
+    """Return the number of hash blocks of which a request's first ``tokens`` tokens fill a KV block."""
     if limits.hash_tokens == 0:
         return 0
     full = min(tokens, request.prompt) // limits.block_size * limits.block_size
@@ -83,7 +83,7 @@ def hash_blocks(request: np.void, tokens: int, limits: np.void) -> int:
 
 @compiled
 def cached_prefix(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void) -> tuple:
-    """(tokens, unreferenced units) of a waiting request's cached prefix; at least one token is left to compute."""
+    """Return (tokens, unreferenced units) of a waiting request's cached prefix; at least one token is left over."""
     if limits.hash_tokens == 0:
         return 0, 0
     per_hash = limits.hash_tokens // limits.block_size
@@ -114,7 +114,7 @@ def keep_prefix(core: Core, request: np.void, tokens: int) -> None:
     while request.kept < hash_blocks(request, tokens, limits):
         e = limits.entries_at + hashes[request.hash_at + request.kept]
         if entries[e].queued:
-            # cached blocks beyond the prefix are released: kept, the request could need more than the memory has
+            # cached blocks beyond the prefix are released: with them the request could exceed the memory
             used = min(entries[e].valid, blocks - request.kept * per_hash)
             unqueue_entry(engine, entries, e)
             engine.free_units -= used * limits.full_units
@@ -164,9 +164,9 @@ def cache_chunk(core: Core, request: np.void) -> None:
 
 @compiled
 def keep_own_only(core: Core, request: np.void, tokens: int) -> None:
-    """Release what a request that runs alone references beyond the blocks of its ``tokens``.
+    """Release the cached blocks that a request which runs alone references beyond those of its ``tokens``.
 
-    Other requests left these copies and longer prefixes; without this a request that fits the memory could run short.
+    Other requests left them; without this a request that fits the memory could run out of blocks.
     """
     engine, limits, hashes, entries = core.engine, core.limits, core.hashes, core.entries
     per_hash = limits.hash_tokens // limits.block_size

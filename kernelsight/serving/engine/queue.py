@@ -12,7 +12,7 @@ from kernelsight.serving.engine.state import Scenario
 
 @inlined
 def rejection_reason(request: np.void, target: int, limits: np.void) -> int:
-    """Why the engine rejects a request of up to ``target`` tokens; OK if it does not."""
+    """Return why the engine rejects a request of up to ``target`` tokens; OK: it does not."""
     if target > limits.max_model_len or (not limits.chunked and request.prompt > limits.max_num_batched_tokens):
         return TOO_LONG
     most = min(target - 1 + limits.drafts, limits.max_model_len - 1)
@@ -21,10 +21,10 @@ def rejection_reason(request: np.void, target: int, limits: np.void) -> int:
 
 @inlined
 def horizon_us(engine: np.void, limits: np.void) -> float:
-    """Requests visible by this time can be in the step that begins now.
+    """Return the visibility horizon: requests visible by this time can be in the step that begins now.
 
     With asynchronous scheduling a step is prepared when the previous one begins, or ``batch_wait_us`` later. An engine
-    in which nothing runs or is in flight has no step to prepare another one beside: it sees who is there now.
+    in which nothing runs or is in flight has no previous step: its horizon is now.
     """
     if not limits.asynchronous:
         return engine.now
@@ -34,7 +34,7 @@ def horizon_us(engine: np.void, limits: np.void) -> float:
 
 @compiled
 def comes_first(requests: np.ndarray, r: int, other: int) -> bool:
-    """Priority order: the lower number, then the earlier send."""
+    """Whether a request precedes another in priority order: lower number, then earlier time of sending."""
     request, than = requests[r], requests[other]
     if request.priority != than.priority:
         return request.priority < than.priority
@@ -65,7 +65,7 @@ def enqueue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> N
 def requeue(engine: np.void, requests: np.ndarray, limits: np.void, r: int) -> None:
     """Insert a preempted request at the head of the queue, or by priority; it is visible at once.
 
-    SGLang inserts it behind all received requests.
+    SGLang (``fewest_generated``) inserts it behind all received requests.
     """
     requests[r].visible_us = -FOREVER
     if limits.by_priority:
@@ -98,7 +98,7 @@ def insert_behind(engine: np.void, requests: np.ndarray, r: int, seen_us: float)
 
 @inlined
 def queue_head(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
-    """The next request to admit, of those visible at ``horizon``; -1 for none."""
+    """Return the next request to admit, of those visible at ``horizon``; -1: none."""
     if not limits.plain and (limits.by_priority or limits.max_long_partial_prefills > 0):
         return first_allowed(engine, requests, limits, horizon)
     head = engine.first_waiting
@@ -107,7 +107,7 @@ def queue_head(engine: np.void, requests: np.ndarray, limits: np.void, horizon: 
 
 @compiled
 def first_allowed(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
-    """The first visible request; long prompts are skipped while max_long_partial_prefills of them are in progress."""
+    """Return the first visible request, without long prompts while max_long_partial_prefills are in progress."""
     no_long = limits.max_long_partial_prefills > 0 and long_prompts(engine, requests, limits) >= (
         limits.max_long_partial_prefills
     )
@@ -122,7 +122,7 @@ def first_allowed(engine: np.void, requests: np.ndarray, limits: np.void, horizo
 
 @compiled
 def long_prompts(engine: np.void, requests: np.ndarray, limits: np.void) -> int:
-    """Partly computed prompts with more tokens left than ``long_prefill_token_threshold``."""
+    """Return the number of partly computed prompts with more tokens left than ``long_prefill_token_threshold``."""
     count = 0
     r = engine.partial
     while r >= 0:
@@ -147,7 +147,7 @@ def take(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 @inlined
 def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> float:
-    """When the next request becomes visible; by priority, the first that is not visible yet; infinite for none."""
+    """Return when the next request becomes visible; with priorities, the first that is not visible yet; inf: none."""
     r = engine.first_waiting
     if not limits.by_priority:
         return requests[r].visible_us if r >= 0 else FOREVER
@@ -161,7 +161,7 @@ def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, hori
 
 @inlined
 def deliver(scenario: Scenario, i: int, r: int) -> bool:
-    """Send a request to engine ``i``, where the front end makes it visible a little later; False: it is rejected.
+    """Send a request to engine ``i``, visible to its scheduler after the front end's time; return False if rejected.
 
     The front end processes requests in order: a long prompt delays those behind it. Decode engines come last.
     """

@@ -1,10 +1,10 @@
-"""Data-parallel ranks that share the experts of a mixture: they begin and end each step together.
+"""Data-parallel ranks with expert parallelism (DP attention): they share experts, and step together.
 
-Every MoE layer exchanges tokens among all ranks, so a step lasts as long as its slowest rank, and routed experts work
-on the tokens of all. In a CUDA graph ranks are padded to the largest batch among them (vLLM
+Every MoE layer exchanges tokens among all ranks, so that a step lasts as long as its slowest rank, and routed experts
+work on the tokens of all. In a CUDA graph ranks are padded to the largest batch among them (vLLM
 ``coordinate_batch_across_dp``, SGLang ``DpPaddingMode.MAX_LEN``, TensorRT-LLM ``CUDAGraphRunner``), before vLLM 0.17 in
-every step (``engine_ranks``); otherwise the experts get the tokens that there are. A rank without requests runs an
-empty batch beside the others: it waits for them, and takes no time of its own.
+every step (``engine_ranks``); otherwise the experts get the actual tokens. A rank without requests runs an empty batch
+with the others: it waits for them, and takes no time of its own.
 
 A prompt on one rank delays the decodes of all. TensorRT-LLM's ``attention_dp_config.enable_balance`` holds prompts back
 until every rank has one (``RequestScheduler._balance_adp_context_requests``). vLLM's ``prefill_schedule_interval`` lets
@@ -66,7 +66,7 @@ def begin_ranks(scenario: Scenario, first: int, now: float) -> None:
 
 @compiled
 def send_ranks(scenario: Scenario, first: int, now: float) -> None:
-    """Execute a scheduled step of ranks whose requests differ in what they have yet to get (drafts)."""
+    """Execute a scheduled step of ranks with drafts, whose requests get different numbers of tokens."""
     engines, stages, ranks = scenario.engines, scenario.stages, scenario.limits[first].ranks
     expert_tokens = shared_tokens(engines, scenario.host[first], first, ranks)
     end_us = now
@@ -114,13 +114,13 @@ def step_ranks(scenario: Scenario, first: int) -> None:
 
 @inlined
 def time_without_attention(costs: StepCosts, batch: int, experts_us: float) -> float:
-    """GPU time of a rank's decode step besides attention; ``experts_us``: of the experts that all ranks share."""
+    """Return the GPU time of a rank's decode step without attention; ``experts_us``: of the shared experts."""
     return costs.values[costs.layout.tokens_at + batch] + costs.values[costs.layout.sampled_at + batch] + experts_us
 
 
 @compiled
 def plan_ranks(scenario: Scenario, first: int) -> None:
-    """Plan decode steps of all ranks with linear times, up to the first change of a batch: a request may end them."""
+    """Plan decode steps of all ranks with linear times, up to the first change of a batch; a request may end them."""
     engines, host, ranks = scenario.engines, scenario.host[first], scenario.limits[first].ranks
     experts_at = scenario.layout[first].experts_at + shared_tokens(engines, host, first, ranks)
     steps, pace = float(NO_LIMIT), Line(0.0, 0.0)
@@ -163,7 +163,7 @@ def plan_ranks(scenario: Scenario, first: int) -> None:
 def shorten_ranks(engines: np.ndarray, limits: np.ndarray, first: int, stop_us: float) -> None:
     """End the planned decode steps of all ranks with the one that passes ``stop_us``.
 
-    They are not executed yet: a prompt that goes to another rank later may be seen earlier.
+    They are not executed yet: a prompt sent later to another rank may become visible earlier.
     """
     begin_us, pace = engines[first].previous_start, Line(engines[first].pace_us, engines[first].pace_slope)
     steps, _, _ = cut_line(pace, engines[first].planned_steps, stop_us - begin_us, False)
@@ -206,7 +206,7 @@ def take_ranks(scenario: Scenario, first: int, stop_us: float) -> None:
 
 @compiled
 def holds_prompts(scenario: Scenario, first: int, now: float) -> bool:
-    """Whether this step decodes only, so that all ranks compute prompts in the same steps; counts the steps."""
+    """Whether this step decodes only, so that all ranks compute prompts in the same steps; count such steps."""
     counts, own, prompts, decodes = scenario.engines[first], scenario.limits[first], True, True
     for i in range(first, first + own.ranks):
         core = core_of(scenario, i)
@@ -234,7 +234,7 @@ def holds_prompts(scenario: Scenario, first: int, now: float) -> bool:
 
 @compiled
 def is_prompt_step(engines: np.ndarray, own: np.void, first: int) -> bool:
-    """Whether the step that begins now is one of those for prompts, and counts it; they begin anew after a rest."""
+    """Whether the step that begins now may have prompts; count it. The count restarts when no rank runs a request."""
     running = 0
     for i in range(first, first + own.ranks):
         running += engines[i].running
@@ -245,7 +245,7 @@ def is_prompt_step(engines: np.ndarray, own: np.void, first: int) -> bool:
 
 @compiled
 def count_unbalanced(engines: np.ndarray, limits: np.ndarray, first: int, steps: int) -> None:
-    """Count further steps in which every rank decodes and none has a prompt, as ``holds_prompts`` would count them."""
+    """Count further steps in which every rank decodes and none has a prompt, as ``holds_prompts`` does."""
     timeout = limits[first].attention_dp_timeout_iters
     for i in range(first, first + limits[first].ranks):
         if engines[i].decoding == 0:
@@ -256,9 +256,9 @@ def count_unbalanced(engines: np.ndarray, limits: np.ndarray, first: int, steps:
 
 @compiled
 def form_rank(core: Core, metrics: Metrics, now: float) -> None:
-    """Schedule a rank's part of a step; it stays empty where the rank sees no request yet.
+    """Schedule a rank's part of a step; it stays empty where no request is visible to the rank.
 
-    ``planned_steps``: how many decode steps its batch may stay as it is; one where a request is about to be seen.
+    Sets ``planned_steps``: decode steps for which its batch stays the same; 1 where a request becomes visible next.
     """
     engine, requests, limits = core.engine, core.requests, core.limits
     engine.step_prompt_tokens = engine.step_decode_tokens = 0
@@ -288,7 +288,7 @@ def form_rank(core: Core, metrics: Metrics, now: float) -> None:
 
 @compiled
 def shared_tokens(engines: np.ndarray, host: np.void, first: int, ranks: int) -> int:
-    """Tokens that each rank sends to the experts, in the mean; the largest batch, where all ranks are padded to it."""
+    """Return the mean tokens that a rank sends to the experts, or the largest batch where all are padded to it."""
     largest = total = prompt_tokens = 0
     for i in range(first, first + ranks):
         tokens = engines[i].step_prompt_tokens + engines[i].step_decode_tokens
@@ -300,7 +300,7 @@ def shared_tokens(engines: np.ndarray, host: np.void, first: int, ranks: int) ->
 
 @compiled
 def wait_for_ranks(engine: np.void, stage: np.void, split: bool, rows: np.ndarray, end_us: float) -> None:
-    """Let a rank wait until the step of all has ended; in a profile, that is time in collectives."""
+    """Make a rank wait until the step of all ranks ends; profiles show this as time in collectives."""
     if engine.step_prompt_tokens + engine.step_decode_tokens == 0:
         engine.now = end_us
         return

@@ -1,4 +1,4 @@
-"""The loop's data: records of host, engines and requests (limits: ``limits``), and one flat array of step costs.
+"""Record types of the loop: host, client, engines, requests (limits: ``limits``), and offsets of step costs.
 
 No Python object per request or event. Times are float64 microseconds; KV capacity is counted in *units* (one block of
 one group of layers). A running request is *partial* while known tokens (its prompt, and after a preemption what it
@@ -23,10 +23,10 @@ BIN_WIDTH = np.log(1.002)
 ITL_BINS = 12_000
 LARGEST_BLOCK = 512
 MOST_GROUPS = 256  # of an engine: one for each pipeline stage, and one
-MOST_TOKENS = (1 << 30) - 1  # of a prompt, and of an output: longer ones are too long for every engine all the same
+MOST_TOKENS = (1 << 30) - 1  # of a prompt, and of an output: no engine accepts longer ones
 SUMS = 11  # columns of an engine's sums by part
 NO_LIMIT = np.iinfo(np.int64).max
-# KV units that an admission needs: its first chunk; its whole output; a changing share of the outputs
+# what an admission reserves KV units for: its first chunk; its whole output; a changing share of the output
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict", "new_token_ratio")
 MAX_UTILIZATION, GUARANTEED_NO_EVICT, NEW_TOKEN_RATIO = range(3)
 # when a KV block is written to the tiers behind the GPU's cache, see ``tiers``
@@ -56,12 +56,12 @@ HOST = record(
     gap_us=_REAL,  # part of the exposed time: gaps between the kernels of a forward pass
     exposed_per_request_us=_REAL,
     per_prompt_token_us=_REAL,
-    prompt_graph_max_tokens=_WHOLE,  # of steps with prompts, by piecewise graphs; 0: none
+    prompt_graph_max_tokens=_WHOLE,  # largest piecewise CUDA graph of steps with prompts; 0: none
     piecewise_launches_us=_REAL,
     exposed_requests_half=_REAL,  # running requests of which each costs half of exposed_per_request_us; inf: none
-    per_output_token_us=_REAL,  # of the front end, which sets the pace where steps are shorter
-    per_active_us=_REAL,  # of each pipeline stage before a batch, for each request that runs in any batch
-    ranks_padded=_TRUTH,  # ranks that step together compute as many tokens as the fullest
+    per_output_token_us=_REAL,  # of the front end's streaming, which sets the pace where steps are shorter
+    per_active_us=_REAL,  # of each pipeline stage's scheduler before a batch, for each running request
+    ranks_padded=_TRUTH,  # ranks that step together are padded to the largest batch among them
 )
 
 # offsets of a surface in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the
@@ -86,15 +86,15 @@ LAYOUT = record(
     # ranks that step together: routed experts and their collectives, by the mean number of tokens of a rank
     experts_at=_WHOLE,
     experts_communication_at=_WHOLE,
-    # from where a cost of kernels is to where their energy is, joules
+    # distance from the time of a cost to its energy, joules
     energy_at=_WHOLE,
 )
 
 # tokens, and numbers of requests, have 32 bits: a million requests take memory that is slower than the loop
 REQUEST = record(
-    # stated
+    # inputs
     arrival_us=_REAL,
-    ready_us=_REAL,  # of a later turn: latest end of a request before it, with its pause
+    ready_us=_REAL,  # of a later turn: latest end of the requests that it waits for, plus pause
     priority=_WHOLE,  # lower goes first
     prompt=_SHORT,
     target=_SHORT,  # prompt + output tokens; on a prefill engine: prompt + first token
@@ -102,7 +102,7 @@ REQUEST = record(
     # its session: the requests that wait for it are a slice of the array of edges
     edge_at=_SHORT,
     edge_count=_SHORT,
-    beside=_SHORT,  # the first of these wait for it to be sent, not for its end: other beginnings of the session
+    beside=_SHORT,  # the first of these are sent when it is: other first requests of the session
     waits_for=_SHORT,  # requests before it that have not finished
     first_of=_SHORT,  # first request of its session; -1: it is alone
     left=_SHORT,  # of the first request: requests of the session that have not ended
@@ -126,7 +126,7 @@ REQUEST = record(
     shared_units=_SHORT,  # KV units of its tokens that belong to hash blocks
     hash_at=_WHOLE,
     # scheduler state
-    loaded_us=_REAL,  # running, and waiting for its load from a tier until then; 0: it does not
+    loaded_us=_REAL,  # running: end of its load from a KV tier, for which it waits; 0: none
     load_us=_REAL,  # from its first admission to the end of its load
     visible_us=_REAL,  # when the scheduler sees it; preempted: at once
     preempted_us=_REAL,  # its last preemption
@@ -136,10 +136,10 @@ REQUEST = record(
     ticket=_WHOLE,  # its number in the order of admission
     leaves_at=_WHOLE,  # decode clock at which it finishes; -1: not decoding
     fills_at=_WHOLE,  # decode clock at which its attention window is full; -1: full, or no window
-    known=_SHORT,  # prompt + generated tokens; stale while it decodes
-    computed=_SHORT,  # tokens in the KV cache; stale while it decodes: context_offset + clock
+    known=_SHORT,  # prompt + generated tokens; not updated while it decodes
+    computed=_SHORT,  # tokens in the KV cache; not updated while it decodes: then context_offset + clock
     chunk=_SHORT,  # tokens scheduled in this step
-    reserved=_SHORT,  # tokens that it has KV units for, after drafts; 0: the computed ones
+    reserved=_SHORT,  # with drafts: tokens that it has KV units for; 0: the computed ones
     group=_SHORT,  # decoding: its group, see ``batch``
     received=_SHORT,  # waiting on a decode engine: tokens with transferred KV; 0: none
     # list links: neighbours in the batch by admission; the next partial, fresh, and waiting (or finished) request
@@ -148,16 +148,16 @@ REQUEST = record(
     next_partial=_SHORT,
     next_fresh=_SHORT,
     next_waiting=_SHORT,
-    follows=_TRUTH,  # not sent in order of arrival: a later turn of a session, or another beginning
+    follows=_TRUTH,  # not sent in order of arrival: a later turn of a session, or another first request
     decoding=_TRUTH,
     fresh=_TRUTH,  # decoding, with its last token not from the last decode step
     skipped=_TRUTH,  # decoding, but without a token in this step: the budget was exhausted
     moving=_TRUTH,  # its KV is being transferred to a decode engine
-    chunk_returns_us=_REAL,  # with pipeline stages: when the batch with its last chunk comes back, a part of its prompt
-    all_in_flight=_TRUTH,  # per-request progress: its prompt's last chunk is in flight, or it was in a batch that is
+    chunk_returns_us=_REAL,  # with pipeline stages: return of the batch with its latest chunk, before its last one
+    all_in_flight=_TRUTH,  # per-request progress: its prompt's last chunk is in flight, or it was preempted in flight
 )
 
-# a request that another one waits for: which one, and the pause from its end on
+# an edge of the dependency graph: the request that waits, and its pause from the end of the one before
 EDGE = record(to=_WHOLE, pause_us=_REAL)
 
 # a hash block, the freed private units of a request, or a tier (see ``tiers``)
@@ -189,7 +189,7 @@ CLIENT = record(
     warmups_left=_WHOLE,
     offset_us=_REAL,  # from arrival times to simulated time
     max_concurrency=_WHOLE,
-    user_us=_REAL,  # between two users who join a closed loop; 0: all are there at once
+    user_us=_REAL,  # between the starts of two users of a closed loop; 0: all start at once
     router=_WHOLE,
     routed=_WHOLE,  # routed requests
     front=_WHOLE,  # engines that it sends to: all, or the prefill engines, which come first
@@ -205,7 +205,7 @@ CLIENT = record(
 
 # requests that decode together: each gets its next token in the same step (see ``batch``)
 _GROUP = {
-    "group": _WHOLE,  # which one it is; the only one is 0
+    "group": _WHOLE,  # its index; 0 where there is one
     "decoding": _WHOLE,
     "clock": _WHOLE,  # decode steps that it has ended
     "last_decode_end": _REAL,  # the end of the last one
@@ -215,8 +215,8 @@ _GROUP = {
     "below": _WHOLE,  # requests whose window is not full
     "leaving": _WHOLE,  # size of the heap of finishes
     "filling": _WHOLE,  # size of the heap of windows that fill
-    # with drafts, of which each request gets another number: KV units for its next step with all drafts, requests
-    # whose drafts are cut by the longest sequence, tokens inside the attention window of the draft model
+    # with drafts, where requests advance by different numbers of tokens: KV units for the next step with all drafts,
+    # requests whose drafts max_model_len cuts, tokens inside the attention window of the draft model
     "units_next": _WHOLE,
     "near_end": _WHOLE,
     "draft_inside": _WHOLE,
@@ -228,10 +228,10 @@ _GROUP = {
 GROUP = record(
     **_GROUP,
     noted=_WHOLE,  # requests that get a token from its batch and are not in the group, see ``groups``
-    admitted=_WHOLE,  # tickets that the engine had given out when its batch was formed
+    admitted=_WHOLE,  # tickets that the engine had issued when its batch was formed
 )
 
-# the group in an engine's record is the one that the next step takes: its requests wait for nothing
+# the group in an engine's record is the one that the next step takes; its requests are ready to decode
 ENGINE = record(
     now=_REAL,
     previous_start=_REAL,
@@ -241,7 +241,7 @@ ENGINE = record(
     first_waiting=_WHOLE,
     last_waiting=_WHOLE,
     handed_on_us=_REAL,  # when the front end has processed the last request
-    admitted=_WHOLE,  # tickets given out
+    admitted=_WHOLE,  # tickets issued
     first_ended=_WHOLE,  # finished requests that the client has not processed
     # the current step or decode run, until ``due_us``; a planned run is not executed yet, so that a new request can
     # cut it short
@@ -249,8 +249,8 @@ ENGINE = record(
     planned=_TRUTH,
     planned_steps=_WHOLE,
     due_us=_REAL,
-    # of a rank that steps together with others: time of its next step, and how that grows by step; of these the GPU's;
-    # of the slowest rank
+    # of a rank that steps together with others: time of its next step and its growth by step; of these the GPU's; and
+    # the same of the slowest rank
     own_us=_REAL,
     own_slope=_REAL,
     own_gpu_us=_REAL,
@@ -293,12 +293,12 @@ ENGINE = record(
     window_y=_WHOLE,
     # policies
     forming=_TRUTH,  # a static batch still admits requests
-    formed_us=_REAL,  # that were visible by this time
+    formed_us=_REAL,  # requests visible by this time
     joined=_WHOLE,  # requests that it admitted
     full_running=_WHOLE,  # running requests at the last failed admission, until it is retried
     prefills_delayed=_TRUTH,  # this step decodes only
     waited_iters=_WHOLE,  # steps that prompts have been delayed
-    # ranks that step together; the first one counts for all
+    # ranks that step together: the record of the first one counts for all
     prefills_held=_TRUTH,  # this step decodes only, until all ranks have prompts
     unbalanced_iters=_WHOLE,  # steps in which some rank had no prompt to compute
     balanced_iters=_WHOLE,  # steps that prompts waited although all had one
@@ -309,8 +309,8 @@ ENGINE = record(
     polled_prompt_steps=_WHOLE,  # those with prompts
     ratio_from=_REAL,  # new-token ratio when it was last set
     ratio_step=_WHOLE,  # decode step from which it decays
-    # KV tiers, in blocks: ordered in this step, and in all
-    loads_us=_REAL,  # when the transfers end that a step waits for
+    # KV tiers; counts in blocks: of this step, and in total
+    loads_us=_REAL,  # end of the transfers that the step waits for
     link_read_us=_REAL,  # when the link from host to GPU is free, and the one back
     link_write_us=_REAL,
     tier_read_us=(_REAL, (MOST_TIERS,)),  # when each tier's own link is
@@ -344,7 +344,7 @@ ENGINE = record(
     communication_us=(_REAL, (2,)),
     decode_attention_us=(_REAL, (2,)),
     prefill_attention_us=_REAL,
-    sums=(_REAL, (SUMS,)),  # what steps have cost by part when the last one ended, see ``parts``
+    sums=(_REAL, (SUMS,)),  # times of steps by part up to the end of the last one, see ``waits``
 )
 
 
@@ -355,5 +355,5 @@ STAGE = record(
     gpu_us=_REAL,
     idle_us=_REAL,
     due_us=_REAL,  # when the batch returns
-    group=_WHOLE,  # that decodes in it; without a batch, an empty one
+    group=_WHOLE,  # of the batch's decoding requests; without a batch, an empty one
 )

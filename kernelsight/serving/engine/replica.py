@@ -1,4 +1,4 @@
-"""Simulate one scenario from Python: columns into records, the compiled loop, records into columns."""
+"""Simulates one scenario from Python: columns into records, the compiled loop, records into columns."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ QUEUES = (
 
 
 def check_caching(load: Load, limits: Limits) -> None:
-    """ValueError: hash blocks that are not a multiple of the KV block size, or layers without prefix caching."""
+    """Raise ValueError for hash blocks that are no multiple of the KV block size, and for layers without caching."""
     if load.hash_tokens % limits.block_size:
         raise ValueError(
             f"hash blocks of {load.hash_tokens} tokens are no whole number of blocks of {limits.block_size}"
@@ -69,10 +69,10 @@ class Draft(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Identical engines: one deployment's limits, host and costs, and the number of layers of each pipeline stage.
+    """Identical engines of one deployment: limits, host, step costs, and the layers of each pipeline stage.
 
     ``draft``: the draft model of speculative decoding (see ``Limits.drafts``); None: drafts cost nothing.
-    ``ranks``: as many engines, one after the other, begin and end each step together (see ``ranks``); 1: none.
+    ``ranks``: number of consecutive engines that begin and end each step together (see ``ranks``); 1: none.
     ``tiers``: KV tiers behind the GPU's prefix cache.
     """
 
@@ -91,15 +91,15 @@ def decode_limits(limits: Limits) -> Limits:
 
     These are recomputed in chunks beside the decodes; prefixes are cached on the prefill engines.
     """
-    others = {"prefix_caching": False, "batch_wait_timeout_iters": 0, "balance": False}
-    return limits._replace(chunked=True, prefill_first=False, **others)
+    other_limits = {"prefix_caching": False, "batch_wait_timeout_iters": 0, "balance": False}
+    return limits._replace(chunked=True, prefill_first=False, **other_limits)
 
 
 def request_records(load: Load, hashed: bool, handed_over: bool, tally: Tally | None) -> RequestBlocks:
     """Return fresh REQUEST records.
 
-    ``hashed``: with their prompts' hash blocks. ``handed_over``: prefilled on one engine, decoded on another.
-    ``tally``: counts them.
+    ``hashed``: with their prompts' hash blocks. ``handed_over``: prefilled on one engine, decoded on another (P/D
+    disaggregation). ``tally``: adds up those that have ended.
     """
     blocks = RequestBlocks(load, hashed or handed_over or load.waits is not None, tally)
     requests = blocks.records
@@ -140,7 +140,7 @@ def engine_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
     for name in QUEUES:
         engines[name] = NOBODY
     sizes = [pool.engines for pool in pools]
-    # a poll that takes time has not happened yet
+    # with polls that take time, none has happened yet
     engines["previous_start"][np.repeat([pool.limits.batch_wait_us > 0.0 for pool in pools], sizes)] = -FOREVER
     capacity = np.repeat([pool.limits.capacity_units for pool in pools], sizes)
     engines["free_units"] = engines["blank_units"] = capacity
@@ -164,23 +164,23 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
         put_tiers(record, pool.tiers, pool.ranks, pool.limits.prefill_first)
     pool_limits["requests"] = load.arrival_us.size
     limits = np.repeat(pool_limits, [pool.engines for pool in pools])
-    # the ranks of a replica stand one after the other
+    # the ranks of a replica are consecutive
     limits["rank"] = np.concatenate([np.arange(pool.engines) for pool in pools]) % limits["ranks"]
     return limits
 
 
 def stage_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
-    """Return fresh STAGE records, shape [engines, largest number of stages]; the last of some are unused."""
+    """Return fresh STAGE records, shape [engines, largest number of stages]; engines with fewer leave some unused."""
     stages = np.zeros((len(pools), max(len(pool.layers) for pool in pools)), STAGE)
-    for own, pool in zip(stages, pools, strict=True):
-        own["share"][: len(pool.layers)] = np.array(pool.layers) / sum(pool.layers)
-        own["group"] = 1 + np.arange(own.size)
+    for stages_of_pool, pool in zip(stages, pools, strict=True):
+        stages_of_pool["share"][: len(pool.layers)] = np.array(pool.layers) / sum(pool.layers)
+        stages_of_pool["group"] = 1 + np.arange(stages_of_pool.size)
     stages["free_us"] = start_us
     return np.repeat(stages, [pool.engines for pool in pools], axis=0)
 
 
 def group_records(limits: np.ndarray) -> np.ndarray:
-    """Return fresh GROUP records, shape [engines, largest number of stages and one]; without batches in flight one."""
+    """Return fresh GROUP records, shape [engines, largest number of stages + 1]; [engines, 1] without pipelining."""
     stages = int(limits["stages"].max()) if limits["per_request_progress"].any() else 0
     groups = np.zeros((limits.size, stages + 1), GROUP)
     groups["group"], groups["fresh"] = np.arange(stages + 1), NOBODY
@@ -188,7 +188,7 @@ def group_records(limits: np.ndarray) -> np.ndarray:
 
 
 def close_stages(engine: np.void, stages: np.ndarray) -> None:
-    """Set an engine's end, and its idle time: the sum over its stages, until the last one is done."""
+    """Set the end and the idle time of an engine with stages: summed over stages, until the last one ends."""
     engine["last_us"] = max(engine["last_us"], stages["free_us"].max())
     engine["idle_us"] = (stages["idle_us"] + engine["last_us"] - stages["free_us"]).sum()
 
@@ -202,7 +202,7 @@ def fresh_scenario(
     split: bool,
     tally: Tally | None = None,
 ) -> tuple[Scenario, RequestBlocks]:
-    """Return a scenario before its first arrival, without room for step rows, and its requests' records.
+    """Return a scenario before its first arrival, without a buffer of step rows, and its requests' records.
 
     See ``serve_scenario``.
     """
@@ -264,8 +264,8 @@ def serve_scenario(
 
     ``transfer``: the first pool prefills, the second decodes, and KV is transferred between them.
     ``windows_from_us``: start of the first window of time; None: no windows. ``scratch``: an array of shape
-    (3, size of the pools' costs) for uses that are not read. ``split``: keep what steps cost by part (see ``parts``).
-    ``tally``: counts the requests of a single engine, whose outcome is not returned then.
+    (3, size of the pools' costs) for uses that are not read. ``split``: with the parts of requests' times (``waits``).
+    ``tally``: adds up the requests of a single engine, whose outcome is not returned then.
     ValueError: no request, a block size above LARGEST_BLOCK, or pipeline stages without their costs.
     """
     n = load.arrival_us.size
@@ -285,31 +285,33 @@ def serve_scenario(
     per_request_progress = scenario.limits["per_request_progress"].tolist()
     rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)
     scenario = scenario._replace(rows=rows.buffer)
-    go_on = serve_until_full.bound(*scenario)
+    run_loop = serve_until_full.bound(*scenario)
     while scenario.clients[0]["ended"] < n:
-        go_on()
-        # a decode run ends where the rows are full, so that these are taken then alone
+        run_loop()
+        # the loop returned because records are needed, or because the step rows are full
         if not requests.turn_over(scenario.clients[0]):
             rows.take(engines)
-    for engine, stages, depth, alone in zip(engines, scenario.stages, depths, per_request_progress, strict=True):
-        if alone:
+    for engine, stages, depth, per_request in zip(engines, scenario.stages, depths, per_request_progress, strict=True):
+        if per_request:
             close_stages(engine, stages[:depth])
     out, parts = requests.outcome(), None
     steps, windows = rows.finish(engines, lambda i: tally.stays() if tally else stays_on(i, engines.size, out))
     totals = [Totals(*(engine[name].item() for name in TOTALS)) for engine in engines]
-    paid = drafted = None
+    uses = draft_uses = None
     if scratch is None:
         firsts = list(zip(pools, np.cumsum([0, *(pool.engines for pool in pools[:-1])]), strict=True))
-        paid = [unpack_uses(scenario.uses, pool.costs, scenario.layout[i]) for pool, i in firsts]
-        drafted = [
+        uses = [unpack_uses(scenario.uses, pool.costs, scenario.layout[i]) for pool, i in firsts]
+        draft_uses = [
             unpack_uses(scenario.uses, pool.draft.costs, scenario.draft_layout[i]) if pool.draft else None
             for pool, i in firsts
         ]
     if split:
         host = pools[0].host
         parts = request_parts(out, load.prompt_tokens, scenario.sums, host.request_us, host.per_prompt_token_us)
-    tiers = [tier_blocks_of(engine, int(own["tiers"])) for engine, own in zip(engines, scenario.limits, strict=True)]
-    return ServedScenario(out, paid, scenario.histogram, totals, steps, windows, drafted, parts, tiers)
+    tiers = [
+        tier_blocks_of(engine, int(limits["tiers"])) for engine, limits in zip(engines, scenario.limits, strict=True)
+    ]
+    return ServedScenario(out, uses, scenario.histogram, totals, steps, windows, draft_uses, parts, tiers)
 
 
 def serve(
@@ -328,11 +330,11 @@ def serve(
     tally: Tally | None = None,
 ) -> Served:
     """Simulate a single engine with its own client; see ``Pool`` and ``serve_scenario``."""
-    kept = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch, "split": split}
-    kept["tally"] = tally
-    served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft, tiers=tiers)], **kept)
+    options = {"keep_steps": keep_steps, "windows_from_us": windows_from_us, "scratch": scratch, "split": split}
+    options["tally"] = tally
+    served = serve_scenario(load, [Pool(limits, host, costs, layers=layers, draft=draft, tiers=tiers)], **options)
     uses = served.uses[0] if served.uses else None
     windows = served.windows[0] if served.windows else None
-    drafted = served.draft_uses[0] if served.draft_uses else None
-    own = served.totals[0], served.steps[0], windows, drafted, served.parts, served.tiers[0]
-    return Served(served.out, uses, served.histogram, *own)
+    draft_uses = served.draft_uses[0] if served.draft_uses else None
+    engine_results = served.totals[0], served.steps[0], windows, draft_uses, served.parts, served.tiers[0]
+    return Served(served.out, uses, served.histogram, *engine_results)

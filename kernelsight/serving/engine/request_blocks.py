@@ -1,7 +1,7 @@
-"""Records of requests in blocks: filled before they are sent, given back to the system when all of a block have ended.
+"""Request records in blocks: filled before they are sent, their memory released when all of a block have ended.
 
-A record is 300 bytes, of which a dozen numbers are read in the end: a million of them would take longer to get from the
-system than the loop takes to serve them. Requests that wait for others, or move between engines, are filled at once.
+A record is 300 bytes, of which a dozen numbers are read in the end: allocating a million of them would take longer than
+simulating them. Requests that wait for others, or move between engines, are all filled at the start.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from kernelsight.serving.engine.request_columns import fill_requests, outcome_of
 from kernelsight.serving.engine.served import Outcome, empty_outcome
 from kernelsight.serving.engine.tally import Tally
 
-BLOCK = 32_768
-# blocks of which the first may be given back while the last is served
+BLOCK = 32_768  # requests
+# fewest blocks at which the first may be released while the last is simulated
 LEAST_BLOCKS = 3
-# the system gives and takes memory in pages, of which large ones cost a tenth
+# huge pages take a tenth of the time to allocate
 LARGE_PAGE = 2 * 2**20
 
 
 class RequestBlocks:
-    """The records of a load's requests, shape [requests], and what is known of those that have ended.
+    """The records of a load's requests, shape [requests], and the outcome of those that have ended.
 
-    With a ``tally`` those that have ended are counted, and nothing else is kept of them.
+    With a ``tally`` requests that have ended are added up, and no outcome of single requests is kept.
     """
 
     def __init__(self, load: Load, at_once: bool, tally: Tally | None = None) -> None:
@@ -54,9 +54,9 @@ class RequestBlocks:
         self.filled = rows.stop
 
     def turn_over(self, client: np.void) -> bool:
-        """Fill the next block where all that are filled are sent, and give back blocks of requests that have ended.
+        """Fill the next block where all filled records are sent, and release blocks of requests that have ended.
 
-        False: there is nothing to fill now.
+        Returns False where nothing is to be filled now.
         """
         if client["next"] < self.filled or self.filled == self._count:
             return False
@@ -71,7 +71,7 @@ class RequestBlocks:
         return bool(((records["finish_us"] >= 0.0) | (records["status"] != FINISHED)).all())
 
     def _read(self, stop: int) -> None:
-        """Take the outcome of the next requests that have ended, and give their records back."""
+        """Read the outcome of the next requests that have ended, and release their records."""
         rows = slice(self._ended, stop)
         if self._tally is None:
             self._out = self._out or empty_outcome(self._count)
@@ -86,7 +86,7 @@ class RequestBlocks:
         self._ended = stop
 
     def _count_in_blocks(self, rows: slice, tally: Tally) -> None:
-        """Count requests that have ended, by way of memory that is used again."""
+        """Add up requests that have ended, through a buffer that is reused."""
         for start in range(rows.start, rows.stop, BLOCK):
             part = slice(start, min(start + BLOCK, rows.stop))
             block = self._block if part.stop - start == BLOCK else empty_outcome(part.stop - start)
@@ -94,7 +94,7 @@ class RequestBlocks:
             tally.add(part, block)
 
     def outcome(self) -> Outcome | None:
-        """Return the outcome of all requests, which have ended; None where they are counted."""
+        """Return the outcome of all requests, which have ended; None with a tally."""
         if self._out is None and self._tally is None:
             return outcome_of(self.records)
         self._read(self._count)

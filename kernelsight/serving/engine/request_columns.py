@@ -13,7 +13,7 @@ from kernelsight.serving.engine.served import Outcome, empty_outcome
 def fill_requests(
     requests: np.ndarray, arrival_us: np.ndarray, prompt_tokens: np.ndarray, output_tokens: np.ndarray
 ) -> None:
-    """Fill zeroed REQUEST records: the stated fields, and those of an unsent request that are not zero."""
+    """Fill zeroed REQUEST records: inputs, and the fields of an unsent request that are not zero."""
     for i in range(requests.size):
         request = requests[i]
         request.arrival_us = arrival_us[i]

@@ -32,7 +32,7 @@ from kernelsight.serving.engine.steps import count_decode_gaps, end_decodes, end
 def end_batch(core: Core, histogram: np.ndarray) -> None:
     """Process the return of the oldest batch: its requests get their tokens, and continue or finish.
 
-    Its group waits for the next batch then, with what waits already.
+    Its group is then merged with the group that waits for the next batch.
     """
     engine, requests, limits = core.engine, core.requests, core.limits
     engine.now = engine.due_us
@@ -65,7 +65,7 @@ def end_batch(core: Core, histogram: np.ndarray) -> None:
 def give_drafts(core: Core, group: np.void, histogram: np.ndarray, decodes: bool) -> None:
     """Give the requests of a batch that returns their tokens, in order of admission.
 
-    ``decodes``: the group in the engine's record is the one that returns; what its next step needs is added up.
+    ``decodes``: the group in the engine's record is the one that returns; its next step's demand is added up.
     """
     engine, requests = core.engine, core.requests
     k, r = 0, NOBODY
@@ -90,7 +90,7 @@ def give_drafts(core: Core, group: np.void, histogram: np.ndarray, decodes: bool
 
 @inlined
 def take_accepted(core: Core, r: int) -> None:
-    """Give a decoding request its accepted drafts, beside the token that its group's clock counts.
+    """Give a decoding request its accepted drafts, besides the token that its group's clock counts.
 
     They arrive together: one inter-token gap is counted, as a streaming client sees one chunk.
     """

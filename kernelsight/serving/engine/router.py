@@ -1,4 +1,4 @@
-"""Routing over several engines: round robin, least loaded, prefix-aware, by session, or by weighted scores.
+"""Router over several engines: round robin, least loaded, prefix-aware, session affinity, or weighted scores.
 
 ``prefix_aware`` follows SGLang's router (sgl-router, cache_aware): it remembers which prompts it sent to which engine,
 not what the engine still has cached. If the engines' loads differ by more than ``balance_abs_threshold`` requests and
@@ -6,10 +6,10 @@ by more than the factor ``balance_rel_threshold``, or if no engine was sent more
 the least loaded engine gets it. Not modelled: SGLang's tree evicts its least recently used texts beyond a size, and a
 prompt without a match goes to the engine with the smallest tree.
 
-``session_affinity`` sends the first request of a session to the least loaded engine, and all others after it.
+``session_affinity`` sends the first request of a session to the least loaded engine, and its other ones to the same.
 
 ``scored`` follows llm-d's scheduler (table ``router_scorers``): each score of an engine is between 0 and 1, and the
-highest sum of weight times score gets the request; equal ones in turn. It sees each engine as it is at that moment:
+highest sum of weight times score gets the request, ties round robin. It reads the current state of each engine:
 
 - prefix: blocks of the prompt that are cached, as the engine would find them, those in tiers behind the GPU's cache
   counting ``tier`` each, over the whole blocks of the prompt;
@@ -34,7 +34,7 @@ LOAD_THRESHOLD = 128
 
 @compiled
 def least_loaded(engines: np.ndarray, routed: int) -> int:
-    """The engine with the fewest waiting and running requests; ties go round robin."""
+    """Return the engine with the fewest waiting and running requests; ties go round robin."""
     best = routed % engines.size
     for k in range(1, engines.size):
         i = (routed + k) % engines.size
@@ -54,7 +54,7 @@ def is_balanced(client: np.void, engines: np.ndarray) -> bool:
 
 @compiled
 def longest_match(request: np.void, hashes: np.ndarray, sent: np.ndarray) -> tuple:
-    """(engine, leading hash blocks) of the first engine that was sent the longest prefix of a prompt."""
+    """Return (engine, leading hash blocks) of the first engine that was sent the longest prefix of a prompt."""
     best, longest = 0, 0
     for i in range(sent.shape[0]):
         blocks = 0
@@ -67,7 +67,7 @@ def longest_match(request: np.void, hashes: np.ndarray, sent: np.ndarray) -> tup
 
 @compiled
 def engine_of_session(requests: np.ndarray, r: int) -> int:
-    """The engine that the session of a request began on; -1: it begins with this one."""
+    """Return the engine of the session's first request; -1: this is the first."""
     first = requests[r].first_of
     if first < 0 or first == r:
         return NOBODY
@@ -78,7 +78,7 @@ def engine_of_session(requests: np.ndarray, r: int) -> int:
 def prefix_score(
     request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, tier_weight: float
 ) -> float:
-    """The share of a prompt's whole blocks that an engine has cached; those in tiers count ``tier_weight``."""
+    """Return the share of a prompt's whole blocks that an engine has cached; in KV tiers each is ``tier_weight``."""
     if limits.hash_tokens == 0:
         return 0.0
     cached, _ = cached_prefix(request, hashes, entries, limits)
@@ -89,13 +89,13 @@ def prefix_score(
 
 @compiled
 def among(own: int, fewest: int, most: int) -> float:
-    """The score of a count of requests between the fewest and the most of all engines."""
+    """Return the score of a number of requests: 1 for the fewest of all engines, 0 for the most."""
     return 1.0 if most == fewest else (most - own) / (most - fewest)
 
 
 @compiled
 def best_scored(client: np.void, scenario: Scenario, request: np.void) -> int:
-    """The engine with the highest sum of weighted scores; of equal ones the next in turn."""
+    """Return the engine with the highest sum of weighted scores; ties go round robin."""
     engines, limits = scenario.engines[: client.front], scenario.limits
     weights = client.weights
     most_waiting = fewest_waiting = engines[0].in_flight - engines[0].running
@@ -121,7 +121,7 @@ def best_scored(client: np.void, scenario: Scenario, request: np.void) -> int:
 
 @compiled
 def route(scenario: Scenario, r: int) -> int:
-    """The engine for request ``r``, of those that the client sends to."""
+    """Return the engine for request ``r``, of those that the client sends to."""
     client, requests, hashes, sent = scenario.clients[0], scenario.requests, scenario.hashes, scenario.sent
     engines = scenario.engines[: client.front]
     request = requests[r]
@@ -148,7 +148,7 @@ def route(scenario: Scenario, r: int) -> int:
 
 @compiled
 def route_decode(client: np.void, engines: np.ndarray) -> int:
-    """The decode engine for a prefilled request: round robin, or the least loaded one."""
+    """Return the decode engine for a prefilled request: round robin, or the least loaded one."""
     i = client.handed % engines.size if client.router == ROUND_ROBIN else least_loaded(engines, client.handed)
     client.handed += 1
     return i

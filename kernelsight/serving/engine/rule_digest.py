@@ -1,7 +1,7 @@
-"""What the machine code of an entry point is made of: its own code, and the rules and values that it names, and so on.
+"""Digest of an entry point's sources: a hash of its bytecode and of all rules and values that it refers to.
 
-Comments, docstrings, lines, and rules that it does not reach are no part of it, so that an edit of these compiles
-nothing again. Numba itself keeps no rule by itself: it names symbols by the order in which a process compiles.
+Comments, docstrings, line numbers, and rules that it does not reach do not change it, so that an edit of these compiles
+nothing again. Numba's own cache cannot do this: it names symbols by the order in which a process compiles.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.dtype)
 
 
 class Unstated(Exception):
-    """A rule names something of which it is not known what compiled code takes from it."""
+    """A rule refers to a value of a type that the digest does not cover."""
 
 
 def rules_digest(function: Callable[..., Any]) -> str | None:
-    """Return a hash of all that decides about the machine code of a function; None where that cannot be told."""
+    """Return a hash of everything that determines a function's machine code; None where it refers to other types."""
     digest = hashlib.sha256()
     for name in COMPILER:
         digest.update(Path(__file__).with_name(name).read_bytes())
@@ -38,7 +38,7 @@ def rules_digest(function: Callable[..., Any]) -> str | None:
 
 
 def _add_function(function: Callable[..., Any], digest: Any, numbers: dict[int, int]) -> None:
-    """Add a function, each once."""
+    """Add a function and all that it refers to, each function once."""
     if id(function) in numbers:
         digest.update(b"again %d" % numbers[id(function)])
         return
@@ -49,22 +49,24 @@ def _add_function(function: Callable[..., Any], digest: Any, numbers: dict[int, 
         _add_value(value, digest, numbers)
 
 
-def _add_code(code: CodeType, known: dict[str, Any], doc: str | None, digest: Any, numbers: dict[int, int]) -> None:
+def _add_code(
+    code: CodeType, module_names: dict[str, Any], doc: str | None, digest: Any, numbers: dict[int, int]
+) -> None:
     shape = (code.co_argcount, code.co_flags, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     digest.update(repr((shape, code.co_exceptiontable)).encode() + code.co_code)
     for number, value in enumerate(code.co_consts):
         if isinstance(value, CodeType):
-            _add_code(value, known, None, digest, numbers)
+            _add_code(value, module_names, None, digest, numbers)
         elif number or value != doc:
             digest.update(repr(value).encode())
     for name in code.co_names:
-        if name in known:
+        if name in module_names:
             digest.update(name.encode())
-            _add_value(known[name], digest, numbers)
+            _add_value(module_names[name], digest, numbers)
 
 
 def _add_value(value: Any, digest: Any, numbers: dict[int, int]) -> None:
-    """Add what compiled code may take from a value. Unstated: that is not known."""
+    """Add what compiled code may depend on in a value. Unstated: a type that is not covered."""
     digest.update(type(value).__name__.encode())
     if isinstance(value, Rule):
         digest.update(repr(sorted(value.options.items())).encode())
@@ -76,8 +78,8 @@ def _add_value(value: Any, digest: Any, numbers: dict[int, int]) -> None:
     elif isinstance(value, PLAIN):
         digest.update(repr(value).encode())
     elif isinstance(value, tuple):
-        for each in value:
-            _add_value(each, digest, numbers)
+        for item in value:
+            _add_value(item, digest, numbers)
     elif isinstance(value, type):
         digest.update(repr((value.__module__, value.__qualname__, getattr(value, "_fields", None))).encode())
     elif isinstance(value, BuiltinFunctionType | np.ufunc):

@@ -1,6 +1,6 @@
-"""Rules of the scheduler: functions that numba knows once an entry point that needs them is compiled.
+"""Rules of the scheduler: functions that numba compiles when an entry point needs them.
 
-What was compiled before is read without numba, whose import alone takes as long as all else of a short simulation.
+Nothing here imports numba before that: its import alone takes as long as the rest of a short simulation.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Rule:
 
     @cached_property
     def dispatcher(self) -> Any:
-        """The rule as numba knows it."""
+        """Numba's dispatcher of the rule."""
         from kernelsight.serving.engine.linking import rule_dispatcher
 
         return rule_dispatcher(self.py_func, self.options)
 
     @property
     def _numba_type_(self) -> Any:
-        """What numba takes the rule for, where other code names it."""
+        """The numba type of the rule, for code that refers to it."""
         return self.dispatcher._numba_type_
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -37,21 +37,21 @@ class Rule:
 
 
 class WrittenOut:
-    """A function whose body numba writes into the rules that call it."""
+    """A function whose body numba inlines into the rules that call it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         update_wrapper(self, function)
-        # by which numba's inlining knows it
+        # attributes that numba's inlining reads
         self.py_func, self.targetoptions = function, {"inline": "always"}
 
     @cached_property
     def dispatcher(self) -> Any:
-        """The function as numba knows it."""
+        """Numba's dispatcher of the function."""
         import numba
 
         return numba.njit(**self.targetoptions)(self.py_func)
 
     @property
     def _numba_type_(self) -> Any:
-        """What numba takes the function for, where other code names it."""
+        """The numba type of the function, for code that refers to it."""
         return self.dispatcher._numba_type_

@@ -1,4 +1,4 @@
-"""The scheduler: one token budget, running requests first, then the waiting queue; preemption by recompute."""
+"""The scheduler of a step, as vLLM V1: one token budget, running requests first, then the waiting queue; preemption."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kernelsight.serving.engine.tiers import is_loading
 
 @inlined
 def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budget: int) -> tuple:
-    """Set the chunks of partly computed prompts, in their order; returns their (tokens, units)."""
+    """Set the chunks of partly computed prompts, in order of admission; return their (tokens, KV units)."""
     tokens = units = 0
     r = engine.partial
     while r >= 0:
@@ -47,7 +47,7 @@ def chunk_partials(engine: np.void, requests: np.ndarray, limits: np.void, budge
 
 @inlined
 def partials_are_newest(engine: np.void, requests: np.ndarray) -> bool:
-    """True if every partly computed prompt was admitted after every request that decodes next."""
+    """Whether every partly computed prompt was admitted after every request that decodes next."""
     r, partials = engine.newest, engine.partial_count
     while partials > 0:
         if is_ready(engine, requests[r]):
@@ -59,7 +59,7 @@ def partials_are_newest(engine: np.void, requests: np.ndarray) -> bool:
 
 @compiled
 def schedule_running(core: Core, prompts_only: bool) -> tuple:
-    """Schedule the running requests and allocate their units; returns (prompt tokens, decode tokens, preempted).
+    """Schedule the running requests and allocate their units; return (prompt tokens, decode tokens, preempted).
 
     If the order of admission does not matter and budget and blocks suffice for all, the batch is scheduled as a whole,
     otherwise request by request.
@@ -183,7 +183,7 @@ def skip_decodes(core: Core) -> None:
 
 @compiled
 def take_in_order(core: Core, decodes: bool) -> None:
-    """Allocate the units of decodes, then of each chunk, caching it before the next: that can free blocks."""
+    """Allocate the units of decodes, then of each chunk; a chunk is cached before the next, which can free blocks."""
     engine, requests, limits = core.engine, core.requests, core.limits
     if decodes:
         take_units(core, units_next(engine, requests, limits))
@@ -198,7 +198,7 @@ def take_in_order(core: Core, decodes: bool) -> None:
 
 @compiled
 def schedule(core: Core, horizon: float) -> tuple:
-    """Schedule one step; returns (prompt tokens, decode tokens, whether to schedule the next step anew, blocked)."""
+    """Schedule one step; return (prompt tokens, decode tokens, whether to schedule the next step anew, blocked)."""
     engine, requests, limits = core.engine, core.requests, core.limits
     if not limits.plain:
         form_static_batch(engine, limits, horizon)

@@ -1,4 +1,4 @@
-"""Results of a simulation: outcome of requests, uses of cost knots, counts and times."""
+"""Results of the loop: outcome of requests, uses of knots of step costs, totals and windows of engines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# rows of an outcome
+# rows of an outcome: fields of the REQUEST record, whole numbers and times in us
 WHOLE = ("status", "replica", "preemptions", "cached_tokens", "prefill_replica", "tier_tokens")
 REAL = (
     "sent_us",
@@ -43,12 +43,12 @@ class Outcome(NamedTuple):
 
 
 def empty_outcome(requests: int) -> Outcome:
-    """Return room for the outcome of so many requests."""
+    """Return an uninitialised outcome for a number of requests."""
     return Outcome(np.empty((len(WHOLE), requests), np.int64), np.empty((len(REAL), requests)))
 
 
 class Uses(NamedTuple):
-    """Uses of each cost knot, by phase: counts over the dense tables (padded), weights over the grids."""
+    """Uses of step costs, shape [3 phases, ...]: counts over dense tables (padded tokens), weights over knots."""
 
     tokens: np.ndarray
     sampled: np.ndarray
@@ -59,7 +59,7 @@ class Uses(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Counts and times of one replica, microseconds; ``energy_j``: of its kernels on one GPU of each stage, joules."""
+    """Counts and times of one engine, us; ``energy_j``: of its kernels on one GPU of each stage, joules."""
 
     steps: int
     gpu_us: float
@@ -77,20 +77,17 @@ class Totals(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Sums over K windows of time, from the first arrival to the end of the last step.
+    """Sums over windows of time, from the first arrival to the end of the last step."""
 
-    ``sums``: (K, see ``windows``), times in microseconds; ``peak_units`` and ``peak_running``: (K,), maxima.
-    """
-
-    edges_us: np.ndarray  # (K + 1,)
-    sums: np.ndarray
-    peak_units: np.ndarray
-    peak_running: np.ndarray
-    in_flight_us: np.ndarray  # (K,) integral of the requests in flight over time
+    edges_us: np.ndarray  # [windows + 1]
+    sums: np.ndarray  # [windows, SUMS], times in us; columns: see ``windows``
+    peak_units: np.ndarray  # [windows] most KV units in use
+    peak_running: np.ndarray  # [windows] most running requests
+    in_flight_us: np.ndarray  # [windows] integral of the requests in flight over time
 
 
 class RequestParts(NamedTuple):
-    """Parts of the time of each request, nanoseconds, and the steps that it was in; see ``parts``.
+    """Parts of the time of each request, ns, and the steps that it was in; see ``waits``.
 
     ``nanoseconds``: shape [phases, parts, requests]: of its TTFT, and from its first to its last token; the parts of a
     phase add up to its length. ``steps``: shape [phases, 2, requests]: all steps, and those with prompts.
@@ -101,7 +98,7 @@ class RequestParts(NamedTuple):
 
 
 class TierBlocks(NamedTuple):
-    """KV blocks of each tier of one engine, shape [tiers]: found at first admissions, and moved or evicted in all."""
+    """KV blocks of each KV tier of one engine, shape [tiers]: hits at first admissions, read, written and evicted."""
 
     hit: np.ndarray
     read: np.ndarray
@@ -110,7 +107,7 @@ class TierBlocks(NamedTuple):
 
 
 class Served(NamedTuple):
-    """Results of one replica; ``steps`` is empty unless kept; no ``out`` where its requests were counted."""
+    """Results of one engine; ``steps`` is empty unless kept; ``out`` is None where a tally added up its requests."""
 
     out: Outcome | None
     uses: Uses

@@ -9,26 +9,28 @@ from kernelsight.serving.engine.records import EDGE, FOREVER, NOBODY
 
 
 def put_waits(requests: np.ndarray, waits: Waits | None) -> np.ndarray:
-    """Note in REQUEST records which wait for which; returns the EDGE records, those from one request together.
+    """Set the dependencies in REQUEST records; return the EDGE records, edges from one request contiguous.
 
-    Of the first request of a session come first those to other requests with which the session begins.
+    Edges from a session's first request begin with those to its other requests that wait for none.
     """
     if waits is None:
         return np.zeros(0, EDGE)
     n = requests.size
     first = first_of_session(waits, n)
     requests["waits_for"] = np.bincount(waits.request, minlength=n)
-    others = np.flatnonzero((requests["waits_for"] == 0) & (first != np.arange(n)))
-    beside = np.bincount(first[others], minlength=n)
-    sources = np.concatenate([first[others], waits.after])
-    order = np.lexsort((np.concatenate([others, waits.request]), np.arange(sources.size) >= others.size, sources))
+    further_firsts = np.flatnonzero((requests["waits_for"] == 0) & (first != np.arange(n)))
+    beside = np.bincount(first[further_firsts], minlength=n)
+    sources = np.concatenate([first[further_firsts], waits.after])
+    order = np.lexsort(
+        (np.concatenate([further_firsts, waits.request]), np.arange(sources.size) >= further_firsts.size, sources)
+    )
     edges = np.zeros(order.size, EDGE)
-    edges["to"] = np.concatenate([others, waits.request])[order]
-    edges["pause_us"] = np.concatenate([np.zeros(others.size), waits.pause_us])[order]
+    edges["to"] = np.concatenate([further_firsts, waits.request])[order]
+    edges["pause_us"] = np.concatenate([np.zeros(further_firsts.size), waits.pause_us])[order]
     counts = np.bincount(sources, minlength=n)
     requests["edge_count"], requests["edge_at"], requests["beside"] = counts, np.cumsum(counts) - counts, beside
     requests["follows"] = requests["waits_for"] > 0
-    requests["follows"][others] = True
+    requests["follows"][further_firsts] = True
     requests["ready_us"] = -FOREVER
     members = np.bincount(first, minlength=n)
     requests["first_of"] = np.where(members[first] > 1, first, NOBODY)
@@ -37,7 +39,7 @@ def put_waits(requests: np.ndarray, waits: Waits | None) -> np.ndarray:
 
 
 def first_of_session(waits: Waits, n: int) -> np.ndarray:
-    """Return for each of n requests the first one of its session: of all that hang together, which waits for none.
+    """Return, for each of n requests, the first of its session (connected component) that waits for no other.
 
     >>> first_of_session(Waits(np.array([2, 3]), np.array([0, 2]), np.zeros(2)), 5).tolist()
     [0, 1, 0, 0, 4]
@@ -46,7 +48,7 @@ def first_of_session(waits: Waits, n: int) -> np.ndarray:
     while True:
         lowest_before = lowest.copy()
         lower = np.minimum(lowest[waits.request], lowest[waits.after])
-        # where two sessions turn out to be one, the lowest of either becomes that of both
+        # where two components are connected, both take the lower label
         for ends in (waits.request, waits.after):
             np.minimum.at(lowest, lowest_before[ends], lower)
             np.minimum.at(lowest, ends, lower)

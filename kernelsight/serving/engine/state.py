@@ -1,6 +1,6 @@
-"""What the loop works on: all arrays of a scenario, and of these what the rules of one engine read and write.
+"""State of the loop: all arrays of a scenario, and the views of them that the rules of one engine read and write.
 
-Rules take whole tuples: compiled code hands over what is used of them, and builds none of them in memory.
+Rules take whole tuples: compiled code passes only the fields that are used, and builds no tuple in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kernelsight.serving.engine.compiled import written_out
 
 
 class Scenario(NamedTuple):
-    """The state of one scenario; records are those of ``records``, times are microseconds."""
+    """The arrays of one scenario; record types are those of ``records``, times in us."""
 
     # the client, and what it sends
     clients: np.ndarray  # [1] CLIENT
@@ -58,7 +58,7 @@ class Core(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """What the steps of one model cost, microseconds (and joules), and how often each cost was used."""
+    """Step costs of one model, us (then joules), and how often each was used."""
 
     values: np.ndarray  # [...]
     layout: np.void
@@ -66,7 +66,7 @@ class StepCosts(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """What is counted of an engine's steps beside its totals."""
+    """Counters of an engine's steps besides its totals."""
 
     histogram: np.ndarray  # [ITL_BINS]
     rows: np.ndarray  # [capacity, COLUMNS]
@@ -74,22 +74,20 @@ class Metrics(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Times of steps that grow linearly, microseconds: that of the first step, and what each has more than the last."""
+    """Times of steps that grow linearly: time of the first step, and growth by step, us."""
 
     first_us: float
     slope_us: float
 
 
 class Contexts(NamedTuple):
-    """Mean contexts of a decode batch, tokens: in full and inside the window; the knots of costs below them; what the
-    latter has more in each step, as the former has one token.
-    """
+    """Mean contexts of a decode batch, tokens, and the knots of step costs below them."""
 
     full: float
-    windowed: float
+    windowed: float  # inside the attention window
     full_knot: int
     window_knot: int
-    window_slope: float
+    window_slope: float  # growth of ``windowed`` by step; ``full`` grows by 1
 
 
 class Step(NamedTuple):
@@ -106,7 +104,7 @@ class Step(NamedTuple):
 
 @written_out
 def core_of(scenario: Scenario, i: int) -> Core:
-    """The scheduler of engine ``i``."""
+    """Return the state that the scheduler of engine ``i`` works on."""
     return Core(
         scenario.engines[i], scenario.limits[i], scenario.host[i], scenario.requests, scenario.hashes,
         scenario.entries, scenario.heaps[i], scenario.groups[i], scenario.stages[i],
@@ -115,17 +113,17 @@ def core_of(scenario: Scenario, i: int) -> Core:
 
 @written_out
 def costs_of(scenario: Scenario, i: int) -> StepCosts:
-    """Step costs of the model of engine ``i``."""
+    """Return the step costs of the model of engine ``i``."""
     return StepCosts(scenario.costs, scenario.layout[i], scenario.uses)
 
 
 @written_out
 def draft_costs_of(scenario: Scenario, i: int) -> StepCosts:
-    """Step costs of the draft model of engine ``i``; only where its limits say that there is one."""
+    """Return the step costs of the draft model of engine ``i``; valid where its limits have ``draft_model``."""
     return StepCosts(scenario.costs, scenario.draft_layout[i], scenario.uses)
 
 
 @written_out
 def metrics_of(scenario: Scenario, i: int) -> Metrics:
-    """What is counted of engine ``i``."""
+    """Return the counters of engine ``i``."""
     return Metrics(scenario.histogram, scenario.rows[i], scenario.sums)

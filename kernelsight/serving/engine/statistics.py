@@ -1,4 +1,4 @@
-"""Statistics of a scenario's requests, in one pass over the loop's own columns: counts, sums of times, samples."""
+"""Statistics of a scenario's requests, in one pass over their outcome: counts, sums of times, samples for quantiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SENT, SCHEDULED, FIRST_TOKEN, FINISH, REQUEUED, RECOMPUTED, RECEIVED = map(
     REAL.index,
     ("sent_us", "scheduled_us", "first_token_us", "finish_us", "requeued_us", "recomputed_us", "received_us"),
 )
-# columns of the counts of a scenario; SEVERAL: requests that gave more than one token
+# columns of the counts of a scenario; SEVERAL: requests with more than one output token
 COUNTS = 15
 (
     REQUESTS,
@@ -34,11 +34,11 @@ COUNTS = 15
     TRANSFERRED,
     TIER_TOKENS,
 ) = range(COUNTS)
-# latencies of which a sample a request is kept, milliseconds; the first of the times that are added up, nanoseconds
+# latencies of which each request's value is kept, ms; these are the first of the times that are added up, ns
 SAMPLES = ("ttft", "e2e", "queue", "tpot")
 TTFT, E2E, QUEUE, TPOT, PREFILL, DECODE, PREEMPTED, KV_TRANSFER, FRONT_END = range(9)
 TIMES = 9
-# a sum of times has two halves, as millions of long waits leave 64 bits: SUMS[time, 0] x 2^30 + SUMS[time, 1]
+# a sum of times has two halves, because millions of long waits exceed 64 bits: sums[time, 0] x 2^30 + sums[time, 1]
 HALF_BITS = 30
 LOW_HALF = (1 << HALF_BITS) - 1
 NEVER = np.iinfo(np.int64).max
@@ -50,13 +50,13 @@ _decode_ms = inlined(client_metrics.decode_ms)
 
 @inlined
 def nanoseconds(moment_us: float) -> int:
-    """Whole nanoseconds, -1 for what never happened."""
+    """Return a time in whole nanoseconds; -1: it never happened."""
     return -1 if moment_us < 0.0 else int(np.rint(moment_us * NANOSECONDS))
 
 
 @inlined
 def add_time(sums: np.ndarray, time: int, span_ms: float) -> None:
-    """Add a time in whole nanoseconds, halves up, as SQL rounds."""
+    """Add a time in whole nanoseconds, halves rounded up, as SQL does."""
     exact_ns = span_ms * 1e6
     whole_ns = np.floor(exact_ns)
     rounded_ns = int(whole_ns) + (1 if exact_ns - whole_ns >= 0.5 else 0)
@@ -82,8 +82,8 @@ def count_requests(
 
     ``whole``, ``real``: their columns, shape [columns, at least the requests]; ``warmup``: shape [requests].
     ``most_ms``: objectives for TTFT, E2E and TPOT (infinite: none). ``request_us``, ``per_prompt_token_us``: time in
-    the front end. Filled on: ``counts``, at first zeros of shape [COUNTS], ``sums``, at first zeros of shape
-    [TIMES, 2], ``samples``, of shape [SAMPLES, at least all requests].
+    the front end. Updated in place: ``counts``, shape [COUNTS], and ``sums``, [TIMES, 2], both zeros at first;
+    ``samples``, [SAMPLES, at least all requests].
     """
     if counts[REQUESTS] == 0:
         counts[FIRST_SENT_NS], counts[LAST_FINISH_NS] = NEVER, -1
@@ -133,7 +133,7 @@ def count_requests(
 
 @entry
 def take_gaps(histogram: np.ndarray, bins: np.ndarray, gaps: np.ndarray) -> int:
-    """Move the bins that hold gaps to ``bins`` and ``gaps``, in order; returns how many, and leaves zeros."""
+    """Move the non-empty bins of an ITL histogram to ``bins`` and ``gaps``, in order; return their number."""
     kept = 0
     for number in range(histogram.size):
         if histogram[number] > 0:

@@ -1,4 +1,4 @@
-"""Collects the loop's step rows, buffer by buffer: keeps them, and sums them in windows of time."""
+"""Collects the loop's step rows, buffer by buffer: keeps them, or sums them in windows of time, or both."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kernelsight.serving.engine.served import Outcome, Windows
 from kernelsight.serving.engine.steps import COLUMNS, END, RUNNING, START, WAITING
 from kernelsight.serving.engine.windows import NARROWEST_US, add_steps, fresh, windows_of
 
-# step rows of all engines in one buffer; most scenarios have few times as many
+# size of the buffer, step rows of all engines
 CHUNK = 16_384
-# step rows of one engine at least
+# least size of one engine's buffer
 LEAST_CHUNK = 1024
 
 
@@ -58,9 +58,9 @@ class StepRows:
     ) -> tuple[list[np.ndarray], list[Windows] | None]:
         """Return the rows of each engine, with its waiting requests, and its windows.
 
-        ``stays_on_engine``: returns when the accepted requests of an engine came and left, see ``stays_on``.
+        ``stays_on_engine``: function that returns when an engine's accepted requests arrived and left (``stays_on``).
         """
-        steps, windows = [np.concatenate(each) if each else self.buffer[0, :0] for each in self.kept], []
+        steps, windows = [np.concatenate(chunks) if chunks else self.buffer[0, :0] for chunks in self.kept], []
         for i in range(len(self.stages) if self.wanted else 0):
             stays = stays_on_engine(i)
             if self.keep and not self.per_request_progress[i]:
@@ -73,27 +73,29 @@ class StepRows:
 
 
 def one_after_another(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rows cut where the next one starts; the last row, whose next one is not known)."""
+    """Return (rows that end where the next one starts at the latest; the last row, whose next one is not known)."""
     cut = rows.copy()
     cut[:-1, END] = np.minimum(rows[:-1, END], rows[1:, START])
     return cut[:-1], cut[-1:]
 
 
 def stays_on(engine: int, engines: int, out: Outcome) -> tuple[np.ndarray, np.ndarray]:
-    """Return when the accepted requests of an engine arrived there and left it, in no common order."""
+    """Return when the accepted requests of an engine arrived there and when they left it, us; each in any order."""
     accepted = out.status == FINISHED
     if engines == 1 and accepted.all():
         return out.sent_us, out.finish_us
     if engines == 1:
         return out.sent_us[accepted], out.finish_us[accepted]
-    own, sent_on = out.of(accepted & (out.replica == engine)), out.of(out.prefill_replica == engine)
-    came = np.where(own.received_us >= 0.0, own.received_us, own.sent_us)
+    ended_here, prefilled_here = out.of(accepted & (out.replica == engine)), out.of(out.prefill_replica == engine)
+    arrived_us = np.where(ended_here.received_us >= 0.0, ended_here.received_us, ended_here.sent_us)
     # a request leaves a prefill engine with its first token
-    left_us = np.concatenate([own.finish_us, sent_on.first_token_us])
-    return np.concatenate([came, sent_on.sent_us]), left_us
+    left_us = np.concatenate([ended_here.finish_us, prefilled_here.first_token_us])
+    return np.concatenate([arrived_us, prefilled_here.sent_us]), left_us
 
 
 def in_flight_at(moments_us: np.ndarray, came_us: np.ndarray, left_us: np.ndarray) -> np.ndarray:
     """Return the number of requests in flight at each moment, shape [moments]."""
-    came, left = np.sort(came_us, kind="stable"), np.sort(left_us, kind="stable")
-    return np.searchsorted(came, moments_us, side="right") - np.searchsorted(left, moments_us, side="right")
+    arrivals_us, departures_us = np.sort(came_us, kind="stable"), np.sort(left_us, kind="stable")
+    return np.searchsorted(arrivals_us, moments_us, side="right") - np.searchsorted(
+        departures_us, moments_us, side="right"
+    )

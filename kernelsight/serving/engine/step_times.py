@@ -1,4 +1,4 @@
-"""Time of single steps by what they hold, without a simulation: the loop's own rule, over arrays of batches."""
+"""Times of single steps from their batches, without a simulation: the loop's own rule over arrays of batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelsight.serving.engine.state import StepCosts
 from kernelsight.serving.engine.steps import single_step
 
 MIDDLE, FAST, SLOW, ENERGY = range(4)
-# what is wrong with a batch
+# faults of a batch
 FITS, EMPTY, NEGATIVE, TOO_MANY_TOKENS, TOO_MANY_SEQUENCES = range(5)
 
 step_interval = inlined(host_rules.step_interval)
@@ -22,9 +22,9 @@ step_interval = inlined(host_rules.step_interval)
 def fill_batch(
     engine: np.void, requests: np.ndarray, new: np.ndarray, past: np.ndarray, first: int, last: int, window: int
 ) -> tuple:
-    """(prompt tokens, decode tokens, fault) of the sequences from ``first`` to ``last``, set into a batch's records.
+    """Set the sequences ``first`` to ``last`` into a batch's records; return (prompt tokens, decode tokens, fault).
 
-    A sequence with one new token and others before it decodes; any other is a chunk that completes its prompt.
+    A sequence with one new token after past ones decodes; any other is a chunk that completes its prompt.
     """
     tokens = decodes = contexts = inside = chunks = 0
     engine.partial = NOBODY
@@ -69,12 +69,12 @@ def time_steps(
     log_sd: float,
     times: np.ndarray,
 ) -> int:
-    """Fill ``times``, shape [4, batches]: time, p05 and p95 of each step in microseconds, and what the work of its
-    kernels takes on one GPU in joules, beside an active GPU; returns the first fault.
+    """Fill ``times``, shape [4, batches]: time, p05 and p95 of each step, us, and energy, J; return the first fault.
 
-    Batch b has the sequences ``offsets[b]`` to ``offsets[b + 1]``. ``costs``: [3, ...] in the middle and at both ends,
-    laid out as ``layouts[0]``. ``engines``, ``requests``: one record, and as many as run at once, to work in; so is
-    ``uses``. A fault is its kind plus 8 times the batch; FITS: none.
+    The energy is that of kernels on one GPU, without what an active GPU draws anyway. Batch b has the sequences
+    ``offsets[b]`` to ``offsets[b + 1]``. ``costs``: shape [3, ...], median and both ends, with the layout
+    ``layouts[0]``. ``engines``, ``requests``, ``uses``: working memory: one record, one for each sequence, uses of
+    costs. A fault is its kind plus 8 times the batch; FITS: none.
     """
     engine, host, layout = engines[0], hosts[0], layouts[0]
     for b in range(offsets.size - 1):

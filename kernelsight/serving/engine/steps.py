@@ -1,4 +1,4 @@
-"""Executing a scheduled step: its time, the cost knots that it uses, and the tokens that requests get."""
+"""Execution of a scheduled step: its time, the knots of step costs that it uses, and the tokens that requests get."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS = 13  # WAITING is counted afterwards, except with per-request progress
 
 @inlined
 def count_decode_gaps(engine: np.void, requests: np.ndarray, histogram: np.ndarray, batch: int, end: float) -> None:
-    """Count the inter-token gaps of a decode step: since the last decode step, or a fresh request's last token."""
+    """Count the inter-token latencies of a decode step: since the last decode step, or a fresh request's last token."""
     others = batch
     r, kept = engine.fresh, NOBODY
     while r >= 0:
@@ -61,7 +61,7 @@ def find_knots(engine: np.void, costs: StepCosts, y: float, windowed: float) -> 
 
 @inlined
 def phase_of(prompt_tokens: int, decode_tokens: int) -> int:
-    """The phase that a step's costs are counted in."""
+    """Return the phase that a step's costs are counted in."""
     return DECODE if prompt_tokens == 0 else (MIXED if decode_tokens > 0 else PREFILL)
 
 
@@ -75,9 +75,9 @@ def single_step(
     decode_tokens: int,
     expert_tokens: int,
 ) -> tuple:
-    """(GPU time, exposed host time) of one scheduled step; counts the costs that it uses.
+    """Return (GPU time, exposed host time) of one scheduled step; count the costs that it uses.
 
-    ``expert_tokens``: tokens that each rank sends to the experts, in the mean, where ranks step together; else 0.
+    ``expert_tokens``: mean tokens that a rank sends to the experts, where ranks step together; otherwise 0.
     """
     phase = phase_of(prompt_tokens, decode_tokens)
     y = windowed = 0.0
@@ -140,9 +140,9 @@ def pass_single_step(core: Core, split: bool, metrics: Metrics, step: Step) -> N
 
 @inlined
 def cost_experts(engine: np.void, costs: StepCosts, phase: int, tokens: int, kind: int, steps: int) -> float:
-    """Time of the experts that ranks share, for each of ``steps`` steps; counts the costs that they use.
+    """Return the time by step of the experts that ranks share; count the costs that ``steps`` steps use.
 
-    ``tokens``: that each rank sends to them, in the mean; 0: no ranks. ``kind``: 0 of steps that only decode, else 1.
+    ``tokens``: mean tokens that a rank sends to them; 0: no ranks. ``kind``: 0 of steps that only decode, else 1.
     """
     values, layout = costs.values, costs.layout
     if tokens == 0:
@@ -168,7 +168,7 @@ def cost_step(
     y: float,
     windowed: float,
 ) -> tuple:
-    """(GPU time, chunks, sampled tokens) of a scheduled step; counts the costs that it uses.
+    """Return (GPU time, chunks, sampled tokens) of a scheduled step; count the costs that it uses.
 
     ``decodes``: decoding requests; ``y``, ``windowed``: their mean contexts, in full and inside the window.
     """
@@ -194,7 +194,7 @@ def cost_layers(
     y: float,
     windowed: float,
 ) -> tuple:
-    """(GPU time, chunks, chunks that complete a prompt) of a scheduled step without logits; see ``cost_step``."""
+    """Return (GPU time, chunks, chunks that complete a prompt) of a step without logits; see ``cost_step``."""
     values, layout = costs.values, costs.layout
     ended = 0
     chunks = 0
@@ -237,7 +237,7 @@ def cost_layers(
 def cost_decodes(
     engine: np.void, costs: StepCosts, phase: int, decodes: int, y: float, windowed: float, times: int
 ) -> float:
-    """GPU time of ``times`` decode-attention steps of a batch; counts the costs that they use."""
+    """Return the GPU time of ``times`` decode-attention steps of a batch; count the costs that they use."""
     values, layout = costs.values, costs.layout
     find_knots(engine, costs, y, windowed)
     gpu_us = surface_us(values, layout.decode, decodes, y, engine.decode_y)

@@ -1,4 +1,4 @@
-"""Adds up the requests of one engine block by block, where nobody asks for a row of a request."""
+"""Statistics of the requests of one engine, added up block by block, where no table has a row for each request."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_
 class Tally:
     """Statistics of a load's requests so far (see ``statistics``).
 
-    ``counts``: shape [COUNTS]; ``sums``: [TIMES, 2]; ``samples``: [SAMPLES, requests], as far as counts say.
-    ``warmup``: shape [requests]; ``most_ms``: objectives for TTFT, E2E and TPOT; ``front_end_us``: of a request, and of
-    each token of its prompt. ``in_windows``: windows of time are made, which ask when requests came and left.
+    ``counts``: shape [COUNTS]; ``sums``: [TIMES, 2]; ``samples``: [SAMPLES, requests]; ``counts`` state how many are
+    filled. ``warmup``: shape [requests]; ``most_ms``: objectives on TTFT, E2E latency and TPOT; ``front_end_us``: time
+    per request, and per prompt token. ``in_windows``: also keep when requests were sent and left, for windows of time.
     """
 
     def __init__(
@@ -33,17 +33,17 @@ class Tally:
         self._stays_us, self._accepted = np.empty((2, requests if in_windows else 0)), 0
 
     def add(self, rows: slice, out: Outcome) -> None:
-        """Count the next requests, which have ended."""
-        stated = self._load.prompt_tokens[rows], self._load.output_tokens[rows], self._warmup[rows]
-        count_requests(*out, *stated, self._most_ms, *self._front_end_us, self.counts, self.sums, self.samples)
+        """Add up the next requests, which have ended."""
+        inputs = self._load.prompt_tokens[rows], self._load.output_tokens[rows], self._warmup[rows]
+        count_requests(*out, *inputs, self._most_ms, *self._front_end_us, self.counts, self.sums, self.samples)
         if self._stays_us.size:
             accepted = out.status == FINISHED
-            upto = self._accepted + int(np.count_nonzero(accepted))
-            for kept, moments_us in zip(self._stays_us, (out.sent_us, out.finish_us), strict=True):
-                kept[self._accepted : upto] = moments_us[accepted]
-            self._accepted = upto
+            accepted_after = self._accepted + int(np.count_nonzero(accepted))
+            for times_us, moments_us in zip(self._stays_us, (out.sent_us, out.finish_us), strict=True):
+                times_us[self._accepted : accepted_after] = moments_us[accepted]
+            self._accepted = accepted_after
 
     def stays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return when accepted requests were sent and left, microseconds."""
+        """Return when accepted requests were sent and when they left, us."""
         sent_us, left_us = self._stays_us[:, : self._accepted]
         return sent_us, left_us

@@ -1,4 +1,4 @@
-"""KV tiers in the loop's records: limits, entries and what was moved."""
+"""KV tiers in the loop's records: limits, entries of cached blocks, and counts of moved blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_TIERS = Tiers()
 
 
 def put_tiers(record: np.void, tiers: Tiers, ranks: int, prefill_first: bool) -> None:
-    """State tiers in a LIMITS record; requests load ahead where steps mix prompts and decodes, and nothing else."""
+    """Set tiers in a LIMITS record; requests load ahead only on a plain engine whose steps mix prompts and decodes."""
     simple = not record["per_request_progress"] and ranks == 1
     if not record["hash_tokens"] or not any(tier.blocks for tier in tiers.tiers):
         return
@@ -26,33 +26,34 @@ def put_tiers(record: np.void, tiers: Tiers, ranks: int, prefill_first: bool) ->
 
 
 def entry_records(limits: np.ndarray, pools: Sequence[tuple[Tiers, int]], blocks: int, n: int) -> np.ndarray:
-    """Return ENTRY records and note in the LIMITS records where each engine's are.
+    """Return ENTRY records, and set the offsets of each engine's in its LIMITS record.
 
-    For each engine one a hash block and one for the freed private blocks of each request; then for each tier, of one
-    engine or of all that share it, its own record and one a hash block. ``pools``: tiers and engines of each.
+    For each engine: one for each hash block, and one for the freed private blocks of each request; then for each tier,
+    of one engine or of all that share it: its own record, and one for each hash block. ``pools``: tiers and number of
+    engines of each pool; ``blocks``: number of hash blocks; ``n``: number of requests.
     """
-    own = blocks + n
-    limits["entries_at"] = np.arange(limits.size) * own
+    entries_of_engine = blocks + n
+    limits["entries_at"] = np.arange(limits.size) * entries_of_engine
     limits["private_at"] = limits["entries_at"] + blocks
-    places, capacities, shared = limits.size * own, {}, {}
+    count, capacities, shared = limits.size * entries_of_engine, {}, {}
     owners = [(number, tiers) for number, (tiers, engines) in enumerate(pools) for _ in range(engines)]
     for record, (number, tiers) in zip(limits, owners, strict=True):
         for t, tier in enumerate(tiers.tiers[: record["tiers"]]):
-            root = shared.get((number, t))
-            if root is None:
-                root, places = places, places + 1 + blocks
-                capacities[root] = tier.blocks
+            tier_entry = shared.get((number, t))
+            if tier_entry is None:
+                tier_entry, count = count, count + 1 + blocks
+                capacities[tier_entry] = tier.blocks
                 if tier.shared:
-                    shared[number, t] = root
-            record["tier_at"][t] = root
-    entries = np.zeros(places, ENTRY)
-    for root, capacity in capacities.items():
-        entries[root]["valid"] = min(capacity, NO_LIMIT // 2)
-        entries[root]["before"] = entries[root]["after"] = root
+                    shared[number, t] = tier_entry
+            record["tier_at"][t] = tier_entry
+    entries = np.zeros(count, ENTRY)
+    for tier_entry, capacity in capacities.items():
+        entries[tier_entry]["valid"] = min(capacity, NO_LIMIT // 2)
+        entries[tier_entry]["before"] = entries[tier_entry]["after"] = tier_entry
     return entries
 
 
 def tier_blocks_of(engine: np.void, tiers: int) -> TierBlocks | None:
-    """Return what an engine's tiers moved; None without tiers."""
+    """Return the counts of blocks of an engine's tiers; None without tiers."""
     names = ("tier_hit", "tier_read", "tier_written", "tier_evicted")
     return TierBlocks(*(engine[name][:tiers].copy() for name in names)) if tiers else None

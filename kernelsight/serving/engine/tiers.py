@@ -1,19 +1,19 @@
-"""KV tiers behind the GPU's cache: which blocks host memory, a disk or a store holds, LRU, and transfers.
+"""KV tiers behind the GPU's prefix cache (host memory, disk, store): cached blocks, LRU eviction, and transfers.
 
 A tier holds leading KV blocks of hash blocks, as the GPU's cache does (``prefix``), in a list from the least to the
-most recently used; its record stands in front of its entries, in the array of all entries. Engines that share a tier
-have the same entries for it. Hits go on where the GPU's end, block by block in the first tier that has it, and are
-loaded to the GPU before they are used. By the deployment's policy, a block is written
+most recently used; in the array of entries, its own record precedes those of its blocks. Engines that share a tier have
+the same entries for it. Hits continue where those of the GPU's cache end, each block in the first tier that has it, and
+are loaded to the GPU before they are used. By the deployment's write policy, a block is written
 
 - THROUGH: to every tier, when it is cached on the GPU (vLLM's offloading connector, SGLang's and Dynamo's defaults);
 - BACK: to the first tier, when the GPU's cache evicts it; what a tier evicts goes to the next one;
 - MOVED: likewise, and a block that is loaded leaves the tier (TensorRT-LLM's host cache).
 
-What nothing writes on is lost. An admission touches all blocks of the prompt that are found, the last one first, in
-every tier that has it; new blocks are the most recently used, in their order (vLLM ``LRUCachePolicy``). Without a free
-block the least recently used one goes, from its tail. Loads and writes move over the link between host and GPU (PCIe),
-one direction each, and over the tier's own; each link serves them in order. A write ends whenever it does, but before a
-step begins to reuse what it evicted; a block counts as held once its write is ordered.
+An evicted block that no tier takes is lost. An admission touches all hits of the prompt, the last one first, in every
+tier that has them; new blocks are the most recently used, in their order (vLLM ``LRUCachePolicy``). Without a free
+block the least recently used hash block is evicted, from its tail. Loads and writes move over the link between host and
+GPU (PCIe), in each direction, and over the tier's own; each link serves them in order. Writes run in the background,
+except that a step which reuses evicted blocks waits for them; a block counts as held once its write is queued.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def touch(entries: np.ndarray, tier: int, e: int) -> None:
 
 @compiled
 def take_oldest(core: Core, t: int, keep: int, blocks: int) -> tuple:
-    """Evict up to ``blocks`` of the least recently used hash block but ``keep``: (its number or -1, what it had)."""
+    """Evict up to ``blocks`` of the least recently used hash block other than ``keep``; return (number or -1, held)."""
     engine, entries = core.engine, core.entries
     tier = core.limits.tier_at[t]
     e = entries[tier].after
@@ -65,7 +65,7 @@ def take_oldest(core: Core, t: int, keep: int, blocks: int) -> tuple:
 
 @compiled
 def put_blocks(core: Core, t: int, number: int, blocks: int) -> None:
-    """Hold the first ``blocks`` of a hash block for which there is room now, as the most recently used."""
+    """Store the first ``blocks`` of a hash block, as far as free blocks allow, as the most recently used."""
     engine, entries = core.engine, core.entries
     tier = core.limits.tier_at[t]
     e = tier + 1 + number
@@ -80,7 +80,7 @@ def put_blocks(core: Core, t: int, number: int, blocks: int) -> None:
 
 @compiled
 def missing_blocks(core: Core, t: int, number: int, blocks: int) -> int:
-    """Blocks that a tier has to evict to hold the first ``blocks`` of a hash block."""
+    """Return the blocks that a tier must evict to hold the first ``blocks`` of a hash block."""
     entries = core.entries
     tier = core.limits.tier_at[t]
     return blocks - entries[tier + 1 + number].valid - entries[tier].valid
@@ -88,7 +88,7 @@ def missing_blocks(core: Core, t: int, number: int, blocks: int) -> int:
 
 @compiled
 def write_last(core: Core, t: int, number: int, blocks: int) -> None:
-    """Write the first ``blocks`` of a hash block to a tier; what it evicts is lost."""
+    """Write the first ``blocks`` of a hash block to a tier; evicted blocks are lost."""
     keep = core.limits.tier_at[t] + 1 + number
     missing = missing_blocks(core, t, number, blocks)
     while missing > 0 and take_oldest(core, t, keep, missing)[0] >= 0:
@@ -98,7 +98,7 @@ def write_last(core: Core, t: int, number: int, blocks: int) -> None:
 
 @compiled
 def write_second(core: Core, t: int, number: int, blocks: int) -> None:
-    """The same where there may be one tier more, to which what is evicted goes."""
+    """Write the first ``blocks`` of a hash block to a tier; evicted blocks go to the next tier, if there is one."""
     keep = core.limits.tier_at[t] + 1 + number
     missing = missing_blocks(core, t, number, blocks)
     while missing > 0:
@@ -113,7 +113,7 @@ def write_second(core: Core, t: int, number: int, blocks: int) -> None:
 
 @compiled
 def write_first(core: Core, number: int, blocks: int) -> None:
-    """Write the first ``blocks`` of a hash block to the first tier; what it evicts goes to the next one."""
+    """Write the first ``blocks`` of a hash block to the first tier; evicted blocks go to the next one."""
     keep = core.limits.tier_at[0] + 1 + number
     missing = missing_blocks(core, 0, number, blocks)
     while missing > 0:
@@ -128,7 +128,7 @@ def write_first(core: Core, number: int, blocks: int) -> None:
 
 @compiled
 def note_cached(core: Core, number: int, blocks: int) -> None:
-    """Write on what the GPU's cache now holds of a hash block, where every block is written through."""
+    """Write newly cached blocks of a hash block to all tiers, with the write-through policy."""
     if core.limits.write_policy == THROUGH:
         for t in range(core.limits.tiers):
             write_last(core, t, number, blocks)
@@ -136,14 +136,14 @@ def note_cached(core: Core, number: int, blocks: int) -> None:
 
 @compiled
 def note_evicted(core: Core, e: int, blocks: int) -> None:
-    """Write back what the GPU's cache held of a hash block when it evicts some of it."""
+    """Write the cached blocks of a hash block to the first tier when the GPU's cache evicts some of them."""
     if core.limits.write_policy != THROUGH:
         write_first(core, e - core.limits.entries_at, blocks)
 
 
 @compiled
 def tier_blocks(request: np.void, hashes: np.ndarray, entries: np.ndarray, limits: np.void, cached: int) -> int:
-    """KV blocks of a waiting prompt that tiers have, behind ``cached`` ones; at least one token is left to compute."""
+    """Return the KV blocks of a waiting prompt that tiers hold after ``cached`` ones; one token is left over."""
     per_hash = limits.hash_tokens // limits.block_size
     most = min(min(request.prompt, request.known - 1) // limits.block_size, request.hash_count * per_hash)
     blocks = cached
@@ -161,7 +161,7 @@ def tier_blocks(request: np.void, hashes: np.ndarray, entries: np.ndarray, limit
 
 @compiled
 def load_blocks(core: Core, request: np.void, cached: int, blocks: int) -> float:
-    """Order the load of ``blocks`` behind ``cached`` ones, each from the first tier that has it; returns its end."""
+    """Queue the load of ``blocks`` after ``cached`` ones, each from the first tier that has it; return its end."""
     engine, limits, hashes, entries = core.engine, core.limits, core.hashes, core.entries
     per_hash = limits.hash_tokens // limits.block_size
     at, end = cached, cached + blocks
@@ -177,7 +177,7 @@ def load_blocks(core: Core, request: np.void, cached: int, blocks: int) -> float
         at += count
     touch_prompt(core, request, cached + blocks)
     begin_us = request.visible_us if limits.prefetch and request.visible_us > 0.0 else engine.now
-    # what is fetched ahead comes to host memory; from there it goes to the GPU when the request is admitted
+    # prefetched blocks are read to host memory, and go from there to the GPU when the request is admitted
     engine.link_read_us = max(engine.link_read_us, engine.now) + blocks * limits.link_read_us
     end_us = engine.link_read_us
     for t in range(limits.tiers):
@@ -191,7 +191,7 @@ def load_blocks(core: Core, request: np.void, cached: int, blocks: int) -> float
 
 @compiled
 def touch_prompt(core: Core, request: np.void, blocks: int) -> None:
-    """Make the hash blocks under the first ``blocks`` of a prompt the most recently used, the first one last."""
+    """Make the hash blocks of a prompt's first ``blocks`` the most recently used, the first one last."""
     limits, hashes, entries = core.limits, core.hashes, core.entries
     per_hash = limits.hash_tokens // limits.block_size
     for i in range((blocks + per_hash - 1) // per_hash - 1, -1, -1):
@@ -203,7 +203,7 @@ def touch_prompt(core: Core, request: np.void, blocks: int) -> None:
 
 @compiled
 def forget_moved(core: Core, request: np.void, cached: int, blocks: int) -> None:
-    """Drop from the tiers what was loaded, where a block is in one place only."""
+    """Drop loaded blocks from the tiers, with the policy MOVED: a block is in one place only."""
     limits, hashes, entries = core.limits, core.hashes, core.entries
     if limits.write_policy != MOVED:
         return
@@ -219,7 +219,7 @@ def forget_moved(core: Core, request: np.void, cached: int, blocks: int) -> None
 
 @compiled
 def end_writes(engine: np.void, limits: np.void) -> None:
-    """Order the writes of a step over their links; where blocks are written back, the step waits for them."""
+    """Queue the writes of a step on their links; with other policies than write-through the step waits for them."""
     written = 0
     end_us = 0.0
     for t in range(limits.tiers):
@@ -238,7 +238,7 @@ def end_writes(engine: np.void, limits: np.void) -> None:
 
 @compiled
 def is_loading(engine: np.void, request: np.void, seen_us: float) -> bool:
-    """Whether a running request still waits for its load; a load that has ended by ``seen_us`` is noted."""
+    """Whether a running request still waits for its load at ``seen_us``; record a load that has ended."""
     if request.loaded_us == 0.0:
         return False
     if request.loaded_us > seen_us:
@@ -250,7 +250,7 @@ def is_loading(engine: np.void, request: np.void, seen_us: float) -> bool:
 
 @compiled
 def first_load_us(engine: np.void, requests: np.ndarray) -> float:
-    """When the first load ends that a running request waits for."""
+    """Return when the first load ends that a running request waits for; inf: none."""
     moment = FOREVER
     r = engine.partial
     while r >= 0:

@@ -1,8 +1,8 @@
-"""What each request waited for: its TTFT and its decode time, split into parts of the steps that it was in.
+"""Parts of each request's time: its TTFT and decode time, split by the parts of the steps that it was in.
 
-An engine adds up what its steps cost by part. When a request is first admitted, gets its first token or finishes, the
-loop keeps these sums or takes the difference to those kept: the exact time of each part between two of these moments,
-without a row per step. On a decode engine it begins when the request is admitted there, after its KV transfer.
+An engine adds up the times of its steps by part. When a request is first admitted, gets its first token or finishes,
+the loop stores these sums or takes the difference to the stored ones: the exact time of each part between two of these
+moments, without a row per step. On a decode engine it begins when the request is admitted there, after its KV transfer.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from kernelsight.serving.engine.groups import noted_request
 from kernelsight.serving.engine.records import FINISHED, SUMS
 from kernelsight.serving.engine.served import Outcome, RequestParts
 
-# columns of an engine's sums since it started; those by kind of step (decode only, with prompts) take two
+# columns of an engine's sums since it started; times by kind of step (decode only, with prompts) take two columns
 STEPS, PROMPT_STEPS, PREFILL_ATTENTION, GPU, DECODE_ATTENTION, MOE, COMMUNICATION = 0, 1, 2, 3, 5, 7, 9
 PARTS = (
     *("front_end", "queue", "prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention"),
     *("moe", "communication", "host", "preemption"),
 )
 PREEMPTION, HOST = PARTS.index("preemption"), PARTS.index("host")
-# parts, all steps and those with prompts: a request's row holds its sums, then these
+# width of a request's row: first its sums; at the end its parts, all steps, and those with prompts
 WIDTH = len(PARTS) + 2
-# requests whose sums are made into parts at once
+# requests whose sums are turned into parts in one call
 BLOCK = 65_536
 
 
 def fresh_sums(requests: int, wanted: bool) -> np.ndarray:
-    """Return the rows that the loop keeps sums in, shape [requests, phases, WIDTH]; no rows where none are wanted."""
+    """Return zeroed rows for the sums of requests, shape [requests, phases, WIDTH]; no rows unless ``wanted``."""
     return np.zeros((requests if wanted else 0, 2, WIDTH))
 
 
 @compiled
 def keep_sums(engine: np.void) -> None:
-    """Keep what the engine's steps have cost by part when a step ends; steps that begin are added after that."""
+    """Store the engine's times by part at the end of a step, before steps that begin then are added."""
     sums = engine.sums
     sums[STEPS], sums[PROMPT_STEPS], sums[PREFILL_ATTENTION] = (
         engine.steps,
@@ -48,8 +48,10 @@ def keep_sums(engine: np.void) -> None:
 
 @compiled
 def note_admitted(engine: np.void, requests: np.ndarray, sums: np.ndarray, ticket: int) -> None:
-    """Begin a phase of the requests that were first admitted with tickets from ``ticket`` on: decode on an engine that
-    received its KV, prefill otherwise."""
+    """Begin a phase of the requests that were first admitted with tickets from ``ticket`` on.
+
+    Decode on an engine that received the request's KV, prefill otherwise.
+    """
     r = engine.newest
     while r >= 0 and requests[r].ticket >= ticket:
         request = requests[r]
@@ -71,7 +73,7 @@ def note_first_token(engine: np.void, sums: np.ndarray, r: int) -> None:
 
 @compiled
 def note_computed(engine: np.void, requests: np.ndarray, sums: np.ndarray) -> None:
-    """Note the first tokens of prompts that the step that ends now completes."""
+    """Record the first tokens of prompts that are completed by the step that ends now."""
     r = engine.partial
     while r >= 0:
         request = requests[r]
@@ -82,7 +84,7 @@ def note_computed(engine: np.void, requests: np.ndarray, sums: np.ndarray) -> No
 
 @compiled
 def note_returned(engine: np.void, requests: np.ndarray, heaps: np.ndarray, sums: np.ndarray, group: np.void) -> None:
-    """Note the first tokens of a batch that returns, see ``pipeline.end_batch``; ``group``: the one in it."""
+    """Record the first tokens of a batch that returns, see ``returned_batches.end_batch``; ``group``: its group."""
     for k in range(group.noted):
         r, known, _ = noted_request(heaps[group.group], k)
         if requests[r].first_token_us < 0.0 and requests[r].known == known:
@@ -104,23 +106,25 @@ def request_parts(
 ) -> RequestParts:
     """Return the parts of every request; zeros for one that was rejected.
 
-    ``sums``: of each request and phase, see ``fresh_sums``: parts take their place, so that a million requests need no
-    second copy. ``request_us``, ``per_prompt_token_us``: time of the front end.
+    ``sums``: of each request and phase, see ``fresh_sums``; overwritten with the parts, so that a million requests need
+    no second copy. ``request_us``, ``per_prompt_token_us``: time of the front end.
     """
     parts_ns = sums.view(np.int64)
     for start in range(0, sums.shape[0], BLOCK):
-        own = slice(start, start + BLOCK)
-        some = out.of(own)
-        front_us = request_us + per_prompt_token_us * prompt_tokens[own]
-        parts_ns[own] = _parts(some, front_us, np.ascontiguousarray(sums[own, :, :SUMS].transpose(1, 2, 0)))
+        rows = slice(start, start + BLOCK)
+        outcome_of_rows = out.of(rows)
+        front_us = request_us + per_prompt_token_us * prompt_tokens[rows]
+        parts_ns[rows] = _parts(
+            outcome_of_rows, front_us, np.ascontiguousarray(sums[rows, :, :SUMS].transpose(1, 2, 0))
+        )
     return RequestParts(*(part.transpose(1, 2, 0) for part in np.split(parts_ns, [len(PARTS)], axis=2)))
 
 
 def _parts(out: Outcome, front_us: np.ndarray, spent: np.ndarray) -> np.ndarray:
     """Return nanoseconds of PARTS and numbers of steps of some requests, shape [requests, phases, WIDTH].
 
-    ``spent``: shape [phases, SUMS, requests]. What a request lost to preemptions is a part; the others share what is
-    left of the phase as the steps of that time do. Exposed host time is what kernels do not account for, so that parts
+    ``spent``: shape [phases, SUMS, requests]. Time lost to preemptions is a part; the other parts divide the rest of
+    the phase in proportion to the steps of that time. Exposed host time is the remainder without kernels, so that parts
     add up to the phase in whole nanoseconds.
     """
     done = out.status == FINISHED
@@ -133,7 +137,7 @@ def _parts(out: Outcome, front_us: np.ndarray, spent: np.ndarray) -> np.ndarray:
     for phase, (begin, end) in enumerate(((scheduled, first), (first, finish))):
         parts_ns[phase, len(PARTS) :] = np.where(done, np.rint(spent[phase, [STEPS, PROMPT_STEPS]]), 0.0)
         length_us = end - begin
-        # which of the phases lost time to preemptions is not kept: almost all of it lies behind the first token
+        # the phase that lost time to preemptions is not recorded: almost always it is decode
         lost_us = np.minimum(out.requeued_us + out.recomputed_us, length_us) * phase
         share = np.divide(length_us - lost_us, length_us, out=np.zeros(done.size), where=length_us > 0.0)
         parts_ns[phase, 2:8] = np.rint(np.where(done, _kernels(spent[phase]) * share * 1e3, 0.0))
@@ -149,8 +153,8 @@ def _parts(out: Outcome, front_us: np.ndarray, spent: np.ndarray) -> np.ndarray:
 def _kernels(spent: np.ndarray) -> np.ndarray:
     """Return microseconds of the parts from prefill_gemm to communication, shape [6, requests]."""
     moe, communication = (spent[column] + spent[column + 1] for column in (MOE, COMMUNICATION))
-    others = spent[MOE : MOE + 2] + spent[COMMUNICATION : COMMUNICATION + 2]
-    gemm = spent[GPU : GPU + 2] - others - spent[DECODE_ATTENTION : DECODE_ATTENTION + 2]
+    moe_and_communication = spent[MOE : MOE + 2] + spent[COMMUNICATION : COMMUNICATION + 2]
+    gemm = spent[GPU : GPU + 2] - moe_and_communication - spent[DECODE_ATTENTION : DECODE_ATTENTION + 2]
     attention = spent[DECODE_ATTENTION] + spent[DECODE_ATTENTION + 1]
     prefill = spent[PREFILL_ATTENTION]
     return np.stack([gemm[1] - prefill, prefill, gemm[0], attention, moe, communication])

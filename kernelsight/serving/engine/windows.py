@@ -24,10 +24,10 @@ from kernelsight.serving.engine.steps import (
 )
 
 WINDOWS = 128
-# a power of two of a second, so that wider windows are round in seconds
+# a power of two of a second, so that wider windows are a round number of seconds
 NARROWEST_US = 1e6 / 512.0
-# columns of sums: times in steps, times KV units in use and running requests; counts by the window a step starts in;
-# joules of kernels, by the time in each window
+# columns of sums: time in steps, and its products with KV units in use and running requests; counts by the window in
+# which a step starts; joules of kernels, split by the step's time in each window
 BUSY, UNITS_US, RUNNING_US, STEPS, PROMPTS_IN, DECODES_IN, FOUND_IN, LOOKED_UP_IN, PREEMPTED_IN, ENERGY_IN = range(10)
 SUMS = 10
 PEAK_UNITS, PEAK_RUNNING = range(2)
@@ -48,7 +48,7 @@ def merge_pairs(sums: np.ndarray, peaks: np.ndarray) -> None:
 
 @entry
 def add_steps(rows: np.ndarray, sums: np.ndarray, peaks: np.ndarray, origin_us: float, width_us: float) -> float:
-    """Add step rows, in order of time, to the windows from ``origin_us`` on; returns their width, doubled as needed."""
+    """Add step rows, in order of time, to the windows from ``origin_us`` on; return their width, doubled as needed."""
     for i in range(rows.shape[0]):
         row = rows[i]
         while row[END] > origin_us + width_us * sums.shape[0]:
@@ -103,8 +103,8 @@ def windows_of(
 
 
 def _elapsed(moments_us: np.ndarray, edges_us: np.ndarray) -> np.ndarray:
-    """Sum of the times since all earlier moments, at each edge."""
-    # arrivals stand in order, and finishes nearly so: a sort that merges runs takes a fraction
+    """Return, at each edge, the sum of the times since all earlier ``moments_us``."""
+    # arrivals are sorted, and finishes nearly so: a merge sort of runs is fast
     ordered = np.sort(moments_us, kind="stable")
     ordered -= edges_us[0]
     passed = np.searchsorted(ordered, edges_us - edges_us[0])

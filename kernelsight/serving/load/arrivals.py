@@ -1,10 +1,10 @@
-"""Arrivals of an open loop: gamma-distributed gaps at a constant rate, or along a ramp between two rates."""
+"""Arrivals of an open loop, drawn as vLLM's benchmark client does: gamma-distributed gaps, at one rate or on a ramp."""
 
 from __future__ import annotations
 
 import numpy as np
 
-STEADY = 1e12  # above this shape of the gamma distribution the gaps differ by less than one in a million
+STEADY = 1e12  # largest shape of the gamma distribution: gaps then differ by less than one in a million
 
 
 def steady_arrivals(generator: np.random.Generator, n: int, rate: float | None, burstiness: float) -> np.ndarray:
@@ -21,7 +21,7 @@ def steady_arrivals(generator: np.random.Generator, n: int, rate: float | None, 
     if rate is None:
         return np.zeros(n)
     sends = np.cumsum(generator.standard_gamma(min(burstiness, STEADY), n))
-    if sends[-1] > 0:  # shapes near 0 round every gap down to nothing
+    if sends[-1] > 0:  # with shapes near 0 every gap may be rounded to 0
         sends *= n / rate / sends[-1]
     return sends - sends[0]
 
@@ -42,7 +42,7 @@ def ramp_rates(strategy: str, start: float, end: float, n: int) -> np.ndarray:
 
 
 def ramped_arrivals(generator: np.random.Generator, rates: np.ndarray, burstiness: float) -> np.ndarray:
-    """Return arrivals in seconds after the first, one a rate: each gap has mean 1 / rate and shape ``burstiness``.
+    """Return arrivals in seconds after the first, one for each rate: gaps of mean 1 / rate and shape ``burstiness``.
 
     Their sum stays as drawn: the client scales it at a constant rate only.
 

@@ -1,6 +1,6 @@
-"""Recorded conversations of coding agents, one JSON file each: their turns, sub-agents and hashed prompt blocks.
+"""Reads recorded conversations of coding agents, one JSON file each: turns, sub-agents and hashed prompt blocks.
 
-The form is that of github.com/callanjfox/kv-cache-tester (folder ``traces``): ``block_size``, ``tool_tokens``,
+The format is that of github.com/callanjfox/kv-cache-tester (folder ``traces``): ``block_size``, ``tool_tokens``,
 ``system_tokens`` and ``requests`` with ``in``, ``out``, ``hash_ids`` (one a whole block of the prompt), ``t``,
 ``think_time`` and ``api_time``; an entry with ``requests`` of its own is a sub-agent, whose ``t`` is its end and
 ``duration_ms`` its length.
@@ -12,7 +12,7 @@ The form is that of github.com/callanjfox/kv-cache-tester (folder ``traces``): `
 - Hashes are those of one conversation and its sub-agents. Beyond it, prompts share the whole blocks of the tools where
   ``tool_tokens`` are equal, and those of the system prompt where ``system_tokens`` are equal as well; with
   ``shared_prefix`` the blocks of tools and system prompt are common to all conversations and agents.
-- An answer of no tokens is one of one token: an engine gives at least that.
+- An answer without tokens counts as one token: an engine generates at least that.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ ADVICE = "Correct it, or remove the file."
 
 
 class Conversations(NamedTuple):
-    """Requests of conversations, one conversation after the other, in an order in which none waits for a later one."""
+    """Requests of conversations, one conversation after the other, each request after those that it waits for."""
 
     names: list[str]
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
-    hash_ids: list[np.ndarray]
-    block_tokens: int
+    hash_ids: list[np.ndarray]  # of each request, numbered over all conversations
+    block_tokens: int  # of a hash
     dependencies: Dependencies
 
 
 def is_conversation(data: bytes) -> bool:
-    """Tell whether the content of a file is a recorded conversation, by its fields."""
+    """Return whether the content of a file is a recorded conversation, by its fields."""
     head = data[: 1 << 16]
     return head.lstrip()[:1] == b"{" and b'"requests"' in head and b'"block_size"' in head
 
 
 def read_conversations(files: Iterator[tuple[Path, bytes]], *, shared_prefix: bool = False) -> Conversations:
-    """Read conversations from the contents of files; InvalidInput names the file, and the request where it is one."""
+    """Read conversations from (path, content) of files; InvalidInput names the file and, if known, the request."""
     reading = _Reading(shared_prefix)
     for path, data in files:
         reading.add(path, data)
-    return reading.found()
+    return reading.conversations()
 
 
 class _Reading:
-    """What was read so far."""
+    """The conversations read so far, and the numbers of the hashes that several of them share."""
 
     def __init__(self, shared_prefix: bool) -> None:
         self.shared_prefix = shared_prefix
@@ -68,15 +68,17 @@ class _Reading:
         self.outputs: list[int] = []
         self.hashes: list[np.ndarray] = []
         self.pairs: list[tuple[int, int, float]] = []
-        self.shared: dict[tuple, int] = {}  # numbers of blocks that several conversations share, by what they are
+        self.shared: dict[tuple, int] = {}  # number of each shared block, by its content (tools, system prompt)
         self.blocks = 0
         self.block_tokens: int | None = None
 
-    def found(self) -> Conversations:
+    def conversations(self) -> Conversations:
+        """Return all requests that were read."""
         sizes = np.array(self.prompts, np.int64), np.array(self.outputs, np.int64)
         return Conversations(self.names, *sizes, self.hashes, self.block_tokens or 1, Dependencies.of(self.pairs))
 
     def add(self, path: Path, data: bytes) -> None:
+        """Read one file."""
         try:
             document = json.loads(data)
         except (ValueError, RecursionError) as problem:
@@ -84,19 +86,19 @@ class _Reading:
             raise errors.trace_unusable(path, problem_text, ADVICE) from None
         if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
             raise errors.trace_unusable(path, "it has no list of requests", ADVICE)
-        one = _Conversation(self, path, document)
-        one.add_agent(document, "", None)
-        self.hashes += self._numbered(one.hashes, one.shared)
+        conversation = _Conversation(self, path, document)
+        conversation.add_agent(document, "", None)
+        self.hashes += self._numbered(conversation.hashes, conversation.shared)
 
     def _numbered(self, hashes: list[np.ndarray], shared: Mapping[int, tuple]) -> list[np.ndarray]:
-        """Return the hashes of one conversation as numbers of all; ``shared``: what some are beyond it."""
-        distinct, places = np.unique(np.concatenate([*hashes, np.zeros(0, np.int64)]), return_inverse=True)
+        """Return the hashes of one conversation numbered over all; ``shared``: keys of those that others may share."""
+        distinct, indices = np.unique(np.concatenate([*hashes, np.zeros(0, np.int64)]), return_inverse=True)
         numbers = np.arange(self.blocks, self.blocks + distinct.size)
         self.blocks += distinct.size
-        for one, key in shared.items():
-            row = int(np.searchsorted(distinct, one))
+        for hash_id, key in shared.items():
+            row = int(np.searchsorted(distinct, hash_id))
             numbers[row] = self.shared.setdefault(key, int(numbers[row]))
-        return np.split(numbers[places], np.cumsum([ids.size for ids in hashes]))[:-1]
+        return np.split(numbers[indices], np.cumsum([ids.size for ids in hashes]))[:-1]
 
 
 class _Conversation:
@@ -115,9 +117,10 @@ class _Conversation:
             raise errors.trace_unusable(path, problem, "Give conversations of one block size.")
         reading.block_tokens = self.block
         self.hashes: list[np.ndarray] = []
-        self.shared: dict[int, tuple] = {}  # what hashes stand for beyond this conversation
+        self.shared: dict[int, tuple] = {}  # key across conversations of each hash of tools and system prompt
 
     def _number(self, row: Mapping, field: str, where: str, least: float = 0, default: float | None = None) -> float:
+        """Return a number of ``row``; InvalidInput: missing, or not from ``least`` to LARGEST_SIZE."""
         value = row.get(field, default)
         good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST_SIZE
         if not good:
@@ -127,9 +130,9 @@ class _Conversation:
         return float(value)
 
     def add_agent(self, agent: Mapping[str, Any], prefix: str, start: tuple[int, float] | None) -> int | None:
-        """Add the requests of the conversation or of a sub-agent; returns the number of the last one.
+        """Add the requests of the conversation or of a sub-agent; return the number of the last one.
 
-        ``start``: the request that a sub-agent waits for, and the pause.
+        ``start``: the request that a sub-agent's first one waits for, and the pause in seconds.
         """
         tools, system = (
             int(self._number(agent, name, "the conversation", default=0)) for name in ("tool_tokens", "system_tokens")
@@ -167,7 +170,7 @@ class _Conversation:
         return last
 
     def _pause(self, row: Mapping[str, Any], where: str, recorded_s: float) -> float:
-        """Return the pause before a turn; ``recorded_s``: from the end of the one before it to its begin."""
+        """Return the pause before a turn in seconds; ``recorded_s``: from the end of the turn before to its start."""
         if row.get("think_time") is None:
             return max(recorded_s, 0.0)
         think_s = row["think_time"]
@@ -178,6 +181,7 @@ class _Conversation:
         return float(think_s)
 
     def _hashes(self, row: Mapping[str, Any], where: str) -> np.ndarray:
+        """Return the block hashes of a request; InvalidInput: not one for each block of its prompt."""
         hash_ids, prompt = row.get("hash_ids"), self._number(row, "in", where, least=1)
         ids = _whole_numbers(hash_ids)
         if ids is None:
@@ -192,10 +196,10 @@ class _Conversation:
         return ids
 
     def _share(self, ids: np.ndarray, tools: int, system: int) -> None:
-        """Note what the leading blocks of an agent's first prompt are beyond this conversation."""
-        for block, one in enumerate(ids[: (tools + system) // self.block].tolist()):
+        """Note the keys of the leading blocks of an agent's first prompt, which other conversations may share."""
+        for block, hash_id in enumerate(ids[: (tools + system) // self.block].tolist()):
             key = ("tools", tools, block) if (block + 1) * self.block <= tools else ("system", tools, system, block)
-            self.shared.setdefault(one, ("all", block) if self.reading.shared_prefix else key)
+            self.shared.setdefault(hash_id, ("all", block) if self.reading.shared_prefix else key)
 
     def _add_request(self, row: Mapping[str, Any], where: str, ids: np.ndarray) -> None:
         reading = self.reading
@@ -206,7 +210,7 @@ class _Conversation:
 
 
 def _whole_numbers(value: object) -> np.ndarray | None:
-    """Return a list of whole numbers as an array; None: it is something else."""
+    """Return a list of whole numbers as an int64 array; None: ``value`` is something else."""
     if not isinstance(value, list):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Shared prompt prefixes: common system prompts, and sessions whose turns repeat the conversation so far."""
+"""Synthetic sessions and shared prefixes: common system prompts, and turns that repeat the conversation so far."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Sessions(NamedTuple):
 
 
 class SharedBlocks(NamedTuple):
-    """Identities of prompt blocks: concatenated ids of all requests, their number per request, tokens per block."""
+    """Hash blocks of prompts: equal ids stand for equal tokens from the start of the prompt."""
 
-    ids: np.ndarray
-    counts: np.ndarray
-    block_tokens: int  # 0: nothing is shared, no ids
+    ids: np.ndarray  # of all requests, one after the other
+    counts: np.ndarray  # blocks of each request
+    block_tokens: int  # tokens of a block; 0: no prefixes are shared, no ids
 
 
 def sessions_of(new_tokens: np.ndarray, output_tokens: np.ndarray, turns: int, prefix_len: int) -> Sessions:
@@ -36,15 +36,16 @@ def sessions_of(new_tokens: np.ndarray, output_tokens: np.ndarray, turns: int, p
     [110, 117, 107]
     """
     session, turn = np.divmod(np.arange(new_tokens.size), turns)
-    said = np.cumsum(new_tokens + output_tokens)
-    before = np.concatenate([[0], said])[session * turns]
-    return Sessions(session, turn, prefix_len + said - output_tokens - before)
+    total = np.cumsum(new_tokens + output_tokens)
+    earlier_sessions = np.concatenate([[0], total])[session * turns]
+    return Sessions(session, turn, prefix_len + total - output_tokens - earlier_sessions)
 
 
 def in_order_of_arrival(sessions: Sessions, arrival_s: np.ndarray, think_time_s: float) -> tuple[np.ndarray, ...]:
-    """(order, arrivals, request before each in its session) of sessions that begin at ``arrival_s``, shape [sessions].
+    """Return requests ordered by arrival: (order, arrivals in s, turn before each), shape [requests] each.
 
-    A later turn is placed at its earliest send time, as if serving took no time; -1: a first turn.
+    ``arrival_s``: of each session's first turn, shape [sessions]. A later turn is placed at its earliest send time, as
+    if serving took no time; its turn before is a position in the order, -1 for first turns.
 
     >>> sessions = sessions_of(np.array([9, 9, 9, 9]), np.array([1, 1, 1, 1]), 2, 0)
     >>> [part.tolist() for part in in_order_of_arrival(sessions, np.array([0.0, 1.0]), 5.0)]

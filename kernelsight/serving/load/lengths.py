@@ -1,4 +1,4 @@
-"""Lengths of prompts and outputs: uniform, lognormal, or drawn from a recorded load; tokens, at least 1."""
+"""Prompt and output lengths in tokens, at least 1: uniform, lognormal, or drawn from a recorded load."""
 
 from __future__ import annotations
 

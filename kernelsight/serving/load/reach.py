@@ -1,4 +1,4 @@
-"""Bounds of the loads of each deployment: step costs beyond these are never read."""
+"""Largest batch and longest request of each deployment's loads: step costs beyond these bounds are not needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelsight.serving.load.requests import spans_of_loads
 
 
 def reach_of(scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Table, deployments: pa.Table) -> pa.Table:
-    """Return ``deployment_reach``; a draft model has the reach of the deployments that it proposes tokens for."""
+    """Return ``deployment_reach``, the largest over its scenarios; a draft model's is that of its target models."""
     load_of = dict(zip(*(scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id")), strict=True))
     loads = _load_reaches(load_requests)
     by_id = {row["deployment_id"]: row for row in deployments.to_pylist()}
@@ -40,17 +40,18 @@ def reach_of(scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Ta
 
 
 def unbounded_reach(deployments: pa.Table) -> pa.Table:
-    """Return ``deployment_reach`` of deployments without loads: every knot up to the engine's own limits."""
+    """Return ``deployment_reach`` without bounds: knots then go up to the limits of the engine."""
     unset = pa.nulls(deployments.num_rows, pa.int64())
     return pa.table({"deployment_id": deployments["deployment_id"], "requests": unset, "tokens": unset})
 
 
 def _load_reaches(load_requests: pa.Table) -> Mapping[str, Reach]:
-    """Return how many requests each load has, and the tokens of its longest one."""
+    """Return, by load, its number of requests and the tokens of its longest one."""
     tokens = load_requests["prompt_tokens"].to_numpy() + load_requests["output_tokens"].to_numpy()
     spans = spans_of_loads(load_requests)
     return {load: Reach(stop - start, int(np.max(tokens[start:stop]))) for load, (start, stop) in spans.items()}
 
 
 def _column(table: pa.Table, name: str) -> list:
+    """Return the values of a column, None where the table lacks it."""
     return table[name].to_pylist() if name in table.column_names else [None] * table.num_rows

@@ -1,4 +1,4 @@
-"""Reads a recorded load: a trace, or conversations of coding agents; its requests, and which wait for which."""
+"""Reads a recorded load, a trace or conversations of coding agents: requests, and which of them wait for which."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from kernelsight.serving.load.traces import TRACE_SCHEMA, numbers, requests_of_t
 
 
 class RecordedLoad(NamedTuple):
-    """Requests as a table of ``TRACE_SCHEMA`` in their own order, and which wait for which, by their places there.
+    """Requests as a table of ``TRACE_SCHEMA`` in recorded order, and their dependencies by row number.
 
-    ``timed``: the requests that wait for no other have an arrival; else all of these are there from the beginning.
+    ``timed``: requests that wait for no other have recorded arrivals; otherwise the scenario's rate decides them.
     """
 
     requests: pa.Table
@@ -61,7 +61,7 @@ def read_load(path: str | os.PathLike[str], *, shared_prefix: bool = False) -> R
 
 
 def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.Table:
-    """Return the requests of a recorded load, see ``read_load``; its first ``limit`` ones, at most.
+    """Return the requests of a recorded load (``read_load``) as a table of ``TRACE_SCHEMA``, at most ``limit``.
 
     The whole file is checked even if ``limit`` keeps only its first requests; a shorter trace is returned in full.
     """
@@ -71,7 +71,7 @@ def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files of a recorded load, by name: a trace or a conversation, or the conversations of a folder."""
+    """Return the files of a recorded load, sorted by name: one file, or the conversations of a folder."""
     path = Path(path)
     if not path.is_dir():
         return [path]
@@ -79,7 +79,7 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _contents_of(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Yield the conversations of a folder, by name; InvalidInput: there is none, or a JSON file is something else."""
+    """Yield (path, content) of a folder's conversations, sorted by name; InvalidInput: none, or another JSON file."""
     paths = files_of(folder)
     if not paths:
         problem = f"the folder has no file that ends with {', '.join(CONVERSATION_ENDINGS)}"
@@ -93,6 +93,7 @@ def _contents_of(folder: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 def _of_conversations(conversations: Conversations) -> RecordedLoad:
+    """Return conversations as a recorded load without arrivals."""
     n = len(conversations.names)
     offsets = np.concatenate([[0], np.cumsum([ids.size for ids in conversations.hash_ids])])
     ids = np.concatenate([*conversations.hash_ids, np.zeros(0, np.int64)])
@@ -109,26 +110,26 @@ def _of_conversations(conversations: Conversations) -> RecordedLoad:
 
 
 def _dependencies(raw: RawTrace) -> Dependencies:
-    """Return which requests of a trace wait for which: those that it names, or the turns of its sessions."""
-    pairs = _named_pairs(raw) + _session_pairs(raw)
+    """Return the dependencies of a trace: from its column ``after``, or the turns of its sessions."""
+    pairs = _after_pairs(raw) + _session_pairs(raw)
     pauses = numbers(raw.column(raw.format.pause)) / raw.format.pauses_per_second
     has_pause = raw.column(raw.format.pause).is_valid().to_numpy()
     bad = has_pause & ~((pauses >= 0) & (pauses <= waiting.LONGEST_S))
     if bad.any():
         row = int(bad.argmax())
-        dependencies, advice = waiting.pause_fault(raw.columns[raw.format.pause][row].as_py())
-        raise raw.fault(row, dependencies.replace("think_s", str(raw.format.pause)), advice)
+        problem, advice = waiting.pause_fault(raw.columns[raw.format.pause][row].as_py())
+        raise raw.fault(row, problem.replace("think_s", str(raw.format.pause)), advice)
     dependencies = Dependencies.of(
         [(row, after, float(pauses[row]) if has_pause[row] else 0.0) for row, after in pairs]
     )
-    circles = np.flatnonzero(waiting.generations(dependencies, raw.columns.num_rows) < 0)
-    if circles.size:
-        raise raw.fault(int(circles[0]), "it waits for itself, by way of the requests before it")
+    in_cycle = np.flatnonzero(waiting.generations(dependencies, raw.columns.num_rows) < 0)
+    if in_cycle.size:
+        raise raw.fault(int(in_cycle[0]), "it waits for itself, by way of the requests before it")
     return dependencies
 
 
-def _named_pairs(raw: RawTrace) -> list[tuple[int, int]]:
-    """Return (request, the one named in its ``after``) by row; a trace without ids counts its rows from 0."""
+def _after_pairs(raw: RawTrace) -> list[tuple[int, int]]:
+    """Return (request, request named in its ``after``) as row numbers; without ids, names are row numbers from 0."""
     after = text_of(raw, raw.format.after)
     waits = np.flatnonzero(after.is_valid().to_numpy())
     if not waits.size:
@@ -150,7 +151,7 @@ def _named_pairs(raw: RawTrace) -> list[tuple[int, int]]:
 
 
 def _session_pairs(raw: RawTrace) -> list[tuple[int, int]]:
-    """Return (turn, the one before it) of the sessions that a trace names, by row."""
+    """Return (turn, the turn before it) of the sessions of a trace, as row numbers."""
     sessions = text_of(raw, raw.format.session)
     if sessions.null_count == len(sessions):
         return []

@@ -1,4 +1,4 @@
-"""The requests of each load: read from its trace, or drawn from its rate and lengths; which scenarios share a load."""
+"""Requests of each load, read from its trace or drawn from its rate and lengths; and which scenarios share a load."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_PRIORITY = np.iinfo(np.int64).min
 
 
 class Drawn(NamedTuple):
-    """A synthetic load in order of arrival: shape [requests] each, and the identities of the prompts' blocks."""
+    """A synthetic load in order of arrival, shape [requests] each, and the hash blocks of its prompts."""
 
     arrival_s: np.ndarray
     prompt_tokens: np.ndarray
@@ -57,10 +57,10 @@ class Loads(NamedTuple):
 
 
 def loads_of(scenarios: pa.Table) -> pa.Table:
-    """Return ``scenario_loads``: scenarios with equal load columns share a load, which bears the name of the first.
+    """Return ``scenario_loads``: scenarios with equal load columns share a load, named after the first of them.
 
-    ``scenarios``: columns that it lacks are read as null. How many requests a closed loop holds in flight changes
-    neither arrivals nor lengths.
+    ``scenarios``: columns that it lacks are read as null. The value of max_concurrency changes neither arrivals nor
+    lengths: closed loops that differ in it alone share a load.
     """
     load_columns = [name for name in LOAD_COLUMNS if name in scenarios.column_names and name != "max_concurrency"]
     columns = [scenarios[name].to_pylist() for name in load_columns]
@@ -74,13 +74,12 @@ def loads_of(scenarios: pa.Table) -> pa.Table:
 
 
 def draw_loads(loads: pa.Table) -> Loads:
-    """Return the requests of each load in order of arrival, and which wait for which; loads in the given order.
+    """Return ``load_requests`` in order of arrival and ``load_dependencies``; loads in the given order.
 
-    ``loads``: load_id and columns of ``scenarios``; those that it lacks are read as null. A trace is read once however
-    many loads cut it, and its rows are shared, not copied, but where there are warm-ups or requests that wait for
-    others; num_prompts keeps its first requests. max_concurrency and the end of warm-ups play no part here: the serving
-    loop holds requests back.
-    Raises InvalidInput for a load that is stated by halves or twice, and for a trace that cannot be used.
+    ``loads``: load_id and columns of ``scenarios``; those that it lacks are read as null. num_prompts keeps the first
+    requests of a trace. A trace is read once for all its loads; its rows are shared, and copied only with warm-ups or
+    dependencies. max_concurrency and the end of warm-ups have no effect here: the simulation holds requests back.
+    InvalidInput: a load that is incomplete or contradicts itself, or a trace that cannot be used.
 
     >>> loads = pa.table({"load_id": ["chat"], "request_rate": [2.0], "burstiness": [1.0], "num_prompts": [3],
     ...     "input_len": [512], "output_len": [64], "range_ratio": [1.0], "seed": [0]})
@@ -98,13 +97,13 @@ def draw_loads(loads: pa.Table) -> Loads:
     for row in rows:
         file = recorded.get(_file_of(row))
         if row["trace"] is None:
-            one, dependencies = _draw(row, None if file is None else file.requests)
-            drawn.append(one)
+            load, dependencies = _draw(row, None if file is None else file.requests)
+            drawn.append(load)
             counts.append(row["num_prompts"])
         else:
-            taken, dependencies = _cut(row, file)
-            pieces += [_as_table(drawn), taken]
-            counts.append(taken.num_rows)
+            recorded_requests, dependencies = _cut(row, file)
+            pieces += [_as_table(drawn), recorded_requests]
+            counts.append(recorded_requests.num_rows)
             drawn = []
         waits.append(dependencies.limited(row["think_time_limit_s"]))
     pieces.append(_as_table(drawn))
@@ -116,15 +115,15 @@ def draw_loads(loads: pa.Table) -> Loads:
 
 
 def _file_of(row: Mapping) -> tuple[str | None, bool]:
-    """Return the recorded load that a load takes requests or lengths from, and how its prompts share a prefix."""
+    """Return (file that a load takes requests or lengths from, its flag shared_prefix)."""
     return row["trace"] or row["lengths_from"], bool(row["shared_prefix"])
 
 
 def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
-    """Return the first requests of a recorded load, ordered by when they are sent at the earliest, and who waits.
+    """Return the first num_prompts requests of a recorded load, by earliest send time, and their dependencies.
 
-    A request whose predecessor is cut off is sent when that one would have allowed it. InvalidInput: a rate for
-    requests that have arrivals of their own.
+    A request whose predecessor is cut off is sent at its earliest send time. InvalidInput: a request rate for a trace
+    that has arrivals of its own.
     """
     requests, dependencies = recorded.requests, recorded.dependencies
     rated = flags_set(row, ("request_rate", *RAMP_UP))
@@ -153,7 +152,7 @@ def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
 
 
 def _dependency_rows(load_ids: pa.ChunkedArray, waits: list[Dependencies], warmups: np.ndarray) -> pa.Table:
-    """Return ``load_dependencies``: each load's requests that wait, in their order; warm-ups go before all others."""
+    """Return ``load_dependencies``, sorted by request; request_ids count a load's warm-ups first."""
     names = load_ids.cast(pa.string()).to_pylist()
     pieces = [DEPENDENCIES_SCHEMA.empty_table()]
     for name, waits_of_load, ahead in zip(names, waits, warmups.tolist(), strict=True):
@@ -169,21 +168,21 @@ def _dependency_rows(load_ids: pa.ChunkedArray, waits: list[Dependencies], warmu
 
 
 def requests_of(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
-    """Return the ``requests`` table: the requests of each scenario's load, scenarios in their order."""
+    """Return ``requests``: the requests of each scenario's load, scenarios in their order."""
     spans = spans_of_loads(load_requests)
     names, loads = (scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id"))
     load_spans = [spans.get(load, (0, 0)) for load in loads]
     rows = np.concatenate([np.arange(*span) for span in load_spans] or [np.zeros(0, np.int64)])
-    taken = load_requests
-    if not np.array_equal(rows, np.arange(load_requests.num_rows)):  # copying takes longer than serving
-        taken = load_requests.take(pa.array(rows))
+    requests = load_requests
+    if not np.array_equal(rows, np.arange(load_requests.num_rows)):  # copying takes longer than simulating
+        requests = load_requests.take(pa.array(rows))
     owners = np.repeat(np.arange(len(load_spans)), [stop - start for start, stop in load_spans]).astype(np.int32)
     ids = pa.DictionaryArray.from_arrays(owners, pa.array(names, pa.string())).cast(pa.string())
-    return taken.drop_columns(["load_id"]).add_column(0, "scenario_id", ids)
+    return requests.drop_columns(["load_id"]).add_column(0, "scenario_id", ids)
 
 
 def dependencies_of(scenario_loads: pa.Table, load_dependencies: pa.Table) -> pa.Table:
-    """Return the ``request_dependencies`` table: those of each scenario's load, scenarios in their order."""
+    """Return ``request_dependencies``: the dependencies of each scenario's load, scenarios in their order."""
     spans = spans_of(load_dependencies["load_id"])
     names, loads = (scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id"))
     load_spans = [(name, *spans[load]) for name, load in zip(names, loads, strict=True) if load in spans]
@@ -194,10 +193,10 @@ def dependencies_of(scenario_loads: pa.Table, load_dependencies: pa.Table) -> pa
 
 
 def loads_of_requests(requests: pa.Table, dependencies: pa.Table | None) -> dict[str, pa.Table]:
-    """Return the tables of loads of requests that were given: each scenario has its own load.
+    """Return the tables of loads for given ``requests``: each scenario has its own load.
 
-    ``dependencies``: ``request_dependencies`` that were given; None: no request waits for another. InvalidInput: a
-    request that waits for one that its scenario lacks, or for itself by way of others.
+    ``dependencies``: given ``request_dependencies``; None: no request waits for another. InvalidInput: a request that
+    waits for one that its scenario lacks, or a cycle.
     """
     names = pc.unique(requests["scenario_id"])
     load_requests = requests.drop_columns(["scenario_id"]).add_column(0, "load_id", requests["scenario_id"])
@@ -211,7 +210,7 @@ def loads_of_requests(requests: pa.Table, dependencies: pa.Table | None) -> dict
 
 
 def check_dependencies(load_requests: pa.Table, load_dependencies: pa.Table) -> None:
-    """Raise InvalidInput for a request that waits for one that its load lacks, or for itself by way of others."""
+    """Raise InvalidInput for a request that waits for one that its load lacks, and for a cycle of dependencies."""
     spans = spans_of_loads(load_requests)
     ids, columns = load_requests["request_id"].to_numpy(), load_dependencies.drop_columns(["load_id"])
     for load, (start, stop) in spans_of(load_dependencies["load_id"]).items():
@@ -224,19 +223,19 @@ def check_dependencies(load_requests: pa.Table, load_dependencies: pa.Table) -> 
                 raise errors.dependency_unusable(load, int(waits_of_load.request[unknown[0]]), problem)
         order = np.argsort(ids[begin:end])
         places = (order[np.searchsorted(ids[begin:end], values, sorter=order)] for values in waits_of_load[:2])
-        circles = np.flatnonzero(generations(Dependencies(*places, waits_of_load.think_s), end - begin) < 0)
-        if circles.size:
+        in_cycle = np.flatnonzero(generations(Dependencies(*places, waits_of_load.think_s), end - begin) < 0)
+        if in_cycle.size:
             problem = "it waits for itself, by way of the requests before it"
-            raise errors.dependency_unusable(load, int(ids[begin:end][circles[0]]), problem)
+            raise errors.dependency_unusable(load, int(ids[begin:end][in_cycle[0]]), problem)
 
 
 def spans_of_loads(load_requests: pa.Table) -> dict[str, tuple[int, int]]:
-    """Return ``spans_of`` the loads of a table; callers must not modify the result."""
+    """Return ``spans_of`` the loads of ``load_requests``; cached: callers must not modify the result."""
     return remembered((load_requests,), "spans", lambda: spans_of(load_requests["load_id"]))
 
 
 def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
-    """Return the first row of each name and the row after its last; the rows of one name stand together."""
+    """Return (first row, row after the last) of each name; the rows of a name must be contiguous."""
     joined = in_one_piece(names)
     if len(joined) == 0:
         return {}
@@ -247,10 +246,10 @@ def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
 
 
 def _draw(row: Mapping, recorded: pa.Table | None) -> tuple[Drawn, Dependencies]:
-    """Draw one load, from its own seed alone; and which of its requests wait for which.
+    """Draw one synthetic load from its seed; return it and the dependencies of its requests.
 
-    What is drawn has a child seed each, so that another rate leaves the lengths as they are, and the other way round;
-    new ones go to the end, which leaves what the first ones give.
+    Arrivals, lengths, prefixes and priorities have a child seed each, so that another rate leaves the lengths as they
+    are, and the other way round. A new draw takes the last child seed, so that the earlier ones keep theirs.
     """
     n, turns, prefix_len = row["num_prompts"], row["num_turns"] or 1, row["prefix_len"] or 0
     seeds = np.random.SeedSequence(row["seed"]).spawn(6)
@@ -288,7 +287,7 @@ def _lengths(
     pairs: np.random.Generator,
     recorded: pa.Table | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the new tokens of each prompt, without a shared prefix, and the tokens to generate; shape [requests]."""
+    """Return (new prompt tokens without a shared prefix, output tokens), shape [requests] each."""
     n, shape = row["num_prompts"], distribution(row)
     if shape == "empirical":
         rows = empirical_rows(pairs, n, recorded.num_rows)
@@ -308,32 +307,32 @@ def _as_table(drawn: list[Drawn]) -> pa.Table:
     """Return drawn loads, one after the other, as a table of ``TRACE_SCHEMA``."""
     if not drawn:
         return TRACE_SCHEMA.empty_table()
-    columns = {name: np.concatenate([getattr(one, name) for one in drawn]) for name in Drawn._fields[:-1]}
-    blocks = [one.blocks for one in drawn]
-    alone = np.repeat([block.block_tokens == 0 for block in blocks], [block.counts.size for block in blocks])
+    columns = {name: np.concatenate([getattr(load, name) for load in drawn]) for name in Drawn._fields[:-1]}
+    blocks = [load.blocks for load in drawn]
+    unshared = np.repeat([block.block_tokens == 0 for block in blocks], [block.counts.size for block in blocks])
     block_tokens = np.repeat([block.block_tokens for block in blocks], [block.counts.size for block in blocks])
     ends = np.cumsum(np.concatenate([[0], *(block.counts for block in blocks)])).astype(np.int32)
     ids = np.concatenate([block.ids for block in blocks])
     arrays = columns | {
         "external_id": pa.nulls(columns["priority"].size, pa.string()),
-        "hash_ids": pa.ListArray.from_arrays(pa.array(ends), pa.array(ids), mask=pa.array(alone)),
-        "hash_block_tokens": pa.array(block_tokens, mask=alone),
+        "hash_ids": pa.ListArray.from_arrays(pa.array(ends), pa.array(ids), mask=pa.array(unshared)),
+        "hash_block_tokens": pa.array(block_tokens, mask=unshared),
         "priority": pa.array(columns["priority"], mask=columns["priority"] == NO_PRIORITY),
     }
     return pa.table([arrays[name] for name in TRACE_SCHEMA.names], schema=TRACE_SCHEMA)
 
 
 def _with_keys(table: pa.Table, load_ids: pa.ChunkedArray, counts: np.ndarray, warmups: np.ndarray) -> pa.Table:
-    """Add load_id, request_id and warmup; ``counts`` and ``warmups`` have the requests of each load.
+    """Return requests with load_id, request_id and warmup; ``counts``, ``warmups``: requests of each load.
 
-    Warm-ups go first, all at once: copies of the first request, as vLLM's benchmark client sends them.
+    Warm-ups come first: copies of the first request, sent at once, as vLLM's benchmark client does.
     """
     owner = np.repeat(np.arange(counts.size), counts + warmups)
     position = np.arange(owner.size) - np.repeat(np.cumsum(counts + warmups) - counts - warmups, counts + warmups)
-    ahead = warmups[owner]
-    if ahead.any():
-        rows = (np.cumsum(counts) - counts)[owner] + np.maximum(position - ahead, 0)
+    warmups_before = warmups[owner]
+    if warmups_before.any():
+        rows = (np.cumsum(counts) - counts)[owner] + np.maximum(position - warmups_before, 0)
         table = table.take(pa.array(rows))
     table = table.add_column(0, "load_id", load_ids.cast(pa.string()).take(pa.array(owner)))
     table = table.add_column(1, "request_id", pa.array(position))
-    return table.append_column("warmup", pa.array(position < ahead))
+    return table.append_column("warmup", pa.array(position < warmups_before))

@@ -1,4 +1,4 @@
-"""File formats of traces: CSV, JSON lines and Parquet, plain or compressed with gzip or zstd.
+"""Reads the files of traces: CSV, JSON lines and Parquet, plain or compressed with gzip or zstd.
 
 Arrow reads the files in bulk. The line of an error, which Arrow does not report, is only looked up when there is one.
 """
@@ -71,7 +71,7 @@ def _too_dense(path: Path, problem: str) -> errors.InvalidInput:
 
 
 def _read_parquet(path: Path, data: bytes) -> RawTrace:
-    import pyarrow.parquet as pq  # takes longer to import than a synthetic load to draw
+    import pyarrow.parquet as pq  # imported here: it takes longer than drawing a synthetic load
 
     try:
         file = pq.ParquetFile(pa.py_buffer(data))
@@ -135,6 +135,7 @@ def _refuse_other_encodings(path: Path, data: bytes) -> None:
 
 
 def _csv_header(data: bytes) -> list[str]:
+    """Return the fields of the first line that is not empty."""
     start = next(line for line in data[: 1 << 20].splitlines() if line).decode("utf-8", "replace")
     try:
         return next(csv.reader([start]))
@@ -143,6 +144,7 @@ def _csv_header(data: bytes) -> list[str]:
 
 
 def _unreadable_text(path: Path, data: bytes, problem: Exception) -> errors.InvalidInput:
+    """Build the error for text that Arrow cannot read: with the line, if it is not UTF-8."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as bad:

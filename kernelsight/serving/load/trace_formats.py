@@ -1,4 +1,4 @@
-"""The known trace formats, recognised by the names of their fields.
+"""Trace formats (KernelSight, Mooncake, Azure, BurstGPT), recognised by the names of their fields.
 
 The Azure layouts are those of github.com/Azure/AzurePublicDataset (LLM inference 2023 and 2024), Mooncake's that of its
 FAST'25 release (github.com/kvcache-ai/Mooncake; ``session_id`` and ``delay`` as NVIDIA's aiperf adds them), BurstGPT's
@@ -25,15 +25,15 @@ class TraceFormat(NamedTuple):
     arrival: str
     prompt_tokens: str
     output_tokens: str
-    arrivals_per_second: float | None  # ticks of the arrival field per second; None: date and time of day
+    arrivals_per_second: float | None  # units of the arrival field per second; None: date and time of day
     request_id: str | None = None
     hash_ids: str | None = None
     hash_block: str | int | None = None  # field with the tokens per block, or the format's fixed number
     priority: str | None = None
-    after: str | None = None  # request that has to finish before this one is sent
-    session: str | None = None  # requests of one session are its turns, in their order
-    pause: str | None = None  # from the end of that request, or of the turn before, until this one is sent
-    pauses_per_second: float = 1.0
+    after: str | None = None  # id of the request that has to finish before this one is sent
+    session: str | None = None  # requests of one session are its turns, in file order
+    pause: str | None = None  # think time from the end of that request, or of the turn before, to sending this one
+    pauses_per_second: float = 1.0  # units of the pause field per second
     zero_output_advice: str = CORRECT_LINE  # what to do about requests without output tokens
 
     def required(self) -> list[str]:
@@ -77,12 +77,12 @@ FORMATS = (
 
 
 class RawTrace(NamedTuple):
-    """A trace's own columns, and a function from a row to its place in the file."""
+    """The columns of a trace file as they are, before checks."""
 
     path: Path
     format: TraceFormat
     columns: pa.Table
-    place: Callable[[int], str]
+    place: Callable[[int], str]  # from a row to its place in the file, such as "line 7"
 
     def column(self, field: str | int | None) -> pa.ChunkedArray:
         """Return a column of the trace; nulls if the trace has no such column."""

@@ -1,4 +1,4 @@
-"""The requests of a trace, checked: the columns of ``requests`` from its own."""
+"""Checked requests of a trace: the columns of ``requests`` from the columns of the file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LARGEST_SIZE = 2**53  # float64 represents every whole number up to here
 LONGEST_S = 1e9  # the simulated clock counts nanoseconds in 64 bits
 UNITS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
-Fault = tuple[int, str, str]  # row, what was found, what to do
+Fault = tuple[int, str, str]  # row, problem, advice
 
 
 def requests_of_trace(raw: RawTrace, waits: np.ndarray) -> pa.Table:
-    """Return the requests of a trace as a table of ``TRACE_SCHEMA``, in their order, arrivals after the first one.
+    """Return the requests of a trace as a table of ``TRACE_SCHEMA`` in file order; arrivals in s after the first.
 
-    ``waits``: requests that wait for others, shape [requests]; their arrivals are not read, and are 0 here.
+    ``waits``: whether each request waits for another, shape [requests]; such arrivals are not read, and are 0.
     Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
     """
     if raw.columns.num_rows == 0:
@@ -55,7 +55,7 @@ def raise_first(raw: RawTrace, faults: list[Fault]) -> None:
 
 
 def note_first(faults: list[Fault], bad: np.ndarray, raw: RawTrace, field: str, rule: str, advice: str) -> None:
-    """Record the first row of the boolean array ``bad``, with its value of ``field`` as in the file."""
+    """Append a fault for the first row where ``bad`` is True, with its value of ``field`` as in the file."""
     if bad.any():
         row = int(bad.argmax())
         (value,) = python_values(raw.columns[field].slice(row, 1))

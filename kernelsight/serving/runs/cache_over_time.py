@@ -13,7 +13,7 @@ COUNTS = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "looked_u
 
 
 def means_of_windows(windows: pa.Table, memory_plan: pa.Table) -> pa.Table:
-    """Return ``cache_over_time`` of ``serving_windows`` that take any time, in order."""
+    """Return ``cache_over_time``: a row for each of ``serving_windows`` that lasts longer than 0, in ``ORDER``."""
     windows = windows.filter(pc.greater(windows["end_ns"], windows["start_ns"]))
     windows = in_order(windows, *ORDER)
     values_of = {name: windows[name].to_numpy() for name in windows.column_names if windows[name].type != pa.string()}
@@ -21,7 +21,7 @@ def means_of_windows(windows: pa.Table, memory_plan: pa.Table) -> pa.Table:
     plans = beside(memory_plan, "deployment_id", windows["deployment_id"].combine_chunks())
     capacity = plans["capacity_units"].to_numpy()
     used, looked_up = values_of["kv_block_us"] / span_us, values_of["looked_up_tokens"]
-    # both sums come from the same moments: a difference below nought is rounding
+    # running requests are in flight: a difference below 0 is rounding
     waiting_us = np.maximum(values_of["in_flight_us"] - values_of["running_us"], 0.0)
     hits = np.divide(values_of["cached_tokens"], looked_up, out=np.zeros(span_us.size), where=looked_up > 0)
     return pa.table(

@@ -1,7 +1,7 @@
-"""The highest rate that a deployment keeps up with: its busiest station at 100 %, from step costs alone.
+"""Capacity of each scenario: the request rate at which the busiest station of its deployment is busy all the time.
 
-At capacity the batch is as full as seats and KV cache allow, and every request that ends is followed by one that waits
-(``full_batch``). Nothing is simulated: a few steps are read off the same surfaces that the loop reads.
+At capacity the batch is as full as max_num_seqs and KV cache allow, and a waiting request takes the seat of each that
+ends (``full_batch``). Nothing is simulated: a few steps are looked up in the step costs that the loop reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernelsight.serving.runs.full_batch import Lengths, Station, lengths_of, st
 from kernelsight.serving.runs.pools import replicated
 from kernelsight.serving.runs.world import World, pool_of
 
-# a burstiness from which arrivals are as good as regular
+# from this burstiness on, gaps between arrivals are treated as equal
 LEAST_REGULAR = 100.0
 COLUMNS = {
     **{"scenario_id": pa.string(), "capacity": pa.float64(), "capacity_low": pa.float64()},
@@ -28,7 +28,10 @@ COLUMNS = {
 
 
 def capacities(world: World, statistics: pa.Table) -> pa.Table:
-    """Return ``scenario_capacity``; ``statistics`` say which share of the prompts the prefix cache held."""
+    """Return ``scenario_capacity``, requests/s, of each scenario that completed a request.
+
+    ``statistics``: ``request_statistics``, for the share of prompt tokens that the prefix cache held.
+    """
     rows, ends_of_key, loads = [], {}, {}
     served = {row["scenario_id"]: row for row in _selected(statistics)}
     for scenario in world.scenarios:
@@ -36,21 +39,25 @@ def capacities(world: World, statistics: pa.Table) -> pa.Table:
         if totals is None or not totals["completed"]:
             continue
         start, stop = world.spans[scenario["scenario_id"]]
-        cached = totals["cached_tokens"] / totals["asked_tokens"] if totals["asked_tokens"] else 0.0
-        if (start, stop, cached) not in loads:
+        cached_share = totals["cached_tokens"] / totals["asked_tokens"] if totals["asked_tokens"] else 0.0
+        if (start, stop, cached_share) not in loads:
             prompts, outputs = (world.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
-            loads[start, stop, cached] = lengths_of(prompts, outputs, cached), int((prompts + outputs).max())
-        lengths, longest = loads[start, stop, cached]
+            loads[start, stop, cached_share] = (
+                lengths_of(prompts, outputs, cached_share),
+                int((prompts + outputs).max()),
+            )
+        lengths, longest = loads[start, stop, cached_share]
         lengths = lengths._replace(burstiness=min(scenario["burstiness"] or 1.0, LEAST_REGULAR))
         keys = tuple(deployments_of(scenario))
         replicas = tuple(scenario[name] for name in ("replicas", "prefill_replicas", "decode_replicas"))
-        at_once = min(stop - start, scenario["max_concurrency"] or stop - start)
-        reach = Reach(at_once, longest)
+        in_flight = min(stop - start, scenario["max_concurrency"] or stop - start)
+        reach = Reach(in_flight, longest)
         key = (keys, replicas, lengths, reach)
         if key not in ends_of_key:
             ends_of_key[key] = _ends(world, scenario, keys, lengths, reach)
         low, middle, high = ends_of_key[key]
-        asked_rate = _asked(world, scenario, start, stop) or totals["completed"] / max(totals["duration_s"], 1e-9)
+        asked_rate = _sending_rate(world, scenario, start, stop)
+        asked_rate = asked_rate or totals["completed"] / max(totals["duration_s"], 1e-9)
         rows.append(
             {
                 "scenario_id": scenario["scenario_id"],
@@ -62,7 +69,7 @@ def capacities(world: World, statistics: pa.Table) -> pa.Table:
                 "load": asked_rate / middle.rate,
             }
         )
-    return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in COLUMNS.items()})
+    return pa.table({name: pa.array([row[name] for row in rows], arrow_type) for name, arrow_type in COLUMNS.items()})
 
 
 def _selected(statistics: pa.Table) -> list[dict[str, Any]]:
@@ -70,8 +77,8 @@ def _selected(statistics: pa.Table) -> list[dict[str, Any]]:
     return statistics.select(names).to_pylist()
 
 
-def _asked(world: World, scenario: Mapping[str, Any], start: int, stop: int) -> float | None:
-    """Return the requests/s that are sent whatever the engine does; None where ends of others decide that."""
+def _sending_rate(world: World, scenario: Mapping[str, Any], start: int, stop: int) -> float | None:
+    """Return the request rate of an open loop, requests/s; None for a closed loop or requests that wait for others."""
     if scenario["max_concurrency"] is not None and scenario["request_rate"] is None:
         return None
     if scenario["scenario_id"] in world.waits:
@@ -86,17 +93,18 @@ def _asked(world: World, scenario: Mapping[str, Any], start: int, stop: int) -> 
 def _ends(
     world: World, scenario: Mapping[str, Any], keys: tuple[str, ...], lengths: Lengths, reach: Reach
 ) -> tuple[float, Station, float]:
-    """Return the capacity with slow kernels and host, in the middle, and with fast ones."""
+    """Return the low end of the capacity's 90 % interval in requests/s, its median, and the high end."""
     pools = replicated(dict(scenario), *(pool_of(world, key) for key in keys))
     stations = []
     for pool_number, (key, pool) in enumerate(zip(reversed(keys), pools, strict=True)):
-        loaded = lengths
-        if len(pools) > 1:  # one pool computes prompts, the other decodes what it has received
-            loaded = lengths._replace(decodes=0.0, longest=0) if pool_number == 0 else lengths._replace(prompt=0.0)
-        one = station_of(pool, loaded, reach)
-        # kernels and host err independently of each other
-        kernels = one.kernels * math.log(world.costs[key].spread)
-        half = math.hypot(kernels, (1.0 - one.kernels) * Z_90 * world.hosts[key]["step_log_sd"])
-        stations.append((one._replace(rate=one.rate * pool.engines), math.exp(half)))
+        pool_lengths = lengths
+        if len(pools) > 1:  # P/D disaggregation: the first pool only prefills, the second only decodes
+            prefill_lengths, decode_lengths = lengths._replace(decodes=0.0, longest=0), lengths._replace(prompt=0.0)
+            pool_lengths = prefill_lengths if pool_number == 0 else decode_lengths
+        station = station_of(pool, pool_lengths, reach)
+        # errors of kernels and host are independent: their logarithms add up as squares
+        kernels = station.kernels * math.log(world.costs[key].spread)
+        half = math.hypot(kernels, (1.0 - station.kernels) * Z_90 * world.hosts[key]["step_log_sd"])
+        stations.append((station._replace(rate=station.rate * pool.engines), math.exp(half)))
     slowest, factor = min(stations)
     return slowest.rate / factor, slowest, slowest.rate * factor

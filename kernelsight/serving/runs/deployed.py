@@ -1,4 +1,4 @@
-"""One deployment without a load: its engine, its rows of the settings, and step costs up to the engine's own limits."""
+"""One deployment without a load: its engine, its rows of settings, and step costs up to the engine's own limits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 
 
 class Deployed(NamedTuple):
-    """A deployment that can run; ``ends``: its packed step costs at p05 and p95; ``power``: its GPU's row of
-    ``gpu_power``; ``assumed``: one sentence each."""
+    """A deployment that can run, with what the scheduler's loop needs of it."""
 
     pool: Pool
-    settings: dict[str, Any]
-    plan: dict[str, Any]
-    host: dict[str, Any]
-    ends: tuple[np.ndarray, np.ndarray]
-    power: dict[str, Any]
-    assumed: list[str]
+    settings: dict[str, Any]  # its row of deployment_settings
+    plan: dict[str, Any]  # of memory_plan
+    host: dict[str, Any]  # of host_settings
+    ends: tuple[np.ndarray, np.ndarray]  # packed step costs at p05 and p95
+    power: dict[str, Any]  # its GPU's row of gpu_power
+    assumed: list[str]  # a sentence for each assumption
 
     @property
     def shares_prefixes(self) -> bool:
@@ -39,9 +38,9 @@ class Deployed(NamedTuple):
 
 
 def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
-    """Return the deployment of flags; the session's tables stay as they are.
+    """Return the deployment that ``flags`` describe; the session's tables stay as they are.
 
-    InvalidInput: flags that do not go together, a deployment that cannot run, or one in two pools.
+    InvalidInput: flags that contradict each other, a deployment that cannot run, or P/D disaggregation.
     """
     with session.fork() as fork:
         by_name = normalise(flags)
@@ -63,9 +62,11 @@ def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
             layers=dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
             costs=laid_out(costs, shapes, settings, deployments, deployments), scorers={},
         )  # fmt: skip
-        own_costs, own_shapes = (table.filter(pc.equal(table["deployment_id"], key)) for table in (costs, shapes))
+        deployment_costs, deployment_shapes = (
+            table.filter(pc.equal(table["deployment_id"], key)) for table in (costs, shapes)
+        )
         ends = (
-            cost_tables(_at_end(own_costs, f"gpu_{end}_us"), own_shapes, deployments[key]).packed.values
+            cost_tables(_at_end(deployment_costs, f"gpu_{end}_us"), deployment_shapes, deployments[key]).packed.values
             for end in ("p05", "p95")
         )
         assumed += [row["sentence"] for row in fork.table("assumptions").to_pylist()]
@@ -75,5 +76,5 @@ def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
 
 
 def _at_end(costs: pa.Table, column: str) -> pa.Table:
-    """Return step costs whose GPU time is an end of their interval."""
+    """Return step costs with ``column``, an end of their interval, as their GPU time."""
     return costs.set_column(costs.column_names.index("gpu_us"), "gpu_us", costs[column])

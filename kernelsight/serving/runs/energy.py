@@ -1,4 +1,4 @@
-"""Energy of served scenarios: active GPUs with the work of kernels, held below their limit on average; idle ones."""
+"""Energy, power and carbon of each scenario: GPUs active with their kernels, under the power limit, and idle GPUs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kernelsight.kernels.energy import held
 NS = 1e9
 # joules of a kilowatt-hour; grams and tokens of a carbon figure
 KWH_J, MILLION = 3.6e6, 1e6
-# the middle of an interval, its lower and its upper end
+# suffixes of columns, and the sign of the end of the interval: median, low, high
 ENDS = {"": 0.0, "_low": -1.0, "_high": 1.0}
 
 
 class Drawn(NamedTuple):
-    """Sums over the engines of each scenario: GPUs, W of their limits, joules; ``free``: active without the limit."""
+    """Sums over the engines of each scenario, shape [scenarios]."""
 
     gpus: np.ndarray
-    limit_w: np.ndarray
-    free_j: np.ndarray
+    limit_w: np.ndarray  # of the power limits of all GPUs
+    free_j: np.ndarray  # of active GPUs as if there were no power limit
     active_j: np.ndarray
     idle_j: np.ndarray
 
@@ -39,20 +39,20 @@ def energy_of(
 ) -> pa.Table:
     """Return ``scenario_energy`` of the scenarios that were served; null where the energy of a kernel is unknown.
 
-    ``transfers_j``: what GPUs spend on KV tiers, by scenario; those without tiers are left out.
+    ``transfers_j``: joules of GPUs for transfers to and from KV tiers, by scenario; only of scenarios with tiers.
     """
     encoded = replica_totals["scenario_id"].combine_chunks().dictionary_encode()
     names, number = encoded.dictionary, encoded.indices.to_numpy()
     first, last = (replica_totals[name].to_numpy().astype(float) for name in ("first_ns", "last_ns"))
-    begun, ended = np.full(len(names), np.inf), np.zeros(len(names))
-    np.minimum.at(begun, number, first)
-    np.maximum.at(ended, number, last)
-    span_ns = ended - begun if len(names) else np.zeros(0)
+    started_ns, ended_ns = np.full(len(names), np.inf), np.zeros(len(names))
+    np.minimum.at(started_ns, number, first)
+    np.maximum.at(ended_ns, number, last)
+    span_ns = ended_ns - started_ns if len(names) else np.zeros(0)
     setting_row = positions(replica_totals["deployment_id"], deployment_settings["deployment_id"])
     settings = deployment_settings.take(pa.array(setting_row))
     power = gpu_power.take(pa.array(positions(settings["gpu"], gpu_power["gpu"])))
     drawn = _drawn(replica_totals, settings, power, number, span_ns)
-    halves = {
+    log_halves = {
         name: _largest(power[name].to_numpy(), number, len(names)) for name in ("power_log_half", "energy_log_half")
     }
     moved_j = np.array([transfers_j.get(name, 0.0) for name in names.to_pylist()])
@@ -66,10 +66,10 @@ def energy_of(
         "held_share": _over(drawn.active_j, drawn.free_j),
         "limit_w": drawn.limit_w,
     }
-    sites = scenarios.take(pa.array(positions(names, scenarios["scenario_id"])))
+    scenarios_of_names = scenarios.take(pa.array(positions(names, scenarios["scenario_id"])))
     statistics = request_statistics.take(pc.index_in(names, request_statistics["scenario_id"].combine_chunks()))
     mean_w = _over(drawn.active_j + drawn.idle_j + moved_j, span_ns / NS)
-    columns |= _figures(mean_w, drawn, halves, _floats(sites), _floats(statistics))
+    columns |= _figures(mean_w, drawn, log_halves, _floats(scenarios_of_names), _floats(statistics))
     return pa.table({name: _nullable(values) for name, values in columns.items()})
 
 
@@ -80,9 +80,9 @@ def energy_of_transfers(
     gpu_power: pa.Table,
     gpus: pa.Table,
 ) -> dict[str, float]:
-    """Return by scenario the joules of its GPUs for KV blocks that they load and write: their memory and their link.
+    """Return the joules of GPU memory and link for KV blocks moved to and from KV tiers, by scenario.
 
-    A block that is written through goes over the link once for each tier, otherwise to the first tier alone.
+    With write-through a block crosses the link once for each tier, otherwise only for the first tier.
     """
     if not kv_tier_totals.num_rows:
         return {}
@@ -102,6 +102,7 @@ def energy_of_transfers(
 
 
 def _drawn(totals: pa.Table, settings: pa.Table, power: pa.Table, number: np.ndarray, span_ns: np.ndarray) -> Drawn:
+    """Return the energy of each scenario from its replicas' totals; ``number``: the scenario of each replica."""
     tp, pp = (settings[name].to_numpy().astype(float) for name in ("tp", "pp"))
     facts = {name: power[name].to_numpy() for name in ("idle_w", "active_w", "cap_w", "cap_sharpness", "limit_w")}
     limit_w = pc.fill_null(settings["power_limit_w"], np.inf).to_numpy()
@@ -127,22 +128,27 @@ def _drawn(totals: pa.Table, settings: pa.Table, power: pa.Table, number: np.nda
 def _figures(
     mean_w: np.ndarray,
     drawn: Drawn,
-    halves: dict[str, np.ndarray],
-    site: dict[str, np.ndarray],
+    log_halves: dict[str, np.ndarray],
+    scenario: dict[str, np.ndarray],
     served: dict[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return power, energy and carbon of each scenario with their ends; servers where their power is stated."""
-    servers_w = np.nan_to_num(site["host_power_w"]) * drawn.gpus
-    carbon_g = np.where(np.isnan(site["pue"]), 1.0, site["pue"]) * site["carbon_intensity_g_per_kwh"] * MILLION / KWH_J
+    """Return power, energy and carbon with both ends of their intervals; with the hosts where their power is given."""
+    servers_w = np.nan_to_num(scenario["host_power_w"]) * drawn.gpus
+    carbon_g = (
+        np.where(np.isnan(scenario["pue"]), 1.0, scenario["pue"])
+        * scenario["carbon_intensity_g_per_kwh"]
+        * MILLION
+        / KWH_J
+    )
     joules = (mean_w + servers_w) * served["duration_s"]
     figures: dict[str, np.ndarray] = {}
     for end, sign in ENDS.items():
-        wide = np.exp(sign * halves["energy_log_half"])
-        watts = np.minimum(mean_w * np.exp(sign * halves["power_log_half"]), drawn.limit_w)
-        token_j = _over(joules, served["output_tokens"]) * wide
+        interval_factor = np.exp(sign * log_halves["energy_log_half"])
+        watts = np.minimum(mean_w * np.exp(sign * log_halves["power_log_half"]), drawn.limit_w)
+        token_j = _over(joules, served["output_tokens"]) * interval_factor
         figures[f"mean_power_w{end}"] = np.where(np.isnan(mean_w), np.nan, watts) + servers_w
         figures[f"energy_per_output_token_j{end}"] = token_j
-        figures[f"energy_per_request_j{end}"] = _over(joules, served["completed"]) * wide
+        figures[f"energy_per_request_j{end}"] = _over(joules, served["completed"]) * interval_factor
         figures[f"carbon_per_million_tokens_g{end}"] = token_j * carbon_g
     return figures
 
@@ -157,14 +163,15 @@ def _floats(table: pa.Table) -> dict[str, np.ndarray]:
 
 
 def _largest(values: np.ndarray, number: np.ndarray, size: int) -> np.ndarray:
+    """Return the largest value of each group, shape [size]; ``number``: the group of each value."""
     largest = np.zeros(size)
     np.maximum.at(largest, number, values)
     return largest
 
 
-def _over(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return one over the other, nan where there is nothing to divide by."""
-    return np.divide(one, other, out=np.full(np.shape(one), np.nan), where=np.nan_to_num(other) > 0.0)
+def _over(values: np.ndarray, divisors: np.ndarray) -> np.ndarray:
+    """Return values / divisors, nan where the divisor is 0, negative or nan."""
+    return np.divide(values, divisors, out=np.full(np.shape(values), np.nan), where=np.nan_to_num(divisors) > 0.0)
 
 
 def _nullable(values: pa.Array | np.ndarray) -> pa.Array:

@@ -1,8 +1,8 @@
-"""Statistics at both ends of the 90 % intervals: a scenario is served again with fast and with slow kernels and host.
+"""Statistics at both ends of the 90 % intervals: scenarios simulated again with fast and slow kernels and host.
 
-Kernels err together, and so do the constants of the host, each in their own direction. Of all pairs of errors that are
-equally likely, one moves the time of a step the most: the further one of both parts weighs, the more it takes of the
-distance (the design point of first-order reliability). What a scenario's steps are made of says which pair that is.
+The errors of all kernels are one random variable, those of all host constants a second, independent one. Of all pairs
+of errors that are equally likely, one moves the time of a step the most: the design point of the first-order
+reliability method. The share of kernels and host in a scenario's GPU and host time decides which pair that is.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from kernelsight.serving.runs.statistics_tables import statistics_table
 from kernelsight.serving.runs.summaries import Summary, summarise
 from kernelsight.serving.runs.world import World, by_deployment, first_requests
 
-# ratios settle with the first of many requests: no interval takes longer than these
+# requests of a scenario that are simulated: the ratio of an end to the median settles long before
 MOST_REQUESTS = 20_000
-# directions between kernels alone (0) and host alone: scenarios of one direction are served together
+# steps of the direction from kernels alone (0) to host alone; scenarios of one direction share a simulation
 DIRECTIONS = 6
-# near capacity it is shown what steps that are a little slower would do
+# for scenarios near capacity (their load between these bounds): statistics at steps 5 % slower
 SLOWER_STEPS, SLOWER, NEAR_CAPACITY = "slower steps", 1.05, (0.7, 1.1)
 ENDS = {"fast": ("gpu_p05_us", -1.0), "slow": ("gpu_p95_us", 1.0)}
-# layouts of moved step costs that are kept: a deployment has up to six
+# moved step costs that are cached, as the loop reads them: a deployment has up to six
 MOST_MOVED = 16
 Moves = tuple[Hashable, Callable[[pa.Table], np.ndarray]]
 SCALED = ("gpu_us", "embedding_us", "transfer_us", "moe_us", "communication_us")
 
 
 class First(NamedTuple):
-    """A world of each scenario's first requests, and what serving them as they are makes."""
+    """Each scenario's first requests, and the summary of simulating them at the median costs."""
 
     world: World
     middle: Summary
 
 
 def first_served(world: World, threads: int | None = None) -> First:
-    """Serve each scenario's first requests: what is served again with other costs is held against these."""
+    """Simulate each scenario's first requests at the median costs: the base for simulations at other costs."""
     short = first_requests(world, MOST_REQUESTS)
     return First(short, summarise(short, serve_replicas, threads))
 
@@ -56,17 +56,17 @@ def first_served(world: World, threads: int | None = None) -> First:
 def statistics_at_ends(
     first: First, step_costs: pa.Table, step_shapes: pa.Table, threads: int | None = None
 ) -> pa.Table:
-    """Return ``request_statistics`` of each scenario's first requests: fast, slow, and in the middle.
+    """Return ``request_statistics_at_ends`` of each scenario's first requests: fast, slow, and at the median.
 
-    Of open loops near the capacity also with steps that are 5 % slower.
+    For open loops near their capacity also with steps that are 5 % slower.
     """
     world, tables = first.world, (step_costs, step_shapes)
     statistics = statistics_table(first.middle.counted)
-    parts = [_at_end(statistics, "middle")]
+    tables_of_ends = [_at_end(statistics, "middle")]
 
-    def served(rows: list[dict[str, Any]], end: str, moves: Moves, hosts: dict[str, dict[str, Any]]) -> None:
-        there = world._replace(scenarios=rows, costs=moved_costs(world, rows, tables, end, moves), hosts=hosts)
-        parts.append(_at_end(statistics_table(summarise(there, serve_replicas, threads).counted), end))
+    def simulate_at(rows: list[dict[str, Any]], end: str, moves: Moves, hosts: dict[str, dict[str, Any]]) -> None:
+        moved = world._replace(scenarios=rows, costs=moved_costs(world, rows, tables, end, moves), hosts=hosts)
+        tables_of_ends.append(_at_end(statistics_table(summarise(moved, serve_replicas, threads).counted), end))
 
     direction = _directions(world, by_deployment(step_costs), first.middle.totals())
     for number in sorted(set(direction.values())):
@@ -75,21 +75,21 @@ def statistics_at_ends(
         for end, (column, sign) in ENDS.items():
             moves = partial(_towards, column=column, share=math.cos(angle))
             hosts = {key: _host(row, sign * math.sin(angle)) for key, row in world.hosts.items()}
-            served(rows, end, (number, moves), hosts)
+            simulate_at(rows, end, (number, moves), hosts)
     near = _near_capacity(world, statistics)
     if near:
         hosts = {key: _times(row, SLOWER) for key, row in world.hosts.items()}
-        served(near, SLOWER_STEPS, (SLOWER, lambda _: np.array(SLOWER)), hosts)
-    return pa.concat_tables(parts).combine_chunks()
+        simulate_at(near, SLOWER_STEPS, (SLOWER, lambda _: np.array(SLOWER)), hosts)
+    return pa.concat_tables(tables_of_ends).combine_chunks()
 
 
 def moved_costs(
     world: World, scenarios: Iterable[dict[str, Any]], tables: tuple[pa.Table, ...], end: str, moves: Moves
 ) -> dict[str, CostTables]:
-    """Return the step costs of the deployments that serve scenarios, as the loop reads them, moved to an ``end``.
+    """Return the step costs of the deployments that serve ``scenarios``, as the loop reads them, moved to an ``end``.
 
-    ``tables``: step_costs and step_shapes, and others that the factors rest on; ``moves``: what names the move to this
-    end, and the function that returns the factors on one deployment's rows of step_costs.
+    ``tables``: step_costs and step_shapes, and further ones that the factors are computed from; ``moves``: a cache key
+    for the move to this end, and the function that returns the factors on one deployment's rows of step_costs.
     """
     recent: Recent[CostTables] = remembered(tables, "moved costs", lambda: Recent(MOST_MOVED))
     costs, shapes = map(by_deployment, tables[:2])
@@ -108,7 +108,7 @@ def moved_costs(
 
 
 def _near_capacity(world: World, statistics: pa.Table) -> list[dict[str, Any]]:
-    """Return the scenarios whose requests are sent whatever the engine does, at a rate near its capacity."""
+    """Return the open-loop scenarios whose request rate is near their capacity."""
     loads = {row["scenario_id"]: row for row in capacities(world, statistics).to_pylist()}
     least, most = NEAR_CAPACITY
     return [
@@ -121,7 +121,7 @@ def _near_capacity(world: World, statistics: pa.Table) -> list[dict[str, Any]]:
 
 
 def deployments_served(world: World, scenario: dict[str, Any]) -> list[str]:
-    """Return the deployments that serve a scenario, and their drafts."""
+    """Return the deployments that serve a scenario, and their draft models."""
     return list(with_drafts(deployments_of(scenario), world.deployments))
 
 
@@ -130,7 +130,7 @@ def _at_end(statistics: pa.Table, end: str) -> pa.Table:
 
 
 def _directions(world: World, costs: Mapping[str, pa.Table], totals: pa.Table) -> dict[str, int]:
-    """Return by scenario which direction moves its time the most, from 0 (kernels alone) to ``DIRECTIONS`` (host)."""
+    """Return the direction of each scenario's design point, from 0 (kernels alone) to ``DIRECTIONS`` (host alone)."""
     widths = {
         key: pc.sum(table["gpu_p95_us"]).as_py() / pc.sum(table["gpu_us"]).as_py() - 1.0 for key, table in costs.items()
     }
@@ -146,21 +146,22 @@ def _directions(world: World, costs: Mapping[str, pa.Table], totals: pa.Table) -
 
 
 def _towards(costs: pa.Table, column: str, share: float) -> np.ndarray:
-    """Return the factors that move step costs towards an end of their interval, by that share of the way in logs."""
+    """Return the factors that move step costs towards an end of their interval, by a share of the logarithm."""
     return (costs[column].to_numpy() / np.maximum(costs["gpu_us"].to_numpy(), 1e-9)) ** share
 
 
 def scaled(costs: pa.Table, factor: np.ndarray) -> pa.Table:
-    """Return step costs whose GPU time, with all its parts, is so many times as long."""
+    """Return step costs with their GPU time and its parts multiplied by ``factor``."""
     for name in SCALED:
         costs = costs.set_column(costs.column_names.index(name), name, pa.array(costs[name].to_numpy() * factor))
     return costs
 
 
 def _host(overhead: Mapping[str, Any], share: float) -> dict[str, Any]:
-    """Return host constants moved by that share of the way to an end of their interval, all together."""
+    """Return the constants of the host moved by a share of the way to an end of their interval."""
     return _times(overhead, math.exp(share * Z_90 * overhead["step_log_sd"]))
 
 
 def _times(overhead: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """Return the constants of the host with all times multiplied by ``factor``."""
     return {name: value * factor if name.endswith("_us") else value for name, value in overhead.items()}

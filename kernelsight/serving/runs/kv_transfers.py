@@ -1,4 +1,4 @@
-"""Times to send the KV cache of a prompt from a prefill replica to a decode replica."""
+"""Times to transfer the KV cache of a prompt from a prefill to a decode replica (P/D disaggregation)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kernelsight.dataflow.sums import in_order
 from kernelsight.number_format import number
 from kernelsight.serving.runs.world import by_key
 
-FABRIC = "infiniband_ndr"  # unless one is stated
+FABRIC = "infiniband_ndr"  # of scenarios without kv_transfer_fabric
 
 
 def transfer_rows(
     scenarios: pa.Table, settings: pa.Table, kv_layout: pa.Table, fabrics: pa.Table
 ) -> list[dict[str, Any]]:
-    """Return rows of ``kv_transfers``, in the order of their scenarios: bytes of a GPU over one port each."""
+    """Return rows of ``kv_transfers``, sorted by scenario: each GPU sends its bytes over one port."""
     sent = in_order(scenarios.filter(pc.is_valid(scenarios["prefill_deployment_id"])), "scenario_id")
     if not sent.num_rows:
         return []
@@ -34,7 +34,7 @@ def transfer_rows(
 
 
 def _sent_by(settings: Mapping[str, Any], layouts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the bytes of a GPU of one side; layers of a draft model are added to those of one stage."""
+    """Return the bytes that a GPU of the prefill or of the decode side holds; a draft model is on one stage."""
     layout, draft = layouts[settings["deployment_id"]], layouts.get(settings["draft_deployment_id"])
     bytes_of = {
         name: layout[name] / settings["pp"] + (draft[name] if draft else 0)
@@ -44,18 +44,18 @@ def _sent_by(settings: Mapping[str, Any], layouts: Mapping[str, Mapping[str, Any
 
 
 def _transfer(sides: list[dict[str, float]], port: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the times of a transfer: stages and tensor-parallel ranks send in parallel.
+    """Return the times of a transfer; pipeline stages and tensor-parallel ranks send in parallel.
 
-    The GPU with the most bytes, on either side, determines the time.
+    ``sides``: the bytes of a GPU of each side; the GPU with the most bytes, on either side, determines the time.
     """
-    most = {name: max(side[name] for side in sides) for name in sides[0]}
+    largest = {name: max(side[name] for side in sides) for name in sides[0]}
     rate = port["bytes_per_s"] * port["efficiency"]
     return {
         "fabric": port["fabric"],
-        "token_us": most["full_token_bytes"] / rate * 1e6,
-        "window_token_us": most["window_token_bytes"] / rate * 1e6,
-        "window_tokens": most["window_tokens"],
-        "sequence_us": most["sequence_bytes"] / rate * 1e6,
+        "token_us": largest["full_token_bytes"] / rate * 1e6,
+        "window_token_us": largest["window_token_bytes"] / rate * 1e6,
+        "window_tokens": largest["window_tokens"],
+        "sequence_us": largest["sequence_bytes"] / rate * 1e6,
         "latency_us": port["latency_us"],
         "assumed": (
             "each KV cache is sent in one piece after its prefill, one prompt at a time, over one "

@@ -1,4 +1,4 @@
-"""Pools of engines as the loop drives them, from a deployment's tables: step costs laid out."""
+"""Pools of engines for the scheduler's loop: replicas of a deployment, and its step costs as arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernelsight.serving.runs.result_tables import CostTables
 def replicated(
     scenario: dict[str, Any], decode: replica.Pool, prefill: replica.Pool | None = None
 ) -> list[replica.Pool]:
-    """Return the engines of all replicas: those that compute prompts, and those that decode, where these are others."""
+    """Return the pools of a scenario's replicas: one, or with P/D disaggregation prefill and decode replicas."""
     if prefill is None:
         return [decode._replace(engines=decode.engines * (scenario["replicas"] or 1))]
     return [
@@ -32,16 +32,17 @@ def replicated(
 
 
 def transfer_of(link: dict[str, Any]) -> Transfer:
-    """Return what it takes to bring the KV of a prompt from the ones to the others."""
+    """Return the times of a KV transfer as the loop takes them; ``link``: a row of ``kv_transfers``."""
     return Transfer(*(link[name] for name in Transfer._fields))
 
 
 def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[str, Any]) -> CostTables:
-    """Lay the knots of a deployment, whose rows alone are given, out as the loop reads them.
+    """Return the step costs of a deployment as arrays that the loop reads, in us.
 
-    Dense over tokens and sequences, grids over the rest.
+    Dense tables over tokens and sampled sequences, grids of knots for attention. ``step_costs``, ``step_shapes``: rows
+    of this deployment alone.
     """
-    # the same knots are laid out again with other costs of them
+    # cached: simulations at other costs have the same knots
     axes, ids, size = remembered((step_shapes,), "axes", lambda: _laid_out(step_shapes))
     numbers = step_costs["step_shape_id"].to_numpy()
     parts_us = {}
@@ -52,8 +53,8 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
         return values
 
     gpu_us, launches, energy_j = by_id("gpu_us"), by_id("launches"), by_id("dynamic_energy_j")
-    tokens, staged = axes["tokens"][0], ("embedding_us", "transfer_us") if deployment["pp"] > 1 else ()
-    for name in (*staged, "moe_us", "communication_us"):
+    tokens, stage_columns = axes["tokens"][0], ("embedding_us", "transfer_us") if deployment["pp"] > 1 else ()
+    for name in (*stage_columns, "moe_us", "communication_us"):
         parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
     if ids["experts"].size:
         exchange_us = by_id("communication_us")[ids["experts"][:, 0]]
@@ -78,11 +79,11 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
             **parts_us,
         )
 
-    # kernels of a whole forward pass: one knot of each part that it visits
+    # kernel launches of a whole forward pass: those of one knot of each part of a step
     passes = sum(int(launches[ids[name].ravel()[-1]]) for name in PARTS if ids[name].size and name != "decode_window")
-    # the window (or the selection of sparse attention) is where its knots end
+    # knots of windowed (or sparse) attention end at the width of the window (or of the selection)
     window = int(axes["decode_window"][1][-1]) if axes["decode_window"][1].size else 0
-    # of the layers, whose knots are the same ones whatever the loads reach
+    # of the layers: their knots do not depend on the loads
     ends = [float(by_id(f"gpu_{end}_us")[ids["tokens"]].sum()) or 1.0 for end in ("p05", "p95")]
     spread = math.sqrt(ends[1] / ends[0])
     return CostTables(packed_costs.pack(surface_of(gpu_us), surface_of(energy_j)), axes, ids, passes, window, spread)
@@ -91,7 +92,7 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
 def _laid_out(
     step_shapes: pa.Table,
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], dict[str, np.ndarray], int]:
-    """Return by part the axes of a deployment's knots and the ids on their grid, and one more than the largest id."""
+    """Return the axes of each part's knots, the step shape ids on their grid, and one more than the largest id."""
     numbers = step_shapes["step_shape_id"].to_numpy()
     part = step_shapes["part"].combine_chunks().dictionary_encode()
     x, y = step_shapes["x"].to_numpy(), step_shapes["y"].to_numpy()
@@ -104,7 +105,7 @@ def _laid_out(
 
 
 def dense(knots: np.ndarray, values: np.ndarray, largest: int) -> np.ndarray:
-    """Interpolate knots to every whole number from 0 (which costs nothing) to ``largest``."""
+    """Return values interpolated linearly between knots for every whole number from 0 (cost 0) to ``largest``."""
     table = np.interp(np.arange(largest + 1, dtype=float), knots, values)
     table[0] = 0.0
     return table

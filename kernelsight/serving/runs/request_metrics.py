@@ -1,4 +1,4 @@
-"""Latencies of each finished request as a table, from the same definitions as the statistics."""
+"""TTFT, TPOT, ITL, E2E latency and their parts of each finished request, defined as vLLM's benchmark client does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OBJECTIVES = ("goodput_ttft_ms", "goodput_tpot_ms", "goodput_e2el_ms")
 def metrics_of(request_events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, settings: pa.Table) -> pa.Table:
     """Return ``request_metrics`` of the finished requests that are no warm-ups, in the order of the events.
 
-    ``host_settings``, ``settings`` (``deployment_settings``): what the front end of each scenario's engines takes.
+    ``host_settings``, ``settings`` (``deployment_settings``): for the front-end time of each scenario's engines.
     """
     counted = pc.and_(pc.equal(request_events["status"], "finished"), pc.invert(request_events["warmup"]))
     events = request_events if pc.all(counted).as_py() else request_events.filter(counted)
@@ -25,10 +25,10 @@ def metrics_of(request_events: pa.Table, scenarios: pa.Table, host_settings: pa.
     )
     outputs = events["output_tokens"].to_numpy()
     front_end = _front_end_ns(events, scenarios, host_settings, settings)
-    alone = outputs <= 1
-    tpot = client_metrics.tpot_ms(first, finish, np.where(alone, 2, outputs))
+    single_token = outputs <= 1
+    tpot = client_metrics.tpot_ms(first, finish, np.where(single_token, 2, outputs))
     ttft, e2e = client_metrics.ttft_ms(sent, first), client_metrics.e2e_ms(sent, finish)
-    per_token = pa.array(tpot, mask=alone)
+    per_token = pa.array(tpot, mask=single_token)
     return pa.table(
         {
             **{name: events[name] for name in ("scenario_id", "request_id", "external_id")},
@@ -47,13 +47,13 @@ def metrics_of(request_events: pa.Table, scenarios: pa.Table, host_settings: pa.
             "preemptions": events["preemptions"],
             "requeue_ms": events["requeued_ns"].to_numpy() / 1e6,
             "recompute_ms": events["recomputed_ns"].to_numpy() / 1e6,
-            "meets_objectives": _meets(events["scenario_id"], scenarios, ttft, np.where(alone, 0.0, tpot), e2e),
+            "meets_objectives": _meets(events["scenario_id"], scenarios, ttft, np.where(single_token, 0.0, tpot), e2e),
         }
     )
 
 
 def _front_end_ns(events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, settings: pa.Table) -> np.ndarray:
-    """Return the time of each request in the front end of the engine that it reaches first, whole nanoseconds."""
+    """Return the time of each request in the front end (HTTP, tokenizer) of the first engine it reaches, whole ns."""
     hosts, deployments = (
         {row["deployment_id"]: row for row in table.to_pylist()} for table in (host_settings, settings)
     )
@@ -67,12 +67,12 @@ def _front_end_ns(events: pa.Table, scenarios: pa.Table, host_settings: pa.Table
 
 
 def _meets(names: pa.ChunkedArray, scenarios: pa.Table, *latencies_ms: np.ndarray) -> pa.Array:
-    """Return whether each request keeps the objectives of its scenario on TTFT, TPOT and E2E; null: it has none."""
+    """Return whether each request meets its scenario's objectives on TTFT, TPOT and E2E latency; null: none are set."""
     scenario_row = pc.index_in(names, scenarios["scenario_id"].combine_chunks()).to_numpy()
-    unstated = np.ones(scenarios.num_rows, dtype=bool)
-    keeps = np.ones(scenario_row.size, dtype=bool)
+    without_objectives = np.ones(scenarios.num_rows, dtype=bool)
+    meets = np.ones(scenario_row.size, dtype=bool)
     for name, latency_ms in zip(OBJECTIVES, latencies_ms, strict=True):
         if name in scenarios.column_names:
-            unstated &= pc.is_null(scenarios[name]).to_numpy(zero_copy_only=False)
-            keeps &= latency_ms <= pc.fill_null(scenarios[name], np.inf).to_numpy()[scenario_row]
-    return pa.array(keeps, mask=unstated[scenario_row])
+            without_objectives &= pc.is_null(scenarios[name]).to_numpy(zero_copy_only=False)
+            meets &= latency_ms <= pc.fill_null(scenarios[name], np.inf).to_numpy()[scenario_row]
+    return pa.array(meets, mask=without_objectives[scenario_row])

@@ -1,7 +1,7 @@
-"""90 % intervals of what ``scenario_summary`` predicts.
+"""90 % intervals of the metrics that ``scenario_summary`` predicts.
 
-How far the errors of kernels and host move a figure, from the scenario served at the ends of their intervals, and what
-is left on measured runs (``serving_spread``): both are logarithms, and add up as squares.
+Two half-widths, as logarithms, add up as squares: how far a metric moves when the scenario is simulated at the ends of
+the intervals of kernels and host, and the residual scatter of measured runs (``serving_spread``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Z_90 = 1.6448536269514722
 def intervals_of(
     summary: pa.Table, scenarios: pa.Table, at_ends: pa.Table, settings: pa.Table, models: pa.Table, spread: pa.Table
 ) -> pa.Table:
-    """Return ``scenario_intervals`` of the figures that are known, in the order of scenarios and metrics.
+    """Return ``scenario_intervals`` of the metrics that have a value, sorted by scenario and metric.
 
     ``at_ends``: ``request_statistics_at_ends``; ``settings``: ``deployment_settings``; ``spread``: ``serving_spread``.
     """
@@ -36,11 +36,11 @@ def intervals_of(
     planned = beside(scenarios, "scenario_id", names)
     half = _halves(planned, served[ENDS[0]], settings, models, spread)
     with np.errstate(divide="ignore", invalid="ignore"):
-        above, below = _root(up, half), _root(down, half)
+        above, below = _hypotenuse(up, half), _hypotenuse(down, half)
         for rate in map(METRICS.index, RATES):
-            # a rate follows the time of requests as far as it moves at all: arrivals may decide it
-            above[rate] = up[rate] / _nonzero(down[WHOLE]) * _root(down[WHOLE], half[rate])
-            below[rate] = down[rate] / _nonzero(up[WHOLE]) * _root(up[WHOLE], half[rate])
+            # throughput varies inversely with E2E latency, as far as it moves at all: arrivals may determine it
+            above[rate] = up[rate] / _nonzero(down[WHOLE]) * _hypotenuse(down[WHOLE], half[rate])
+            below[rate] = down[rate] / _nonzero(up[WHOLE]) * _hypotenuse(up[WHOLE], half[rate])
     predicted = _columns(beside(summary, "scenario_id", names), METRICS)
     has_interval = ~np.isnan(predicted) & ~np.isnan(half) & _is_served(served)
     scenario, metric = np.nonzero(has_interval.T)
@@ -76,29 +76,30 @@ def _figures(statistics: pa.Table) -> np.ndarray:
 
 
 def _moves(figures: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return how far each figure moves up and down from the middle at the ends, as logarithms."""
+    """Return how far each metric moves up and down from its median at the ends, as logarithms."""
     middle = figures[ENDS[0]]
     most, least = (by.reduce(list(figures.values())) for by in (np.fmax, np.fmin))
     return _log(most / middle), _log(middle / least)
 
 
 def _is_served(served: Mapping[str, pa.Table]) -> np.ndarray:
-    """Return where a figure is known at some end, and the whole time of requests is."""
-    there = np.logical_or.reduce([~np.isnan(_figures(rows)) for rows in served.values()])
-    return there & there[WHOLE]
+    """Return where a metric has a value at one end or more, and so has the mean E2E latency; [metrics, scenarios]."""
+    has_value = np.logical_or.reduce([~np.isnan(_figures(rows)) for rows in served.values()])
+    return has_value & has_value[WHOLE]
 
 
 def _halves(
     scenarios: pa.Table, middle: pa.Table, settings: pa.Table, models: pa.Table, spread: pa.Table
 ) -> np.ndarray:
-    """Return half the 90 % interval of what measured runs scatter beyond, by metric: shape [metrics, scenarios].
+    """Return half the 90 % interval of the residual scatter of measured runs, shape [metrics, scenarios], logarithms.
 
-    It goes by the class of the model, and by the requests that are running or waiting on average.
+    ``serving_spread`` states it by model class (dense, moe) and by the mean number of requests in flight.
     """
     completed, e2e_ms, duration_s = _columns(middle, ("completed", "e2e_mean_ms", "duration_s"))
     max_in_flight = _columns(scenarios, ("max_concurrency",))[0]
-    there = np.where(np.isnan(max_in_flight), completed * e2e_ms / 1e3 / _nonzero(duration_s), max_in_flight)
-    in_flight = np.where(np.isnan(there), 1.0, there)
+    # an open loop: Little's law
+    in_flight = np.where(np.isnan(max_in_flight), completed * e2e_ms / 1e3 / _nonzero(duration_s), max_in_flight)
+    in_flight = np.where(np.isnan(in_flight), 1.0, in_flight)
     model_names = beside(settings, "deployment_id", scenarios["deployment_id"].combine_chunks())["model"]
     experts = beside(models, "model", model_names.combine_chunks())["experts"]
     is_moe = pc.fill_null(pc.greater(experts, 0), False).to_numpy()
@@ -112,8 +113,8 @@ def _halves(
     return halves
 
 
-def _root(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return np.sqrt(_square(one) + _square(other))
+def _hypotenuse(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return np.sqrt(_square(first) + _square(second))
 
 
 # powers, logarithms and exponentials by the C library: numpy's own may differ in the last bit from machine to machine

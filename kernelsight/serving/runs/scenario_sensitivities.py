@@ -1,9 +1,9 @@
-"""Derivatives of a scenario's latencies and throughput by the facts of its GPUs, from those of its step costs.
+"""Elasticities of a scenario's latencies and throughput with respect to the facts of its GPUs (bandwidth, clock, ...).
 
-No kernel is priced again: the scenario is served with 1 % more and 1 % less of each fact at step costs that are moved
-along their derivatives. In a closed loop, or where all requests are sent at once, what the steps hold does not depend
-on how long they take. Requests with arrivals of their own meet other steps when these get shorter, so that batches
-change with them, and latencies by leaps.
+No kernel latency is computed again: the scenario is simulated with 1 % more and 1 % less of each fact, its step costs
+moved along their elasticities. In a closed loop, or where all requests are sent at once, the batches of the steps do
+not depend on their times. In an open loop requests arrive in other steps when these get shorter, so that batches
+change, and latencies by leaps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kernelsight.serving.runs.statistics_tables import QUANTILES, statistics_tab
 from kernelsight.serving.runs.summaries import summarise
 from kernelsight.serving.runs.world import World, first_requests, split_by_deployment
 
-# share of a fact by which a scenario is moved to both sides
+# relative change of a fact, up and down, for the central difference
 STEP = 0.01
-# the method where requests keep their order
+# the method where batches do not depend on the times of steps
 ORDERED = "replay in order"
 LATENCIES = ("ttft", "tpot", "e2e")
-# elasticity of each column of step costs; what pipeline stages do not share goes with the whole
+# the elasticity that each column of step costs takes; embedding and stage transfers take that of the whole step
 COLUMNS = {
     "gpu_us": "elasticity",
     "embedding_us": "elasticity",
@@ -40,7 +40,7 @@ COLUMNS = {
 
 
 class Elasticities(NamedTuple):
-    """Of one deployment: its facts, and elasticities by name, shape (facts, step shapes by id); 0 where none is."""
+    """Elasticities of one deployment's step costs by name, shape [facts, step shapes by id]; 0 where there is none."""
 
     facts: list[str]
     values: dict[str, np.ndarray]
@@ -49,7 +49,10 @@ class Elasticities(NamedTuple):
 def sensitivities_of_scenarios(
     world: World, step_costs: pa.Table, step_shapes: pa.Table, elasticities: pa.Table, threads: int | None = None
 ) -> pa.Table:
-    """Return ``scenario_sensitivities`` of each scenario's first requests; ``elasticities``: of their step costs."""
+    """Return ``scenario_sensitivities`` of each scenario's first requests.
+
+    ``elasticities``: ``step_cost_sensitivities``.
+    """
     short = first_requests(world, MOST_REQUESTS)
     keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))
     costs, shapes, tables = (
@@ -67,21 +70,21 @@ def sensitivities_of_scenarios(
 
 
 def keeps_order(world: World, scenario: Mapping[str, Any]) -> bool:
-    """Whether steps alone decide which requests each of them holds, on one engine of one stage without drafts."""
-    settings, plain = world.deployments[scenario["deployment_id"]], len(deployments_of(scenario)) == 1
+    """Whether batches do not depend on the times of steps: a closed loop or one burst, on one engine of one stage."""
+    settings, one_pool = world.deployments[scenario["deployment_id"]], len(deployments_of(scenario)) == 1
     engines = settings["dp"] * settings["pp"] * (scenario["replicas"] or 1)
-    if not plain or engines > 1 or settings["num_speculative_tokens"] or scenario["scenario_id"] not in world.spans:
+    if not one_pool or engines > 1 or settings["num_speculative_tokens"] or scenario["scenario_id"] not in world.spans:
         return False
     in_load = slice(*world.spans[scenario["scenario_id"]])
     arrivals = world.columns["arrival_s"][in_load]
     if scenario["deployment_id"] in world.tiers:
         return False
-    at_once = bool((arrivals == arrivals[:1]).all()) and scenario["scenario_id"] not in world.waits
-    return at_once or (scenario["max_concurrency"] is not None and not any(scenario[name] for name in SENT))
+    one_burst = bool((arrivals == arrivals[:1]).all()) and scenario["scenario_id"] not in world.waits
+    return one_burst or (scenario["max_concurrency"] is not None and not any(scenario[name] for name in SENT))
 
 
 def _elasticities(table: pa.Table) -> Elasticities:
-    """Lay the elasticities of one deployment out by fact and step shape."""
+    """Return the elasticities of one deployment's step costs as arrays."""
     encoded = table["fact"].combine_chunks().dictionary_encode()
     ids = table["step_shape_id"].to_numpy()
     values = {}
@@ -98,37 +101,42 @@ def _replayed(
     moves: Mapping[str, Elasticities],
     threads: int | None,
 ) -> list[tuple]:
-    """Return rows of scenarios that are served again with 1 % more and 1 % less of each fact that moves anything."""
+    """Return (scenario, fact, metric, elasticity), each scenario simulated with 1 % more and 1 % less of a fact.
+
+    A scenario whose step costs do not change with the fact has elasticity 0 in all its metrics.
+    """
     rows = []
-    for fact in dict.fromkeys(fact for one in moves.values() for fact in one.facts):
-        moved = {
+    for fact in dict.fromkeys(fact for elasticities in moves.values() for fact in elasticities.facts):
+        moved_deployments = {
             key
-            for key, one in moves.items()
-            if fact in one.facts and one.values["elasticity"][one.facts.index(fact)].any()
+            for key, elasticities in moves.items()
+            if fact in elasticities.facts and elasticities.values["elasticity"][elasticities.facts.index(fact)].any()
         }
         moved_scenarios = [
-            row for row in world.scenarios if any(fact in moves[key].facts for key in _costed(world, row, moves))
+            row
+            for row in world.scenarios
+            if any(fact in moves[key].facts for key in _with_elasticities(world, row, moves))
         ]
-        served = [row for row in moved_scenarios if moved.intersection(deployments_served(world, row))]
+        replayed = [row for row in moved_scenarios if moved_deployments.intersection(deployments_served(world, row))]
         ends = [
-            _metrics(_moved(world._replace(scenarios=served), costs, shapes, moves, fact, factor), threads)
+            _metrics(_moved(world._replace(scenarios=replayed), costs, shapes, moves, fact, factor), threads)
             for factor in (1.0 + STEP, 1.0 - STEP)
-            if served
+            if replayed
         ]
-        still = [row for row in moved_scenarios if row not in served]
+        unmoved = [row for row in moved_scenarios if row not in replayed]
         ends = ends or [{}, {}]
-        for scenario in (row["scenario_id"] for row in served):
-            for metric, more in ends[0].get(scenario, {}).items():
-                less = ends[1].get(scenario, {}).get(metric)
-                if more and less:
-                    value = float(np.log(more / less) / np.log((1.0 + STEP) / (1.0 - STEP)))
-                    rows.append((scenario, fact, metric, value))
-        for scenario, figures in _metrics(world._replace(scenarios=still), threads).items() if still else ():
+        for scenario in (row["scenario_id"] for row in replayed):
+            for metric, value_up in ends[0].get(scenario, {}).items():
+                value_down = ends[1].get(scenario, {}).get(metric)
+                if value_up and value_down:
+                    elasticity = float(np.log(value_up / value_down) / np.log((1.0 + STEP) / (1.0 - STEP)))
+                    rows.append((scenario, fact, metric, elasticity))
+        for scenario, figures in _metrics(world._replace(scenarios=unmoved), threads).items() if unmoved else ():
             rows += [(scenario, fact, metric, 0.0) for metric, value in figures.items() if value]
     return rows
 
 
-def _costed(world: World, row: dict[str, Any], moves: Mapping[str, Elasticities]) -> list[str]:
+def _with_elasticities(world: World, row: dict[str, Any], moves: Mapping[str, Elasticities]) -> list[str]:
     return [key for key in deployments_served(world, row) if key in moves]
 
 
@@ -140,22 +148,22 @@ def _moved(
     fact: str,
     factor: float,
 ) -> World:
-    """Return a world whose step costs are those of GPUs with ``factor`` times a fact."""
-    laid_out = dict(world.costs)
+    """Return the world with the step costs of GPUs that have ``factor`` times a fact."""
+    costs_of = dict(world.costs)
     for key in dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)):
         if key in costs and key in moves and fact in moves[key].facts:
-            table, one = costs[key], moves[key]
+            table, elasticities = costs[key], moves[key]
             ids = table["step_shape_id"].to_numpy()
             for name, elasticity in COLUMNS.items():
-                change = factor ** one.values[elasticity][one.facts.index(fact)][ids]
+                change = factor ** elasticities.values[elasticity][elasticities.facts.index(fact)][ids]
                 column = pa.array(table[name].to_numpy() * change)
                 table = table.set_column(table.column_names.index(name), name, column)
-            laid_out[key] = cost_tables(table, shapes[key], world.deployments[key])
-    return world._replace(costs=laid_out)
+            costs_of[key] = cost_tables(table, shapes[key], world.deployments[key])
+    return world._replace(costs=costs_of)
 
 
 def _metrics(world: World, threads: int | None) -> dict[str, dict[str, float | None]]:
-    """Return the figures of each scenario by their names in ``scenario_summary``."""
+    """Return the metrics of each simulated scenario by their names in ``scenario_summary``."""
     figures_of = {}
     for row in statistics_table(summarise(world, serve_replicas, threads).counted).to_pylist():
         if row["completed"] and row["duration_s"]:

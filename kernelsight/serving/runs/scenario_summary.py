@@ -1,4 +1,4 @@
-"""The summary of each scenario, as a benchmark client prints it, from sums over its requests and replicas."""
+"""Summary of each scenario, as a benchmark client prints it, from sums over its requests and replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Columns = dict[str, pa.Array | pa.ChunkedArray]
 
 
 class Deployed(NamedTuple):
-    """What is known of deployments, each table by its ``deployment_id``."""
+    """Tables of deployments, with a ``deployment_id`` each."""
 
     settings: pa.Table
     memory_plan: pa.Table
@@ -33,7 +33,7 @@ class Deployed(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What serving scenarios made, each table by its name."""
+    """Tables of the simulation that a summary is made of, by name."""
 
     request_statistics: pa.Table
     itl_histogram: pa.Table
@@ -44,7 +44,7 @@ class Results(NamedTuple):
 
 
 def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.Table:
-    """Return ``scenario_summary``, in the order of names; a scenario that was not served says why in ``status``."""
+    """Return ``scenario_summary``, sorted by scenario_id; ``status`` of a scenario that was not served says why."""
     planned = pc.is_in(scenarios["deployment_id"], deployed.memory_plan["deployment_id"].combine_chunks())
     scenarios = in_order(scenarios.filter(planned), "scenario_id")
     names = scenarios["scenario_id"].combine_chunks()
@@ -57,7 +57,7 @@ def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.T
     columns |= {
         f"{metric}_{name}_ms": statistics[f"{metric}_{name}_ms"] for metric in ("ttft", "tpot") for name in LATENCIES
     }
-    columns |= _gaps(names, served, replicas["itl_sum_ns"])
+    columns |= _inter_token_latencies(names, served, replicas["itl_sum_ns"])
     columns |= {f"e2e_{name}_ms": statistics[f"e2e_{name}_ms"] for name in LATENCIES}
     columns |= _parts(statistics) | _rates(statistics, _gpus(scenarios, deployed.settings))
     columns |= {name: replicas[name].cast(pa.int64()) for name in ("steps", "preemptions")}
@@ -85,18 +85,18 @@ def _float(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def _nonzero(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return numbers, null for nothing: what is divided by it is unknown."""
+    """Return numbers with null for 0: a quotient by 0 is unknown."""
     return pc.if_else(pc.equal(values, 0), None, values)
 
 
 def _replicas(names: pa.Array, totals: pa.Table, memory_plan: pa.Table) -> Columns:
-    """Return sums over the replicas of each scenario, null without any, and the fullest KV cache of them."""
+    """Return sums over the replicas of each scenario, null without any, and the share of the fullest KV cache."""
     group = pc.index_in(totals["scenario_id"], names)
-    there = pc.and_(
+    is_known = pc.and_(
         pc.is_valid(group), pc.is_in(totals["deployment_id"], memory_plan["deployment_id"].combine_chunks())
     )
-    if not pc.all(there).as_py():
-        totals, group = totals.filter(there), group.filter(there)
+    if not pc.all(is_known).as_py():
+        totals, group = totals.filter(is_known), group.filter(is_known)
     number = group.to_numpy().astype(np.int64)
     none_served = np.bincount(number, minlength=len(names)) == 0
     columns: Columns = {}
@@ -113,7 +113,7 @@ def _replicas(names: pa.Array, totals: pa.Table, memory_plan: pa.Table) -> Colum
 
 
 def _statuses(scenarios: pa.Table, deployed: Deployed) -> pa.Array | pa.ChunkedArray:
-    """Return served, or the sentences on the deployments that cannot run: those that serve a scenario, and drafts."""
+    """Return "served", or why the deployments of a scenario, or their draft models, cannot run."""
     if not deployed.faults.num_rows:
         return pa.repeat("served", scenarios.num_rows)
     faults: dict[str, set[tuple[str, str]]] = {}
@@ -133,7 +133,7 @@ def _statuses(scenarios: pa.Table, deployed: Deployed) -> pa.Array | pa.ChunkedA
 
 
 def _gpus(scenarios: pa.Table, settings: pa.Table) -> pa.Array:
-    """Return the GPUs of all replicas; with disaggregated serving of those that compute prompts too."""
+    """Return the number of GPUs of all replicas; with P/D disaggregation prefill and decode replicas."""
 
     def engines(deployments: pa.ChunkedArray, *replicas: str) -> pa.Array:
         settings_of_each = beside(settings, "deployment_id", deployments.combine_chunks())
@@ -147,8 +147,8 @@ def _gpus(scenarios: pa.Table, settings: pa.Table) -> pa.Array:
     return pc.add(decode, engines(scenarios["prefill_deployment_id"], "prefill_replicas"))
 
 
-def _gaps(names: pa.Array, served: Results, sum_ns: pa.Array) -> Columns:
-    """Return mean and percentiles of inter-token latencies."""
+def _inter_token_latencies(names: pa.Array, served: Results, sum_ns: pa.Array) -> Columns:
+    """Return mean and percentiles of inter-token latencies (ITL), ms."""
     histogram, percentiles = served.itl_histogram, served.itl_percentiles
     group = pc.index_in(histogram["scenario_id"], names)
     histogram, group = histogram.filter(pc.is_valid(group)), pc.drop_null(group)
@@ -161,7 +161,7 @@ def _gaps(names: pa.Array, served: Results, sum_ns: pa.Array) -> Columns:
 
 
 def _parts(statistics: pa.Table) -> Columns:
-    """Return the times that requests wait before their first step, and the shares of the parts of their time."""
+    """Return queue and front-end times, ms, and the share of each part of the time of requests."""
     spent_ns = {name: _float(statistics[f"{name}_ns"]) for name in (*PARTS, "preempted")}
     completed = _nonzero(_float(statistics["completed"]))
     whole_ns = spent_ns["front_end"]
@@ -177,7 +177,7 @@ def _parts(statistics: pa.Table) -> Columns:
 
 
 def _rates(statistics: pa.Table, gpus: pa.Array) -> Columns:
-    """Return what was served a second, in all, by GPU and by user."""
+    """Return throughput in requests/s and tokens/s: in all, per GPU and per user; and goodput."""
     duration_s = _nonzero(statistics["duration_s"])
     outputs = _float(statistics["output_tokens"])
     output_throughput = pc.divide(outputs, duration_s)
@@ -195,7 +195,7 @@ def _rates(statistics: pa.Table, gpus: pa.Array) -> Columns:
 
 
 def _hit_rates(statistics: pa.Table) -> Columns:
-    """Return the share of the prompt tokens that prefix caches held, of those that were looked up."""
+    """Return the hit rates of prefix caches: cached / looked-up prompt tokens, with and without KV tiers."""
     looked_up, cached = _float(_nonzero(statistics["asked_tokens"])), statistics["cached_tokens"]
     on_device = pc.subtract(cached, statistics["tier_tokens"])
     return {

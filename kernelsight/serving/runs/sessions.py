@@ -1,4 +1,4 @@
-"""Sessions of a load: requests that hang together because some wait for others, and which turn each of them is."""
+"""Sessions of a load: requests connected by dependencies, such as turns of a conversation; and the turn of each."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from kernelsight.serving.load.requests import spans_of
 
 
 def sessions_of_requests(requests: pa.Table, request_dependencies: pa.Table) -> pa.Table:
-    """Return ``session_requests``: every request of the scenarios in which some wait for others.
+    """Return ``session_requests``: the session and turn of every request of scenarios with dependencies.
 
-    A request that hangs together with no other is a session of its own.
+    A request that neither waits for another nor is waited for is a session of its own.
     """
     names, ids, sessions, turns = [], [], [], []
     spans = spans_of(requests["scenario_id"])
-    numbers = requests["request_id"].to_numpy()
-    pairs = [request_dependencies[name].to_numpy() for name in ("request_id", "after", "think_s")]
+    request_ids = requests["request_id"].to_numpy()
+    dependency_columns = [request_dependencies[name].to_numpy() for name in ("request_id", "after", "think_s")]
     for scenario, (start, stop) in spans_of(request_dependencies["scenario_id"]).items():
-        ids_of_scenario = numbers[slice(*spans[scenario])]
+        ids_of_scenario = request_ids[slice(*spans[scenario])]
         order = np.argsort(ids_of_scenario)
-        request, after = (order[np.searchsorted(ids_of_scenario, one[start:stop], sorter=order)] for one in pairs[:2])
-        waits = Waits(request, after, pairs[2][start:stop])
+        request, after = (
+            order[np.searchsorted(ids_of_scenario, column[start:stop], sorter=order)]
+            for column in dependency_columns[:2]
+        )
+        waits = Waits(request, after, dependency_columns[2][start:stop])
         names += [scenario] * ids_of_scenario.size
         ids.append(ids_of_scenario)
         sessions.append(ids_of_scenario[first_of_session(waits, ids_of_scenario.size)])

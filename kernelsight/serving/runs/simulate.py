@@ -1,6 +1,6 @@
-"""Simulates scenarios, tables in and tables out: one compiled call a scenario, spread over threads.
+"""Simulates scenarios, tables in and tables out: a call of the compiled loop per scenario, spread over threads.
 
-Replicas that share nothing (requests in turn, by the clock alone) are a call each.
+Replicas that do not interact (a round-robin router, an open loop) are a call each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kernelsight.serving.runs.summaries import Summary, objectives_of, summarise
 from kernelsight.serving.runs.threads import over_threads
 from kernelsight.serving.runs.world import World, load_of, pool_of, replicas_interact, routing_of
 
-# tables with rows of requests, steps, windows or knots: a summary alone makes none of them
+# tables with rows of requests, steps, windows or knots; a summary alone needs none of them
 DETAILS = ("request_events", "step_cost_uses", "serving_windows", "steps", "request_parts")
 ROWS_OF_REQUESTS = ("request_events", "request_parts")
 
@@ -43,12 +43,12 @@ ROWS_OF_REQUESTS = ("request_events", "request_parts")
 def simulate_scenarios(
     world: World, wanted: Collection[str], threads: int | None = None
 ) -> dict[str, pa.Table | Callable[[], pa.Table]]:
-    """Serve every scenario, and return the ``wanted`` tables of the simulation, or what makes them.
+    """Simulate every scenario, and return the ``wanted`` tables, or functions that make them.
 
-    Where only summaries are wanted, no request has a row and no use of step costs is counted. Where details are, the
-    loop's own arrays are kept, and each table is made from them when it is asked for; steps only if they are wanted
-    now, because they take memory by the step, and parts of requests likewise, because the loop adds them up. Of very
-    many requests no row is kept unless rows are wanted now: later ones are served again.
+    Where only summaries are wanted, no request has a row and no use of step costs is counted. Where details are wanted,
+    the loop's arrays are kept, and each table is made from them when it is first read. ``steps`` are kept only if they
+    are wanted now, because of their memory; ``request_parts`` only then, because the loop adds them up. Of very many
+    requests no rows are kept unless they are wanted now: a later read simulates the scenario again.
     """
     if not set(DETAILS) & set(wanted):
         return _summary_tables(world, summarise(world, serve_replicas, threads))
@@ -61,7 +61,7 @@ def simulate_scenarios(
         "step_cost_uses": lambda: use_rows(replicas, world.costs, world.deployments),
         "serving_windows": lambda: window_rows(replicas),
     }
-    if all(one.tally is None for one in replicas):
+    if all(replica_served.tally is None for replica_served in replicas):
         tables["request_events"] = lambda: event_rows(replicas, world.requests, world.spans)
     if "request_parts" in wanted:
         tables["request_parts"] = lambda: part_rows(replicas, world.requests)
@@ -69,6 +69,7 @@ def simulate_scenarios(
 
 
 def _summary_tables(world: World, summary: Summary) -> dict[str, pa.Table | Callable[[], pa.Table]]:
+    """Return the tables of the simulation without rows of requests, or functions that make them."""
     statistics, histogram = statistics_table(summary.counted), cache(summary.histogram)
     return {
         "request_statistics": statistics,
@@ -89,11 +90,11 @@ def serve_replicas(
     keep_requests: bool = True,
     threads: int | None = None,
 ) -> list[Replica]:
-    """Serve every scenario, calls spread over threads.
+    """Simulate every scenario, calls of the loop spread over threads; return the engines of all scenarios.
 
-    Without ``count_uses`` uses of step costs and windows are left out; ``split``: with parts of requests. Without
-    ``keep_requests`` those of a single engine are counted where they are very many. ``threads``: as many as there are
-    cores, unless stated.
+    ``count_uses``: with uses of step costs and windows of time; ``keep_steps``: with steps; ``split``: with the parts
+    of each request's time. Without ``keep_requests``, very many requests of a single engine are added up block by
+    block instead (``Tally``). ``threads``: the number of cores by default.
     """
     columns, deployments, costs = world.columns, world.deployments, world.costs
     scratches = threading.local()
@@ -119,9 +120,11 @@ def serve_replicas(
             return [Replica(scenario["scenario_id"], front, number, rows, served, tally)]
         if len(keys) > 1:
             keep["transfer"] = transfer_of(world.links[scenario["scenario_id"]])
-        together = replica.serve_scenario(load, pools, routing_of(scenario, deployments[front], world.scorers), **keep)
+        served_scenario = replica.serve_scenario(
+            load, pools, routing_of(scenario, deployments[front], world.scorers), **keep
+        )
         sizes = [(key, pool.engines) for key, pool in zip(reversed(keys), pools, strict=True)]
-        return replicas_of(scenario["scenario_id"], sizes, rows, together)
+        return replicas_of(scenario["scenario_id"], sizes, rows, served_scenario)
 
     jobs = []
     for row in world.scenarios:
@@ -132,11 +135,11 @@ def serve_replicas(
             jobs.append((row, rows, None))
         else:
             jobs += [(row, rows[number::engines], number) for number in range(engines)]
-    return [one for served in over_threads(serve, jobs, threads) for one in served]
+    return [engine for engines_of_job in over_threads(serve, jobs, threads) for engine in engines_of_job]
 
 
 def tally_of(world: World, scenario: dict[str, Any], rows: np.ndarray, load: Load, in_windows: bool) -> Tally:
-    """Return what counts all requests of a scenario as they end."""
+    """Return the tally that adds up a scenario's requests block by block."""
     front = deployments_of(scenario)[-1]
     warmup = world.columns["warmup"][rows[0] : rows[-1] + 1]
     front_end_us = front_end_of(world.hosts[front], world.deployments[front])
@@ -144,8 +147,8 @@ def tally_of(world: World, scenario: dict[str, Any], rows: np.ndarray, load: Loa
 
 
 def scratch_of(scratches: threading.local, size: int) -> np.ndarray:
-    """Return this thread's array of shape (3, size) for uses that nobody reads; it is never cleared."""
-    room = getattr(scratches, "room", np.zeros(0))
-    if room.size < 3 * size:
-        room = scratches.room = np.zeros(3 * size)
-    return room[: 3 * size].reshape(3, size)
+    """Return this thread's scratch array, shape [3, size], for uses of step costs that are not read; never cleared."""
+    scratch = getattr(scratches, "scratch", np.zeros(0))
+    if scratch.size < 3 * size:
+        scratch = scratches.scratch = np.zeros(3 * size)
+    return scratch[: 3 * size].reshape(3, size)

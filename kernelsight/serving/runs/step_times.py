@@ -1,4 +1,4 @@
-"""Time of an engine's step as a function of what it holds: the step costs that the simulation reads, without one."""
+"""Step time of an engine as a function of the batch: the step costs that a simulation reads, without a simulation."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ if TYPE_CHECKING:
     from kernelsight.serving.engine.limits import Limits
 
 
-MOST_KNOWN = 16  # deployments whose step costs are kept, some megabytes each
+MOST_KNOWN = 16  # deployments whose step costs are cached, some megabytes each
 
 
 class StepTime(NamedTuple):
-    """Time of a step in microseconds, exposed host time included, its 90 % interval, and the energy that all GPUs of
-    the deployment take meanwhile (NaN: unknown); arrays for many batches."""
+    """Time of a step in us, its 90 % interval, and the energy of the deployment's GPUs; arrays for many batches."""
 
-    latency_us: Any
+    latency_us: Any  # with exposed host time
     p05_us: Any
     p95_us: Any
-    energy_j: Any
+    energy_j: Any  # NaN: unknown
 
 
 class StepTimes:
@@ -107,7 +106,7 @@ class StepTimes:
         return self._timed(*times)
 
     def _timed(self, middle_us: Any, fast_us: Any, slow_us: Any, work_j: Any) -> StepTime:
-        """Return times with the energy of all GPUs; the limit of the board holds for the mean of the step."""
+        """Return times with the energy of all GPUs; the power limit applies to the mean power of the step."""
         power, settings = self._power, self.settings
         cap_w = min(power["cap_w"], settings["power_limit_w"] or math.inf)
         free_w = power["idle_w"] + power["active_w"] + 1e6 * work_j / middle_us
@@ -141,7 +140,7 @@ _known: Recent[StepTimes] = Recent(MOST_KNOWN)
 
 
 def step_times_of(deployment: Mapping[str, Any] | StepTimes, connect: Callable[[], Session]) -> StepTimes:
-    """Return the step times of a deployment's flags, prepared once in a session of their own and then kept."""
+    """Return the step times of a deployment, from its flags: prepared once in a session of their own, then cached."""
     if isinstance(deployment, StepTimes):
         return deployment
     try:

@@ -1,6 +1,6 @@
-"""Summaries of many scenarios: those that a single engine serves share compiled calls, by deployment.
+"""Summaries of many scenarios: scenarios of a single engine share calls of the compiled loop, by deployment.
 
-Scenarios with several engines, sessions or shared prefixes have a call each.
+Scenarios with several engines, sessions or shared prefixes take a call each.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kernelsight.serving.runs.world import World, pool_of, shares_prefixes, user
 if TYPE_CHECKING:
     from kernelsight.serving.runs.result_tables import Replica
 
-# scenarios of one compiled call, and its requests: few enough that threads end together, enough that calls cost nothing
+# scenarios and requests of one compiled call: few, so that threads finish together; enough to hide the cost of a call
 CALL_SCENARIOS = 8
 CALL_REQUESTS = 1 << 16
 OBJECTIVES = ("goodput_ttft_ms", "goodput_e2el_ms", "goodput_tpot_ms")
 
 
 class Summary(NamedTuple):
-    """Statistics of some scenarios, and what makes ``itl_histogram``, ``replica_totals`` and ``kv_tier_totals``."""
+    """Statistics of scenarios, and functions that make ``itl_histogram``, ``replica_totals`` and ``kv_tier_totals``."""
 
     counted: Counted
     histogram: Callable[[], pa.Table]
@@ -47,22 +47,22 @@ class Summary(NamedTuple):
 
 
 def summarise(world: World, serve_replicas: Callable[..., list[Replica]], threads: int | None = None) -> Summary:
-    """Serve every scenario for its summary alone: no request has a row, no use of step costs is counted.
+    """Simulate every scenario for its summary alone: no request has a row, no use of step costs is counted.
 
-    ``serve_replicas`` serves scenarios that need a call each; ``threads``: as many as there are cores, unless stated.
+    ``serve_replicas`` simulates scenarios that need a call each; ``threads``: the number of cores by default.
     """
     scenarios = [row for row in world.scenarios if row["scenario_id"] in world.spans]
     single, others = [], []
     shared = pc.is_valid(world.requests["hash_ids"]).to_numpy(zero_copy_only=False)
     for row in scenarios:
         (single if _is_single_engine(world, row, shared) else others).append(row)
-    parts = _serve_together(world, single, threads) if single else []
-    if others or not parts:
+    summaries = _serve_together(world, single, threads) if single else []
+    if others or not summaries:
         replicas = serve_replicas(
             world._replace(scenarios=others), count_uses=False, keep_requests=False, threads=threads
         )
-        parts.append(summary_of_replicas(world, others, replicas))
-    counted, *tables = zip(*parts, strict=True)
+        summaries.append(summary_of_replicas(world, others, replicas))
+    counted, *tables = zip(*summaries, strict=True)
     return Summary(joined(counted), *(partial(_concatenated, each) for each in tables))
 
 
@@ -77,6 +77,7 @@ def summary_of_replicas(world: World, scenarios: list[dict[str, Any]], replicas:
 
 
 def _columns_of(world: World) -> Columns:
+    """Return the columns of all requests in the types that the loop is compiled for; arrivals in us."""
     columns = world.columns
     return Columns(
         columns["arrival_s"] * 1e6,
@@ -88,9 +89,9 @@ def _columns_of(world: World) -> Columns:
 
 
 def _is_single_engine(world: World, scenario: dict[str, Any], shared: np.ndarray) -> bool:
-    """Whether one engine of one stage without drafts serves requests that neither follow others nor share prefixes.
+    """Whether a scenario can share a call: one engine of one stage without drafts, no sessions, no shared prefixes.
 
-    So many that their records come in blocks have a call of their own.
+    A scenario with a load so large that its records are kept in blocks takes its own call.
     """
     (deployment, *prefills) = deployments_of(scenario)
     settings, plan = world.deployments[deployment], world.plans[deployment]
@@ -107,17 +108,17 @@ def _is_single_engine(world: World, scenario: dict[str, Any], shared: np.ndarray
 
 
 def _serve_together(world: World, scenarios: list[dict[str, Any]], threads: int | None) -> list[Summary]:
-    """Serve scenarios that one engine serves, a call for a few of one deployment, spread over threads."""
+    """Simulate scenarios of a single engine, a few of one deployment in each call, calls spread over threads."""
     calls, columns = list(_calls(world, scenarios)), _columns_of(world)
     pools = {key: pool_of(world, key) for key in dict.fromkeys(call[0]["deployment_id"] for call in calls)}
-    most = max(stop - start for start, stop in (world.spans[row["scenario_id"]] for row in scenarios))
-    running = max(pool.limits.max_num_seqs for pool in pools.values())
-    size = max(pool.costs.values.size for pool in pools.values())
+    most_requests = max(stop - start for start, stop in (world.spans[row["scenario_id"]] for row in scenarios))
+    max_num_seqs = max(pool.limits.max_num_seqs for pool in pools.values())
+    most_costs = max(pool.costs.values.size for pool in pools.values())
     workspaces = threading.local()
 
     def serve(call: list[dict[str, Any]]) -> tuple:
         if not hasattr(workspaces, "own"):
-            workspaces.own = Workspace.of(most, running, size)
+            workspaces.own = Workspace.of(most_requests, max_num_seqs, most_costs)
         loads = _loads_of(world, columns, call)
         served = serve_loads(columns, loads, pools[call[0]["deployment_id"]], workspaces.own)
         names = [row["scenario_id"] for row in call]
@@ -125,21 +126,21 @@ def _serve_together(world: World, scenarios: list[dict[str, Any]], threads: int 
         return counted, [served.engines[name] for name in TOTALS], served.filled, served.bins, served.gaps
 
     counted, totals, filled, bins, gaps = zip(*over_threads(serve, calls, threads), strict=True)
-    together = joined(counted)
+    all_counted = joined(counted)
     owners = [row["deployment_id"] for call in calls for row in call]
     sums = Totals(*(np.concatenate(each) for each in zip(*totals, strict=True)))
     return [
         Summary(
-            together,
-            lambda: histogram_table(together.scenarios, np.concatenate(filled).tolist(), bins, gaps),
-            lambda: total_table(together.scenarios, [0] * len(owners), owners, sums),
+            all_counted,
+            lambda: histogram_table(all_counted.scenarios, np.concatenate(filled).tolist(), bins, gaps),
+            lambda: total_table(all_counted.scenarios, [0] * len(owners), owners, sums),
             lambda: moved_rows([]),
         )
     ]
 
 
 def _calls(world: World, scenarios: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
-    """Cut scenarios into those of one call: of one deployment, neither too many nor with too many requests."""
+    """Yield the scenarios of each call: of one deployment, up to CALL_SCENARIOS and CALL_REQUESTS."""
     by_deployment: dict[str, list[dict[str, Any]]] = {}
     for row in scenarios:
         by_deployment.setdefault(row["deployment_id"], []).append(row)
@@ -157,6 +158,7 @@ def _calls(world: World, scenarios: list[dict[str, Any]]) -> Iterable[list[dict[
 
 
 def _loads_of(world: World, columns: Columns, scenarios: list[dict[str, Any]]) -> Loads:
+    """Return the loads of the scenarios of one call."""
     spans = np.array([world.spans[row["scenario_id"]] for row in scenarios])
     first, count = spans[:, 0].copy(), spans[:, 1] - spans[:, 0]
     warmups = [int(columns.warmup[start:stop].sum()) for start, stop in spans.tolist()]
@@ -166,45 +168,45 @@ def _loads_of(world: World, columns: Columns, scenarios: list[dict[str, Any]]) -
 
 
 def objectives_of(scenarios: list[dict[str, Any]]) -> np.ndarray:
-    """Return the largest TTFT, E2E and TPOT that are good, milliseconds; infinite where none is stated."""
+    """Return the goodput objectives on TTFT, E2E latency and TPOT, ms, shape [scenarios, 3]; inf where unset."""
     limits_ms = [[row[name] for name in OBJECTIVES] for row in scenarios]
-    most = np.array([[np.inf if value is None else value for value in row] for row in limits_ms], dtype=float)
-    return most.reshape(-1, len(OBJECTIVES))
+    largest_ms = np.array([[np.inf if value is None else value for value in row] for row in limits_ms], dtype=float)
+    return largest_ms.reshape(-1, len(OBJECTIVES))
 
 
 def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> Counted:
-    """Return the statistics of scenarios from the loop's own arrays of their engines."""
-    columns = _columns_of(world) if any(one.tally is None for one in replicas) else None
+    """Return the statistics of scenarios that had a call each, from the arrays of their engines."""
+    columns = _columns_of(world) if any(replica.tally is None for replica in replicas) else None
     counts, sums = np.zeros((len(scenarios), COUNTS), np.int64), np.zeros((len(scenarios), TIMES, 2), np.int64)
-    most_ms, quantiles = objectives_of(scenarios), []
-    served: dict[str, list[Replica]] = {}
-    for one in replicas:
-        served.setdefault(one.scenario, []).append(one)
+    largest_ms, quantiles = objectives_of(scenarios), []
+    replicas_of_scenario: dict[str, list[Replica]] = {}
+    for replica in replicas:
+        replicas_of_scenario.setdefault(replica.scenario, []).append(replica)
     for number, row in enumerate(scenarios):
         start, stop = world.spans[row["scenario_id"]]
-        if (tally := served[row["scenario_id"]][0].tally) is not None:
+        if (tally := replicas_of_scenario[row["scenario_id"]][0].tally) is not None:
             counts[number], sums[number] = tally.counts, tally.sums
             quantiles.append(quantiles_of(counts[number : number + 1], tally.samples[np.newaxis]))
             continue
-        integers, real = _outcome_of(served[row["scenario_id"]], start, stop)
+        integers, real = _outcome_of(replicas_of_scenario[row["scenario_id"]], start, stop)
         samples, front = np.empty((len(SAMPLES), stop - start)), deployments_of(row)[-1]
         count_requests(
             integers, real, columns.prompt_tokens[start:stop], columns.output_tokens[start:stop],
-            columns.warmup[start:stop], most_ms[number], *front_end_of(world.hosts[front], world.deployments[front]),
+            columns.warmup[start:stop], largest_ms[number], *front_end_of(world.hosts[front], world.deployments[front]),
             counts[number], sums[number], samples,
         )  # fmt: skip
         quantiles.append(quantiles_of(counts[number : number + 1], samples[np.newaxis]))
     if not scenarios:
-        return Counted([], counts, sums, np.zeros((0, len(SAMPLES), len(QUANTILES))), most_ms)
-    return Counted([row["scenario_id"] for row in scenarios], counts, sums, np.concatenate(quantiles), most_ms)
+        return Counted([], counts, sums, np.zeros((0, len(SAMPLES), len(QUANTILES))), largest_ms)
+    return Counted([row["scenario_id"] for row in scenarios], counts, sums, np.concatenate(quantiles), largest_ms)
 
 
 def _outcome_of(replicas: list[Replica], start: int, stop: int) -> Outcome:
-    """Return the outcome of requests ``start`` to ``stop``, each served by one of the replicas."""
+    """Return the outcome of requests ``start`` to ``stop``, merged from the replicas that served them."""
     if replicas[0].rows.size == stop - start:  # all of them, in order
         return replicas[0].served.out
     outcome = Outcome(np.empty((len(WHOLE), stop - start), np.int64), np.empty((len(REAL), stop - start)))
-    for one in replicas:
-        for values, values_of_engine in zip(outcome, one.served.out, strict=True):
-            values[:, one.rows - start] = values_of_engine
+    for replica in replicas:
+        for values, values_of_engine in zip(outcome, replica.served.out, strict=True):
+            values[:, replica.rows - start] = values_of_engine
     return outcome

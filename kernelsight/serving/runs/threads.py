@@ -1,4 +1,4 @@
-"""Calls of the loop over threads, which it lets run beside each other."""
+"""Spreads calls of the compiled loop over threads; the loop releases the GIL."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Made = TypeVar("Made")
 
 
 def over_threads(work: Callable[[Job], Made], jobs: Sequence[Job], threads: int | None = None) -> list[Made]:
-    """Return what ``work`` makes of each job, in order; ``threads``: as many as there are cores, unless stated.
+    """Return the result of ``work`` for each job, in order; ``threads``: the number of cores by default.
 
     >>> over_threads(abs, [-1, 2, -3])
     [1, 2, 3]
     """
     count = min(len(jobs), threads or os.cpu_count() or 1)
-    if count <= 1:  # starting a thread takes longer than a short load
+    if count <= 1:  # starting a thread takes longer than simulating a short load
         return [work(job) for job in jobs]
     with ThreadPoolExecutor(count) as workers:
         return list(workers.map(work, jobs))

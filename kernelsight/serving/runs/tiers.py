@@ -1,4 +1,4 @@
-"""KV tiers of deployments: their sizes in KV blocks and the times of their links, and what they moved, as tables."""
+"""KV tiers (host memory, disk, remote store) of deployments: capacity in KV blocks, link times, and block counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelsight.serving.engine.records import NO_LIMIT, WRITE_POLICIES
 if TYPE_CHECKING:
     from kernelsight.serving.runs.result_tables import Replica
 
-STORE_FABRIC = "infiniband_ndr"
+STORE_FABRIC = "infiniband_ndr"  # between GPUs and a remote store
 MOVED = ("hit", "read", "written", "evicted")
 
 
@@ -28,16 +28,17 @@ def tier_rows(
     devices: pa.Table,
     facts: Mapping[str, pa.Table],
 ) -> list[dict[str, Any]]:
-    """Return rows of ``kv_tier_settings``.
+    """Return rows of ``kv_tier_settings``: the tiers of each deployment, the nearest first.
 
-    ``kv_tiers``: rows that were given, which replace those of a deployment's own ``kv_tier``; ``policies``,
-    ``devices``: what engines do, and usual links; ``facts``: memory_plan, kv_layout, gpus and fabrics.
+    ``kv_tiers``: tiers as a table, which replace those of a deployment's flag ``kv_tier``; ``policies``:
+    ``kv_tier_policies`` of engines; ``devices``: ``kv_tier_devices``, default rates; ``facts``: memory_plan, kv_layout,
+    gpus and fabrics.
     """
     rows_of_deployment: dict[str, list[dict[str, Any]]] = {}
     for row in kv_tiers.to_pylist():
         rows_of_deployment.setdefault(row["deployment_id"], []).append(row)
     by_engine = {row["engine"]: row for row in policies.to_pylist()}
-    usual = {row["tier"]: row for row in devices.to_pylist()}
+    default_devices = {row["tier"]: row for row in devices.to_pylist()}
     plans, layouts = (
         {row["deployment_id"]: row for row in facts[name].to_pylist()} for name in ("memory_plan", "kv_layout")
     )
@@ -47,41 +48,43 @@ def tier_rows(
     rows = []
     for setting in settings.to_pylist():
         key = setting["deployment_id"]
-        stated_tiers = rows_of_deployment.get(key) or parse_tiers(deployment_of[key].get("kv_tier") or "none")
-        if not stated_tiers or key not in plans:
+        tiers = rows_of_deployment.get(key) or parse_tiers(deployment_of[key].get("kv_tier") or "none")
+        if not tiers or key not in plans:
             continue
         policy = by_engine[setting["engine"]]
         policy = policy | {"write_policy": deployment_of[key].get("kv_write_policy") or policy["write_policy"]}
-        parts = (policy, usual, plans[key], layouts[key], gpus[setting["gpu"]], port)
-        rows += _of_deployment(setting, sorted(stated_tiers, key=lambda row: TIERS.index(row["tier"])), *parts)
+        tiers = sorted(tiers, key=lambda row: TIERS.index(row["tier"]))
+        facts_of_deployment = (default_devices, plans[key], layouts[key], gpus[setting["gpu"]], port)
+        rows += _of_deployment(setting, tiers, policy, *facts_of_deployment)
     return rows
 
 
 def _of_deployment(
     setting: Mapping[str, Any],
-    stated_tiers: Sequence[Mapping[str, Any]],
+    tiers: Sequence[Mapping[str, Any]],
     policy: Mapping[str, Any],
-    usual: Mapping[str, Mapping[str, Any]],
+    default_devices: Mapping[str, Mapping[str, Any]],
     plan: Mapping[str, Any],
     layout: Mapping[str, Any],
     gpu: Mapping[str, Any],
     port: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    # of layers that cache every token: each GPU of a stage moves its own part over its own link
-    a_gpu = layout["full_token_bytes"] / setting["pp"] * plan["block_size"]
+    """Return the rows of one deployment; times in us a block."""
+    # of layers with full attention; each GPU of a stage moves its part of a block over its own PCIe link
+    gpu_bytes = layout["full_token_bytes"] / setting["pp"] * plan["block_size"]
     block_bytes = layout["full_token_bytes"] * plan["block_size"] * setting["tp"]
-    host = next((row for row in stated_tiers if row["tier"] == "host"), None)
-    links = [(host or {}).get(f"{way}_bytes_per_s") or gpu["pcie_bytes_per_s"] for way in ("read", "write")]
+    host = next((row for row in tiers if row["tier"] == "host"), None)
+    link_rates = [(host or {}).get(f"{op}_bytes_per_s") or gpu["pcie_bytes_per_s"] for op in ("read", "write")]
     rows = []
-    for position, row in enumerate(stated_tiers):
-        name, device = row["tier"], usual[row["tier"]]
-        rates = []
-        for way in ("read", "write"):
-            rate = row[f"{way}_bytes_per_s"] or device[f"{way}_bytes_per_s"]
+    for position, row in enumerate(tiers):
+        name, device = row["tier"], default_devices[row["tier"]]
+        times_us = []
+        for op in ("read", "write"):
+            rate = row[f"{op}_bytes_per_s"] or device[f"{op}_bytes_per_s"]
             if rate is None and name == "store":
                 rate = port["bytes_per_s"] * port["efficiency"] * setting["tp"] * setting["pp"]
-            # host memory is behind the link itself; other rates are those of the whole engine
-            rates.append(0.0 if name == "host" or rate is None else block_bytes / rate * 1e6)
+            # host memory is as fast as the PCIe link itself; rates of other tiers are of the whole engine
+            times_us.append(0.0 if name == "host" or rate is None else block_bytes / rate * 1e6)
         latency_us = row["latency_us"]
         if latency_us is None:
             latency_us = port["latency_us"] if name == "store" else device["latency_us"]
@@ -93,12 +96,12 @@ def _of_deployment(
                 "tier": name,
                 "block_bytes": block_bytes,
                 "blocks": _blocks(row, block_bytes, plan),
-                "read_us": rates[0],
-                "write_us": rates[1],
+                "read_us": times_us[0],
+                "write_us": times_us[1],
                 "latency_us": latency_us,
                 "shared": shared,
-                "link_read_us": a_gpu / links[0] * 1e6,
-                "link_write_us": a_gpu / links[1] * 1e6,
+                "link_read_us": gpu_bytes / link_rates[0] * 1e6,
+                "link_write_us": gpu_bytes / link_rates[1] * 1e6,
                 "write_policy": policy["write_policy"],
                 "load_ahead": policy["load"] == "ahead",
                 "prefetch": policy["prefetch"],
@@ -109,7 +112,7 @@ def _of_deployment(
 
 
 def _blocks(row: Mapping[str, Any], block_bytes: float, plan: Mapping[str, Any]) -> int | None:
-    """Return the capacity in KV blocks; None: no limit."""
+    """Return the capacity of a tier in KV blocks; None: unlimited."""
     if row.get("capacity_factor") is not None:
         return int(row["capacity_factor"] * plan["capacity_units"] / max(plan["full_units"], 1))
     if row["capacity_bytes"] is None:
@@ -125,8 +128,8 @@ def _assumed(
     port: Mapping[str, Any],
     policy: Mapping[str, Any],
 ) -> str:
-    """Return what the times of a tier rest on where they are not stated."""
-    said = []
+    """Return a sentence on the assumed rates and policies of a tier."""
+    assumptions = []
     if row["read_bytes_per_s"] is None:
         rate = {"host": gpu["pcie_bytes_per_s"], "disk": device["read_bytes_per_s"]}.get(
             name, port["bytes_per_s"] * port["efficiency"]
@@ -134,17 +137,17 @@ def _assumed(
         source = {"host": "the PCIe rate of the GPU", "disk": device["source"]}.get(
             name, f"one {STORE_FABRIC} port a GPU"
         )
-        said.append(f"loads at {number(rate / 1e9)} GB/s ({source}, not measured)")
-    ways = {
+        assumptions.append(f"loads at {number(rate / 1e9)} GB/s ({source}, not measured)")
+    loading = {
         "ahead": "a request loads beside the steps of others",
         "with_step": "a step waits for the loads of its prompts",
     }
-    said.append(f"blocks are written {policy['write_policy'].replace('_', ' ')}; {ways[policy['load']]}")
-    return f"KV tier {name}: {'; '.join(said)}"
+    assumptions.append(f"blocks are written {policy['write_policy'].replace('_', ' ')}; {loading[policy['load']]}")
+    return f"KV tier {name}: {'; '.join(assumptions)}"
 
 
 def tiers_of(rows: Sequence[Mapping[str, Any]]) -> Tiers:
-    """Return the tiers of one deployment as the loop takes them; ``rows``: of ``kv_tier_settings``."""
+    """Return the tiers of one deployment as the loop takes them; ``rows``: its rows of ``kv_tier_settings``."""
     if not rows:
         return Tiers()
     first = rows[0]
@@ -163,23 +166,26 @@ def tiers_of(rows: Sequence[Mapping[str, Any]]) -> Tiers:
 
 
 def moved_rows(replicas: list[Replica]) -> pa.Table:
-    """Return ``kv_tier_totals``: KV blocks that each tier of each engine gave, took and lost."""
-    there = [one for one in replicas if one.served.tiers is not None]
-    sizes = [one.served.tiers.hit.size for one in there]
-    owners = np.repeat(np.arange(len(there)), sizes)
+    """Return ``kv_tier_totals``: KV blocks hit, read, written and evicted in each tier of each engine."""
+    with_tiers = [replica for replica in replicas if replica.served.tiers is not None]
+    sizes = [replica.served.tiers.hit.size for replica in with_tiers]
+    owners = np.repeat(np.arange(len(with_tiers)), sizes)
 
-    def named(names: list[str]) -> pa.Array:
+    def repeated(names: list[str]) -> pa.Array:
         return pa.array(names, pa.string()).take(pa.array(owners))
 
-    def joined(parts: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate([*parts, np.zeros(0, np.int64)])
+    def joined(arrays: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([*arrays, np.zeros(0, np.int64)])
 
     return pa.table(
         {
-            "scenario_id": named([one.scenario for one in there]),
-            "deployment_id": named([one.deployment for one in there]),
-            "replica": pa.array([one.number for one in there], pa.int64()).take(pa.array(owners)),
+            "scenario_id": repeated([replica.scenario for replica in with_tiers]),
+            "deployment_id": repeated([replica.deployment for replica in with_tiers]),
+            "replica": pa.array([replica.number for replica in with_tiers], pa.int64()).take(pa.array(owners)),
             "position": joined([np.arange(size) for size in sizes]),
-            **{f"{name}_blocks": joined([getattr(one.served.tiers, name) for one in there]) for name in MOVED},
+            **{
+                f"{name}_blocks": joined([getattr(replica.served.tiers, name) for replica in with_tiers])
+                for name in MOVED
+            },
         }
     )

@@ -1,4 +1,4 @@
-"""Inputs of a simulation of scenarios: the input tables, read once for all of them."""
+"""Inputs of a simulation: scenarios, their requests, and the settings and step costs of their deployments, by key."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from kernelsight.serving.runs.tiers import tiers_of
 
 
 class World(NamedTuple):
-    """What scenarios are served from, by key: rows of tables as dicts, step costs as the loop reads them."""
+    """Inputs of the simulation of all scenarios: rows of tables as dicts by key, step costs as the loop reads them."""
 
     scenarios: list[dict[str, Any]]  # those whose deployments can run
-    requests: pa.Table  # of every load
-    waits: dict[str, Waits]  # of each scenario in which requests wait for others: by their places in its load
-    columns: dict[str, np.ndarray]  # of the requests
-    spans: dict[str, tuple[int, int]]  # of each scenario: the first row of its requests, and the one after the last
-    deployments: dict[str, dict[str, Any]]
-    plans: dict[str, dict[str, Any]]
-    hosts: dict[str, dict[str, Any]]
-    links: dict[str, dict[str, Any]]
-    tiers: dict[str, list[dict[str, Any]]]  # KV tiers of each deployment that has any, the nearest first
-    layers: dict[str, int]  # of each model
-    costs: dict[str, CostTables]
-    scorers: dict[str, float]  # weights of a router that scores replicas, where a scenario states none
+    requests: pa.Table  # load_requests
+    waits: dict[str, Waits]  # by scenario, where requests wait for others: row numbers within its load
+    columns: dict[str, np.ndarray]  # of load_requests
+    spans: dict[str, tuple[int, int]]  # by scenario: its first row of load_requests, and the one after its last
+    deployments: dict[str, dict[str, Any]]  # rows of deployment_settings
+    plans: dict[str, dict[str, Any]]  # rows of memory_plan, by deployment
+    hosts: dict[str, dict[str, Any]]  # rows of host_settings, by deployment
+    links: dict[str, dict[str, Any]]  # rows of kv_transfers, by scenario
+    tiers: dict[str, list[dict[str, Any]]]  # rows of kv_tier_settings, by deployment, the nearest tier first
+    layers: dict[str, int]  # number of layers, by model
+    costs: dict[str, CostTables]  # by deployment
+    scorers: dict[str, float]  # default weights of a scored router, by scorer
 
 
-# the parameters of ``read_world``, and the tables of those that bear another name
+# the parameters of ``read_world``, and the tables of those whose name differs
 INPUTS = (
     *(
         "scenarios",
@@ -57,18 +57,17 @@ INPUTS = (
     *("memory_plan", "host_settings", "kv_transfers", "kv_tier_settings", "models", "router_scorers"),
 )
 TABLES = {"settings": "deployment_settings", "faults": "deployment_faults"}
-
-
+# of the prefix_aware router (SGLang: cache_aware)
 THRESHOLDS = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
 
-# requests of a load whose prefixes are kept for the next replay of it
+# largest load whose prefixes are cached for the next simulation of it, requests
 MOST_REMEMBERED = 20_000
-# identities up to this many times their count are numbered by a table of all
+# ids up to this many times their count are renumbered by a lookup table, others by sorting
 SPREAD = 4
 
 
 def world_of(table: Callable[[str], pa.Table]) -> World:
-    """Return the world of a session's scenarios; ``table``: returns a table by its name."""
+    """Return the inputs for a session's scenarios; ``table``: function that returns a table by its name."""
     return read_world(**{name: table(TABLES.get(name, name)) for name in INPUTS})
 
 
@@ -89,7 +88,7 @@ def read_world(
     models: pa.Table,
     router_scorers: pa.Table,
 ) -> World:
-    """Read the input tables of the simulation; scenarios of deployments with faults are left out."""
+    """Return the inputs of the simulation from its tables, without scenarios whose deployments have faults."""
     deployments = by_key(settings, "deployment_id")
     broken = set(faults["deployment_id"].to_pylist())
     wanted = [
@@ -115,7 +114,7 @@ def read_world(
 def waits_of(
     load_requests: pa.Table, load_dependencies: pa.Table, spans: Mapping[str, tuple[int, int]]
 ) -> dict[str, Waits]:
-    """Return which requests of each load wait for which, by their places in it; loads without any are left out."""
+    """Return which requests wait for which as row numbers within their load, by load; only loads with dependencies."""
     waits, ids = {}, load_requests["request_id"].to_numpy() if load_dependencies.num_rows else None
     request, after, think_s = (load_dependencies[name].to_numpy() for name in ("request_id", "after", "think_s"))
     for load, (start, stop) in spans_of(load_dependencies["load_id"]).items():
@@ -127,7 +126,7 @@ def waits_of(
 
 
 def first_requests(world: World, most: int) -> World:
-    """Return a world that holds each load's first requests alone, ``most`` of each at most."""
+    """Return the world with at most the first ``most`` requests of each load."""
     spans = sorted(set(world.spans.values())) or [(0, 0)]
     counts = [min(stop - start, most) for start, stop in spans]
     if sum(counts) == world.requests.num_rows:
@@ -152,18 +151,18 @@ def laid_out(
     deployments: Mapping[str, dict[str, Any]],
     keys: Iterable[str],
 ) -> dict[str, CostTables]:
-    """Return the step costs of deployments as the loop reads them; laid out once, however often these are served."""
+    """Return the step costs of the deployments ``keys`` as the loop reads them; cached by the tables."""
 
-    def lay_out() -> dict[str, CostTables]:
+    def costs_by_deployment() -> dict[str, CostTables]:
         shapes_of, costs_of = by_deployment(step_shapes), by_deployment(step_costs)
         return {key: cost_tables(costs_of[key], shapes_of[key], deployments[key]) for key in costs_of}
 
-    costs = remembered((step_costs, step_shapes, settings), "laid out", lay_out)
+    costs = remembered((step_costs, step_shapes, settings), "laid out", costs_by_deployment)
     return {key: costs[key] for key in keys}
 
 
 def pool_of(world: World, key: str) -> replica.Pool:
-    """Return the engines of a deployment."""
+    """Return a deployment's engines for the loop: limits, host constants, step costs, stages, ranks and KV tiers."""
     deployment, cost = world.deployments[key], world.costs[key]
     limits = limits_of(deployment, world.plans[key], cost.window_tokens)
     launches, draft = cost.launches, None
@@ -179,12 +178,12 @@ def pool_of(world: World, key: str) -> replica.Pool:
 
 
 def by_key(table: pa.Table, key: str) -> dict[Any, dict[str, Any]]:
-    """Return the rows of a table as dicts, by a column that names each."""
+    """Return the rows of a table as dicts, by the value of a key column."""
     return {row[key]: row for row in table.to_pylist()}
 
 
 def tiers_by_deployment(kv_tier_settings: pa.Table) -> dict[str, list[dict[str, Any]]]:
-    """Return the KV tiers of each deployment that has any, the nearest first."""
+    """Return the rows of ``kv_tier_settings`` by deployment, the nearest tier first."""
     tiers: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(kv_tier_settings.to_pylist(), key=lambda row: row["position"]):
         tiers.setdefault(row["deployment_id"], []).append(row)
@@ -192,7 +191,7 @@ def tiers_by_deployment(kv_tier_settings: pa.Table) -> dict[str, list[dict[str, 
 
 
 def load_columns(requests: pa.Table) -> dict[str, np.ndarray]:
-    """Return the columns of ``requests`` that every scenario's load is cut from."""
+    """Return the columns of ``load_requests`` as arrays; the loads of scenarios are slices of them."""
     names = ("arrival_s", "prompt_tokens", "output_tokens")
     return {
         **{name: requests[name].to_numpy() for name in names},
@@ -205,7 +204,10 @@ def load_columns(requests: pa.Table) -> dict[str, np.ndarray]:
 def load_of(
     world: World, rows: np.ndarray, scenario: dict[str, Any], deployment: dict[str, Any], plan: dict[str, Any]
 ) -> Load:
-    """Return the load that ``rows`` of the requests are, at equal distances: all of them where some wait for others."""
+    """Return ``rows`` of the requests as a load of the loop; evenly spaced rows: those of one replica.
+
+    Where requests wait for others, ``rows`` must be all of the scenario's.
+    """
     every = slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if rows.size > 1 else 1)  # a slice is no copy
     columns = world.columns
     concurrency = scenario["max_concurrency"]
@@ -223,7 +225,7 @@ def load_of(
 
 
 def user_us_of(scenario: Mapping[str, Any]) -> float:
-    """Return the time between two users who join a closed loop, microseconds: the last one joins as the ramp ends.
+    """Return the time between two users of a closed loop who start, us: the last one starts as the ramp ends.
 
     >>> user_us_of({"concurrency_ramp_s": 6.0, "max_concurrency": 4}), user_us_of({"concurrency_ramp_s": None})
     (2000000.0, 0.0)
@@ -233,13 +235,13 @@ def user_us_of(scenario: Mapping[str, Any]) -> float:
 
 
 def routing_of(scenario: dict[str, Any], deployment: dict[str, Any], scorers: Mapping[str, float]) -> Routing:
-    """Return how the scenario's router works; ranks that step together have one of their engine's.
+    """Return the router of a scenario: policy, thresholds and weights.
 
-    ``scorers``: weights by scorer, for what the scenario leaves open.
+    Data-parallel ranks that step together take their engine's policy by default. ``scorers``: default weights.
     """
     thresholds = {name: scenario[f"router_{name}"] for name in THRESHOLDS}
-    usual = deployment["rank_router"] if deployment["lock_step"] else "round_robin"
-    router = records.ROUTERS.index(scenario["router"] or usual)
+    default_router = deployment["rank_router"] if deployment["lock_step"] else "round_robin"
+    router = records.ROUTERS.index(scenario["router"] or default_router)
     weights = Weights()
     if router == records.SCORED:
         scorer_weights = parse_weights(scenario["router_weights"]) if scenario["router_weights"] else scorers
@@ -248,7 +250,7 @@ def routing_of(scenario: dict[str, Any], deployment: dict[str, Any], scorers: Ma
 
 
 def replicas_interact(world: World, scenario: dict[str, Any], deployment: dict[str, Any], rows: np.ndarray) -> bool:
-    """Whether what one engine does decides what another one gets, or when."""
+    """Whether the state of one engine affects which requests another one gets, or when."""
     if (
         deployment["lock_step"]
         or any(tier["shared"] for tier in world.tiers.get(deployment["deployment_id"], []))
@@ -260,12 +262,12 @@ def replicas_interact(world: World, scenario: dict[str, Any], deployment: dict[s
 
 
 def by_deployment(table: pa.Table) -> dict[str, pa.Table]:
-    """Return ``split_by_deployment``, split once."""
+    """Return ``split_by_deployment``; cached by the table."""
     return remembered((table,), "by deployment", lambda: split_by_deployment(table))
 
 
 def split_by_deployment(table: pa.Table) -> dict[str, pa.Table]:
-    """Return the rows of each deployment, in their order: one sort instead of a search for each deployment."""
+    """Return the rows of each deployment in their order, by one sort instead of a filter for each deployment."""
     encoded = table["deployment_id"].combine_chunks().dictionary_encode()
     if len(encoded) == 0:
         return {}
@@ -278,17 +280,17 @@ def split_by_deployment(table: pa.Table) -> dict[str, pa.Table]:
 
 
 def shares_prefixes(deployment: dict[str, Any], plan: dict[str, Any]) -> bool:
-    """Tell whether prompts that begin alike share KV blocks."""
+    """Whether the prefix cache is on: prompts that begin with the same tokens share KV blocks."""
     return deployment["enable_prefix_caching"] and plan["full_units"] > 0 and plan["sequence_units"] == 0
 
 
 def shared_prefixes(
     requests: pa.Table, rows: np.ndarray, deployment: dict[str, Any], plan: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return (hash blocks numbered from 0, offsets, tokens of one) of a replica's prompts, empty where none are shared.
+    """Return (hash blocks numbered from 0, offsets by request, tokens of a block) of a replica's prompts.
 
-    Layers with a state of their own, or with windows alone, share nothing by prefix here. InvalidInput: hash blocks of
-    several sizes.
+    Empty without prefix caching: models with recurrent states, or with windowed layers alone, share no prefixes here.
+    InvalidInput: hash blocks of several sizes.
     """
     nothing = np.zeros(0, np.int64), np.zeros(rows.size + 1, np.int64), 0
     if not shares_prefixes(deployment, plan) or requests["hash_ids"].null_count == requests.num_rows:
@@ -296,20 +298,20 @@ def shared_prefixes(
     block = plan["block_size"]
     if rows.size > MOST_REMEMBERED:
         return _prefixes(requests, rows, block) or nothing
-    # replays of one load with other costs ask for the same
+    # simulations of one load at other costs have the same prefixes
     key = ("prefixes", int(rows[0]), int(rows[-1]), rows.size, block)
     return remembered((requests,), key, lambda: _prefixes(requests, rows, block)) or nothing
 
 
 def _prefixes(requests: pa.Table, rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Return what ``shared_prefixes`` returns of rows at equal distances; None where they hold no hash block."""
-    taken = requests.select(["hash_ids", "hash_block_tokens"]).take(pa.array(rows)).combine_chunks()
-    sizes = pc.unique(taken["hash_block_tokens"].drop_null()).to_pylist()
+    """Return ``shared_prefixes`` of evenly spaced rows, without a cache; None where they hold no hash block."""
+    prompts_with_hashes = requests.select(["hash_ids", "hash_block_tokens"]).take(pa.array(rows)).combine_chunks()
+    sizes = pc.unique(prompts_with_hashes["hash_block_tokens"].drop_null()).to_pylist()
     if not sizes:
         return None
     if len(sizes) > 1:
         raise InvalidInput(f"hash blocks of {', '.join(map(str, sorted(sizes)))} tokens are in one load; use one size.")
-    lists = taken["hash_ids"].combine_chunks()
+    lists = prompts_with_hashes["hash_ids"].combine_chunks()
     numbers = numbered(lists.flatten().to_numpy())
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     if sizes[0] % block:
@@ -320,24 +322,26 @@ def _prefixes(requests: pa.Table, rows: np.ndarray, block: int) -> tuple[np.ndar
 
 
 def numbered(ids: np.ndarray) -> np.ndarray:
-    """Return numbers from 0 for identities, in their order; those that lie close together need no sorting.
+    """Return ids renumbered from 0 in ascending order; dense ids need no sorting.
 
     >>> numbered(np.array([7, 3, 7, 4])).tolist(), numbered(np.array([10**15, -1])).tolist()
     ([2, 0, 2, 1], [1, 0])
     """
     if ids.size and ids.min() >= 0 and ids.max() < SPREAD * ids.size:
-        there = np.zeros(int(ids.max()) + 1, bool)
-        there[ids] = True
-        return (np.cumsum(there) - 1)[ids]
+        is_used = np.zeros(int(ids.max()) + 1, bool)
+        is_used[ids] = True
+        return (np.cumsum(is_used) - 1)[ids]
     return np.unique(ids, return_inverse=True)[1]
 
 
 def laid_over(
     numbers: np.ndarray, counts: np.ndarray, prompts: np.ndarray, size: int, block: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the identities of KV blocks, and their number per prompt, from hash blocks of another size.
+    """Return the ids of KV blocks, and their number per prompt, from hash blocks of another size.
 
-    A hash block stands for all tokens up to its end, so that the last one under a KV block identifies it.
+    ``numbers``: hash blocks of all prompts; ``counts``: their number per prompt; ``prompts``: tokens of each; ``size``,
+    ``block``: tokens of a hash block and of a KV block. A hash identifies all tokens up to the end of its block, so
+    that the last hash block under a KV block identifies it.
 
     >>> laid_over(np.array([0, 1, 0, 2]), np.array([2, 2]), np.array([70, 80]), 48, 32)
     (array([0, 1, 2, 0, 3, 4]), array([3, 3]))

@@ -90,6 +90,8 @@ VLLM = {
     "-dp 2 --enable-expert-parallel": {"data_parallel_size": 2, "enable_expert_parallel": True},
     """--compilation-config '{"cudagraph_mode": "NONE"}'""": {"enforce_eager": True},
     """-cc '{"cudagraph_capture_sizes": [1, 8, 96], "level": 3}'""": {"max_cudagraph_capture_size": 96},
+    "--compilation-config 0": {"enforce_eager": True},
+    "--compilation-config=3": {},
     "--compilation-config.max_cudagraph_capture_size 64": {"max_cudagraph_capture_size": 64},
     "--quantization fp8": {"quantization": "fp8"},
     "--quantization awq": {},

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from kernelsight.serving.runs.full_batch import cohorts_of, counts_of, lengths_of, prompt_steps
+from kernelsight.serving.runs.full_batch import lengths_of
+from kernelsight.serving.runs.requests_per_step import cohorts_of, counts_of, prompt_steps
 from kernelsight.session import connect
 
 SMALL = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 16, "input_len": 300, "output_len": 40, "range_ratio": 0.5}

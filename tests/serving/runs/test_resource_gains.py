@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from kernelsight.kernels.costed import RELIEF
+from kernelsight.kernels.knot_costs import RELIEF
 from kernelsight.serving.runs import resource_gains
 from kernelsight.session import connect
 

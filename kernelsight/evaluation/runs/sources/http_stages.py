@@ -1,4 +1,4 @@
-"""Runs of inference-perf with a shared-prefix data set: stages of Poisson arrivals, means and percentiles of all.
+"""Reader of inference-perf runs over HTTP with a shared-prefix data set: stages of Poisson arrivals, one row a run.
 
 The client cycles through 100 prompts of 10 groups. From the second pass on every full block of a prompt is cached, in
 the first pass those of its group's shared prompt. The gaps of a stage are scaled so that it lasts as long as stated.
@@ -25,8 +25,8 @@ STAGES = frozenset(("workload", "shared_prompt_tokens", "question_tokens", "answ
 PROMPTS, GROUPS, BLOCK = 100, 10, 16
 GPUS = {"H100": "h100_sxm", "A100-80GB": "a100_sxm", "L40S": "l40s"}
 SEED = 0
-# the client states no temperature: vLLM takes what the checkpoint's generation_config.json states (generation_config
-# auto), of these families a top_p, and draws from all tokens where it states none
+# the client states no temperature: vLLM uses the checkpoint's generation_config.json, which has a top_p for these
+# families of models; without one it samples from all tokens
 FILTERED = ("meta-llama/", "Qwen/")
 
 
@@ -35,54 +35,55 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
 
     InvalidInput: the file of workloads beside it (``<name>_workloads.csv``) is missing.
     """
-    beside = path.with_name(f"{path.stem}_workloads.csv")
-    if not beside.is_file():
+    workloads_file = path.with_name(f"{path.stem}_workloads.csv")
+    if not workloads_file.is_file():
         raise InvalidInput(
-            f"{path} names workloads; put the file {beside.name} that describes them into {path.parent}."
+            f"{path} names workloads; put the file {workloads_file.name} that describes them into {path.parent}."
         )
     workloads: dict[str, list[dict[str, Any]]] = {}
-    for stage in pl.read_csv(beside, glob=False).sort("workload", "stage").to_dicts():
+    for stage in pl.read_csv(workloads_file, glob=False).sort("workload", "stage").to_dicts():
         workloads.setdefault(stage["workload"], []).append(stage)
     rows = pl.read_csv(path, infer_schema_length=None, glob=False).to_dicts()
-    traces = {name: str(_written(name, stages)) for name, stages in workloads.items()}
+    traces = {name: str(_trace_file(name, stages)) for name, stages in workloads.items()}
     return [_run(row, workloads[row["workload"]], traces[row["workload"]], path.stem) for row in rows], []
 
 
 def requests_of(stages: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return the requests of a client that goes through the stages, as a trace with hashes of full blocks."""
+    """Return the requests that the client sends over the stages, as a trace with hash_ids of full blocks."""
     random = np.random.default_rng(SEED)
     arrivals, start = [], 0.0
     for stage in stages:
         gaps = random.exponential(size=round(stage["requests_per_s"] * stage["seconds"]))
         arrivals.append(start + np.cumsum(gaps) * stage["seconds"] / gaps.sum())
         start += stage["seconds"]
-    first = stages[0]
-    prompt = first["shared_prompt_tokens"] + first["question_tokens"]
-    shared, blocks = first["shared_prompt_tokens"] // BLOCK, -(-prompt // BLOCK)
+    first_stage = stages[0]
+    prompt = first_stage["shared_prompt_tokens"] + first_stage["question_tokens"]
+    shared_blocks, blocks = first_stage["shared_prompt_tokens"] // BLOCK, -(-prompt // BLOCK)
     hashes = [
-        [1000 * (number % GROUPS) + block for block in range(shared)]
-        + [1000 * (GROUPS + number) + block for block in range(shared, blocks)]
+        [1000 * (number % GROUPS) + block for block in range(shared_blocks)]
+        + [1000 * (GROUPS + number) + block for block in range(shared_blocks, blocks)]
         for number in range(PROMPTS)
     ]
-    times = np.concatenate(arrivals)
+    arrival_s = np.concatenate(arrivals)
     return pa.table(
         {
-            "arrival_s": times,
-            "prompt_tokens": np.full(times.size, prompt),
-            "output_tokens": np.full(times.size, first["answer_tokens"]),
-            "hash_ids": [hashes[number % PROMPTS] for number in range(times.size)],
-            "hash_block_tokens": np.full(times.size, BLOCK),
+            "arrival_s": arrival_s,
+            "prompt_tokens": np.full(arrival_s.size, prompt),
+            "output_tokens": np.full(arrival_s.size, first_stage["answer_tokens"]),
+            "hash_ids": [hashes[number % PROMPTS] for number in range(arrival_s.size)],
+            "hash_block_tokens": np.full(arrival_s.size, BLOCK),
         }
     )
 
 
 @cache
 def _folder() -> TemporaryDirectory:
-    """Return a folder for traces, which goes with the process."""
+    """Return a temporary folder for traces, removed when the process ends."""
     return TemporaryDirectory(prefix="kernelsight-replays-")
 
 
-def _written(name: str, stages: Sequence[Mapping[str, Any]]) -> Path:
+def _trace_file(name: str, stages: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the trace of a workload, and return its path."""
     path = Path(_folder().name) / f"{name}.parquet"
     pq.write_table(requests_of(stages), path)
     return path

@@ -1,4 +1,4 @@
-"""The folder of one run of inference-perf: a manifest of the server, and a report of each stage of load."""
+"""Reader of the folder of one inference-perf run: a manifest of the server, and a report per load stage."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ CAMPAIGN = "inference_perf"
 STAGES = "stage_*_lifecycle_metrics.json"
 MANIFEST, CLIENT = "manifests.yaml", "config.yaml"
 GPUS = {"nvidia-h100-80gb": "h100_sxm"}
-# of the rate that was asked for: below it the server, or the client, could not follow
+# share of the requested rate below which a stage is saturated: the server or the client could not follow
 FOLLOWED = 0.95
 
 
 def read(folder: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
-    """Return a row of ``measured_runs`` a stage. InvalidInput: a manifest that names no known server and GPU."""
+    """Return one row of ``measured_runs`` per stage, and no exclusions.
+
+    InvalidInput: a manifest that names no known server or GPU.
+    """
     manifest = _text(folder / MANIFEST)
     client = _text(folder / CLIENT)
     line = read_launch_line(manifest)
@@ -54,11 +57,11 @@ def _run(
     workers: dict[str, int],
     gpu: str,
 ) -> dict[str, Any]:
-    load, done = report["load_summary"], report["successes"]
-    e2e, ttft = (done["latency"][name] for name in ("request_latency", "time_to_first_token"))
+    load, successes = report["load_summary"], report["successes"]
+    e2e, ttft = (successes["latency"][name] for name in ("request_latency", "time_to_first_token"))
     osl = workers["output_len"]
-    # arrivals at equal intervals; no temperature: Llama's generation_config.json states top_p 0.9, which vLLM takes
-    flags = {"sampling": "top_p", **line_flags, "burstiness": 1e4, "input_len": round(done["prompt_len"]["mean"])}
+    # arrivals at equal intervals; no temperature: vLLM uses top_p 0.9 of Llama's generation_config.json
+    flags = {"sampling": "top_p", **line_flags, "burstiness": 1e4, "input_len": round(successes["prompt_len"]["mean"])}
     limit = workers["num_workers"] * workers["worker_max_concurrency"]
     saturated = load["achieved_rate"] < FOLLOWED * load["requested_rate"]
     return {
@@ -72,9 +75,9 @@ def _run(
         "ep": 1,
         "engine": server["engine"],
         "engine_version": server["engine_version"],
-        "isl": round(done["prompt_len"]["mean"]),
+        "isl": round(successes["prompt_len"]["mean"]),
         "osl": osl,
-        "num_prompts": done["count"],
+        "num_prompts": successes["count"],
         "max_concurrency": limit,
         "workers": 1,
         "request_rate": load["requested_rate"],
@@ -82,12 +85,12 @@ def _run(
         "ttft_ms": 1e3 * ttft["mean"],
         "ttft_p90_ms": 1e3 * ttft["p90"],
         "ttft_p99_ms": 1e3 * ttft["p99"],
-        # the client counts two entries a token: its own time per token is half of that
+        # the client counts two entries per token, so its own time per token is half of this
         "tpot_ms": 1e3 * (e2e["mean"] - ttft["mean"]) / (osl - 1),
         "e2e_mean_ms": 1e3 * e2e["mean"],
         "e2e_p90_ms": 1e3 * e2e["p90"],
         "e2e_p99_ms": 1e3 * e2e["p99"],
-        # of a server that follows, the throughput is the load
-        "output_throughput": done["throughput"]["requests_per_sec"] * osl if saturated else None,
+        # unless saturated, the throughput is the load
+        "output_throughput": successes["throughput"]["requests_per_sec"] * osl if saturated else None,
         "source": "kubernetes-sigs/inference-perf, example of a run",
     }

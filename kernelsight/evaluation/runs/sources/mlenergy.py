@@ -1,8 +1,8 @@
-"""Runs of the ML.ENERGY benchmark: closed loops of as many users as the server has seats, in vLLM.
+"""Reader of ML.ENERGY benchmark runs: closed loops in vLLM with max_num_seqs users.
 
 Serve flags and client: ml-energy/benchmark (``configs/vllm/<task>/<model>/<GPU>/monolithic.config.yaml``,
-``mlenergy/llm/benchmark.py``). Throughput, power and energy are those between the first moment at which every user has
-a token and the last at which all seats are taken; percentiles of ITL run over every gap of the run.
+``mlenergy/llm/benchmark.py``). Throughput, power and energy are over the saturated time: from the first moment at which
+every user has a token to the last at which all users run. Percentiles of ITL are over all gaps of the run.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ COLUMNS = frozenset(
     ("task", "weight_precision", "max_num_seqs", "mean_running", "itl_p50_ms", "joules_per_output_token")
 )
 GPUS = {"H100": "h100_sxm", "B200": "b200_sxm"}
-# tokens of a prompt, one number a task: no row and no file within reach states them. gpqa: questions and choices; the
-# others were chosen on H100 (chat of dense models, completion by Qwen3-Coder-30B) and checked on B200
+# prompt tokens by task, estimated: no row and no public file states them. gpqa: questions and choices; the others were
+# chosen on H100 (chat of dense models, completion by Qwen3-Coder-30B) and checked on B200
 PROMPT_TOKENS = {"gpqa": 300, "lm-arena-chat": 600, "sourcegraph-fim": 2000}
-# the 90 % interval of these means, estimated: half as much more or less for questions with their choices, a factor of
-# three for numbers that rows have chosen (prompts of a conversation hold the turns before them)
+# 90 % intervals of these means, estimated: about half as much more or less for questions with their choices, a factor
+# of three for numbers that were chosen on rows (prompts of a conversation include earlier turns)
 PROMPT_RANGES = {"gpqa": (200, 450), "lm-arena-chat": (200, 1800), "sourcegraph-fim": (700, 6000)}
-# requests of a task; more are these, sent again as a whole (num_requests of configs/vllm/<task>/benchmark.yaml and
-# num_request_repeats of sweeps.yaml; load_requests of mlenergy/llm/workloads.py), which vLLM finds cached while it can
+# distinct requests by task; further ones repeat them in order (num_requests of configs/vllm/<task>/benchmark.yaml and
+# num_request_repeats of sweeps.yaml; load_requests of mlenergy/llm/workloads.py), with prefix-cache hits in vLLM
 DISTINCT_PROMPTS = {"gpqa": 198, "lm-arena-chat": 1024, "sourcegraph-fim": 1024}
 # --max-output-tokens of the client (configs/vllm/<task>/benchmark.yaml): a fifth of the code completions end there, so
-# that requests which began together end together
+# requests that began together end together
 OUTPUT_LIMITS = {"gpqa": 32768, "lm-arena-chat": 4096, "sourcegraph-fim": 1024}
-# in every serve configuration that was read; the client asks for temperature 0.8 and top_p 0.95 (benchmark.py)
+# flags of every serve configuration that was read; the client sets temperature 0.8 and top_p 0.95 (benchmark.py)
 SERVED = {"async_scheduling": True, "max_num_batched_tokens": 8192, "sampling": "top_p"}
-# the newest release when the pinned options of these configurations were known
+# newest release at the time of these configurations' pinned options
 ENGINE_VERSION = "0.11.1"
 ENCODED = "images or video: no encoder is modelled"
 SLOWER = "more than 1.5 times the ITL of the same deployment with as many users or more: another job on the machine"
@@ -45,47 +45,56 @@ OUTRUN = "more than 1.5 times the ITL of the same task on GPUs with less bandwid
 BUNDLED = "nine in ten gaps shorter than the mean that its throughput states: tokens came in bundles"
 FALLING = "less than 0.9 of the throughput of the same deployment with fewer users: another job on the machine"
 SICK_ITL, SICK_THROUGHPUT, BUNDLED_SHARE = 1.5, 0.9, 0.75
-# tasks differ in their contexts: those that are less than so many times as long are taken to be as long
-ALIKE = 1.5
+# contexts of tasks that differ by less than this factor count as equally long
+SIMILAR_CONTEXT = 1.5
 DEPLOYMENT = ("gpu", "gpus", "expert_parallel", "data_parallel")
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
     """Return rows of ``measured_runs``, and (reason, number of rows) of those excluded."""
     rows = pl.read_csv(path, infer_schema_length=None, glob=False).to_dicts()
-    text = [row for row in rows if row["task"] in PROMPT_TOKENS]
-    excluded = [(ENCODED, len(rows) - len(text))]
-    reasons = sick(text)
+    text_rows = [row for row in rows if row["task"] in PROMPT_TOKENS]
+    excluded = [(ENCODED, len(rows) - len(text_rows))]
+    reasons = exclusion_reasons(text_rows)
     excluded += [(reason, reasons.count(reason)) for reason in (BUNDLED, SLOWER, OUTRUN, FALLING)]
-    runs = [_run(row) for row, reason in zip(text, reasons, strict=True) if reason is None]
+    runs = [_run(row) for row, reason in zip(text_rows, reasons, strict=True) if reason is None]
     return runs, [(reason, count) for reason, count in excluded if count]
 
 
-def sick(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """Return why each row is set aside, or None: judged by rows of the same model alone.
+def exclusion_reasons(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    """Return the reason to exclude each row as implausible, or None; judged by rows of the same model alone.
 
-    A decode step with as many requests or more, of contexts as long, takes no less time, neither in the same
-    deployment nor on GPUs with less bandwidth in all: where that contradicts two rows of a task, none of the task is
-    kept. A server with more users serves no fewer tokens a second.
+    A decode step with at least as many requests and as long contexts does not take less time, neither in the same
+    deployment nor on GPUs with less total bandwidth; if two rows of a task contradict the latter, all of that task's
+    deployment are excluded. Throughput does not fall with more users.
     """
-    members: dict[str, list[Mapping[str, Any]]] = {}
+    by_family: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        members.setdefault(_family(row), []).append(row)
-    reasons = [_sign(row, members[_family(row)]) for row in rows]
+        by_family.setdefault(_family(row), []).append(row)
+    reasons = [_exclusion_reason(row, by_family[_family(row)]) for row in rows]
     series = [(row["task"], _deployment(row)) for row in rows]
     outrun = Counter(key for key, reason in zip(series, reasons, strict=True) if reason == OUTRUN)
     return [reason or (OUTRUN if outrun[key] > 1 else None) for key, reason in zip(series, reasons, strict=True)]
 
 
-def _sign(row: Mapping[str, Any], family: Sequence[Mapping[str, Any]]) -> str | None:
+def _exclusion_reason(row: Mapping[str, Any], family: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the reason to exclude a row by itself, compared with rows of its model; None: plausible."""
     if _is_bundled(row):
         return BUNDLED
     users, task = row["max_num_seqs"], row["task"]
-    same = [other for other in family if _deployment(other) == _deployment(row)]
+    same_deployment = [other for other in family if _deployment(other) == _deployment(row)]
     busier = [other for other in family if other["max_num_seqs"] >= users and not _is_bundled(other)]
-    heavier = [each["itl_p50_ms"] for each in busier if each in same and _context(each) * ALIKE >= _context(row)]
-    slower = [each["itl_p50_ms"] for each in busier if each["task"] == task and _bandwidth(each) < _bandwidth(row)]
-    lighter = [each["output_tokens_per_s"] for each in same if each["task"] == task and each["max_num_seqs"] < users]
+    heavier = [
+        other["itl_p50_ms"]
+        for other in busier
+        if other in same_deployment and _context(other) * SIMILAR_CONTEXT >= _context(row)
+    ]
+    slower = [other["itl_p50_ms"] for other in busier if other["task"] == task and _bandwidth(other) < _bandwidth(row)]
+    lighter = [
+        other["output_tokens_per_s"]
+        for other in same_deployment
+        if other["task"] == task and other["max_num_seqs"] < users
+    ]
     if min(heavier) * SICK_ITL < row["itl_p50_ms"]:
         return SLOWER
     if min(slower, default=row["itl_p50_ms"]) * SICK_ITL < row["itl_p50_ms"]:
@@ -96,28 +105,30 @@ def _sign(row: Mapping[str, Any], family: Sequence[Mapping[str, Any]]) -> str | 
 
 
 def _is_bundled(row: Mapping[str, Any]) -> bool:
-    """Whether a row's gaps are no steps: of tokens in one chunk the client counts all but the first as gaps of 0."""
+    """Whether a row's gaps are not steps: tokens that arrive in one chunk count as gaps of 0, except the first."""
     gap_ms = 1e3 * row["mean_running"] / row["output_tokens_per_s"]
     return row["itl_p90_ms"] < gap_ms and row["itl_p50_ms"] < BUNDLED_SHARE * gap_ms
 
 
 def _context(row: Mapping[str, Any]) -> float:
-    """Return the tokens of a request in the middle of its answer."""
+    """Return the mean context of a decoding request, tokens: prompt and half of the output."""
     return PROMPT_TOKENS[row["task"]] + row["output_tokens_mean"] / 2.0
 
 
 def _bandwidth(row: Mapping[str, Any]) -> float:
-    """Return the memory bandwidth of a row's GPUs together, bytes/s."""
+    """Return the total memory bandwidth of a row's GPUs, bytes/s."""
     return row["gpus"] * _bandwidths()[GPUS[row["gpu"]]]
 
 
 @cache
 def _bandwidths() -> dict[str, float]:
+    """Return the memory bandwidth by GPU, bytes/s."""
     columns = (facts("gpus")[name].to_pylist() for name in ("gpu", "memory_bandwidth_bytes_per_s"))
     return dict(zip(*columns, strict=True))
 
 
 def _family(row: Mapping[str, Any]) -> str:
+    """Return the base model of a row."""
     # instruction-tuned and reasoning checkpoints have one shape
     return row["model"].replace("-Instruct", "").replace("-Thinking", "")
 
@@ -131,12 +142,12 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
     experts = row["expert_parallel"]
     flags = {**SERVED, "max_num_seqs": -(-row["max_num_seqs"] // ranks)}
     if row["output_tokens_sd"]:
-        spread = row["output_tokens_sd"] / row["output_tokens_mean"]
-        flags |= {"length_distribution": "lognormal", "output_len_cv": spread}
+        variation = row["output_tokens_sd"] / row["output_tokens_mean"]
+        flags |= {"length_distribution": "lognormal", "output_len_cv": variation}
         flags["output_len_limit"] = OUTPUT_LIMITS[row["task"]]
-    if row["requests"] > (distinct := DISTINCT_PROMPTS[row["task"]]):
-        flags["distinct_prompts"] = distinct
-    served = dict(_STATED.get((row["task"], row["model"], row["gpu"]), {}))
+    if row["requests"] > (distinct_prompts := DISTINCT_PROMPTS[row["task"]]):
+        flags["distinct_prompts"] = distinct_prompts
+    stated_flags = dict(_STATED.get((row["task"], row["model"], row["gpu"]), {}))
     return {
         "run_id": f"{CAMPAIGN}/{row['task']}/{row['model']}/{row['gpu']}/{row['gpus']}/{experts}/{row['max_num_seqs']}",
         "campaign": CAMPAIGN,
@@ -156,7 +167,7 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
         "num_prompts": row["requests"],
         "max_concurrency": row["max_num_seqs"],
         "workers": 1,
-        "stated_flags": json.dumps(flags | served),
+        "stated_flags": json.dumps(flags | stated_flags),
         **{f"itl_p{share}_ms": row[f"itl_p{share}_ms"] for share in (50, 90, 95, 99)},
         "output_throughput": row["output_tokens_per_s"],
         "while_full": True,
@@ -166,7 +177,7 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# what single configurations state beside, by task, model and GPU
+# further flags of single configurations, by task, model and GPU
 _STATED: dict[tuple[str, str, str], Mapping[str, Any]] = {
     ("gpqa", "Qwen/Qwen3-8B", "H100"): {"api_server_count": 3},
     ("lm-arena-chat", "Qwen/Qwen3-32B", "B200"): {"api_server_count": 8},

@@ -1,4 +1,4 @@
-"""Throughput tables of TensorRT-LLM's documentation: trtllm-bench, all requests at once, fixed lengths."""
+"""Reader of throughput tables in TensorRT-LLM's documentation: trtllm-bench, all requests at once, fixed lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = frozenset(
 VERSIONS = {"perf-overview of 0.17": "0.17.0", "perf-overview of 1.0": "1.0.0"}
 # NVIDIA's checkpoints of these formats; the others are the model's own
 QUANTIZATIONS = {"fp8": "fp8_static", "nvfp4": "nvfp4", "fp16": "none", "fp8_block": "fp8_block"}
-# formats of the checkpoint as it was published
+# formats of the published checkpoint itself
 OWN_FORMATS = ("mxfp4",)
 
 

@@ -14,7 +14,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.recipes import flags_of
 from kernelsight.evaluation.runs.sources.http_stages import requests_of
-from kernelsight.evaluation.runs.sources.mlenergy import BUNDLED, FALLING, OUTRUN, SLOWER, sick
+from kernelsight.evaluation.runs.sources.mlenergy import BUNDLED, FALLING, OUTRUN, SLOWER, exclusion_reasons
 
 STAGE = {"shared_prompt_tokens": 100, "question_tokens": 47, "answer_tokens": 20}
 STAGES = [STAGE | {"requests_per_s": 2.0, "seconds": 100}, STAGE | {"requests_per_s": 5.0, "seconds": 50}]
@@ -79,27 +79,27 @@ def test_a_run_of_stages_needs_its_workloads(tmp_path: Path) -> None:
 
 def test_sick_rows_are_those_that_neighbours_contradict() -> None:
     rows = [loop(8, 10.0), loop(64, 15.0), loop(256, 30.0)]
-    assert sick(rows) == [None, None, None]
+    assert exclusion_reasons(rows) == [None, None, None]
     # another task of the same deployment serves more users in less than two thirds of the time
-    assert sick([*rows, loop(8, 46.0, task="lm-arena-chat")]) == [None, None, None, SLOWER]
+    assert exclusion_reasons([*rows, loop(8, 46.0, task="lm-arena-chat")]) == [None, None, None, SLOWER]
     # but for one whose contexts are longer, or another model
-    assert sick([*rows, loop(8, 46.0, task="lm-arena-chat", output_tokens_mean=6000.0)]) == [None] * 4
-    assert sick([*rows, loop(8, 46.0, model="n", gpus=2)]) == [None] * 4
-    assert sick([*rows, loop(512, 31.0, output_tokens_per_s=7000.0, itl_p90_ms=80.0)])[3] == FALLING
+    assert exclusion_reasons([*rows, loop(8, 46.0, task="lm-arena-chat", output_tokens_mean=6000.0)]) == [None] * 4
+    assert exclusion_reasons([*rows, loop(8, 46.0, model="n", gpus=2)]) == [None] * 4
+    assert exclusion_reasons([*rows, loop(512, 31.0, output_tokens_per_s=7000.0, itl_p90_ms=80.0)])[3] == FALLING
 
 
 def test_a_faster_deployment_is_contradicted_by_a_slower_one() -> None:
     hopper, users = [loop(8, 10.0), loop(64, 15.0)], {"gpu": "B200"}
-    assert sick([*hopper, loop(8, 11.0, **users), loop(64, 24.0, **users)]) == [None, None, None, OUTRUN]
+    assert exclusion_reasons([*hopper, loop(8, 11.0, **users), loop(64, 24.0, **users)]) == [None, None, None, OUTRUN]
     # of a task of which two rows are contradicted none is kept, and a slower deployment may be slower
-    assert sick([*hopper, *(loop(number, 24.0, **users) for number in (8, 64, 128))])[2:] == [OUTRUN] * 3
-    assert sick([loop(8, 46.0), loop(8, 10.0, **users)]) == [None, None]
+    assert exclusion_reasons([*hopper, *(loop(number, 24.0, **users) for number in (8, 64, 128))])[2:] == [OUTRUN] * 3
+    assert exclusion_reasons([loop(8, 46.0), loop(8, 10.0, **users)]) == [None, None]
 
 
 def test_gaps_of_tokens_in_bundles_are_no_steps() -> None:
     steps, bundled = loop(256, 30.0), loop(512, 20.0, itl_p90_ms=39.0, output_tokens_per_s=12_800.0)
-    assert sick([steps, bundled]) == [None, BUNDLED]
-    assert sick([steps, bundled | {"itl_p90_ms": 41.0}]) == [None, None]
+    assert exclusion_reasons([steps, bundled]) == [None, BUNDLED]
+    assert exclusion_reasons([steps, bundled | {"itl_p90_ms": 41.0}]) == [None, None]
 
 
 def test_what_is_here_of_other_campaigns_is_read() -> None:

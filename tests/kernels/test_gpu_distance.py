@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.catalog.tables import facts
+from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.hardware import hardware_columns
 from kernelsight.kernels.intervals import BY_OCTAVE, growth
-from kernelsight.kernels.likeness import Likeness
 from tests.kernels.calls import call_table, price, work
 from tests.kernels.test_cut_rates import cut_gpus
 
@@ -17,7 +17,7 @@ GPUS, FABRICS = facts("gpus"), facts("fabrics")
 
 
 def octaves(family: str, gpu: str, *others: str) -> float:
-    return Likeness(family, GPUS, hardware_columns(GPUS, FABRICS)).octaves(gpu, others)
+    return GpuDistances(family, GPUS, hardware_columns(GPUS, FABRICS)).octaves(gpu, others)
 
 
 def test_a_gpu_is_no_octave_from_itself_and_from_one_with_a_slower_link() -> None:
@@ -43,7 +43,7 @@ def test_links_of_another_kind_are_far() -> None:
 
 def test_a_twin_lies_near() -> None:
     def twin(family: str, gpu: str, *others: str) -> str | None:
-        return Likeness(family, GPUS, hardware_columns(GPUS, FABRICS)).twin(gpu, others)
+        return GpuDistances(family, GPUS, hardware_columns(GPUS, FABRICS)).twin(gpu, others)
 
     assert twin("gemm", "h800_sxm", "h200_sxm", "h100_sxm", "l40s") == "h100_sxm"
     assert twin("gemm", "gh200_144gb", "h200_sxm", "h100_sxm") == "h200_sxm"
