@@ -134,9 +134,7 @@ def _spaced(rows: np.ndarray, most: int) -> np.ndarray:
 def report(grid: Grid, title: str, shipped: bool) -> None:
     """Print the error of each strategy by the number of measured sites or points."""
     offered = grid.open_sites.size
-    print(
-        f"\n{title}: {offered} sites of {grid.pool.size} rows may be measured, {grid.scored_sites.size} others are scored"
-    )
+    print(f"\n{title}: {offered} sites of {grid.pool.size} rows may be measured, {grid.scored_sites.size} are scored")
     print(f"{'measured':<36}{'points':>7}  {'chosen':>14}  {'chance':>14}   median / mean error, %")
     for share in SITE_SHARES:
         count = max(2, math.ceil(share * offered - 1e-9))

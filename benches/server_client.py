@@ -1,4 +1,4 @@
-"""A client of OpenAI's API that notes when each token arrives: little work while it runs, all parsing afterwards."""
+"""An OpenAI API client that records the arrival time of each token; it parses responses after they end."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
 
 
 class Asked(NamedTuple):
-    """Lengths of a request, and how its client behaves."""
+    """A request's lengths in tokens, and its client's behaviour."""
 
     prompt_tokens: int
     output_tokens: int
-    leaves: bool = False  # when the first token is there
-    pause_s: float = 0.0  # reads nothing for so long after the first token
+    leaves: bool = False  # disconnects after the first token
+    pause_s: float = 0.0  # stops reading for this long after the first token
 
 
 class Answered(NamedTuple):
-    """What a client saw: moments in seconds of the event loop's clock, and the tokens that each one brought."""
+    """A client's record of a response: times of chunks, s of the event loop's clock, and tokens of each."""
 
     asked: Asked
     sent_s: float
@@ -39,7 +39,7 @@ class Answered(NamedTuple):
 
 
 class _Connection(asyncio.Protocol):
-    """Keeps what arrives, and when."""
+    """Records received bytes with their times."""
 
     def __init__(self, asked: Asked) -> None:
         self.asked, self.loop = asked, asyncio.get_running_loop()
@@ -63,21 +63,21 @@ class _Connection(asyncio.Protocol):
             self.closed.set_result(None)
 
 
-async def ask(port: int, asked: Asked, dice: np.random.Generator) -> Answered:
-    """Send a completion of drawn token ids, and wait for its end."""
-    body = {"prompt": dice.integers(0, 100_000, asked.prompt_tokens).tolist(), "max_tokens": asked.output_tokens}
+async def ask(port: int, asked: Asked, random: np.random.Generator) -> Answered:
+    """Send a completion request of random token ids and return its response."""
+    body = {"prompt": random.integers(0, 100_000, asked.prompt_tokens).tolist(), "max_tokens": asked.output_tokens}
     content = json.dumps(body | {"stream": True}).encode()
     loop = asyncio.get_running_loop()
-    transport, own = await loop.create_connection(lambda: _Connection(asked), "127.0.0.1", port)
+    transport, connection = await loop.create_connection(lambda: _Connection(asked), "127.0.0.1", port)
     sent_s = loop.time()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    transport.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
-    await own.closed
-    return _read(asked, sent_s, own.received)
+    header = "POST /v1/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    transport.write(f"{header}content-length: {len(content)}\r\n\r\n".encode() + content)
+    await connection.closed
+    return _read(asked, sent_s, connection.received)
 
 
 def _read(asked: Asked, sent_s: float, received: Sequence[tuple[float, bytes]]) -> Answered:
-    """Return the tokens of what arrived; an event has the time of its last byte."""
+    """Return the parsed response; a chunk has the time of its last byte."""
     content = b"".join(data for _, data in received)
     ends = np.cumsum([len(data) for _, data in received])
     times_s, tokens = [], []
@@ -91,22 +91,22 @@ def _read(asked: Asked, sent_s: float, received: Sequence[tuple[float, bytes]]) 
 
 
 async def closed_loop(port: int, streams: int, requests: Sequence[Asked], seed: int) -> list[Answered]:
-    """Send requests over ``streams`` streams, each the next one when its last has ended."""
+    """Return the responses of requests sent over ``streams`` concurrent streams."""
     waiting, answers = list(reversed(requests)), []
-    dice = np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
 
     async def stream() -> None:
         while waiting:
-            answers.append(await ask(port, waiting.pop(), dice))
+            answers.append(await ask(port, waiting.pop(), random))
 
     await asyncio.gather(*(stream() for _ in range(streams)))
     return answers
 
 
-async def late_ms(of: Awaitable[Any], every_s: float = 0.02) -> tuple[Any, np.ndarray]:
-    """Return what ``of`` returns, and how late a timer of this process was meanwhile, in milliseconds."""
+async def late_ms(awaitable: Awaitable[Any], every_s: float = 0.02) -> tuple[Any, np.ndarray]:
+    """Return the result of ``of``, and the delays of a timer of this process meanwhile, ms."""
     loop, lateness = asyncio.get_running_loop(), []
-    task = asyncio.ensure_future(of)
+    task = asyncio.ensure_future(awaitable)
     while not task.done():
         due_s = loop.time() + every_s
         await asyncio.sleep(every_s)
