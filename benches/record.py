@@ -203,4 +203,4 @@ if __name__ == "__main__":
     for name, parts in stale().items():
         result = read(name)
         at = result.get("run_at_commit") or result["commit"]
-        print(f"{name}: measured at {at}, before changes of {', '.join(parts)}")
+        print(f"{name}: measured at {at}, before changes to {', '.join(parts)}")
