@@ -37,29 +37,33 @@ RATES = {
 }
 
 
-def world(draw: np.random.Generator) -> dict[str, Any]:
+def world(random: np.random.Generator) -> dict[str, Any]:
     """Return the flags of a random deployment and of the lengths of its load."""
-    model, gpu, tp, engine = DEPLOYMENTS[draw.integers(len(DEPLOYMENTS))]
-    prompt, output = int(2 ** draw.uniform(5, 12.5)), int(2 ** draw.uniform(3, 9.5))
+    model, gpu, tp, engine = DEPLOYMENTS[random.integers(len(DEPLOYMENTS))]
+    prompt_tokens, output_tokens = int(2 ** random.uniform(5, 12.5)), int(2 ** random.uniform(3, 9.5))
     flags = {"model": model, "gpu": gpu, "tensor_parallel_size": tp, "engine": engine}
-    flags |= {"input_len": prompt, "output_len": output, "range_ratio": float(draw.choice([0.2, 0.8, 1.0]))}
-    flags |= {"num_prompts": int(np.clip(200_000 // output, 150, 800)), "seed": int(draw.integers(1000))}
-    if draw.random() < 0.5:
-        flags["max_num_seqs"] = int(2 ** draw.uniform(2, 9))
-    if draw.random() < 0.4:
-        flags["max_num_batched_tokens"] = int(max(2 ** draw.uniform(9, 14), flags.get("max_num_seqs", 1024) + 16))
-    if draw.random() < 0.4:
-        flags["kv_cache_tokens"] = int((prompt + output) * 2 ** draw.uniform(1.5, 7))
+    flags |= {
+        "input_len": prompt_tokens,
+        "output_len": output_tokens,
+        "range_ratio": float(random.choice([0.2, 0.8, 1.0])),
+    }
+    flags |= {"num_prompts": int(np.clip(200_000 // output_tokens, 150, 800)), "seed": int(random.integers(1000))}
+    if random.random() < 0.5:
+        flags["max_num_seqs"] = int(2 ** random.uniform(2, 9))
+    if random.random() < 0.4:
+        flags["max_num_batched_tokens"] = int(max(2 ** random.uniform(9, 14), flags.get("max_num_seqs", 1024) + 16))
+    if random.random() < 0.4:
+        flags["kv_cache_tokens"] = int((prompt_tokens + output_tokens) * 2 ** random.uniform(1.5, 7))
     return flags
 
 
-def loaded(session: ks.Session, flags: dict[str, Any], draw: np.random.Generator) -> dict[str, Any] | None:
+def loaded(session: ks.Session, flags: dict[str, Any], random: np.random.Generator) -> dict[str, Any] | None:
     """Return flags with a random closed loop, or a rate near a closed loop's throughput; None: nothing is served."""
-    if draw.random() < 0.35:
-        return flags | {"max_concurrency": int(2 ** draw.uniform(0, 8.5))}
+    if random.random() < 0.35:
+        return flags | {"max_concurrency": int(2 ** random.uniform(0, 8.5))}
     closed_loop = session.what_if([flags | {"num_prompts": 120, "max_concurrency": 64}]).table("scenario_summary")
     capacity = closed_loop["request_throughput"][0].as_py()
-    return flags | {"request_rate": float(capacity * 2 ** draw.uniform(-1, 2.5))} if capacity else None
+    return flags | {"request_rate": float(capacity * 2 ** random.uniform(-1, 2.5))} if capacity else None
 
 
 def with_faster_gpus(session: ks.Session, gpus: Collection[str]) -> None:
@@ -112,7 +116,7 @@ def gains(session: ks.Session, quick_host: ks.Session, flags: dict[str, Any], ru
 
 
 def main() -> None:
-    """Print each world whose named limit is not the best, and counts of worlds by result."""
+    """Print each world whose limit is not the best resource, and counts of worlds by result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1000)
@@ -125,10 +129,10 @@ def main() -> None:
     counts: collections.Counter[str] = collections.Counter()
     seed = arguments.seed
     while counts["worlds"] < arguments.worlds:
-        draw = np.random.default_rng(seed)
+        random = np.random.default_rng(seed)
         seed += 1
         try:
-            flags = loaded(session, world(draw), draw)
+            flags = loaded(session, world(random), random)
             run = session.simulate(**flags) if flags else None
         except ks.KernelSightError:
             continue  # a deployment that cannot run has no limit
@@ -140,12 +144,12 @@ def main() -> None:
         counts["best"] += best == named_limit
         # within 0.01 of the largest gain, or a tenth of it
         is_close = named_limit is not None and gain_of[named_limit] >= gain_of[best] - max(0.01, 0.1 * gain_of[best])
-        counts["best or alike"] += is_close or (named_limit is None and gain_of[best] < 0.01)
+        counts["best or close"] += is_close or (named_limit is None and gain_of[best] < 0.01)
         counts[f"truth: {best}"] += 1
         if best != named_limit:
             largest = sorted(gain_of.items(), key=lambda item: -item[1])[:3]
             print(
-                seed - 1, flags["model"], flags["gpu"], f"said {named_limit};", *(f"{k} {v:+.1%}" for k, v in largest)
+                seed - 1, flags["model"], flags["gpu"], f"limit {named_limit};", *(f"{k} {v:+.1%}" for k, v in largest)
             )
     for name, count in counts.items():
         print(f"{name:<28}{count}")

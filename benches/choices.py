@@ -134,7 +134,7 @@ def coverage(case: Case, ratios: Contrasts, kept: np.ndarray) -> float:
 
 def rows_of(case: Case, shares: Sequence[float]) -> list[dict[str, Any]]:
     """Return one table row per rule."""
-    every = np.ones(case.truth.size, dtype=bool)
+    all_rows = np.ones(case.truth.size, dtype=bool)
     candidates = case.choice.candidates
     engines = case.choice.rows["engine"].to_numpy()
     fixed = {name: regrets(case, np.where(engines == name, 0.0, 1.0)) for name in sorted(set(engines.tolist()))}
@@ -149,7 +149,7 @@ def rows_of(case: Case, shares: Sequence[float]) -> list[dict[str, Any]]:
         started = time.process_time()
         sites = measured_sites(case, share) if share else np.empty(0, dtype=np.int64)
         ratios, _ = contrasts(revealed(case, sites))
-        kept = every & ~np.isin(candidates.site, sites)
+        kept = all_rows & ~np.isin(candidates.site, sites)
         more = {
             "measured": sites.size,
             "expected": 100.0 * float(ratios.regret[kept & (ratios.ratio == 0.0)].mean()),

@@ -97,7 +97,7 @@ def steps_of(session: ks.Session, load: pa.Table, truth: Variant) -> dict[str, n
         steps, events = fork.table("steps"), fork.table("request_events")
     start, end = (steps[name].to_numpy() for name in ("start_ns", "end_ns"))
     done = events["finish_ns"].is_valid().to_numpy(zero_copy_only=False)
-    own = {name: events[name].to_numpy(zero_copy_only=False)[done] for name in ("prompt_tokens", "cached_tokens")}
+    tokens_of = {name: events[name].to_numpy(zero_copy_only=False)[done] for name in ("prompt_tokens", "cached_tokens")}
     moments = {name: events[f"{name}_ns"].to_numpy(zero_copy_only=False)[done].astype(np.int64)
                for name in ("scheduled", "first_token", "finish")}  # fmt: skip
     begin, (first, last) = (
@@ -105,7 +105,9 @@ def steps_of(session: ks.Session, load: pa.Table, truth: Variant) -> dict[str, n
         (np.searchsorted(end, moments[name]) for name in ("first_token", "finish")),
     )
     prompts, read, decodes, context = (np.zeros(start.size) for _ in range(4))
-    for b, f, z, prompt, cached in zip(begin, first, last, own["prompt_tokens"], own["cached_tokens"], strict=True):
+    for b, f, z, prompt, cached in zip(
+        begin, first, last, tokens_of["prompt_tokens"], tokens_of["cached_tokens"], strict=True
+    ):
         prompts[b : f + 1] += 1
         read[b : f + 1] += cached + (prompt - cached) * np.arange(f + 1 - b) / max(f + 1 - b, 1)
         decodes[f + 1 : z + 1] += 1
@@ -195,7 +197,7 @@ def world(
 NAMES = {"client": "client", "front_end": "client", "prompt_tokens": "workload", "output_tokens": "workload"}
 
 
-def named(row: Mapping[str, Any]) -> list[str]:
+def ranked_causes(row: Mapping[str, Any]) -> list[str]:
     """Return the causes in order of importance: causes, then settings that are likely, then the first part."""
     causes = ["workload" if one["kind"] == "load" else NAMES.get(one["name"], one["name"]) for one in row["causes"]]
     settings = [each["setting"] for each in row["suspects"] if each["evidence"] in ("likely", "impossible")]
@@ -205,7 +207,7 @@ def named(row: Mapping[str, Any]) -> list[str]:
 
 def is_right(row: Mapping[str, Any]) -> bool:
     """Return whether the first causes, as many as were planted, contain every planted fault."""
-    first = list(dict.fromkeys("gemm" if name.endswith("_gemm") else name for name in named(row)))
+    first = list(dict.fromkeys("gemm" if name.endswith("_gemm") else name for name in ranked_causes(row)))
     return set(row["planted"]) <= set(first[: len(row["planted"])])
 
 
@@ -251,16 +253,16 @@ def main() -> None:
             by_fault["one fault"].append(row)
     print(f"{'fault':24} {'worlds':>6} {'named first':>12} {'size in 20 %':>12} {'CPU-s':>6}")
     for name in sorted(by_fault):
-        own = by_fault[name]
-        right, sized = shares_of(name, own)
+        members = by_fault[name]
+        right, sized = shares_of(name, members)
         size = "-" if sized is None else f"{sized:.0%}"
         label = f"{name} (no cause named)" if name == "clean" else name
-        print(f"{label:24} {len(own):6} {right:12.0%} {size:>12} {np.mean([row['cpu_s'] for row in own]):6.1f}")
+        print(f"{label:24} {len(members):6} {right:12.0%} {size:>12} {np.mean([row['cpu_s'] for row in members]):6.1f}")
     if options.record:
-        kinds = {"one": by_fault["one fault"], "two": by_fault["two"], "clean": by_fault["clean"]}
-        shares = {name: shares_of(name, own) for name, own in kinds.items()}
+        rows_by_kind = {"one": by_fault["one fault"], "two": by_fault["two"], "clean": by_fault["clean"]}
+        shares = {name: shares_of(name, members) for name, members in rows_by_kind.items()}
         figures = {
-            "worlds": {name: len(own) for name, own in kinds.items()},
+            "worlds": {name: len(members) for name, members in rows_by_kind.items()},
             "named": {name: right for name, (right, _) in shares.items()},
             "sized": {name: sized for name, (_, sized) in shares.items()},
         }

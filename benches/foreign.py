@@ -265,9 +265,9 @@ def main() -> None:
         for key, judge in (("named", is_named), ("sized", is_sized), ("holds", holds)):
             values = [value for row in world_rows if (value := judge(row)) is not None]
             shares[key] = float(np.mean(values)) if values else None
-        named, sized, held = ("-" if value is None else f"{value:.0%}" for value in shares.values())
+        named_share, sized_share, held_share = ("-" if value is None else f"{value:.0%}" for value in shares.values())
         seconds = np.mean([row["cpu_s"] for row in world_rows])
-        print(f"{name:22} {len(world_rows):5} {named:>12} {sized:>6} {held:>17} {seconds:6.1f}")
+        print(f"{name:22} {len(world_rows):5} {named_share:>12} {sized_share:>6} {held_share:>17} {seconds:6.1f}")
         figures[name] = {"logs": len(world_rows), **shares}
     if arguments.record:
         figures = {"worlds": figures, "seeds": arguments.seeds, "requests": arguments.requests}

@@ -40,23 +40,23 @@ Row = Mapping[str, Any]
 Finding = tuple[str, float, str]  # relation, size of its violation (0: holds), case
 
 
-def drawn(draw: random.Random) -> dict[str, Any]:
+def drawn(source: random.Random) -> dict[str, Any]:
     """Return the flags of one random scenario with an open load."""
-    row: dict[str, Any] = {"model": draw.choice(MODELS), "gpu": draw.choice(GPUS), "seed": draw.randrange(1000)}
-    row |= {"tensor_parallel_size": draw.choice((1, 1, 2, 4)), "engine": draw.choice(("vllm", "sglang", "trtllm"))}
-    row |= {"data_parallel_size": draw.choice((1, 1, 1, 2)), "pipeline_parallel_size": draw.choice((1, 1, 1, 2))}
-    row |= {"num_prompts": draw.choice((40, 120, 300)), "request_rate": round(10 ** draw.uniform(-1, 2), 3)}
-    row |= {"input_len": int(10 ** draw.uniform(1, 3.9)), "output_len": int(10 ** draw.uniform(0.3, 2.8))}
-    row |= {"max_num_seqs": draw.choice((8, 64, 256)), "max_num_batched_tokens": draw.choice((512, 2048, 8192))}
-    row |= {"kv_cache_tokens": int((row["input_len"] + row["output_len"] + 64) * draw.choice((1, 2, 8, 100)) * 1.2)}
-    if draw.random() < 0.5:
-        row |= {"range_ratio": round(draw.uniform(0.1, 1), 2)}
-    if draw.random() < 0.3:
-        row |= {"burstiness": round(draw.uniform(0.2, 3), 2)}
-    if draw.random() < 0.3:
-        row |= {"prefix_len": draw.randrange(1, 500), "num_prefixes": draw.randrange(1, 5)}
-    if draw.random() < 0.2:
-        row |= {"max_concurrency": draw.choice((1, 4, 32))}
+    row: dict[str, Any] = {"model": source.choice(MODELS), "gpu": source.choice(GPUS), "seed": source.randrange(1000)}
+    row |= {"tensor_parallel_size": source.choice((1, 1, 2, 4)), "engine": source.choice(("vllm", "sglang", "trtllm"))}
+    row |= {"data_parallel_size": source.choice((1, 1, 1, 2)), "pipeline_parallel_size": source.choice((1, 1, 1, 2))}
+    row |= {"num_prompts": source.choice((40, 120, 300)), "request_rate": round(10 ** source.uniform(-1, 2), 3)}
+    row |= {"input_len": int(10 ** source.uniform(1, 3.9)), "output_len": int(10 ** source.uniform(0.3, 2.8))}
+    row |= {"max_num_seqs": source.choice((8, 64, 256)), "max_num_batched_tokens": source.choice((512, 2048, 8192))}
+    row |= {"kv_cache_tokens": int((row["input_len"] + row["output_len"] + 64) * source.choice((1, 2, 8, 100)) * 1.2)}
+    if source.random() < 0.5:
+        row |= {"range_ratio": round(source.uniform(0.1, 1), 2)}
+    if source.random() < 0.3:
+        row |= {"burstiness": round(source.uniform(0.2, 3), 2)}
+    if source.random() < 0.3:
+        row |= {"prefix_len": source.randrange(1, 500), "num_prefixes": source.randrange(1, 5)}
+    if source.random() < 0.2:
+        row |= {"max_concurrency": source.choice((1, 4, 32))}
     return row
 
 
@@ -166,10 +166,10 @@ def _off(value: float, expected: float) -> float:
 
 def serve(cases: int, seed: int) -> list[Finding]:
     """Return the findings of random cases and their variants, in one grid, and of some runs with their steps."""
-    draw, findings = random.Random(seed), []
+    source, findings = random.Random(seed), []
     with connect() as session:
         add_faster_gpus(session)
-        rows = [drawn(draw) for _ in range(cases * 5 // 4)]
+        rows = [drawn(source) for _ in range(cases * 5 // 4)]
         # the price changes nothing: it carries the number of the case and variant
         cases_of_grid = [
             (number, kind, flags) for number, row in enumerate(rows) for kind, flags in variants(row).items()

@@ -133,21 +133,21 @@ def _spaced(rows: np.ndarray, most: int) -> np.ndarray:
 
 def report(grid: Grid, title: str, shipped: bool) -> None:
     """Print the error of each strategy by the number of measured sites or points."""
-    offered = grid.open_sites.size
-    print(f"\n{title}: {offered} sites of {grid.pool.size} rows may be measured, {grid.scored_sites.size} are scored")
+    n_open = grid.open_sites.size
+    print(f"\n{title}: {n_open} sites of {grid.pool.size} rows may be measured, {grid.scored_sites.size} are scored")
     print(f"{'measured':<36}{'points':>7}  {'chosen':>14}  {'chance':>14}   median / mean error, %")
     for share in SITE_SHARES:
-        count = max(2, math.ceil(share * offered - 1e-9))
+        count = max(2, math.ceil(share * n_open - 1e-9))
         name = f"{count} sites whole ({share:.0%}), farthest first"
         _line(grid, name, grid.farthest(count), grid.chance(count, whole=True), shipped and share == SITE_SHARES[0])
     for count in POINTS:
         name = f"{count} points ({count / grid.pool.size:.1%}), planned"
         _line(grid, name, grid.planned(count), grid.chance(count, whole=False), shipped and count == POINTS[-1])
     if shipped:
-        [half, *_] = grid.chance(offered // 2, whole=True)
-        every = np.flatnonzero(np.isin(grid.site, np.unique(grid.site[half])))
+        [half, *_] = grid.chance(n_open // 2, whole=True)
+        rows = np.flatnonzero(np.isin(grid.site, np.unique(grid.site[half])))
         print(
-            f"{'half the sites, every row':<36}{every.size:>7}  {'':>14}  {_median_mean(grid.error(every, True))}",
+            f"{'half the sites, every row':<36}{rows.size:>7}  {'':>14}  {_median_mean(grid.error(rows, True))}",
             flush=True,
         )
 

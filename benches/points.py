@@ -104,18 +104,18 @@ def curves_without(generation: str) -> dict[str, dict[str, np.ndarray]]:
 
 
 def scored(gpu: str, fits: Mapping[str, Family]) -> list[dict[str, Any]]:
-    """Return the figures of a GPU for all numbers of points."""
+    """Return a GPU's rows by choice and number of points, and print them."""
     rows, curves = [], curves_without(generation_of(gpu))
     for how, counts in COUNTS.items():
         for count in counts:
-            found = figures(gpu, fits, PointBudget(count, how), curves)
-            rows.append({"gpu": gpu, "how": how, "per_kernel": count, **found})
-            new = found["unmeasured_sites"]
+            scores = figures(gpu, fits, PointBudget(count, how), curves)
+            rows.append({"gpu": gpu, "how": how, "per_kernel": count, **scores})
+            unmeasured = scores["unmeasured_sites"]
             print(
-                f"{gpu} {how} {count}: {found['points']} points, {found['median_ape']:.1%} / {found['mape']:.1%} / "
-                f"{found['p90_ape']:.1%}, bias {found['bias']:+.1%}; other sites {new['median_ape']:.1%} / "
-                f"{new['mape']:.1%}; covers {found['coverage_90']:.0%} at {found['width_90']:.2f}, "
-                f"{found['cells_held']} of {found['cells']} cells",
+                f"{gpu} {how} {count}: {scores['points']} points, {scores['median_ape']:.1%} / {scores['mape']:.1%} / "
+                f"{scores['p90_ape']:.1%}, bias {scores['bias']:+.1%}; other sites {unmeasured['median_ape']:.1%} / "
+                f"{unmeasured['mape']:.1%}; covers {scores['coverage_90']:.0%} at {scores['width_90']:.2f}, "
+                f"{scores['cells_held']} of {scores['cells']} cells",
                 flush=True,
             )
     return rows

@@ -101,13 +101,15 @@ def record(name: str, figures: Mapping[str, Any], command: str, cpu_s: float | N
     """
     if name not in RESTS_ON:
         raise ValueError(f"{name!r} is no result: RESTS_ON of benches/record.py says what each result rests on.")
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    this_process, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     result = {
         "command": command,
         "commit": commit(),
         "date": date.today().isoformat(),
         "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": cpu_name(), "load": round(os.getloadavg()[1], 1)},
-        "cpu_s": round(sum(used.ru_utime + used.ru_stime for used in (own, children))) if cpu_s == OWN else cpu_s,
+        "cpu_s": round(sum(used.ru_utime + used.ru_stime for used in (this_process, children)))
+        if cpu_s == OWN
+        else cpu_s,
         "rests_on": {part: digest(part) for part in RESTS_ON[name]},
         "sample": {"of_run": None, "now": None},
         "figures": figures,
@@ -152,8 +154,8 @@ def digest(part: str) -> str:
 def files_of(names: Iterable[str]) -> list[Path]:
     """Return the files of some files and folders, in order."""
     paths = (ROOT / place for place in names)
-    every = (each for path in paths for each in ([path] if path.is_file() else sorted(path.rglob("*"))))
-    return [path for path in every if path.is_file() and "__pycache__" not in path.parts]
+    files = (each for path in paths for each in ([path] if path.is_file() else sorted(path.rglob("*"))))
+    return [path for path in files if path.is_file() and "__pycache__" not in path.parts]
 
 
 def content(path: Path) -> bytes:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from record import record
-from server_client import Answered, Asked, ask, closed_loop, late_ms
+from server_client import Request, Response, closed_loop, late_ms, send_completion
 
 import kernelsight as ks
 from kernelsight.present.output import as_text
@@ -80,35 +80,35 @@ def serving(speed: float, *words: str) -> Iterator[Running]:
             process.terminate()
 
 
-def drawn(count: int, seed: int) -> list[Asked]:
+def drawn(count: int, seed: int) -> list[Request]:
     """Return ``count`` random requests of 16 to 128 prompt and 32 to 96 output tokens."""
     random = np.random.default_rng(seed)
     sizes = zip(random.integers(16, 129, count).tolist(), random.integers(32, 97, count).tolist(), strict=True)
-    return [Asked(*size) for size in sizes]
+    return [Request(*size) for size in sizes]
 
 
-def measured(answers: Sequence[Answered], speed: float) -> dict[str, np.ndarray]:
+def measured(responses: Sequence[Response], speed: float) -> dict[str, np.ndarray]:
     """Return the clients' TTFT, ITL and E2E, ms of the simulated clock."""
-    gaps = [np.diff(each.times_s) for each in answers]
+    gaps = [np.diff(each.times_s) for each in responses]
     times = {
-        "ttft": np.array([each.times_s[0] - each.sent_s for each in answers]),
+        "ttft": np.array([each.times_s[0] - each.sent_s for each in responses]),
         "itl": np.concatenate(gaps),
-        "e2e": np.array([each.times_s[-1] - each.sent_s for each in answers]),
+        "e2e": np.array([each.times_s[-1] - each.sent_s for each in responses]),
     }
     return {name: values * 1e3 * speed for name, values in times.items()}
 
 
-def write_log(answers: Sequence[Answered], speed: float, path: Path) -> None:
-    """Write the answers, on the simulated clock, as a log that `simulate --trace` and `compare --log` read."""
-    answers = sorted(answers, key=lambda each: each.sent_s)
+def write_log(responses: Sequence[Response], speed: float, path: Path) -> None:
+    """Write the responses, on the simulated clock, as a log that `simulate --trace` and `compare --log` read."""
+    responses = sorted(responses, key=lambda each: each.sent_s)
     rows = [
         {
-            "arrival_s": (each.sent_s - answers[0].sent_s) * speed,
-            **{"prompt_tokens": each.asked.prompt_tokens, "output_tokens": each.asked.output_tokens},
+            "arrival_s": (each.sent_s - responses[0].sent_s) * speed,
+            **{"prompt_tokens": each.request.prompt_tokens, "output_tokens": each.request.output_tokens},
             "ttft_ms": (each.times_s[0] - each.sent_s) * 1e3 * speed,
             "e2e_ms": (each.times_s[-1] - each.sent_s) * 1e3 * speed,
         }
-        for each in answers
+        for each in responses
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -126,9 +126,9 @@ def percentiles(values: np.ndarray) -> dict[int, float]:
     return {which: float(np.percentile(values, which)) for which in PERCENTILES}
 
 
-def against(session: ks.Session, answers: Sequence[Answered], speed: float, log: Path) -> dict[str, Any]:
+def against(session: ks.Session, responses: Sequence[Response], speed: float, log: Path) -> dict[str, Any]:
     """Return measured and predicted percentiles, and whether all are within the tolerance."""
-    whole = [each for each in answers if each.whole]
+    whole = [each for each in responses if each.whole]
     write_log(whole, speed, log)
     client, simulated = measured(whole, speed), predicted(session, log)
     rows = []
@@ -137,23 +137,23 @@ def against(session: ks.Session, answers: Sequence[Answered], speed: float, log:
             difference_ms, expected = value - simulated[name][which], simulated[name][which]
             kept = abs(difference_ms) <= max(SHARE * expected, SPAN_MS)
             rows.append({"metric": f"{name}_p{which}", "client_ms": value, "simulate_ms": expected, "kept": kept})
-    return {"rows": rows, "kept": all(row["kept"] for row in rows), "whole": len(whole), "requests": len(answers)}
+    return {"rows": rows, "kept": all(row["kept"] for row in rows), "whole": len(whole), "requests": len(responses)}
 
 
 def loop(server: Running, session: ks.Session, speed: float, streams: int, log: Path) -> dict[str, Any]:
     """Return the times of a closed loop of ``streams`` streams, and the cores that server and client took."""
     requests = drawn(max(streams * ROUNDS, FEWEST), streams)
     server_s, client_s, started = server.cpu_s(), time.process_time(), time.monotonic()
-    answers, late = asyncio.run(late_ms(closed_loop(server.port, streams, requests, seed=streams)))
+    responses, late = asyncio.run(late_ms(closed_loop(server.port, streams, requests, seed=streams)))
     wall_s = time.monotonic() - started
-    tokens = sum(int(each.tokens.sum()) for each in answers)
+    tokens = sum(int(each.tokens.sum()) for each in responses)
     spent_s = server.cpu_s() - server_s
     return {
         **{"streams": streams, "speed": speed, "wall_s": wall_s, "tokens": tokens},
         **{"server_cores": spent_s / wall_s, "client_cores": (time.process_time() - client_s) / wall_s},
         **{"server_us_per_token": spent_s / tokens * 1e6, "load_average": os.getloadavg()[0]},
         **{"late_p50_ms": float(np.median(late)), "late_p99_ms": float(np.percentile(late, 99))},
-        **against(session, answers, speed, log),
+        **against(session, responses, speed, log),
     }
 
 
@@ -184,15 +184,15 @@ def kept(session: ks.Session, most: int, folder: Path) -> dict[str, Any]:
 def many(count: int) -> dict[str, Any]:
     """Return time, memory and remaining requests of a server after requests of which a tenth disconnect or pause."""
     behaviours = [{"leaves": True}] + [{"pause_s": 0.2}] + [{}] * 18
-    requests = [Asked(24, 8, **behaviours[number % len(behaviours)]) for number in range(count)]
+    requests = [Request(24, 8, **behaviours[number % len(behaviours)]) for number in range(count)]
     with serving(100.0, "--max-waiting-requests", "128") as server:
         memory = [server.memory_mb()]
         cpu_before_s = server.cpu_s()
         for part in (requests[: count // 5], requests[count // 5 :]):
-            answers = asyncio.run(closed_loop(server.port, 128, part, seed=len(part)))
+            responses = asyncio.run(closed_loop(server.port, 128, part, seed=len(part)))
             memory.append(server.memory_mb())
         spent_s = server.cpu_s() - cpu_before_s
-        whole = all(each.whole for each in answers if not each.asked.leaves)
+        whole = all(each.whole for each in responses if not each.request.leaves)
         left_behind = server.metric("num_requests_running{") + server.metric("num_requests_waiting{")
     return {
         **{"requests": count, "whole": whole, "server_ms_per_request": spent_s / count * 1e3},
@@ -203,15 +203,15 @@ def many(count: int) -> dict[str, Any]:
 def flood(count: int) -> dict[str, Any]:
     """Return the numbers of answered and rejected requests of ``count`` sent at once, and memory in MiB."""
 
-    async def all_at_once(port: int) -> list[Answered]:
+    async def all_at_once(port: int) -> list[Response]:
         random = np.random.default_rng(0)
-        return await asyncio.gather(*(ask(port, Asked(24, 16), random) for _ in range(count)))
+        return await asyncio.gather(*(send_completion(port, Request(24, 16), random) for _ in range(count)))
 
     with serving(0.02, "--max-waiting-requests", "128") as server:
         before_mb = server.memory_mb()
-        answers = asyncio.run(all_at_once(server.port))
+        responses = asyncio.run(all_at_once(server.port))
         memory = [before_mb, server.memory_mb()]
-    counts = {str(status): sum(each.status == status for each in answers) for status in (200, 429)}
+    counts = {str(status): sum(each.status == status for each in responses) for status in (200, 429)}
     return {"sent": count, "room": DEPLOYMENT["max_num_seqs"] + 128, **counts, "memory_mb": memory}
 
 

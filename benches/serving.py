@@ -71,18 +71,18 @@ def measure(name: str, flags: dict[str, Any], repeats: int) -> dict[str, Any]:
         calls: list[tuple] = []
         served = replica.serve
 
-        def record_call(*arguments: Any, **named: Any) -> Any:
-            calls.append((arguments, named))
-            return served(*arguments, **named)
+        def record_call(*arguments: Any, **keywords: Any) -> Any:
+            calls.append((arguments, keywords))
+            return served(*arguments, **keywords)
 
         replica.serve = record_call
         try:
             simulate()
         finally:
             replica.serve = served
-        arguments, named = calls[0]
+        arguments, keywords = calls[0]
         # as in sweeps: time windows cost 35 to 50 ns per step and belong to the tables
-        bare = named | {"windows_from_us": None}
+        bare = keywords | {"windows_from_us": None}
         loops = cpu_seconds(lambda: served(*arguments, **bare), repeats)
         loop, whole = statistics.median(loops), statistics.median(cpu_seconds(simulate, repeats))
     n = flags["num_prompts"]

@@ -43,12 +43,12 @@ def made(match: re.Match[str]) -> str:
 def shown(text: str) -> tuple[set[str], set[str]]:
     """Return the names of the results that a page shows, and of those whose origin it states."""
     used: set[str] = set()
-    stated: set[str] = set()
+    with_origin: set[str] = set()
     for match in BLOCK.finditer(text):
         USED.clear()
         made(match)
-        (stated if match[2] == "measured" else used).update(USED)
-    return used, stated
+        (with_origin if match[2] == "measured" else used).update(USED)
+    return used, with_origin
 
 
 def without_staleness(text: str) -> str:

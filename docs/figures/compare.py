@@ -15,11 +15,11 @@ def planted() -> str:
     rows = []
     for kind, title in KINDS.items():
         worlds = " / ".join(dict.fromkeys(str(each["worlds"][kind]) for each in results.values()))
-        named = [percent(each["named"][kind], 0) for each in results.values()]
-        sized = [
+        named_shares = [percent(each["named"][kind], 0) for each in results.values()]
+        sized_shares = [
             percent(each["sized"][kind], 0) if each["sized"][kind] is not None else "" for each in results.values()
         ]
-        rows.append([title, worlds, *named, *sized])
+        rows.append([title, worlds, *named_shares, *sized_shares])
     head = [f"{what}, {log}" for what in ("named first", "size within 20 %") for log in LOGS.values()]
     return table(["planted", "worlds", *head], rows)
 

@@ -15,15 +15,15 @@ def is_behind(cell: Mapping[str, Any], names: Sequence[str] = tuple(BASELINES), 
     """Return the baselines with a lower mean or median error in a cell, on the rows that they predict."""
     behind = []
     for name in names:
-        own, other = cell[part]["baselines"][name]["model_there"], cell[part]["baselines"][name]
-        if other["n"] and any(own[metric] > other[metric] for metric in ("mape", "median_ape")):
+        model, other = cell[part]["baselines"][name]["model_there"], cell[part]["baselines"][name]
+        if other["n"] and any(model[metric] > other[metric] for metric in ("mape", "median_ape")):
             behind.append(BASELINES[name])
     return behind
 
 
-def covered_cells(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def covered_cells(recorded: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the covered cells that have rows of kernels seen in training."""
-    return [cell for cell in found["cells"] if cell["seen"]["n"]]
+    return [cell for cell in recorded["cells"] if cell["seen"]["n"]]
 
 
 def both(score: Mapping[str, Any]) -> str:
@@ -94,7 +94,7 @@ def behind() -> str:
     affine = [cell for cell in cells if is_behind(cell, ["affine_roofline"])]
     either = [cell for cell in cells if is_behind(cell)]
     names = ", ".join(f"{cell['family']} {cell['dtype']}" for cell in either)
-    every = sum(bool(is_behind(cell, part="all")) for cell in cells)
+    n_all_kernels = sum(bool(is_behind(cell, part="all")) for cell in cells)
     meets_goals = sum(
         cell["seen"]["coverage_90"] >= 0.85 and cell["seen"]["width_90"] <= 2.5
         for cell in cells
@@ -102,7 +102,7 @@ def behind() -> str:
     )
     return (
         f"On kernels seen in training, {len(affine)} of {len(cells)} cells have a higher mean or median error than the affine roofline, and "
-        f"{len(either)} than it or H100 × ratio: {names}. Including unseen kernels, {every} cells do. Intervals cover 85 % at a width of 2.5 or less in "
+        f"{len(either)} than it or H100 × ratio: {names}. Including unseen kernels, {n_all_kernels} cells do. Intervals cover 85 % at a width of 2.5 or less in "
         f"{meets_goals} of {len(cells)} cells."
     )
 
