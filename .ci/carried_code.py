@@ -1,9 +1,9 @@
-"""Compiles the scheduler for any processor of this kind, for wheels to carry: ``python .ci/carried_code.py``.
+"""Compiles the scheduler for any processor of this architecture, to ship in wheels: ``python .ci/carried_code.py``.
 
-Run in a checkout before a wheel is built, once for each version of Python that the wheel shall serve at once. Machine
-code is written to ``kernelsight/serving/engine/carried``, in a folder named by the digest of the sources, and every
-file begins with its own digest; a wheel takes along what lies there. Where nothing fits an installation (other sources,
-another numba, Python or kind of processor), it compiles when it first simulates.
+Run in a checkout before a wheel is built, once for each version of Python that the wheel shall support. Machine code is
+written to ``kernelsight/serving/engine/carried``, in a folder named by the digest of the sources; each file begins with
+its own digest, and the wheel includes the folder. An installation that nothing there fits (other sources, another
+numba, Python or processor architecture) compiles at its first simulation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernelsight.serving.engine.machine_code import (  # noqa: E402
 )
 
 LOAD = {"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 1.0, "num_prompts": 2, "input_len": 8, "output_len": 2}
-# one question of each kind: what it calls is compiled for the types of its arguments
+# one call of each kind, so that every function is compiled for its argument types
 QUESTIONS = """
 import json, sys
 import kernelsight as ks
@@ -43,7 +43,7 @@ with ks.connect() as session:
 
 
 def carry() -> list[Path]:
-    """Compile all entry points, and return the files that wheels carry from now on; those of other sources go."""
+    """Compile all entry points; return the files for wheels, after removing those of other sources."""
     processor = dict(zip(PROCESSOR_VARIABLES, ANY_PROCESSOR, strict=True))
     for folder in CARRIED.parent.glob("numba-*"):
         if folder != CARRIED:
@@ -51,10 +51,10 @@ def carry() -> list[Path]:
     CARRIED.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as home:
         before = {path for place in PLACES for path in place.glob(f"*{ENDING}")}
-        own = processor | {"KERNELSIGHT_CACHE": "", "XDG_CACHE_HOME": home, "PYTHONPATH": str(ROOT)}
-        subprocess.run([sys.executable, "-c", QUESTIONS, json.dumps(LOAD)], env=os.environ | own, check=True)
-        places = (PLACES[0], Path(home) / "kernelsight" / PLACES[0].name)
-        for path in sorted({path for place in places for path in place.glob(f"*{ENDING}")} - before):
+        environment = processor | {"KERNELSIGHT_CACHE": "", "XDG_CACHE_HOME": home, "PYTHONPATH": str(ROOT)}
+        subprocess.run([sys.executable, "-c", QUESTIONS, json.dumps(LOAD)], env=os.environ | environment, check=True)
+        folders = (PLACES[0], Path(home) / "kernelsight" / PLACES[0].name)
+        for path in sorted({path for place in folders for path in place.glob(f"*{ENDING}")} - before):
             shutil.copyfile(path, CARRIED / path.name)
             path.unlink()
     return sorted(CARRIED.glob(f"*{ENDING}"))

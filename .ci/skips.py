@@ -1,6 +1,6 @@
-"""Plugin of pytest that writes which tests were skipped, and why, as JSON: {test: reason} into the file SKIPS_FILE.
+"""pytest plugin that writes the skipped tests with their reasons as JSON, {test: reason}, to the file SKIPS_FILE.
 
-A file that is skipped as a whole stands there by its own name. It runs in the process that gathers what workers report.
+A file that is skipped as a whole is listed by its name. The main process of pytest-xdist writes the file.
 """
 
 import json
@@ -13,20 +13,24 @@ skipped = {}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note a skipped test."""
     if report.skipped and not hasattr(report, "wasxfail"):
         skipped[report.nodeid] = _reason(report)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note a file skipped as a whole."""
     if report.skipped:
         skipped[report.nodeid] = _reason(report)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the file, in the main process."""
     if not hasattr(session.config, "workerinput"):
         Path(os.environ["SKIPS_FILE"]).write_text(json.dumps(skipped, indent=1) + "\n", encoding="utf-8")
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    told = report.longrepr
-    return (told[2] if isinstance(told, tuple) else str(told)).removeprefix("Skipped: ")
+    """Return the reason of a skip."""
+    outcome = report.longrepr
+    return (outcome[2] if isinstance(outcome, tuple) else str(outcome)).removeprefix("Skipped: ")

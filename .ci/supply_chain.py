@@ -1,11 +1,11 @@
-"""Builds the wheel, and says what it brings: licences of its dependencies, an SBOM, known vulnerabilities.
+"""Builds the wheel twice and checks it: equal bytes, licences of dependencies, an SBOM, known vulnerabilities.
 
 python .ci/supply_chain.py [-o dist]
 
-The folder gets the wheel, ``sbom.cdx.json`` (CycloneDX) and ``licences.csv`` of the wheel and what it installs. Two
-builds must be the same bytes, no dependency may be without a licence or under one that binds those who use it
-(``REFUSED``), and no version may have a known vulnerability; where the advisories cannot be reached, that is said. The
-tools are installed into an environment of their own. Exits 1 if a check fails. Needs a package index.
+Writes the wheel, ``sbom.cdx.json`` (CycloneDX) and ``licences.csv`` of the wheel and its dependencies into the folder.
+Two builds must be equal, every dependency must have a licence that does not bind users of the library (``REFUSED``),
+and no version may have a known vulnerability; reports if the advisories cannot be reached. The tools are installed into
+a separate environment. Exits 1 if a check fails. Needs a package index.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("cyclonedx-bom>=7", "pip-licenses>=5", "pip-audit>=2.9", "hatchling>=1.27", "build>=1.2")
 # 1 January 2025: any fixed moment, so that archives hold the same times
 EPOCH = "1735689600"
-# licences that would bind a program that uses the library; LGPL of a library that is only imported is none of them
+# licences that would bind a program that uses the library; LGPL does not bind if a library is only imported
 REFUSED = ("AGPL", "GNU AFFERO", "GPL-2", "GPL-3", "GNU GENERAL PUBLIC", "SSPL", "BUSL", "UNKNOWN")
-# what they ship links runtime libraries of GCC under its exception, or says so beside its own licence
+# for packages that ship GCC's runtime libraries under its exception, or name it beside their own licence
 ALLOWED_BESIDE = ("WITH GCC-EXCEPTION", "GCC-EXCEPTION", "LESSER")
 Check = tuple[str, bool, str]
 
 
 def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in the repository."""
+    """Run a command in the repository's folder; return its result."""
     return subprocess.run(
         [str(word) for word in words], cwd=ROOT, capture_output=True, text=True, env=os.environ | environment
     )
 
 
 def environment_of(folder: Path, *packages: object) -> Path:
-    """Make an environment with some packages and return its interpreter."""
+    """Create an environment with some packages; return its interpreter."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     done = run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
@@ -59,13 +59,13 @@ def built(tools: Path, folder: Path) -> dict[str, str]:
 
 
 def builds_are_equal(tools: Path, first: Path, second: Path) -> Check:
-    """Build twice and compare the bytes."""
+    """Check that two builds have equal bytes."""
     one, other = built(tools, first), built(tools, second)
     return "two builds are the same bytes", one == other, ", ".join(f"{name} {sha[:12]}" for name, sha in one.items())
 
 
 def licences(tools: Path, python: Path, target: Path) -> Check:
-    """Write the licence of every package, and refuse those of ``REFUSED``."""
+    """Write the licence of every package, and check that none is of ``REFUSED``."""
     words = ("--python", python, "--from", "mixed", "--format", "json", "--with-urls")
     rows = json.loads(run(tools.with_name("pip-licenses"), *words).stdout)
     with target.open("w", encoding="utf-8", newline="") as file:
@@ -73,12 +73,12 @@ def licences(tools: Path, python: Path, target: Path) -> Check:
         writer.writeheader()
         writer.writerows(rows)
     bad = [f"{row['Name']}: {row['License']}" for row in rows if is_refused(row["License"])]
-    found = ", ".join(sorted({row["License"].splitlines()[0] for row in rows}))
-    return f"licences of {len(rows)} packages", not bad, "; ".join(bad) or found
+    names = ", ".join(sorted({row["License"].splitlines()[0] for row in rows}))
+    return f"licences of {len(rows)} packages", not bad, "; ".join(bad) or names
 
 
 def is_refused(licence: str) -> bool:
-    """Return whether a licence is one of those that bind the program, or is unknown."""
+    """Return whether a licence binds the user's program or is unknown."""
     words = licence.upper()
     for beside in ALLOWED_BESIDE:
         if beside in words:
@@ -87,7 +87,7 @@ def is_refused(licence: str) -> bool:
 
 
 def bill_of_materials(tools: Path, python: Path, target: Path) -> Check:
-    """Write the CycloneDX document of an environment."""
+    """Write the CycloneDX document of an environment; check that it has components."""
     words = (
         "environment",
         "--output-reproducible",
@@ -110,22 +110,22 @@ def bill_of_materials(tools: Path, python: Path, target: Path) -> Check:
 
 
 def vulnerabilities(tools: Path, python: Path) -> Check:
-    """Ask for known vulnerabilities of what is installed."""
-    place = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
-    done = run(tools.with_name("pip-audit"), "--path", place, "--format", "json", "--progress-spinner", "off")
+    """Check that no installed package has a known vulnerability."""
+    site_packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    done = run(tools.with_name("pip-audit"), "--path", site_packages, "--format", "json", "--progress-spinner", "off")
     if not done.stdout.strip():
         return "known vulnerabilities: NOT CHECKED", True, f"no advisories: {done.stderr.strip().splitlines()[-1]:.120}"
-    found = json.loads(done.stdout)["dependencies"]
-    known = sum("vulns" in row for row in found)  # the others are of no package index, such as this wheel
+    packages = json.loads(done.stdout)["dependencies"]
+    known = sum("vulns" in row for row in packages)  # the others are not on the package index, such as this wheel
     if not known:
-        return "known vulnerabilities: NOT CHECKED", True, f"the index has no advisories of {len(found)} packages"
-    rows = [row for row in found if row.get("vulns")]
+        return "known vulnerabilities: NOT CHECKED", True, f"the index has no advisories of {len(packages)} packages"
+    rows = [row for row in packages if row.get("vulns")]
     bad = [f"{row['name']} {row['version']}: {', '.join(one['id'] for one in row['vulns'])}" for row in rows]
     return f"known vulnerabilities of {known} packages", not bad, "; ".join(bad) or "none"
 
 
 def checks(target: Path, folder: Path) -> Iterator[Check]:
-    """Yield every check."""
+    """Yield the result of every check."""
     tools = environment_of(folder / "tools", *TOOLS)
     target.mkdir(parents=True, exist_ok=True)
     yield builds_are_equal(tools, folder / "first", folder / "second")
@@ -140,13 +140,13 @@ def checks(target: Path, folder: Path) -> Iterator[Check]:
 
 def main() -> int:
     """Run the checks and print a line for each; return 1 if one fails."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("-o", "--output", type=Path, default=ROOT / "dist", help="folder of what is written")
-    asked, failed = arguments.parse_args(), 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "dist", help="folder of what is written")
+    arguments, failed = parser.parse_args(), 0
     with tempfile.TemporaryDirectory() as folder:
-        for what, holds, said in checks(asked.output.resolve(), Path(folder)):
+        for what, holds, detail in checks(arguments.output.resolve(), Path(folder)):
             failed += not holds
-            print(f"{'ok  ' if holds else 'FAIL'} {what}: {said}", flush=True)
+            print(f"{'ok  ' if holds else 'FAIL'} {what}: {detail}", flush=True)
     return int(failed > 0)
 
 

@@ -1,8 +1,8 @@
-"""Installs the wheel under every Python that is here, with the newest and the lowest dependencies, and runs it.
+"""Installs the wheel under each available Python, with the newest and the lowest dependencies, and runs its commands.
 
 python .ci/versions.py [3.11 3.12 ...] [--keep FOLDER]
 
-A version of Python without an interpreter here is resolved only, as are wheels for 64-bit ARM. Prints a line a check;
+For a Python without an interpreter here, and for 64-bit ARM, dependencies are only resolved. Prints one line per check;
 exits 1 if one fails. Needs uv (``pip install uv``) and a package index.
 """
 
@@ -28,38 +28,41 @@ SMOKE = (
     f"simulate {LOAD} --format json -o run.duckdb",
     "sql select|count(*)|from|kernel_breakdown --db run.duckdb --format csv",
 )
-Check = tuple[str, bool, str]  # what, whether it holds, the last line that was said
+Check = tuple[str, bool, str]  # name, whether it holds, the last line of output
 
 
 def run(*words: object, folder: Path = ROOT) -> tuple[bool, str]:
-    """Run a command; return whether it succeeded, and all that it said."""
+    """Run a command; return whether it succeeded, and its output."""
     done = subprocess.run([str(word) for word in words], cwd=folder, capture_output=True, text=True)
     return done.returncode == 0, (done.stdout + done.stderr).strip()
 
 
 def uv(*words: object) -> tuple[bool, str]:
-    """Run uv of this interpreter."""
+    """Run uv with this interpreter; return whether it succeeded, and its output."""
     return run(sys.executable, "-m", "uv", *words)
 
 
 def interpreter(version: str) -> str | None:
-    """Return the interpreter of a version that is here and runs."""
-    places = [shutil.which(f"python{version}"), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
-    for place in filter(None, places):
-        found, said = run(place, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
-        if found and said == version:
-            return place
+    """Return a working interpreter of a Python version; None without one."""
+    candidates = [
+        shutil.which(f"python{version}"),
+        *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")),
+    ]
+    for candidate in filter(None, candidates):
+        runs, output = run(candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+        if runs and output == version:
+            return candidate
     return None
 
 
-def smoke(python: str, wheel: Path, folder: Path, *how: str) -> Iterator[Check]:
-    """Yield whether the wheel can be installed by an interpreter, and whether its commands run."""
-    name = f"{folder.name} {' '.join(how)}".strip()
+def smoke(python: str, wheel: Path, folder: Path, *options: str) -> Iterator[Check]:
+    """Yield whether an interpreter can install the wheel, and whether its commands run."""
+    name = f"{folder.name} {' '.join(options)}".strip()
     home = folder / "environment"
-    made, said = uv("venv", "--python", python, home)
+    made, output = uv("venv", "--python", python, home)
     if made:
-        made, said = uv("pip", "install", "--python", home / "bin" / "python", *how, wheel)
-    yield f"{name}: installed", made, last(said)
+        made, output = uv("pip", "install", "--python", home / "bin" / "python", *options, wheel)
+    yield f"{name}: installed", made, last(output)
     if not made:
         return
     _, listed = uv("pip", "list", "--python", home / "bin" / "python", "--format", "freeze")
@@ -67,12 +70,12 @@ def smoke(python: str, wheel: Path, folder: Path, *how: str) -> Iterator[Check]:
     for words in SMOKE:
         started = time.monotonic()
         command = [word.replace("|", " ") for word in words.split(" ")]
-        ran, said = run(home / "bin" / "kernelsight", *command, folder=folder)
-        yield f"{name}: {command[0]} ({time.monotonic() - started:.0f} s)", ran, last(said)
+        ran, output = run(home / "bin" / "kernelsight", *command, folder=folder)
+        yield f"{name}: {command[0]} ({time.monotonic() - started:.0f} s)", ran, last(output)
 
 
 def resolved(version: str, platform: str | None) -> Check:
-    """Return whether wheels of every dependency exist for a version of Python on a platform."""
+    """Return whether every dependency has wheels for a Python version on a platform."""
     where = ["--python-platform", platform] if platform else []
     words = [
         "pip",
@@ -84,31 +87,31 @@ def resolved(version: str, platform: str | None) -> Check:
         ":all:",
         "--quiet",
     ]
-    found, said = uv(*words, *where)
-    return f"{version}: wheels for {platform or 'this platform'}", found, last(said)
+    is_resolved, output = uv(*words, *where)
+    return f"{version}: wheels for {platform or 'this platform'}", is_resolved, last(output)
 
 
-def last(said: str) -> str:
-    """Return the last line of what a command said."""
-    return said.splitlines()[-1] if said else ""
+def last(output: str) -> str:
+    """Return the last line of a command's output."""
+    return output.splitlines()[-1] if output else ""
 
 
 def checks(versions: list[str], folder: Path) -> Iterator[Check]:
-    """Yield every check."""
-    built, said = uv("build", "--wheel", "--out-dir", folder, ROOT)
-    yield "wheel built", built, last(said)
+    """Yield the result of every check."""
+    built, output = uv("build", "--wheel", "--out-dir", folder, ROOT)
+    yield "wheel built", built, last(output)
     [wheel] = folder.glob("*.whl")
     lowest = True
     for version in versions:
         python = interpreter(version)
         if python:
-            place = folder / version
-            place.mkdir()
-            yield from smoke(python, wheel, place)
+            environment_folder = folder / version
+            environment_folder.mkdir()
+            yield from smoke(python, wheel, environment_folder)
             if lowest:
-                place = folder / f"{version}-lowest"
-                place.mkdir()
-                yield from smoke(python, wheel, place, "--resolution", "lowest-direct")
+                environment_folder = folder / f"{version}-lowest"
+                environment_folder.mkdir()
+                yield from smoke(python, wheel, environment_folder, "--resolution", "lowest-direct")
                 lowest = False
         else:
             yield resolved(version, None)
@@ -117,17 +120,17 @@ def checks(versions: list[str], folder: Path) -> Iterator[Check]:
 
 def main() -> int:
     """Run the checks and print a line for each; return 1 if one fails."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("versions", nargs="*", default=VERSIONS)
-    arguments.add_argument("--keep", type=Path, help="folder for the environments, which stays")
-    asked = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", default=VERSIONS)
+    parser.add_argument("--keep", type=Path, help="folder for the environments, which stays")
+    arguments = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.keep or Path(temporary)
+        folder = arguments.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for what, holds, said in checks(list(asked.versions), folder):
+        for what, holds, output in checks(list(arguments.versions), folder):
             failed += not holds
-            print(f"{'ok  ' if holds else 'FAIL'} {what}{'' if holds else ': ' + said}", flush=True)
+            print(f"{'ok  ' if holds else 'FAIL'} {what}{'' if holds else ': ' + output}", flush=True)
     return int(failed > 0)
 
 

@@ -1,8 +1,8 @@
-"""Is the resource that `simulate` calls the limit the one whose relief gains most throughput when it is really given?
+"""Accuracy of the limit that `simulate` names: is it the resource whose increase by a fifth raises throughput most?
 
-Random worlds: a deployment, limits and a load at random. The truth is simulated anew, without what the rule is made of:
-on hypothetical GPUs with a fifth more arithmetic, bandwidth or link, priced kernel by kernel, with host overheads and
-flags of their own. `python benches/bottlenecks.py [--worlds 40] [--seed 1000]`.
+Each world is a random deployment, scheduler limits and load. The reference does not use the rule's own inputs: it
+simulates hypothetical GPUs with a fifth more arithmetic, bandwidth or link, priced kernel by kernel, shorter host
+times, and larger flags. `python benches/bottlenecks.py [--worlds 40] [--seed 1000]`.
 """
 
 from __future__ import annotations
@@ -37,33 +37,37 @@ RATES = {
 }
 
 
-def world(draw: np.random.Generator) -> dict[str, Any]:
+def world(random: np.random.Generator) -> dict[str, Any]:
     """Return the flags of a random deployment and of the lengths of its load."""
-    model, gpu, tp, engine = DEPLOYMENTS[draw.integers(len(DEPLOYMENTS))]
-    prompt, output = int(2 ** draw.uniform(5, 12.5)), int(2 ** draw.uniform(3, 9.5))
+    model, gpu, tp, engine = DEPLOYMENTS[random.integers(len(DEPLOYMENTS))]
+    prompt_tokens, output_tokens = int(2 ** random.uniform(5, 12.5)), int(2 ** random.uniform(3, 9.5))
     flags = {"model": model, "gpu": gpu, "tensor_parallel_size": tp, "engine": engine}
-    flags |= {"input_len": prompt, "output_len": output, "range_ratio": float(draw.choice([0.2, 0.8, 1.0]))}
-    flags |= {"num_prompts": int(np.clip(200_000 // output, 150, 800)), "seed": int(draw.integers(1000))}
-    if draw.random() < 0.5:
-        flags["max_num_seqs"] = int(2 ** draw.uniform(2, 9))
-    if draw.random() < 0.4:
-        flags["max_num_batched_tokens"] = int(max(2 ** draw.uniform(9, 14), flags.get("max_num_seqs", 1024) + 16))
-    if draw.random() < 0.4:
-        flags["kv_cache_tokens"] = int((prompt + output) * 2 ** draw.uniform(1.5, 7))
+    flags |= {
+        "input_len": prompt_tokens,
+        "output_len": output_tokens,
+        "range_ratio": float(random.choice([0.2, 0.8, 1.0])),
+    }
+    flags |= {"num_prompts": int(np.clip(200_000 // output_tokens, 150, 800)), "seed": int(random.integers(1000))}
+    if random.random() < 0.5:
+        flags["max_num_seqs"] = int(2 ** random.uniform(2, 9))
+    if random.random() < 0.4:
+        flags["max_num_batched_tokens"] = int(max(2 ** random.uniform(9, 14), flags.get("max_num_seqs", 1024) + 16))
+    if random.random() < 0.4:
+        flags["kv_cache_tokens"] = int((prompt_tokens + output_tokens) * 2 ** random.uniform(1.5, 7))
     return flags
 
 
-def loaded(session: ks.Session, flags: dict[str, Any], draw: np.random.Generator) -> dict[str, Any] | None:
-    """Return flags with a closed loop, or a rate around what a closed loop reaches; None where nothing is served."""
-    if draw.random() < 0.35:
-        return flags | {"max_concurrency": int(2 ** draw.uniform(0, 8.5))}
-    reached = session.what_if([flags | {"num_prompts": 120, "max_concurrency": 64}]).table("scenario_summary")
-    capacity = reached["request_throughput"][0].as_py()
-    return flags | {"request_rate": float(capacity * 2 ** draw.uniform(-1, 2.5))} if capacity else None
+def loaded(session: ks.Session, flags: dict[str, Any], random: np.random.Generator) -> dict[str, Any] | None:
+    """Return flags with a random closed loop, or a rate near a closed loop's throughput; None: nothing is served."""
+    if random.random() < 0.35:
+        return flags | {"max_concurrency": int(2 ** random.uniform(0, 8.5))}
+    closed_loop = session.what_if([flags | {"num_prompts": 120, "max_concurrency": 64}]).table("scenario_summary")
+    capacity = closed_loop["request_throughput"][0].as_py()
+    return flags | {"request_rate": float(capacity * 2 ** random.uniform(-1, 2.5))} if capacity else None
 
 
 def with_faster_gpus(session: ks.Session, gpus: Collection[str]) -> None:
-    """Add to the catalogue, for each of some GPUs and each of RATES, one that has a fifth more of it."""
+    """Add to the catalogue, for each of ``gpus`` and each resource of RATES, a GPU with a fifth more of it."""
     rows = []
     for row in session.table("gpus").to_pylist():
         if row["gpu"] in gpus:
@@ -74,7 +78,7 @@ def with_faster_gpus(session: ks.Session, gpus: Collection[str]) -> None:
 
 
 def quick_host_of(session: ks.Session) -> ks.Session:
-    """Return a session whose host times are a sixth shorter."""
+    """Return a fork of the session whose host times are shorter by a factor of RELIEF."""
     quick_host = session.fork()
     quick_host.give(
         "host_overheads",
@@ -87,7 +91,7 @@ def quick_host_of(session: ks.Session) -> ks.Session:
 
 
 def throughput(session: ks.Session, flags: dict[str, Any]) -> float:
-    """Return generated tokens per second; 0 where nothing is served, or the change is none that can be made alone."""
+    """Return output tokens per second; 0 if nothing is served or the changed flags are invalid."""
     try:
         return session.what_if([flags]).table("scenario_summary")["output_throughput"][0].as_py() or 0.0
     except ks.KernelSightError:
@@ -95,7 +99,7 @@ def throughput(session: ks.Session, flags: dict[str, Any]) -> float:
 
 
 def gains(session: ks.Session, quick_host: ks.Session, flags: dict[str, Any], run: ks.Run) -> dict[str, float]:
-    """Return by resource what a fifth more of it gains in throughput."""
+    """Return the relative gain of throughput from a fifth more of each resource."""
     settings = run.table("deployment_settings").to_pylist()[0]
     summary = run.table("scenario_summary").to_pylist()[0]
     relieved = {resource: {"gpu": f"{flags['gpu']}+{resource}"} for resource in RATES}
@@ -107,49 +111,51 @@ def gains(session: ks.Session, quick_host: ks.Session, flags: dict[str, Any], ru
     relieved["seats"] = {"max_num_seqs": math.ceil(settings["max_num_seqs"] * RELIEF)}
     relieved["token budget"] = {"max_num_batched_tokens": math.ceil(settings["max_num_batched_tokens"] * RELIEF)}
     before = summary["output_throughput"]
-    found = {resource: throughput(session, flags | change) / before - 1.0 for resource, change in relieved.items()}
-    return found | {"host": throughput(quick_host, flags) / before - 1.0}
+    gain_of = {resource: throughput(session, flags | change) / before - 1.0 for resource, change in relieved.items()}
+    return gain_of | {"host": throughput(quick_host, flags) / before - 1.0}
 
 
 def main() -> None:
-    """Print each world that is not answered exactly, and how many are right."""
+    """Print each world whose limit is not the best resource, and counts of worlds by result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     session = ks.connect()
     session.progress = None
     with_faster_gpus(session, {gpu for _, gpu, *_ in DEPLOYMENTS})
     quick_host = quick_host_of(session)
     counts: collections.Counter[str] = collections.Counter()
-    seed = asked.seed
-    while counts["worlds"] < asked.worlds:
-        draw = np.random.default_rng(seed)
+    seed = arguments.seed
+    while counts["worlds"] < arguments.worlds:
+        random = np.random.default_rng(seed)
         seed += 1
         try:
-            flags = loaded(session, world(draw), draw)
+            flags = loaded(session, world(random), random)
             run = session.simulate(**flags) if flags else None
         except ks.KernelSightError:
             continue  # a deployment that cannot run has no limit
         if run is None or not run.summary["completed"]:
             continue
-        truth, said = gains(session, quick_host, flags, run), run.summary["limit"]
-        best = max(truth, key=truth.get)
+        gain_of, named_limit = gains(session, quick_host, flags, run), run.summary["limit"]
+        best = max(gain_of, key=gain_of.get)
         counts["worlds"] += 1
-        counts["best"] += best == said
-        # equal but for a hundredth of throughput, or a tenth of the gain
-        alike = said is not None and truth[said] >= truth[best] - max(0.01, 0.1 * truth[best])
-        counts["best or alike"] += alike or (said is None and truth[best] < 0.01)
+        counts["best"] += best == named_limit
+        # within 0.01 of the largest gain, or a tenth of it
+        is_close = named_limit is not None and gain_of[named_limit] >= gain_of[best] - max(0.01, 0.1 * gain_of[best])
+        counts["best or close"] += is_close or (named_limit is None and gain_of[best] < 0.01)
         counts[f"truth: {best}"] += 1
-        if best != said:
-            largest = sorted(truth.items(), key=lambda item: -item[1])[:3]
-            print(seed - 1, flags["model"], flags["gpu"], f"said {said};", *(f"{k} {v:+.1%}" for k, v in largest))
+        if best != named_limit:
+            largest = sorted(gain_of.items(), key=lambda item: -item[1])[:3]
+            print(
+                seed - 1, flags["model"], flags["gpu"], f"limit {named_limit};", *(f"{k} {v:+.1%}" for k, v in largest)
+            )
     for name, count in counts.items():
         print(f"{name:<28}{count}")
-    if asked.record:
-        figures = {"worlds": counts["worlds"], "right": counts["best"], "seed": asked.seed}
-        record("limits", figures, f"python benches/bottlenecks.py --worlds {asked.worlds} --seed {asked.seed}")
+    if arguments.record:
+        figures = {"worlds": counts["worlds"], "right": counts["best"], "seed": arguments.seed}
+        record("limits", figures, f"python benches/bottlenecks.py --worlds {arguments.worlds} --seed {arguments.seed}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Errors by campaign of measured servers: ``python benches/campaigns.py``.
+"""Errors of replayed runs by measurement campaign: ``python benches/campaigns.py``.
 
-Runs `kernelsight backtest` over every campaign that is here (about 6 CPU-minutes; all runs instead of a sample: 20) and
-keeps the table campaign x metric in ``benches/results/campaigns.json``: with the constants that are shipped, and with
-those that the other campaigns give. ``--report FILE`` keeps one that is there.
+Runs `kernelsight backtest` over every available campaign (about 6 CPU-minutes; all runs instead of a sample: 20) and
+records the table campaign x metric in ``benches/results/campaigns.json``: with the shipped constants, and with
+constants fitted on the other campaigns. ``--report FILE`` records an existing report instead.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WORDS += ["--sample", str(SAMPLE), "--leave-out", "campaign"]
 
 
 def main() -> None:
-    """Run, and keep the table; what was measured first (``before``) stays."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--report", type=Path, help="a report that the command wrote (.json), instead of running it")
-    asked = words.parse_args()
+    """Run the backtest and record the table; the first recorded errors (``before``) are kept."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--report", type=Path, help="a report that the command wrote (.json), instead of running it")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = asked.report or Path(folder) / "report.json"
-        if not asked.report:
+        path = arguments.report or Path(folder) / "report.json"
+        if not arguments.report:
             with contextlib.chdir(ROOT), contextlib.redirect_stdout(io.StringIO()):
                 status = kernelsight([*WORDS, "-o", str(path)])
             if status:

@@ -1,10 +1,10 @@
-"""Planted faults: worlds simulated with one or two changed parts, and what `compare` says of their logs.
+"""Accuracy of `compare` on logs of simulated worlds with planted faults: cause named first, its size, false alarms.
 
-``python benches/compare.py --worlds 200`` draws deployments, loads and faults, writes the log that a client would have
-written, compares it with the deployment as it was stated, and counts: the planted part named first, its size within
-20 %, and false alarms on worlds without a fault. With ``--steps`` the log holds engine steps too, as forward-pass
-metrics or as vLLM's iteration details (which do not state the context of decode), with 2 % of noise. ``--noise 0.02``
-gives each request's TTFT and decode a noise of their own too; ``--kinds clean`` draws worlds of one kind alone.
+``python benches/compare.py --worlds 200`` draws deployments, loads and one or two faults (changed kernels, host times,
+flags or lengths), writes the client's log, compares it with the deployment without the faults, and counts: the planted
+fault named first, its size within 20 %, and false alarms in worlds without a fault. With ``--steps`` the log also holds
+engine steps, as forward-pass metrics or as vLLM's iteration details (which lack the context of decode), with 2 % noise.
+``--noise 0.02`` adds independent noise to each request's TTFT and decode time; ``--kinds clean`` draws one kind alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ITERATION = (
 
 
 def faults_of(deployment: Mapping[str, Any]) -> list[str]:
-    """Return the faults that a deployment can have."""
+    """Return the names of the faults that a deployment can have."""
     moe = deployment["model"] in ("qwen3-30b-a3b", "gpt-oss-120b")
     kernels = [name for name in KERNELS if name != "moe" or moe]
     if deployment.get("tensor_parallel_size", 1) == 1:
@@ -59,45 +59,45 @@ def faults_of(deployment: Mapping[str, Any]) -> list[str]:
     return [*kernels, "host", "host", "client", "enable_prefix_caching", "max_num_batched_tokens", "workload"]
 
 
-def plant(dice: np.random.Generator, name: str) -> tuple[str, float]:
-    """Draw the size of a fault."""
+def plant(random: np.random.Generator, name: str) -> tuple[str, float]:
+    """Return a fault's name and a random size: a factor on kernel time, or ms; 0 if it has none."""
     if name in KERNELS:
-        low, high = (0.7, 0.85) if dice.random() < 0.4 else (1.2, 1.4)
-        return name, float(dice.uniform(low, high))
-    return name, {"host": float(dice.uniform(0.3, 2.0)), "client": 50.0}.get(name, 0.0)
+        low, high = (0.7, 0.85) if random.random() < 0.4 else (1.2, 1.4)
+        return name, float(random.uniform(low, high))
+    return name, {"host": float(random.uniform(0.3, 2.0)), "client": 50.0}.get(name, 0.0)
 
 
-def draw_load(dice: np.random.Generator, rate: float, n: int, longer: float, shared: bool) -> pa.Table:
-    """Draw a log's requests: lognormal lengths, bursts, prompts that share prefixes."""
+def draw_load(random: np.random.Generator, rate: float, n: int, longer: float, shared: bool) -> pa.Table:
+    """Return a log's requests: lognormal lengths (times ``longer``), Poisson arrivals, prefixes if ``shared``."""
     from kernelsight.comparison.replay import LOAD, conformed
 
-    arrival = np.cumsum(dice.exponential(1.0 / (rate * dice.uniform(0.4, 0.9)), n))
-    prompt = np.clip(dice.lognormal(6.6, 0.6, n), 64, 8000) * longer
+    arrival = np.cumsum(random.exponential(1.0 / (rate * random.uniform(0.4, 0.9)), n))
+    prompt = np.clip(random.lognormal(6.6, 0.6, n), 64, 8000) * longer
     prompt = np.maximum(prompt.astype(np.int64), 32)
-    output = np.clip(dice.lognormal(4.9, 0.5, n), 8, 1000).astype(np.int64)
+    output = np.clip(random.lognormal(4.9, 0.5, n), 8, 1000).astype(np.int64)
     columns = {"load_id": [LOAD] * n, "request_id": np.arange(n), "arrival_s": arrival - arrival[0]}
     columns |= {"prompt_tokens": prompt, "output_tokens": output}
     if shared:
-        prefix = dice.integers(0, 4, n)
+        prefix = random.integers(0, 4, n)
         blocks = prompt // BLOCK
-        own = np.cumsum(blocks)
+        last_block = np.cumsum(blocks)
         lists = [
             [1000 * p + b if b < 24 else 10_000 + o - b for b in range(k)]
-            for p, k, o in zip(prefix.tolist(), blocks.tolist(), own.tolist(), strict=True)
+            for p, k, o in zip(prefix.tolist(), blocks.tolist(), last_block.tolist(), strict=True)
         ]
         columns |= {"hash_ids": pa.array(lists, pa.list_(pa.int64())), "hash_block_tokens": np.full(n, BLOCK)}
     return conformed(columns)
 
 
 def steps_of(session: ks.Session, load: pa.Table, truth: Variant) -> dict[str, np.ndarray]:
-    """Return the engine steps of a world by column: sizes, context and microseconds of each."""
+    """Return the engine steps of a world by column: counts of requests and tokens, context, and duration in us."""
     with session.fork() as fork:
         give_log(fork, load, [truth])
         fork.compute("request_events", "steps")
         steps, events = fork.table("steps"), fork.table("request_events")
     start, end = (steps[name].to_numpy() for name in ("start_ns", "end_ns"))
     done = events["finish_ns"].is_valid().to_numpy(zero_copy_only=False)
-    own = {name: events[name].to_numpy(zero_copy_only=False)[done] for name in ("prompt_tokens", "cached_tokens")}
+    tokens_of = {name: events[name].to_numpy(zero_copy_only=False)[done] for name in ("prompt_tokens", "cached_tokens")}
     moments = {name: events[f"{name}_ns"].to_numpy(zero_copy_only=False)[done].astype(np.int64)
                for name in ("scheduled", "first_token", "finish")}  # fmt: skip
     begin, (first, last) = (
@@ -105,7 +105,9 @@ def steps_of(session: ks.Session, load: pa.Table, truth: Variant) -> dict[str, n
         (np.searchsorted(end, moments[name]) for name in ("first_token", "finish")),
     )
     prompts, read, decodes, context = (np.zeros(start.size) for _ in range(4))
-    for b, f, z, prompt, cached in zip(begin, first, last, own["prompt_tokens"], own["cached_tokens"], strict=True):
+    for b, f, z, prompt, cached in zip(
+        begin, first, last, tokens_of["prompt_tokens"], tokens_of["cached_tokens"], strict=True
+    ):
         prompts[b : f + 1] += 1
         read[b : f + 1] += cached + (prompt - cached) * np.arange(f + 1 - b) / max(f + 1 - b, 1)
         decodes[f + 1 : z + 1] += 1
@@ -115,10 +117,10 @@ def steps_of(session: ks.Session, load: pa.Table, truth: Variant) -> dict[str, n
             "decodes": steps["decode_tokens"].to_numpy(), "context": context, "us": (end - start) / 1e3}  # fmt: skip
 
 
-def write_steps(path: Path, kind: str, steps: Mapping[str, np.ndarray], dice: np.random.Generator) -> Path:
+def write_steps(path: Path, kind: str, steps: Mapping[str, np.ndarray], random: np.random.Generator) -> Path:
     """Write engine steps as forward-pass metrics, or as the log of vLLM."""
     lines = []
-    us = steps["us"] * np.exp(NOISE * dice.standard_normal(steps["us"].size))
+    us = steps["us"] * np.exp(NOISE * random.standard_normal(steps["us"].size))
     for step in range(us.size):
         prompts, chunk, read, decodes, context = (
             int(steps[name][step]) for name in ("prompts", "chunk", "read", "decodes", "context")
@@ -138,17 +140,17 @@ def write_steps(path: Path, kind: str, steps: Mapping[str, np.ndarray], dice: np
 
 
 def world(
-    session: ks.Session, dice: np.random.Generator, names: list[str], n: int, kind: str, noise: float
+    session: ks.Session, random: np.random.Generator, names: list[str], n: int, kind: str, noise: float
 ) -> dict[str, Any]:
-    """Plant faults in one world, and return what was planted and what was found."""
-    number = int(dice.integers(len(DEPLOYMENTS)))
+    """Return the planted faults of one random world and what `compare` answers about its log."""
+    number = int(random.integers(len(DEPLOYMENTS)))
     flags, rate = DEPLOYMENTS[number]
-    known = faults_of(flags)
+    possible = faults_of(flags)
     count = {"clean": 0, "one": 1, "two": 2}[names[0]]
-    chosen = [str(name) for name in dice.choice(sorted(set(known)), count, replace=False)] if count else []
-    planted = dict(plant(dice, name) for name in chosen)
+    chosen = [str(name) for name in random.choice(sorted(set(possible)), count, replace=False)] if count else []
+    planted = dict(plant(random, name) for name in chosen)
     longer = 1.2 if "workload" in planted else 1.0
-    load = draw_load(dice, rate, n, longer, "enable_prefix_caching" in planted)
+    load = draw_load(random, rate, n, longer, "enable_prefix_caching" in planted)
     factors = {part: size for name, size in planted.items() for part in KERNELS.get(name, ())}
     other = {"enable_prefix_caching": False} if "enable_prefix_caching" in planted else {}
     if "max_num_batched_tokens" in planted:
@@ -157,8 +159,8 @@ def world(
     variant = Variant({**flags, **other}, factors, planted.get("host", 0.0) * 1e3)
     truth = LogReplayer(session, load).serve([variant])[0]
     delay = planted.get("client", 0.0)
-    # drawn apart, so that a world is the same without noise
-    blur = np.exp(noise * np.random.default_rng(dice.bit_generator.seed_seq.spawn(1)[0]).standard_normal((2, n)))
+    # from a separate generator, so that a world is the same without noise
+    blur = np.exp(noise * np.random.default_rng(random.bit_generator.seed_seq.spawn(1)[0]).standard_normal((2, n)))
     ttft_ms = truth.ttft_ms * blur[0]
     e2e_ms = ttft_ms + (truth.e2e_ms - truth.ttft_ms) * blur[1] if noise else truth.e2e_ms
     log = pa.table(
@@ -170,19 +172,19 @@ def world(
                if load["hash_ids"].null_count < n else {}),
         }
     )  # fmt: skip
-    stated = None
+    described = None
     if "workload" in planted:
         mean = {"input_len": load["prompt_tokens"], "output_len": load["output_tokens"]}
-        stated = {"request_rate": n / load["arrival_s"][-1].as_py(), "num_prompts": n}
-        stated |= {key: int(np.mean(values.to_numpy())) for key, values in mean.items()}
-        stated["input_len"] = int(stated["input_len"] / longer)
+        described = {"request_rate": n / load["arrival_s"][-1].as_py(), "num_prompts": n}
+        described |= {key: int(np.mean(values.to_numpy())) for key, values in mean.items()}
+        described["input_len"] = int(described["input_len"] / longer)
     with tempfile.TemporaryDirectory() as folder:
         steps: list[Path] = []
         if kind != "none":
-            steps.append(write_steps(Path(folder) / "steps", kind, steps_of(session, load, variant), dice))
+            steps.append(write_steps(Path(folder) / "steps", kind, steps_of(session, load, variant), random))
         started = time.process_time()
-        found = session.compare(requests=log, deployment={**flags}, stated=stated, steps=steps)
-        answer = found.summary
+        comparison = session.compare(requests=log, deployment={**flags}, stated=described, steps=steps)
+        answer = comparison.summary
     return {
         "deployment": number, "planted": planted, "causes": answer["causes"], "verdict": answer["verdict"],
         "first": answer["parts"][0]["part"], "suspects": answer["suspects"][:2],
@@ -191,12 +193,12 @@ def world(
     }  # fmt: skip
 
 
-# what a planted part is called in causes
+# names of causes by planted fault
 NAMES = {"client": "client", "front_end": "client", "prompt_tokens": "workload", "output_tokens": "workload"}
 
 
-def named(row: Mapping[str, Any]) -> list[str]:
-    """Return what was named, the most important first: causes, then settings that are likely, then the first part."""
+def ranked_causes(row: Mapping[str, Any]) -> list[str]:
+    """Return the causes in order of importance: causes, then settings that are likely, then the first part."""
     causes = ["workload" if one["kind"] == "load" else NAMES.get(one["name"], one["name"]) for one in row["causes"]]
     settings = [each["setting"] for each in row["suspects"] if each["evidence"] in ("likely", "impossible")]
     order = [*causes, *settings, row["first"]]
@@ -204,13 +206,13 @@ def named(row: Mapping[str, Any]) -> list[str]:
 
 
 def is_right(row: Mapping[str, Any]) -> bool:
-    """Whether every planted fault is among as many named causes as were planted."""
-    first = list(dict.fromkeys("gemm" if name.endswith("_gemm") else name for name in named(row)))
+    """Return whether the first causes, as many as were planted, contain every planted fault."""
+    first = list(dict.fromkeys("gemm" if name.endswith("_gemm") else name for name in ranked_causes(row)))
     return set(row["planted"]) <= set(first[: len(row["planted"])])
 
 
 def is_sized(row: Mapping[str, Any]) -> bool | None:
-    """Whether sizes of planted factors and times are found within 20 %; None where none has a size."""
+    """Return whether sizes of planted factors and times are within 20 %; None if no fault has a size."""
     verdicts = []
     for name, size in row["planted"].items():
         cause = next((one for one in row["causes"] if one["name"] in (name, f"decode_{name}", f"prefill_{name}")), None)
@@ -223,7 +225,7 @@ def is_sized(row: Mapping[str, Any]) -> bool | None:
 
 
 def main() -> None:
-    """Draw worlds and print the table."""
+    """Compare random worlds and print the table by fault; record it with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=200)
     parser.add_argument("--requests", type=int, default=1500)
@@ -233,16 +235,16 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=sorted(set(KINDS)), default=KINDS)
     parser.add_argument("-o", "--output", type=Path, help="write every world as a line of JSON")
     parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     with ks.connect() as session:
-        for number in range(asked.worlds):
-            dice = np.random.default_rng([asked.seed, number])
-            kind = asked.kinds[number % len(asked.kinds)]
-            row = {"kind": kind} | world(session, dice, [kind], asked.requests, asked.steps, asked.noise)
+        for number in range(options.worlds):
+            random = np.random.default_rng([options.seed, number])
+            kind = options.kinds[number % len(options.kinds)]
+            row = {"kind": kind} | world(session, random, [kind], options.requests, options.steps, options.noise)
             rows.append(row)
-            if asked.output:
-                with asked.output.open("a") as file:
+            if options.output:
+                with options.output.open("a") as file:
                     file.write(json.dumps(row, default=float) + "\n")
     by_fault: dict[str, list[dict]] = defaultdict(list)
     for row in rows:
@@ -251,26 +253,26 @@ def main() -> None:
             by_fault["one fault"].append(row)
     print(f"{'fault':24} {'worlds':>6} {'named first':>12} {'size in 20 %':>12} {'CPU-s':>6}")
     for name in sorted(by_fault):
-        own = by_fault[name]
-        right, sized = shares_of(name, own)
+        members = by_fault[name]
+        right, sized = shares_of(name, members)
         size = "-" if sized is None else f"{sized:.0%}"
         label = f"{name} (no cause named)" if name == "clean" else name
-        print(f"{label:24} {len(own):6} {right:12.0%} {size:>12} {np.mean([row['cpu_s'] for row in own]):6.1f}")
-    if asked.record:
-        kinds = {"one": by_fault["one fault"], "two": by_fault["two"], "clean": by_fault["clean"]}
-        shares = {name: shares_of(name, own) for name, own in kinds.items()}
+        print(f"{label:24} {len(members):6} {right:12.0%} {size:>12} {np.mean([row['cpu_s'] for row in members]):6.1f}")
+    if options.record:
+        rows_by_kind = {"one": by_fault["one fault"], "two": by_fault["two"], "clean": by_fault["clean"]}
+        shares = {name: shares_of(name, members) for name, members in rows_by_kind.items()}
         figures = {
-            "worlds": {name: len(own) for name, own in kinds.items()},
+            "worlds": {name: len(members) for name, members in rows_by_kind.items()},
             "named": {name: right for name, (right, _) in shares.items()},
             "sized": {name: sized for name, (_, sized) in shares.items()},
         }
-        log = "steps" if asked.steps != "none" else "noise" if asked.noise else "plain"
-        words = f"--worlds {asked.worlds} --seed {asked.seed} --noise {asked.noise:g} --steps {asked.steps}"
+        log = "steps" if options.steps != "none" else "noise" if options.noise else "plain"
+        words = f"--worlds {options.worlds} --seed {options.seed} --noise {options.noise:g} --steps {options.steps}"
         record(f"compare_{log}", figures, f"python benches/compare.py {words}")
 
 
 def shares_of(name: str, rows: list[dict[str, Any]]) -> tuple[float, float | None]:
-    """Return in which share of worlds all faults are named first (of clean ones: none), and sized within a fifth."""
+    """Return the shares of worlds whose faults are all named first (clean worlds: without a cause) and sized."""
     right = [not row["causes"] for row in rows] if name == "clean" else [is_right(row) for row in rows]
     sized = [value for row in rows if row["planted"] and (value := is_sized(row)) is not None]
     return float(np.mean(right)), float(np.mean(sized)) if sized else None

@@ -1,7 +1,7 @@
-"""End-to-end errors where every kernel is predicted across generations: ``python benches/cross_generation.py``.
+"""End-to-end errors of published runs with all kernels predicted across generations: benches/cross_generation.py.
 
-Runs `kernelsight backtest --tier cross-generation` over a sample of the published runs (about 2 CPU-minutes), and keeps
-what the pages show in ``benches/results/end_to_end_across.json``. ``--report FILE`` keeps one that is there.
+Runs `kernelsight backtest --tier cross-generation` over a sample of the published runs (about 2 CPU-minutes), and
+records the scores in ``benches/results/end_to_end_across.json``. ``--report FILE`` records an existing report instead.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ METRICS = ("ttft", "tpot", "throughput")
 
 
 def main() -> None:
-    """Run, and keep the figures."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--report", type=Path, help="a report that the command wrote (.json), instead of running it")
-    asked = words.parse_args()
+    """Run the backtest and record its scores."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--report", type=Path, help="a report that the command wrote (.json), instead of running it")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = asked.report or Path(folder) / "report.json"
-        if not asked.report:
+        path = arguments.report or Path(folder) / "report.json"
+        if not arguments.report:
             with contextlib.redirect_stdout(io.StringIO()):
                 status = kernelsight([*WORDS.split(), "-o", str(path)])
             if status:
@@ -39,8 +39,8 @@ def main() -> None:
         name: {kind: {metric: scores[kind][metric] for metric in METRICS} for kind in KINDS}
         for name, scores in report["levels"].items()
     }
-    found = {"tier": report["tier"], "runs": report["runs"], "fitted_on": report["fitted_on"], "levels": levels}
-    print(record("end_to_end_across", found, f"kernelsight {WORDS}"))
+    figures = {"tier": report["tier"], "runs": report["runs"], "fitted_on": report["fitted_on"], "levels": levels}
+    print(record("end_to_end_across", figures, f"kernelsight {WORDS}"))
 
 
 if __name__ == "__main__":

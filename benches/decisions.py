@@ -1,10 +1,10 @@
-"""How often deployments keep objectives that are said to hold with a probability: ``python benches/decisions.py``.
+"""Calibration of predicted probabilities that a deployment meets an objective: ``python benches/decisions.py``.
 
-Runs of every campaign that is here are simulated with host constants fitted on the other campaigns alone, as
-`kernelsight backtest --leave-out campaign` does. An objective is drawn around each measured metric (0.7 to 1.4 of it),
-and the probability of `size` that it holds is set against what was measured: by band of probability and by campaign,
-beside always yes and one factor for all. About 3 CPU-minutes. ``--keep FILE`` keeps the decisions, and reads them where
-the file exists.
+Runs of every available campaign are simulated with host constants fitted on the other campaigns, as `kernelsight
+backtest --leave-out campaign` does. An objective is drawn around each measured metric (0.7 to 1.4 of it), and the
+probability that `size` gives it is compared with the measurement: by band of probability and by campaign, beside two
+simpler rules (always yes; one factor for all). About 3 CPU-minutes. ``--keep FILE`` saves the decisions, and reads them
+if the file exists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAMPLE = 100
 
 
 def decided(sample: int) -> list[Decision]:
-    """Return the decisions on at most so many runs of each campaign."""
+    """Return the decisions on at most ``sample`` runs of each campaign."""
     with contextlib.chdir(ROOT), ks.connect() as session:
         session.progress = None
         runs = read_runs(*SOURCES).table.to_pylist()
@@ -37,26 +37,26 @@ def decided(sample: int) -> list[Decision]:
 
 
 def main() -> None:
-    """Decide, and keep the tables."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help="runs of each campaign at most")
-    words.add_argument(
+    """Score the decisions and record the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help="runs of each campaign at most")
+    parser.add_argument(
         "--keep", type=Path, metavar="FILE", help="decisions (.json): read where it exists, else written"
     )
-    asked = words.parse_args()
-    if asked.keep and asked.keep.is_file():
-        decisions = [Decision(*each) for each in json.loads(asked.keep.read_text(encoding="utf-8"))]
+    arguments = parser.parse_args()
+    if arguments.keep and arguments.keep.is_file():
+        decisions = [Decision(*each) for each in json.loads(arguments.keep.read_text(encoding="utf-8"))]
     else:
-        decisions = decided(asked.sample)
-        if asked.keep:
-            asked.keep.write_text(json.dumps(decisions), encoding="utf-8")
+        decisions = decided(arguments.sample)
+        if arguments.keep:
+            arguments.keep.write_text(json.dumps(decisions), encoding="utf-8")
     figures = {
-        "sample": asked.sample,
+        "sample": arguments.sample,
         "drawn": [LEAST, MOST],
         "scores": decision_scores(decisions),
         "reliability": reliability(decisions),
     }
-    print(record("decisions", figures, f"python benches/decisions.py --sample {asked.sample}"))
+    print(record("decisions", figures, f"python benches/decisions.py --sample {arguments.sample}"))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The design of docs/guides/design_a_gpu.md: tokens a dollar over a grid of GPUs, and the optimiser's two ways.
+"""Tokens per dollar of a grid of hypothetical GPUs, and the optimiser's walks of docs/guides/design_a_gpu.md.
 
     python benches/design.py [--record]
 
-Runs the guide's own program, then serves its load on every GPU of a grid. ``--record`` keeps the figures in
-benches/results/ and draws docs/pictures/design.svg from them; without it, the recorded ones are drawn.
+Runs the guide's program, then simulates its load on every GPU of a grid. ``--record`` writes the figures to
+benches/results/ and draws docs/pictures/design.svg from them; without it, the recorded figures are drawn.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ COLOURS = ("#d62728", "#ff7f0e")
 
 
 def program() -> str:
-    """Return the guide's program that walks over a row of a GPU."""
+    """Return the guide's Python program that minimises over a GPU's facts."""
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     return next(block for block in blocks if "minimize(" in block)
 
 
 def walked() -> tuple[dict[str, Any], list[list[list[float]]]]:
-    """Run the program; return what it has defined, and the rows that each walk asked for, in T/s."""
+    """Run the guide's program; return its namespace and the (TB/s, TFLOP/s) points of each walk."""
     walks: list[list[list[float]]] = [[]]
 
-    def noted(words: str) -> None:
-        print(words)
-        if found := VISITED.match(words):
-            walks[-1].append([float(found[1]), float(found[2])])
+    def print_and_note(line: str) -> None:
+        print(line)
+        if match := VISITED.match(line):
+            walks[-1].append([float(match[1]), float(match[2])])
         else:  # the sentence that ends a walk
             walks.append([])
 
-    names: dict[str, Any] = {"print": noted}
+    names: dict[str, Any] = {"print": print_and_note}
     exec(compile(program(), str(GUIDE), "exec"), names)
     return names, [walk for walk in walks if walk]
 
 
 def served(names: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return tokens a thousand dollars of every GPU of the grid, and which budgets it keeps."""
+    """Return the tokens per second for 1,000 $ of every GPU of the grid, and whether it keeps the budgets."""
     designs = {f"design {i} {j}": (x, y) for i, x in enumerate(BANDWIDTHS) for j, y in enumerate(ARITHMETIC)}
     with names["s"].fork() as session:
         rows = [
@@ -59,18 +59,22 @@ def served(names: dict[str, Any]) -> list[dict[str, Any]]:
         session.extend("gpus", rows)
         grid = {"model": "llama-3.1-8b", "gpu": list(designs)} | names["LOAD"]
         summary = session.what_if(grid).table("scenario_summary").to_pylist()
-    found = []
+    rows_of_grid = []
     for row in summary:
         x, y = designs[row["gpu"]]
         price, _ = names["use"](names["PRICE"], np.log([x, y]))
-        kept = all(names["use"](takes, np.log([x, y]))[0] <= most for takes, most in names["LARGEST"].values())
+        is_within = all(
+            names["use"](quantity, np.log([x, y]))[0] <= limit for quantity, limit in names["LARGEST"].values()
+        )
         value = 1000.0 * row["output_throughput"] / price
-        found.append({"bandwidth": float(x), "arithmetic": float(y), "per_1000_usd": float(value), "kept": kept})
-    return found
+        rows_of_grid.append(
+            {"bandwidth": float(x), "arithmetic": float(y), "per_1000_usd": float(value), "kept": is_within}
+        )
+    return rows_of_grid
 
 
 def drawn(grid: Sequence[dict[str, Any]], walks: Sequence[Sequence[Sequence[float]]]) -> str:
-    """Return the figure as SVG: cells by tokens a dollar, pale where a budget is broken; walks as lines."""
+    """Return the figure as SVG: cells shaded by tokens per dollar, pale if over a budget; walks as lines."""
     spans = [np.log([row[name] for row in grid]) for name in ("bandwidth", "arithmetic")]
     halves = [float(np.diff(np.unique(span.round(9)))[0]) / 2.0 for span in spans]
     (left, right), (low, high) = (
@@ -94,8 +98,8 @@ def drawn(grid: Sequence[dict[str, Any]], walks: Sequence[Sequence[Sequence[floa
         x, y = (np.exp(np.log(row[name]) + side * half) for name, side, half in
                 (("bandwidth", -1.0, halves[0]), ("arithmetic", 1.0, halves[1])))  # fmt: skip
         width, height = (WIDTH - LEFT - 12) / BANDWIDTHS.size, (HEIGHT - BOTTOM - TOP) / ARITHMETIC.size
-        place = f'x="{across(x):.1f}" y="{up(y):.1f}" width="{width:.1f}" height="{height:.1f}"'
-        parts.append(f'<rect {place} fill="#1f77b4" fill-opacity="{opacity:.2f}"/>')
+        box = f'x="{across(x):.1f}" y="{up(y):.1f}" width="{width:.1f}" height="{height:.1f}"'
+        parts.append(f'<rect {box} fill="#1f77b4" fill-opacity="{opacity:.2f}"/>')
     for colour, walk in zip(COLOURS, walks, strict=True):
         points = [(across(x), up(y)) for x, y in walk]
         parts.append(line(points, colour))
@@ -110,7 +114,7 @@ def drawn(grid: Sequence[dict[str, Any]], walks: Sequence[Sequence[Sequence[floa
 
 
 def main() -> None:
-    """Walk, serve, keep and draw; or draw what is kept."""
+    """Run, record and draw; or draw the recorded figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     if parser.parse_args().record:

@@ -1,7 +1,7 @@
-"""End-to-end errors of every level of host constants, beside AIConfigurator: ``python benches/end_to_end.py``.
+"""End-to-end errors of published runs by level of host constants, beside AIConfigurator: benches/end_to_end.py.
 
-Runs `kernelsight backtest` over all published runs (about 15 CPU-minutes), draws the picture of the documentation, and
-keeps what the pages show in ``benches/results/end_to_end.json``. ``--report FILE`` keeps one that is there.
+Runs `kernelsight backtest` over all published runs (about 15 CPU-minutes), draws the documentation's picture, and
+records the scores in ``benches/results/end_to_end.json``. ``--report FILE`` records an existing report instead.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ METRICS = ("ttft", "tpot", "throughput")
 
 
 def figures_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what pages show of a report of `kernelsight backtest`."""
-    found = {name: report[name] for name in KEPT}
+    """Return the figures of a report of `kernelsight backtest` that the pages show."""
+    figures = {name: report[name] for name in KEPT}
     separate = {"disaggregated": report["disaggregated"]}
     separate |= {each["reason"]: each for each in report["separate"]}
     separate |= {name: report["speculative"][name] for name in ("with_drafts", "without_drafts")}
-    found["separate"] = {name: scored(each) for name, each in separate.items()}
-    found["draft_acceptance_rate"] = report["speculative"]["draft_acceptance_rate"]
-    found["groups"] = [scored(group) for group in report["groups"]]
+    figures["separate"] = {name: scored(each) for name, each in separate.items()}
+    figures["draft_acceptance_rate"] = report["speculative"]["draft_acceptance_rate"]
+    figures["groups"] = [scored(group) for group in report["groups"]]
     for name in ("peer", "peer_step_tokens", "peer_nominal"):
         peer = report[name]
-        found[name] = {key: peer[key] for key in ("n", "not_predicted", "dense", "moe", "behind", "levels")}
-        found[name]["all"] = {key: peer[key] for key in ("peer", "calibrated", "ours")}
-        found[name]["groups"] = [
+        figures[name] = {key: peer[key] for key in ("n", "not_predicted", "dense", "moe", "behind", "levels")}
+        figures[name]["all"] = {key: peer[key] for key in ("peer", "calibrated", "ours")}
+        figures[name]["groups"] = [
             {key: group[key] for key in (*GROUP, "n")}
             | {who: {metric: group[who][metric]["median_ape"] for metric in METRICS} for who in ("peer", "ours")}
             for group in peer["groups"]
         ]
-    return found | {"lone_models": lone_models()}
+    return figures | {"lone_models": lone_models()}
 
 
 def lone_models() -> int:
@@ -58,23 +58,23 @@ def lone_models() -> int:
     )
 
 
-def scored(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scores of some runs, those of their groups, and how many could not be simulated."""
-    names = [name for name in (*GROUP, *METRICS) if name in found]
-    groups = {"groups": [scored(group) for group in found["groups"]]} if "groups" in found else {}
-    failed = {"not_simulated": sum(each["n"] for each in found["not_simulated"])} if "not_simulated" in found else {}
-    return {name: found[name] for name in names} | groups | failed
+def scored(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of a set of runs and of its groups, and the number of runs that cannot be simulated."""
+    names = [name for name in (*GROUP, *METRICS) if name in scores]
+    groups = {"groups": [scored(group) for group in scores["groups"]]} if "groups" in scores else {}
+    failed = {"not_simulated": sum(each["n"] for each in scores["not_simulated"])} if "not_simulated" in scores else {}
+    return {name: scores[name] for name in names} | groups | failed
 
 
 def main() -> None:
-    """Run, and keep the figures."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--report", type=Path, help="a report that the command wrote (.json), instead of running it")
-    asked = words.parse_args()
+    """Run the backtest and record its scores."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--report", type=Path, help="a report that the command wrote (.json), instead of running it")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = asked.report or Path(folder) / "report.json"
+        path = arguments.report or Path(folder) / "report.json"
         picture = ROOT / "docs" / "pictures" / "end_to_end.png"
-        if not asked.report:
+        if not arguments.report:
             with contextlib.redirect_stdout(io.StringIO()):
                 status = kernelsight([*WORDS.split(), "--plot", str(picture), "-o", str(path)])
             if status:

@@ -1,9 +1,9 @@
-"""Power and energy of measured servers, and the constants behind them: ``python benches/energy.py``.
+"""Errors of power and energy of measured servers, and the fit of their constants: ``python benches/energy.py``.
 
 Reads the text servers of ML.ENERGY, fits the constants of ``energy_constants`` (one model left out, one architecture
-left out, all), serves every run with the constants of the other models, and keeps the scores in
-``benches/results/energy.json`` (a few CPU-minutes). ``--write`` also puts the constants and the widths of their
-intervals into ``kernelsight/catalog/energy_constants.csv``.
+left out, all), simulates every run with the constants of the other models, and records the scores in
+``benches/results/energy.json`` (a few CPU-minutes). ``--write`` also writes the constants and the widths of their
+intervals to ``kernelsight/catalog/energy_constants.csv``.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ DATA = "benches/energy.py --write: text servers of ML.ENERGY v3 (ml-energy/leade
 
 
 def main() -> None:
-    """Score, keep the result, and write the constants where that is asked for."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--runs", default=str(ROOT / RUNS), help="measured servers with their power")
-    words.add_argument("--write", action="store_true", help="also write the fitted constants into the catalogue")
-    words.add_argument("--every", type=int, default=3, help="serve every Nth run of a model (default: 3)")
-    words.add_argument("-o", "--output", type=Path, help="also write the figures as JSON")
-    asked = words.parse_args()
-    read = read_runs(asked.runs)
+    """Score the predictions, record the result, and write the constants with ``--write``."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", default=str(ROOT / RUNS), help="measured servers with their power")
+    parser.add_argument("--write", action="store_true", help="also write the fitted constants into the catalogue")
+    parser.add_argument("--every", type=int, default=3, help="serve every Nth run of a model (default: 3)")
+    parser.add_argument("-o", "--output", type=Path, help="also write the figures as JSON")
+    arguments = parser.parse_args()
+    measured = read_runs(arguments.runs)
     with ks.connect() as session:
-        figures = evaluate(session, read.table.to_pylist(), asked.every)
-    figures |= {"read": read.read, "excluded": [{"reason": reason, "n": count} for reason, count in read.excluded]}
-    if asked.write:
+        figures = evaluate(session, measured.table.to_pylist(), arguments.every)
+    figures |= {
+        "read": measured.read,
+        "excluded": [{"reason": reason, "n": count} for reason, count in measured.excluded],
+    }
+    if arguments.write:
         write_constants(figures)
-    if asked.output:
-        asked.output.write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    print(record("energy", figures, f"python benches/energy.py --runs {RUNS} --every {asked.every}"))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    print(record("energy", figures, f"python benches/energy.py --runs {RUNS} --every {arguments.every}"))
 
 
 def write_constants(figures: dict[str, Any]) -> None:
@@ -52,14 +55,14 @@ def write_constants(figures: dict[str, Any]) -> None:
             for row in csv.DictReader(file)
             if row["basis"] != "fitted" and not row["constant"].endswith("_log_half")
         ]
-    found = {("*", name.removesuffix("_w")): value for name, value in figures["constants"]["common"].items()}
+    value_of = {("*", name.removesuffix("_w")): value for name, value in figures["constants"]["common"].items()}
     active = figures["constants"]["active"]
-    found |= {("*", "active"): sum(active.values()) / len(active)}
-    found |= {(name, "active"): value for name, value in active.items()}
+    value_of |= {("*", "active"): sum(active.values()) / len(active)}
+    value_of |= {(name, "active"): value for name, value in active.items()}
     halves = figures["log_halves"]
     for figure in ("power", "energy"):
-        found |= {("*", f"{figure}_log_half"): halves[f"{figure}_other"]}
-        found |= {(name, f"{figure}_log_half"): halves[figure] for name in active}
+        value_of |= {("*", f"{figure}_log_half"): halves[f"{figure}_other"]}
+        value_of |= {(name, f"{figure}_log_half"): halves[figure] for name in active}
     rows += [
         {
             "architecture": name,
@@ -69,7 +72,7 @@ def write_constants(figures: dict[str, Any]) -> None:
             "gpus": ",".join(figures["gpus"].get(name, ())),
             "source": DATA,
         }
-        for (name, constant), value in found.items()
+        for (name, constant), value in value_of.items()
     ]
     rows.sort(key=lambda row: (row["architecture"] != "*", row["architecture"]))
     with CONSTANTS.open("w", encoding="utf-8", newline="") as file:

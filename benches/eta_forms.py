@@ -1,9 +1,9 @@
-"""Forms of the target-measured correction side by side: the expression alone, the network that ships, and boosting.
+"""Kernel errors by form of the correction of measured GPUs: the expression alone, the shipped network, and boosting.
 
     python benches/eta_forms.py sweep.parquet --target l40s --budget 0.1 --family decode_attention
 
-Median and mean absolute error in % on serving shapes at sites that were not measured, as means over kernels. Boosting
-(LightGBM, one model a kernel; `pip install lightgbm`) is a yardstick: its steps and its pace rule it out for serving.
+Median and mean absolute error in % on serving shapes at unmeasured sites, as means over kernels. Boosting (LightGBM,
+one model per kernel; `pip install lightgbm`) is a reference only: it is a step function and too slow to ship.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
 
-# choices are made among the training GPUs alone: the others are scored with the choice frozen
+# the form is chosen on the training GPUs alone; the others are scored once it is fixed
 CHOSEN_ON = HEADLINE_TRAIN
 BOOSTING = {"num_leaves": 31, "learning_rate": 0.05, "min_data_in_leaf": 10, "feature_fraction": 0.7}
 TREES, LEAST_ROWS = 400, 40
 
 
 def boosted(train: tuple[np.ndarray, np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Return log(measured / expression) of the test rows by one boosted model a kernel; 0 for a kernel of few rows."""
-    inputs, goal, kernels = train
-    asked, asked_kernels = test
-    found = np.zeros(len(asked))
-    for kernel in np.unique(asked_kernels):
-        of = kernels == kernel
-        if of.sum() < LEAST_ROWS:
+    """Return log(measured / expression) of the test rows from one boosted model per kernel; 0 for few rows."""
+    inputs, log_ratio, kernels = train
+    test_inputs, test_kernels = test
+    corrections = np.zeros(len(test_inputs))
+    for kernel in np.unique(test_kernels):
+        is_kernel = kernels == kernel
+        if is_kernel.sum() < LEAST_ROWS:
             continue
         settings = {**BOOSTING, "num_threads": 1, "verbose": -1, "seed": 0, "deterministic": True}
-        model = lightgbm.train(settings, lightgbm.Dataset(inputs[of], goal[of]), TREES)
-        found[asked_kernels == kernel] = model.predict(asked[asked_kernels == kernel])
-    return found
+        model = lightgbm.train(settings, lightgbm.Dataset(inputs[is_kernel], log_ratio[is_kernel]), TREES)
+        corrections[test_kernels == kernel] = model.predict(test_inputs[test_kernels == kernel])
+    return corrections
 
 
 def thinned(table: pa.Table, most: int) -> pa.Table:
-    """At most ``most`` rows, evenly spaced in their order."""
+    """Return at most ``most`` rows of a table, evenly spaced in their order."""
     if table.num_rows <= most:
         return table
     return table.take(pa.array(np.linspace(0, table.num_rows - 1, most).round().astype(int)))
 
 
 def error_row(name: str, latency: np.ndarray, measured: np.ndarray, kernels: np.ndarray, seconds: float) -> str:
-    """Return one line of the table: means over kernels of the median and the mean error, and the seconds it took."""
+    """Return a table line: median and mean error in % (means over kernels), and the wall seconds taken."""
     error = np.abs(latency / measured - 1.0)
     medians = [np.median(error[kernels == kernel]) for kernel in np.unique(kernels)]
     means = [error[kernels == kernel].mean() for kernel in np.unique(kernels)]
@@ -62,44 +62,46 @@ def error_row(name: str, latency: np.ndarray, measured: np.ndarray, kernels: np.
 
 
 def main() -> None:
+    """Fit the three forms on a share of the target's sites and print their errors at the others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path)
     parser.add_argument("--target", default="l40s", choices=CHOSEN_ON)
     parser.add_argument("--budget", type=float, default=0.1)
     parser.add_argument("--family", default="gemm")
     parser.add_argument("--rows", type=int, default=30_000, help="rows kept of the target, and of the other GPUs")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
 
-    form, tables = FAMILIES[asked.family].form, (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
+    form, tables = FAMILIES[arguments.family].form, (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
     others = thinned(
-        training_rows([asked.sweep], asked.family, [gpu for gpu in CHOSEN_ON if gpu != asked.target]), asked.rows
+        training_rows([arguments.sweep], arguments.family, [gpu for gpu in CHOSEN_ON if gpu != arguments.target]),
+        arguments.rows,
     )
-    target = training_rows([asked.sweep], asked.family, [asked.target])
-    chosen = in_budget(asked.family, target, asked.budget)
-    own = thinned(target.filter(pa.array(chosen)), asked.rows)
-    test = target.filter(pa.array(~chosen & is_serving(asked.family, target)))
-    taught = pa.concat_tables([others, own])
+    target = training_rows([arguments.sweep], arguments.family, [arguments.target])
+    chosen = in_budget(arguments.family, target, arguments.budget)
+    measured_rows = thinned(target.filter(pa.array(chosen)), arguments.rows)
+    test = target.filter(pa.array(~chosen & is_serving(arguments.family, target)))
+    training = pa.concat_tables([others, measured_rows])
 
-    began = time.perf_counter()
-    constants = pack_table(fit_family(asked.family, form, taught, *tables, "bench"))
-    latency = predict_family(asked.family, form, test, constants, *tables)
+    started = time.perf_counter()
+    constants = pack_table(fit_family(arguments.family, form, training, *tables, "bench"))
+    latency = predict_family(arguments.family, form, test, constants, *tables)
     measured, kernels = test["latency_us"].to_numpy(), np.array(kernels_of(test))
-    print(f"{asked.family}, {asked.target}, {asked.budget:.0%} of the sites, {test.num_rows:,} test rows")
+    print(f"{arguments.family}, {arguments.target}, {arguments.budget:.0%} of the sites, {test.num_rows:,} test rows")
     print(f"{'form':22} {'median %':>8} {'mean %':>8} {'seconds':>8}")
-    print(error_row("expression", latency, measured, kernels, time.perf_counter() - began))
+    print(error_row("expression", latency, measured, kernels, time.perf_counter() - started))
 
-    began = time.perf_counter()
-    fitted = fit_measured(asked.family, form, taught, asked.target, constants, *tables)
-    rows = rows_of(asked.family, asked.target, fitted)
-    corrected = correct(asked.family, form, test, latency, rows, *tables)
-    print(error_row("network", corrected, measured, kernels, time.perf_counter() - began))
+    started = time.perf_counter()
+    fitted = fit_measured(arguments.family, form, training, arguments.target, constants, *tables)
+    rows = rows_of(arguments.family, arguments.target, fitted)
+    corrected = correct(arguments.family, form, test, latency, rows, *tables)
+    print(error_row("network", corrected, measured, kernels, time.perf_counter() - started))
 
-    began = time.perf_counter()
-    base = predict_family(asked.family, form, own, constants, *tables)
-    inputs, asked_inputs = (features_of(asked.family, form, table, *tables) for table in (own, test))
-    train = inputs, np.log(own["latency_us"].to_numpy() / base), np.array(kernels_of(own))
-    factor = np.exp(boosted(train, (asked_inputs, kernels)))
-    print(error_row("boosting on the expression", latency * factor, measured, kernels, time.perf_counter() - began))
+    started = time.perf_counter()
+    base = predict_family(arguments.family, form, measured_rows, constants, *tables)
+    inputs, test_inputs = (features_of(arguments.family, form, table, *tables) for table in (measured_rows, test))
+    train = inputs, np.log(measured_rows["latency_us"].to_numpy() / base), np.array(kernels_of(measured_rows))
+    factor = np.exp(boosted(train, (test_inputs, kernels)))
+    print(error_row("boosting on the expression", latency * factor, measured, kernels, time.perf_counter() - started))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What short calls of some families say of the floors of all others on a GPU, each generation left out.
+"""Kernel errors when short calls of one family set the latency floors of all other families, each generation left out.
 
     python benches/floors.py --sweep sweep.parquet
 
-No published sweep holds an empty launch. What stands for it: by how much the shortest calls of products, batched
-products or quantisation lie off (log error of calls of which a large share is floor, over that share). Of its logarithm
-0 to 0.8 moves the floors of all other families. Printed: median / mean error in % over cells of those families, and the
-median of calls that are predicted below SHORT_US. Takes 15 CPU-seconds.
+No published sweep holds an empty launch. Its substitute is the error of the floor of the shortest calls of GEMM,
+batched GEMM or quantisation: the log error of calls with a large share of floor, over that share. The floors of all
+other families move by 0 to 0.8 of it (in logarithm). Prints median / mean error in % over cells of those families, and
+the median of calls predicted below SHORT_US. Takes 15 CPU-seconds.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ GPUS = ("a100_sxm", "l40s", "h100_sxm", "rtx_pro_6000_server")
 STAND_INS = (("gemm",), ("batched_gemm",), ("quantize",))
 SHARES = (0.0, CARRIED, 0.5, 0.8)
 SHORT_US = 15.0
-# a call says something of the floor where this share of it is floor, or it is among the fifth with most
+# a call counts as short if this share of its latency is floor, or it is among the fifth with the largest share
 MUCH, LEAST, FIFTH, FEW_CALLS = 0.4, 0.1, 0.8, 6
 
 
 def calls_of_gpu(sweep: Path, gpu: str) -> dict[str, Measured]:
-    """Return by family some served calls of a GPU against the shipped fit without its generation."""
+    """Return a GPU's sampled served calls by family, with the shipped fit that lacks its generation."""
     pack, tables = default_pack(), (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
-    found = {}
+    calls = {}
     for family in MEASURED:
         rows = training_rows([sweep], family, [gpu])
         if rows.num_rows and held_out_fit(pack, family, family_facts(family, tables[0], tables[1]), gpu):
             rows = sampled(family, rows)
             if rows.num_rows:
-                found[family] = measured_calls(family, rows, gpu, pack, tables)
-    return found
+                calls[family] = measured_calls(family, rows, gpu, pack, tables)
+    return calls
 
 
 def floor_share(measured: Measured) -> np.ndarray:
-    """Return which share of each call's latency is floor: d log latency / d log floors."""
+    """Return the share of each call's latency that is floor: d log latency / d log floors."""
     constants = fitted_coefficients(measured.calls.form)
     per_floor = [column / one.spread if is_floor(one.name) else 0.0 * column
                  for column, one in zip(measured.places.slopes.T, constants, strict=True)]  # fmt: skip
@@ -56,7 +56,7 @@ def floor_share(measured: Measured) -> np.ndarray:
 
 
 def floor_error(measured: Measured) -> float | None:
-    """Return by how much the floor of a family's short calls lies off (log); None: too few are short."""
+    """Return the log error of the floor of a family's short calls; None: too few short calls."""
     share = floor_share(measured)
     short = share >= MUCH
     if short.sum() < FEW_CALLS:
@@ -67,7 +67,7 @@ def floor_error(measured: Measured) -> float | None:
 
 
 def scored(calls: dict[str, Measured], log_by: float) -> str:
-    """Return the errors of families with floors that are moved: median / mean, and median of short calls."""
+    """Return the errors with floors moved by ``log_by`` as text: median / mean, and median of short calls."""
     medians, means, short_medians = [], [], []
     for measured in calls.values():
         moved = measured.calls._replace(at=with_floors(measured.calls.form.coefficients, measured.calls.at, log_by))
@@ -83,10 +83,10 @@ def scored(calls: dict[str, Measured], log_by: float) -> str:
 
 
 def main() -> None:
-    """Print the errors of each GPU by stand-in and share."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--sweep", type=Path, required=True, help="as `calibrate import aiconfigurator` wrote it")
-    sweep = words.parse_args().sweep
+    """Print the errors of each GPU by substitute and share."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sweep", type=Path, required=True, help="as `calibrate import aiconfigurator` wrote it")
+    sweep = parser.parse_args().sweep
     assert set(GPUS) <= set(TRAIN)
     for gpu in GPUS:
         calls = calls_of_gpu(sweep, gpu)

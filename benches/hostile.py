@@ -1,11 +1,11 @@
-"""Looks for plausible nonsense: random accepted scenarios against relations that hold, and the program under load.
+"""Search for wrong results that look plausible: random scenarios against relations that must hold, stress, extremes.
 
 python benches/hostile.py [serve] [memory] [bytes] [extremes] [--cases 300] [--seed 0] [-o FILE.json]
 
 serve: random scenarios and their variants (twice the rate, more KV cache, a faster GPU, longer outputs), sums, order of
-percentiles, Little's law. memory: a thousand what_if calls. bytes: the same answers under other hash seeds, numbers of
-threads, and from several threads. extremes: an answer or one sentence. Prints a row a relation: how many cases it was
-checked on, how many broke it, and the worst.
+percentiles, Little's law. memory: a thousand what_if calls. bytes: equal answers under other hash seeds, numbers of
+threads, and from several threads. extremes: an answer or an error of one sentence. Prints one row per relation: numbers
+of cases checked and of cases that violate it, and the worst.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ GPUS = ("h100_sxm", "h200_sxm", "b200_sxm", "a100_sxm", "l40s", "gb200")
 FASTER = 1.5
 RATES = ("memory_bandwidth_bytes_per_s", "bf16_flops_per_s", "fp16_flops_per_s", "fp8_flops_per_s", "fp4_flops_per_s")
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
-# schedules shift by a step where anything changes: a relation between two simulations holds up to this
+# any change shifts a schedule by a step: a relation between two simulations holds within this
 SHIFT = 0.02
 Row = Mapping[str, Any]
-Finding = tuple[str, float, str]  # relation, by how much it is broken (0: not), which case
+Finding = tuple[str, float, str]  # relation, size of its violation (0: holds), case
 
 
-def drawn(draw: random.Random) -> dict[str, Any]:
-    """Return one random row of flags with an open load."""
-    row: dict[str, Any] = {"model": draw.choice(MODELS), "gpu": draw.choice(GPUS), "seed": draw.randrange(1000)}
-    row |= {"tensor_parallel_size": draw.choice((1, 1, 2, 4)), "engine": draw.choice(("vllm", "sglang", "trtllm"))}
-    row |= {"data_parallel_size": draw.choice((1, 1, 1, 2)), "pipeline_parallel_size": draw.choice((1, 1, 1, 2))}
-    row |= {"num_prompts": draw.choice((40, 120, 300)), "request_rate": round(10 ** draw.uniform(-1, 2), 3)}
-    row |= {"input_len": int(10 ** draw.uniform(1, 3.9)), "output_len": int(10 ** draw.uniform(0.3, 2.8))}
-    row |= {"max_num_seqs": draw.choice((8, 64, 256)), "max_num_batched_tokens": draw.choice((512, 2048, 8192))}
-    row |= {"kv_cache_tokens": int((row["input_len"] + row["output_len"] + 64) * draw.choice((1, 2, 8, 100)) * 1.2)}
-    if draw.random() < 0.5:
-        row |= {"range_ratio": round(draw.uniform(0.1, 1), 2)}
-    if draw.random() < 0.3:
-        row |= {"burstiness": round(draw.uniform(0.2, 3), 2)}
-    if draw.random() < 0.3:
-        row |= {"prefix_len": draw.randrange(1, 500), "num_prefixes": draw.randrange(1, 5)}
-    if draw.random() < 0.2:
-        row |= {"max_concurrency": draw.choice((1, 4, 32))}
+def drawn(source: random.Random) -> dict[str, Any]:
+    """Return the flags of one random scenario with an open load."""
+    row: dict[str, Any] = {"model": source.choice(MODELS), "gpu": source.choice(GPUS), "seed": source.randrange(1000)}
+    row |= {"tensor_parallel_size": source.choice((1, 1, 2, 4)), "engine": source.choice(("vllm", "sglang", "trtllm"))}
+    row |= {"data_parallel_size": source.choice((1, 1, 1, 2)), "pipeline_parallel_size": source.choice((1, 1, 1, 2))}
+    row |= {"num_prompts": source.choice((40, 120, 300)), "request_rate": round(10 ** source.uniform(-1, 2), 3)}
+    row |= {"input_len": int(10 ** source.uniform(1, 3.9)), "output_len": int(10 ** source.uniform(0.3, 2.8))}
+    row |= {"max_num_seqs": source.choice((8, 64, 256)), "max_num_batched_tokens": source.choice((512, 2048, 8192))}
+    row |= {"kv_cache_tokens": int((row["input_len"] + row["output_len"] + 64) * source.choice((1, 2, 8, 100)) * 1.2)}
+    if source.random() < 0.5:
+        row |= {"range_ratio": round(source.uniform(0.1, 1), 2)}
+    if source.random() < 0.3:
+        row |= {"burstiness": round(source.uniform(0.2, 3), 2)}
+    if source.random() < 0.3:
+        row |= {"prefix_len": source.randrange(1, 500), "num_prefixes": source.randrange(1, 5)}
+    if source.random() < 0.2:
+        row |= {"max_concurrency": source.choice((1, 4, 32))}
     return row
 
 
 def variants(row: Row) -> dict[str, dict[str, Any]]:
-    """Return rows that differ from a row in one thing, which says what may not get better, or worse."""
+    """Return the scenario and variants that differ in one flag each, by name."""
     return {
         "base": dict(row),
         "rate": row | {"request_rate": row["request_rate"] * 2},
@@ -72,20 +72,20 @@ def variants(row: Row) -> dict[str, dict[str, Any]]:
 
 
 def add_faster_gpus(session: Session) -> None:
-    """Add a GPU beside each that is faster by the same factor in everything that it computes and reads."""
-    known = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
+    """Add a GPU beside each of GPUS with FASTER times its arithmetic and memory bandwidth."""
+    row_of = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
     faster = [
-        # measured_as: what was measured of the GPU is known of both
-        known[gpu]
-        | {"gpu": f"{gpu}_faster", "measured_as": known[gpu]["measured_as"] or gpu}
-        | {name: known[gpu][name] and known[gpu][name] * FASTER for name in RATES}
+        # measured_as: both use the GPU's measurements
+        row_of[gpu]
+        | {"gpu": f"{gpu}_faster", "measured_as": row_of[gpu]["measured_as"] or gpu}
+        | {name: row_of[gpu][name] and row_of[gpu][name] * FASTER for name in RATES}
         for gpu in GPUS
     ]
     session.extend("gpus", faster)
 
 
 def of_one(row: Row, name: str) -> Iterator[Finding]:
-    """Yield what must hold of one summary: orders, sums and bounds."""
+    """Yield the findings of one scenario's summary: orders, sums and bounds."""
     for metric in METRICS:
         ordered = [row[f"{metric}_{part}_ms"] for part in ("p50", "p90", "p99")]
         if None not in ordered:
@@ -110,7 +110,7 @@ def of_one(row: Row, name: str) -> Iterator[Finding]:
 
 
 def between(rows: Mapping[str, Row], name: str) -> Iterator[Finding]:
-    """Yield what must hold between a scenario and its variants, where the same requests are completed."""
+    """Yield the findings between a scenario and its variants that complete the same requests."""
     base = rows["base"]
 
     def less(relation: str, small: Row, large: Row, column: str, slack: float = SHIFT) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def between(rows: Mapping[str, Row], name: str) -> Iterator[Finding]:
 
 
 def in_steps(run: Any, name: str) -> Iterator[Finding]:
-    """Yield Little's law from the steps of a run, and whether its kernels add up to its GPU time."""
+    """Yield the findings of a run's steps: Little's law, and kernel times against GPU time."""
     summary = run.table("scenario_summary").to_pylist()[0]
     kernels = run.table("kernel_breakdown").to_pylist()
     yield "shares of kernels add up to 1", _off(sum(row["share"] for row in kernels), 1.0), name
@@ -144,7 +144,7 @@ def in_steps(run: Any, name: str) -> Iterator[Finding]:
     held_s = sum((row["running"] + row["waiting"]) * (row["end_ns"] - row["start_ns"]) for row in steps) / 1e9
     # requests that come or leave within a step are counted for all of it, or for none
     slack_s = max(row["end_ns"] - row["start_ns"] for row in steps) / 1e9 * len(events)
-    # and before its first step a request is at the front end, which no step counts
+    # before its first step a request is at the front end, which no step counts
     host = run.table("host_settings").to_pylist()[0]
     prompts = sum(row["prompt_tokens"] for row in events)
     front_s = (host["request_us"] * len(events) + host["per_prompt_token_us"] * prompts) / 1e6
@@ -158,32 +158,35 @@ def in_steps(run: Any, name: str) -> Iterator[Finding]:
     )
 
 
-def _off(found: float, wanted: float) -> float:
-    gap = abs(found - wanted) / max(abs(wanted), 1e-9)
+def _off(value: float, expected: float) -> float:
+    """Return the relative difference of a value from what it must be; 0 below 1e-6."""
+    gap = abs(value - expected) / max(abs(expected), 1e-9)
     return gap if gap > 1e-6 else 0.0
 
 
 def serve(cases: int, seed: int) -> list[Finding]:
-    """Serve random cases with their variants in one grid, some of them again with their steps."""
-    draw, findings = random.Random(seed), []
+    """Return the findings of random cases and their variants, in one grid, and of some runs with their steps."""
+    source, findings = random.Random(seed), []
     with connect() as session:
         add_faster_gpus(session)
-        rows = [drawn(draw) for _ in range(cases * 5 // 4)]
-        # the price, which changes nothing, names the case and the variant
-        asked = [(number, kind, flags) for number, row in enumerate(rows) for kind, flags in variants(row).items()]
-        grid = [flags | {"price_per_gpu_hour": float(place)} for place, (_, _, flags) in enumerate(asked)]
-        found = session.what_if(grid).summary.to_pylist()
+        rows = [drawn(source) for _ in range(cases * 5 // 4)]
+        # the price changes nothing: it carries the number of the case and variant
+        cases_of_grid = [
+            (number, kind, flags) for number, row in enumerate(rows) for kind, flags in variants(row).items()
+        ]
+        grid = [flags | {"price_per_gpu_hour": float(place)} for place, (_, _, flags) in enumerate(cases_of_grid)]
+        summaries = session.what_if(grid).summary.to_pylist()
         by_case: dict[int, dict[str, Row]] = {}
-        for row in found:
-            number, kind, _ = asked[int(row["price_per_gpu_hour"])]
+        for row in summaries:
+            number, kind, _ = cases_of_grid[int(row["price_per_gpu_hour"])]
             by_case.setdefault(number, {})[kind] = row
         served = [
             number
-            for number, kinds in by_case.items()
-            if all(row["status"] == "served" and row["completed"] for row in kinds.values())
+            for number, by_variant in by_case.items()
+            if all(row["status"] == "served" and row["completed"] for row in by_variant.values())
         ]
         print(
-            f"{len(rows)} cases drawn, {len(served)} accepted with all variants, {len(found)} scenarios",
+            f"{len(rows)} cases drawn, {len(served)} accepted with all variants, {len(summaries)} scenarios",
             file=sys.stderr,
         )
         for number in served:
@@ -204,7 +207,7 @@ SMALL = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 8, "input_len": 64, 
 
 
 def memory() -> list[Finding]:
-    """Call what_if a thousand times in one session, each time with another grid."""
+    """Return the growth of memory over a thousand what_if calls in one session, each with another grid."""
 
     def held() -> float:
         gc.collect()
@@ -236,7 +239,7 @@ print(hashlib.sha256(text.encode()).hexdigest())
 
 
 def same_bytes() -> list[Finding]:
-    """Ask the same under other hash seeds and numbers of threads, and from threads at the same time."""
+    """Return whether answers are equal under other hash seeds and numbers of threads, and in threads."""
     answers = {}
     for seed, threads in (("0", "1"), ("1", "1"), ("77", "2"), ("random", "4")):
         counts = dict.fromkeys(
@@ -250,19 +253,19 @@ def same_bytes() -> list[Finding]:
     usual = next(iter(answers.values()))
     findings = [("the same bytes", float(answer != usual), name) for name, answer in answers.items()]
 
-    def one(number: int) -> str:
+    def digest_of_answer(number: int) -> str:
         with connect() as session:
             return hashlib.sha256(
                 str(session.what_if(SMALL | {"max_concurrency": [1, 4]}).summary.to_pylist()).encode()
             ).hexdigest()
 
     with ThreadPoolExecutor(8) as pool:
-        threads_said = set(pool.map(one, range(24)))
-    return [*findings, ("the same bytes in 8 threads", float(len(threads_said) != 1), "24 sessions")]
+        digests = set(pool.map(digest_of_answer, range(24)))
+    return [*findings, ("the same bytes in 8 threads", float(len(digests) != 1), "24 sessions")]
 
 
 def extremes() -> list[Finding]:
-    """Ask for what is far outside; anything but an answer or one sentence is a finding."""
+    """Return a finding per extreme question: anything but an answer or an error of one sentence is wrong."""
     load = {"num_prompts": 4, "input_len": 64, "output_len": 8, "request_rate": 1.0}
     cases: dict[str, Callable[[Session], Any]] = {
         "2 M tokens of context": lambda s: s.predict(
@@ -300,50 +303,54 @@ def extremes() -> list[Finding]:
         "prompts of 10^6 tokens": lambda s: s.simulate(**SMALL | {"input_len": 10**6}, request_rate=1.0).summary,
     }
     findings = []
-    for name, ask in cases.items():
+    for name, call in cases.items():
         started = time.monotonic()
         try:
             with connect() as session:
-                said = f"answered: {str(ask(session))[:60]}"
+                outcome = f"answered: {str(call(session))[:60]}"
         except KernelSightError as error:
-            said = f"refused: {error}"
+            outcome = f"refused: {error}"
         except Exception as error:
-            said = f"traceback: {error!r}"
-        print(f"{name}: {said:.160} ({time.monotonic() - started:.1f} s)", file=sys.stderr)
+            outcome = f"traceback: {error!r}"
+        print(f"{name}: {outcome:.160} ({time.monotonic() - started:.1f} s)", file=sys.stderr)
         findings.append(
-            ("an answer or one sentence", float(said.startswith("traceback") or "\n" in said), f"{name}: {said}")
+            (
+                "an answer or one sentence",
+                float(outcome.startswith("traceback") or "\n" in outcome),
+                f"{name}: {outcome}",
+            )
         )
     return findings
 
 
 def main() -> None:
-    """Run the parts that are named, or all, and print a row a relation."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("parts", nargs="*", choices=("serve", "memory", "bytes", "extremes", []), metavar="PART")
-    arguments.add_argument("--cases", type=int, default=300)
-    arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("-o", "--output", type=Path)
-    asked = arguments.parse_args()
+    """Run the named parts, or all, and print one row per relation."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=("serve", "memory", "bytes", "extremes", []), metavar="PART")
+    parser.add_argument("--cases", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--output", type=Path)
+    arguments = parser.parse_args()
     parts = {
-        "serve": lambda: serve(asked.cases, asked.seed),
+        "serve": lambda: serve(arguments.cases, arguments.seed),
         "memory": memory,
         "bytes": same_bytes,
         "extremes": extremes,
     }
-    findings = [finding for name in asked.parts or parts for finding in parts[name]()]
+    findings = [finding for name in arguments.parts or parts for finding in parts[name]()]
     table: dict[str, dict[str, Any]] = {}
-    for relation, broken, case in findings:
+    for relation, violation, case in findings:
         row = table.setdefault(relation, {"relation": relation, "checked": 0, "broken": 0, "worst": 0.0, "case": ""})
         row["checked"] += 1
-        row["broken"] += broken > 0
-        if broken > row["worst"]:
-            row |= {"worst": broken, "case": case}
+        row["broken"] += violation > 0
+        if violation > row["worst"]:
+            row |= {"worst": violation, "case": case}
     print(as_text(list(table.values()), ["relation", "checked", "broken", "worst"]))
     for row in table.values():
         if row["broken"]:
             print(f"{row['relation']}: {row['case']}")
-    if asked.output:
-        asked.output.write_text(json.dumps(list(table.values()), indent=1), encoding="utf-8")
+    if arguments.output:
+        arguments.output.write_text(json.dumps(list(table.values()), indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Kernel errors on GB200 with nothing fitted on it, and what two facts that were chosen on it are worth.
+"""Kernel errors on GB200 with nothing fitted on it, and the effect of two facts that were chosen on it.
 
     python benches/kernels.py --sweep sweep.parquet          # kernels_gb200: 8 CPU-minutes
-    python benches/kernels.py --sweep sweep.parquet --facts  # kernels_facts: decode attention as its lineage has it
+    python benches/kernels.py --sweep sweep.parquet --facts  # kernels_facts: decode attention with its lineage's facts
 
-``--report FILE`` keeps a report of `kernelsight calibrate evaluate` that is there, instead of computing it.
+``--report FILE`` records an existing report of `kernelsight calibrate evaluate` instead of computing one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FACTS = {
 
 
 def evaluated(sweep: Path, words: list[str], tree: Path = ROOT) -> dict[str, Any]:
-    """Return the report of `calibrate evaluate` by the program in a tree."""
+    """Return the report of `calibrate evaluate`, run by the program in the folder ``tree``."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "report.json"
         command = [sys.executable, "-m", "kernelsight", *EVALUATE.format(sweep=sweep.resolve()).split(), *words]
@@ -40,7 +40,7 @@ def evaluated(sweep: Path, words: list[str], tree: Path = ROOT) -> dict[str, Any
 
 
 def figures_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what pages show of a report: serving shapes alone."""
+    """Return the figures of a report that the pages show, of serving shapes only."""
     whole = ("overall", "overall_baselines", "pooled", "covered", "unseen_implementation", "nothing_of_target")
     return {name: serving(report[name]) for name in whole} | {
         "cells": [cell_of(cell, True) for cell in report["families"]],
@@ -49,13 +49,13 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def serving(found: Mapping[str, Any]) -> Any:
-    """Return the scores of serving shapes, at any depth."""
-    return found["serving"] if "serving" in found else {name: serving(each) for name, each in found.items()}
+def serving(scores: Mapping[str, Any]) -> Any:
+    """Return scores with the serving shapes only, at any depth."""
+    return scores["serving"] if "serving" in scores else {name: serving(each) for name, each in scores.items()}
 
 
 def cell_of(cell: Mapping[str, Any], covered: bool) -> dict[str, Any]:
-    """Return the scores of a cell: all of its kernels, those seen in training, baselines, nothing of the target."""
+    """Return a cell's scores: all kernels, kernels seen in training, baselines, and nothing known of the target."""
     parts = {"all": cell} | {part: cell[part] for part in ("seen", "unseen") if covered}
     return {"family": cell["family"], "dtype": cell["dtype"]} | {
         name: {
@@ -71,7 +71,7 @@ def cell_of(cell: Mapping[str, Any], covered: bool) -> dict[str, Any]:
 
 
 def with_facts(sweep: Path) -> dict[str, Any]:
-    """Return the cells of two families when kernels of GB200 have the limit of a stream that their lineages have."""
+    """Return the scores of two families when GB200's kernels have the stream limit of their lineages."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         for name in ("kernelsight", "sql", "schemas"):
@@ -82,7 +82,7 @@ def with_facts(sweep: Path) -> dict[str, Any]:
 
 
 def change(path: Path, implementation: str, coefficient: str, value: str) -> None:
-    """Change one fact of an implementation in a file of the catalogue."""
+    """Change one coefficient of an implementation in a CSV file of the catalogue."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     (row,) = [row for row in rows if (row["implementation"], row["coefficient"]) == (implementation, coefficient)]
@@ -94,18 +94,22 @@ def change(path: Path, implementation: str, coefficient: str, value: str) -> Non
 
 
 def main() -> None:
-    """Evaluate and keep the figures."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--sweep", type=Path, required=True, help="as `calibrate import aiconfigurator` wrote it")
-    words.add_argument("--facts", action="store_true", help="what the facts chosen on GB200 are worth")
-    words.add_argument("--report", type=Path, help="a report that is there (.json)")
-    asked = words.parse_args()
-    if asked.facts:
+    """Evaluate and record the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sweep", type=Path, required=True, help="as `calibrate import aiconfigurator` wrote it")
+    parser.add_argument("--facts", action="store_true", help="what the facts chosen on GB200 are worth")
+    parser.add_argument("--report", type=Path, help="a report that is there (.json)")
+    arguments = parser.parse_args()
+    if arguments.facts:
         print(
-            record("kernels_facts", with_facts(asked.sweep), "python benches/kernels.py --sweep sweep.parquet --facts")
+            record(
+                "kernels_facts", with_facts(arguments.sweep), "python benches/kernels.py --sweep sweep.parquet --facts"
+            )
         )
         return
-    report = json.loads(asked.report.read_text(encoding="utf-8")) if asked.report else evaluated(asked.sweep, [])
+    report = (
+        json.loads(arguments.report.read_text(encoding="utf-8")) if arguments.report else evaluated(arguments.sweep, [])
+    )
     command = f"kernelsight {EVALUATE.format(sweep='sweep.parquet')}"
     print(record("kernels_gb200", figures_of(report), command))
 

@@ -1,8 +1,8 @@
-"""A million requests: CPU time and the most memory that was in use, of a sweep that keeps their summary alone.
+"""CPU time and peak memory of simulating a million requests: a sweep that keeps only their summary.
 
     python benches/million.py [--requests 200000 1000000] [-o FILE.json]
 
-Each size runs in a process of its own, so that its peak is its own; what a process of 1,000 requests takes is start-up.
+Each size runs in a separate process, which measures its peak memory; that of 1,000 requests is start-up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOAD = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "input_len": 256, "output_le
 
 
 def run(requests: int) -> dict[str, Any]:
-    """Serve one scenario of so many requests in this process; CPU seconds of a second sweep, and peak memory."""
+    """Return CPU seconds and peak bytes of one scenario of ``requests`` requests, after a sweep that compiles."""
     from kernelsight.session import connect
     from kernelsight.sweeps.sweep import sweep
 
@@ -38,7 +38,7 @@ def run(requests: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure every size and print the table."""
+    """Measure every size and print the table; record it with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, nargs="+", default=[200_000, 1_000_000])
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
@@ -48,25 +48,23 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(run(arguments.one)))
         return
-    found = []
+    rows = []
     for size in (START_UP, *arguments.requests):
         words = [sys.executable, __file__, "--one", str(size)]
-        found.append(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
-    first = found[0]["peak"]
-    for row in found:
+        rows.append(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
+    first = rows[0]["peak"]
+    for row in rows:
         row["peak MB"] = round(row.pop("peak") / 1e6)
-        row["bytes a request"] = (
-            round((row["peak MB"] * 1e6 - first) / row["requests"]) if row is not found[0] else None
-        )
+        row["bytes a request"] = round((row["peak MB"] * 1e6 - first) / row["requests"]) if row is not rows[0] else None
         row["requests/CPU-s"] = round(row["requests"] / row["cpu_s"])
-    print(as_text(found, list(found[0])))
+    print(as_text(rows, list(rows[0])))
     if arguments.record:
-        last = found[-1]
+        last = rows[-1]
         figures = {"requests": last["requests"], "cpu_s": last["cpu_s"], "bytes_per_request": last["bytes a request"]}
         record("speed_million", figures, "python benches/million.py")
     if arguments.output:
         with open(arguments.output, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
+            json.dump(rows, file, indent=1)
 
 
 if __name__ == "__main__":

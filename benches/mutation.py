@@ -1,9 +1,9 @@
-"""Faults put into a copy of the sources one at a time: which test of those named beside a fault fails.
+"""Mutation tests: each fault of ``faults.json`` is put into a copy of the sources, and its tests must fail.
 
-``python benches/mutation.py [-o report.json] [WORD ...]`` tries every fault of ``faults.json``, or those whose
-description holds a word. A fault that no test finds is a test to write. Faults that no longer fit the sources, or
-that are there twice, are named first. ``--draw 40 --seed 27`` prints random lines of code, to think of new ones at.
-The tree itself is never touched.
+``python benches/mutation.py [-o report.json] [WORD ...]`` tries every fault, or those whose description or file
+contains a WORD. A fault that no test finds needs a new test. Faults that no longer match the sources, and duplicates,
+are listed first. ``--draw 40 --seed 27`` prints random lines of code to derive new faults from. The working tree is not
+changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).resolve().parent / "faults.json"
-# a fault may let a loop run for ever
+# a fault may cause an endless loop
 MOST_SECONDS = 900
 SURVIVED, ENDLESS = "SURVIVED", "killed: the tests do not end"
 STALE, NO_CHANGE, TWICE = "STALE: its text is not in the file once", "STALE: it changes nothing", "TWICE: as fault"
@@ -34,7 +34,7 @@ BROKEN = "NO VERDICT: this test fails without the fault"
 
 
 class Fault(NamedTuple):
-    """``old`` in ``file`` becomes ``new``; ``tests``: the paths that should find it."""
+    """A fault: ``old`` in ``file`` becomes ``new``; ``tests``: the paths of tests that should fail."""
 
     fault: str
     file: str
@@ -49,7 +49,7 @@ def read_faults(path: Path) -> list[Fault]:
 
 
 def misfit_of(place: int, faults: Sequence[Fault]) -> str | None:
-    """Return why a fault is not worth a try in the working tree; None: it is."""
+    """Return why the fault at index ``place`` cannot be tried in the working tree; None: it can."""
     fault = faults[place]
     path = ROOT / fault.file
     if not path.is_file() or path.read_text(encoding="utf-8").count(fault.old) != 1:
@@ -67,23 +67,23 @@ def misfit_of(place: int, faults: Sequence[Fault]) -> str | None:
 
 @cache
 def changed(fault: Fault) -> str:
-    """Return the content of the file of the working tree with the fault."""
+    """Return the text of a fault's file in the working tree, with the fault."""
     return (ROOT / fault.file).read_text(encoding="utf-8").replace(fault.old, fault.new)
 
 
 def drawn_lines(count: int, seed: int) -> list[str]:
-    """Return random lines of code of the package and its SQL, as ``file:line: text``; all lines are as likely."""
+    """Return ``count`` random lines of the package's code and SQL, as ``file:line: text``, drawn uniformly."""
     files = sorted([*ROOT.glob("kernelsight/**/*.py"), *ROOT.glob("sql/**/*.sql")])
-    every = [
+    lines = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}" for path in files for number, line in code_lines(path)
     ]
-    return random.Random(seed).sample(every, count)
+    return random.Random(seed).sample(lines, count)
 
 
 def code_lines(path: Path) -> list[tuple[int, str]]:
-    """Return the lines of a file with their numbers, without empty ones, comments and docstrings."""
+    """Return a file's lines of code with their numbers: without empty lines, comments and docstrings."""
     text = path.read_text(encoding="utf-8")
-    said: set[int] = set()
+    docstring_lines: set[int] = set()
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
             if (
@@ -91,16 +91,18 @@ def code_lines(path: Path) -> list[tuple[int, str]]:
                 and isinstance(node.value, ast.Constant)
                 and isinstance(node.value.value, str)
             ):
-                said |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+                docstring_lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     comment = "#" if path.suffix == ".py" else "--"
     numbered = enumerate(text.splitlines(), start=1)
     return [
-        (n, line) for n, line in numbered if n not in said and line.strip() and not line.strip().startswith(comment)
+        (n, line)
+        for n, line in numbered
+        if n not in docstring_lines and line.strip() and not line.strip().startswith(comment)
     ]
 
 
 def copy_tree(target: Path) -> None:
-    """Copy the files of the working tree, but for those that git ignores."""
+    """Copy the working tree to a folder, without the files that git ignores."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
@@ -110,7 +112,7 @@ def copy_tree(target: Path) -> None:
 
 
 def attempt(fault: Fault, tree: Path) -> str:
-    """Return what becomes of a fault in a copy of the tree, whose file is as it was afterwards."""
+    """Return the outcome of a fault in a copy of the tree; the file is restored afterwards."""
     path = tree / fault.file
     sound, times = path.read_text(encoding="utf-8"), path.stat()
     try:
@@ -118,19 +120,19 @@ def attempt(fault: Fault, tree: Path) -> str:
         answer = verdict(tree, fault.tests)
     finally:
         path.write_text(sound, encoding="utf-8")
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # compiled code is known by the time of its source
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # compiled code is cached by the time of its source
     failed = answer.removeprefix(KILLED)
     return f"{BROKEN}: {failed}" if failed != answer and fails_anyway(failed, tree) else answer
 
 
 @cache
 def fails_anyway(test: str, tree: Path) -> bool:
-    """Say whether a test fails in the copy as it is, without a fault."""
+    """Return whether a test fails in the copy without a fault."""
     return verdict(tree, (test,)) != SURVIVED
 
 
 def verdict(tree: Path, tests: Sequence[str]) -> str:
-    """Run tests in a copy of the tree; return the first that fails, or that none does."""
+    """Run tests in a copy of the tree; return the first failed test, or SURVIVED."""
     words = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -144,7 +146,7 @@ def verdict(tree: Path, tests: Sequence[str]) -> str:
 
 
 def attempts(faults: Sequence[Fault], tree: Path) -> Iterator[tuple[Fault, str]]:
-    """Yield each fault with what became of it; all share one copy of the tree."""
+    """Yield each fault with its outcome; all faults share one copy of the tree."""
     if faults:
         copy_tree(tree)
     for fault in faults:
@@ -152,7 +154,7 @@ def attempts(faults: Sequence[Fault], tree: Path) -> Iterator[tuple[Fault, str]]
 
 
 def main(words: list[str] | None = None) -> int:
-    """Try the faults, print a line for each, and return 1 where one survived, no longer fits or is there twice."""
+    """Try the faults, print a line each; return 1 if one survives, no longer matches or is a duplicate."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", metavar="WORD", help="only faults whose description or file holds one")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write what was found as JSON")
@@ -160,29 +162,29 @@ def main(words: list[str] | None = None) -> int:
         "--faults", type=Path, default=FAULTS, metavar="FILE", help="faults as JSON; unset: faults.json"
     )
     parser.add_argument("--copy", type=Path, metavar="FOLDER", help="where the copy is kept, with what it compiled")
-    parser.add_argument("--draw", type=int, metavar="N", help="print so many random lines of code, and try nothing")
+    parser.add_argument("--draw", type=int, metavar="N", help="print N random lines of code, and try nothing")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of --draw (default: 0)")
     arguments = parser.parse_args(words)
     if arguments.draw:
         print("\n".join(drawn_lines(arguments.draw, arguments.seed)))
         return 0
-    faults, found, chosen = read_faults(arguments.faults), [], []
+    faults, outcomes, chosen = read_faults(arguments.faults), [], []
     for place, fault in enumerate(faults):
         if arguments.words and not any(word in f"{fault.fault} {fault.file}" for word in arguments.words):
             continue
         if misfit := misfit_of(place, faults):
             print(f"{fault.file}: {fault.fault}: {misfit}", flush=True)
-            found.append({**fault._asdict(), "answer": misfit})
+            outcomes.append({**fault._asdict(), "answer": misfit})
         else:
             chosen.append(fault)
     with tempfile.TemporaryDirectory(prefix="kernelsight-faults-") as folder:
         for fault, answer in attempts(chosen, arguments.copy or Path(folder)):
             print(f"{fault.file}: {fault.fault}: {answer}", flush=True)
-            found.append({**fault._asdict(), "answer": answer})
-    survivors = sum(not row["answer"].startswith("killed") for row in found)
-    print(f"{len(found) - survivors} of {len(found)} faults are found by a test")
+            outcomes.append({**fault._asdict(), "answer": answer})
+    survivors = sum(not row["answer"].startswith("killed") for row in outcomes)
+    print(f"{len(outcomes) - survivors} of {len(outcomes)} faults are found by a test")
     if arguments.output:
-        arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        arguments.output.write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
     return 1 if survivors else 0
 
 

@@ -1,10 +1,10 @@
-"""Kernel errors on what no fit has seen: a class of boards, another vendor's GPU, newer engine versions.
+"""Kernel errors on new hardware and software: a class of boards, another vendor's GPU, newer engine versions.
 
     python benches/new.py --sweep sweep.parquet --wheel aisimulate-*.whl [--parts boards,vendors,versions]
 
-`boards`: GPUs with GDDR memory by a fit on those with HBM, and `vendors`: AMD's two GPUs by each other, from the files
-of aiter in ``../shared/data``. `versions`: a pack fitted to the sweep, on the newer engine versions of the wheel
-(`pip download --no-deps --pre aisimulate`). A part that is not run keeps the rows that the result holds. Generations
+`boards`: GPUs with GDDR memory, fitted on those with HBM. `vendors`: each of AMD's two GPUs, fitted on the other, from
+the aiter files in ``../shared/data``. `versions`: a pack fitted to the sweep, scored on the newer engine versions of
+the wheel (`pip download --no-deps --pre aisimulate`). A part that is not run keeps its recorded rows. New generations
 are folds of ``benches/accuracy``.
 """
 
@@ -32,7 +32,7 @@ AITER = ROOT.parent / "shared" / "data" / "aiter"
 BOARDS = {"l40s": "L40S", "rtx_pro_6000_server": "RTX PRO 6000"}
 WITH_HBM = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200")
 AMD = {"mi300x": "MI300X", "mi308x": "MI308X"}
-# cells of fewer rows say nothing of a GPU
+# cells of fewer rows are not scored
 FEWEST = 10
 SCOPES = {
     "same key": "newer ones, keys measured before, pooled",
@@ -44,7 +44,7 @@ Rows = list[list[str]]
 
 
 def run(*words: str | Path) -> None:
-    """Run `kernelsight calibrate` without what it prints."""
+    """Run `kernelsight calibrate` with its output hidden; exits with its status if it fails."""
     with contextlib.redirect_stdout(io.StringIO()):
         status = kernelsight(["calibrate", *map(str, words)])
     if status:
@@ -59,7 +59,7 @@ def evaluated(folder: Path, *words: str | Path) -> dict[str, Any]:
 
 
 def row(what: str, fitted_on: str, scored_on: str, score: dict[str, Any], baseline: str) -> list[str]:
-    """Return a row of the table, in per cent."""
+    """Return a table row, errors in percent."""
     shares = [score.get(name) for name in ("p90_ape", "bias", "coverage_90")]
     return [
         *(what, fitted_on, scored_on, pair(score)),
@@ -68,11 +68,11 @@ def row(what: str, fitted_on: str, scored_on: str, score: dict[str, Any], baseli
     ]
 
 
-def boards(folder: Path, asked: argparse.Namespace) -> Rows:
-    """Return GPUs with GDDR memory by a fit on those with HBM: the mean over covered cells of kernels seen."""
+def boards(folder: Path, arguments: argparse.Namespace) -> Rows:
+    """Return rows of GPUs with GDDR memory, fitted on those with HBM: means over covered cells, seen kernels."""
     rows: Rows = []
     for gpu, title in BOARDS.items():
-        report = evaluated(folder, "--sweep", asked.sweep, "--train-gpus", ",".join(WITH_HBM), "--test-gpus", gpu)
+        report = evaluated(folder, "--sweep", arguments.sweep, "--train-gpus", ",".join(WITH_HBM), "--test-gpus", gpu)
         affine = pair(report["overall_baselines"]["affine_roofline"]["serving"])
         what = "a class of boards (GDDR), a stand-in for consumer GPUs" if not rows else ""
         fitted_on = "A100, H100, H200, B200, GB200" if not rows else ""
@@ -80,8 +80,8 @@ def boards(folder: Path, asked: argparse.Namespace) -> Rows:
     return rows
 
 
-def vendors(folder: Path, asked: argparse.Namespace) -> Rows:
-    """Return AMD's GPUs by each other: the mean over cells of enough rows, on the whole grid."""
+def vendors(folder: Path, arguments: argparse.Namespace) -> Rows:
+    """Return rows of AMD's GPUs, each fitted on the other: means over cells of FEWEST rows or more, whole grid."""
     sweep = folder / "aiter.parquet"
     run("import", "aiter", *sorted(AITER.glob("*.csv.gz")), "-o", sweep)
     rows: Rows = []
@@ -95,14 +95,14 @@ def vendors(folder: Path, asked: argparse.Namespace) -> Rows:
     return rows
 
 
-def versions(folder: Path, asked: argparse.Namespace) -> Rows:
-    """Return newer engine versions by a pack of the older ones, beside what the older sweep itself says."""
-    if not asked.wheel:
+def versions(folder: Path, arguments: argparse.Namespace) -> Rows:
+    """Return rows of newer engine versions, predicted by a pack of the older ones, beside the older sweep."""
+    if not arguments.wheel:
         raise SystemExit("the part `versions` reads a wheel: pip download --no-deps --pre aisimulate; --wheel FILE")
     pack, newer = folder / "older.parquet", folder / "newer.parquet"
-    run("import", "aisimulate", asked.wheel, "-o", newer)
-    run("fit", asked.sweep, "-o", pack)
-    words = ("--sweep", newer, "--train", asked.sweep, "--test-versions", "new", "--pack", pack)
+    run("import", "aisimulate", arguments.wheel, "-o", newer)
+    run("fit", arguments.sweep, "-o", pack)
+    words = ("--sweep", newer, "--train", arguments.sweep, "--test-versions", "new", "--pack", pack)
     report = evaluated(folder, *words)
     rows: Rows = []
     for each in report["rows"]:
@@ -122,19 +122,19 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], Rows]] = {
 
 
 def main() -> None:
-    """Evaluate the parts, and keep the table."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--sweep", type=Path, required=True, help="as `calibrate import aiconfigurator` wrote it")
-    words.add_argument("--wheel", type=Path, help="of aisimulate, for the part `versions`")
-    words.add_argument("--parts", default=",".join(PARTS))
-    asked = words.parse_args()
-    held = read("kernels_new")["figures"].get("parts", {}) if "kernels_new" in names() else {}
+    """Evaluate the parts and record the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sweep", type=Path, required=True, help="as `calibrate import aiconfigurator` wrote it")
+    parser.add_argument("--wheel", type=Path, help="of aisimulate, for the part `versions`")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    arguments = parser.parse_args()
+    recorded = read("kernels_new")["figures"].get("parts", {}) if "kernels_new" in names() else {}
     with tempfile.TemporaryDirectory() as folder:
-        parts = {name: PARTS[name](Path(folder), asked) for name in asked.parts.split(",")}
-    kept = {name: parts.get(name, held.get(name, [])) for name in PARTS}
-    rows = [each for name in PARTS for each in kept[name]]
+        parts = {name: PARTS[name](Path(folder), arguments) for name in arguments.parts.split(",")}
+    all_parts = {name: parts.get(name, recorded.get(name, [])) for name in PARTS}
+    rows = [each for name in PARTS for each in all_parts[name]]
     command = "python benches/new.py --sweep sweep.parquet --wheel aisimulate.whl"
-    print(record("kernels_new", {"rows": {"columns": COLUMNS, "rows": rows}, "parts": kept}, command))
+    print(record("kernels_new", {"rows": {"columns": COLUMNS, "rows": rows}, "parts": all_parts}, command))
 
 
 if __name__ == "__main__":

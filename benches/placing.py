@@ -1,13 +1,13 @@
-"""Where to measure: points that `calibrate plan` would choose, whole sites, and chance, against the error they leave.
+"""Kernel error by choice of measurement points: those of `calibrate plan`, whole sites, and random ones.
 
     python benches/placing.py sweep.parquet --gpu h100_sxm            # develop on H100 and L40S
     python benches/placing.py sweep.parquet --gpu gb200 --shipped     # one look: correction and points as fitted
 
-A published sweep plays the device. A third of its sites, (n, k) of a product or heads of an attention, is only asked
-about; of the others a strategy chooses points. What an expression leaves, fitted without the GPU's generation, is
-interpolated between them by the Gaussian process of :mod:`kernelsight.kernels.nearby` over what a correction sees; with
-`--shipped` behind the correction network, which takes a minute a fit. Median / mean absolute error in % at the sites
-asked about; chance is the mean of SEEDS draws.
+A published sweep stands in for the GPU. A third of its sites, (n, k) of a GEMM or heads of an attention, is scored
+only; a strategy chooses points of the others. The residual of an expression fitted without the GPU's generation is
+interpolated between them by the Gaussian process of :mod:`kernelsight.kernels.nearby` over the correction's inputs;
+with `--shipped` after the correction network, which takes a minute per fit. Prints median / mean absolute error in % at
+the scored sites; random errors are means of SEEDS draws.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ CELLS = (
 SITE_SHARES = (0.1, 0.2, 0.5)
 POINTS = (40, 120, 400)
 SEEDS = 3
-# points of a site that is measured whole, rows that are asked about at one, and points that a plan chooses among
+# points of a whole measured site, scored rows per site, and points that a plan chooses among
 ROWS_OF_SITE, ASKED_ROWS, CANDIDATES = 30, 30, 1200
-# steps of the correction's training, in its own unit
+# most training steps of the correction, in units of those for STEPS_ROWS rows
 EFFORT = 1.0
 
 
 class Grid:
-    """Rows of one cell on the target: what a correction sees, what the expression leaves, and the site of each."""
+    """Rows of one cell on the target GPU: a correction's inputs, residuals of the expression, and sites."""
 
     def __init__(self, sweep: Path, gpu: str, family: str, dtype: str, engine: str) -> None:
         table = training_rows([sweep], family, [gpu], f"and engine = '{engine}' and dtype = '{dtype}'")
@@ -58,119 +58,124 @@ class Grid:
         form, tables = FAMILIES[family].form, (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
         without = family_facts(family, *tables[:2]).generation[gpu]
         expected = predict_family(family, form, table, default_pack(), *tables, without=without, measured=False)
-        self.left = np.log(table["latency_us"].to_numpy() / expected)
-        self.seen = features_of(family, form, table, *tables)
-        self.at = positions(self.seen)
+        self.residual = np.log(table["latency_us"].to_numpy() / expected)
+        self.inputs = features_of(family, form, table, *tables)
+        self.at = positions(self.inputs)
         self.kernels = kernels_of(table)
         names, self.site = site_names(family, table)
         order = np.random.default_rng(7).permutation(len(names))
-        self.asked, self.offered = np.sort(order[: len(names) // 3]), np.sort(order[len(names) // 3 :])
-        self.pool = np.flatnonzero(np.isin(self.site, self.offered))
-        self.wanted = self.rows_of(self.asked, ASKED_ROWS)
+        self.scored_sites, self.open_sites = np.sort(order[: len(names) // 3]), np.sort(order[len(names) // 3 :])
+        self.pool = np.flatnonzero(np.isin(self.site, self.open_sites))
+        self.scored_rows = self.rows_of(self.scored_sites, ASKED_ROWS)
 
     def rows_of(self, sites: np.ndarray, each: int) -> np.ndarray:
         """Return at most ``each`` rows of every site, evenly spaced in their order."""
         return np.concatenate([_spaced(np.flatnonzero(self.site == site), each) for site in sites])
 
     def error(self, known: np.ndarray, shipped: bool = False) -> tuple[float, float]:
-        """Return (median, mean) absolute error in % at the sites asked about, from the rows that are known."""
-        found = self._shipped(known) if shipped else self._interpolated(known)
-        apart = 100.0 * np.abs(np.expm1(found - self.left[self.wanted]))
-        return float(np.median(apart)), float(apart.mean())
+        """Return (median, mean) absolute error in % at the scored sites, from the measured rows ``known``."""
+        residual = self._shipped(known) if shipped else self._interpolated(known)
+        error_percent = 100.0 * np.abs(np.expm1(residual - self.residual[self.scored_rows]))
+        return float(np.median(error_percent)), float(error_percent.mean())
 
     def _interpolated(self, known: np.ndarray) -> np.ndarray:
+        """Return the scored rows' residuals, interpolated from the rows ``known``."""
         known = _spaced(known, MOST_POINTS)
-        shift, one = float(np.median(self.left[known])), ["one"] * max(known.size, self.wanted.size)
-        points = fit_nearby(self.at[known], self.left[known] - shift, one[: known.size])
-        return shift + nearby_delta(self.at[self.wanted], one[: self.wanted.size], points)
+        shift, one = float(np.median(self.residual[known])), ["one"] * max(known.size, self.scored_rows.size)
+        points = fit_nearby(self.at[known], self.residual[known] - shift, one[: known.size])
+        return shift + nearby_delta(self.at[self.scored_rows], one[: self.scored_rows.size], points)
 
     def _shipped(self, known: np.ndarray) -> np.ndarray:
-        """The correction network and, of few rows, the points behind it, as a fit of the GPU has them."""
-        seen, kernels = self.seen[known], [self.kernels[row] for row in known]
-        matter = np.ones(seen.shape[1])
+        """Return the scored rows' residuals by the correction network and the points, as a fit of the GPU has them."""
+        seen, kernels = self.inputs[known], [self.kernels[row] for row in known]
+        weights = np.ones(seen.shape[1])
         gpus = ["target"] * known.size
         sites, student = self.site[known], STUDENTS.get(self.family, WIDE)
-        fit = fit_correction(seen, self.left[known], kernels, gpus, "target", sites, matter, EFFORT, student)
-        few = SHARE_OF_FEW if known.size <= FEW_ROWS else 1.0
-        network = as_stored(fit.network._replace(strength=few * fit.network.strength))
+        fit = fit_correction(seen, self.residual[known], kernels, gpus, "target", sites, weights, EFFORT, student)
+        strength = SHARE_OF_FEW if known.size <= FEW_ROWS else 1.0
+        network = as_stored(fit.network._replace(strength=strength * fit.network.strength))
         nodes = {name: number for number, name in enumerate(fit.nodes)}
         node = np.array([nodes[name] for name in kernels])
-        rest = self.left[known] - correction(np, seen, node, network)
-        points = fit_nearby(scaled(seen, network), rest, kernels)
-        asked, kernels = self.seen[self.wanted], [self.kernels[row] for row in self.wanted]
+        residual = self.residual[known] - correction(np, seen, node, network)
+        points = fit_nearby(scaled(seen, network), residual, kernels)
+        inputs, kernels = self.inputs[self.scored_rows], [self.kernels[row] for row in self.scored_rows]
         node = np.array([nodes.get(name, -1) for name in kernels])
-        return correction(np, asked, node, network) + nearby_delta(scaled(asked, network), kernels, points)
+        return correction(np, inputs, node, network) + nearby_delta(scaled(inputs, network), kernels, points)
 
     def chance(self, count: int, whole: bool) -> list[np.ndarray]:
-        """Return draws of so many sites, each measured whole, or of so many points."""
+        """Return random draws of ``count`` whole sites, or of ``count`` points."""
         draws = [np.random.default_rng(seed) for seed in range(SEEDS)]
         if whole:
-            return [self.rows_of(draw.choice(self.offered, count, replace=False), ROWS_OF_SITE) for draw in draws]
+            return [self.rows_of(draw.choice(self.open_sites, count, replace=False), ROWS_OF_SITE) for draw in draws]
         return [draw.choice(self.pool, count, replace=False) for draw in draws]
 
     def planned(self, count: int) -> np.ndarray:
-        """Return the points that a plan measures where all calls weigh alike."""
+        """Return the first ``count`` points of a plan in which all calls have the same weight."""
         pool = _spaced(np.random.default_rng(0).permutation(self.pool), CANDIDATES)
         ones = np.ones(pool.size)
-        steps = place(positions(self.seen[pool]), ones, ones, ones, ["one"] * pool.size)
+        steps = place(positions(self.inputs[pool]), ones, ones, ones, ["one"] * pool.size)
         return pool[[step.candidate for step, _ in zip(steps, range(count), strict=False)]]
 
     def farthest(self, count: int) -> np.ndarray:
-        """Return whole sites, each the farthest from those before it by the mean of what is seen of its rows."""
-        middle = np.stack([self.at[self.site == site].mean(axis=0) for site in self.offered])
-        apart = np.linalg.norm(middle[:, None] - middle, axis=2)
-        chosen = [int(apart.mean(axis=1).argmin())]
+        """Return the rows of whole sites, each farthest from those before it by its rows' mean inputs."""
+        centre = np.stack([self.at[self.site == site].mean(axis=0) for site in self.open_sites])
+        distance = np.linalg.norm(centre[:, None] - centre, axis=2)
+        chosen = [int(distance.mean(axis=1).argmin())]
         while len(chosen) < count:
-            chosen.append(int(apart[chosen].min(axis=0).argmax()))
-        return self.rows_of(self.offered[chosen], ROWS_OF_SITE)
+            chosen.append(int(distance[chosen].min(axis=0).argmax()))
+        return self.rows_of(self.open_sites[chosen], ROWS_OF_SITE)
 
 
 def _spaced(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return at most ``most`` rows, evenly spaced."""
     return rows if rows.size <= most else rows[np.linspace(0, rows.size - 1, most).round().astype(int)]
 
 
 def report(grid: Grid, title: str, shipped: bool) -> None:
-    """Print the errors that each strategy leaves, over the sites or points that it measures."""
-    offered = grid.offered.size
-    print(
-        f"\n{title}: {offered} sites of {grid.pool.size} rows may be measured, {grid.asked.size} others are asked about"
-    )
+    """Print the error of each strategy by the number of measured sites or points."""
+    n_open = grid.open_sites.size
+    print(f"\n{title}: {n_open} sites of {grid.pool.size} rows may be measured, {grid.scored_sites.size} are scored")
     print(f"{'measured':<36}{'points':>7}  {'chosen':>14}  {'chance':>14}   median / mean error, %")
     for share in SITE_SHARES:
-        count = max(2, math.ceil(share * offered - 1e-9))
+        count = max(2, math.ceil(share * n_open - 1e-9))
         name = f"{count} sites whole ({share:.0%}), farthest first"
         _line(grid, name, grid.farthest(count), grid.chance(count, whole=True), shipped and share == SITE_SHARES[0])
     for count in POINTS:
         name = f"{count} points ({count / grid.pool.size:.1%}), planned"
         _line(grid, name, grid.planned(count), grid.chance(count, whole=False), shipped and count == POINTS[-1])
     if shipped:
-        [half, *_] = grid.chance(offered // 2, whole=True)
-        every = np.flatnonzero(np.isin(grid.site, np.unique(grid.site[half])))
+        [half, *_] = grid.chance(n_open // 2, whole=True)
+        rows = np.flatnonzero(np.isin(grid.site, np.unique(grid.site[half])))
         print(
-            f"{'half the sites, every row':<36}{every.size:>7}  {'':>14}  {_told(grid.error(every, True))}", flush=True
+            f"{'half the sites, every row':<36}{rows.size:>7}  {'':>14}  {_median_mean(grid.error(rows, True))}",
+            flush=True,
         )
 
 
 def _line(grid: Grid, name: str, chosen: np.ndarray, draws: list[np.ndarray], shipped: bool) -> None:
+    """Print the error of chosen points beside the mean error of random draws."""
     by_chance = np.mean([grid.error(draw) for draw in draws], axis=0)
-    print(f"{name:<36}{chosen.size:>7}  {_told(grid.error(chosen))}  {_told(by_chance)}", end="", flush=True)
-    print(f"   with the network {_told(grid.error(chosen, True))}" if shipped else "", flush=True)
+    print(
+        f"{name:<36}{chosen.size:>7}  {_median_mean(grid.error(chosen))}  {_median_mean(by_chance)}", end="", flush=True
+    )
+    print(f"   with the network {_median_mean(grid.error(chosen, True))}" if shipped else "", flush=True)
 
 
-def _told(error: tuple[float, float]) -> str:
+def _median_mean(error: tuple[float, float]) -> str:
+    """Return "median / mean" in percent."""
     return f"{error[0]:6.2f} / {error[1]:5.2f}"
 
 
 def main() -> None:
-    """Read the sweep, and print one table a cell."""
+    """Read the sweep and print one table per cell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweep", type=Path, help="a sweep of calibrate import that holds the GPU")
-    parser.add_argument("--gpu", default="h100_sxm", help="whose sweep plays the device")
+    parser.add_argument("--gpu", default="h100_sxm", help="GPU whose sweep stands in for measurements")
     parser.add_argument("--shipped", action="store_true", help="also with the correction network: minutes a cell")
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     for family, dtype, engine in CELLS:
-        grid = Grid(words.sweep, words.gpu, family, dtype, engine)
-        report(grid, f"{family} {dtype}, {engine}, {words.gpu}", words.shipped)
+        grid = Grid(arguments.sweep, arguments.gpu, family, dtype, engine)
+        report(grid, f"{family} {dtype}, {engine}, {arguments.gpu}", arguments.shipped)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws kernel error against measured calls of each kernel from the recorded result: benches/points_figure.py."""
+"""Draws docs/pictures/points.svg: kernel error by number of measured calls per kernel, from the recorded result."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from record import ROOT, read
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b")
 WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 640, 360, 56, 44, 150, 20
-# a tick for no point stands left of one point
+# the tick of no point is left of that of one point
 TICKS = (0, 1, 3, 5, 10)
 
 
 def across(points: int) -> float:
-    """Return where a number of points lies: logarithmic, none half a unit left of one."""
+    """Return the x coordinate of a number of points: logarithmic, zero half a unit left of one."""
     share = (math.log(points) if points else -0.7) + 0.7
     return LEFT + share / (math.log(TICKS[-1]) + 0.7) * (WIDTH - LEFT - RIGHT)
 
 
 def drawn(rows: Sequence[dict[str, Any]], sites: Sequence[tuple[str, float]]) -> str:
-    """Return the figure as SVG; ``sites``: errors of GB200 from whole measured sites, as lines."""
-    most = 5.0 * math.ceil(20.0 * max(row["median_ape"] for row in rows))
+    """Return the figure as SVG; ``sites``: GB200's errors from whole measured sites, in percent, as lines."""
+    highest = 5.0 * math.ceil(20.0 * max(row["median_ape"] for row in rows))
 
     def up(percent: float) -> float:
-        return HEIGHT - BOTTOM - percent / most * (HEIGHT - BOTTOM - TOP)
+        return HEIGHT - BOTTOM - percent / highest * (HEIGHT - BOTTOM - TOP)
 
     parts = [text(LEFT, 12, "median error of served calls, %"), text(across(1), HEIGHT - 8, "measured calls a kernel")]
     for tick in TICKS:
         parts.append(text(across(tick) - 4, HEIGHT - BOTTOM + 16, str(tick)))
-    for percent in range(0, int(most) + 1, 5):
+    for percent in range(0, int(highest) + 1, 5):
         parts.append(line([(LEFT, up(percent)), (WIDTH - RIGHT, up(percent))], "#dddddd"))
         parts.append(text(LEFT - 24, up(percent) + 4, str(percent)))
     for name, error in sites:
@@ -39,8 +39,8 @@ def drawn(rows: Sequence[dict[str, Any]], sites: Sequence[tuple[str, float]]) ->
         parts.append(text(WIDTH - RIGHT + 6, up(error) + 4, name))
     for number, gpu in enumerate(dict.fromkeys(row["gpu"] for row in rows)):
         for how, dash in (("planned", ""), ("random", "6 4")):
-            mine = sorted((row["per_kernel"], 100 * row["median_ape"]) for row in rows if same(row, gpu, how))
-            parts.append(line([(across(count), up(error)) for count, error in mine], COLOURS[number], dash))
+            curve = sorted((row["per_kernel"], 100 * row["median_ape"]) for row in rows if same(row, gpu, how))
+            parts.append(line([(across(count), up(error)) for count, error in curve], COLOURS[number], dash))
         parts.append(text(WIDTH - RIGHT + 6, TOP + 16 * number + 8, gpu, COLOURS[number]))
     parts.append(text(WIDTH - RIGHT + 6, TOP + 16 * number + 28, "dashed: random"))
     size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
@@ -49,17 +49,17 @@ def drawn(rows: Sequence[dict[str, Any]], sites: Sequence[tuple[str, float]]) ->
 
 
 def same(row: dict[str, Any], gpu: str, how: str) -> bool:
-    """Tell whether a row belongs to a line; both begin without a point."""
+    """Return whether a row belongs to the curve of a GPU and choice; both choices share the row without points."""
     return row["gpu"] == gpu and (row["how"] == how or not row["per_kernel"])
 
 
 def text(x: float, y: float, words: str, colour: str = "#333333") -> str:
-    """Return some words."""
+    """Return an SVG text element."""
     return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}">{words}</text>'
 
 
 def line(points: Sequence[tuple[float, float]], colour: str, dash: str = "") -> str:
-    """Return a line through points."""
+    """Return an SVG line through points."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-dasharray="{dash}"/>'
 

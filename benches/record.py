@@ -1,8 +1,9 @@
-"""Results of benches as files: what was measured, by which command, where, and what it rests on.
+"""Recorded results of benches: figures, command, commit, machine, and digests of the code that they depend on.
 
 A bench ends with ``record("name", figures, command)``, which writes ``benches/results/name.json``. The documentation
-takes its figures from these files alone (``docs/figures/``). A file also holds digests of what the result rests on: the
-pack, the catalogue, the code of its parts. ``python benches/record.py`` lists the results that are older than these.
+takes its figures from these files only (``docs/figures/``). A file also holds digests of the pack, the catalogue and
+the code that the result depends on. ``python benches/record.py`` lists the results whose dependencies have changed
+since.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
-# parts of the program that results rest on: files and folders
+# parts of the program that results depend on: files and folders
 PARTS: dict[str, tuple[str, ...]] = {
     "pack": ("kernelsight/packs",),
     "catalogue": ("kernelsight/catalog",),
@@ -93,20 +94,22 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
 
 
 def record(name: str, figures: Mapping[str, Any], command: str, cpu_s: float | None = OWN) -> Path:
-    """Write a result that was measured now, by this process and its children; return its file.
+    """Write a result that this process and its children have just measured; return its file.
 
-    Its sample (``benches/samples.py``), where it has one, is computed after it. ``cpu_s``: what it took, where other
-    processes took it; None: that is not known.
+    Its sample (``benches/samples.py``), if it has one, is computed after it. ``cpu_s``: CPU seconds, if other processes
+    spent them; None: unknown. ValueError: RESTS_ON lacks ``name``.
     """
     if name not in RESTS_ON:
         raise ValueError(f"{name!r} is no result: RESTS_ON of benches/record.py says what each result rests on.")
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    this_process, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     result = {
         "command": command,
         "commit": commit(),
         "date": date.today().isoformat(),
         "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": cpu_name(), "load": round(os.getloadavg()[1], 1)},
-        "cpu_s": round(sum(used.ru_utime + used.ru_stime for used in (own, children))) if cpu_s == OWN else cpu_s,
+        "cpu_s": round(sum(used.ru_utime + used.ru_stime for used in (this_process, children)))
+        if cpu_s == OWN
+        else cpu_s,
         "rests_on": {part: digest(part) for part in RESTS_ON[name]},
         "sample": {"of_run": None, "now": None},
         "figures": figures,
@@ -118,7 +121,7 @@ def record(name: str, figures: Mapping[str, Any], command: str, cpu_s: float | N
 
 
 def write(name: str, result: Mapping[str, Any]) -> Path:
-    """Write a result; return its file."""
+    """Write a result as JSON; return its file."""
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False, default=float) + "\n", encoding="utf-8")
     return path
@@ -135,28 +138,28 @@ def names() -> list[str]:
 
 
 def changed(result: Mapping[str, Any]) -> list[str]:
-    """Return the parts that a result rests on and that have changed since; all of them where that is not known."""
+    """Return the parts whose digest differs from the recorded one."""
     return [part for part, known in result["rests_on"].items() if known != digest(part)]
 
 
 @cache
 def digest(part: str) -> str:
-    """Return the SHA-256 of what a part's files mean, wherever they lie: a file that is moved changes nothing."""
-    found = hashlib.sha256()
-    for meant in sorted(hashlib.sha256(content(path)).digest() for path in files_of(PARTS[part])):
-        found.update(meant)
-    return found.hexdigest()[:16]
+    """Return a SHA-256 of the content of a part's files, independent of their paths and of comments."""
+    total = hashlib.sha256()
+    for of_file in sorted(hashlib.sha256(content(path)).digest() for path in files_of(PARTS[part])):
+        total.update(of_file)
+    return total.hexdigest()[:16]
 
 
-def files_of(places: Iterable[str]) -> list[Path]:
-    """Return the files of a part, in order."""
-    paths = (ROOT / place for place in places)
-    every = (each for path in paths for each in ([path] if path.is_file() else sorted(path.rglob("*"))))
-    return [path for path in every if path.is_file() and "__pycache__" not in path.parts]
+def files_of(names: Iterable[str]) -> list[Path]:
+    """Return the files of some files and folders, in order."""
+    paths = (ROOT / place for place in names)
+    files = (each for path in paths for each in ([path] if path.is_file() else sorted(path.rglob("*"))))
+    return [path for path in files if path.is_file() and "__pycache__" not in path.parts]
 
 
 def content(path: Path) -> bytes:
-    """Return what a file means: of Python and SQL without comments, imports and the width of white space."""
+    """Return a file's content; Python and SQL without comments and imports, with white space normalised."""
     if path.suffix not in (".py", ".sql"):
         return path.read_bytes()
     text = path.read_text(encoding="utf-8")
@@ -174,11 +177,11 @@ def content(path: Path) -> bytes:
 
 
 def commit() -> str:
-    """Return the commit that is checked out, marked where the program differs from it."""
+    """Return the checked-out commit, marked if the program differs from it."""
     words = ["git", "-C", str(ROOT)]
     head = subprocess.run([*words, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True)
-    places = ("kernelsight", "sql", "schemas")
-    differs = subprocess.run([*words, "status", "--porcelain", *places], capture_output=True, text=True)
+    folders = ("kernelsight", "sql", "schemas")
+    differs = subprocess.run([*words, "status", "--porcelain", *folders], capture_output=True, text=True)
     return (head.stdout.strip() or "unknown") + (" with changes" if differs.stdout.strip() else "")
 
 
@@ -188,18 +191,18 @@ def cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or platform.machine()
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    return found[1].strip() if found else platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    return match[1].strip() if match else platform.machine()
 
 
 def stale() -> dict[str, list[str]]:
-    """Return the results that are older than what they rest on, with the parts that have changed."""
-    found = {name: changed(read(name)) for name in names()}
-    return {name: parts for name, parts in found.items() if parts}
+    """Return the changed parts of each result whose dependencies have changed since it was measured."""
+    changed_parts = {name: changed(read(name)) for name in names()}
+    return {name: parts for name, parts in changed_parts.items() if parts}
 
 
 if __name__ == "__main__":
     for name, parts in stale().items():
         result = read(name)
         at = result.get("run_at_commit") or result["commit"]
-        print(f"{name}: measured at {at}, before changes of {', '.join(parts)}")
+        print(f"{name}: measured at {at}, before changes to {', '.join(parts)}")

@@ -1,11 +1,11 @@
-"""Pinned samples of results: a few runs, sites, searches and worlds, each computed again in seconds.
+"""Pinned samples of results: a small part of each result, computed again in seconds to detect that it has changed.
 
-    python benches/samples.py           # compares them with what the results hold
-    python benches/samples.py --write   # keeps what they are now, beside what they were when the result was measured
-    python benches/samples.py --measured NAME    # of a result that was measured just now (``record`` calls this)
+    python benches/samples.py           # compares them with the recorded samples
+    python benches/samples.py --write   # records the present samples, beside those of when the result was measured
+    python benches/samples.py --measured NAME    # records the sample of a result just measured (``record`` calls this)
 
-A sample is the canary of its result: where it moves, the figures that the documentation shows have moved as well, and
-the bench is due. The test suite computes all of them (``tests/docs/test_samples.py``).
+If a sample changes, the figures that the documentation shows have changed as well, and the bench must be run again. The
+test suite computes all samples (``tests/docs/test_samples.py``).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from record import names, read, write
 from sampled import kernels, loads, logs, runs
 
-# relative difference that another machine's arithmetic may make
+# relative difference that another machine's arithmetic may cause
 SAME = 1e-6
-# and where it decides which way a fit of few rows goes: of whole layers mean errors of 9.18, 12.56 and 26.56 % on an
+# and where it changes the course of a fit of few rows: of whole layers mean errors of 9.18, 12.56 and 26.56 % on an
 # AMD EPYC, 9.04, 12.58 and 26.69 % on an Intel Xeon; of sites 3.61 and 3.62 %
 SAME_FIT = {"kernels_layers": 0.03, "kernels_sites": 0.01}
-# by name of result; a result of several processes, of a peer or of clocks alone has none
+# by name of result; results of several processes, of other programs or of clocks alone have no sample
 SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
     function.__name__: function
     for function in (
@@ -61,32 +61,32 @@ SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
 }
 
 
-def differences(known: Mapping[str, float], found: Mapping[str, float], result: str = "") -> Iterator[str]:
-    """Yield what differs between two samples of a result by more than arithmetic may."""
-    for name in sorted({*known, *found}):
-        pair = known.get(name), found.get(name)
+def differences(recorded: Mapping[str, float], computed: Mapping[str, float], result: str = "") -> Iterator[str]:
+    """Yield a line per value that differs between two samples of a result by more than arithmetic may."""
+    for name in sorted({*recorded, *computed}):
+        pair = recorded.get(name), computed.get(name)
         if None in pair or not np.isclose(*pair, rtol=SAME_FIT.get(result, SAME), atol=1e-9):
             yield f"{name}: {pair[0]} before, {pair[1]} now"
 
 
 def main() -> None:
-    """Compute the samples and compare them, or keep them."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--write", action="store_true", help="keep the samples of now in the results")
-    words.add_argument("--measured", metavar="NAME", help="keep the sample of a result that was measured just now")
-    words.add_argument("names", nargs="*", choices=[[], *SAMPLES], help="default: all")
-    asked = words.parse_args()
-    if asked.measured:
-        if asked.measured in SAMPLES:
-            sample = SAMPLES[asked.measured]()
-            write(asked.measured, read(asked.measured) | {"sample": {"of_run": sample, "now": sample}})
+    """Compute the samples and compare them, or record them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="keep the samples of now in the results")
+    parser.add_argument("--measured", metavar="NAME", help="keep the sample of a result that was measured just now")
+    parser.add_argument("names", nargs="*", choices=[[], *SAMPLES], help="default: all")
+    arguments = parser.parse_args()
+    if arguments.measured:
+        if arguments.measured in SAMPLES:
+            sample = SAMPLES[arguments.measured]()
+            write(arguments.measured, read(arguments.measured) | {"sample": {"of_run": sample, "now": sample}})
         return
-    for name in asked.names or [name for name in SAMPLES if name in names()]:
-        result, found = read(name), SAMPLES[name]()
-        for line in differences(result["sample"]["now"] or {}, found, name):
+    for name in arguments.names or [name for name in SAMPLES if name in names()]:
+        result, sample_now = read(name), SAMPLES[name]()
+        for line in differences(result["sample"]["now"] or {}, sample_now, name):
             print(f"{name}: {line}")
-        if asked.write:
-            write(name, result | {"sample": result["sample"] | {"now": found}})
+        if arguments.write:
+            write(name, result | {"sample": result["sample"] | {"now": sample_now}})
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Kernel searches replayed on measured spaces: policies, splits, misleading sources, filtered neighbours; pictures.
+"""Regret of kernel searches replayed on measured spaces: policies, misleading sources, Kernel Tuner; pictures.
 
 python benches/search.py --space FILE... [--seeds 10] [--gpus A,B] [--parts policies,free,misleading,neighbours,tuner]
                          [--plot FOLDER] [-o FILE.json]
 
-Every GPU of the files is searched for with what the others measured (`kernelsight search evaluate`). Beside it:
-searches without other GPUs, searches whose sources were shuffled or inverted, and searches of an archive that forecast
-four times as many neighbours as they measure. ``tuner`` adds strategies of Kernel Tuner (extra ``tuner``): how many
-measurements they take, and whether a search that learns from other GPUs is worse than the best one that does not. CPU
-seconds count all that a replay takes.
+Each GPU of the files is searched with the measurements of the others (`kernelsight search evaluate`). Also: searches
+without other GPUs, searches whose sources are shuffled or inverted, and searches by neighbours that forecast four times
+as many candidates as they measure. ``tuner`` adds strategies of Kernel Tuner (extra ``tuner``): the measurements that
+they take, and whether a search that learns from other GPUs is worse than the best one that does not. CPU seconds are of
+the whole replay.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from kernelsight.searching.targets import Target, target_of, truth_of
 SPACES = ROOT.parent / "shared" / "data" / "kernel_spaces.parquet"
 PARTS = ("policies", "free", "misleading", "neighbours", "tuner")
 BUDGET = 100
-# strategies of Kernel Tuner get as many measurements as it takes to see when they are within 5 %
+# measurements of a Kernel Tuner strategy: enough to come within 5 %
 TUNER_BUDGET = 300
-# points of regret that a search may be worse than the best one that does not learn from other GPUs
+# regret by which a search may exceed the best one that does not learn from other GPUs
 HARM = 0.02
 FILTERED = {"standard 4 of 4": 4, "filtered 4 of 16": 16}
 
 
 def end_regrets(spaces: Mapping[str, SpaceArrays], cases: Sequence[Case]) -> dict[tuple[str, str], float]:
-    """Return the median final regret over seeds for each space and GPU."""
-    found: dict[tuple[str, str], list[float]] = {}
+    """Return the median final regret over seeds of each space and GPU."""
+    regrets: dict[tuple[str, str], list[float]] = {}
     for result in replayed(spaces, cases):
-        found.setdefault((result.case.space, result.case.gpu), []).append(float(result.regret[-1]))
-    return {key: float(np.median(values)) for key, values in found.items()}
+        regrets.setdefault((result.case.space, result.case.gpu), []).append(float(result.regret[-1]))
+    return {key: float(np.median(values)) for key, values in regrets.items()}
 
 
 def cases_of(spaces: Mapping[str, SpaceArrays], gpus: set[str], seeds: int, changes: Mapping[str, Any]) -> list[Case]:
-    """Return the cases of one policy over all spaces, GPUs and seeds."""
+    """Return the cases of the policy `selective` over all spaces, GPUs and seeds; ``changes``: other flags."""
     return [
         Case(space, gpu, "all", None, "selective", seed, BUDGET, 5, tuple(changes.items()))
         for space, arrays in spaces.items()
@@ -65,7 +65,7 @@ def cases_of(spaces: Mapping[str, SpaceArrays], gpus: set[str], seeds: int, chan
 
 
 def altered(target: Target, how: str, seed: int, logs: np.ndarray) -> Target:
-    """Return a target whose sources were shuffled, inverted, or replaced by the truth itself."""
+    """Return a target whose sources are shuffled, inverted, or replaced by the true latencies."""
     if how == "shuffled":
         order = np.random.default_rng(seed).permutation(len(target.ids))
         return target._replace(logs=target.logs[order], fails=target.fails[order])
@@ -86,25 +86,27 @@ def altered_regrets(
     spaces: Mapping[str, SpaceArrays], gpus: set[str], seeds: int, how: str, changes: Mapping[str, Any]
 ) -> dict[tuple[str, str], float]:
     """Return the median final regret of searches with altered sources."""
-    found = {}
+    medians = {}
     for space, arrays in spaces.items():
         for gpu in arrays.gpus:
             if gpus and gpu not in gpus:
                 continue
-            plain = target_of(arrays, gpu)
-            truth = truth_of(arrays, gpu, plain.ids)
+            target = target_of(arrays, gpu)
+            truth = truth_of(arrays, gpu, target.ids)
             logs = np.log(truth.latency_us)
-            ends = []
+            final_regrets = []
             for seed in range(seeds):
                 scenario = DEFAULTS | {"seed": seed, "budget_measurements": BUDGET} | dict(changes)
-                made = list(rounds(altered(plain, how, seed, logs), scenario, replay(truth, plain.ids, seed)))
-                ends.append(float(scores.regrets(made[-1].best[-1:], logs)[0]))
-            found[space, gpu] = float(np.median(ends))
-    return found
+                search_rounds = list(
+                    rounds(altered(target, how, seed, logs), scenario, replay(truth, target.ids, seed))
+                )
+                final_regrets.append(float(scores.regrets(search_rounds[-1].best[-1:], logs)[0]))
+            medians[space, gpu] = float(np.median(final_regrets))
+    return medians
 
 
 def tuner_results(spaces: Mapping[str, SpaceArrays], gpus: set[str], seeds: int) -> dict[str, list[Result]]:
-    """Return the replays of ours and of Kernel Tuner's strategies, by policy."""
+    """Return the replays of `selective` and of Kernel Tuner's strategies, by policy."""
     policies = {"selective": BUDGET} | dict.fromkeys(expanded(["tuner"]), TUNER_BUDGET)
     for policy in policies:
         if is_tuner(policy):
@@ -114,21 +116,21 @@ def tuner_results(spaces: Mapping[str, SpaceArrays], gpus: set[str], seeds: int)
         for policy, budget in policies.items()
         for case in cases_of(spaces, gpus, seeds, {})
     ]
-    found: dict[str, list[Result]] = {policy: [] for policy in policies}
+    results: dict[str, list[Result]] = {policy: [] for policy in policies}
     for result in replayed(spaces, cases):
-        found[result.case.policy].append(result)
-    return found
+        results[result.case.policy].append(result)
+    return results
 
 
 def measurements_to(results: Sequence[Result], share: float) -> float:
-    """Return the median number of measurements until a search is within a share of the optimum; inf: never."""
+    """Return the median number of measurements until regret is at most ``share``; inf: never."""
     return float(np.median([scores.first_within(each.regret, share) or np.inf for each in results]))
 
 
-def tuner_rows(found: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
-    """Return a row per policy, and how many times fewer measurements ours takes than the best of the strategies."""
+def tuner_rows(results_of: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
+    """Return a row per policy, and the ratio of measurements of the best strategy to `selective`."""
     rows = []
-    for policy, results in found.items():
+    for policy, results in results_of.items():
         counts = {f"n_to_{percent}": measurements_to(results, percent / 100) for percent in (5, 2)}
         ends = np.array([each.regret[min(BUDGET, len(each.regret)) - 1] for each in results])
         within = {f"within_{percent} at {BUDGET}": float((ends <= percent / 100).mean()) for percent in (5, 2)}
@@ -138,11 +140,11 @@ def tuner_rows(found: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
 
 
 def harm_rows(
-    columns: Mapping[str, Mapping[tuple[str, str], float]], found: Mapping[str, Sequence[Result]]
+    columns: Mapping[str, Mapping[tuple[str, str], float]], results_of: Mapping[str, Sequence[Result]]
 ) -> list[dict[str, Any]]:
-    """Return, for each space and GPU, by how many points searches are worse than the best transfer-free one."""
+    """Return by space and GPU how many points worse searches are than the best one without other GPUs."""
     free: dict[tuple[str, str], list[float]] = {key: [value] for key, value in columns["without other GPUs"].items()}
-    for policy, results in found.items():
+    for policy, results in results_of.items():
         ends: dict[tuple[str, str], list[float]] = {}
         for each in results if is_tuner(policy) else ():
             ends.setdefault((each.case.space, each.case.gpu), []).append(float(each.regret[:BUDGET][-1]))
@@ -157,12 +159,12 @@ def harm_rows(
         }
         for space, gpu in sorted(free)
     ]
-    most = {name: max(row[name] for row in rows) for name in rows[0] if name.endswith("points worse")}
-    return [*rows, {"space": f"most (goal: {100 * HARM:g})", "gpu": "", "best transfer-free (%)": None} | most]
+    largest = {name: max(row[name] for row in rows) for name in rows[0] if name.endswith("points worse")}
+    return [*rows, {"space": f"most (goal: {100 * HARM:g})", "gpu": "", "best transfer-free (%)": None} | largest]
 
 
 def beside(columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[dict[str, Any]]:
-    """Return rows of regrets in percent, one per space and GPU."""
+    """Return a row of regrets in percent per space and GPU, one column per search."""
     keys = sorted({key for column in columns.values() for key in column})
     return [
         {"space": space, "gpu": gpu}
@@ -172,7 +174,7 @@ def beside(columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[dict[
 
 
 def by_family(columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[dict[str, Any]]:
-    """Return rows of mean regrets in percent, one per space."""
+    """Return a row of mean regrets in percent per space, one column per search."""
     spaces = sorted({space for column in columns.values() for space, _ in column})
     return [
         {"space": space}
@@ -184,33 +186,35 @@ def by_family(columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[di
     ]
 
 
-def goals(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the goals of the policy ``selective`` beside what was reached."""
-    policy = next(row for row in found["policies"] if row["policy"] == "selective")
-    order = next((row for row in found["policies"] if row["policy"] == "order"), {})
+def goals(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the goals of the policy `selective` and its scores."""
+    policy = next(row for row in evaluation["policies"] if row["policy"] == "selective")
+    order = next((row for row in evaluation["policies"] if row["policy"] == "order"), {})
     rows = [("within 2 % after 100 measurements", "95 %", f"{policy['within_2']:.1%}", order.get("within_2"))]
     rows += [
         (f"measurements to {n} %", goal, policy[f"n_to_{n}"], order.get(f"n_to_{n}")) for n, goal in ((5, 5), (2, 12))
     ]
     rows.append(("mean regret after 50", "2 %", f"{policy['regret_50']:.1%}", order.get("regret_50")))
     for count, goal in (("20", 0.08), ("50", 0.05)):
-        stated = found["calibration"].get(count)
-        if stated:
-            rows.append((f"coverage of 90 % intervals at {count}", "87-93 %", f"{stated['coverage_90']:.1%}", None))
-            rows.append((f"calibration error of bins at {count}", goal, round(stated["ece"], 3), None))
-    stops = found["stops"]
+        calibration = evaluation["calibration"].get(count)
+        if calibration:
+            rows.append(
+                (f"coverage of 90 % intervals at {count}", "87-93 %", f"{calibration['coverage_90']:.1%}", None)
+            )
+            rows.append((f"calibration error of bins at {count}", goal, round(calibration["ece"], 3), None))
+    stops = evaluation["stops"]
     if stops["n"]:
         rows.append((f"stopped runs ({stops['n']}) within 2 %", "95 %", f"{stops['within_2']:.1%}", None))
     return [dict(zip(("figure", "goal", "selective", "order of the others"), row, strict=True)) for row in rows]
 
 
-def draw(found: Mapping[str, Any], folder: Path) -> None:
-    """Draw regret against measurements, risk against coverage and reliability as SVG; needs the extra ``report``."""
+def draw(evaluation: Mapping[str, Any], folder: Path) -> None:
+    """Draw regret by measurements, risk by coverage, and reliability as SVG; needs the extra ``report``."""
     import altair as alt
 
     curves = [
         {"policy": row["policy"], "measurements": n, "regret (%)": max(100.0 * value, 0.05)}
-        for row in found["policies"]
+        for row in evaluation["policies"]
         for n, value in enumerate(row["regret_curve"], start=1)
     ]
     size = {"width": 380, "height": 260}
@@ -224,8 +228,8 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
         )
         .properties(**size, title="Regret against measurements")
     )
-    stated = found["calibration"]
-    points = [row | {"measured": count} for count, each in stated.items() for row in each["reliability"]]
+    calibration = evaluation["calibration"]
+    points = [row | {"measured": count} for count, each in calibration.items() for row in each["reliability"]]
     line = alt.Chart(alt.Data(values=[{"x": 0, "y": 0}, {"x": 1, "y": 1}])).mark_line(strokeDash=[4, 4], color="grey")
     reliable = (
         alt.Chart(alt.Data(values=points))
@@ -236,7 +240,7 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
             color=alt.Color("measured:N", title="after"),
         )
     )
-    risks = [row | {"measured": count} for count, each in stated.items() for row in each["risk_coverage"]]
+    risks = [row | {"measured": count} for count, each in calibration.items() for row in each["risk_coverage"]]
     risk = (
         alt.Chart(alt.Data(values=risks))
         .mark_line(point=True)
@@ -253,7 +257,7 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
 
 
 def main(words: Iterable[str] | None = None) -> None:
-    """Run the parts that are asked for, print their tables."""
+    """Run the named parts and print their tables; record them with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--space", nargs="+", required=True, metavar="FILE")
     parser.add_argument("--seeds", type=int, default=10)
@@ -263,8 +267,8 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json")
     parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     arguments = parser.parse_args(None if words is None else list(words))
-    parts, named = arguments.parts.split(","), arguments.gpus.split(",")
-    gpus = set() if named == ["all"] else set(named)
+    parts, gpu_names = arguments.parts.split(","), arguments.gpus.split(",")
+    gpus = set() if gpu_names == ["all"] else set(gpu_names)
     tables = read_spaces(arguments.space)
     spaces = {
         name: space_arrays(tables.kernel_candidates, tables.kernel_measurements, name)
@@ -277,33 +281,33 @@ def main(words: Iterable[str] | None = None) -> None:
         print(f"\n{title}\n\n{as_text(rows, list(rows[0]))}", flush=True)
 
     if "policies" in parts:
-        began = time.process_time()
-        found = evaluate(tables, named, seeds=arguments.seeds)
-        answer["evaluation"] = found
-        show("goals", goals(found))
-        others = found.get("without_nearest", {}).get("policies", [])
-        for title, rows in (("policies", found["policies"]), ("policies without the most similar GPU", others)):
+        started = time.process_time()
+        evaluation = evaluate(tables, gpu_names, seeds=arguments.seeds)
+        answer["evaluation"] = evaluation
+        show("goals", goals(evaluation))
+        others = evaluation.get("without_nearest", {}).get("policies", [])
+        for title, rows in (("policies", evaluation["policies"]), ("policies without the most similar GPU", others)):
             if rows:
                 show(title, [{k: v for k, v in row.items() if k != "regret_curve"} for row in rows])
-        print(f"CPU seconds of this process: {time.process_time() - began:.0f}")
+        print(f"CPU seconds of this process: {time.process_time() - started:.0f}")
         if arguments.plot:
-            draw(found, arguments.plot)
+            draw(evaluation, arguments.plot)
         if arguments.record:
             command = f"python benches/search.py --space {SPACES.name} --seeds {arguments.seeds}"
-            record("search", figures_of(found, arguments.seeds), command)
-    every = (spaces, gpus, arguments.seeds)
+            record("search", figures_of(evaluation, arguments.seeds), command)
+    replayed_cases = (spaces, gpus, arguments.seeds)
     if "free" in parts or "misleading" in parts:
         columns = {
-            "selective": end_regrets(spaces, cases_of(*every, {})),
-            "without other GPUs": end_regrets(spaces, cases_of(*every, {"forecaster": "gp"})),
+            "selective": end_regrets(spaces, cases_of(*replayed_cases, {})),
+            "without other GPUs": end_regrets(spaces, cases_of(*replayed_cases, {"forecaster": "gp"})),
         }
         if "misleading" in parts:
-            columns |= {how: altered_regrets(*every, how, {}) for how in ("shuffled", "inverted")}
+            columns |= {how: altered_regrets(*replayed_cases, how, {}) for how in ("shuffled", "inverted")}
         show("regret (%) after 100 measurements", beside(columns))
         if "tuner" in parts:
-            against = tuner_results(*every)
-            show("measurements against Kernel Tuner's strategies", tuner_rows(against))
-            harm = harm_rows(columns, against)
+            tuner = tuner_results(*replayed_cases)
+            show("measurements against Kernel Tuner's strategies", tuner_rows(tuner))
+            harm = harm_rows(columns, tuner)
             show("points of regret worse than the best search without other GPUs", harm)
             if arguments.record and "misleading" in parts:
                 command = f"python benches/search.py --space {SPACES.name} --parts tuner,misleading"
@@ -312,14 +316,16 @@ def main(words: Iterable[str] | None = None) -> None:
                 )
                 record("search_tuner", figures | {"seeds": arguments.seeds}, f"{command} --seeds {arguments.seeds}")
     elif "tuner" in parts:
-        show("measurements against Kernel Tuner's strategies", tuner_rows(tuner_results(*every)))
+        show("measurements against Kernel Tuner's strategies", tuner_rows(tuner_results(*replayed_cases)))
     if "neighbours" in parts:
-        form = {"proposer": "neighbours", "measure_per_parent": 4}
+        neighbour_flags = {"proposer": "neighbours", "measure_per_parent": 4}
         columns = {
-            name: end_regrets(spaces, cases_of(*every, form | {"samples_per_parent": count}))
+            name: end_regrets(spaces, cases_of(*replayed_cases, neighbour_flags | {"samples_per_parent": count}))
             for name, count in FILTERED.items()
         }
-        columns["oracle 4 of 16"] = altered_regrets(*every, "oracle", form | {"samples_per_parent": 16})
+        columns["oracle 4 of 16"] = altered_regrets(
+            *replayed_cases, "oracle", neighbour_flags | {"samples_per_parent": 16}
+        )
         show("mean regret (%) of a search of neighbours", by_family(columns))
     if arguments.output:
         arguments.output.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")

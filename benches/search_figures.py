@@ -1,4 +1,4 @@
-"""What the documentation shows of `benches/search.py`: policies, strategies of Kernel Tuner, sources that mislead."""
+"""Figures of `benches/search.py` for the documentation: policies, strategies of Kernel Tuner, misleading sources."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ import numpy as np
 from kernelsight.evaluation.searches.tuner_strategies import is_tuner
 
 
-def figures_of(found: Mapping[str, Any], seeds: int) -> dict[str, Any]:
-    """Return what pages show of an evaluation."""
-    others = found.get("without_nearest", {"policies": [], "calibration": {}})
+def figures_of(evaluation: Mapping[str, Any], seeds: int) -> dict[str, Any]:
+    """Return the figures of an evaluation that the pages show."""
+    others = evaluation.get("without_nearest", {"policies": [], "calibration": {}})
     names = ("policy", "within_5", "within_2", "n_to_5", "n_to_2", "regret_20", "regret_50", "regret_100", "score")
     policies = [
         {name: row[name] for name in names} | {"without_nearest": part is others}
-        for part in (found, others)
+        for part in (evaluation, others)
         for row in part["policies"]
     ]
-    own = [row for row in found["spaces"] if row["policy"] == "selective"]
-    stated = {
+    selective_rows = [row for row in evaluation["spaces"] if row["policy"] == "selective"]
+    calibration_of = {
         f"{count}{title}": each
-        for part, title in ((found, ""), (others, " without nearest"))
+        for part, title in ((evaluation, ""), (others, " without nearest"))
         for count, each in part["calibration"].items()
     }
     return {
-        **{"policies": policies, "runs": len(own) * seeds, "spaces": len(own), "seeds": seeds},
-        "within_2_by_space": sorted((row["within_2"] for row in own), reverse=True),
-        "coverage": {name: each["coverage_90"] for name, each in stated.items()},
-        "ece": {name: each["ece"] for name, each in stated.items()},
-        "stops": found["stops"],
+        **{"policies": policies, "runs": len(selective_rows) * seeds, "spaces": len(selective_rows), "seeds": seeds},
+        "within_2_by_space": sorted((row["within_2"] for row in selective_rows), reverse=True),
+        "coverage": {name: each["coverage_90"] for name, each in calibration_of.items()},
+        "ece": {name: each["ece"] for name, each in calibration_of.items()},
+        "stops": evaluation["stops"],
     }
 
 
 def tuner_figures(
     rows: Sequence[Mapping[str, Any]], harm: Sequence[Mapping[str, Any]], budget: int, most: float
 ) -> dict[str, Any]:
-    """Return what pages show of Kernel Tuner's strategies (``budget`` measurements) and of sources that mislead.
+    """Return the figures of Kernel Tuner's strategies (``budget`` measurements) and of misleading sources.
 
-    ``most``: regret by which a search may be worse than the best one without other GPUs.
+    ``most``: largest acceptable excess of regret over the best search without other GPUs.
     """
     strategies = [
         {"name": row["policy"].partition(":")[2]}

@@ -1,11 +1,11 @@
-"""`kernelsight serve` as its clients see it: their times against `simulate` of the same arrivals, load, memory, floods.
+"""Errors and limits of `kernelsight serve` as measured by clients: times against `simulate`, streams, memory, floods.
 
     python benches/server.py [--parts times,kept,many,steps] [--speed X] [--streams N] [--record]
 
-Our own client (`server_client.py`) talks to the command over sockets of this machine. Times are scaled back by the
-speed; `late` is how late a timer of the client was, of which no server knows. `times`: percentiles of TTFT, ITL and
-E2E, what `compare` says of the client's log; `kept`: the most streams whose times are kept at speed 1; `many`: 10,000
-requests with clients that leave and slow ones, then a flood; `steps`: batches a second of `step_time`.
+The client (`server_client.py`) connects to the command over this machine's sockets. Times are scaled back by the speed;
+`late` is the delay of the client's own timer, which no server can avoid. `times`: percentiles of TTFT, ITL and E2E, and
+the cause that `compare` finds in the client's log; `kept`: the most streams with correct times at speed 1; `many`:
+10,000 requests with clients that disconnect or read slowly, then a flood; `steps`: batches per second of `step_time`.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from record import record
-from server_client import Answered, Asked, ask, closed_loop, late_ms
+from server_client import Request, Response, closed_loop, late_ms, send_completion
 
 import kernelsight as ks
 from kernelsight.present.output import as_text
 
 DEPLOYMENT = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "max_num_seqs": 256}
 FLAGS = [word for name, value in DEPLOYMENT.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-# an answer is kept where its times are within a share or a span of the prediction
+# a time is kept if it is within this share or span of the prediction
 SHARE, SPAN_MS = 0.05, 2.0
 PERCENTILES = (50, 99)
 ROUNDS = 3
-# fewest requests of a closed loop: medians of fewer say nothing
+# fewest requests of a closed loop, for stable medians
 FEWEST = 60
 TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Running(NamedTuple):
-    """A server that runs in a process of its own."""
+    """A running server process: its port and process id."""
 
     port: int
     process: int
 
     def cpu_s(self) -> float:
-        """Return the CPU time that it has taken."""
+        """Return the server's CPU seconds so far."""
         fields = Path(f"/proc/{self.process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICK
 
     def memory_mb(self) -> float:
-        """Return its resident memory."""
+        """Return the server's resident memory, MiB."""
         text = Path(f"/proc/{self.process}/status").read_text(encoding="utf-8")
         return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) / 1024
 
     def metric(self, name: str) -> float:
-        """Return the sum of a metric of `/metrics` over its labels."""
+        """Return the sum over labels of a metric of `/metrics`."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as page:
             lines = page.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}"))
@@ -68,11 +68,11 @@ class Running(NamedTuple):
 
 @contextlib.contextmanager
 def serving(speed: float, *words: str) -> Iterator[Running]:
-    """Start `kernelsight serve`, and end it."""
+    """Run `kernelsight serve` on a free port while the context is open."""
     command = [sys.executable, "-m", "kernelsight", "serve", *FLAGS, "--port", "0", "--speed", str(speed), *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            port = next((int(found[1]) for line in process.stderr if (found := re.search(r"//\S+:(\d+),", line))), None)
+            port = next((int(match[1]) for line in process.stderr if (match := re.search(r"//\S+:(\d+),", line))), None)
             if port is None:
                 raise SystemExit("kernelsight serve has ended")
             yield Running(port, process.pid)
@@ -80,96 +80,96 @@ def serving(speed: float, *words: str) -> Iterator[Running]:
             process.terminate()
 
 
-def drawn(count: int, seed: int) -> list[Asked]:
-    """Return requests of 16 to 128 prompt and 32 to 96 output tokens."""
-    dice = np.random.default_rng(seed)
-    sizes = zip(dice.integers(16, 129, count).tolist(), dice.integers(32, 97, count).tolist(), strict=True)
-    return [Asked(*size) for size in sizes]
+def drawn(count: int, seed: int) -> list[Request]:
+    """Return ``count`` random requests of 16 to 128 prompt and 32 to 96 output tokens."""
+    random = np.random.default_rng(seed)
+    sizes = zip(random.integers(16, 129, count).tolist(), random.integers(32, 97, count).tolist(), strict=True)
+    return [Request(*size) for size in sizes]
 
 
-def measured(answers: Sequence[Answered], speed: float) -> dict[str, np.ndarray]:
-    """Return what clients measured in milliseconds of the simulated clock."""
-    gaps = [np.diff(each.times_s) for each in answers]
+def measured(responses: Sequence[Response], speed: float) -> dict[str, np.ndarray]:
+    """Return the clients' TTFT, ITL and E2E, ms of the simulated clock."""
+    gaps = [np.diff(each.times_s) for each in responses]
     times = {
-        "ttft": np.array([each.times_s[0] - each.sent_s for each in answers]),
+        "ttft": np.array([each.times_s[0] - each.sent_s for each in responses]),
         "itl": np.concatenate(gaps),
-        "e2e": np.array([each.times_s[-1] - each.sent_s for each in answers]),
+        "e2e": np.array([each.times_s[-1] - each.sent_s for each in responses]),
     }
     return {name: values * 1e3 * speed for name, values in times.items()}
 
 
-def write_log(answers: Sequence[Answered], speed: float, path: Path) -> None:
-    """Write requests on the simulated clock, as a log that `simulate --trace` and `compare --log` read."""
-    answers = sorted(answers, key=lambda each: each.sent_s)
+def write_log(responses: Sequence[Response], speed: float, path: Path) -> None:
+    """Write the responses, on the simulated clock, as a log that `simulate --trace` and `compare --log` read."""
+    responses = sorted(responses, key=lambda each: each.sent_s)
     rows = [
         {
-            "arrival_s": (each.sent_s - answers[0].sent_s) * speed,
-            **{"prompt_tokens": each.asked.prompt_tokens, "output_tokens": each.asked.output_tokens},
+            "arrival_s": (each.sent_s - responses[0].sent_s) * speed,
+            **{"prompt_tokens": each.request.prompt_tokens, "output_tokens": each.request.output_tokens},
             "ttft_ms": (each.times_s[0] - each.sent_s) * 1e3 * speed,
             "e2e_ms": (each.times_s[-1] - each.sent_s) * 1e3 * speed,
         }
-        for each in answers
+        for each in responses
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def predicted(session: ks.Session, log: Path) -> dict[str, dict[int, float]]:
-    """Return percentiles in milliseconds of `simulate` with a log's arrivals."""
+    """Return the percentiles that `simulate` predicts for a log's arrivals, ms."""
     run = session.simulate(**DEPLOYMENT, trace=str(log))
     table = run.table("request_metrics")
-    found = {name: percentiles(table[f"{name}_ms"].to_numpy()) for name in ("ttft", "e2e")}
-    return found | {"itl": {which: run.summary["itl_ms"][f"p{which}"] for which in PERCENTILES}}
+    percentiles_of = {name: percentiles(table[f"{name}_ms"].to_numpy()) for name in ("ttft", "e2e")}
+    return percentiles_of | {"itl": {which: run.summary["itl_ms"][f"p{which}"] for which in PERCENTILES}}
 
 
 def percentiles(values: np.ndarray) -> dict[int, float]:
-    """Return the percentiles that are compared."""
+    """Return the compared percentiles of some values."""
     return {which: float(np.percentile(values, which)) for which in PERCENTILES}
 
 
-def against(session: ks.Session, answers: Sequence[Answered], speed: float, log: Path) -> dict[str, Any]:
-    """Return measured and predicted percentiles, the largest differences, and whether all are kept."""
-    whole = [each for each in answers if each.whole]
+def against(session: ks.Session, responses: Sequence[Response], speed: float, log: Path) -> dict[str, Any]:
+    """Return measured and predicted percentiles, and whether all are within the tolerance."""
+    whole = [each for each in responses if each.whole]
     write_log(whole, speed, log)
-    own, ours = measured(whole, speed), predicted(session, log)
+    client, simulated = measured(whole, speed), predicted(session, log)
     rows = []
     for name in ("ttft", "itl", "e2e"):
-        for which, value in percentiles(own[name]).items():
-            off_ms, expected = value - ours[name][which], ours[name][which]
-            kept = abs(off_ms) <= max(SHARE * expected, SPAN_MS)
+        for which, value in percentiles(client[name]).items():
+            difference_ms, expected = value - simulated[name][which], simulated[name][which]
+            kept = abs(difference_ms) <= max(SHARE * expected, SPAN_MS)
             rows.append({"metric": f"{name}_p{which}", "client_ms": value, "simulate_ms": expected, "kept": kept})
-    return {"rows": rows, "kept": all(row["kept"] for row in rows), "whole": len(whole), "requests": len(answers)}
+    return {"rows": rows, "kept": all(row["kept"] for row in rows), "whole": len(whole), "requests": len(responses)}
 
 
 def loop(server: Running, session: ks.Session, speed: float, streams: int, log: Path) -> dict[str, Any]:
-    """Return what a closed loop of streams measured, and the cores that it took."""
-    asked = drawn(max(streams * ROUNDS, FEWEST), streams)
-    server_s, client_s, began = server.cpu_s(), time.process_time(), time.monotonic()
-    answers, late = asyncio.run(late_ms(closed_loop(server.port, streams, asked, seed=streams)))
-    wall_s = time.monotonic() - began
-    tokens = sum(int(each.tokens.sum()) for each in answers)
+    """Return the times of a closed loop of ``streams`` streams, and the cores that server and client took."""
+    requests = drawn(max(streams * ROUNDS, FEWEST), streams)
+    server_s, client_s, started = server.cpu_s(), time.process_time(), time.monotonic()
+    responses, late = asyncio.run(late_ms(closed_loop(server.port, streams, requests, seed=streams)))
+    wall_s = time.monotonic() - started
+    tokens = sum(int(each.tokens.sum()) for each in responses)
     spent_s = server.cpu_s() - server_s
     return {
         **{"streams": streams, "speed": speed, "wall_s": wall_s, "tokens": tokens},
         **{"server_cores": spent_s / wall_s, "client_cores": (time.process_time() - client_s) / wall_s},
         **{"server_us_per_token": spent_s / tokens * 1e6, "load_average": os.getloadavg()[0]},
         **{"late_p50_ms": float(np.median(late)), "late_p99_ms": float(np.percentile(late, 99))},
-        **against(session, answers, speed, log),
+        **against(session, responses, speed, log),
     }
 
 
 def times(session: ks.Session, speed: float, streams: int, folder: Path) -> dict[str, Any]:
-    """Return the times of one closed loop, and what `compare` says of its log."""
+    """Return the times of one closed loop, and the cause that `compare` finds in its log."""
     log = folder / "times.jsonl"
     with serving(speed) as server:
-        found = loop(server, session, speed, streams, log)
-    return found | {"cause": session.compare(log=str(log), **DEPLOYMENT).summary["cause"]["kind"]}
+        figures = loop(server, session, speed, streams, log)
+    return figures | {"cause": session.compare(log=str(log), **DEPLOYMENT).summary["cause"]["kind"]}
 
 
 def kept(session: ks.Session, most: int, folder: Path) -> dict[str, Any]:
     """Return the most streams, of powers of two, up to which median times are kept at speed 1."""
     rows, streams = [], 1
     with serving(1.0) as server:
-        # the first requests of a process pay for what it loads then
+        # the first requests of a process include loading
         asyncio.run(closed_loop(server.port, 1, drawn(2, 0), seed=0))
         while streams <= most:
             rows.append(loop(server, session, 1.0, streams, folder / f"kept_{streams}.jsonl"))
@@ -182,17 +182,17 @@ def kept(session: ks.Session, most: int, folder: Path) -> dict[str, Any]:
 
 
 def many(count: int) -> dict[str, Any]:
-    """Return what a server has of many requests, a tenth of whose clients leave or read nothing for a while."""
-    kinds = [{"leaves": True}] + [{"pause_s": 0.2}] + [{}] * 18
-    asked = [Asked(24, 8, **kinds[number % len(kinds)]) for number in range(count)]
+    """Return time, memory and remaining requests of a server after requests of which a tenth disconnect or pause."""
+    behaviours = [{"leaves": True}] + [{"pause_s": 0.2}] + [{}] * 18
+    requests = [Request(24, 8, **behaviours[number % len(behaviours)]) for number in range(count)]
     with serving(100.0, "--max-waiting-requests", "128") as server:
         memory = [server.memory_mb()]
-        began_s = server.cpu_s()
-        for part in (asked[: count // 5], asked[count // 5 :]):
-            answers = asyncio.run(closed_loop(server.port, 128, part, seed=len(part)))
+        cpu_before_s = server.cpu_s()
+        for part in (requests[: count // 5], requests[count // 5 :]):
+            responses = asyncio.run(closed_loop(server.port, 128, part, seed=len(part)))
             memory.append(server.memory_mb())
-        spent_s = server.cpu_s() - began_s
-        whole = all(each.whole for each in answers if not each.asked.leaves)
+        spent_s = server.cpu_s() - cpu_before_s
+        whole = all(each.whole for each in responses if not each.request.leaves)
         left_behind = server.metric("num_requests_running{") + server.metric("num_requests_waiting{")
     return {
         **{"requests": count, "whole": whole, "server_ms_per_request": spent_s / count * 1e3},
@@ -201,22 +201,22 @@ def many(count: int) -> dict[str, Any]:
 
 
 def flood(count: int) -> dict[str, Any]:
-    """Return how many of requests sent at once are answered and how many refused, and the memory that they take."""
+    """Return the numbers of answered and rejected requests of ``count`` sent at once, and memory in MiB."""
 
-    async def all_at_once(port: int) -> list[Answered]:
-        dice = np.random.default_rng(0)
-        return await asyncio.gather(*(ask(port, Asked(24, 16), dice) for _ in range(count)))
+    async def all_at_once(port: int) -> list[Response]:
+        random = np.random.default_rng(0)
+        return await asyncio.gather(*(send_completion(port, Request(24, 16), random) for _ in range(count)))
 
     with serving(0.02, "--max-waiting-requests", "128") as server:
         before_mb = server.memory_mb()
-        answers = asyncio.run(all_at_once(server.port))
+        responses = asyncio.run(all_at_once(server.port))
         memory = [before_mb, server.memory_mb()]
-    counts = {str(status): sum(each.status == status for each in answers) for status in (200, 429)}
+    counts = {str(status): sum(each.status == status for each in responses) for status in (200, 429)}
     return {"sent": count, "room": DEPLOYMENT["max_num_seqs"] + 128, **counts, "memory_mb": memory}
 
 
 def steps() -> dict[str, Any]:
-    """Return the batches a CPU-second of `step_time`, one at a time and over arrays."""
+    """Return the batches per CPU-second of `step_time`, in single calls and over arrays."""
     rows = []
     with ks.connect() as session:
         step = session.step_times(**DEPLOYMENT)
@@ -224,18 +224,18 @@ def steps() -> dict[str, Any]:
         batch, count = [(1, 1000)] * sequences, 20_000
         arrays = np.ones(count * sequences, int), np.full(count * sequences, 1000), np.arange(count + 1) * sequences
         step(arrays), step(batch)
-        began = time.process_time()
+        started = time.process_time()
         for _ in range(count):
             step(batch)
         between = time.process_time()
         step(arrays)
-        single, many_s = between - began, time.process_time() - between
+        single, many_s = between - started, time.process_time() - between
         rows.append({"sequences": sequences, "single_per_s": count / single, "arrays_per_s": count / many_s})
     return {"rows": rows}
 
 
 def main() -> None:
-    """Run the parts, and print what they found."""
+    """Run the named parts and print their figures; record them with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", default="times,kept,many,steps")
     parser.add_argument("--speed", type=float, default=0.05, help="of `times`")
@@ -253,19 +253,19 @@ def main() -> None:
             "steps": steps,
         }
         for name in arguments.parts.split(","):
-            found = parts[name]()
-            show(name, found)
+            figures = parts[name]()
+            show(name, figures)
             if arguments.record:
                 more = words if name == "times" else ""
-                record(f"server_{name}", found, f"python benches/server.py --parts {name}{more}")
+                record(f"server_{name}", figures, f"python benches/server.py --parts {name}{more}")
 
 
-def show(name: str, found: dict[str, Any]) -> None:
+def show(name: str, figures: dict[str, Any]) -> None:
     """Print the figures of a part."""
-    rows = found.get("rows")
+    rows = figures.get("rows")
     if rows:
         print(as_text(rows, [column for column in rows[0] if column != "rows"]))
-    print(f"{name}:", json.dumps({key: value for key, value in found.items() if key != "rows"}, default=float))
+    print(f"{name}:", json.dumps({key: value for key, value in figures.items() if key != "rows"}, default=float))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A client of OpenAI's API that notes when each token arrives: little work while it runs, all parsing afterwards."""
+"""An OpenAI API client that records the arrival time of each token; it parses responses after they end."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ EVENT = re.compile(rb"data: (\{.*?\})\n\n")
 STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
 
 
-class Asked(NamedTuple):
-    """Lengths of a request, and how its client behaves."""
+class Request(NamedTuple):
+    """A request's lengths in tokens, and its client's behaviour."""
 
     prompt_tokens: int
     output_tokens: int
-    leaves: bool = False  # when the first token is there
-    pause_s: float = 0.0  # reads nothing for so long after the first token
+    leaves: bool = False  # disconnects after the first token
+    pause_s: float = 0.0  # stops reading for this long after the first token
 
 
-class Answered(NamedTuple):
-    """What a client saw: moments in seconds of the event loop's clock, and the tokens that each one brought."""
+class Response(NamedTuple):
+    """A client's record of a response: times of chunks, s of the event loop's clock, and tokens of each."""
 
-    asked: Asked
+    request: Request
     sent_s: float
     status: int
     times_s: np.ndarray
@@ -35,14 +35,14 @@ class Answered(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether all tokens have arrived."""
-        return self.status == 200 and int(self.tokens.sum()) == self.asked.output_tokens
+        return self.status == 200 and int(self.tokens.sum()) == self.request.output_tokens
 
 
 class _Connection(asyncio.Protocol):
-    """Keeps what arrives, and when."""
+    """Records received bytes with their times."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked, self.loop = asked, asyncio.get_running_loop()
+    def __init__(self, request: Request) -> None:
+        self.request, self.loop = request, asyncio.get_running_loop()
         self.received: list[tuple[float, bytes]] = []
         self.closed = self.loop.create_future()
 
@@ -52,32 +52,32 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         first = b"data: " in data and not any(b"data: " in each for _, each in self.received[:2])
         self.received.append((self.loop.time(), data))
-        if first and self.asked.leaves:
+        if first and self.request.leaves:
             self.transport.abort()
-        elif first and self.asked.pause_s:
+        elif first and self.request.pause_s:
             self.transport.pause_reading()
-            self.loop.call_later(self.asked.pause_s, self.transport.resume_reading)
+            self.loop.call_later(self.request.pause_s, self.transport.resume_reading)
 
     def connection_lost(self, _: Exception | None) -> None:
         if not self.closed.done():
             self.closed.set_result(None)
 
 
-async def ask(port: int, asked: Asked, dice: np.random.Generator) -> Answered:
-    """Send a completion of drawn token ids, and wait for its end."""
-    body = {"prompt": dice.integers(0, 100_000, asked.prompt_tokens).tolist(), "max_tokens": asked.output_tokens}
+async def send_completion(port: int, request: Request, random: np.random.Generator) -> Response:
+    """Send a completion request of random token ids and return its response."""
+    body = {"prompt": random.integers(0, 100_000, request.prompt_tokens).tolist(), "max_tokens": request.output_tokens}
     content = json.dumps(body | {"stream": True}).encode()
     loop = asyncio.get_running_loop()
-    transport, own = await loop.create_connection(lambda: _Connection(asked), "127.0.0.1", port)
+    transport, connection = await loop.create_connection(lambda: _Connection(request), "127.0.0.1", port)
     sent_s = loop.time()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    transport.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
-    await own.closed
-    return _read(asked, sent_s, own.received)
+    header = "POST /v1/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    transport.write(f"{header}content-length: {len(content)}\r\n\r\n".encode() + content)
+    await connection.closed
+    return _read(request, sent_s, connection.received)
 
 
-def _read(asked: Asked, sent_s: float, received: Sequence[tuple[float, bytes]]) -> Answered:
-    """Return the tokens of what arrived; an event has the time of its last byte."""
+def _read(request: Request, sent_s: float, received: Sequence[tuple[float, bytes]]) -> Response:
+    """Return the parsed response; a chunk has the time of its last byte."""
     content = b"".join(data for _, data in received)
     ends = np.cumsum([len(data) for _, data in received])
     times_s, tokens = [], []
@@ -87,26 +87,26 @@ def _read(asked: Asked, sent_s: float, received: Sequence[tuple[float, bytes]]) 
             times_s.append(received[int(np.searchsorted(ends, event.end()))][0])
             tokens.append(choices[0]["text"].count(" "))
     status = STATUS.match(content)
-    return Answered(asked, sent_s, int(status[1]) if status else 0, np.array(times_s), np.array(tokens, np.int64))
+    return Response(request, sent_s, int(status[1]) if status else 0, np.array(times_s), np.array(tokens, np.int64))
 
 
-async def closed_loop(port: int, streams: int, requests: Sequence[Asked], seed: int) -> list[Answered]:
-    """Send requests over ``streams`` streams, each the next one when its last has ended."""
-    waiting, answers = list(reversed(requests)), []
-    dice = np.random.default_rng(seed)
+async def closed_loop(port: int, streams: int, requests: Sequence[Request], seed: int) -> list[Response]:
+    """Return the responses of requests sent over ``streams`` concurrent streams."""
+    waiting, responses = list(reversed(requests)), []
+    random = np.random.default_rng(seed)
 
     async def stream() -> None:
         while waiting:
-            answers.append(await ask(port, waiting.pop(), dice))
+            responses.append(await send_completion(port, waiting.pop(), random))
 
     await asyncio.gather(*(stream() for _ in range(streams)))
-    return answers
+    return responses
 
 
-async def late_ms(of: Awaitable[Any], every_s: float = 0.02) -> tuple[Any, np.ndarray]:
-    """Return what ``of`` returns, and how late a timer of this process was meanwhile, in milliseconds."""
+async def late_ms(awaitable: Awaitable[Any], every_s: float = 0.02) -> tuple[Any, np.ndarray]:
+    """Return the result of ``of``, and the delays of a timer of this process meanwhile, ms."""
     loop, lateness = asyncio.get_running_loop(), []
-    task = asyncio.ensure_future(of)
+    task = asyncio.ensure_future(awaitable)
     while not task.done():
         due_s = loop.time() + every_s
         await asyncio.sleep(every_s)

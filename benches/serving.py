@@ -1,9 +1,9 @@
-"""Speed of the serving loop: requests and steps per CPU-second, without start-up, as a table.
+"""Speed of the scheduler's loop: requests and steps per CPU-second, without start-up.
 
     python benches/serving.py [--requests N] [--repeats N] [-o FILE.json]
 
-The load is drawn and step costs are laid out before the clock starts; a run is the compiled loop with its records
-filled and read, then the same with the tables that it makes. CPU time is process time, all threads.
+Requests and step costs are prepared before the clock starts. Timed are the compiled loop that fills its records, and
+the loop with its result tables. CPU time is process time of all threads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def loads(requests: int) -> dict[str, dict[str, Any]]:
 
 
 def cpu_seconds(work: Callable[[], object], repeats: int) -> list[float]:
-    """Return the CPU times of ``work``, sorted, after one run that is not counted."""
+    """Return the sorted CPU seconds of ``repeats`` runs of ``work``, after a warm-up run."""
     work()
     times = []
     for _ in range(repeats):
@@ -54,7 +54,7 @@ def cpu_seconds(work: Callable[[], object], repeats: int) -> list[float]:
 
 
 def measure(name: str, flags: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """Return one row of the table."""
+    """Return the table row of one load."""
     with connect() as session:
         plan = plan_rows(session, [{**DEPLOYMENT, **flags}])
         give_plan(session, list(plan.deployments.values()), plan.planned)
@@ -62,27 +62,27 @@ def measure(name: str, flags: dict[str, Any], repeats: int) -> dict[str, Any]:
         inputs = {name: session.table(name) for name in node.inputs}
 
         def simulate() -> None:
-            """Run the simulation, and make its tables."""
-            made = node.function(**inputs, wanted=TABLES, threads=None, read=None)
+            """Run the simulation and make its tables."""
+            tables = node.function(**inputs, wanted=TABLES, threads=None, read=None)
             for name in TABLES:
-                made[name]() if callable(made[name]) else made[name]
+                tables[name]() if callable(tables[name]) else tables[name]
 
         totals = session.table("replica_totals").to_pylist()[0]
         calls: list[tuple] = []
         served = replica.serve
 
-        def listen(*arguments: Any, **named: Any) -> Any:
-            calls.append((arguments, named))
-            return served(*arguments, **named)
+        def record_call(*arguments: Any, **keywords: Any) -> Any:
+            calls.append((arguments, keywords))
+            return served(*arguments, **keywords)
 
-        replica.serve = listen
+        replica.serve = record_call
         try:
             simulate()
         finally:
             replica.serve = served
-        arguments, named = calls[0]
-        # as sweeps run it; windows of time cost 35 to 50 ns a step more, and are part of the tables
-        bare = named | {"windows_from_us": None}
+        arguments, keywords = calls[0]
+        # as in sweeps: time windows cost 35 to 50 ns per step and belong to the tables
+        bare = keywords | {"windows_from_us": None}
         loops = cpu_seconds(lambda: served(*arguments, **bare), repeats)
         loop, whole = statistics.median(loops), statistics.median(cpu_seconds(simulate, repeats))
     n = flags["num_prompts"]
@@ -100,7 +100,7 @@ def measure(name: str, flags: dict[str, Any], repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure every load and print the table."""
+    """Measure every load and print the table; record it with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=7)

@@ -1,6 +1,7 @@
-"""Speed of lowering, of the latency expressions and of step costs, in rows per second: ``python benches/speed.py``.
+"""Speed of lowering to kernel calls, of latency expressions and of step costs: ``python benches/speed.py``.
 
-Each figure is the fastest of several runs; every run of a session's tables starts from an empty session.
+Each figure, in rows per second, is the fastest of several runs; every run that computes tables starts with a new
+session.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ MIX = {"gemm": 0.4, "prefill_attention": 0.2, "decode_attention": 0.4}
 
 
 def deployments(count: int) -> pa.Table:
-    """Return ``count`` different deployments, at most 50: model by model, then GPU by GPU, then engine by engine."""
-    every = [(engine, gpu, model) for engine in ENGINES for gpu in GPUS for model in MODELS]
-    stated = [
+    """Return ``count`` different deployments, at most 50: ordered by engine, GPU, model."""
+    combinations = [(engine, gpu, model) for engine in ENGINES for gpu in GPUS for model in MODELS]
+    rows = [
         {"deployment_id": f"{model['model']}-{gpu}-{engine}", **model, "gpu": gpu, "pp": 1, "dp": 1, "engine": engine}
-        for engine, gpu, model in every[:count]
+        for engine, gpu, model in combinations[:count]
     ]
-    return pa.Table.from_pylist(stated)
+    return pa.Table.from_pylist(rows)
 
 
 def fastest(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
@@ -74,7 +75,7 @@ def fresh(count: int, *ready: str) -> Session:
 
 
 def table_times(name: str, count: int, ready: tuple[str, ...], repeats: int) -> tuple[int, float, float]:
-    """Return rows, wall and process seconds of computing one table when ``ready`` are there."""
+    """Return the number of rows, wall and process seconds of computing a table from the tables ``ready``."""
     times, rows = [], 0
     for _ in range(repeats):
         with fresh(count, *ready) as session:
@@ -84,27 +85,29 @@ def table_times(name: str, count: int, ready: tuple[str, ...], repeats: int) -> 
 
 
 def session_measurements(repeats: int) -> list[dict[str, Any]]:
-    """Time lowering, all latencies, and step costs from nothing, for 1 and for 50 deployments."""
-    found = []
+    """Measure lowering, all latencies, and step costs without cached tables, for 1 and 50 deployments."""
+    measurements = []
     for count in (1, 50):
-        of = f"{count} deployment{'s' if count > 1 else ''}"
+        size = f"{count} deployment{'s' if count > 1 else ''}"
         rows, *seconds = table_times("kernel_calls", count, ("step_shapes",), repeats)
-        found.append(measurement(f"lowering in SQL, {of}", rows, *seconds))
+        measurements.append(measurement(f"lowering in SQL, {size}", rows, *seconds))
         rows, *seconds = table_times("kernel_latencies", count, ("kernel_calls",), repeats)
-        found.append(measurement(f"kernel_latencies, {of}", rows, *seconds))
+        measurements.append(measurement(f"kernel_latencies, {size}", rows, *seconds))
         rows, wall, process = table_times("step_costs", count, (), repeats)
-        found.append(measurement(f"step_costs from nothing, {of}, each", rows / count, wall / count, process / count))
-    return found
+        measurements.append(
+            measurement(f"step_costs from nothing, {size}, each", rows / count, wall / count, process / count)
+        )
+    return measurements
 
 
 def expression_measurements(repeats: int) -> list[dict[str, Any]]:
-    """Time the expressions, Arrow in and Arrow out, over the calls at the knots of 50 deployments."""
-    jax.devices()  # starting JAX is not compiling
+    """Measure the expressions, Arrow in and Arrow out, over the calls of 50 deployments' step costs."""
+    jax.devices()  # starts JAX, which is not part of compiling
     with fresh(50) as session:
         calls = {family: session.table(f"{family}_calls") for family in LOWERED}
         prices = PricingTables(*(session.table(name) for name in PRICES))
     mixed = {family: table for family, table in calls.items() if table.num_rows}
-    found = []
+    measurements = []
     for name, tables in (("gemm", {"gemm": calls["gemm"]}), ("mixed families", mixed)):
         rows = sum(table.num_rows for table in tables.values())
         first = {}
@@ -115,41 +118,43 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
                     latencies(family, table, prices, backend=backend)
 
             first[backend] = fastest(run, 1)
-            found.append(measurement(f"latencies by {backend}, warm, {name}", rows, *fastest(run, repeats)))
-        warm_wall, warm_process = found[-1]["wall_s"], found[-1]["process_s"]
+            measurements.append(measurement(f"latencies by {backend}, warm, {name}", rows, *fastest(run, repeats)))
+        warm_wall, warm_process = measurements[-1]["wall_s"], measurements[-1]["process_s"]
         wall, process = first["jax"][0] - warm_wall, first["jax"][1] - warm_process
-        found.append(measurement(f"first run by jax, {name}, beyond a warm one (compiling)", None, wall, process))
-    return found
+        measurements.append(
+            measurement(f"first run by jax, {name}, beyond a warm one (compiling)", None, wall, process)
+        )
+    return measurements
 
 
 def bulk_measurements(repeats: int) -> list[dict[str, Any]]:
-    """Time numeric columns in memory to latency, p05 and p95, float32 in blocks: by the expression, and corrected."""
+    """Measure latency, p05 and p95 of float32 columns in blocks: by expression alone, and corrected."""
     with fresh(1) as session:
         calls = {family: session.table(f"{family}_calls") for family in MIX}
         prices = PricingTables(*(session.table(name) for name in PRICES))
-    found = []
+    measurements = []
     for tier in ("cross-generation", "auto"):
         for name, shares in (("gemm", {"gemm": 1.0}), ("mixed families", MIX)):
             runs = [
                 _bulk(family, calls[family], prices, tier, int(share * BULK_ROWS)) for family, share in shares.items()
             ]
-            kinds = {kind for kind, _ in runs}
-            each = [run for _, run in runs]
-            seconds = fastest(lambda each=each: [run() for run in each], repeats)
-            found.append(
-                measurement(f"columns to latency, p05, p95: {name}, {' '.join(sorted(kinds))}", BULK_ROWS, *seconds)
+            tiers = {kind for kind, _ in runs}
+            functions = [run for _, run in runs]
+            seconds = fastest(lambda functions=functions: [run() for run in functions], repeats)
+            measurements.append(
+                measurement(f"columns to latency, p05, p95: {name}, {' '.join(sorted(tiers))}", BULK_ROWS, *seconds)
             )
-    return found
+    return measurements
 
 
 def _bulk(family: str, calls: pa.Table, prices: PricingTables, tier: str, rows: int) -> tuple[str, Callable[[], Any]]:
-    """Return what answers, and a run over the family's calls of one kernel, repeated to ``rows``."""
+    """Return the tier of the answer, and a run over one kernel's calls repeated to ``rows`` rows."""
     settings, coefficients = prices.settings, prices.coefficients
-    place = settings.column_names.index("tier")
-    settings = settings.set_column(place, "tier", pa.array([tier] * settings.num_rows))
-    ready = prepare_calls(family, calls, prices._replace(settings=settings))
-    kinds, kind_of_row, hardware, at = ready.kinds, ready.kind_of_row, ready.hardware, ready.at
-    halves = interval_half_widths(family, kinds, coefficients)[0].astype(np.float32)
+    index = settings.column_names.index("tier")
+    settings = settings.set_column(index, "tier", pa.array([tier] * settings.num_rows))
+    prepared = prepare_calls(family, calls, prices._replace(settings=settings))
+    kinds, kind_of_row, hardware, at = prepared.kinds, prepared.kind_of_row, prepared.hardware, prepared.at
+    half_widths = interval_half_widths(family, kinds, coefficients)[0].astype(np.float32)
     at = {name: np.float32(values[0]) for name, values in at.items()}
     uniform = {
         "gpu": prices.gpus["gpu"].to_pylist().index(kinds[0]["gpu"]),
@@ -167,35 +172,35 @@ def _bulk(family: str, calls: pa.Table, prices: PricingTables, tier: str, rows: 
     def run(start: int, stop: int) -> dict[str, np.ndarray]:
         block = {name: values[start:stop] for name, values in columns.items()}
         time_us = expression(np, block, uniform, hardware, at)["latency_us"]
-        factor = spread(np, time_us, halves)
+        factor = spread(np, time_us, half_widths)
         return {"latency_us": time_us, "p05_us": time_us / factor, "p95_us": time_us * factor}
 
-    found = run(0, 1000)
-    assert {values.dtype for values in found.values()} == {np.dtype(np.float32)}
+    probe = run(0, 1000)
+    assert {values.dtype for values in probe.values()} == {np.dtype(np.float32)}
     return kinds[0]["answer_tier"], lambda: by_blocks(run, rows)
 
 
 def measurement(name: str, rows: float | None, wall: float, process: float) -> dict[str, Any]:
     """Return one row of the report; ``rows_per_s`` is of wall time."""
     speeds = {"rows_per_s": wall, "rows_per_cpu_s": process}
-    found = {"measured": name, "rows": rows, "wall_s": wall, "process_s": process}
-    return found | {name: None if rows is None else rows / seconds for name, seconds in speeds.items()}
+    row = {"measured": name, "rows": rows, "wall_s": wall, "process_s": process}
+    return row | {name: None if rows is None else rows / seconds for name, seconds in speeds.items()}
 
 
-def show(found: list[dict[str, Any]]) -> None:
+def show(measurements: list[dict[str, Any]]) -> None:
     """Print the measurements as a table."""
-    width = max(len(row["measured"]) for row in found)
+    width = max(len(row["measured"]) for row in measurements)
     print(f"{'measured':{width}} {'rows':>9} {'wall ms':>9} {'CPU ms':>9} {'rows/s':>12} {'rows/CPU-s':>12}")
-    for row in found:
+    for row in measurements:
         names = ("rows", "rows_per_s", "rows_per_cpu_s")
         rows, speed, cpu_speed = ("" if row[name] is None else f"{row[name]:,.0f}" for name in names)
         times = f"{row['wall_s'] * 1e3:9,.1f} {row['process_s'] * 1e3:9,.1f}"
         print(f"{row['measured']:{width}} {rows:>9} {times} {speed:>12} {cpu_speed:>12}")
 
 
-def figures_of(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what pages show: rows a second by the expression and corrected, and of lowering 50 deployments."""
-    bulk = [row for row in found if row["measured"].startswith("columns to latency")]
+def figures_of(measurements: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures that the pages show: rows per second of latencies and of lowering 50 deployments."""
+    bulk = [row for row in measurements if row["measured"].startswith("columns to latency")]
     # the tiers and mixes in the order of bulk_measurements
     parts = {"expression": bulk[:2], "corrected": bulk[2:]}
     figures: dict[str, Any] = {
@@ -205,28 +210,28 @@ def figures_of(found: list[dict[str, Any]]) -> dict[str, Any]:
     figures["corrected_per_cpu_s"] = {
         mix: row["rows_per_cpu_s"] for mix, row in zip(("gemm", "mixed"), parts["corrected"], strict=True)
     }
-    lowered = [row["rows_per_s"] for row in found if row["measured"] == "lowering in SQL, 50 deployments"]
+    lowered = [row["rows_per_s"] for row in measurements if row["measured"] == "lowering in SQL, 50 deployments"]
     return figures | {"lowering": lowered[0] if lowered else None}
 
 
 def main() -> None:
-    """Measure, print, and write where asked."""
+    """Measure and print; write and record as the flags say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json", help="also write the measurements as JSON")
     parser.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts (default 3)")
     parser.add_argument("--bulk-only", action="store_true", help="numeric columns to latencies alone, no session")
     parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
-    words = parser.parse_args()
-    if words.repeats < 1:
-        parser.error(f"--repeats is {words.repeats}; give at least 1.")
-    found = bulk_measurements(words.repeats)
-    if not words.bulk_only:
-        found += expression_measurements(words.repeats) + session_measurements(words.repeats)
-    show(found)
-    if words.record:
-        record("speed_kernels", figures_of(found), f"python benches/speed.py --repeats {words.repeats}")
-    if words.output:
-        words.output.write_text(json.dumps(found, indent=2) + "\n")
+    arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error(f"--repeats is {arguments.repeats}; give at least 1.")
+    measurements = bulk_measurements(arguments.repeats)
+    if not arguments.bulk_only:
+        measurements += expression_measurements(arguments.repeats) + session_measurements(arguments.repeats)
+    show(measurements)
+    if arguments.record:
+        record("speed_kernels", figures_of(measurements), f"python benches/speed.py --repeats {arguments.repeats}")
+    if arguments.output:
+        arguments.output.write_text(json.dumps(measurements, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Scenarios per second of a sweep, where its time goes, and what more scenarios, requests and output tokens cost.
+"""Speed of sweeps: scenarios per second, time by stage, and cost by numbers of scenarios, requests and output tokens.
 
 python benches/sweep.py [--scenarios 1000] [--repeats 5] [--parts-only] [--plot FILE.svg] [-o FILE.json]
 
-Closed-loop scenarios of 512 requests on a grid of models x GPUs x tensor-parallel sizes x lengths x concurrency; wall
-and CPU time (all threads), step costs counted, after one run that is not. On a busy machine CPU time tells more.
-How the cost grows is drawn in docs/pictures/sweep.svg.
+Closed-loop scenarios of 512 requests on a grid of models x GPUs x tensor-parallel sizes x lengths x concurrency. Wall
+and CPU time (all threads) include step costs, after a warm-up run. On a busy machine, compare CPU time.
+docs/pictures/sweep.svg shows how the cost grows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def grid(scenarios: int, requests: int = 512, output_len: int | None = None) -> list[dict[str, Any]]:
-    """Return so many scenarios over as many deployments as they take, 18 of them on each."""
+    """Return the first ``scenarios`` scenarios of the grid, 18 per deployment."""
     axes = itertools.product(MODELS, GPUS, PARALLEL, LENGTHS, CONCURRENCY)
     rows = [
         {
@@ -47,7 +47,7 @@ def grid(scenarios: int, requests: int = 512, output_len: int | None = None) -> 
 
 
 def parts_of(session: Session, rows: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Return the (wall, CPU) seconds of each part of a sweep of one partition."""
+    """Return the (wall, CPU) seconds of each stage of a sweep of one partition."""
     clock = [(time.perf_counter(), time.process_time())]
 
     def lap() -> tuple[float, float]:
@@ -74,7 +74,7 @@ def parts_of(session: Session, rows: list[dict[str, Any]]) -> dict[str, tuple[fl
 
 
 def seconds(work: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Return the medians of wall and CPU time (process time, all threads) of ``work``."""
+    """Return the median wall and CPU seconds (process time, all threads) of ``work``."""
     times = []
     for _ in range(repeats):
         wall, process = time.perf_counter(), time.process_time()
@@ -84,27 +84,27 @@ def seconds(work: Callable[[], object], repeats: int) -> tuple[float, float]:
 
 
 def costs_of(session: Session, repeats: int) -> list[dict[str, Any]]:
-    """Return what a scenario costs as the number of scenarios, of requests, or of output tokens grows."""
+    """Return rows of the cost per scenario as scenarios, requests or output tokens grow."""
     axes = {
         "scenarios": [(scenarios, 512, 1024) for scenarios in (250, 1000, 4000)],
         "requests each": [(250, requests, 1024) for requests in (128, 512, 2048)],
         "output tokens": [(250, 512, output) for output in (256, 1024, 4096)],
     }
-    found, spent = [], {}
+    rows_of_costs, spent = [], {}
     for axis, sizes in axes.items():
         for size in sizes:
             if size not in spent:
                 rows = grid(*size)
                 spent[size] = seconds(lambda rows=rows: sweep(session, rows), repeats)
             wall, process = spent[size]
-            named = dict(zip(axes, size, strict=True))
+            size_of = dict(zip(axes, size, strict=True))
             ms = 1e3 * process / size[0]
-            found.append({"varied": axis, **named, "wall s": wall, "CPU s": process, "CPU ms a scenario": ms})
-    return found
+            rows_of_costs.append({"varied": axis, **size_of, "wall s": wall, "CPU s": process, "CPU ms a scenario": ms})
+    return rows_of_costs
 
 
 def plot(costs: list[dict[str, Any]], path: str) -> None:
-    """Draw CPU time a scenario against what is varied, one panel each (needs the extra ``report``)."""
+    """Draw CPU time per scenario, one panel per axis that varies (needs the extra ``report``)."""
     import altair as alt
 
     panels = []
@@ -124,7 +124,7 @@ def plot(costs: list[dict[str, Any]], path: str) -> None:
 
 
 def main() -> None:
-    """Measure and print two tables."""
+    """Measure and print both tables; record them with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scenarios", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
@@ -152,16 +152,16 @@ def main() -> None:
     if costs and arguments.plot:
         plot(costs, arguments.plot)
     if arguments.record:
-        kept = {(row["scenarios"], row["requests each"], row["output tokens"]): row for row in costs}
-        named = [
+        row_of = {(row["scenarios"], row["requests each"], row["output tokens"]): row for row in costs}
+        recorded_rows = [
             [
                 f"{n:,} scenarios of {each:,} requests, {tokens:,} output tokens",
                 n / row["wall s"],
                 row["CPU ms a scenario"],
             ]
-            for (n, each, tokens), row in kept.items()
+            for (n, each, tokens), row in row_of.items()
         ]
-        record("speed_sweep", {"rows": named}, "python benches/sweep.py")
+        record("speed_sweep", {"rows": recorded_rows}, "python benches/sweep.py")
     if arguments.output:
         with open(arguments.output, "w", encoding="utf-8") as file:
             json.dump({"parts": parts, "costs": costs}, file, indent=1)

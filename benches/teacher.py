@@ -1,11 +1,11 @@
-"""What one or two measured runs of a deployment are worth for its other loads: ``python benches/teacher.py``.
+"""Errors for a deployment's other loads after one or two measured runs: ``python benches/teacher.py``.
 
     python benches/teacher.py [--deployments N] [--others N] [-o FILE.json] [--record]
 
-Takes deployments of aiconfigurator's runs (equal model, GPU, sizes, engine, version and format) in the order of
-a digest. The first run of each, then with it the next one of the same launch flags, are given to ``compare`` as rows of
-``measured_runs``, and the other loads are simulated with the corrections that it writes. What these rest on
-(standard deviations, noise) was chosen on runs of one campaign for the other. About two CPU-seconds a deployment.
+Takes deployments of aiconfigurator's runs (equal model, GPU, sizes, engine, version and format) in the order of a
+digest. The first run of each, and then also the next one with the same launch flags, are passed to ``compare`` as rows
+of ``measured_runs``, and the other loads are simulated with the corrections that it writes. Its standard deviations and
+noise were chosen on runs of one campaign for the other. About two CPU-seconds per deployment.
 """
 
 from __future__ import annotations
@@ -38,51 +38,51 @@ OF_LOAD = {flag.name for flag in (*LOAD, *LENGTHS)}
 
 
 def deployments(runs: Sequence[Mapping[str, Any]], most: int) -> list[list[Mapping[str, Any]]]:
-    """Return the runs of each of so many deployments with three loads or more, each in the order of a digest."""
-    members: dict[tuple, dict[tuple, Mapping[str, Any]]] = {}
+    """Return the runs of ``most`` deployments with three or more loads, each list ordered by digest."""
+    by_load: dict[tuple, dict[tuple, Mapping[str, Any]]] = {}
     for run in sorted(runs, key=lambda run: digest(run["run_id"])):
-        members.setdefault(tuple(run[name] for name in NAMES), {}).setdefault(load_of(run), run)
-    enough = [list(own.values()) for own in members.values() if len(own) > max(TEACHERS)]
-    return sorted(enough, key=lambda own: digest(str([own[0][name] for name in NAMES])))[:most]
+        by_load.setdefault(tuple(run[name] for name in NAMES), {}).setdefault(load_of(run), run)
+    candidates = [list(runs_of.values()) for runs_of in by_load.values() if len(runs_of) > max(TEACHERS)]
+    return sorted(candidates, key=lambda runs_of: digest(str([runs_of[0][name] for name in NAMES])))[:most]
 
 
-def taught_by(own: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the teachers among the runs of a deployment: the first, and others that were launched as it was."""
-    return [run for run in own if launch_of(run) == launch_of(own[0])][: max(TEACHERS)]
+def taught_by(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the measured runs of a deployment for ``compare``: the first, and others with its launch flags."""
+    return [run for run in runs if launch_of(run) == launch_of(runs[0])][: max(TEACHERS)]
 
 
 def launch_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of a run that are not its load."""
+    """Return the flags of a run that are not of its load."""
     return {name: value for name, value in run["flags"].items() if name not in OF_LOAD}
 
 
 def digest(text: str) -> str:
-    """Return what runs and deployments are drawn by."""
+    """Return the SHA-256 by which runs and deployments are ordered."""
     return hashlib.sha256(f"teacher {text}".encode()).hexdigest()
 
 
 def load_of(run: Mapping[str, Any]) -> tuple:
-    """Return the lengths and the users of a run."""
+    """Return the lengths and the concurrency of a run."""
     return tuple(run[name] for name in LOADS)
 
 
 def predicted(session: ks.Session, runs: Sequence[Mapping[str, Any]], correction: pa.Table | None) -> np.ndarray:
-    """Return log(predicted / measured) of TTFT and TPOT of runs, shape [runs, 2]; NaN where none was served."""
+    """Return log(predicted / measured) of runs' TTFT and TPOT, shape (runs, 2); NaN if nothing is served."""
     plan = plan_rows(session, [run["flags"] for run in runs])
     with session.fork() as fork:
         if correction is not None:
             give_corrections(fork, correction)
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         summary = {row["scenario_id"]: row for row in fork.table("scenario_summary").to_pylist()}
-    found = [summary[scenario["scenario_id"]] for scenario in plan.planned]
-    rows = [(row["ttft_mean_ms"] or np.nan, row["tpot_mean_ms"] or np.nan) for row in found]
+    rows_of_runs = [summary[scenario["scenario_id"]] for scenario in plan.planned]
+    rows = [(row["ttft_mean_ms"] or np.nan, row["tpot_mean_ms"] or np.nan) for row in rows_of_runs]
     return np.log(np.array(rows) / np.array([(run["ttft_ms"], run["tpot_ms"]) for run in runs]))
 
 
 def corrections(session: ks.Session, teachers: Sequence[Mapping[str, Any]], folder: Path) -> pa.Table:
-    """Return what ``compare`` writes for the runs of one deployment."""
+    """Return the corrections that ``compare`` writes for measured runs of one deployment."""
     path = folder / "teachers.csv"
-    # the client draws lengths between range_ratio and 1 of the nominal ones: a row states what was sent
+    # the client draws lengths between range_ratio and 1 of the nominal ones: a row holds the mean sent lengths
     rows = [
         {**{name: run[name] for name in ("run_id", "ttft_ms", "tpot_ms", "max_concurrency")}}
         | {name: round(run[name] * (1.0 + run["flags"].get("range_ratio", 1.0)) / 2.0) for name in ("isl", "osl")}
@@ -95,46 +95,47 @@ def corrections(session: ks.Session, teachers: Sequence[Mapping[str, Any]], fold
 
 
 def scores_of(parts: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Return errors of TTFT and TPOT of some loads, from log(predicted / measured)."""
-    off = np.abs(np.expm1(np.concatenate(parts)))
-    return {"n": len(off), "median": np.nanmedian(off, axis=0).tolist(), "mean": np.nanmean(off, axis=0).tolist()}
+    """Return the median and mean error of TTFT and TPOT from arrays of log(predicted / measured)."""
+    error = np.abs(np.expm1(np.concatenate(parts)))
+    return {"n": len(error), "median": np.nanmedian(error, axis=0).tolist(), "mean": np.nanmean(error, axis=0).tolist()}
 
 
 def main() -> None:
+    """Score deployments with no, one and two measured runs; print and record the errors."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--deployments", type=int, default=12, metavar="N", help="how many (default: 12)")
     parser.add_argument("--others", type=int, default=6, metavar="N", help="scored loads of each (default: 6)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
     parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     errors: dict[tuple[str, str, int], list[np.ndarray]] = {}
     with ks.connect() as session, tempfile.TemporaryDirectory() as folder:
         runs = [run for run in read_runs("aiconfigurator").table.to_pylist() if not is_scored_separately(run)]
         replayed, planned = planned_runs(session, runs)
-        known = [run for run, plan in zip(replayed, planned, strict=True) if plan.scenario]
-        for own in deployments(known, asked.deployments):
-            kind, teachers = "moe" if own[0]["is_moe"] else "dense", taught_by(own)
-            others = [run for run in own if run not in teachers][: asked.others]
+        valid = [run for run, plan in zip(replayed, planned, strict=True) if plan.scenario]
+        for deployment in deployments(valid, arguments.deployments):
+            kind, teachers = "moe" if deployment[0]["is_moe"] else "dense", taught_by(deployment)
+            others = [run for run in deployment if run not in teachers][: arguments.others]
             if len(teachers) < max(TEACHERS) or not others:
                 continue
-            found = [predicted(session, others, None)]
+            log_ratios = [predicted(session, others, None)]
             for count in TEACHERS:
-                found.append(predicted(session, others, corrections(session, teachers[:count], Path(folder))))
-            for count, part in zip((0, *TEACHERS), found, strict=True):
-                for campaign in ("all", own[0]["campaign"]):
+                log_ratios.append(predicted(session, others, corrections(session, teachers[:count], Path(folder))))
+            for count, part in zip((0, *TEACHERS), log_ratios, strict=True):
+                for campaign in ("all", deployment[0]["campaign"]):
                     errors.setdefault((campaign, kind, count), []).append(part)
-            said = [f"{100 * np.nanmedian(np.abs(np.expm1(part)), axis=0).round(3)}" for part in found]
-            print(*(own[0][name] for name in NAMES), len(others), *said, flush=True)
+            medians = [f"{100 * np.nanmedian(np.abs(np.expm1(part)), axis=0).round(3)}" for part in log_ratios]
+            print(*(deployment[0][name] for name in NAMES), len(others), *medians, flush=True)
     figures: dict[str, Any] = {}
     for (campaign, kind, count), parts in errors.items():
         scores = scores_of(parts) | {"deployments": len(parts)}
         figures.setdefault(campaign, {}).setdefault(kind, {})[str(count)] = scores
         if campaign == "all":
             print(f"{kind}, {count} runs: TTFT and TPOT median {scores['median']}, mean {scores['mean']}")
-    if asked.output:
-        Path(asked.output).write_text(json.dumps(figures, indent=1))
-    if asked.record:
-        command = f"python benches/teacher.py --deployments {asked.deployments} --others {asked.others}"
+    if arguments.output:
+        Path(arguments.output).write_text(json.dumps(figures, indent=1))
+    if arguments.record:
+        command = f"python benches/teacher.py --deployments {arguments.deployments} --others {arguments.others}"
         record("teacher", figures, command)
 
 

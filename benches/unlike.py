@@ -1,11 +1,11 @@
-"""GPUs unlike those that were measured: cut tensor rates, and a measured GPU predicted with its sibling's sweep.
+"""Kernel predictions for GPUs unlike the measured ones: reduced tensor rates, and a GPU predicted from its sibling.
 
     python benches/unlike.py --parts cut
     python benches/unlike.py --parts siblings --sweep sweep.parquet --families gemm,moe
 
-cut: latency / roofline of the longest kernel of each family in a prompt of 4 x 8,192 tokens, on parts of a GPU that
-have a share of its tensor rates and all else (across generations). siblings: MAPE / median in % on serving shapes of a
-GPU that was left out, without factors of any GPU, with its sibling's, and with its sibling's correction too.
+cut: latency / roofline of the longest kernel of each family in a prompt of 4 x 8,192 tokens, on hypothetical GPUs with
+a share of a GPU's tensor rates and all else equal (across generations). siblings: MAPE / median in % on serving shapes
+of a left-out GPU: without factors of any GPU, with its sibling's factors, and with its sibling's correction too.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ PAIRS = (("h100_sxm", "h200_sxm"), ("h200_sxm", "h100_sxm"), ("b200_sxm", "gb200
 
 
 def cut(gpu: str, engine: str) -> None:
-    print(f"{engine:8} {'model':28} {'family':20} " + " ".join(f"{left:>6.3f}" for left in LEFT))
+    """Print latency / roofline by family as a GPU's tensor rates shrink."""
+    print(f"{engine:8} {'model':28} {'family':20} " + " ".join(f"{share:>6.3f}" for share in LEFT))
     for deployment in DEPLOYMENTS:
-        found: dict[str, list[float]] = {}
-        for left in LEFT:
+        etas_of: dict[str, list[float]] = {}
+        for share in LEFT:
             with ks.connect() as session:
-                known = session.table("gpus")
-                [whole] = [row for row in known.to_pylist() if row["gpu"] == gpu]
+                gpus = session.table("gpus")
+                [whole] = [row for row in gpus.to_pylist() if row["gpu"] == gpu]
                 rates = {f"{name}_flops_per_s": whole[f"{name}_flops_per_s"] for name in FORMATS}
                 part = {
                     **whole,
                     "gpu": "part",
                     "measured_as": None,
                     "memory_bytes": 2**39,
-                    **{name: r and left * r for name, r in rates.items()},
+                    **{name: r and share * r for name, r in rates.items()},
                 }
-                session.extend("gpus", pa.Table.from_pylist([part], schema=known.schema))
+                session.extend("gpus", pa.Table.from_pylist([part], schema=gpus.schema))
                 predict_step(
                     session,
                     {**deployment, "gpu": "part", "engine": engine, "tier": "cross-generation"},
@@ -67,47 +68,53 @@ def cut(gpu: str, engine: str) -> None:
                 )
                 rows = session.table("kernel_latencies").to_pylist()
             for family in ("gemm", "moe", "prefill_attention", "mla_prefill"):
-                if of := [row for row in rows if row["family"] == family]:
-                    found.setdefault(family, []).append(max(of, key=lambda row: row["latency_us"])["eta"])
+                if calls := [row for row in rows if row["family"] == family]:
+                    etas_of.setdefault(family, []).append(max(calls, key=lambda row: row["latency_us"])["eta"])
         name = " ".join(map(str, deployment.values()))
-        for family, etas in found.items():
+        for family, etas in etas_of.items():
             print(f"{'':8} {name:28} {family:20} " + " ".join(f"{eta:6.3f}" for eta in etas))
 
 
 def siblings(sweep: Path, family: str) -> None:
+    """Print a family's errors on each GPU of PAIRS, left out of the fit, by what its sibling contributes."""
     tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
     form, rows = FAMILIES[family].form, training_rows([sweep], family, MEASURED)
     for gpu, sibling in PAIRS:
-        rest, mine = (rows.filter(test(rows["gpu"], gpu)) for test in (pc.not_equal, pc.equal))
-        known = pc.unique(rest.filter(pc.equal(rest["gpu"], sibling))["implementation"])
-        mine = mine.filter(pc.and_(pa.array(is_serving(family, mine)), pc.is_in(mine["implementation"], known)))
-        if not mine.num_rows:
+        training, target = (rows.filter(test(rows["gpu"], gpu)) for test in (pc.not_equal, pc.equal))
+        seen = pc.unique(training.filter(pc.equal(training["gpu"], sibling))["implementation"])
+        target = target.filter(pc.and_(pa.array(is_serving(family, target)), pc.is_in(target["implementation"], seen)))
+        if not target.num_rows:
             continue
-        mine, constants = thinned_kernels(mine), pack_table(fit_family(family, form, rest, *tables, "bench"))
-        of_none = constants.filter(pc.is_null(constants["gpu"]))
-        found = {"no GPU's factors": predict_family(family, form, mine, of_none, *tables, measured=False)}
-        found["its sibling's"] = predict_family(family, form, mine, constants, *tables, measured=False)
-        own = rows_of(family, sibling, fit_measured(family, form, rest, sibling, constants, *tables, effort=0.1))
-        found["and correction"] = correct(family, form, mine, found["its sibling's"], own, *tables)
-        measured = mine["latency_us"].to_numpy()
-        errors = {name: 100.0 * np.abs(us / measured - 1.0) for name, us in found.items()}
+        target, constants = thinned_kernels(target), pack_table(fit_family(family, form, training, *tables, "bench"))
+        without_gpus = constants.filter(pc.is_null(constants["gpu"]))
+        predictions = {"no GPU's factors": predict_family(family, form, target, without_gpus, *tables, measured=False)}
+        predictions["its sibling's"] = predict_family(family, form, target, constants, *tables, measured=False)
+        sibling_correction = rows_of(
+            family, sibling, fit_measured(family, form, training, sibling, constants, *tables, effort=0.1)
+        )
+        predictions["and correction"] = correct(
+            family, form, target, predictions["its sibling's"], sibling_correction, *tables
+        )
+        measured = target["latency_us"].to_numpy()
+        errors = {name: 100.0 * np.abs(us / measured - 1.0) for name, us in predictions.items()}
         print(f"{family:18} {gpu:10} {len(measured):6}", end="")
         print("".join(f"  {name} {error.mean():.1f} / {np.median(error):.1f}" for name, error in errors.items()))
 
 
 def main() -> None:
+    """Print the tables of the named parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="cut", help="cut, siblings, or both with a comma")
     parser.add_argument("--gpu", default="h100_sxm", help="the GPU that parts are cut from")
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--sweep", type=Path, help="Parquet file of calibrate import")
     parser.add_argument("--families", default="gemm")
-    asked = parser.parse_args()
-    parts = asked.parts.split(",")
+    arguments = parser.parse_args()
+    parts = arguments.parts.split(",")
     if "cut" in parts:
-        cut(asked.gpu, asked.engine)
-    for family in asked.families.split(",") if "siblings" in parts else ():
-        siblings(asked.sweep, family)
+        cut(arguments.gpu, arguments.engine)
+    for family in arguments.families.split(",") if "siblings" in parts else ():
+        siblings(arguments.sweep, family)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What users wait for, in CPU seconds and as multiples of a yardstick: ``python benches/waits.py``.
+"""CPU time of commands and calls that users wait for, and its ratio to a reference loop: ``python benches/waits.py``.
 
     python benches/waits.py [--tree DIR ...] [--repeats N] [-o FILE.json]
 
-Every row is a process of its own, and counts the CPU time of the process, or of the work in it where start-up is no
-part of the wait. The yardstick is a loop of five million additions in Python, measured beside each row, because
-machines differ and are shared: compare multiples, not seconds. With several trees (clones of the repository), rows of
-all of them are measured in turn. "again" is the second time, when compiled code and tables are kept on disk.
+Each row is a separate process: its CPU time, or that of the call in it if start-up is not part of the wait. The
+yardstick is a loop of five million additions in Python, measured beside each row, because machines differ and are
+shared: compare multiples of it, not seconds. With several trees (clones of the repository), their rows are measured in
+turn. "again" is a later run, with compiled code and tables cached on disk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COMMANDS = {
     "simulate, 100 requests": ("simulate", *DEPLOYMENT, *LOAD, "--num-prompts", "100"),
     "simulate, 1,000,000 requests": ("simulate", *DEPLOYMENT, *LOAD, "--num-prompts", "1000000"),
 }
-# work in a process that did it once before: prints its CPU seconds
+# a call in a process that made it once before: prints its CPU seconds
 TIMED = """
 import time
 import kernelsight as ks
@@ -54,7 +54,7 @@ grid = {"model": models, "gpu": ["h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b
 grid |= {"tensor_parallel_size": 4, "num_prompts": 100, "input_len": 256, "output_len": 128}
 grid["request_rate"] = [1.0 + 19.0 * step / STEPS for step in range(STEPS)]
 """
-# of deployments that nothing is known of, in a process that simulated another one
+# of deployments without cached tables, in a process that simulated another one
 NEW = (
     GRID.replace("STEPS", "20")
     + """
@@ -64,7 +64,7 @@ other = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 4, "input_len": 16, 
 grids = iter([other, grid])
 """
 )
-# other loads on one deployment: the third of them, when what the first one kept was read
+# the third load on one deployment, after the cache of the first was read
 LOADS = """
 flags = {"model": "qwen3-14b", "gpu": "h100_sxm", "num_prompts": 100, "input_len": 256, "output_len": 256}
 rates = iter([20.0, 20.1, 20.2])
@@ -83,7 +83,7 @@ calls = session.table("kernel_calls")
 calls = calls.take(pa.array(np.random.default_rng(1).integers(0, calls.num_rows, 1_000_000)))
 pq.write_table(calls.drop_columns(["call"]).combine_chunks(), "calls.parquet")
 """
-# the loop alone: step costs are laid out, and nothing is made of what it records
+# the loop alone: with prepared step costs, without result tables
 LOOP = """
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.serving.runs.simulate import serve_replicas
@@ -108,7 +108,7 @@ WORK = {
 
 
 def yardstick() -> float:
-    """Return the CPU seconds in which this machine adds up five million numbers in a loop of Python, now."""
+    """Return the CPU seconds that this machine takes now for a Python loop of five million additions."""
     started = time.process_time()
     total = 0
     for number in range(5_000_000):
@@ -117,8 +117,8 @@ def yardstick() -> float:
 
 
 def cpu_seconds(tree: Path, name: str, folder: str) -> float:
-    """Return the CPU seconds of one row, of the program in a tree."""
-    # as an installation runs: with the bytecode that Python keeps
+    """Return the CPU seconds of row ``name``, run by the program in ``tree``."""
+    # with cached bytecode, as in an installation
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPATH": str(tree), "KERNELSIGHT_CACHE": f"{folder}/kept"}
     words = ["-m", "kernelsight", *COMMANDS[name]] if name in COMMANDS else ["-c", script(name)]
@@ -131,36 +131,36 @@ def cpu_seconds(tree: Path, name: str, folder: str) -> float:
 
 
 def script(name: str) -> str:
-    """Return the program of a row that is timed within its process."""
+    """Return the program that times a call within its process."""
     before, work = WORK[name]
     return TIMED.format(before=before, work=work)
 
 
 def commit(tree: Path) -> str:
-    """Return the commit that a tree is at."""
+    """Return the commit of a tree."""
     words = ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"]
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def measure(trees: list[Path], names: list[str], repeats: int) -> list[dict[str, Any]]:
-    """Return a row for each wait and tree: the median of its CPU seconds, and of its multiples of the yardstick."""
-    found = []
+    """Return a row per wait and tree: median CPU seconds, and their multiple of the yardstick."""
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             spent: dict[Path, list[tuple[float, float]]] = {tree: [] for tree in trees}
-            for tree in trees * (repeats + 1):  # the first compiles and keeps, and does not count
+            for tree in trees * (repeats + 1):  # the first run fills the caches and does not count
                 spent[tree].append((cpu_seconds(tree, name, folder), yardstick()))
             for tree in trees:
                 seconds, units = zip(*spent[tree][1:], strict=True)
                 row = {"wait": name, "commit": commit(tree), "first CPU s": round(spent[tree][0][0], 2)}
                 row |= {"again CPU s": round(statistics.median(seconds), 3)}
-                found.append(row | {"yardsticks": round(statistics.median(seconds) / statistics.median(units), 1)})
-                print(json.dumps(found[-1]), file=sys.stderr)
-    return found
+                rows.append(row | {"yardsticks": round(statistics.median(seconds) / statistics.median(units), 1)})
+                print(json.dumps(rows[-1]), file=sys.stderr)
+    return rows
 
 
 def main() -> None:
-    """Measure every row and print the table."""
+    """Measure every row and print the table; record it with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tree", nargs="+", type=Path, default=[HERE], help="clones to compare (default: this one)")
     parser.add_argument("--only", nargs="+", help="rows whose name has one of these words")
@@ -169,12 +169,12 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
     arguments = parser.parse_args()
     names = [name for name in (*COMMANDS, *WORK) if any(word in name for word in arguments.only or [""])]
-    found = measure([tree.resolve() for tree in arguments.tree], names, arguments.repeats)
-    print(as_text(found, list(found[0])))
-    if arguments.record:  # the last tree is the one that the documentation is about
-        record("speed_waits", {"rows": found, "repeats": arguments.repeats}, "python benches/waits.py --tree FORMER .")
+    rows = measure([tree.resolve() for tree in arguments.tree], names, arguments.repeats)
+    print(as_text(rows, list(rows[0])))
+    if arguments.record:  # the last tree is the documented one
+        record("speed_waits", {"rows": rows, "repeats": arguments.repeats}, "python benches/waits.py --tree FORMER .")
     if arguments.output:
-        Path(arguments.output).write_text(json.dumps(found, indent=1))
+        Path(arguments.output).write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""New random worlds for the tests that draw them: a failure is shrunk and pinned, and all runs of the tests replay it.
+"""Search for new random worlds that fail a test: failures are shrunk, pinned and replayed by every test run.
 
     python benches/worlds.py [--cpu-seconds 600] [--seed N] [WORD ...]
 
-The loop against its reference (engines, fleets, ranks, pipelines, drafts, halves, tiers), the server and the
-invariants: each test in turn with a seed of its own, round after round. A failing world is written to
-``tests/pinned/`` once hypothesis has made it small. ``--faults`` puts faults of ``faults.json`` into a copy of the
-sources instead, and counts the worlds in which a test fails: how many a run of the tests has to draw.
+Runs the tests of the loop against its reference (engines, fleets, ranks, pipelines, drafts, disaggregation, tiers), of
+the server and of the invariants in turn, each time with a new seed. A failing world is written to ``tests/pinned/``
+once hypothesis has shrunk it. ``--faults`` puts faults of ``faults.json`` into a copy of the sources instead, and
+counts the worlds in which a test fails: the number that a test run has to draw.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from tests.pinned_worlds import FOLDER, PinnedWorld, function_of, pin, spelled
 
 # folders whose tests draw worlds of the loop
 DRAWN = ("tests/serving", "tests/invariants", "tests/server")
-# a number of worlds is enough where it shows a fault in so many of a hundred runs
+# a number of worlds is enough if it shows a fault in this share of runs
 SURE = 0.99
-# a fault that shows in so few worlds needs no other test to be found
+# a fault that shows within this many worlds needs no other test
 FEW = 20
-# what pytest returns where the files hold no other tests
+# pytest's exit status if no test is selected
 NO_TESTS = 5
 Drawing = Callable[..., None]
 
 
 def random_world_tests(words: Sequence[str] = (), folders: Sequence[str] = DRAWN) -> list[str]:
-    """Return the tests, as ``module:function``, that draw all that they are given; with words: those that hold one."""
+    """Return as ``module:function`` the tests whose arguments are all random; with words: whose name has one."""
     names = []
     for path in sorted(path for folder in folders for path in files_of(ROOT / folder)):
         if "@random_worlds(" in path.read_text(encoding="utf-8"):
@@ -72,7 +72,7 @@ def files_of(place: Path) -> list[Path]:
 
 
 def drawn(name: str, number: int, inner: Callable[[Drawing], Drawing]) -> None:
-    """Run a test on new worlds of a seed, with ``inner`` of what it does with each; raises what that raises."""
+    """Run a test on new worlds of a seed, its body wrapped by ``inner``; raises what the test raises."""
     test = function_of(name)
     handle = test.hypothesis  # type: ignore[attr-defined]
     check = handle.inner_test
@@ -84,10 +84,10 @@ def drawn(name: str, number: int, inner: Callable[[Drawing], Drawing]) -> None:
 
 
 def failure_of(name: str, number: int) -> PinnedWorld | None:
-    """Return the smallest failing world that hypothesis reaches from a seed; None: no world fails the test."""
+    """Return the smallest failing world that hypothesis reaches from a seed; None: no world fails."""
     failing: list[PinnedWorld] = []
 
-    def noted(check: Drawing) -> Drawing:
+    def recording(check: Drawing) -> Drawing:
         def run(**arguments: Any) -> None:
             world = {key: spelled(value) for key, value in arguments.items()}  # before the test can change it
             try:
@@ -101,7 +101,7 @@ def failure_of(name: str, number: int) -> PinnedWorld | None:
         return run
 
     try:
-        drawn(name, number, noted)
+        drawn(name, number, recording)
     except Exception:
         if not failing:
             raise
@@ -111,16 +111,16 @@ def failure_of(name: str, number: int) -> PinnedWorld | None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return how a test failed in a line: the first of the error, or else the check that raised it."""
-    said = str(error).splitlines() or [traceback.extract_tb(error.__traceback__)[-1].line or ""]
-    return f"{type(error).__name__}: {said[0]}"[:200]
+    """Return a failure in one line: the error's first line, or else the line that raised it."""
+    message_lines = str(error).splitlines() or [traceback.extract_tb(error.__traceback__)[-1].line or ""]
+    return f"{type(error).__name__}: {message_lines[0]}"[:200]
 
 
 def failing_worlds(name: str, number: int) -> tuple[int, list[int]]:
-    """Return how many worlds of a seed a test ran on, and which of them, from one up, failed it."""
+    """Return the number of worlds of a seed that a test ran on, and the ordinals (from 1) of failures."""
     failing, count = [], 0
 
-    def counted(check: Drawing) -> Drawing:
+    def counting(check: Drawing) -> Drawing:
         def run(**arguments: Any) -> None:
             nonlocal count
             count += 1
@@ -134,19 +134,19 @@ def failing_worlds(name: str, number: int) -> tuple[int, list[int]]:
 
         return run
 
-    drawn(name, number, counted)
+    drawn(name, number, counting)
     return count, failing
 
 
 def search(names: Sequence[str], first: int, cpu_s: float, folder: Path) -> list[Path]:
-    """Run tests on new worlds until the CPU time is spent; return the files of those that failed, one a test."""
+    """Run tests on new worlds until the CPU time is spent; return the files of pinned failures, one per test."""
     pinned: dict[str, Path] = {}
     number = first
     while len(pinned) < len(names):
         for name in [name for name in names if name not in pinned]:
             if time.process_time() > cpu_s:
                 return list(pinned.values())
-            # printed before: a world that ends this process is found again by its seed
+            # printed first: a world that ends this process can be repeated by its seed
             print(f"seed {number}: {name}", flush=True)
             if world := failure_of(name, number):
                 pinned[name] = pin(world, folder)
@@ -155,13 +155,13 @@ def search(names: Sequence[str], first: int, cpu_s: float, folder: Path) -> list
     return list(pinned.values())
 
 
-# ---------------------------------------------------------------- how many worlds faults need
+# ---------------------------------------------------------------- number of worlds that show a fault
 
 
 def worlds_needed(counts: Mapping[str, tuple[int, Sequence[int]]]) -> int | None:
-    """Return the worlds a test that show a fault: in 99 of 100 runs by the share that failed, and in this run too.
+    """Return the worlds per test that show a fault in 99 of 100 runs (by the share of failures) and in this run.
 
-    The second, as worlds that are drawn one after another are alike.
+    The second condition is needed because worlds that are drawn in sequence are correlated.
 
     >>> worlds_needed({"a": (100, range(3, 8)), "b": (100, [])}), worlds_needed({"a": (100, [97])})
     (90, 459)
@@ -174,7 +174,7 @@ def worlds_needed(counts: Mapping[str, tuple[int, Sequence[int]]]) -> int | None
 
 
 def attempts(faults: Sequence[Fault], tree: Path, number: int) -> Iterator[dict[str, Any]]:
-    """Yield for each fault in which worlds which test fails, and which test without worlds finds what shows in few."""
+    """Yield a row per fault: the worlds that fail each test; for rare faults also the verdict without worlds."""
     mutation.copy_tree(tree)
     for fault in faults:
         path = tree / fault.file
@@ -191,15 +191,15 @@ def attempts(faults: Sequence[Fault], tree: Path, number: int) -> Iterator[dict[
 
 
 def without_worlds(tree: Path, tests: Sequence[str]) -> str:
-    """Return what tests that draw no random worlds say of a copy of the tree."""
+    """Return the verdict of the tests without random worlds in a copy of the tree."""
     answer = mutation.verdict(tree, ("-m", "not hypothesis", *tests))
     return mutation.SURVIVED if answer.endswith(f"ends with {NO_TESTS}") else answer
 
 
 def counts_in(tree: Path, tests: Sequence[str], number: int) -> dict[str, tuple[int, list[int]]]:
-    """Return the counts of ``failing_worlds`` of the random-world tests of some files in a copy of the tree.
+    """Return ``failing_worlds`` of each random-world test of some files in a copy of the tree.
 
-    Nothing where the tests do not end.
+    Empty if the tests do not end.
     """
     words = [sys.executable, str(tree / "benches" / "worlds.py"), "--count", "--seed", str(number), *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
@@ -215,12 +215,12 @@ def counts_in(tree: Path, tests: Sequence[str], number: int) -> dict[str, tuple[
 
 
 def count_for_faults(words: Sequence[str], number: int) -> list[dict[str, Any]]:
-    """Return the rows of ``attempts`` of the faults that a random-world test is to find, and print them."""
-    every, rows = mutation.read_faults(mutation.FAULTS), []
+    """Return and print the rows of ``attempts`` of the faults that a random-world test should find."""
+    faults, rows = mutation.read_faults(mutation.FAULTS), []
     chosen = [
         fault
-        for place, fault in enumerate(every)
-        if not mutation.misfit_of(place, every)
+        for place, fault in enumerate(faults)
+        if not mutation.misfit_of(place, faults)
         and any(test.startswith(DRAWN) for test in fault.tests)
         and random_world_tests(folders=[test.split("::")[0] for test in fault.tests])
         and (not words or any(word in f"{fault.fault} {fault.file}" for word in words))
@@ -234,7 +234,7 @@ def count_for_faults(words: Sequence[str], number: int) -> list[dict[str, Any]]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Draw worlds; return 1 where one was pinned."""
+    """Search for failing worlds; return 1 if one was pinned."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", metavar="WORD", help="only tests, or faults, whose name holds one")
     parser.add_argument(

@@ -1,14 +1,15 @@
-"""Write what the documentation takes from the program: reference pages, figures of benches, what the examples print.
+"""Generates documentation from the program: reference pages, recorded figures of benches, outputs of examples.
 
-    python docs/generate.py            # everything; README.md: the figures and examples of some pages
-    python docs/generate.py --figures  # the figures of benches alone (docs/figures/blocks.py): nothing is run
+    python docs/generate.py            # everything
+    python docs/generate.py PAGE ...   # the figures and examples of these pages
+    python docs/generate.py --figures  # the figures of benches only (docs/figures/blocks.py); runs no example
 
-An example is a fenced block behind one of these comments, run page by page, each page in a folder of its own:
+An example is a fenced block after one of these comments. Each page runs in a separate folder:
 
     <!-- run -->             `kernelsight` commands (bash) or Python, run in this process
-    <!-- run COMMAND -->     one command that the page shows elsewhere, among others; no block
+    <!-- run COMMAND -->     one command that the page shows elsewhere; without a block
     <!-- file NAME -->       written to NAME before the next block runs
-    <!-- output 1-4 "TTFT" -->  replaced by what the last one printed: all lines, these, and such as begin so
+    <!-- output 1-4 "TTFT" -->  replaced by the last output: lines 1 to 4 and those that begin with TTFT; or all lines
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ DOCS = ROOT / "docs"
 GENERATED = "<!-- Written by docs/generate.py: change what it reads instead. -->"
 BLOCK = re.compile(r"(<!-- (run|file|output)([^\n]*?) -->\n)(?:(\s*```(\w*)\n)(.*?)(```\n))?", re.S)
 FENCE = re.compile(r"^```bash[^\n]*\n(.*?)^```", re.S | re.M)
-# pages of tables, in this order: those in folders of sql/ and beside them what Python makes
+# pages of tables, in order: the folders of sql/, and tables that are given or made by Python
 GROUPS = {
     "given": "Given by you",
     "facts": "Facts that ship",
@@ -53,7 +54,7 @@ GROUPS = {
     "evaluation": "Scores of kernel models and replayed runs",
     "catalogue": "The tables themselves",
 }
-# Python nodes that are not of serving
+# pages of Python nodes that do not belong to serving
 NODES = {
     **dict.fromkeys(("_family_latencies", "launch_signatures", "step_costs", "step_totals"), "kernel"),
     **dict.fromkeys(("step_shapes", "deployment_reach"), "deploy"),
@@ -66,31 +67,31 @@ NODES = {
 
 
 def pages() -> list[Path]:
-    """Return every page that is written by hand."""
-    found = [path for path in sorted(DOCS.rglob("*.md")) if GENERATED not in path.read_text(encoding="utf-8")]
-    return [ROOT / "README.md", *found]
+    """Return every hand-written page."""
+    hand_written = [path for path in sorted(DOCS.rglob("*.md")) if GENERATED not in path.read_text(encoding="utf-8")]
+    return [ROOT / "README.md", *hand_written]
 
 
 def with_examples(text: str) -> str:
-    """Return a page with its examples run, and each output block replaced by what was printed."""
+    """Return a page after running its examples, with each output block replaced by the new output."""
     namespace: dict[str, Any] = {"__name__": "example"}
     printed = [""]
 
     def replaced(match: re.Match[str]) -> str:
-        comment, kind, words, head, language, body, tail = match.groups()
-        if kind == "run" and words:
-            printed[0] = run_commands(words)
+        comment, kind, options, head, language, body, tail = match.groups()
+        if kind == "run" and options:
+            printed[0] = run_commands(options)
             return match.group()
         if head is None:
             raise ValueError(f"no fenced block follows {comment.strip()}.")
         if kind == "file":
-            target = Path(words.strip())
+            target = Path(options.strip())
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(body, encoding="utf-8")
         elif kind == "run":
             printed[0] = run_python(body, namespace) if language == "python" else run_commands(body)
         else:
-            body = chosen_lines(printed[0], words)
+            body = chosen_lines(printed[0], options)
         return comment + head + body + tail
 
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -98,7 +99,7 @@ def with_examples(text: str) -> str:
 
 
 def commands(body: str) -> Iterator[list[str]]:
-    """Yield the words of each command of a bash block; one goes on behind a backslash, and inside quotes.
+    """Yield the words of each command of a bash block; a command continues after a backslash and inside quotes.
 
     >>> list(commands("kernelsight sql 'select 1\\n  as one'  # a comment\\nkernelsight tables"))
     [['kernelsight', 'sql', 'select 1\\n  as one'], ['kernelsight', 'tables']]
@@ -106,7 +107,7 @@ def commands(body: str) -> Iterator[list[str]]:
     text = ""
     for line in body.replace("\\\n", " ").splitlines():
         text += line + "\n"
-        with contextlib.suppress(ValueError):  # no closing quotation: the command goes on
+        with contextlib.suppress(ValueError):  # no closing quotation: the command continues
             if words := shlex.split(text, comments=True):
                 yield words
             text = ""
@@ -115,7 +116,7 @@ def commands(body: str) -> Iterator[list[str]]:
 
 
 def run_commands(body: str) -> str:
-    """Run `kernelsight` commands in this process; return what the last one prints on stdout."""
+    """Run `kernelsight` commands in this process; return the last one's stdout."""
     out = io.StringIO()
     for words in commands(body):
         if words[0] != "kernelsight":
@@ -132,28 +133,28 @@ def run_commands(body: str) -> str:
 
 
 def run_python(body: str, namespace: dict[str, Any]) -> str:
-    """Run Python in the namespace of its page; return what it prints."""
+    """Run Python code in its page's namespace; return its stdout."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(compile(body, "example", "exec"), namespace)
     return out.getvalue()
 
 
-def chosen_lines(printed: str, words: str) -> str:
-    """Return the lines in ranges such as ``1-3``, and those that begin as ``"texts"`` do; ``...`` for lines left out.
+def chosen_lines(printed: str, selection: str) -> str:
+    """Return the lines in ranges such as ``1-3``, and those that begin with quoted texts; ``...`` for omitted lines.
 
     >>> chosen_lines("a\\nb\\nc\\nd\\n", ' 1-2 "d"')
     'a\\nb\\n...\\nd\\n'
     """
     lines = printed.rstrip("\n").splitlines()
-    starts = re.findall(r'"([^"]+)"', words)
-    ranges = [(int(first), int(last)) for first, last in re.findall(r"(\d+)-(\d+)", words)]
-    if lost := [start for start in starts if not any(line.startswith(start) for line in lines)]:
-        raise ValueError(f"no line of the output begins with {lost[0]!r}; it is:\n{printed}")
+    starts = re.findall(r'"([^"]+)"', selection)
+    ranges = [(int(first), int(last)) for first, last in re.findall(r"(\d+)-(\d+)", selection)]
+    if missing := [start for start in starts if not any(line.startswith(start) for line in lines)]:
+        raise ValueError(f"no line of the output begins with {missing[0]!r}; it is:\n{printed}")
     parts: list[str] = []
     for number, line in enumerate(lines, start=1):
         kept = any(first <= number <= last for first, last in ranges) or line.startswith(tuple(starts))
-        if kept or not words.strip():
+        if kept or not selection.strip():
             parts.append(line)
         elif parts[-1:] != ["..."]:
             parts.append("...")
@@ -164,7 +165,7 @@ def chosen_lines(printed: str, words: str) -> str:
 
 
 def cli_page() -> str:
-    """Return the reference of all commands, from the parser that reads them."""
+    """Return the reference page of all commands, from their parser."""
     parts = [
         "# Commands",
         GENERATED,
@@ -183,7 +184,7 @@ def cli_page() -> str:
 
 
 def verbs(top: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield (name, parser) of every command that runs something, those inside ``calibrate`` too."""
+    """Yield (name, parser) of every command, including those nested in ``calibrate``."""
     for action in top._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, verb in action.choices.items():
@@ -192,7 +193,7 @@ def verbs(top: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str,
 
 
 def usage(name: str, verb: argparse.ArgumentParser) -> str:
-    """Return one line: the command, its arguments, and the flags that it needs."""
+    """Return a one-line synopsis: the command, its arguments and required flags."""
     words = []
     for action in verb._actions:
         value = action.metavar or action.dest.upper()
@@ -204,7 +205,7 @@ def usage(name: str, verb: argparse.ArgumentParser) -> str:
 
 
 def flag_table(verb: argparse.ArgumentParser, actions: list[argparse.Action]) -> str:
-    """Return flags as a Markdown table: spelling, values, what it does."""
+    """Return flags as a Markdown table: spelling, value, description."""
     lines = ["| flag | value | |", "|---|---|---|"]
     formatter = verb._get_formatter()
     for action in actions:
@@ -222,7 +223,7 @@ def flag_table(verb: argparse.ArgumentParser, actions: list[argparse.Action]) ->
 
 
 def cell(text: str) -> str:
-    """Return a text that fits a cell of a Markdown table."""
+    """Return text escaped for a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
@@ -230,7 +231,7 @@ def cell(text: str) -> str:
 
 
 def tables_pages() -> dict[str, str]:
-    """Return the reference of all tables, a page each group, from the contracts in schemas/ and their nodes."""
+    """Return the reference pages of all tables, one per group, from the contracts in schemas/ and their nodes."""
     with ks.connect() as session:
         rows = session.table("catalogue_tables").to_pylist()
         contracts = session.graph.contracts
@@ -253,7 +254,7 @@ def tables_pages() -> dict[str, str]:
 
 
 def group_of(row: dict[str, Any]) -> str:
-    """Return the page of a table: its folder of ``sql/``, or what gives or computes it."""
+    """Return the group of a table: its folder of ``sql/``, or that of what gives or computes it."""
     if row["table"].startswith("catalogue_"):
         return "catalogue"
     if row["kind"] == "given":
@@ -267,7 +268,7 @@ def group_of(row: dict[str, Any]) -> str:
 def table_section(
     row: dict[str, Any], contracts: dict[str, Contract], rows: list[dict[str, Any]], pages: dict[str, str]
 ) -> str:
-    """Return one table: grain, what makes it, and its columns, or the table that has the same ones."""
+    """Return the section of a table: grain, node and inputs, and its columns or the table with the same ones."""
     contract = contracts[row["table"]]
     lines = [f"## {row['table']}", f"{row['doc']} {row['grain'][:1].upper()}{row['grain'][1:]}."]
     if row["node"]:
@@ -290,7 +291,7 @@ def table_section(
 
 
 def python_page() -> str:
-    """Return the reference of the public objects, from their signatures and docstrings."""
+    """Return the reference page of the public objects, from their signatures and docstrings."""
     parts = ["# Python", GENERATED, "What `dir(kernelsight)` lists. Tables are `pyarrow.Table` wherever they pass."]
     for name in sorted(ks.__all__):
         thing = getattr(ks, name)
@@ -306,23 +307,23 @@ def python_page() -> str:
 
 
 def callable_or_property(thing: Any) -> bool:
-    """Return whether a member of a class is one that a user calls or reads."""
+    """Return whether a member of a class is a method or a property."""
     return inspect.isfunction(thing) or isinstance(thing, property)
 
 
 def defined_here(thing: type, member: str) -> bool:
-    """Return whether the package, not a base class of Python's own, defines a member."""
+    """Return whether the package, not a base class of Python, defines a member."""
     return any(member in vars(base) and base.__module__.startswith("kernelsight") for base in thing.__mro__)
 
 
 class Shown(str):
-    """A type as it is written in the source: without quotes in a signature."""
+    """A type annotation as written in the source, without quotes in a signature."""
 
     __repr__ = str.__str__
 
 
 def signature_of(name: str, function: Callable[..., Any]) -> str:
-    """Return a function's name and parameters, their types as they are written."""
+    """Return a function's name and parameters, with types as written in the source."""
     plain = inspect.signature(function)
     parameters = [
         parameter if parameter.annotation is plain.empty else parameter.replace(annotation=Shown(parameter.annotation))
@@ -348,22 +349,22 @@ def described(thing: Any) -> str:
 
 
 def reference() -> dict[str, str]:
-    """Return the pages of the reference, by their paths below docs/reference/."""
+    """Return the reference pages by path below docs/reference/."""
     return {"cli.md": cli_page(), **tables_pages(), "python.md": python_page()}
 
 
 def main() -> None:
-    """Write the reference and the outputs of all pages, or the outputs of the pages that are named."""
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all, and the reference")
-    words.add_argument("--figures", action="store_true", help="figures of benches alone; no example is run")
-    asked = words.parse_args()
-    for name, page in reference().items() if not asked.pages and not asked.figures else ():
+    """Write the reference and all pages' figures and outputs, or those of the named pages."""
+    parser_of_pages = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser_of_pages.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all, and the reference")
+    parser_of_pages.add_argument("--figures", action="store_true", help="figures of benches alone; no example is run")
+    arguments = parser_of_pages.parse_args()
+    for name, page in reference().items() if not arguments.pages and not arguments.figures else ():
         (DOCS / "reference" / name).parent.mkdir(exist_ok=True)
         (DOCS / "reference" / name).write_text(page, encoding="utf-8")
-    for path in asked.pages or pages():
+    for path in arguments.pages or pages():
         before = path.read_text(encoding="utf-8")
-        after = with_figures(before if asked.figures else with_examples(before))
+        after = with_figures(before if arguments.figures else with_examples(before))
         if after != before:
             path.write_text(after, encoding="utf-8")
             print(f"{path}: renewed", file=sys.stderr)

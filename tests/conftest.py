@@ -121,7 +121,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if stale and not worker_of(terminalreporter.config):
         terminalreporter.section(f"{len(stale)} results of benches are older than the program (benches/record.py)")
         for name, parts in stale.items():
-            terminalreporter.line(f"{name}: before changes of {', '.join(parts)}")
+            terminalreporter.line(f"{name}: before changes to {', '.join(parts)}")
 
 
 def worker_of(config: pytest.Config) -> str:

@@ -1,4 +1,4 @@
-"""Kernel errors of every split of the evaluation, beside baselines and what two measurements differ by.
+"""Kernel errors of every split of the evaluation, beside baselines and the difference of repeated measurements.
 
 python benches/accuracy --sweep sweep.parquet [--only cross-generation ...] [--families gemm,moe] [-o FOLDER]: Markdown
 tables on stdout; with -o also the reports (JSON), the tables, and with the extra ``report`` three pictures.
@@ -32,7 +32,7 @@ LAYERS = "target-measured, whole layers"
 
 
 def splits() -> dict[str, list[Split]]:
-    """Return the splits of each section, by its name."""
+    """Return the splits of each section, by section name."""
     with_rtx = (*HEADLINE_TRAIN, "rtx_pro_6000_server")
     return {
         "cross-generation": [
@@ -54,23 +54,23 @@ def splits() -> dict[str, list[Split]]:
 
 
 def main() -> None:
-    """Run the sections asked for and print their tables."""
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--sweep", nargs="+", required=True, type=Path)
-    words.add_argument("--only", nargs="+", choices=list(splits()), default=list(splits()))
-    words.add_argument("--families", help="left open: all")
-    words.add_argument("-o", "--output", type=Path, help="folder for reports, tables and pictures")
-    words.add_argument("--record", action="store_true", help="keep what pages show in benches/results/")
-    words.add_argument("--resume", action="store_true", help="take splits whose reports lie in -o FOLDER from there")
-    arguments = words.parse_args()
+    """Evaluate the named sections, print their tables, and record them with ``--record``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", nargs="+", required=True, type=Path)
+    parser.add_argument("--only", nargs="+", choices=list(splits()), default=list(splits()))
+    parser.add_argument("--families", help="families, separated by commas; unset: all")
+    parser.add_argument("-o", "--output", type=Path, help="folder for reports, tables and pictures")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
+    parser.add_argument("--resume", action="store_true", help="reuse the reports in -o FOLDER")
+    arguments = parser.parse_args()
     families = arguments.families.split(",") if arguments.families else None
     if arguments.output:
         arguments.output.mkdir(parents=True, exist_ok=True)
-    there = arguments.output if arguments.resume else None
+    reuse = arguments.output if arguments.resume else None
     printed, sections = [], {}
     for section in arguments.only:
-        asked = families or (["moe"] if section == LAYERS else None)
-        reports, scored = run(arguments.sweep, splits()[section], asked, arguments.output, there)
+        wanted_families = families or (["moe"] if section == LAYERS else None)
+        reports, scored = run(arguments.sweep, splits()[section], wanted_families, arguments.output, reuse)
         sections[section] = reports
         printed.append(f"## {section}\n\n{text(section, reports)}")
         print(printed[-1], flush=True)
@@ -85,21 +85,21 @@ def main() -> None:
 
 def run(
     sweeps: Sequence[Path],
-    asked: Sequence[Split],
+    splits_of_section: Sequence[Split],
     families: Sequence[str] | None,
     folder: Path | None,
-    there: Path | None,
+    reuse: Path | None,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """Evaluate some splits; return their reports by name, and the scored rows of the first (of folds: of all).
+    """Return the reports of splits by name, and the scored rows of the first split (of folds: of all).
 
-    ``folder``: where reports are kept; ``there``: where reports are taken from instead of evaluating anew.
+    ``folder``: reports are written there; ``there``: a report in it is used instead of a new evaluation.
     """
     reports: dict[str, Any] = {}
-    kept: dict[str, list[pa.Table]] = {}
-    for split in asked:
+    rows_of: dict[str, list[pa.Table]] = {}
+    for split in splits_of_section:
         name = f"{split.name.replace(' ', '_')}.json"
-        if there and (there / name).is_file():
-            reports[split.name] = json.loads((there / name).read_text(encoding="utf-8"))
+        if reuse and (reuse / name).is_file():
+            reports[split.name] = json.loads((reuse / name).read_text(encoding="utf-8"))
             continue
         started = time.perf_counter(), time.process_time()
         report, scored = evaluate(
@@ -112,20 +112,20 @@ def run(
         reports[split.name] = report
         if folder:
             (folder / name).write_text(as_json(report) + "\n", encoding="utf-8")
-        if split is asked[0] or split.name.startswith("without"):
+        if split is splits_of_section[0] or split.name.startswith("without"):
             for family, rows in scored.items():
-                kept.setdefault(family, []).append(rows.replace_schema_metadata(None))
-    return reports, {family: pa.concat_tables(rows) for family, rows in kept.items()}
+                rows_of.setdefault(family, []).append(rows.replace_schema_metadata(None))
+    return reports, {family: pa.concat_tables(rows) for family, rows in rows_of.items()}
 
 
 def only_fp4(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report of the FP4 cells alone: one generation teaches them, so that they are uncovered."""
+    """Return a report of the FP4 cells only; one generation measured them, so they count as uncovered."""
     cells = [cell for cell in (*report["families"], *report["uncovered"]) if cell["dtype"] in FP4_CELLS]
     return {**report, "families": [], "uncovered": cells}
 
 
 def text(section: str, reports: Mapping[str, Any]) -> str:
-    """Return the tables of a section."""
+    """Return the tables of a section as Markdown."""
     parts = []
     for shapes, words in tables.SHAPES.items():
         if "fp4" not in section:
@@ -146,7 +146,7 @@ def text(section: str, reports: Mapping[str, Any]) -> str:
 
 
 def picture(scored: Mapping[str, pa.Table], folder: Path) -> None:
-    """Draw, where the extra ``report`` is installed."""
+    """Draw the scored rows, if the extra ``report`` is installed."""
     try:
         import altair  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""Three pictures of an evaluation, as Vega-Lite drawn to SVG or PNG; needs the extra ``report``."""
+"""Pictures of an evaluation: kernels under their roofline, latency / roofline by size, predicted against measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ROWS = 1500  # points of one family in one picture
-# one shape a family, and the size that grows along the axis: as in figure 10 of arXiv 2606.28565
+# one shape per family and the size along the axis, as in figure 10 of arXiv 2606.28565
 SWEEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemm": ("m", {"dtype": "bf16", "engine": "sglang", "n": 4096, "k": 4096}),
     "prefill_attention": (
@@ -42,7 +42,7 @@ SWEEPS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def draw(scored: Mapping[str, pa.Table], folder: Path, ending: str = "png") -> list[Path]:
-    """Write the pictures of some scored rows (families by name) into a folder; return their paths."""
+    """Write the pictures of scored rows (tables by family) into a folder; return their paths."""
     charts = {"roofline": roofline(scored), "eta": eta(scored), "predicted": predicted(scored)}
     paths = []
     for name, chart in charts.items():
@@ -53,7 +53,7 @@ def draw(scored: Mapping[str, pa.Table], folder: Path, ending: str = "png") -> l
 
 
 def roofline(scored: Mapping[str, pa.Table]) -> Any:
-    """Achieved FLOP/s against arithmetic intensity, by family; each GPU's roof is where the roofline is reached."""
+    """Return the chart of achieved FLOP/s by arithmetic intensity, with each GPU's roofline in black."""
     import altair as alt
 
     rows = _points(scored, lambda table: pc.greater(table["flops"], 0.0))
@@ -72,7 +72,7 @@ def roofline(scored: Mapping[str, pa.Table]) -> Any:
 
 
 def eta(scored: Mapping[str, pa.Table]) -> Any:
-    """Latency over roofline against one growing size, for each GPU: measured points, predicted line."""
+    """Return the chart of latency / roofline by size and GPU: measured points, predicted lines."""
     import altair as alt
 
     rows = []
@@ -102,7 +102,7 @@ def eta(scored: Mapping[str, pa.Table]) -> Any:
 
 
 def predicted(scored: Mapping[str, pa.Table]) -> Any:
-    """Predicted against measured latency of each family, on logarithmic axes."""
+    """Return the chart of predicted by measured latency of each family, on logarithmic axes."""
     import altair as alt
 
     rows = _points(scored, lambda table: pc.is_finite(table["predicted_us"]))
@@ -117,12 +117,12 @@ def predicted(scored: Mapping[str, pa.Table]) -> Any:
     return layers.facet(facet=alt.Facet("family:N", title=None), columns=4)
 
 
-def _points(scored: Mapping[str, pa.Table], wanted: Any) -> list[dict[str, Any]]:
-    """Return an even choice of each family's rows, in a fixed order."""
+def _points(scored: Mapping[str, pa.Table], condition: Any) -> list[dict[str, Any]]:
+    """Return up to ROWS evenly spaced rows of each family."""
     names = ("family", "gpu", "seen", "flops", "bytes", "latency_us", "predicted_us", "roofline_us")
     rows: list[dict[str, Any]] = []
     for table in scored.values():
-        kept = table.select(list(names)).filter(wanted(table))
-        places = np.unique(np.linspace(0, kept.num_rows - 1, ROWS).astype(np.int64)) if kept.num_rows else []
-        rows += kept.take(pa.array(places, pa.int64())).to_pylist()
+        matching = table.select(list(names)).filter(condition(table))
+        indices = np.unique(np.linspace(0, matching.num_rows - 1, ROWS).astype(np.int64)) if matching.num_rows else []
+        rows += matching.take(pa.array(indices, pa.int64())).to_pylist()
     return rows

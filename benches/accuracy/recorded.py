@@ -1,4 +1,4 @@
-"""What the documentation shows of an evaluation of all splits, as results of benches (``benches/record.py``)."""
+"""Recorded results of the evaluation of all splits: the figures that the documentation shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reports = Mapping[str, Mapping[str, Any]]
 
 
 def keep(sections: Mapping[str, Reports]) -> Iterator[Path]:
-    """Write the results whose sections were all evaluated; yield their files."""
+    """Record the results whose sections were all evaluated; yield their files."""
     if all(name in sections for name in GPUS):
         reports = {name: report for section in GPUS for name, report in sections[section].items()}
         yield record("kernels_splits", split_rows(reports), f"{COMMAND} --only {' '.join(GPUS)}", cpu_s(reports))
@@ -32,9 +32,9 @@ def keep(sections: Mapping[str, Reports]) -> Iterator[Path]:
         reports = sections[GENERATIONS]
         yield record("kernels_generations", split_rows(reports), f"{COMMAND} --only '{GENERATIONS}'", cpu_s(reports))
     if SITES in sections:
-        found = {share_of(report): report for report in sections[SITES].values()}
-        overall = [{"budget": share, **report["overall"]["serving"]} for share, report in found.items()]
-        figures = {"overall": overall, "rows": cells(found)}
+        by_share = {share_of(report): report for report in sections[SITES].values()}
+        overall = [{"budget": share, **report["overall"]["serving"]} for share, report in by_share.items()]
+        figures = {"overall": overall, "rows": cells(by_share)}
         yield record("kernels_sites", figures, f"{COMMAND} --only {SITES}", cpu_s(sections[SITES]))
     if SITES in sections and LAYERS in sections:
         both = {"sites": sections[SITES], "layers": sections[LAYERS]}
@@ -48,7 +48,7 @@ def keep(sections: Mapping[str, Reports]) -> Iterator[Path]:
 
 
 def cpu_s(reports: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Return the CPU seconds of some evaluations; None: of one that is not known."""
+    """Return the total CPU seconds of some evaluations; None if one is unknown."""
     spent = [report.get("cpu_s") for report in reports.values()]
     return None if None in spent else round(sum(spent))
 
@@ -60,7 +60,7 @@ def split_rows(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def titled(name: str) -> str:
-    """Return the name of a split as people read it.
+    """Return the title of a split in tables.
 
     >>> titled("to b200_sxm"), titled("10% of gb200"), titled("without hopper, of four GPUs")
     ('B200', 'GB200, 10 % of its sites', 'H100 and H200, fitted without its generation')
@@ -78,12 +78,12 @@ def share_of(report: Mapping[str, Any]) -> float:
 
 
 def moe_of(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the mean over the covered cells of experts."""
+    """Return the mean over the covered MoE cells."""
     return next(row for row in report["by_family"] if row["family"] == "moe")["serving"]
 
 
 def split_row(name: str, report: Mapping[str, Any]) -> list[str]:
-    """Return the row of a split: the mean over covered cells of kernels seen in training, and baselines."""
+    """Return a split's table row: the mean over covered cells of seen kernels, and baselines."""
     score = report["overall"]["serving"]
     numbers = [tables.percent(score[metric]) for metric in ("p90_ape", "time_weighted_ape", "bias", "coverage_90")]
     others = (report["overall_baselines"][baseline]["serving"] for baseline in BASELINES)
@@ -100,14 +100,14 @@ def split_row(name: str, report: Mapping[str, Any]) -> list[str]:
 
 
 def cells(reports: Mapping[Any, Mapping[str, Any]], family: str | None = None) -> dict[str, Any]:
-    """Return a row a cell and a column a report: mean / median of every kernel at serving shapes."""
-    found: dict[str, dict[Any, str]] = {}
+    """Return mean / median errors of every kernel at serving shapes: a row per cell, a column per report."""
+    texts_of: dict[str, dict[Any, str]] = {}
     for title, report in reports.items():
         for mark, kind in (("", "families"), (" *", "uncovered")):
             for cell in report[kind]:
                 if cell["serving"]["n"] and family in (None, cell["family"]):
                     name = f"{cell['family']}, {cell['dtype']}{mark}"
-                    found.setdefault(name, {})[title] = tables.pair(cell["serving"])
+                    texts_of.setdefault(name, {})[title] = tables.pair(cell["serving"])
     titles = [title if isinstance(title, str) else f"{100 * title:g} % of sites" for title in reports]
-    rows = [[name, *(texts.get(title, "–") for title in reports)] for name, texts in found.items()]
+    rows = [[name, *(texts.get(title, "–") for title in reports)] for name, texts in texts_of.items()]
     return {"columns": ["cell", *titles], "rows": rows}

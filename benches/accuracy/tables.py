@@ -1,4 +1,4 @@
-"""The tables of an evaluation as Markdown: errors in per cent, MAPE/median, beside every baseline."""
+"""Markdown tables of an evaluation: errors in percent, mean / median, beside every baseline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Report = Mapping[str, Any]
 
 
 def summary(reports: Mapping[str, Report], shapes: str) -> str:
-    """Return one row a split: the mean over covered cells of rows whose implementation was seen, then of all rows."""
+    """Return a row per split: the mean over covered cells of rows of seen implementations, then of all rows."""
     head = [
         "split",
         "cells",
@@ -48,7 +48,7 @@ def summary(reports: Mapping[str, Report], shapes: str) -> str:
 
 
 def cells(report: Report, shapes: str) -> str:
-    """Return one row a cell and part: seen and unseen implementations of covered cells, then uncovered cells."""
+    """Return a row per cell and part: seen and unseen implementations of covered cells, then uncovered cells."""
     head = ["family", "dtype", "part", "rows", "MAPE / median", "p90", "bias", "> 20 µs", "covers", "width"]
     rows = []
     for cell in report["families"]:
@@ -58,6 +58,7 @@ def cells(report: Report, shapes: str) -> str:
 
 
 def _row(cell: Report, part: str, scores: Report, shapes: str) -> list[str]:
+    """Return the table row of one part of a cell."""
     score = scores[shapes]
     return [
         *(cell["family"], cell["dtype"], part, f"{score['n']:,}", pair(score), percent(score["p90_ape"])),
@@ -67,23 +68,23 @@ def _row(cell: Report, part: str, scores: Report, shapes: str) -> list[str]:
 
 
 def folds(reports: Mapping[str, Report], shapes: str) -> str:
-    """Return one row a cell and one column a fold: model (affine baseline), over the rows of each held-out generation.
+    """Return a row per cell and a column per fold: model (affine baseline), on the rows of each held-out generation.
 
     A cell may be covered in one fold and not in another: both are shown.
     """
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    texts_of: dict[tuple[str, str], dict[str, str]] = {}
     for name, report in reports.items():
         for cell in (*report["families"], *report["uncovered"]):
             if cell[shapes]["n"]:
                 affine = pair(cell["baselines"]["affine_roofline"][shapes])
                 text = f"{pair(cell[shapes])} ({affine})"
-                found.setdefault((cell["family"], cell["dtype"]), {})[name] = text
-    rows = [[*key, *(texts.get(name, "") for name in reports)] for key, texts in sorted(found.items())]
+                texts_of.setdefault((cell["family"], cell["dtype"]), {})[name] = text
+    rows = [[*key, *(texts.get(name, "") for name in reports)] for key, texts in sorted(texts_of.items())]
     return markdown(["family", "dtype", *reports], rows)
 
 
 def remeasured(reports: Mapping[str, Report]) -> str:
-    """Return the floors: how far two measurements of one kernel lie apart on the GPUs that are scored."""
+    """Return the error floors: differences of two measurements of one kernel on the scored GPUs."""
     rows: dict[tuple[str, str], list[str]] = {}
     for report in reports.values():
         gpus = ", ".join(report["split"]["test_gpus"])
@@ -94,7 +95,7 @@ def remeasured(reports: Mapping[str, Report]) -> str:
 
 
 def beaten(report: Report) -> str:
-    """Say where the model is not better than a·roofline + t0 and the nearest GPU, in MAPE and median."""
+    """Return the cells in which a·roofline + t0 or the nearest GPU is better, by mean or median error."""
     misses = []
     for cell in report["families"]:
         for part in ("seen", "unseen"):
@@ -113,6 +114,7 @@ def beaten(report: Report) -> str:
 
 
 def _both(pairs: Report) -> list[Any]:
+    """Return the scores of serving shapes and of the whole grid."""
     return [pairs[shapes] for shapes in SHAPES]
 
 

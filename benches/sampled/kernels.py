@@ -1,4 +1,4 @@
-"""Samples of results about kernels: small families, GPUs that every fit may see. No sample looks at held-out GPUs."""
+"""Samples of kernel results: small families on GPUs that every fit may use; no sample uses held-out GPUs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from kernelsight.searching.space_files import read_spaces
 
 DATA = ROOT.parent / "shared" / "data"
 SEEN, UNSEEN = ("a100_sxm", "l40s"), ("h100_sxm",)
-# decode attention of three shapes, on a kernel whose limit of a stream is a fact chosen on GB200
+# decode attention on a kernel whose stream limit is a fact chosen on GB200
 STREAMS = {"model": "llama-3.1-8b", "gpu": "gb200", "engine": "trtllm"}
 
 
 @cache
 def swept(source: str, families: str, gpus: str) -> Path:
-    """Return a sweep of a few families and GPUs, imported once a process."""
+    """Return the sweep file of some families and GPUs, imported once per process."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     sweep = Path(folder) / "sweep.parquet"
@@ -45,7 +45,7 @@ def swept(source: str, families: str, gpus: str) -> Path:
 
 
 def scored(split: Split, source: str = "aiconfigurator", families: str = "batched_gemm", **how: Any) -> dict[str, Any]:
-    """Return the report of a split of a few families."""
+    """Return the report of a split of some families."""
     sweep = swept(source, families, ",".join(sorted({*split.train_gpus, *split.test_gpus})))
     systems = systems_folder() if source == "aiconfigurator" else None
     return evaluate([sweep], split, fit_and_predict, modelled=FAMILIES, systems=systems, **how)[0]
@@ -58,7 +58,7 @@ def medians(report: dict[str, Any], shapes: str = "serving") -> dict[str, float]
 
 
 def kernels_gb200() -> dict[str, float]:
-    """Return the errors of one small family on H100, fitted on two GPUs, as its names are known and unknown."""
+    """Return errors of one small family on H100, fitted on two GPUs, with kernel choice known and unknown."""
     report = scored(Split("sample", SEEN, UNSEEN))
     parts = {"known": lambda cell: cell, "nothing": lambda cell: cell["nothing_of_target"]}
     return {
@@ -85,42 +85,42 @@ def kernels_sites() -> dict[str, float]:
 
 
 def kernels_layers() -> dict[str, float]:
-    """Return the errors of AMD's experts on one GPU, with half of its layers measured."""
+    """Return the errors of MoE on one AMD GPU, with half of its layers measured."""
     split = Split("sample", ("mi300x",), ("mi308x",), "target-measured", 0.5, True)
     return medians(scored(split, "aiter", "moe"), "grid")
 
 
 def points() -> dict[str, float]:
-    """Return the errors of one small family on H100, with three planned points a kernel measured."""
+    """Return the errors of one small family on H100, with three planned points per kernel measured."""
     how = partial(rows_after_points, PointBudget(3))
     return medians(scored(Split("sample", SEEN, UNSEEN, "points-measured"), score_rows=how))
 
 
 def kernels_new() -> dict[str, float]:
-    """Return the errors of AMD's experts on one GPU, fitted on the other."""
+    """Return the errors of MoE on one AMD GPU, fitted on the other."""
     return medians(scored(Split("sample", ("mi308x",), ("mi300x",)), "aiter", "moe"), "grid")
 
 
 def kernels_facts() -> dict[str, float]:
-    """Return predicted latencies of decode attention by a kernel whose limit of a stream was chosen on GB200."""
-    found = {}
+    """Return predicted latencies of decode attention by a kernel whose stream limit was chosen on GB200."""
+    latencies = {}
     with ks.connect() as session:
         for context in (1_000, 8_000, 64_000):
             for row in session.predict(**STREAMS, context_len=context, batch_size=8).as_dict()["kernels"]:
                 if row["family"] == "decode_attention":
-                    found[f"{context}: {row['name']}"] = row["latency_us"]
-    return found
+                    latencies[f"{context}: {row['name']}"] = row["latency_us"]
+    return latencies
 
 
 def search() -> dict[str, float]:
-    """Return the regret of one search a policy on two spaces, one seed, 30 measurements."""
+    """Return the regret of one search per policy on two spaces, one seed, 30 measurements."""
     import search as bench
 
     from kernelsight.evaluation.searches.cases import Case, replayed
 
     tables = read_spaces([str(bench.SPACES)])
-    known = sorted(set(tables.kernel_spaces["space"].to_pylist()))[:2]
-    spaces = {name: space_arrays(tables.kernel_candidates, tables.kernel_measurements, name) for name in known}
+    names = sorted(set(tables.kernel_spaces["space"].to_pylist()))[:2]
+    spaces = {name: space_arrays(tables.kernel_candidates, tables.kernel_measurements, name) for name in names}
     cases = [
         Case(name, sorted(arrays.gpus)[0], "all", None, policy, 0, 30, 5)
         for name, arrays in spaces.items()
@@ -133,7 +133,7 @@ def search() -> dict[str, float]:
 
 
 def search_tuner() -> dict[str, float]:
-    """Return the regret of a search whose other GPUs mislead: shuffled and inverted, one space and seed."""
+    """Return the regret of searches with shuffled and inverted sources, one space and seed."""
     import search as bench
 
     tables = read_spaces([str(bench.SPACES)])

@@ -1,4 +1,4 @@
-"""Samples of results about speed, rates and the server: counted work and predicted times, no clocks."""
+"""Samples of results about speed, rates and the server: counts of steps, and predicted times, without clocks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ LLAMA = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
 
 
 def work(**load: Any) -> dict[str, float]:
-    """Return the counted work of a simulation."""
+    """Return the numbers of steps and preemptions of a simulation."""
     with ks.connect() as session:
         (totals,) = session.simulate(**LLAMA, **load).table("replica_totals").to_pylist()
     return {name: float(totals[name]) for name in ("steps", "preemptions")}
 
 
 def speed_serving() -> dict[str, float]:
-    """Return the counted work of 500 requests."""
+    """Return the numbers of steps and preemptions of 500 requests."""
     return work(request_rate=20.0, num_prompts=500, input_len=256, output_len=256)
 
 
 def speed_million() -> dict[str, float]:
-    """Return the counted work of the first 20,000 requests of the bench."""
+    """Return the numbers of steps and preemptions of the first 20,000 requests of the bench."""
     import million
 
     load = {name: value for name, value in million.LOAD.items() if name not in LLAMA}
@@ -35,7 +35,7 @@ def speed_million() -> dict[str, float]:
 
 
 def speed_sweep() -> dict[str, float]:
-    """Return throughput of the first scenarios of the bench's grid."""
+    """Return the output throughput of the first scenarios of the bench's grid."""
     import sweep
 
     with ks.connect() as session:
@@ -44,7 +44,7 @@ def speed_sweep() -> dict[str, float]:
 
 
 def speed_waits() -> dict[str, float]:
-    """Return what two of the timed commands answer."""
+    """Return a latency of each of two timed commands."""
     with ks.connect() as session:
         run = session.simulate(
             model="qwen3-14b", gpu="h100_sxm", request_rate=20.0, input_len=256, output_len=256, num_prompts=100
@@ -54,7 +54,7 @@ def speed_waits() -> dict[str, float]:
 
 
 def speed_kernels() -> dict[str, float]:
-    """Return rows and summed latency of the bench's first deployments."""
+    """Return the number of rows and mean latency of the bench's first deployments."""
     import speed
 
     with ks.connect() as session:
@@ -65,7 +65,7 @@ def speed_kernels() -> dict[str, float]:
 
 
 def rates() -> dict[str, float]:
-    """Return the rate found for the bench's first deployment."""
+    """Return the highest rate of the bench's first deployment, and its range."""
     import rates as bench
 
     source = random.Random(0)
@@ -77,7 +77,7 @@ def rates() -> dict[str, float]:
 
 
 def capacity() -> dict[str, float]:
-    """Return the capacities of the recorded deployments that are furthest off."""
+    """Return the capacities of the recorded deployments with the largest errors."""
     import capacity as bench
     from record import read
 
@@ -89,7 +89,7 @@ def capacity() -> dict[str, float]:
 
 
 def limits() -> dict[str, float]:
-    """Return what each resource gains in the bench's first world."""
+    """Return the gain of throughput from each resource for a fixed deployment."""
     import bottlenecks as bench
 
     with ks.connect() as session:
@@ -98,16 +98,16 @@ def limits() -> dict[str, float]:
         flags |= {"tensor_parallel_size": 1}
         bench.with_faster_gpus(session, {flags["gpu"]})
         run = session.simulate(**flags)
-        found = bench.gains(session, bench.quick_host_of(session), flags, run)
-    return {resource: gain for resource, gain in found.items() if gain > -1.0}  # -1: no such change
+        gain_of = bench.gains(session, bench.quick_host_of(session), flags, run)
+    return {resource: gain for resource, gain in gain_of.items() if gain > -1.0}  # -1: invalid change
 
 
 def predicted_for_clients(streams: int) -> dict[str, float]:
-    """Return the times that the server's clients are compared with, of arrivals all at once."""
+    """Return predicted percentiles for the server bench's requests, all sent at once."""
     import server
 
-    asked = server.drawn(streams, streams)
-    lengths = [(each.prompt_tokens, each.output_tokens) for each in asked]
+    requests = server.drawn(streams, streams)
+    lengths = [(each.prompt_tokens, each.output_tokens) for each in requests]
     lines = [
         f'{{"arrival_s": 0.0, "prompt_tokens": {prompt}, "output_tokens": {output}}}\n' for prompt, output in lengths
     ]
@@ -115,11 +115,13 @@ def predicted_for_clients(streams: int) -> dict[str, float]:
         trace = Path(folder) / "trace.jsonl"
         trace.write_text("".join(lines), encoding="utf-8")
         times = server.predicted(session, trace)
-    return {f"{metric} p{which}": value for metric, found in times.items() for which, value in found.items()}
+    return {
+        f"{metric} p{which}": value for metric, percentiles in times.items() for which, value in percentiles.items()
+    }
 
 
 def design() -> dict[str, float]:
-    """Return what the guide's program says of the first GPU that it walks from: tokens a dollar, and its slopes."""
+    """Return the loss, and its slopes, of the first GPU that the guide's program starts from."""
     import design as bench
 
     names: dict[str, Any] = {"print": lambda words: None}
@@ -147,7 +149,7 @@ def server_steps() -> dict[str, float]:
 
 
 def sizes() -> dict[str, float]:
-    """Return what a question that the bench may draw gets, tuning left out: price, rate, GPUs, replicas."""
+    """Return price, rate, GPUs and replicas of the answer to a fixed `size` question, without tuning."""
     with ks.connect() as session:
         chosen = session.size(
             **{"model": "qwen3-8b", "gpus": ["l40s", "h100_sxm"], "prices": {"l40s": 0.9, "h100_sxm": 2.4}},
@@ -158,20 +160,20 @@ def sizes() -> dict[str, float]:
 
 
 def sizes_limits() -> dict[str, float]:
-    """Return what a fifth more of each resource does to the highest rate of a chosen deployment."""
+    """Return the gain of the highest rate from a fifth more of each resource, for a fixed deployment."""
     import sizes as bench
 
-    asked = {"model": "qwen3-8b", "input_len": 1024, "output_len": 64, "slo": {"tpot_mean_ms": 40.0}}
+    question = {"model": "qwen3-8b", "input_len": 1024, "output_len": 64, "slo": {"tpot_mean_ms": 40.0}}
     with ks.connect() as session:
         bench.with_faster_gpus(session, ["h100_sxm"])
         row = {"gpu": "h100_sxm", "tensor_parallel_size": 1}
-        return bench.rates_with_more(session, bench.quick_host_of(session), asked, row)
+        return bench.rates_with_more(session, bench.quick_host_of(session), question, row)
 
 
 def sensitivities() -> dict[str, float]:
-    """Return elasticities of a served scenario with facts of its GPU."""
+    """Return elasticities of a fixed scenario with respect to facts of its GPU."""
     load = {"request_rate": 20.0, "num_prompts": 64, "input_len": 256, "output_len": 64}
     facts = ("memory_bandwidth_bytes_per_s", "bf16_flops_per_s")
     with ks.connect() as session:
-        found = {fact: session.gradient("tpot_p50_ms", fact, **LLAMA, **load) for fact in facts}
-    return {fact: each.elasticity for fact, each in found.items()}
+        derivatives = {fact: session.gradient("tpot_p50_ms", fact, **LLAMA, **load) for fact in facts}
+    return {fact: each.elasticity for fact, each in derivatives.items()}

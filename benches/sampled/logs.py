@@ -1,4 +1,4 @@
-"""Samples of results about `compare`: planted and foreign worlds of a few hundred requests."""
+"""Samples of results about `compare`: worlds with planted faults and foreign servers, a few hundred requests each."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ REQUESTS = 300
 
 
 def worlds(steps: str, noise: float, kinds: tuple[str, ...]) -> dict[str, float]:
-    """Return what is named in small worlds of `compare`."""
+    """Return whether causes are right, their number, and the miss in small worlds of the bench `compare`."""
     import compare as bench
 
-    found = {}
+    figures = {}
     with ks.connect() as session:
         for number, kind in enumerate(kinds, 1):
             row = bench.world(session, np.random.default_rng([12, number]), [kind], REQUESTS, steps, noise)
-            found |= {f"{kind}: right": float(bench.is_right(row)), f"{kind}: causes": float(len(row["causes"]))}
-            found |= {f"{kind}: miss ms": row["miss_ms"]}
-    return found
+            figures |= {f"{kind}: right": float(bench.is_right(row)), f"{kind}: causes": float(len(row["causes"]))}
+            figures |= {f"{kind}: miss ms": row["miss_ms"]}
+    return figures
 
 
 def compare_plain() -> dict[str, float]:
-    """Return what is named of one planted fault and of none."""
+    """Return the figures of a world with one fault and of one without."""
     return worlds("none", 0.0, ("one", "clean"))
 
 
 def compare_noise() -> dict[str, float]:
-    """Return what is named of one planted fault in noise."""
+    """Return the figures of a world with one fault and noise."""
     return worlds("none", 0.05, ("one",))
 
 
 def compare_steps() -> dict[str, float]:
-    """Return what is named of one planted fault with a log of steps."""
+    """Return the figures of a world with one fault and a log of steps."""
     return worlds("fpm", 0.0, ("one",))
 
 
 def compare_foreign() -> dict[str, float]:
-    """Return what is named of a foreign server that was looked at: seed 1, nothing planted, and slower from a time."""
+    """Return the numbers of causes of two foreign servers of seed 1, and whether a correction is written."""
     import foreign as bench
 
-    found = {}
+    figures = {}
     with ks.connect() as session:
         for name in ("nothing", "slower GPU"):
             row = bench.compared(session, 1, name, REQUESTS, "none")
-            found |= {f"{name}: causes": float(len(row["causes"])), f"{name}: written": float(row["written"])}
-    return found
+            figures |= {f"{name}: causes": float(len(row["causes"])), f"{name}: written": float(row["written"])}
+    return figures
 
 
 def corrections() -> dict[str, float]:
@@ -64,19 +64,19 @@ def corrections() -> dict[str, float]:
 
 
 def teacher() -> dict[str, float]:
-    """Return the corrections that one made-up run gives."""
+    """Return the corrections fitted to one made-up run."""
     run = {"run_id": "a", "isl": 600, "osl": 40, "num_prompts": 64, "max_concurrency": 8}
     with tempfile.TemporaryDirectory() as folder, ks.connect() as session:
         path = Path(folder) / "run.csv"
         pa_csv.write_csv(pa.Table.from_pylist([run | {"ttft_ms": 60.0, "tpot_ms": 3.0}]), path)
-        found = session.compare(model="qwen3-0.6b", gpu="l4", log=path).table("stage_corrections").to_pylist()
-    return {row["part"]: row["exposed_us"] or row["factor"] for row in found}
+        rows = session.compare(model="qwen3-0.6b", gpu="l4", log=path).table("stage_corrections").to_pylist()
+    return {row["part"]: row["exposed_us"] or row["factor"] for row in rows}
 
 
 def speed_million_log() -> dict[str, float]:
-    """Return the mean miss of the bench's first thousand requests."""
+    """Return the predicted E2E and number of causes of the bench's first thousand requests."""
     import million_log as bench
 
     with ks.connect() as session:
-        found = session.compare(requests=bench.log_of(1000), deployment=bench.FLAGS, fit="none")
-        return {"e2e ms": found.summary["e2e_ms"]["predicted"], "rows": float(found.table("causes").num_rows)}
+        comparison = session.compare(requests=bench.log_of(1000), deployment=bench.FLAGS, fit="none")
+        return {"e2e ms": comparison.summary["e2e_ms"]["predicted"], "rows": float(comparison.table("causes").num_rows)}

@@ -1,4 +1,4 @@
-"""Samples of results about measured servers: a few runs of each, with the constants that ship."""
+"""Samples of results about measured servers: a few runs of each campaign, with the shipped constants."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ML_ENERGY = "../shared/data/servers/mlenergy.csv"
 
 
 def published(count: int) -> list[dict[str, Any]]:
-    """Return so many of the published runs that are scored."""
+    """Return ``count`` of the scored published runs."""
     runs = read_runs("aiconfigurator").table.to_pylist()
     scored = [run for run in runs if not is_fitting(run["run_id"]) and not is_scored_separately(run)]
     return first_by_hash(scored, lambda run: run["run_id"], count)
 
 
 def errors(runs: list[dict[str, Any]], levels: tuple[str, ...], tier: str | None = None) -> dict[str, float]:
-    """Return mean errors of runs by level of host constants."""
+    """Return mean absolute errors of runs by level of host constants and metric."""
     with ks.connect() as session:
         replayed, _ = replay(session, runs, tier, levels)
     return {
@@ -45,18 +45,18 @@ def errors(runs: list[dict[str, Any]], levels: tuple[str, ...], tier: str | None
 
 
 def end_to_end() -> dict[str, float]:
-    """Return mean errors of ten published runs, with the constants that ship and without any."""
+    """Return mean errors of ten published runs, with the shipped constants and without any."""
     return errors(published(RUNS), ("shipped", "none"))
 
 
 def end_to_end_across() -> dict[str, float]:
-    """Return mean errors of published runs with kernels predicted across generations, without any constants."""
+    """Return mean errors of published runs with kernels predicted across generations, without constants."""
     return errors(published(ACROSS), ("none",), "cross-generation")
 
 
 @cache
-def of_campaigns() -> list[Any]:
-    """Return runs of each campaign in ``../shared``, scored with the constants that ship."""
+def runs_of_campaigns() -> list[Any]:
+    """Return scored runs of each campaign in ``../shared``, simulated with the shipped constants."""
     with contextlib.chdir(ROOT), ks.connect() as session:
         session.progress = None
         runs = read_runs(*SERVERS).table.to_pylist()
@@ -65,36 +65,36 @@ def of_campaigns() -> list[Any]:
 
 
 def campaigns() -> dict[str, float]:
-    """Return mean errors of two runs a campaign, by metric."""
-    found: dict[str, list[float]] = {}
-    for row in of_campaigns():
+    """Return mean errors of two runs per campaign, by metric."""
+    errors_of: dict[str, list[float]] = {}
+    for row in runs_of_campaigns():
         for metric, each in row["compared"].items():
-            found.setdefault(f"{row['campaign']} {metric}", []).append(abs(each["error"]))
-    return {name: float(np.mean(values)) for name, values in found.items()}
+            errors_of.setdefault(f"{row['campaign']} {metric}", []).append(abs(each["error"]))
+    return {name: float(np.mean(values)) for name, values in errors_of.items()}
 
 
 def decisions() -> dict[str, float]:
-    """Return the probabilities of decisions on the same runs, and how many held, by campaign."""
-    found: dict[str, list[Any]] = {}
-    for each in decisions_of(of_campaigns()):
-        found.setdefault(each.campaign, []).append(each)
+    """Return mean probabilities of decisions on the same runs, and the share that held, by campaign."""
+    decisions_of_campaign: dict[str, list[Any]] = {}
+    for each in decisions_of(runs_of_campaigns()):
+        decisions_of_campaign.setdefault(each.campaign, []).append(each)
     return {
-        f"{campaign} {name}": float(np.mean([getattr(each, name) for each in own]))
-        for campaign, own in found.items()
+        f"{campaign} {name}": float(np.mean([getattr(each, name) for each in members]))
+        for campaign, members in decisions_of_campaign.items()
         for name in ("probability", "holds")
     }
 
 
 def energy() -> dict[str, float]:
-    """Return power and energy a token of three servers, served with the constants of the result."""
+    """Return the power and energy per token of three servers, simulated with the recorded constants."""
     runs = [run for run in read_runs(str(ROOT / ML_ENERGY)).table.to_pylist() if run["mean_power_w"] and run["dp"] == 1]
     runs = [run for run in runs if run["max_concurrency"] <= 64]
     chosen = first_by_hash(runs, lambda run: run["run_id"], 3)
     constants = read("energy")["figures"]["constants"]
     with ks.connect() as session:
-        found = simulated(session, chosen, Constants(constants["active"], constants["common"]))
+        prediction = simulated(session, chosen, Constants(constants["active"], constants["common"]))
     return {
-        f"{run['model']} {name}": float(getattr(found, name)[number])
+        f"{run['model']} {name}": float(getattr(prediction, name)[number])
         for number, run in enumerate(chosen)
         for name in ("power_w", "joules_per_token")
     }

@@ -1,4 +1,4 @@
-"""Views of recorded results: what the pages show of ``benches/results/``, one module a page or subject."""
+"""Views of recorded results: the figures of ``benches/results/`` that pages show, one module per page or subject."""
 
 import sys
 from pathlib import Path

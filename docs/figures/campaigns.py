@@ -1,4 +1,4 @@
-"""Views of `benches/results/campaigns.json`: errors on measured servers, by campaign and metric."""
+"""Tables of errors on measured servers, by campaign and metric, from `benches/results/campaigns.json`."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ METRICS = {
 }
 
 
-# before any constant was changed for them, as shipped, with constants that the other campaigns give
+# before constants were changed for these campaigns, as shipped, with constants fitted on the other campaigns
 NAMES = ("before", "shipped", "left_out")
 
 
 def figures() -> dict[str, Any]:
-    """Return the figures of the result."""
+    """Return the recorded figures."""
     return result("campaigns")
 
 
 def errors() -> str:
-    """Median / mean, 90th percentile, bias of each campaign and metric: before, as shipped, and with others' constants."""
-    found = figures()
+    """Table of errors by campaign and metric: before, with shipped constants, and with the other campaigns' constants."""
+    recorded = figures()
     rows = []
     for campaign, title in CAMPAIGNS.items():
         for metric, words in METRICS.items():
-            if metric not in found["shipped"].get(campaign, {}):
+            if metric not in recorded["shipped"].get(campaign, {}):
                 continue
-            columns = [found.get(name, {}).get(campaign, {}).get(metric) for name in NAMES]
-            last = columns[1]
-            rows.append([title, words, count(last["n"]), *map(_cell, columns), percent(last["coverage_90"], 0)])
+            columns = [recorded.get(name, {}).get(campaign, {}).get(metric) for name in NAMES]
+            shipped = columns[1]
+            rows.append([title, words, count(shipped["n"]), *map(_cell, columns), percent(shipped["coverage_90"], 0)])
     head = ["campaign", "metric", "runs", "before", "constants as shipped", "constants of the other campaigns"]
     return table([*head, "in the 90 % interval"], rows)
 
 
-# what each campaign is first of all about
+# the main metrics of each campaign
 FIRST = {
     "inferencex": ("ttft_mean", "tpot_mean"),
     "gap_analysis": ("ttft_mean", "tpot_mean"),
@@ -63,31 +63,32 @@ FIRST = {
 
 
 def short() -> str:
-    """Median error of what each campaign is about: before its campaign was known, and now."""
-    found = figures()
+    """Table of the median errors of each campaign's main metrics: before, as shipped, and fitted without it."""
+    recorded = figures()
     rows = []
     for campaign, metrics in FIRST.items():
         for metric in metrics:
-            columns = [found.get(name, {}).get(campaign, {}).get(metric) for name in NAMES]
+            columns = [recorded.get(name, {}).get(campaign, {}).get(metric) for name in NAMES]
             cells = [percent(each["median_ape"]) if each else NONE for each in columns]
             rows.append([CAMPAIGNS[campaign], METRICS[metric], count(columns[1]["n"]), *cells])
     return table(["campaign", "metric", "runs", "before", "as shipped", "fitted without it"], rows)
 
 
-def _cell(found: Mapping[str, Any] | None) -> str:
-    return full(found) if found else NONE
+def _cell(score: Mapping[str, Any] | None) -> str:
+    """Return a cell of errors; a dash without a score."""
+    return full(score) if score else NONE
 
 
 def sample() -> str:
-    """What the table rests on: runs read, excluded, and how many of each campaign were replayed."""
-    found = figures()
-    excluded = sum(reason["n"] for reason in found["excluded"])
+    """Sentence on the runs of the tables: numbers read, excluded and replayed."""
+    recorded = figures()
+    excluded = sum(reason["n"] for reason in recorded["excluded"])
     return (
-        f"{count(found['read'])} rows read, {count(excluded)} excluded, {count(found['runs'])} replayed: at most "
-        f"{found['sample']} of each campaign, spread evenly over its engines, models and GPUs."
+        f"{count(recorded['read'])} rows read, {count(excluded)} excluded, {count(recorded['runs'])} replayed: at most "
+        f"{recorded['sample']} of each campaign, spread evenly over its engines, models and GPUs."
     )
 
 
 def exclusions() -> str:
-    """How many rows are excluded for each reason."""
+    """Table of excluded rows by reason."""
     return table(["reason", "rows"], [[reason["reason"], count(reason["n"])] for reason in figures()["excluded"]])

@@ -1,4 +1,4 @@
-"""Views of `decisions`: how often objectives hold that are said to hold with a probability, on measured runs."""
+"""Tables of predicted probabilities that objectives hold, against measured runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from figures.text import NONE, count, percent, table
 
 
 def figures() -> dict[str, Any]:
-    """Return the figures of the result."""
+    """Return the recorded figures."""
     return result("decisions")
 
 
 def reliability() -> str:
-    """By band of probability: decisions, the mean probability, and the share that held."""
+    """Table by band of probability: number of decisions, mean probability, and share that held."""
     rows = [
         [
             f"{100 * row['from']:.0f} to {100 * row['to']:.0f} %",
@@ -30,28 +30,30 @@ def reliability() -> str:
 
 
 def scores() -> str:
-    """By campaign: decisions, those said to hold with 90 % or more, and Brier scores beside two simpler ways."""
-    found = figures()["scores"]
+    """Table by campaign: decisions, those predicted at 90 % or more, and Brier scores beside two simpler rules."""
+    recorded = figures()["scores"]
     rows = [
-        _row(CAMPAIGNS.get(name, "all"), found[name]) for name in (*(one for one in CAMPAIGNS if one in found), "all")
+        _row(CAMPAIGNS.get(name, "all"), recorded[name])
+        for name in (*(one for one in CAMPAIGNS if one in recorded), "all")
     ]
     head = ["campaign (left out of the fit)", "decisions", "held", "predicted at 90 % or more", "of these held"]
     return table([*head, "Brier score", "one factor", "always yes"], rows)
 
 
-def _row(title: str, found: Mapping[str, Any]) -> list[str]:
+def _row(title: str, score: Mapping[str, Any]) -> list[str]:
+    """Return a campaign's table row."""
     briers = [
-        NONE if found[name] is None else f"{found[name]:.3f}" for name in ("brier", "brier_factor", "brier_always")
+        NONE if score[name] is None else f"{score[name]:.3f}" for name in ("brier", "brier_factor", "brier_always")
     ]
-    sure = found["sure"]
-    return [title, count(found["n"]), percent(found["held"], 0), count(sure["n"]), percent(sure["held"], 0), *briers]
+    sure = score["sure"]
+    return [title, count(score["n"]), percent(score["held"], 0), count(sure["n"]), percent(sure["held"], 0), *briers]
 
 
 def drawn() -> str:
-    """How the decisions were made."""
-    found = figures()
-    low, high = found["drawn"]
+    """Sentence on how the decisions were drawn."""
+    recorded = figures()
+    low, high = recorded["drawn"]
     return (
-        f"{count(found['scores']['all']['n'])} decisions on at most {found['sample']} runs of each campaign, one per measured metric of a "
+        f"{count(recorded['scores']['all']['n'])} decisions on at most {recorded['sample']} runs of each campaign, one per measured metric of a "
         f"run. Objectives are drawn log-uniformly from {low:g} to {high:g} of the measured value."
     )

@@ -1,4 +1,4 @@
-"""Views of `benches/results/end_to_end.json`: published runs replayed, by level of host constants, group and basis."""
+"""Tables of end-to-end errors of published runs: by level of host constants, group, basis of flags, and other tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEVELS = {
     "group": "`group`: calibrated: constants and one factor on kernels from the group's own fitting runs",
     "none": "`none`: nothing fitted; host times from published measurements of their parts (table `host_priors`)",
 }
-ASKED = {
+PEER_INPUTS = {
     "peer": "AIConfigurator 0.12, launch flags that it supports (mean lengths, KV format)",
     "peer_step_tokens": "AIConfigurator 0.12, the same and the tokens per step",
     "peer_nominal": "AIConfigurator 0.12, nominal lengths, 16-bit cache",
@@ -34,48 +34,48 @@ PAPER = {"cross-generation": ("15.4", "12.8", "3.0"), "target-measured": ("14.3"
 
 
 def figures() -> dict[str, Any]:
-    """Return the figures of the result."""
+    """Return the recorded figures."""
     return result("end_to_end")
 
 
 def four(scores: Mapping[str, Any], shown: Callable[[Mapping[str, Any]], str]) -> list[str]:
-    """Return cells of dense TTFT, dense TPOT, MoE TTFT, MoE TPOT."""
+    """Return the cells of dense TTFT, dense TPOT, MoE TTFT and MoE TPOT."""
     return [shown(scores[kind][metric]) for kind in KINDS for metric in METRICS]
 
 
 def in_order(levels: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return levels of host constants in the order of LEVELS."""
+    """Return the levels of host constants in the order of LEVELS."""
     return [(level, levels[level]) for level in LEVELS if level in levels]
 
 
-def asked(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the ways in which the other tool was asked, with their titles."""
-    return [(name, words) for name, words in ASKED.items() if name in found]
+def peer_inputs(recorded: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the inputs with which AIConfigurator was run, with their titles."""
+    return [(name, words) for name, words in PEER_INPUTS.items() if name in recorded]
 
 
 def runs_of(scores: Mapping[str, Any]) -> str:
-    """Return how many dense and MoE runs are behind some scores."""
+    """Return the numbers of dense and MoE runs of some scores."""
     return " + ".join(count(scores[kind]["ttft"]["n"]) for kind in KINDS)
 
 
 def levels() -> str:
-    """Every level and tool: median / mean, 90th percentile, bias; the number of dense and MoE runs in each row."""
+    """Table of all levels and AIConfigurator: median / mean, 90th percentile, bias, and numbers of runs."""
     return _levels(peers=None)
 
 
 def summary() -> str:
-    """``levels`` with the other tool in its best case alone: given the launch flags that it supports."""
+    """``levels`` with AIConfigurator in its best case only: given the launch flags that it supports."""
     return _levels(peers=1)
 
 
 def _levels(peers: int | None) -> str:
-    found = figures()
+    recorded = figures()
     rows = [
         [LEVELS[level], runs_of(scores), *four(scores, full), full(scores["all"]["throughput"])]
-        for level, scores in in_order(found["levels"])
+        for level, scores in in_order(recorded["levels"])
     ]
-    for name, words in asked(found)[:peers]:
-        peer = found[name]
+    for name, words in peer_inputs(recorded)[:peers]:
+        peer = recorded[name]
         for who, how in RAW.items():
             scores = {kind: peer[kind][who] for kind in ("dense", "moe", "all")}
             rows.append([f"{words}: {how}", runs_of(scores), *four(scores, full), full(scores["all"]["throughput"])])
@@ -83,15 +83,15 @@ def _levels(peers: int | None) -> str:
 
 
 def across() -> str:
-    """Kernels across generations: median / mean errors beside those that the paper states."""
-    found = result("end_to_end_across")["levels"]
+    """Table of errors with kernels predicted across generations, beside those of the paper."""
+    levels_across = result("end_to_end_across")["levels"]
     rows = [
         [
             f"ours, {LEVELS[level]}",
             runs_of(scores),
             *(median_mean(scores["all"][name]) for name in (*METRICS, "throughput")),
         ]
-        for level, scores in in_order(found)
+        for level, scores in in_order(levels_across)
     ]
     paper = [f"the paper, {tier} (its runs and metric)" for tier in PAPER]
     rows += [[name, NONE, *figures] for name, figures in zip(paper, PAPER.values(), strict=True)]
@@ -99,83 +99,86 @@ def across() -> str:
 
 
 def equal_runs() -> str:
-    """All levels and tools on the runs that the other tool predicts: median / mean."""
-    found = figures()
+    """Table of median / mean errors of all levels and AIConfigurator on the runs that AIConfigurator predicts."""
+    recorded = figures()
     rows: list[list[str]] = []
-    for name, words in asked(found):
-        peer = found[name]
+    for name, words in peer_inputs(recorded):
+        peer = recorded[name]
         theirs = {f"{words}: {how}": {kind: peer[kind][who] for kind in KINDS} for who, how in RAW.items()}
-        own = [(LEVELS[level].split(":")[0], scores) for level, scores in in_order(peer["levels"])]
-        # ours once where the tool predicts the same runs however it is asked
-        shown = [*theirs.items()] if rows and rows[0][1] == runs_of(own[0][1]) else [*own, *theirs.items()]
+        ours = [(LEVELS[level].split(":")[0], scores) for level, scores in in_order(peer["levels"])]
+        # ours are shown once if the tool predicts the same runs with every input
+        shown = [*theirs.items()] if rows and rows[0][1] == runs_of(ours[0][1]) else [*ours, *theirs.items()]
         rows += [[title, runs_of(scores), *four(scores, median_mean)] for title, scores in shown]
-    missing = [words for name, words in ASKED.items() if name not in found]
-    said = f"\n\nNot measured yet: {'; '.join(missing)}." if missing else ""
-    return table(["on the same runs", "runs (dense + MoE)", *HEAD], rows) + said
+    missing = [words for name, words in PEER_INPUTS.items() if name not in recorded]
+    not_measured = f"\n\nNot measured yet: {'; '.join(missing)}." if missing else ""
+    return table(["on the same runs", "runs (dense + MoE)", *HEAD], rows) + not_measured
 
 
 def with_part(name: str) -> list[tuple[str, Any]]:
-    """Return the levels of which a part of the scores is known."""
+    """Return the levels whose scores have a part."""
     return [(level, scores) for level, scores in in_order(figures()["levels"]) if name in scores]
 
 
 def over_groups() -> str:
-    """Median over groups of the median APE of each: what one user meets, whose deployment is one group."""
+    """Table of medians over groups of each group's median error: the typical error for one deployment."""
     rows = []
     for level, scores in with_part("over_groups"):
-        own = scores["over_groups"]
-        groups = " + ".join(str(own[kind]["groups"]) for kind in KINDS)
-        rows.append([f"`{level}`", groups, *(percent(own[kind][metric]) for kind in KINDS for metric in METRICS)])
+        medians = scores["over_groups"]
+        groups = " + ".join(str(medians[kind]["groups"]) for kind in KINDS)
+        rows.append([f"`{level}`", groups, *(percent(medians[kind][metric]) for kind in KINDS for metric in METRICS)])
     return table(["median over groups", "groups (dense + MoE)", *HEAD], rows)
 
 
 def by_flags() -> str:
-    """Scores by whether launch flags of the group were fitted on its own fitting runs."""
-    words = {"not_fitted": "no flag fitted", "fitted": "flags fitted on the group's own fifth"}
+    """Table of scores by whether the group's launch flags were fitted on its own fitting runs."""
+    titles = {"not_fitted": "no flag fitted", "fitted": "flags fitted on the group's own fifth"}
     rows = []
     for level, scores in with_part("by_flags"):
-        for name, title in words.items():
+        for name, title in titles.items():
             part = scores["by_flags"][name]
-            own = part["over_groups"]
-            middle = [percent(own[kind][metric], sign="") for kind in KINDS for metric in METRICS]
+            over_groups_of_part = part["over_groups"]
+            middle = [percent(over_groups_of_part[kind][metric], sign="") for kind in KINDS for metric in METRICS]
             cells = [f"{cell} ({each})" for cell, each in zip(four(part, full), middle, strict=True)]
             rows.append([f"`{level}`", f"{title}: {part['groups']} groups", runs_of(part), *cells])
     return table(["", "launch flags", "runs (dense + MoE)", *HEAD], rows)
 
 
 def what_is_fitted() -> str:
-    """What of a group's own is in its prediction at the level `transfer`, and what the split by id hides."""
-    found = figures()
-    flags = found["levels"]["transfer"]["by_flags"]
+    """Sentences on what the level `transfer` uses of the scored group, and what the split by run id hides."""
+    recorded = figures()
+    flags = recorded["levels"]["transfer"]["by_flags"]
     fitted, other = flags["fitted"], flags["not_fitted"]
     runs, dense = fitted["all"]["ttft"]["n"], fitted["dense"]["ttft"]["n"]
-    scored, every = found["levels"]["transfer"]["all"]["ttft"]["n"], found["levels"]["transfer"]["dense"]["ttft"]["n"]
+    all_scored, dense_scored = (
+        recorded["levels"]["transfer"]["all"]["ttft"]["n"],
+        recorded["levels"]["transfer"]["dense"]["ttft"]["n"],
+    )
     return (
         "`transfer` takes host-time constants from other groups, but it is not fully held out. Launch flags of "
-        f"{fitted['groups']} of {fitted['groups'] + other['groups']} groups ({count(runs)} of {count(scored)} runs, "
-        f"{percent(dense / every, 0)} of the dense ones) were fitted on the group's own fitting runs, and every form, recipe and "
+        f"{fitted['groups']} of {fitted['groups'] + other['groups']} groups ({count(runs)} of {count(all_scored)} runs, "
+        f"{percent(dense / dense_scored, 0)} of the dense ones) were fitted on the group's own fitting runs, and every form, recipe and "
         "constant was chosen on the fitting fifth of the scored groups. That fifth is drawn by run id: only "
-        f"{found['lone_models']} scored runs have a model without a fitting run in another group. This split therefore does not "
+        f"{recorded['lone_models']} scored runs have a model without a fitting run in another group. This split therefore does not "
         "show the error on a new campaign, client or model; whole campaigns held out are scored separately (By campaign)."
     )
 
 
 def split() -> str:
-    """Numbers of rows read, clean, fitted on and scored."""
-    found = figures()
-    scored = found["levels"]["transfer"]["all"]["ttft"]["n"]
-    failed = sum(each["n"] for each in found["not_simulated"])
+    """List of the numbers of rows read, usable, fitted on and scored."""
+    recorded = figures()
+    scored = recorded["levels"]["transfer"]["all"]["ttft"]["n"]
+    failed = sum(each["n"] for each in recorded["not_simulated"])
     return (
-        f"- **Runs.** `aiconfigurator-core` 0.12 ships {count(found['read'])} measured rows; {count(found['runs'])} can be "
+        f"- **Runs.** `aiconfigurator-core` 0.12 ships {count(recorded['read'])} measured rows; {count(recorded['runs'])} can be "
         f"simulated (the command prints every exclusion); some of these are scored separately.\n"
-        f"- **Split.** {found['fitted_on']} runs (SHA-256 of the id modulo 5 is 0) are for fitting; {found['repeated']} of "
+        f"- **Split.** {recorded['fitted_on']} runs (SHA-256 of the id modulo 5 is 0) are for fitting; {recorded['repeated']} of "
         f"them are unused because they repeat a scored measurement. {count(scored)} runs are scored, {failed} cannot be simulated. "
-        f"Each measurement is scored once: {found['stated_again']} rows repeat one that is scored."
+        f"Each measurement is scored once: {recorded['stated_again']} rows repeat one that is scored."
     )
 
 
 def recipes() -> str:
-    """How many rows of the table `recipes` rest on published launch scripts."""
+    """Sentences on the number of launch recipes that rest on published scripts."""
     with (record.ROOT / "kernelsight" / "catalog" / "recipes.csv").open(encoding="utf-8") as file:
         basis = Counter(row["basis"] for row in csv.DictReader(file))
     doubtful = sum(n for name, n in basis.items() if name != "published")
@@ -188,7 +191,7 @@ def recipes() -> str:
 
 
 def by_basis() -> str:
-    """Scores by the basis of the launch flags of a run, and the runs that each unpublished recipe touches."""
+    """Table of scores by basis of a run's launch flags, and the scored runs of each unpublished recipe."""
     basis = figures()["by_basis"]
     rows = [
         [title, *(f"{' / '.join(percent(basis[name][kind][metric]['median_ape'], sign='') for metric in METRICS)} "
@@ -203,17 +206,17 @@ def by_basis() -> str:
 
 
 def intervals() -> str:
-    """Share of runs inside their 90 % interval, its width, and the width of one factor that covers as many."""
+    """Table of the coverage and width of 90 % intervals, and of the single factor with equal coverage."""
     scores = figures()["levels"]["transfer"]
     rows, wider = [], []
     for kind, words in KINDS.items():
         cells = []
         for metric in INTERVALS:
-            found = scores[kind][metric]
-            cells += [f"{percent(found['coverage_90'], 0)}, {found['width_90']:.2f}", f"{found['width_fixed']:.2f}"]
-            if found["width_90"] > found["width_fixed"]:
+            score = scores[kind][metric]
+            cells += [f"{percent(score['coverage_90'], 0)}, {score['width_90']:.2f}", f"{score['width_fixed']:.2f}"]
+            if score["width_90"] > score["width_fixed"]:
                 wider.append(
-                    f"{metric.upper()} of {words} models ({found['width_90']:.2f} against {found['width_fixed']:.2f})"
+                    f"{metric.upper()} of {words} models ({score['width_90']:.2f} against {score['width_fixed']:.2f})"
                 )
         rows.append([words, count(scores[kind]["ttft"]["n"]), *cells])
     head = [f"{'' if number else metric.upper() + ': covered, p95 / p05'}{'one factor' if number else ''}"
@@ -225,19 +228,19 @@ def intervals() -> str:
 
 
 def behind() -> str:
-    """Groups in which the other tool's median is lower, by level; and which these are at the first level."""
-    every = figures()
-    way, words = next((way, words) for way, words in asked(every) if "behind" in every[way])
-    found = every[way]
-    rows = [[f"`{level}`", *(str(each[metric]) for metric in METRICS)] for level, each in in_order(found["behind"])]
+    """Table of the number of groups in which AIConfigurator's median is lower, and their names for `transfer`."""
+    recorded = figures()
+    way, words = next((way, words) for way, words in peer_inputs(recorded) if "behind" in recorded[way])
+    peer = recorded[way]
+    rows = [[f"`{level}`", *(str(each[metric]) for metric in METRICS)] for level, each in in_order(peer["behind"])]
     lost = [
         f"{group_name(group)} ({metric.upper()} {percent(group['ours'][metric], sign='')} against "
         f"{percent(group['peer'][metric])}, {group['n']} run{'s' if group['n'] > 1 else ''})"
-        for group in found["groups"]
+        for group in peer["groups"]
         for metric in METRICS
         if group["ours"][metric] > group["peer"][metric]
     ]
-    groups = next(iter(found["behind"].values()))["groups"]
+    groups = next(iter(peer["behind"].values()))["groups"]
     which = f"\n\nThese are, for `transfer`: {'; '.join(lost)}." if lost else ""
     return (
         f"Number of groups, of the {groups} that both tools predict, in which our median error is higher ({words}):\n\n"
@@ -257,27 +260,27 @@ SEPARATE = {
 
 
 def separate() -> str:
-    """Runs that are scored separately, constants of `transfer`: median / mean, 90th percentile, bias."""
-    found = figures()["separate"]
-    rows = [[title, count(found[name]["ttft"]["n"]), *(full(found[name][metric]) for metric in METRICS)]
-            for name, title in ordered(found)]  # fmt: skip
+    """Table of runs that are scored separately with the constants of `transfer`: median / mean, p90, bias."""
+    parts = figures()["separate"]
+    rows = [[title, count(parts[name]["ttft"]["n"]), *(full(parts[name][metric]) for metric in METRICS)]
+            for name, title in ordered(parts)]  # fmt: skip
     return table(["scored separately", "runs", "TTFT", "TPOT"], rows)
 
 
-def ordered(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names of separate parts with their titles, in the order of SEPARATE, the others behind it."""
-    known = [(name, title) for start, title in SEPARATE.items() for name in found if is_named(name, start)]
+def ordered(parts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names of separate parts with their titles, in the order of SEPARATE, unlisted ones last."""
+    known = [(name, title) for start, title in SEPARATE.items() for name in parts if is_named(name, start)]
     yield from known
-    yield from ((name, name) for name in found if name not in dict(known))
+    yield from ((name, name) for name in parts if name not in dict(known))
 
 
 def is_named(name: str, start: str) -> bool:
-    """Return whether a separate part is the one that begins so: a reason may follow behind a colon."""
+    """Return whether a separate part's name is ``start``, apart from a reason after a colon."""
     return name.split(":")[0] == start
 
 
 def separate_groups(*words: str) -> str:
-    """The groups of one separate part: median / mean, 90th percentile (median error)."""
+    """Table of one separate part's groups: median / mean, 90th percentile (median signed error)."""
     (part,) = (part for name, part in figures()["separate"].items() if is_named(name, " ".join(words)))
 
     def cell(score: Mapping[str, Any]) -> str:
@@ -291,58 +294,60 @@ def separate_groups(*words: str) -> str:
 
 
 def acceptance() -> str:
-    """The fitted acceptance of drafts, one rate an engine and model."""
+    """Sentence on the fitted acceptance rate of drafts by engine and model."""
     rates = figures()["draft_acceptance_rate"]
     return "Fitted acceptance: " + ", ".join(f"{name} {percent(rate, 0)}" for name, rate in sorted(rates.items())) + "."
 
 
 def groups() -> str:
-    """Every scored group at the level `transfer`."""
+    """Table of every scored group at the level `transfer`."""
     rows = [[group_name(group), str(group["ttft"]["n"]), *(full(group[metric]) for metric in METRICS)]
             for group in figures()["groups"]]  # fmt: skip
     return table(["group", "runs", "TTFT", "TPOT"], rows)
 
 
 def audit() -> str:
-    """What an independent audit gave the other tool."""
-    found = result("peer_audit")
+    """Sentences on an independent audit of AIConfigurator with fitted constants."""
+    recorded = result("peer_audit")
 
     def cells(who: str) -> str:
         return ", ".join(
-            f"{' / '.join(percent(value, sign='') for value in found[who][kind])} {words}"
+            f"{' / '.join(percent(value, sign='') for value in recorded[who][kind])} {words}"
             for kind, words in KINDS.items()
         )
 
     return (
-        f"An independent audit fitted {found['constants']} constants per group for AIConfigurator, on the same fitting runs (22 November 2026, nominal lengths, "
-        f"{count(found['runs'])} runs of an older split). Its median TTFT / TPOT errors were {cells('peer')}, in %; ours then, calibrated, were {cells('ours')} on these runs. "
+        f"An independent audit fitted {recorded['constants']} constants per group for AIConfigurator, on the same fitting runs (22 November 2026, nominal lengths, "
+        f"{count(recorded['runs'])} runs of an older split). Its median TTFT / TPOT errors were {cells('peer')}, in %; ours then, calibrated, were {cells('ours')} on these runs. "
         "Neither is comparable with the rows above, which use other runs."
     )
 
 
 def teacher() -> str:
-    """What one or two measured runs of a deployment are worth for its other loads, beside the goals."""
-    found = result("teacher")
-    taught = {"0": "no run", "1": "one run", "2": "two runs"}
+    """Table of errors for a deployment's other loads after no, one and two measured runs, beside the goals."""
+    recorded = result("teacher")
+    measured_runs = {"0": "no run", "1": "one run", "2": "two runs"}
     campaigns = {"all": "both campaigns", "inferencex": "InferenceX", "gap_analysis": "gap analysis"}
     rows = []
     for campaign, name in campaigns.items():
         for kind, words in KINDS.items():
-            own = found[campaign][kind]
+            by_count = recorded[campaign][kind]
             cells = (
                 "; ".join(
-                    " / ".join(percent(own[number][how][place], 1, "") for how in ("median", "mean"))
+                    " / ".join(percent(by_count[number][how][place], 1, "") for how in ("median", "mean"))
                     for place in (0, 1)
                 )
-                for number in taught
+                for number in measured_runs
             )
             goal = GOALS_TAUGHT[kind] if campaign == "all" else ""
-            rows.append([f"{words}, {name}", f"{own['0']['deployments']}, {own['0']['n']}", *cells, goal])
-    return table(["TTFT; TPOT, median / mean in %", "deployments, loads", *taught.values(), "goal (median)"], rows)
+            rows.append([f"{words}, {name}", f"{by_count['0']['deployments']}, {by_count['0']['n']}", *cells, goal])
+    return table(
+        ["TTFT; TPOT, median / mean in %", "deployments, loads", *measured_runs.values(), "goal (median)"], rows
+    )
 
 
 def host_constants() -> str:
-    """The fitted constants of host time, from the rows of `host_overheads` that hold for the newest versions."""
+    """Table of the fitted host-time constants in `host_overheads` for the newest engine versions."""
     with (record.ROOT / "kernelsight" / "catalog" / "host_overheads.csv").open(encoding="utf-8") as file:
         overheads = list(csv.DictReader(file))
     newest = {row["engine"]: row for row in overheads}

@@ -1,4 +1,4 @@
-"""Views of kernel errors: `kernels_gb200`, `kernels_facts`, and the splits that were published before."""
+"""Tables of kernel errors: GB200 by cell and baseline, facts chosen on it, and the recorded tables of other splits."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ BASELINES = {"affine_roofline": "affine roofline", "nearest_gpu": "H100 × ratio
 
 
 def is_behind(cell: Mapping[str, Any], names: Sequence[str] = tuple(BASELINES), part: str = "seen") -> list[str]:
-    """Return the baselines with a lower mean or median error in a cell, on the rows that they have an answer for."""
+    """Return the baselines with a lower mean or median error in a cell, on the rows that they predict."""
     behind = []
     for name in names:
-        own, other = cell[part]["baselines"][name]["model_there"], cell[part]["baselines"][name]
-        if other["n"] and any(own[metric] > other[metric] for metric in ("mape", "median_ape")):
+        model, other = cell[part]["baselines"][name]["model_there"], cell[part]["baselines"][name]
+        if other["n"] and any(model[metric] > other[metric] for metric in ("mape", "median_ape")):
             behind.append(BASELINES[name])
     return behind
 
 
-def covered_cells(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def covered_cells(recorded: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the covered cells that have rows of kernels seen in training."""
-    return [cell for cell in found["cells"] if cell["seen"]["n"]]
+    return [cell for cell in recorded["cells"] if cell["seen"]["n"]]
 
 
 def both(score: Mapping[str, Any]) -> str:
@@ -32,29 +32,29 @@ def both(score: Mapping[str, Any]) -> str:
 
 
 def headline() -> str:
-    """What README says of kernels: names known and seen, nothing known, baselines, and what a fact is worth."""
-    found = result("kernels_gb200")
-    cells = covered_cells(found)
-    affine, plain = (found["overall_baselines"][name] for name in ("affine_roofline", "roofline"))
-    either = sum(bool(is_behind(cell)) for cell in cells)
-    name = ("decode_attention", "bf16/fp8")
-    ours, lineage = (
-        next(cell for cell in result(which)["cells"] if (cell["family"], cell["dtype"]) == name)
-        for which in ("kernels_gb200", "kernels_facts")
+    """README's sentences on kernel errors: kernel choice known, nothing known, baselines, effect of a fact."""
+    gb200 = result("kernels_gb200")
+    cells = covered_cells(gb200)
+    affine, plain = (gb200["overall_baselines"][cell_name] for cell_name in ("affine_roofline", "roofline"))
+    n_behind = sum(bool(is_behind(cell)) for cell in cells)
+    cell_name = ("decode_attention", "bf16/fp8")
+    with_fact, without_fact = (
+        next(cell for cell in result(result_name)["cells"] if (cell["family"], cell["dtype"]) == cell_name)
+        for result_name in ("kernels_gb200", "kernels_facts")
     )
     return (
-        f"Kernels of GB200, nothing fitted on it, median / mean error over {len(cells)} cells of serving shapes. Names of kernels "
-        f"known, kernels seen in training ({count(found['overall']['n'])} of {count(found['covered']['n'])} rows): "
-        f"{both(found['overall'])}; affine roofline {both(affine)} ({either} cells are behind it or H100 × ratio), plain roofline "
-        f"{both(plain)}. Nothing known, every kernel: {both(found['nothing_of_target']['covered'])}. One fact of decode attention was "
-        f"chosen on GB200: with its lineage's, FP8 caches get {both(lineage['all'])}, not {both(ours['all'])}."
+        f"Median / mean error of GB200's kernels, nothing fitted on it, over {len(cells)} cells of serving shapes. Kernel choice known, "
+        f"kernels seen in training ({count(gb200['overall']['n'])} of {count(gb200['covered']['n'])} rows): {both(gb200['overall'])}; "
+        f"affine roofline {both(affine)} ({n_behind} cells are worse than it or H100 × ratio), plain roofline {both(plain)}. "
+        f"Nothing known of GB200, all kernels: {both(gb200['nothing_of_target']['covered'])}. One fact of decode attention was chosen on "
+        f"GB200: without it, FP8 KV cache has {both(without_fact['all'])}, not {both(with_fact['all'])}."
     )
 
 
 def summary() -> str:
-    """The table of the summary page: across generations, nothing known, from measured sites, baselines."""
-    found = result("kernels_gb200")
-    baselines = found["overall_baselines"]
+    """Table of the summary page: across generations, nothing known, baselines, from measured sites."""
+    gb200 = result("kernels_gb200")
+    baselines = gb200["overall_baselines"]
     sites = {row["budget"]: row for row in result("kernels_sites")["overall"]}
     layers = {(row["budget"], row["what"]): row for row in result("kernels_layers")["overall"]}
 
@@ -70,48 +70,48 @@ def summary() -> str:
         ]
 
     rows = [
-        row("names of kernels known, kernels seen in training", found["overall"]),
-        row("the same, pooled over rows", found["pooled"]),
-        row("names known, every kernel", found["covered"]),
+        row("kernel choice known, kernels seen in training", gb200["overall"]),
+        row("the same, pooled over rows", gb200["pooled"]),
+        row("kernel choice known, every kernel", gb200["covered"]),
         row(
-            "nothing of GB200 known, including which kernels run there; every kernel",
-            found["nothing_of_target"]["covered"],
+            "nothing known of GB200, not even which kernels run; every kernel",
+            gb200["nothing_of_target"]["covered"],
         ),
-        row("affine roofline (two constants a cell), kernels seen", baselines["affine_roofline"]),
-        row("H100 × ratio of rooflines, kernels seen", baselines["nearest_gpu"]),
-        row("plain roofline, kernels seen", baselines["roofline"]),
+        row("affine roofline (two constants per cell), kernels seen in training", baselines["affine_roofline"]),
+        row("H100 × ratio of rooflines, kernels seen in training", baselines["nearest_gpu"]),
+        row("plain roofline, kernels seen in training", baselines["roofline"]),
         row("10 % of GB200's shape sites measured", sites[0.1]),
         row("50 % of its sites", sites[0.5]),
-        row("MoE alone, 10 % of its sites", layers[0.1, "sites"]),
-        row("MoE alone, 10 % of its whole layers", layers[0.1, "layers"]),
+        row("MoE only, 10 % of its sites", layers[0.1, "sites"]),
+        row("MoE only, 10 % of its whole layers", layers[0.1, "layers"]),
     ]
-    return table(["", "rows", "mean error", "median error", "covers (90 % interval)", "width p95 / p05"], rows)
+    return table(["", "rows", "mean error", "median error", "coverage of 90 % interval", "width p95 / p05"], rows)
 
 
 def behind() -> str:
-    """In how many cells, and in which, a baseline is better."""
+    """Sentences on the number of cells in which a baseline is better, and which these are."""
     cells = covered_cells(result("kernels_gb200"))
     affine = [cell for cell in cells if is_behind(cell, ["affine_roofline"])]
     either = [cell for cell in cells if is_behind(cell)]
     names = ", ".join(f"{cell['family']} {cell['dtype']}" for cell in either)
-    every = sum(bool(is_behind(cell, part="all")) for cell in cells)
-    right = sum(
+    n_all_kernels = sum(bool(is_behind(cell, part="all")) for cell in cells)
+    meets_goals = sum(
         cell["seen"]["coverage_90"] >= 0.85 and cell["seen"]["width_90"] <= 2.5
         for cell in cells
         if cell["seen"]["coverage_90"] is not None
     )
     return (
         f"On kernels seen in training, {len(affine)} of {len(cells)} cells have a higher mean or median error than the affine roofline, and "
-        f"{len(either)} than it or H100 × ratio: {names}. Including unseen kernels, {every} cells do. Intervals cover 85 % at a width of 2.5 or less in "
-        f"{right} of {len(cells)} cells."
+        f"{len(either)} than it or H100 × ratio: {names}. Including unseen kernels, {n_all_kernels} cells do. Intervals cover 85 % at a width of 2.5 or less in "
+        f"{meets_goals} of {len(cells)} cells."
     )
 
 
 def cells() -> str:
-    """Every cell of GB200: mean / median error in %, all kernels and those seen, beside the baselines."""
-    found = result("kernels_gb200")
+    """Table of every cell of GB200: mean / median error of all and of seen kernels, beside the baselines."""
+    gb200 = result("kernels_gb200")
     rows = []
-    for mark, cell in [("", cell) for cell in found["cells"]] + [(" *", cell) for cell in found["uncovered"]]:
+    for mark, cell in [("", cell) for cell in gb200["cells"]] + [(" *", cell) for cell in gb200["uncovered"]]:
         if not cell["all"]["n"]:
             continue
         seen = cell.get("seen")
@@ -133,25 +133,25 @@ def cells() -> str:
         "rows",
         "every kernel",
         "kernels seen",
-        "covers",
+        "coverage",
         "width",
         "nothing known",
         *BASELINES.values(),
         "roofline",
-        "kernels seen: behind",
+        "lower error, kernels seen",
     ]
     return table(head, rows)
 
 
 def nothing_known() -> str:
-    """Kernel choice known against nothing of the target."""
-    found = result("kernels_gb200")
-    nothing = found["nothing_of_target"]
+    """Table of errors with kernel choice known and with nothing known of the target."""
+    gb200 = result("kernels_gb200")
+    nothing = gb200["nothing_of_target"]
     parts = [
-        ("kernels seen in training: kernel choice known", found["overall"], found["pooled"]),
-        ("kernels seen in training: nothing of the target", nothing["overall"], nothing["pooled"]),
-        ("every kernel: kernel choice known", found["covered"], None),
-        ("every kernel: nothing of the target", nothing["covered"], None),
+        ("kernels seen in training: kernel choice known", gb200["overall"], gb200["pooled"]),
+        ("kernels seen in training: nothing known of the target", nothing["overall"], nothing["pooled"]),
+        ("every kernel: kernel choice known", gb200["covered"], None),
+        ("every kernel: nothing known of the target", nothing["covered"], None),
     ]
     rows = [
         [title, count(score["n"]), mean_median(score), percent(score["p90_ape"], sign=""), f"{100 * score['bias']:+.1f}",
@@ -159,12 +159,12 @@ def nothing_known() -> str:
         for title, score, pooled in parts
     ]  # fmt: skip
     head = [
-        f"mean over {len(covered_cells(found))} covered cells",
+        f"mean over {len(covered_cells(gb200))} covered cells",
         "rows",
         "mean / median",
         "p90",
         "bias",
-        "covers",
+        "coverage",
         "width",
         "pooled",
     ]
@@ -172,11 +172,11 @@ def nothing_known() -> str:
 
 
 def facts() -> str:
-    """What the facts that were chosen on GB200 are worth: its kernels with the limit of a stream of their lineages."""
-    own = {(cell["family"], cell["dtype"]): cell for cell in result("kernels_gb200")["cells"]}
+    """Table of the cells that change without the facts chosen on GB200: stream limits as in older kernels."""
+    shipped_cells = {(cell["family"], cell["dtype"]): cell for cell in result("kernels_gb200")["cells"]}
     rows = []
     for cell in result("kernels_facts")["cells"]:
-        ours = own[cell["family"], cell["dtype"]]
+        ours = shipped_cells[cell["family"], cell["dtype"]]
         if mean_median(ours["all"]) != mean_median(cell["all"]):
             rows.append(
                 [
@@ -192,7 +192,7 @@ def facts() -> str:
 
 
 def remeasured() -> str:
-    """How far two measurements of one kernel differ on GB200."""
+    """Table of the differences of two measurements of one kernel on GB200."""
     rows = [
         [
             each["family"],
@@ -207,12 +207,12 @@ def remeasured() -> str:
 
 
 def floor() -> str:
-    """Below what no model can go."""
+    """Sentence on the error floor: the difference of two measurements of one kernel."""
     medians = [percent(each["serving"]["median_ape"], sign="") for each in result("kernels_gb200")["remeasured"]]
     return f"The same kernel measured twice on GB200 differs by {' and '.join(medians)} % (median). No model can be more accurate than that."
 
 
 def published(name: str, which: str = "rows") -> str:
-    """A table as it was published."""
-    found = result(name)[which]
-    return table(found["columns"], found["rows"])
+    """Table as recorded in a result."""
+    recorded = result(name)[which]
+    return table(recorded["columns"], recorded["rows"])

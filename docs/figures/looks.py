@@ -1,4 +1,4 @@
-"""Every look at held-out data, from `benches/results/looks.csv`: one list, one total."""
+"""The list of all looks at held-out data, from `benches/results/looks.csv`, and their number."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import record
 
 from figures.text import day, table
 
-# a row that stands for several looks at once
+# number of looks of a row that holds several
 SEVERAL = {"after each of five steps of the rules": 5}
 
 
 def rows() -> list[dict[str, str]]:
-    """Return all looks, oldest first within a set."""
+    """Return all looks, oldest first within each held-out set."""
     with (record.RESULTS / "looks.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def total() -> str:
-    """How often each held-out set was looked at."""
+    """Sentence on the number of looks at each held-out set."""
     counts: Counter[str] = Counter()
     for row in rows():
         counts[row["set"]] += SEVERAL.get(row["looked_at"], 1)
@@ -29,7 +29,7 @@ def total() -> str:
 
 
 def table_of_all() -> str:
-    """The list."""
+    """Table of all looks."""
     return table(
         ["looked at", "date", "commit", "what", "changed after it"],
         [[row["set"], day(row["date"]), row["commit"], row["looked_at"], row["changed_after"]] for row in rows()],

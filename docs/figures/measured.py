@@ -1,4 +1,4 @@
-"""Where results come from: commit, date, command, machine, and what has changed since."""
+"""Sentences on the origin of results: commit, date, command, machine, and what has changed since."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from figures.text import day
 
 
 def of(*names: str) -> str:
-    """Return a sentence for each result."""
+    """Return a list item for each result."""
     USED.extend(names)
     return "\n".join(f"- {sentence(name, record.read(name))}" for name in names)
 
 
 def sentence(name: str, result: dict[str, Any]) -> str:
-    """Return where a result comes from, in one sentence or two."""
+    """Return a result's origin in one or two sentences."""
     commit = result.get("run_at_commit") or result["commit"]
     parts = record.changed(result)
-    since = f", before changes of {', '.join(parts)}" if parts else ""
+    since = f", before changes to {', '.join(parts)}" if parts else ""
     title = f"`{name}`: measured at {commit}, {day(result['date'])}{since}"
     if result.get("transcribed"):
-        title += f"; copied from what was published then ({result['source']}), not measured again"
+        title += f"; copied from results published then ({result['source']}), not measured again"
     machine = result.get("machine")
     where = f", {machine['cores']} cores ({machine['cpu']})" if machine else ""
     spent = f", {result['cpu_s']:,} CPU-seconds{where}" if result.get("cpu_s") else where
@@ -31,9 +31,9 @@ def sentence(name: str, result: dict[str, Any]) -> str:
 
 
 def moved(sample: dict[str, Any]) -> str:
-    """Return how the pinned sample of a result differs from what it was when the result was measured."""
+    """Return a sentence on how a result's pinned sample has changed since it was measured; empty if it has not."""
     then, now = sample.get("of_run"), sample.get("now")
     if not then or not now or then == now:
         return ""
     changes = [f"{name} {then[name]:.4g} → {now[name]:.4g}" for name in then if name in now and then[name] != now[name]]
-    return f" Its sample gives other figures now: {', '.join(changes)}."
+    return f" Its sample has changed since: {', '.join(changes)}."

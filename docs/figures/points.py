@@ -1,4 +1,4 @@
-"""Views of `points`: kernel errors against measured calls of each kernel, each generation left out."""
+"""Tables of kernel errors by number of measured calls per kernel, each generation left out."""
 
 from __future__ import annotations
 
@@ -20,25 +20,30 @@ NAMES = {
 
 
 def rows_by() -> dict[tuple[str, str, int], Mapping[str, Any]]:
-    """Return the rows by GPU, choice and points of each kernel."""
+    """Return the recorded rows by GPU, choice of points and points per kernel."""
     return {(row["gpu"], row["how"], row["per_kernel"]): row for row in result("points")["rows"]}
 
 
 def gpus() -> list[str]:
-    """Return the GPUs that were scored, in the order of pages."""
+    """Return the scored GPUs in the order of pages."""
     scored = {gpu for gpu, _, _ in rows_by()}
     return [gpu for gpu in NAMES if gpu in scored]
 
 
 def summary() -> str:
-    """Errors before and after some planned points of each kernel."""
-    found = rows_by()
-    head = ["median / mean error, %", "no point", *(f"{number} a kernel" for number in COUNTS), "points (3 a kernel)"]
+    """Table of errors before and after planned points of each kernel."""
+    row_of = rows_by()
+    head = [
+        "median / mean error, %",
+        "no point",
+        *(f"{number} per kernel" for number in COUNTS),
+        "points (3 per kernel)",
+    ]
     lines = [
         [
             NAMES[gpu],
-            *(median_mean(found[gpu, "planned", number]) for number in (0, *COUNTS)),
-            count(found[gpu, "planned", 3]["points"]),
+            *(median_mean(row_of[gpu, "planned", number]) for number in (0, *COUNTS)),
+            count(row_of[gpu, "planned", 3]["points"]),
         ]
         for gpu in gpus()
     ]
@@ -46,8 +51,8 @@ def summary() -> str:
 
 
 def table_of_all() -> str:
-    """Every GPU, planned and random: errors, other sites, bias, intervals."""
-    head = ["GPU", "points of a kernel", "points", "median / mean", "p90", "bias", "other sites", "covers", "width"]
+    """Table of every GPU, planned and random points: errors, other sites, bias, intervals."""
+    head = ["GPU", "points per kernel", "points", "median / mean", "p90", "bias", "other sites", "coverage", "width"]
     lines = [
         [
             NAMES[gpu],
@@ -65,4 +70,4 @@ def table_of_all() -> str:
         for (name, how, number), row in rows_by().items()
         if name == gpu
     ]
-    return table([*head, "held"], lines)
+    return table([*head, "cells that meet the interval goals"], lines)

@@ -1,4 +1,4 @@
-"""Views of kernel searches: `search` (policies) and `search_tuner` (strategies of Kernel Tuner, misleading sources)."""
+"""Tables and sentences on kernel searches: policies, calibration, strategies of Kernel Tuner, misleading sources."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 from figures.blocks import result
 from figures.text import percent, table
 
-TITLES = {"order": "order of the others"}
+TITLES = {"order": "order of the other GPUs"}
 
 
 def number(value: float | None) -> str:
-    """Return a number of measurements; None: it never came so near."""
+    """Return a number of measurements; None: never reached."""
     return "never" if value is None else f"{value:g}"
 
 
 def policies() -> str:
-    """Every policy, with all sources and without the most similar GPU."""
+    """Table of every policy, with all sources and without the most similar GPU."""
     rows = [
         [
             TITLES.get(row["policy"], row["policy"])
@@ -39,28 +39,28 @@ def policies() -> str:
 
 
 def calibration() -> str:
-    """How often selective searches end near the optimum, coverage, bins, stops."""
-    found = result("search")
-    spaces, cover, ece, stops = found["within_2_by_space"], found["coverage"], found["ece"], found["stops"]
-    every = sum(share == 1.0 for share in spaces)
+    """Sentences on `selective`: final regret, coverage of intervals, calibration of bins, early stops."""
+    recorded = result("search")
+    spaces, cover, ece, stops = recorded["within_2_by_space"], recorded["coverage"], recorded["ece"], recorded["stops"]
+    n_always = sum(share == 1.0 for share in spaces)
     rest = ", ".join(f"in {percent(share, 0)}" for share in spaces if share < 1.0)
     return (
-        f"Selective searches end within 2 % in every run of {every} of the {found['spaces']} spaces (of the others {rest}); the "
-        "last of these is the convolution on A100, whose fastest configuration uses shared memory and the read-only cache together, "
-        "as on no other GPU. It alone makes most of the mean regret. 90 % intervals cover "
+        f"The policy `selective` ends within 2 % of the optimum in every run on {n_always} of the {recorded['spaces']} spaces (on the others {rest} of runs); "
+        "the last of these is the convolution on A100, whose fastest configuration uses shared memory and the read-only cache together, "
+        "unlike on any other GPU. It causes most of the mean regret. 90 % intervals cover "
         f"{percent(cover['20'], 0)} and {percent(cover['50'], 0)} of all other candidates after 20 and 50 measurements "
         f"({percent(cover['20 without nearest'], 0)} and {percent(cover['50 without nearest'], 0)} without the most similar GPU); the "
         f"calibration error of the eight speed-up bins is {ece['20']:.2f} and {ece['50']:.2f} ({ece['20 without nearest']:.2f} and "
-        f"{ece['50 without nearest']:.2f}). {stops['n']} of the {found['runs']} searches would have stopped by themselves "
-        f"(`--stop 0.1`), after {stops['median_measurements']:g} measurements in the median, {percent(stops['within_2'], 0)} of them within 2 %."
+        f"{ece['50 without nearest']:.2f}). {stops['n']} of the {recorded['runs']} searches would have stopped early "
+        f"(`--stop 0.1`), after a median of {stops['median_measurements']:g} measurements, {percent(stops['within_2'], 0)} of them within 2 %."
     )
 
 
 def kernel_tuner() -> str:
-    """Against strategies that see no other GPU, and the plain order of the others, which sees them too."""
-    found = result("search_tuner")
+    """Sentences on `selective` against Kernel Tuner's strategies, which do not use other GPUs, and `order`, which does."""
+    recorded = result("search_tuner")
     never = float("inf")
-    best, second, *_ = sorted(found["strategies"], key=lambda row: row["n_to_5"] or never)
+    best, second, *_ = sorted(recorded["strategies"], key=lambda row: row["n_to_5"] or never)
     ours = {(row["policy"], row["without_nearest"]): row for row in result("search")["policies"]}
 
     def to(row: dict[str, Any]) -> str:
@@ -69,20 +69,20 @@ def kernel_tuner() -> str:
     order = ours["order", False]
     same = to(order) == to(ours["selective", False])
     return (
-        f"The strategies of Kernel Tuner {found['version']} see no other GPU (default settings, {found['measurements']} measurements, "
-        f"{found['seeds']} seeds): the best takes {to(best)} measurements to 5 and 2 % in the median (`{best['name']}`; `{second['name']}` "
-        f"{to(second)}). A selective search has the measurements of other GPUs: it takes {to(ours['selective', False])}, and the plain order "
-        f"of the other GPUs takes {'the same ' if same else ''}{to(order)}; without the most similar GPU {to(ours['selective', True])}, the plain "
-        f"order {to(ours['order', True])}. What is saved is what other GPUs know; a search of a kernel that no other GPU measured saves none of it."
+        f"The strategies of Kernel Tuner {recorded['version']} do not use other GPUs (default settings, {recorded['measurements']} measurements, "
+        f"{recorded['seeds']} seeds): the best needs a median of {to(best)} measurements to reach 5 and 2 % (`{best['name']}`; `{second['name']}` "
+        f"{to(second)}). `selective` uses the measurements of other GPUs: it needs {to(ours['selective', False])}, and the policy "
+        f"`order` needs {'the same ' if same else ''}{to(order)}; without the most similar GPU, `selective` needs "
+        f"{to(ours['selective', True])}, `order` {to(ours['order', True])}. The saving comes from other GPUs' measurements; for a kernel that no other GPU measured there is none."
     )
 
 
 def misleading() -> str:
-    """Spaces in which sources do harm."""
-    found = result("search_tuner")["misleading"]
+    """Table of the spaces in which searches are worse than without other GPUs, by sources."""
+    by_sources = result("search_tuner")["misleading"]
     spaces = result("search")["spaces"]
     rows = [
         [name, f"{len(worse)} of {spaces}: " + ", ".join(f"{each['where']} {each['points']:g}" for each in worse)]
-        for name, worse in found.items()
+        for name, worse in by_sources.items()
     ]
     return table(["sources", "spaces more than 2 points worse"], rows)

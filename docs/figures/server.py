@@ -1,4 +1,4 @@
-"""Views of `kernelsight serve` as clients see it, and of step times (`server_times`, `server_aiperf`, ...)."""
+"""Tables and sentences on `kernelsight serve` as measured by clients, and on step times."""
 
 from __future__ import annotations
 
@@ -11,46 +11,47 @@ CLIENTS = {"server_times": "our client", "server_aiperf": "AIPerf"}
 
 
 def times() -> str:
-    """Percentiles that clients measured beside those of the simulation of their arrivals."""
-    found = {name: {row["metric"]: row for row in result(name)["rows"]} for name in CLIENTS}
+    """Table of percentiles that clients measured, beside those that `simulate` predicts for their arrivals."""
+    rows_of = {name: {row["metric"]: row for row in result(name)["rows"]} for name in CLIENTS}
     rows = []
-    for metric in next(iter(found.values())):
+    for metric in next(iter(rows_of.values())):
         name, which = metric.split("_")
-        cells = [_ms(found[client][metric][side]) for client in CLIENTS for side in ("client_ms", "simulate_ms")]
+        cells = [_ms(rows_of[client][metric][side]) for client in CLIENTS for side in ("client_ms", "simulate_ms")]
         rows.append([f"{name.upper()} {which}", *cells])
     head = [words for title in CLIENTS.values() for words in (f"{title}, ms", "`simulate`, ms")]
     return table(["", *head], rows)
 
 
 def _ms(value: float) -> str:
+    """Return milliseconds with one decimal."""
     return f"{value:,.1f}"
 
 
 def setting() -> str:
-    """How these were measured."""
+    """List of how the clients measured."""
     lines = []
     for name, title in CLIENTS.items():
-        found = result(name)
-        off = [row["metric"].replace("_", " ").upper() for row in found["rows"] if not row["kept"]]
-        kept = "all within 5 % or 2 ms" if not off else f"within 5 % or 2 ms except {', '.join(off)}"
+        recorded = result(name)
+        not_kept = [row["metric"].replace("_", " ").upper() for row in recorded["rows"] if not row["kept"]]
+        kept = "all within 5 % or 2 ms" if not not_kept else f"within 5 % or 2 ms except {', '.join(not_kept)}"
         late = (
-            f"; a timer of the client was up to {_ms(found['late_p99_ms'] * found['speed'])} simulated ms late (p99)"
-            if "late_p99_ms" in found
+            f"; a timer of the client was up to {_ms(recorded['late_p99_ms'] * recorded['speed'])} simulated ms late (p99)"
+            if "late_p99_ms" in recorded
             else ""
         )
-        version = f" {found['aiperf']}" if "aiperf" in found else ""
+        version = f" {recorded['aiperf']}" if "aiperf" in recorded else ""
         lines.append(
-            f"- {title[0].upper()}{title[1:]}{version}: {found['streams']} streams, {count(found['requests'])} requests at speed {found['speed']:g}; server and client "
-            f"took {found['server_cores']:.2g} and {found['client_cores']:.2g} cores of two with load {found['load_average']:.0f}{late}. {kept[0].upper()}{kept[1:]}. "
-            f"`compare` of its log names {'nothing' if found['cause'] == 'none' else found['cause']}."
+            f"- {title[0].upper()}{title[1:]}{version}: {recorded['streams']} streams, {count(recorded['requests'])} requests at speed {recorded['speed']:g}; server and client "
+            f"took {recorded['server_cores']:.2g} and {recorded['client_cores']:.2g} cores of two with load {recorded['load_average']:.0f}{late}. {kept[0].upper()}{kept[1:]}. "
+            f"`compare` of its log names {'nothing' if recorded['cause'] == 'none' else recorded['cause']}."
         )
     return "\n".join(lines)
 
 
 def kept() -> str:
-    """The most streams at speed 1."""
-    found = result("server_kept")
-    rows = [_stream(row) for row in found["rows"]]
+    """Table of the streams whose median times are kept at speed 1."""
+    recorded = result("server_kept")
+    rows = [_stream(row) for row in recorded["rows"]]
     head = [
         "streams",
         "tokens/s",
@@ -61,11 +62,12 @@ def kept() -> str:
         "E2E p50 (`simulate`), ms",
         "medians kept",
     ]
-    most = f"The medians of TTFT, ITL and E2E are all kept up to {found['most']} streams."
+    most = f"The medians of TTFT, ITL and E2E are all kept up to {recorded['most']} streams."
     return f"{most}\n\n{table(head, rows)}"
 
 
 def _stream(row: dict[str, Any]) -> list[str]:
+    """Return the table row of a number of streams."""
     by_name = {each["metric"]: each for each in row["rows"]}
     medians = [by_name[f"{metric}_p50"] for metric in ("ttft", "itl", "e2e")]
     times = [f"{_ms(each['client_ms'])} ({_ms(each['simulate_ms'])})" for each in medians]
@@ -76,20 +78,20 @@ def _stream(row: dict[str, Any]) -> list[str]:
 
 
 def many() -> str:
-    """Many requests, clients that leave, a flood."""
-    found = result("server_many")
-    start, first, last = found["memory_mb"]
-    flood = found["flood"]
+    """List of time and memory of many requests, with clients that disconnect, and of a flood."""
+    recorded = result("server_many")
+    start, first, last = recorded["memory_mb"]
+    flood = recorded["flood"]
     return (
-        f"- {count(found['requests'])} requests over 128 connections; {percent(0.05, 0)} of the clients disconnect after the first token, {percent(0.05, 0)} pause reading. "
-        f"The server takes {found['server_ms_per_request']:.2f} CPU-ms per request, and {'every' if found['whole'] else 'not every'} other response is complete. Memory: {start:.0f} MB at the start, {first:.0f} MB after a "
-        f"fifth of the requests, {last:.0f} MB after all. {found['left_behind']:.0f} requests remain in the server.\n"
+        f"- {count(recorded['requests'])} requests over 128 connections; {percent(0.05, 0)} of the clients disconnect after the first token, {percent(0.05, 0)} pause reading. "
+        f"The server takes {recorded['server_ms_per_request']:.2f} CPU-ms per request, and {'every' if recorded['whole'] else 'not every'} other response is complete. Memory: {start:.0f} MB at the start, {first:.0f} MB after a "
+        f"fifth of the requests, {last:.0f} MB after all. {recorded['left_behind']:.0f} requests remain in the server.\n"
         f"- {count(flood['sent'])} simultaneous requests with capacity for {flood['room']}: {flood['200']} answered, {flood['429']} rejected with status 429; memory {flood['memory_mb'][0]:.0f} MB before, {flood['memory_mb'][1]:.0f} MB after."
     )
 
 
 def steps() -> str:
-    """Batches a second of `step_time`."""
+    """Table of batches per CPU-second of `step_time`."""
     rows = [
         [str(row["sequences"]), count(row["single_per_s"]), f"{row['arrays_per_s'] / 1e6:.1f} million"]
         for row in result("server_steps")["rows"]

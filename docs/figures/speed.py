@@ -1,4 +1,4 @@
-"""Views of speed: ours as the benches recorded it, ratios to peers measured beside it, rates and sizes."""
+"""Tables of speed: loop, kernel predictions, sweeps, waits, other programs; and of the accuracy of rates and sizes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def million(value: float) -> str:
 
 
 def span(values: list[float]) -> str:
-    """Return the range of some figures in millions."""
+    """Return the range of some values in millions."""
     low, high = map(million, values)
     return low if low == high else f"{low} to {high}"
 
 
 def ratio(row: dict[str, Any]) -> str:
-    """Return how many times less (or more) we take than the peer, as a range where several runs are known."""
+    """Return how many times faster than the other program ours is, as a range over runs."""
     low, high = row["ratio"]
     words = f"{low:,.3g}" if low == high else f"{low:,.4g} to {high:,.4g}"
     return f"{words} times {'faster' if low > 1 else 'as fast'}"
 
 
 def peers() -> str:
-    """Ratios to other programs, each with its version, load and date; what nobody wrote down is said."""
+    """Table of ratios to other programs, each with its version, load and date if known."""
     rows = [
         [
             row["peer"],
@@ -47,7 +47,7 @@ def peers() -> str:
 
 
 def serving() -> str:
-    """Requests a CPU-second of the loop."""
+    """Table of requests per CPU-second of the loop."""
     rows = [[row["load"], span(row["requests_per_cpu_s"]), million(row["with_tables"]), million(row["steps_per_cpu_s"])]
             for row in result("speed_serving")["loads"]]  # fmt: skip
     return table(
@@ -56,52 +56,53 @@ def serving() -> str:
 
 
 def memory() -> str:
-    """A million requests, and a log of as many."""
+    """List of CPU time and memory of a million requests, and of a log of a million requests."""
     sweep, log = result("speed_million"), result("speed_million_log")
     return (
-        f"- A million requests at 20 a second: {sweep['cpu_s']:.1f} CPU-seconds, {count(sweep['bytes_per_request'])} bytes a request above start-up.\n"
-        f"- A log of a million requests, read, replayed, explained and joined: {log['cpu_s']} CPU-seconds ({log['causes_cpu_s']} of them for causes, on "
-        f"4,000 of its requests), {log['bytes_per_request'] / 1e3:.2f} kB a request above start-up."
+        f"- A million requests at 20 per second: {sweep['cpu_s']:.1f} CPU-seconds, {count(sweep['bytes_per_request'])} bytes per request above start-up.\n"
+        f"- A log of a million requests, read, replayed, explained and joined: {log['cpu_s']} CPU-seconds ({log['causes_cpu_s']} of them to find causes in "
+        f"4,000 of its requests), {log['bytes_per_request'] / 1e3:.2f} kB per request above start-up."
     )
 
 
 def kernels() -> str:
-    """Latencies a second, lowering, cold starts."""
-    found = result("speed_kernels")
+    """Table of latencies per second and of lowering."""
+    recorded = result("speed_kernels")
     pair = "gemm", "mixed"
 
-    def of(name: str) -> str:
-        return " and ".join(million(found[name][key]) for key in pair)
+    def both(name: str) -> str:
+        return " and ".join(million(recorded[name][key]) for key in pair)
 
     rows = [
         [
-            "latency, p05 and p95, float32, by the expression: GEMM, mixed families",
-            f"{of('expression')} million rows/s on two cores",
+            "latency, p05 and p95, float32, by expression: GEMM, mixed families",
+            f"{both('expression')} million rows/s on two cores",
         ],
         [
             "with the correction of a measured GPU: GEMM, mixed families (goals: 10 and 5)",
-            f"{of('corrected')} million rows/s; {of('corrected_per_cpu_s')} million a CPU-second",
+            f"{both('corrected')} million rows/s; {both('corrected_per_cpu_s')} million per CPU-second",
         ],
-        ["lowering in SQL, 50 deployments", f"{million(found['lowering'])} million rows/s"],
+        ["lowering in SQL, 50 deployments", f"{million(recorded['lowering'])} million rows/s"],
     ]
     return table(["work", "speed"], rows)
 
 
 def sweeps() -> str:
-    """Scenarios a second."""
+    """Table of scenarios per second."""
     rows = [[name, count(speed), f"{cpu:g}"] for name, speed, cpu in result("speed_sweep")["rows"]]
     return table(["sweep", "scenarios/s", "CPU ms per scenario"], rows)
 
 
 def decisions() -> str:
-    """Whether rates, sizes and limits that were found hold."""
-    rates, sizes, limits, named = (result(name) for name in ("rates", "sizes", "sizes_limits", "limits"))
+    """Table of how often highest rates, capacities, sizes and limits are right."""
+    rates, sizes, limits, simulate_limits = (result(name) for name in ("rates", "sizes", "sizes_limits", "limits"))
     capacity = result("capacity")
     engines = ", ".join(
-        f"{percent(own['near'], 0)} of {own['cases']} on {ENGINES[name]}" for name, own in capacity["engines"].items()
+        f"{percent(by_engine['near'], 0)} of {by_engine['cases']} on {ENGINES[name]}"
+        for name, by_engine in capacity["engines"].items()
     )
     rows = [
-        [f"found rates, simulated again with ten times the prompts and other seeds: all objectives met, {rates['cases']} deployments, {rates['cases'] * rates['checks']} runs",
+        [f"highest rates, simulated again with ten times the prompts and other seeds: all objectives met, {rates['cases']} deployments, {rates['cases'] * rates['checks']} runs",
          f"{percent(rates['kept'])}; at the lower end of the range {percent(rates['kept_low'])}"],
         ["CPU seconds to find the rate of a deployment, mean / largest", f"{rates['cpu_s']['mean']} / {rates['cpu_s']['largest']}"],
         ["capacity that `simulate` computes from step costs, against the highest steady rate found by search: within 5 %",
@@ -110,13 +111,13 @@ def decisions() -> str:
          f"{percent(sizes['same'], 0)} of {sizes['cases']} questions; mean CPU seconds {sizes['size_cpu_s']} and {sizes['all_cpu_s']}"],
         ["the limit that `size` names is the resource for which adding a fifth raises the rate most",
          f"{limits['right']} of {limits['cases']}; in {limits['near']} within 2 % of the rate"],
-        ["the limit that `simulate` names is the resource for which relief gains most", f"{named['right']} of {named['worlds']} worlds (seed {named['seed']})"],
+        ["the limit that `simulate` names is the resource for which adding a fifth raises throughput most", f"{simulate_limits['right']} of {simulate_limits['worlds']} worlds (seed {simulate_limits['seed']})"],
     ]  # fmt: skip
     return table(["question", "result"], rows)
 
 
 def waits() -> str:
-    """What users wait for, in multiples of a loop of five million additions in Python, and of a former state."""
+    """Table of CPU times that users wait for, beside a Python loop and an earlier commit."""
     measured = result("speed_waits")["rows"]
     former, now = measured[0]["commit"], measured[-1]["commit"]
     before = {row["wait"]: row["again CPU s"] for row in measured if row["commit"] == former}

@@ -1,4 +1,4 @@
-"""Numbers and tables as pages show them."""
+"""Formats of numbers, dates and tables in pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENGINES = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
 
 
 def percent(value: float | None, digits: int = 1, sign: str = " %") -> str:
-    """Return a fraction in per cent.
+    """Return a fraction as a percentage.
 
     >>> percent(0.1234), percent(0.5, 0, ""), percent(None)
     ('12.3 %', '50', '–')
@@ -19,7 +19,7 @@ def percent(value: float | None, digits: int = 1, sign: str = " %") -> str:
 
 
 def median_mean(score: Mapping[str, Any]) -> str:
-    """Return "median / mean" of absolute errors in per cent, or a dash where nothing was scored.
+    """Return "median / mean" of absolute errors in percent; a dash without rows.
 
     >>> median_mean({"n": 1, "median_ape": 0.081, "mape": 0.1234}), median_mean({"n": 0})
     ('8.1 / 12.3', '–')
@@ -28,17 +28,17 @@ def median_mean(score: Mapping[str, Any]) -> str:
 
 
 def mean_median(score: Mapping[str, Any]) -> str:
-    """Return "mean / median" of absolute errors in per cent, as tables of kernels have it."""
+    """Return "mean / median" of absolute errors in percent, as in tables of kernels."""
     return pair(score, "mape", "median_ape")
 
 
 def pair(score: Mapping[str, Any], *names: str) -> str:
-    """Return two errors in per cent; one that was not published is a dash."""
+    """Return two errors in percent; a dash without rows."""
     return " / ".join(percent(score[name], sign="") for name in names) if score["n"] else NONE
 
 
 def full(score: Mapping[str, Any]) -> str:
-    """Return all of median, mean, 90th percentile and bias (mean signed error) in per cent; what is not known is left out.
+    """Return median, mean, 90th percentile and bias (mean signed error) in percent, without unknown ones.
 
     >>> full({"n": 1, "median_ape": 0.081, "mape": 0.1234, "p90_ape": 0.3, "bias": -0.021})
     '8.1 / 12.3, 30, -2'
@@ -52,7 +52,7 @@ def full(score: Mapping[str, Any]) -> str:
 
 
 def count(value: float) -> str:
-    """Return a number with separators of thousands."""
+    """Return a number with thousands separators."""
     return f"{value:,.0f}"
 
 
@@ -69,14 +69,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def group_name(group: Mapping[str, Any]) -> str:
-    """Return a group of runs in words: model, precision, engine, GPU."""
+    """Return a group's title: model, precision, engine, GPU."""
     engine = ENGINES[group["engine"]]
     gpu = group["gpu"].removesuffix("_sxm").upper()
     return " ".join(filter(None, (group["model"].split("/")[-1], group["quantization"]))) + f", {engine} {gpu}"
 
 
 def day(iso: str) -> str:
-    """Return a date as pages write it.
+    """Return a date in the form of the pages.
 
     >>> day("2026-11-03")
     '3 Nov 2026'

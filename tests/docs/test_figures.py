@@ -114,11 +114,11 @@ def test_a_result_older_than_what_it_rests_on_is_named(
 
     result = {"commit": "abc1234", "date": "2026-11-23", "command": "c", "sample": {}, "rests_on": {}}
     result["rests_on"] = {part: record.digest(part) for part in ("search", "fitting")}
-    assert "before changes of" not in sentence("search", result)
+    assert "before changes to" not in sentence("search", result)
     result["rests_on"]["search"] = "0" * 16
     assert record.changed(result) == ["search"]
     old = sentence("search", result)
-    assert "measured at abc1234, 23 Nov 2026, before changes of search: `c`" in old
+    assert "measured at abc1234, 23 Nov 2026, before changes to search: `c`" in old
     # a page is not called old for it
     assert "before changes" not in blocks.without_staleness(old)
 
@@ -127,7 +127,7 @@ def test_a_sample_that_moved_is_shown_beside_its_result() -> None:
     from figures.measured import moved
 
     assert moved({"of_run": {"a": 0.1}, "now": {"a": 0.1}}) == ""
-    assert moved({"of_run": {"a": 0.1}, "now": {"a": 0.2}}) == " Its sample gives other figures now: a 0.1 → 0.2."
+    assert moved({"of_run": {"a": 0.1}, "now": {"a": 0.2}}) == " Its sample has changed since: a 0.1 → 0.2."
 
 
 def test_a_result_is_written_with_what_it_rests_on(
