@@ -100,12 +100,8 @@ join number_formats on number_formats.format = gpu_formats.format
 where not gpu_formats.native
 union all
 select settings.deployment_id, 'kv cache',
-       format('attention over the {} KV cache computes in {}', settings.kv_cache_dtype,
-              case when settings.fp8_prompt_attention and settings.kv_cache_dtype = 'fp8' and computing.native
-                   then format('fp8 for prompts, in {} in decoding', settings.dtype) else settings.dtype end)
-from deployment_settings as settings
-join gpu_formats as computing on computing.gpu = settings.gpu and computing.format = 'fp8'
-where settings.kv_cache_dtype <> settings.dtype
+       format('attention over the {} KV cache computes in {}', settings.kv_cache_dtype, settings.dtype)
+from deployment_settings as settings where settings.kv_cache_dtype <> settings.dtype
 union all
 select settings.deployment_id, 'experts', 'tokens are routed to experts at random, with some experts preferred; the busiest GPU determines the time'
 from deployment_settings as settings join models on models.model = settings.model

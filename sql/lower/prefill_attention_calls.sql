@@ -1,8 +1,7 @@
 -- Causal softmax attention of new tokens over cached and new tokens, with grouped queries and sliding windows
 with chunks as (
   select
-    layers.*, shapes.step_shape_id, settings.kv_cache_dtype,
-    case when settings.fp8_prompt_attention and settings.kv_cache_dtype = 'fp8' and computing.native then 'fp8' else settings.dtype end as math,
+    layers.*, shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,
     formats.weight_bits / 8 as kv_bytes,
     shapes.prefill_requests as batch,
     shapes.prefill_tokens as new_tokens,
@@ -11,7 +10,6 @@ with chunks as (
   join step_shapes as shapes using (deployment_id)
   join deployment_settings as settings using (deployment_id)
   join number_formats as formats on formats.format = settings.kv_cache_dtype
-  join gpu_formats as computing on computing.gpu = settings.gpu and computing.format = 'fp8'
   where layers.attention in ('full', 'sliding') and shapes.prefill_requests > 0
 )
 select
@@ -30,7 +28,7 @@ select
   head_dim,
   "window",
   kv_cache_dtype as format,
-  math,
+  dtype as math,
   batch * visible_pairs(new_tokens, cached_tokens, "window") as visible_pairs,
   attention_flops(heads, head_dim, visible_pairs) as flops,
   prefill_attention_bytes(batch, new_tokens, cached_tokens, "window", heads, kv_heads, head_dim, kv_bytes) as bytes

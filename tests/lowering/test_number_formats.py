@@ -79,23 +79,6 @@ def test_experts_alone_are_quantised(ask):
     assert hopper == "bf16"
 
 
-@pytest.mark.parametrize(
-    ("engine", "version", "gpu", "math"),
-    [
-        ("trtllm", "1.0.0", "h100_sxm", "fp8"),
-        ("trtllm", None, "b200_sxm", "fp8"),
-        ("trtllm", "0.20", "h100_sxm", "bf16"),
-        ("trtllm", "1.0.0", "a100_sxm", "bf16"),
-        ("vllm", None, "h100_sxm", "bf16"),
-    ],
-)
-def test_tensorrt_llm_attends_to_prompts_in_the_format_of_an_fp8_cache(ask, engine, version, gpu, math):
-    row = {"model": "llama-3.1-8b", "kv_cache_dtype": "fp8", "engine": engine, "engine_version": version, "gpu": gpu}
-    prompts = ask("prefill_attention_calls", row, prompts=1, new=64)
-    decodes = ask("decode_attention_calls", row, decodes=4, context=64)
-    assert [(call["math"], call["format"]) for call in (*prompts, *decodes)] == [(math, "fp8"), ("bf16", "fp8")]
-
-
 def test_fp8_cache_halves_the_cache(ask):
     rows = ask(
         "kv_layout", {"model": "qwen3-32b", "kv_cache_dtype": "fp8"}, {"model": "deepseek-v3", "kv_cache_dtype": "fp8"}
