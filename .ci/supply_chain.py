@@ -141,7 +141,7 @@ def checks(target: Path, folder: Path) -> Iterator[Check]:
 def main() -> int:
     """Run the checks and print a line for each; return 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "dist", help="folder of what is written")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "dist", help="output folder")
     arguments, failed = parser.parse_args(), 0
     with tempfile.TemporaryDirectory() as folder:
         for what, holds, detail in checks(arguments.output.resolve(), Path(folder)):

@@ -122,7 +122,7 @@ def main() -> int:
     """Run the checks and print a line for each; return 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", default=VERSIONS)
-    parser.add_argument("--keep", type=Path, help="folder for the environments, which stays")
+    parser.add_argument("--keep", type=Path, help="folder for the environments, which is kept")
     arguments = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:

@@ -27,7 +27,7 @@ WORDS += ["--sample", str(SAMPLE), "--leave-out", "campaign"]
 def main() -> None:
     """Run the backtest and record the table; the first recorded errors (``before``) are kept."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--report", type=Path, help="a report that the command wrote (.json), instead of running it")
+    parser.add_argument("--report", type=Path, help="an existing report of the command (.json), instead of running it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = arguments.report or Path(folder) / "report.json"

@@ -83,10 +83,12 @@ def main() -> None:
     """Compare the cases, print each and the totals, and record them with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=40, metavar="N", help="deployments (default: 40)")
-    parser.add_argument("--seed", type=int, default=3, metavar="S", help="seed of what is drawn (default: 3)")
+    parser.add_argument("--seed", type=int, default=3, metavar="S", help="seed of the random cases (default: 3)")
     parser.add_argument("--at-most", type=int, metavar="N", help="cases that this call adds (default: all)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="rows as JSON; those of the same seed stay")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="rows as JSON; those of the same seed are kept"
+    )
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     known = json.loads(arguments.output.read_text()) if arguments.output and arguments.output.is_file() else {}
     rows: list[dict[str, Any]] = known["rows"] if known.get("seed") == arguments.seed else []

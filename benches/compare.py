@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of the logarithm of each time")
     parser.add_argument("--kinds", nargs="+", choices=sorted(set(KINDS)), default=KINDS)
     parser.add_argument("-o", "--output", type=Path, help="write every world as a line of JSON")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     options = parser.parse_args()
     rows = []
     with ks.connect() as session:

@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.03, help="standard deviation of the logarithm of each time")
     parser.add_argument("--hold-out", type=float, default=0.7, help="last share of the time, on which fits are scored")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     errors = []
     print(

@@ -116,7 +116,7 @@ def drawn(grid: Sequence[dict[str, Any]], walks: Sequence[Sequence[Sequence[floa
 def main() -> None:
     """Run, record and draw; or draw the recorded figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     if parser.parse_args().record:
         names, walks = walked()
         record("design", {"grid": served(names), "walks": walks}, "python benches/design.py --record")

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def write_constants(figures: dict[str, Any]) -> None:
-    """Replace fitted rows of the catalogue; what is published or estimated stays."""
+    """Replace fitted rows of the catalogue; published and estimated rows are kept."""
     with CONSTANTS.open(encoding="utf-8", newline="") as file:
         rows = [
             row

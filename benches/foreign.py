@@ -241,11 +241,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--worlds", nargs="+", default=None, metavar="NAME")
     parser.add_argument(
-        "--fit", choices=("none", "parts"), default="parts", help="none: causes alone, 16 CPU-s less a log"
+        "--fit", choices=("none", "parts"), default="parts", help="none: causes only, 16 CPU-s less per log"
     )
     parser.add_argument("--requests", type=int, default=900)
     parser.add_argument("-o", "--output", type=Path, help="write every world as a line of JSON")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     rows = defaultdict(list)
     with ks.connect() as session:

@@ -97,8 +97,8 @@ def main() -> None:
     """Evaluate and record the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sweep", type=Path, required=True, help="as `calibrate import aiconfigurator` wrote it")
-    parser.add_argument("--facts", action="store_true", help="what the facts chosen on GB200 are worth")
-    parser.add_argument("--report", type=Path, help="a report that is there (.json)")
+    parser.add_argument("--facts", action="store_true", help="scores without the facts chosen on GB200")
+    parser.add_argument("--report", type=Path, help="an existing report (.json)")
     arguments = parser.parse_args()
     if arguments.facts:
         print(

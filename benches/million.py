@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[200_000, 1_000_000])
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(run(arguments.one)))

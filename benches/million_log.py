@@ -48,7 +48,7 @@ def main() -> None:
     """Measure each stage and print the table; record it with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=1_000_000)
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     rows = []
     with ks.connect() as session, tempfile.TemporaryDirectory() as folder:

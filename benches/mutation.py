@@ -156,12 +156,12 @@ def attempts(faults: Sequence[Fault], tree: Path) -> Iterator[tuple[Fault, str]]
 def main(words: list[str] | None = None) -> int:
     """Try the faults, print a line each; return 1 if one survives, no longer matches or is a duplicate."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", metavar="WORD", help="only faults whose description or file holds one")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write what was found as JSON")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only faults whose description or file contains one")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the outcomes as JSON")
     parser.add_argument(
         "--faults", type=Path, default=FAULTS, metavar="FILE", help="faults as JSON; unset: faults.json"
     )
-    parser.add_argument("--copy", type=Path, metavar="FOLDER", help="where the copy is kept, with what it compiled")
+    parser.add_argument("--copy", type=Path, metavar="FOLDER", help="folder of the copy, kept with its compiled code")
     parser.add_argument("--draw", type=int, metavar="N", help="print N random lines of code, and try nothing")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of --draw (default: 0)")
     arguments = parser.parse_args(words)

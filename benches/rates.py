@@ -66,10 +66,10 @@ def main() -> None:
     """Find and check the rates of random deployments, print the shares, and record them with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=40, metavar="N", help="deployments (default: 40)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of what is drawn (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random cases (default: 0)")
     parser.add_argument("--checks", type=int, default=3, metavar="N", help="runs that check each rate (default: 3)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     source, rows = random.Random(arguments.seed), []
     with ks.connect() as session:
@@ -104,7 +104,7 @@ def main() -> None:
         f"{len(rows)} rates: kept at the rate {shares['kept']:.1%}, at its lower end {shares['kept_low']:.1%}; ",
         end="",
     )
-    print(f"CPU seconds a deployment, mean {sum(cpu_s) / len(cpu_s):.2f}, largest {max(cpu_s):.2f}")
+    print(f"CPU seconds per deployment, mean {sum(cpu_s) / len(cpu_s):.2f}, largest {max(cpu_s):.2f}")
     if arguments.record:
         figures = {"cases": len(rows), "checks": arguments.checks, "seed": arguments.seed, **shares}
         figures |= {"cpu_s": {"mean": round(sum(cpu_s) / len(cpu_s), 2), "largest": round(max(cpu_s), 1)}}

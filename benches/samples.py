@@ -72,8 +72,8 @@ def differences(recorded: Mapping[str, float], computed: Mapping[str, float], re
 def main() -> None:
     """Compute the samples and compare them, or record them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="keep the samples of now in the results")
-    parser.add_argument("--measured", metavar="NAME", help="keep the sample of a result that was measured just now")
+    parser.add_argument("--write", action="store_true", help="record the present samples in the results")
+    parser.add_argument("--measured", metavar="NAME", help="record the sample of a result that was just measured")
     parser.add_argument("names", nargs="*", choices=[[], *SAMPLES], help="default: all")
     arguments = parser.parse_args()
     if arguments.measured:

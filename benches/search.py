@@ -265,7 +265,7 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("--parts", default="policies", metavar="A,B", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--plot", type=Path, metavar="FOLDER")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args(None if words is None else list(words))
     parts, gpu_names = arguments.parts.split(","), arguments.gpus.split(",")
     gpus = set() if gpu_names == ["all"] else set(gpu_names)

@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", nargs="+", type=Path, help="rows that earlier runs wrote by -o, instead of new ones")
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     if arguments.parts:
         rows = [row for part in arguments.parts for row in json.loads(part.read_text(encoding="utf-8"))]

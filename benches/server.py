@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256, help="of `times`")
     parser.add_argument("--most", type=int, default=512, help="streams of `kept`")
     parser.add_argument("--requests", type=int, default=10_000, help="of `many`")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     words = f" --speed {arguments.speed:g} --streams {arguments.streams}"
     with ks.connect() as session, tempfile.TemporaryDirectory() as folder:

@@ -138,9 +138,9 @@ def main() -> None:
     parser.add_argument("--aiperf", default="aiperf", help="the command")
     parser.add_argument("--speed", type=float, default=0.01)
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--keep", type=Path, help="folder for what AIPerf leaves")
-    parser.add_argument("--read", type=Path, metavar="FOLDER", help="of a run that was kept; nothing is run")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--keep", type=Path, help="folder for AIPerf's files, which is kept")
+    parser.add_argument("--read", type=Path, metavar="FOLDER", help="of an earlier run with --keep; runs nothing")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run_folder = arguments.read or arguments.keep or Path(folder)

@@ -104,7 +104,7 @@ async def closed_loop(port: int, streams: int, requests: Sequence[Request], seed
 
 
 async def late_ms(awaitable: Awaitable[Any], every_s: float = 0.02) -> tuple[Any, np.ndarray]:
-    """Return the result of ``of``, and the delays of a timer of this process meanwhile, ms."""
+    """Return the result of ``awaitable``, and the delays of a timer of this process meanwhile, ms."""
     loop, lateness = asyncio.get_running_loop(), []
     task = asyncio.ensure_future(awaitable)
     while not task.done():

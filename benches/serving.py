@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     rows = [measure(name, flags, arguments.repeats) for name, flags in loads(arguments.requests).items()]
     print(as_text(rows, list(rows[0])))

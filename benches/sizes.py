@@ -121,10 +121,10 @@ def main() -> None:
     """Compare `size` with the full search, print the cases, and record the shares with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=20, metavar="N", help="questions (default: 20)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of what is drawn (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random cases (default: 0)")
     parser.add_argument("--limits", action="store_true", help="check the named limits instead")
     parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     source, rows = random.Random(arguments.seed), []
     if arguments.limits:

@@ -219,8 +219,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json", help="also write the measurements as JSON")
     parser.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts (default 3)")
-    parser.add_argument("--bulk-only", action="store_true", help="numeric columns to latencies alone, no session")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--bulk-only", action="store_true", help="only numeric columns to latencies, without a session")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     if arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}; give at least 1.")

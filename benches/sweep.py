@@ -128,10 +128,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scenarios", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--parts-only", action="store_true", help="leave out how the cost grows")
+    parser.add_argument("--parts-only", action="store_true", help="omit the table of how the cost grows")
     parser.add_argument("--plot", metavar="FILE", help="also draw how the cost grows, as .svg, .png or .html")
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     with connect() as session:
         rows = grid(arguments.scenarios)
@@ -145,7 +145,7 @@ def main() -> None:
             {"part": name, "wall ms": 1e3 * wall, "CPU ms": 1e3 * process} for name, (wall, process) in times.items()
         ]
         print(as_text(parts, list(parts[0])))
-        print(f"\n{len(rows) / whole[0]:,.0f} scenarios/s, {len(rows) / whole[1]:,.0f} a CPU-second\n")
+        print(f"\n{len(rows) / whole[0]:,.0f} scenarios/s, {len(rows) / whole[1]:,.0f} per CPU-second\n")
         costs = [] if arguments.parts_only else costs_of(session, min(arguments.repeats, 3))
         if costs:
             print(as_text(costs, list(costs[0])))

@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--deployments", type=int, default=12, metavar="N", help="how many (default: 12)")
     parser.add_argument("--others", type=int, default=6, metavar="N", help="scored loads of each (default: 6)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     errors: dict[tuple[str, str, int], list[np.ndarray]] = {}
     with ks.connect() as session, tempfile.TemporaryDirectory() as folder:

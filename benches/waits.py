@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="rows whose name has one of these words")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("-o", "--output", help="also write the rows as JSON")
-    parser.add_argument("--record", action="store_true", help="keep the figures in benches/results/")
+    parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     names = [name for name in (*COMMANDS, *WORK) if any(word in name for word in arguments.only or [""])]
     rows = measure([tree.resolve() for tree in arguments.tree], names, arguments.repeats)

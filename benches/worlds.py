@@ -228,7 +228,7 @@ def count_for_faults(words: Sequence[str], number: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="kernelsight-worlds-") as folder:
         for row in attempts(chosen, Path(folder), number):
             rows.append(row)
-            shown = f"{row['worlds'] or 'no number of'} worlds a test; without worlds: {row['without_worlds']}"
+            shown = f"{row['worlds'] or 'no number of'} worlds per test; without worlds: {row['without_worlds']}"
             print(f"{row['file']}: {row['fault']}: {shown}", flush=True)
     return rows
 
@@ -236,7 +236,7 @@ def count_for_faults(words: Sequence[str], number: int) -> list[dict[str, Any]]:
 def main(words: list[str] | None = None) -> int:
     """Search for failing worlds; return 1 if one was pinned."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", metavar="WORD", help="only tests, or faults, whose name holds one")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only tests, or faults, whose name contains one")
     parser.add_argument(
         "--cpu-seconds", type=float, default=600.0, metavar="S", help="CPU time to spend (default: 600)"
     )
@@ -244,7 +244,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--pinned", type=Path, default=FOLDER, metavar="FOLDER", help="where failing worlds are kept")
     parser.add_argument("--faults", action="store_true", help="count the worlds that the faults of faults.json need")
     parser.add_argument("--count", action="store_true", help="print as JSON which worlds fail tests of files (WORD)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write what --faults counted as JSON")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the counts of --faults as JSON")
     arguments = parser.parse_args(words)
     # all worlds of each test; read when the first of them is imported
     os.environ.setdefault("KERNELSIGHT_WORLDS", "100")

@@ -357,7 +357,7 @@ def main() -> None:
     """Write the reference and all pages' figures and outputs, or those of the named pages."""
     parser_of_pages = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser_of_pages.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all, and the reference")
-    parser_of_pages.add_argument("--figures", action="store_true", help="figures of benches alone; no example is run")
+    parser_of_pages.add_argument("--figures", action="store_true", help="figures of benches only; runs no example")
     arguments = parser_of_pages.parse_args()
     for name, page in reference().items() if not arguments.pages and not arguments.figures else ():
         (DOCS / "reference" / name).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Samples of kernel results: small families on GPUs that every fit may use; no sample uses held-out GPUs."""
+"""Samples of kernel results: small families on GPUs that every fit may use; no sample scores held-out GPUs."""
 
 from __future__ import annotations
 
