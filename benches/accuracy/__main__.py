@@ -92,7 +92,7 @@ def run(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Return the reports of splits by name, and the scored rows of the first split (of folds: of all).
 
-    ``folder``: reports are written there; ``there``: a report in it is used instead of a new evaluation.
+    ``folder``: reports are written there; ``reuse``: a report in it is used instead of a new evaluation.
     """
     reports: dict[str, Any] = {}
     rows_of: dict[str, list[pa.Table]] = {}
