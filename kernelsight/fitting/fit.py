@@ -23,7 +23,7 @@ FREEDOM = 4.0
 LEAF_ROWS = 400.0
 ITERATIONS = 40
 # fewest rows that functions are compiled for
-LEAST_ROWS = 256
+LEAST_ROWS = 1024
 
 
 def fit_nodes(
