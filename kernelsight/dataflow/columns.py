@@ -66,6 +66,11 @@ def bucket(rows: int) -> int:
     return next(power * quarter // 4 for quarter in range(4, 9) if power * quarter // 4 >= rows)
 
 
+def padded(values: np.ndarray, rows: int) -> np.ndarray:
+    """Return an array of so many rows, which ends with repetitions of its last: zeros could divide by zero."""
+    return np.concatenate([values, np.repeat(values[-1:], rows - values.shape[0], axis=0)])
+
+
 def to_grid(values: np.ndarray) -> np.ndarray:
     """Round to the 24 significant bits of float32 (6e-8 of the value), as float64.
 
@@ -135,13 +140,9 @@ def _with_jax(
     import jax
 
     length = bucket(rows)
-    # pad with the last row: zeros could divide by zero
-    padded = {
-        name: np.concatenate([values, np.repeat(values[-1:], length - rows, axis=0)])
-        for name, values in columns.items()
-    }
+    filled = {name: padded(values, length) for name, values in columns.items()}
     with jax.enable_x64(True):
-        return _compiled(expression)(padded, *shared)
+        return _compiled(expression)(filled, *shared)
 
 
 @cache

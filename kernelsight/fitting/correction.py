@@ -20,12 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelsight.dataflow.columns import bucket, padded
 from kernelsight.kernels.network import BY_NODE, MOST, Network
 
 TEACHERS, FOLD_STEPS, TEACHER_STEPS = 4, 4000, 5000
 # hidden units of a teacher's two layers; rows of a training step
 WIDTHS, BATCH = (64, 64), 512
 LEARNING_RATE, DECAY = 5e-3, 1e-3
+# the learning rate rises from the first share of it to it in the first steps, and falls to the last share
+WARM_UP, FIRST_SHARE, LAST_SHARE = 0.1, 1.0 / 25.0, 1e-4 / 25.0
+# a loop is compiled for so many steps and no fewer rows: fits of other steps or rows share it
+CALL_STEPS, LEAST_ROWS = 500, 4096
 # measurement noise: log errors below it are not distinguished
 NOISE = 0.03
 # rows for which the steps above are meant; steps scale with the root of the rows, within these factors
@@ -226,7 +231,14 @@ def _train(
     level = random.random((steps, members, BATCH)) * cumulative[:, -1][:, None]
     draws = np.stack([np.searchsorted(cumulative[m], level[:, m], side="right") for m in range(members)], axis=1)
     draws = np.minimum(draws, inputs.shape[0] - 1).astype(np.int32)
-    return _compiled_training(steps)(first, draws, inputs, words, goals.astype(np.float32))
+    rows = max(bucket(inputs.shape[0]), LEAST_ROWS)
+    table = tuple(padded(values, rows) for values in (inputs, words, goals.T.astype(np.float32)))
+    run = _compiled_training()
+    state = (first, _without_moments(first))
+    for start in range(0, steps, CALL_STEPS):
+        drawn = draws[start : start + CALL_STEPS]
+        state = run(state, padded(drawn, CALL_STEPS), np.int32(drawn.shape[0]), np.int32(steps), *table)
+    return state[0]
 
 
 def _untrained(
@@ -244,34 +256,66 @@ def _untrained(
 
 
 @cache
-def _compiled_training(steps: int) -> Any:
-    """Return a compiled training loop of ``steps``: AdamW under a one-cycle learning rate."""
+def _compiled_training() -> Any:
+    """Return a compiled loop of at most CALL_STEPS steps: AdamW under a one-cycle learning rate.
+
+    A function of the state (members, moments), the rows drawn of each step, (CALL_STEPS, members, BATCH), how many of
+    these steps to take and how many there are in all, and the inputs, words and goals of each row.
+    """
     import jax
     import jax.numpy as jnp
     import optax
-
-    optimiser = optax.adamw(optax.cosine_onecycle_schedule(steps, LEARNING_RATE, 0.1), weight_decay=DECAY)
 
     def loss(members: Any, inputs: Any, words: Any, goals: Any) -> Any:
         # smooth absolute error, which the median minimises, quadratic within the noise
         return jnp.mean(jnp.sqrt((_net(members, inputs, words) - goals) ** 2 + NOISE**2))
 
-    def run(members: Any, draws: Any, inputs: Any, words: Any, goals: Any) -> Any:
-        def step(state: Any, drawn: Any) -> Any:
-            members, optimiser_state = state
-            drawn_goals = jnp.take_along_axis(goals, drawn, axis=1)
-            gradient = jax.grad(loss)(members, inputs[drawn], words[drawn], drawn_goals)
-            updates, optimiser_state = optimiser.update(gradient, optimiser_state, members)
-            return (optax.apply_updates(members, updates), optimiser_state), None
+    def run(state: Any, draws: Any, count: Any, steps: Any, inputs: Any, words: Any, goals: Any) -> Any:
+        optimiser = _optimiser(steps)
 
-        return jax.lax.scan(step, (members, optimiser.init(members)), draws)[0][0]
+        def step(number: Any, state: Any) -> Any:
+            members, moments = state
+            drawn = draws[number]
+            drawn_goals = jnp.take_along_axis(goals.T, drawn, axis=1)
+            gradient = jax.grad(loss)(members, inputs[drawn], words[drawn], drawn_goals)
+            updates, moments = optimiser.update(gradient, moments, members)
+            return optax.apply_updates(members, updates), moments
+
+        return jax.lax.fori_loop(0, count, step, state)
 
     return jax.jit(run)
 
 
+def _optimiser(steps: Any) -> Any:
+    """Return AdamW under a learning rate of one cycle (Smith and Topin 2019, arXiv 1708.07120) of cosines."""
+    import jax.numpy as jnp
+    import optax
+
+    highest = jnp.int32(WARM_UP * steps)
+
+    def cosine(start: float, end: float, share: Any) -> Any:
+        return end + (start - end) / 2.0 * (jnp.cos(jnp.pi * share) + 1.0)
+
+    def rate(step: Any) -> Any:
+        rising = cosine(FIRST_SHARE, 1.0, step / jnp.maximum(highest, 1))
+        falling = cosine(1.0, LAST_SHARE, (step - highest) / (steps - highest))
+        return LEARNING_RATE * jnp.where(step < highest, rising, falling)
+
+    return optax.adamw(rate, weight_decay=DECAY)
+
+
+def _without_moments(members: Any) -> Any:
+    """Return the optimiser's state before the first step, whose numbers are all zero."""
+    import jax
+
+    shapes = jax.eval_shape(lambda members: _optimiser(1).init(members), members)
+    return jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
+
+
 def _outputs(members: Any, inputs: np.ndarray, words: np.ndarray) -> np.ndarray:
     """Return the outputs of networks, shape (members, rows)."""
-    return np.asarray(_compiled_net()(members, inputs, words))
+    rows = max(bucket(inputs.shape[0]), LEAST_ROWS)
+    return np.asarray(_compiled_net()(members, padded(inputs, rows), padded(words, rows)))[:, : inputs.shape[0]]
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from kernelsight.dataflow.columns import bucket, padded
 from kernelsight.kernels.coefficients import LEVELS, OWNERS, Coefficient, Node, node_path
 
 # scale of the Student-t log error of a row, and its degrees of freedom
@@ -21,6 +22,8 @@ FREEDOM = 4.0
 # most weight of a leaf of the tree, in independent rows
 LEAF_ROWS = 400.0
 ITERATIONS = 40
+# fewest rows that functions are compiled for
+LEAST_ROWS = 1024
 
 
 def fit_nodes(
@@ -181,7 +184,10 @@ class _Data:
     ) -> None:
         self.names = tuple(coefficient.name for coefficient in coefficients if coefficient.owner != "fixed")
         self.rows = latency_us.size
-        self.inputs = (dict(columns), dict(gpu), dict(fixed), np.log(latency_us))
+        # functions are compiled for a number of rows: few of these
+        self.padded_rows = max(bucket(self.rows), LEAST_ROWS)
+        inputs = (*(dict(arrays) for arrays in (columns, gpu, fixed)), np.log(latency_us))
+        self.inputs = tuple(self._padded(one) for one in inputs)
         self.compiled = _compiled(expression, self.names)
 
     def residual(self, logs: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -195,7 +201,12 @@ class _Data:
         import jax
 
         with jax.enable_x64(True):
-            return np.asarray(self.compiled[which](logs, *self.inputs))
+            return np.asarray(self.compiled[which](self._padded(logs), *self.inputs))[: self.rows]
+
+    def _padded(self, values: Any) -> Any:
+        if isinstance(values, dict):
+            return {name: self._padded(one) for name, one in values.items()}
+        return padded(values, self.padded_rows)
 
 
 @cache
