@@ -60,11 +60,23 @@ def in_time() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep what JAX compiles and queries gave for the other workers, for commands of tests, and for the next run."""
+    """Keep what Python and JAX compile and queries gave for other workers, commands of tests, and the next run."""
     if hasattr(config, "cache"):
         QUERIES.folder = config.cache.mkdir("known-queries")
+        keep_bytecode(config.cache.mkdir("bytecode"))
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("compiled-by-jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
+def keep_bytecode(folder: Path) -> None:
+    """Keep what Python compiles in a folder where nothing may be written beside the sources.
+
+    Without it each worker writes the asserts of all tests anew, and each command compiles the package.
+    """
+    if sys.dont_write_bytecode:
+        sys.dont_write_bytecode, sys.pycache_prefix = False, str(folder)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
