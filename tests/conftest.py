@@ -59,6 +59,20 @@ def in_time() -> Iterator[None]:
     yield from interrupted()
 
 
+@pytest.fixture(scope="session")
+def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder for what this process keeps in this run."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def kept_trials(kept_folder: Path) -> Iterator[None]:
+    """Keep what deployments serve at a rate for the next question of this run, as a user's questions do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERNELSIGHT_CACHE", str(kept_folder))
+        yield
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Keep what Python and JAX compile and queries gave for other workers, commands of tests, and the next run."""
     if hasattr(config, "cache"):
