@@ -17,11 +17,9 @@ import re
 import resource
 import subprocess
 import sys
-import tokenize
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from functools import cache
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +41,10 @@ PARTS: dict[str, tuple[str, ...]] = {
     "sweep": ("kernelsight/sweeps",),
     "server": ("kernelsight/server",),
 }
+# a comment of Python, or a text, which may hold what looks like one
+TEXT_OR_COMMENT = re.compile(
+    r""""{3}(?:\\.|[^\\])*?"{3}|\'{3}(?:\\.|[^\\])*?\'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*""", re.S
+)
 # CPU seconds of this process and its children
 OWN = -1.0
 SIMULATION = ("pack", "catalogue", "kernels", "deployments", "serving")
@@ -165,15 +167,20 @@ def content(path: Path) -> bytes:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".sql":
         return " ".join(re.sub(r"--[^\n]*", "", text).split()).encode()
-    lines = text.splitlines(keepends=True)
-    for token in tokenize.generate_tokens(StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column] + "\n"
-    for node in ast.walk(ast.parse(text)):
+    bare = TEXT_OR_COMMENT.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
+    lines = bare.splitlines(keepends=True)
+    for node in statements(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             lines[node.lineno - 1 : node.end_lineno] = ["\n"] * ((node.end_lineno or node.lineno) - node.lineno + 1)
     return "\n".join(line.rstrip() for line in "".join(lines).splitlines() if line.strip()).encode()
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements of a program, and what holds statements, without the expressions in them."""
+    for field in ("body", "handlers", "cases", "orelse", "finalbody"):
+        for node in getattr(tree, field, ()):
+            yield node
+            yield from statements(node)
 
 
 def commit() -> str:

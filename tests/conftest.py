@@ -59,12 +59,38 @@ def in_time() -> Iterator[None]:
     yield from interrupted()
 
 
+@pytest.fixture(scope="session")
+def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder for what this process keeps in this run."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def kept_trials(kept_folder: Path) -> Iterator[None]:
+    """Keep what deployments serve at a rate for the next question of this run, as a user's questions do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERNELSIGHT_CACHE", str(kept_folder))
+        yield
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep what JAX compiles and queries gave for the other workers, for commands of tests, and for the next run."""
+    """Keep what Python and JAX compile and queries gave for other workers, commands of tests, and the next run."""
     if hasattr(config, "cache"):
         QUERIES.folder = config.cache.mkdir("known-queries")
+        keep_bytecode(config.cache.mkdir("bytecode"))
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("compiled-by-jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
+def keep_bytecode(folder: Path) -> None:
+    """Keep what Python compiles in a folder where nothing may be written beside the sources.
+
+    Without it each worker writes the asserts of all tests anew, and each command compiles the package.
+    """
+    if sys.dont_write_bytecode:
+        sys.dont_write_bytecode, sys.pycache_prefix = False, str(folder)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+# what a deployment served at a rate is served once for all questions
+pytestmark = pytest.mark.usefixtures("kept_trials")
+
 SIZE = ("size", "--model", "qwen3-0.6b", "--gpus", "l4", "--isl", "300", "--osl", "12", "--max-gpus", "1", "--no-tune")
 LIMITS = ("--max-num-seqs", "16", "--max-model-len", "1k", "--max-num-batched-tokens", "512")
 ASKED = ("--rate", "30", "--slo", "ttft_p95:150", "tpot_p99.9:60")

@@ -10,6 +10,9 @@ from kernelsight.sweeps.rate_ends import _keeps_up_to, nearest_figure
 
 from .conftest import FLAGS, LOAD
 
+# what a deployment served at a rate is served once for all questions
+pytestmark = pytest.mark.usefixtures("kept_trials")
+
 
 def chosen(session: Session, slo: dict[str, float], **changed: object) -> dict[str, object]:
     asked = FLAGS | LOAD | {"gpus": ["h100_sxm"], "max_gpus": 1, "tune": False} | changed

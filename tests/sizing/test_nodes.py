@@ -14,6 +14,9 @@ from kernelsight.sizing.size_tables import TABLES
 
 from .conftest import FLAGS, LOAD, SLO
 
+# what a deployment served at a rate is served once for all questions
+pytestmark = pytest.mark.usefixtures("kept_trials")
+
 QUESTION = {
     "flags": object_text(FLAGS | LOAD),
     "gpus": ["h100_sxm"],

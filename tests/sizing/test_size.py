@@ -19,6 +19,9 @@ from kernelsight.sweeps.work_budget import SearchEnded, TimeIsOver, Work
 
 from .conftest import FLAGS, LOAD, SLO
 
+# what a deployment served at a rate is served once for all questions
+pytestmark = pytest.mark.usefixtures("kept_trials")
+
 PRICES = {"l4": 0.7, "h100_sxm": 2.5}
 ROW = (
     *("gpu", "tensor_parallel_size", "rate", "rate_low", "rate_high", "steady", "instances", "price_per_hour"),

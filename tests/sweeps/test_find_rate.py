@@ -16,6 +16,9 @@ from tests.asked import sweep
 
 from .conftest import SMALL
 
+# what a deployment served at a rate is served once for all questions
+pytestmark = pytest.mark.usefixtures("kept_trials")
+
 LOAD = {"num_prompts": 150, "input_len": 300, "output_len": 12}
 SLO = {"ttft_p99_ms": 120.0, "tpot_p99_ms": 40.0}
 
