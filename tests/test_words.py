@@ -1,11 +1,13 @@
-"""Text that users read is in the field's plain words: help, messages, table descriptions, SQL comments, pages."""
+"""Text is in the field's plain words: help, messages, docstrings, comments, table descriptions, pages."""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import re
+import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -56,6 +58,18 @@ def literals(path: Path) -> Iterator[tuple[str, str]]:
             yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
 
 
+def explanations(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the docstrings and comments of a module."""
+    source = path.read_text(encoding="utf-8")
+    place = path.relative_to(ROOT)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield f"{place}:{node.lineno}", node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield f"{place}:{token.start[0]}", token.string
+
+
 def descriptions() -> Iterator[tuple[str, str]]:
     """Yield the descriptions of all tables and columns."""
     for path in sorted((ROOT / "schemas").glob("*.json")):
@@ -85,9 +99,10 @@ def test_help():
 
 
 @pytest.mark.parametrize("room", sorted({path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")}))
-def test_messages(room):
+def test_modules(room):
     files = [PACKAGE / room] if room.endswith(".py") else sorted((PACKAGE / room).rglob("*.py"))
     assert found((text for path in files for text in literals(path)), PHRASES + INSIDE) == []
+    assert found((text for path in files for text in explanations(path)), PHRASES) == []
 
 
 def test_descriptions_of_tables():

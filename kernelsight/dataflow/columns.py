@@ -67,7 +67,7 @@ def bucket(rows: int) -> int:
 
 
 def padded(values: np.ndarray, rows: int) -> np.ndarray:
-    """Return an array of so many rows, which ends with repetitions of its last: zeros could divide by zero."""
+    """Return an array of ``rows`` rows, padded with repetitions of its last row: zeros could divide by zero."""
     return np.concatenate([values, np.repeat(values[-1:], rows - values.shape[0], axis=0)])
 
 

@@ -29,7 +29,7 @@ WIDTHS, BATCH = (64, 64), 512
 LEARNING_RATE, DECAY = 5e-3, 1e-3
 # the learning rate rises from the first share of it to it in the first steps, and falls to the last share
 WARM_UP, FIRST_SHARE, LAST_SHARE = 0.1, 1.0 / 25.0, 1e-4 / 25.0
-# a loop is compiled for so many steps and no fewer rows: fits of other steps or rows share it
+# steps of a compiled loop, and its fewest rows: fits with other numbers of steps or rows share the loop
 CALL_STEPS, LEAST_ROWS = 500, 4096
 # measurement noise: log errors below it are not distinguished
 NOISE = 0.03
