@@ -195,7 +195,7 @@ def _nodes_of_others(kernels: np.ndarray, nodes: np.ndarray) -> np.ndarray:
 def _with_node_biases(student: Any, words: np.ndarray) -> dict[str, np.ndarray]:
     """Return the layers of a trained network as arrays of Network, the one-hot inputs turned into biases per node."""
     (first, bias), (second, second_bias), (last, last_bias), (direct,) = [
-        tuple(np.asarray(array[0], dtype=float) for array in layer) for layer in student
+        tuple(np.asarray(array)[0].astype(float) for array in layer) for layer in student
     ]
     features = first.shape[0] - words.shape[1]
     return {
