@@ -195,7 +195,7 @@ def _nodes_of_others(kernels: np.ndarray, nodes: np.ndarray) -> np.ndarray:
 def _with_node_biases(student: Any, words: np.ndarray) -> dict[str, np.ndarray]:
     """Return the layers of a trained network as arrays of Network, the one-hot inputs turned into biases per node."""
     (first, bias), (second, second_bias), (last, last_bias), (direct,) = [
-        tuple(np.asarray(array[0], dtype=float) for array in layer) for layer in student
+        tuple(np.asarray(array)[0].astype(float) for array in layer) for layer in student
     ]
     features = first.shape[0] - words.shape[1]
     return {
@@ -287,21 +287,24 @@ def _compiled_training() -> Any:
 
 
 def _optimiser(steps: Any) -> Any:
-    """Return AdamW under a learning rate of one cycle (Smith and Topin 2019, arXiv 1708.07120) of cosines."""
-    import jax.numpy as jnp
+    """Return AdamW under the learning rate of so many steps."""
     import optax
+
+    return optax.adamw(lambda step: _learning_rate(step, steps), weight_decay=DECAY)
+
+
+def _learning_rate(step: Any, steps: Any) -> Any:
+    """Return the rate of each step, of one cycle of cosines (Smith and Topin 2019, arXiv 1708.07120)."""
+    import jax.numpy as jnp
 
     highest = jnp.int32(WARM_UP * steps)
 
     def cosine(start: float, end: float, share: Any) -> Any:
         return end + (start - end) / 2.0 * (jnp.cos(jnp.pi * share) + 1.0)
 
-    def rate(step: Any) -> Any:
-        rising = cosine(FIRST_SHARE, 1.0, step / jnp.maximum(highest, 1))
-        falling = cosine(1.0, LAST_SHARE, (step - highest) / (steps - highest))
-        return LEARNING_RATE * jnp.where(step < highest, rising, falling)
-
-    return optax.adamw(rate, weight_decay=DECAY)
+    rising = cosine(FIRST_SHARE, 1.0, step / jnp.maximum(highest, 1))
+    falling = cosine(1.0, LAST_SHARE, (step - highest) / (steps - highest))
+    return LEARNING_RATE * jnp.where(step < highest, rising, falling)
 
 
 def _without_moments(members: Any) -> Any:

@@ -110,6 +110,28 @@ def test_equal_sweeps_give_equal_corrections(fitted):
         assert np.array_equal(values, getattr(again.network, name)), name
 
 
+def test_steps_that_are_taken_in_several_calls_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, trained = _sweep(40), []
+    words = np.ones((40, 1), np.float32)
+    for steps_of_call in (10, 4):
+        monkeypatch.setattr(module, "CALL_STEPS", steps_of_call)
+        goals, inputs = sweep["log_ratio"][None], sweep["features"].astype(np.float32)
+        trained.append(module._train(inputs, words, goals, np.ones_like(goals), 10, seed=0, widths=(2, 2)))
+    for one, other in zip(*trained, strict=True):
+        for values, others in zip(one, other, strict=True):
+            np.testing.assert_array_equal(values, others)
+
+
+def test_the_learning_rate_is_one_cycle() -> None:
+    import jax
+    import optax
+
+    steps = np.array([0, 1, 50, 99, 100, 101, 500, 999, 1000])
+    declared = optax.cosine_onecycle_schedule(1000, module.LEARNING_RATE, 0.1)
+    own, expected = jax.jit(lambda steps: (module._learning_rate(steps, 1000), jax.vmap(declared)(steps)))(steps)
+    np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-9)
+
+
 def test_rows_of_a_pack_hold_the_network(fitted):
     sweep, fit = fitted
     network, nodes = network_of(correction_arrays(correction_rows("gemm", "h100_sxm", fit, "a test")[::-1]))

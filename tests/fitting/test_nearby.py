@@ -88,7 +88,7 @@ def small_sweep(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 
 def test_a_users_own_sweep_is_exact_at_its_points(small_sweep: pa.Table) -> None:
     constants = pack_table(fit_family("gemm", FAMILIES["gemm"].form, small_sweep, *TABLES, "a test"))
-    own = fit_measured("gemm", FAMILIES["gemm"].form, small_sweep, "l4", constants, *TABLES, effort=0.25)
+    own = fit_measured("gemm", FAMILIES["gemm"].form, small_sweep, "l4", constants, *TABLES, effort=0.05)
     mine = small_sweep.filter(pa.array([gpu == "l4" for gpu in small_sweep["gpu"].to_pylist()]))
     base = predict_family("gemm", FAMILIES["gemm"].form, mine, constants, *TABLES)
     found = correct("gemm", FAMILIES["gemm"].form, mine, base, rows_of("gemm", "l4", own), *TABLES)
