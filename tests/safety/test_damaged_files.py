@@ -64,7 +64,9 @@ def test_a_changed_byte_is_one_sentence_or_changes_nothing(
 
 
 def test_the_sentence_names_the_table_that_is_lost(whole: bytes, place: Path) -> None:
-    for start in range(3 * 4096, len(whole), 4096):
+    begin = 3 * 4096
+    # the beginnings of DuckDB's blocks first: the ends of most are empty
+    for start in sorted(range(begin, len(whole), 4096), key=lambda place: (place - begin) % 2**18):
         content = bytearray(whole)
         content[start : start + 4096] = bytes(4096)
         if "table " in (found := read_all(place, bytes(content))):

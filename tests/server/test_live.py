@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,8 +44,9 @@ def assert_same(live: LiveEngines, out: object, tokens: list[Tokens], load: inpu
         np.testing.assert_array_equal(getattr(own, name), getattr(out, name), err_msg=name)
     for name in REAL:
         np.testing.assert_allclose(getattr(own, name), getattr(out, name), rtol=0.0, atol=1e-3, err_msg=name)
+    by_slot = tokens_by_slot(tokens)
     for slot in range(n):
-        of_it = [each for each in tokens if each.slot == slot]
+        of_it = by_slot[slot]
         if own.status[slot] != records.OK:
             assert not of_it
             continue
@@ -52,6 +55,14 @@ def assert_same(live: LiveEngines, out: object, tokens: list[Tokens], load: inpu
         assert times_us == sorted(times_us)
         assert (times_us[0], times_us[-1]) == (own.first_token_us[slot], own.finish_us[slot])
     assert not live.active and live.free == live.requests.size
+
+
+def tokens_by_slot(tokens: list[Tokens]) -> dict[int, list[Tokens]]:
+    """Return the tokens of each slot, in their order."""
+    found: dict[int, list[Tokens]] = defaultdict(list)
+    for each in tokens:
+        found[each.slot].append(each)
+    return found
 
 
 def live_world(world: World) -> LiveEngines:
@@ -145,6 +156,7 @@ def test_cancelled_requests_leave_nothing_behind(world: World, seed: int) -> Non
     assert engine["first_waiting"] == records.NOBODY
     assert engine["free_units"] == world.limits.capacity_units and live.client["in_flight"] == 0
     assert not live.arrays.entries["users"].any() and not live.blocks._uses.any()
+    by_slot = tokens_by_slot(tokens)
     for slot in set(range(load.arrival_us.size)) - cancelled:
         if live.requests["status"][slot] == records.OK:
-            assert sum(each.count for each in tokens if each.slot == slot) == load.output_tokens[slot]
+            assert sum(each.count for each in by_slot[slot]) == load.output_tokens[slot]

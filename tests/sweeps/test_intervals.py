@@ -32,6 +32,7 @@ def test_each_row_has_the_interval_of_its_own_simulation():
         assert "ttft_mean_low_ms" not in session.what_if(ROWS[:1]).summary.column_names
 
 
+@pytest.mark.usefixtures("kept_trials")
 def test_processes_give_the_same(tmp_path):
     with connect() as session:
         one = session.sweep(ROWS[:2], intervals=True).summary

@@ -66,6 +66,7 @@ def test_every_table_of_a_scenario_is_there_without_the_others(session: Session,
         asked.scenario("nothing")
 
 
+@pytest.mark.usefixtures("kept_trials")
 def test_workers_partitions_and_order_change_nothing(session: Session, result: pa.Table):
     shuffled = random.Random(3).sample(GRID, len(GRID))
     assert table_bytes(sweep(session, shuffled, partition_requests=100)) == table_bytes(result)
@@ -96,6 +97,7 @@ def test_a_grid_of_faults_alone(session: Session):
     assert [row["completed"] for row in found] == [0]
 
 
+@pytest.mark.usefixtures("kept_trials")
 def test_the_sessions_own_gpus_serve_in_processes_too():
     grid = rows_of(gpu=["mine", "l4"], max_concurrency=[2])
     with connect() as session:
