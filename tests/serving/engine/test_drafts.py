@@ -13,11 +13,11 @@ from kernelsight.serving.engine import drafts, inputs, packed_costs, records, re
 from kernelsight.serving.engine.compiled import entry
 from kernelsight.serving.engine.served import Served, Uses
 from tests.conftest import random_worlds
+from tests.serving.engine.near import near
 from tests.serving.engine.reference_costs import PARTS, PHASES, Costs
 from tests.serving.engine.reference_pipeline import Parts, Pipeline
 from tests.serving.engine.reference_scenario import Prefills, serve_scenario
 from tests.serving.engine.reference_scheduler import Request, Run, Work, accepted_of
-from tests.serving.engine.test_loop_against_reference import near
 from tests.serving.engine.test_pipeline import check_requests, check_steps, pipelines, spans, with_parts
 from tests.serving.engine.worlds import (
     World,
@@ -205,7 +205,7 @@ def check_uses(expected: dict, uses: Uses) -> None:
             for (name, i, j), weight in expected[phase].items():
                 if name == part:
                     wanted[(i, j)[: wanted.ndim]] += weight
-            assert counted.ravel().tolist() == pytest.approx(wanted.ravel().tolist(), rel=1e-9, abs=1e-7), (phase, part)
+            assert counted.ravel().tolist() == near(wanted.ravel(), 1e-7), (phase, part)
 
 
 @st.composite

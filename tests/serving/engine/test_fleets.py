@@ -8,9 +8,10 @@ from hypothesis import given
 
 from kernelsight.serving.engine import inputs, records
 from tests.conftest import random_worlds
+from tests.serving.engine.near import near
 from tests.serving.engine.reference_costs import Costs
 from tests.serving.engine.reference_scenario import serve_scenario
-from tests.serving.engine.test_loop_against_reference import STATUS, near
+from tests.serving.engine.test_loop_against_reference import STATUS
 from tests.serving.engine.worlds import (
     Fleet,
     World,

@@ -9,16 +9,12 @@ from hypothesis import given
 from kernelsight.serving.engine import records
 from kernelsight.serving.engine.served import Outcome, Served, Uses
 from tests.conftest import random_worlds
+from tests.serving.engine.near import near
 from tests.serving.engine.reference_costs import PARTS, PHASES, Costs
 from tests.serving.engine.reference_scheduler import Run
 from tests.serving.engine.worlds import World, caching_worlds, policy_worlds, run_loop, run_reference, worlds
 
 STATUS = {"finished": records.FINISHED, "too_long": records.TOO_LONG, "no_memory": records.NO_MEMORY}
-
-
-def near(expected: object) -> object:
-    """Clocks add up a few thousand terms in another order."""
-    return pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
 @random_worlds(400)
@@ -81,7 +77,7 @@ def check_steps(served: Served, run: Run) -> None:
     assert served.steps[:, 1].tolist() == near([s.end_us for s in run.steps])
     # a difference of two clocks: as exact as the clock
     host_us = [s.end_us - s.start_us - s.gpu_us for s in run.steps]
-    assert served.steps[:, 7].tolist() == pytest.approx(host_us, rel=1e-9, abs=1e-5)
+    assert served.steps[:, 7].tolist() == near(host_us, 1e-5)
 
 
 def check_totals(world: World, served: Served, run: Run) -> None:
@@ -109,7 +105,7 @@ def check_uses(world: World, served: Served, run: Run) -> None:
             for (name, i, j), weight in expected[phase].items():
                 if name == part:
                     wanted[(i, j)[: wanted.ndim]] += weight
-            assert counted.ravel().tolist() == pytest.approx(wanted.ravel().tolist(), rel=1e-9, abs=1e-7), (phase, part)
+            assert counted.ravel().tolist() == near(wanted.ravel(), 1e-7), (phase, part)
 
 
 def check_gaps(served: Served, run: Run) -> None:

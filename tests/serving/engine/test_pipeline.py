@@ -13,11 +13,12 @@ from kernelsight.serving.engine import inputs, packed_costs, records, replica
 from kernelsight.serving.engine.served import Outcome, Served
 from kernelsight.serving.engine.steps import STAGE_WAIT
 from tests.conftest import random_worlds
+from tests.serving.engine.near import near
 from tests.serving.engine.reference_costs import PARTS, PHASES, Costs
 from tests.serving.engine.reference_pipeline import Parts, Pipeline
 from tests.serving.engine.reference_scenario import Prefills, serve_scenario
 from tests.serving.engine.reference_scheduler import Request, Run, Work
-from tests.serving.engine.test_loop_against_reference import STATUS, near
+from tests.serving.engine.test_loop_against_reference import STATUS
 from tests.serving.engine.worlds import (
     Fleet,
     World,
@@ -223,9 +224,9 @@ def check_steps(steps: np.ndarray, run: Run) -> None:
     assert steps[:, PROMPT : UNITS + 1].astype(int).tolist() == [list(row) for row in counts]
     assert steps[:, START].tolist() == near([s.start_us for s in run.steps])
     assert steps[:, END].tolist() == near([s.end_us for s in run.steps])
-    assert steps[:, HOST].tolist() == pytest.approx([s.host_us for s in run.steps], rel=1e-9, abs=1e-5)
+    assert steps[:, HOST].tolist() == near([s.host_us for s in run.steps], 1e-5)
     waits = [s.end_us - s.start_us - s.host_us - s.gpu_us for s in run.steps]
-    assert steps[:, STAGE_WAIT].tolist() == pytest.approx(waits, rel=1e-9, abs=1e-5)
+    assert steps[:, STAGE_WAIT].tolist() == near(waits, 1e-5)
 
 
 def check_uses(world: World, served: Served, run: Run) -> None:
@@ -237,7 +238,7 @@ def check_uses(world: World, served: Served, run: Run) -> None:
             for (name, i, j), weight in expected[phase].items():
                 if name == part:
                     wanted[(i, j)[: wanted.ndim]] += weight
-            assert counted.ravel().tolist() == pytest.approx(wanted.ravel().tolist(), rel=1e-9, abs=1e-7), (phase, part)
+            assert counted.ravel().tolist() == near(wanted.ravel(), 1e-7), (phase, part)
 
 
 @random_worlds(400)

@@ -15,8 +15,9 @@ from kernelsight.serving.engine.inputs import Tier, Tiers
 from kernelsight.serving.engine.served import Served
 from tests.conftest import random_worlds
 from tests.serving.engine import reference_scheduler
+from tests.serving.engine.near import near
 from tests.serving.engine.reference_costs import Costs
-from tests.serving.engine.test_loop_against_reference import STATUS, near
+from tests.serving.engine.test_loop_against_reference import STATUS
 from tests.serving.engine.test_prefix_worlds import shared_world
 from tests.serving.engine.worlds import World, caching_worlds, in_time, reference_requests
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from kernelsight.serving.engine import inputs, packed_costs, records, replica
 from kernelsight.serving.engine.served import ServedScenario, Uses
 from tests.conftest import random_worlds
+from tests.serving.engine.near import near
 from tests.serving.engine.reference_costs import PARTS, PHASES, Costs
 from tests.serving.engine.reference_scenario import Prefills, serve_scenario
 from tests.serving.engine.reference_scheduler import Run
-from tests.serving.engine.test_loop_against_reference import STATUS, near
+from tests.serving.engine.test_loop_against_reference import STATUS
 from tests.serving.engine.test_prefix_worlds import shared_world
 from tests.serving.engine.worlds import (
     World,
@@ -235,7 +236,7 @@ def check_uses(costs: Costs, uses: Uses, runs: list[Run]) -> None:
                 for (name, i, j), weight in costs.uses(run)[phase].items():
                     if name == part:
                         wanted[(i, j)[: wanted.ndim]] += weight
-            assert counted.ravel().tolist() == pytest.approx(wanted.ravel().tolist(), rel=1e-9, abs=1e-7), (phase, part)
+            assert counted.ravel().tolist() == near(wanted.ravel(), 1e-7), (phase, part)
 
 
 @random_worlds(100)
