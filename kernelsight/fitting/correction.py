@@ -287,7 +287,7 @@ def _compiled_training() -> Any:
 
 
 def _optimiser(steps: Any) -> Any:
-    """Return AdamW under the learning rate of so many steps."""
+    """Return AdamW under the learning rate of a training of ``steps`` steps."""
     import optax
 
     return optax.adamw(lambda step: _learning_rate(step, steps), weight_decay=DECAY)
