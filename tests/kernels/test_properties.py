@@ -169,22 +169,22 @@ def test_a_larger_decode_batch_is_never_faster_where_splitting_ends(gpu: str, co
     assert (np.diff(times) >= -2e-7 * times[1:]).all()
 
 
-# the GPUs whose corrections calls take: two, and all without one
-CORRECTED_AS = {"numpy": (None, "h100_sxm", "mi300x"), "jax": (None, "h100_sxm")}  # JAX compiles each on its own
+# JAX compiles the rows of each measured GPU, whose correction they take, separately: two GPUs, and all without one
+CORRECTED_AS = (None, "h100_sxm", "mi300x")
 
 
 @cache
-def calls_of_many_gpus(family: str, backend: str) -> pa.Table:
+def calls_of_many_gpus(family: str) -> pa.Table:
     """Return 20,000 calls on every GPU that takes one of the corrections of ``CORRECTED_AS``, of each arithmetic."""
     calls = random_calls(family, 17, 40_000)
     ready = prepare_calls(family, with_format(calls), PricingTables(settings(), *FACTS.values()))
-    compared = np.array([kind["corrected"] in CORRECTED_AS[backend] for kind in ready.kinds])[ready.kind_of_row]
+    compared = np.array([kind["corrected"] in CORRECTED_AS for kind in ready.kinds])[ready.kind_of_row]
     return calls.filter(pa.array(compared)).slice(0, 20_000)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_numpy_and_jax_give_the_same_bytes(family: str) -> None:
-    calls = calls_of_many_gpus(family, "jax")
+    calls = calls_of_many_gpus(family)
     by_numpy, by_jax = price(family, calls, "numpy"), price(family, calls, "jax")
     assert by_numpy.equals(by_jax)
 
@@ -200,7 +200,7 @@ def test_what_lies_half_way_by_its_arithmetic_is_rounded_to_one_side() -> None:
 @pytest.mark.parametrize("family", ["gemm", "prefill_attention", "decode_attention", "moe", "norm", "all_reduce"])
 def test_a_row_alone_equals_the_row_among_others(family: str, backend: str) -> None:
     # alone, its GPU and arithmetic are numbers, not columns: JAX compiles them anew; it knows no blocks of 16,384 rows
-    calls = calls_of_many_gpus(family, backend)
+    calls = calls_of_many_gpus(family)
     among = price(family, calls, backend)
     for row in (0, 7, 16_383, 16_384, 19_999) if backend == "numpy" else (7, 19_999):
         [alone], [expected] = price(family, calls.slice(row, 1), backend).to_pylist(), among.slice(row, 1).to_pylist()
