@@ -22,7 +22,7 @@ from kernelsight.evaluation.kernels.predict import fit_and_predict
 from kernelsight.fitting.splits import Split
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.searching.arrays import space_arrays
-from kernelsight.searching.space_files import read_spaces
+from kernelsight.searching.space_files import SpaceTables, read_spaces
 
 DATA = ROOT.parent / "shared" / "data"
 SEEN, UNSEEN = ("a100_sxm", "l40s"), ("h100_sxm",)
@@ -112,13 +112,19 @@ def kernels_facts() -> dict[str, float]:
     return latencies
 
 
-def search() -> dict[str, float]:
-    """Return the regret of one search per policy on two spaces, one seed, 30 measurements."""
+@cache
+def recorded_spaces() -> SpaceTables:
+    """Return the spaces of the bench ``search``, read once per process."""
     import search as bench
 
+    return read_spaces([str(bench.SPACES)])
+
+
+def search() -> dict[str, float]:
+    """Return the regret of one search per policy on two spaces, one seed, 30 measurements."""
     from kernelsight.evaluation.searches.cases import Case, replayed
 
-    tables = read_spaces([str(bench.SPACES)])
+    tables = recorded_spaces()
     names = sorted(set(tables.kernel_spaces["space"].to_pylist()))[:2]
     spaces = {name: space_arrays(tables.kernel_candidates, tables.kernel_measurements, name) for name in names}
     cases = [
@@ -136,7 +142,7 @@ def search_tuner() -> dict[str, float]:
     """Return the regret of searches with shuffled and inverted sources, one space and seed."""
     import search as bench
 
-    tables = read_spaces([str(bench.SPACES)])
+    tables = recorded_spaces()
     name = sorted(set(tables.kernel_spaces["space"].to_pylist()))[0]
     arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, name)
     gpus = {sorted(arrays.gpus)[0]}
