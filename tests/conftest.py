@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benches"))
 import record
 
 # percent of the random worlds that tests draw; .ci/run draws them all
-WORLDS_PERCENT = float(os.environ.get("KERNELSIGHT_WORLDS", "20"))
+WORLDS_PERCENT = float(os.environ.get("KERNELSIGHT_WORLDS", "5"))
 # what faults need that no worked-out world shows (benches/worlds.py --faults); rarer ones have a pinned world
 LEAST_WORLDS = 60
 # folders whose tests do without the compiled scheduler: workers begin there

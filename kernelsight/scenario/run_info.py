@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Collection
+from functools import cache
 from typing import TYPE_CHECKING
 
 from kernelsight.dataflow.redaction import redacted_words
@@ -45,17 +46,24 @@ def run_facts(session: Session, left_out: Collection[str] = ()) -> dict[str, str
 
     ``left_out``: tables that hold the question, not inputs of the answer.
     """
-    from kernelsight.dataflow.locations import folder
+    from kernelsight.dataflow.kept import content_digest
 
     names = sorted({*session.facts(), *session.given()} - {RUN_INFO, *left_out})
-    tables = {name: _digest(_bytes_of(session, name)) for name in names}
+    tables = {name: content_digest(session.table(name)).hex() for name in names}
     return {
         "program_version": VERSION,
-        "schema_sha256": _digest(*(path.read_bytes() for path in sorted(folder("schemas").glob("*.json")))),
+        "schema_sha256": _schemas_digest(),
         "catalogue_sha256": _digest(*(f"{name} {digest}\n".encode() for name, digest in tables.items())),
         "coefficients_sha256": tables.pop("eta_coefficients"),
         **{f"{name}_sha256": digest for name, digest in tables.items()},
     }
+
+
+@cache
+def _schemas_digest() -> str:
+    from kernelsight.dataflow.locations import folder
+
+    return _digest(*(path.read_bytes() for path in sorted(folder("schemas").glob("*.json"))))
 
 
 def _digest(*chunks: bytes) -> str:
@@ -63,13 +71,3 @@ def _digest(*chunks: bytes) -> str:
     for chunk in chunks:
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def _bytes_of(session: Session, name: str) -> bytes:
-    import pyarrow as pa
-
-    table = session.table(name).combine_chunks()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()

@@ -244,10 +244,15 @@ def test_the_memory_of_every_nvidia_gpu_is_in_the_class_of_what_nvidia_smi_shows
     assert found == expected  # fmt: skip
 
 
-@pytest.mark.parametrize(("version", "mib", "changed", "reserved"), FRACTIONS)
-def test_sglang_leaves_memory_by_its_own_rule(settings, version, mib, changed, reserved) -> None:
-    [row] = settings([({"memory_bytes": mib * MIB}, {"engine": "sglang", "engine_version": version, **changed})])
-    assert row["gpu_memory_utilization"] == round((mib - reserved) / mib, 3)
+def test_sglang_leaves_memory_by_its_own_rule(settings) -> None:
+    found = settings(
+        [
+            ({"memory_bytes": mib * MIB}, {"engine": "sglang", "engine_version": version, **changed})
+            for version, mib, changed, _ in FRACTIONS
+        ]
+    )
+    for row, (version, mib, changed, reserved) in zip(found, FRACTIONS, strict=True):
+        assert row["gpu_memory_utilization"] == round((mib - reserved) / mib, 3), (version, mib, changed)
 
 
 def test_one_figure_of_memory_by_version_and_parallel_size(settings) -> None:
@@ -343,57 +348,57 @@ def test_drafts_stages_and_ranks_change_defaults(settings) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("stated", "tokens_kept"),
-    # 24 layers of gpt-oss-20b, every other one with a window of 128 tokens; 8 heads of 64 numbers in 16 bit
-    [
-        ({"engine": "vllm", "engine_version": "0.16"}, 12),
-        ({"engine": "vllm", "engine_version": "0.16", "windows_freed": False}, 24),
-        ({"engine": "trtllm", "engine_version": "1.0.0"}, 24),
-        ({"engine": "trtllm", "engine_version": "1.3.0rc20"}, 24),
-        # a pool of their own with 0.8 as many tokens, but where the attention of SM 10.0 or drafts do not read it
-        ({"engine": "sglang", "engine_version": "0.5.7"}, 24),
-        ({"engine": "sglang", "engine_version": "0.5.8"}, 12 + 0.8 * 12),
-        (
-            {"engine": "sglang", "engine_version": "0.5.8", "num_speculative_tokens": 2, "speculative_method": "ngram"},
-            24,
-        ),
-        (
-            {"engine": "sglang", "engine_version": "0.5.9", "num_speculative_tokens": 2, "speculative_method": "ngram"},
-            21.6,
-        ),
-        ({"engine": "sglang", "engine_version": "0.5.9", "gpu": "b200_sxm"}, 24),
-        ({"engine": "sglang", "engine_version": "0.5.10", "gpu": "b200_sxm"}, 21.6),
-        ({"engine": "sglang", "swa_full_tokens_ratio": 0.25}, 15),
-        ({"engine": "sglang", "swa_full_tokens_ratio": 0.25, "windows_freed": False}, 24),
-        ({"engine": "sglang", "engine_version": "0.5.7", "swa_full_tokens_ratio": 0.25}, 24),
-    ],
-)
-def test_layers_with_a_window_keep_what_their_engine_keeps(stated: dict[str, Any], tokens_kept: float) -> None:
-    place = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "gpu": "h100_sxm"}
-    with connect() as session:
-        session.give("deployments", [{"deployment_id": "d", "model": "gpt-oss-20b", **place, **stated}])
-        plan = session.table("memory_plan").to_pylist()[0]
-    assert plan["kv_cache_tokens"] == pytest.approx(plan["kv_bytes"] / (tokens_kept * 2 * 8 * 64 * 2), rel=0.01)
+# 24 layers of gpt-oss-20b, every other one with a window of 128 tokens; 8 heads of 64 numbers in 16 bit: tokens kept
+WINDOWED = [
+    ({"engine": "vllm", "engine_version": "0.16"}, 12),
+    ({"engine": "vllm", "engine_version": "0.16", "windows_freed": False}, 24),
+    ({"engine": "trtllm", "engine_version": "1.0.0"}, 24),
+    ({"engine": "trtllm", "engine_version": "1.3.0rc20"}, 24),
+    # a pool of their own with 0.8 as many tokens, but where the attention of SM 10.0 or drafts do not read it
+    ({"engine": "sglang", "engine_version": "0.5.7"}, 24),
+    ({"engine": "sglang", "engine_version": "0.5.8"}, 12 + 0.8 * 12),
+    (
+        {"engine": "sglang", "engine_version": "0.5.8", "num_speculative_tokens": 2, "speculative_method": "ngram"},
+        24,
+    ),
+    (
+        {"engine": "sglang", "engine_version": "0.5.9", "num_speculative_tokens": 2, "speculative_method": "ngram"},
+        21.6,
+    ),
+    ({"engine": "sglang", "engine_version": "0.5.9", "gpu": "b200_sxm"}, 24),
+    ({"engine": "sglang", "engine_version": "0.5.10", "gpu": "b200_sxm"}, 21.6),
+    ({"engine": "sglang", "swa_full_tokens_ratio": 0.25}, 15),
+    ({"engine": "sglang", "swa_full_tokens_ratio": 0.25, "windows_freed": False}, 24),
+    ({"engine": "sglang", "engine_version": "0.5.7", "swa_full_tokens_ratio": 0.25}, 24),
+]
 
 
-@pytest.mark.parametrize("model", ["gemma-3-27b", "gemma-2-9b", "mistral-7b-v0.1"])
-def test_sglang_frees_no_windows_of_models_that_it_does_not_list(model: str) -> None:
-    place = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "gpu": "h100_sxm", "engine": "sglang"}
-    with connect() as session:
-        session.give("deployments", [{"deployment_id": "d", "model": model, **place}])
-        plan = session.table("memory_plan").to_pylist()[0]
-    assert (plan["window_units"], plan["windows_apart"]) == (0, False)
+def memory_plans(session: Session, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the memory plan of each deployment, in the order of the rows."""
+    with session.fork() as fork:
+        fork.give("deployments", [deployment(**row, deployment_id=f"d{place}") for place, row in enumerate(rows)])
+        found = {row["deployment_id"]: row for row in fork.table("memory_plan").to_pylist()}
+    return [found[f"d{place}"] for place in range(len(rows))]
 
 
-def test_a_pool_of_windows_binds_where_contexts_are_shorter_than_it_holds() -> None:
+def test_layers_with_a_window_keep_what_their_engine_keeps(session: Session) -> None:
+    plans = memory_plans(session, [{"model": "gpt-oss-20b", **stated} for stated, _ in WINDOWED])
+    for plan, (stated, tokens_kept) in zip(plans, WINDOWED, strict=True):
+        expected = pytest.approx(plan["kv_bytes"] / (tokens_kept * 2 * 8 * 64 * 2), rel=0.01)
+        assert plan["kv_cache_tokens"] == expected, stated
+
+
+def test_sglang_frees_no_windows_of_models_that_it_does_not_list(session: Session) -> None:
+    models = ("gemma-3-27b", "gemma-2-9b", "mistral-7b-v0.1")
+    plans = memory_plans(session, [{"model": model, "engine": "sglang"} for model in models])
+    assert [(plan["window_units"], plan["windows_apart"]) for plan in plans] == [(0, False)] * len(models)
+
+
+def test_a_pool_of_windows_binds_where_contexts_are_shorter_than_it_holds(session: Session) -> None:
     """Llama 4, chunks of 8,192 tokens, three layers of four: short contexts fill the pool of 0.8 as many tokens."""
-    place = {"tp": 8, "pp": 1, "dp": 1, "ep": 1, "gpu": "h200_sxm", "engine": "sglang", "engine_version": "0.5.10"}
-    row = {"model": "llama-4-scout-17b-16e", **place}
-    with connect() as session:
-        session.give("deployments", [{"deployment_id": str(n), **row, "max_model_len": n} for n in (4096, 65536)])
-        tokens = {row["deployment_id"]: row["kv_cache_tokens"] for row in session.table("memory_plan").to_pylist()}
-    assert tokens["4096"] == pytest.approx(0.8 * tokens["65536"], rel=0.01)
+    row = {"tp": 8, "gpu": "h200_sxm", "engine": "sglang", "engine_version": "0.5.10", "model": "llama-4-scout-17b-16e"}
+    short, long = memory_plans(session, [{**row, "max_model_len": length} for length in (4096, 65536)])
+    assert short["kv_cache_tokens"] == pytest.approx(0.8 * long["kv_cache_tokens"], rel=0.01)
 
 
 def test_rows_are_in_the_order_of_their_versions_and_name_their_sources() -> None:

@@ -45,15 +45,15 @@ def never(tmp_path_factory: pytest.TempPathFactory) -> Choice:
 
 @pytest.fixture(scope="module")
 def some(tmp_path_factory: pytest.TempPathFactory) -> tuple[Choice, Contrasts]:
-    """A quarter of the shapes were measured."""
-    found = choice(sweep(tmp_path_factory.mktemp("some"), rows(TARGET, SIZES[::4])))
+    """A third of the shapes were measured."""
+    found = choice(sweep(tmp_path_factory.mktemp("some"), rows(TARGET, SIZES[::3])))
     return found, contrasts(found)[0]
 
 
 @pytest.fixture(scope="module")
 def turned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Choice, Contrasts]:
-    """A quarter of the shapes were measured, where the target's engines lead the other way round."""
-    found = choice(sweep(tmp_path_factory.mktemp("turned"), rows(TARGET, SIZES[::4], turned=True)))
+    """A third of the shapes were measured, where the target's engines lead the other way round."""
+    found = choice(sweep(tmp_path_factory.mktemp("turned"), rows(TARGET, SIZES[::3], turned=True)))
     return found, contrasts(found)[0]
 
 
@@ -77,7 +77,7 @@ def test_own_measurements_overrule_the_others(turned: tuple[Choice, Contrasts]) 
 
 def test_a_shape_that_was_measured_whole_is_not_guessed(some: tuple[Choice, Contrasts]) -> None:
     picks = choices(*some).filter(pl.col("decision") == "measured")
-    assert picks.height == len(SIZES[::4])
+    assert picks.height == len(SIZES[::3])
     assert picks["regret"].to_list() == [0.0] * picks.height
     whole = choice_candidates(*some, 0.02).to_pylist()
     known = [row for row in whole if row["measured_us"] is not None]
@@ -106,7 +106,7 @@ def test_chances_of_a_shape_sum_to_one_and_the_pick_is_not_the_dearest(never: Ch
 
 
 def test_the_choice_does_not_depend_on_the_order_of_the_sweep(some: tuple[Choice, Contrasts], tmp_path: Path) -> None:
-    every = [*rows("a100_sxm"), *rows("h100_sxm"), *rows(TARGET, SIZES[::4])]
+    every = [*rows("a100_sxm"), *rows("h100_sxm"), *rows(TARGET, SIZES[::3])]
     assert choices(*some).equals(choices(choice(write(tmp_path / "sweep.parquet", every[::-1]))))
 
 
@@ -119,7 +119,7 @@ def test_of_several_versions_the_newest_counts(tmp_path: Path) -> None:
 
 
 def test_a_plan_spreads_by_chance_first_and_goes_where_regret_is_expected_then(tmp_path: Path, never: Choice) -> None:
-    assert budget_of(never, 0.1) == 5
+    assert budget_of(never, 0.1) == 3
     sites = plan(never, 10)
     assert len(set(sites.tolist())) == 10
     assert sites.tolist() == plan(never, 10).tolist()

@@ -14,7 +14,7 @@ from kernelsight.choices.contrasts import LEFT_TO_SIBLINGS
 from kernelsight.choices.inputs import choice_of
 from kernelsight.choices.siblings import sibling_differences, siblings
 from tests.choices import made_choices
-from tests.choices.made_choices import ENGINES, SIZES, latency_us
+from tests.choices.made_choices import ENGINES, MANY_SIZES, latency_us
 from tests.fitting.measured import gemm, write
 
 GENERATIONS = {"a100_sxm": "ampere", "l40s": "ada", "h100_sxm": "hopper", "h200_sxm": "hopper"}
@@ -54,10 +54,10 @@ def test_one_known_candidate_shows_no_contrast() -> None:
 
 def rough(gpu: str) -> list[dict]:
     """Return a sweep whose order turns from shape to shape by chance: no smooth effect can hold it."""
-    draw = np.random.default_rng(3).normal(0.0, 0.3, (len(SIZES), len(ENGINES)))
+    draw = np.random.default_rng(3).normal(0.0, 0.3, (len(MANY_SIZES), len(ENGINES)))
     return [
         gemm(gpu, *size, latency_us(gpu, engine, *size) * float(np.exp(draw[place, number])), engine=engine)
-        for place, size in enumerate(SIZES)
+        for place, size in enumerate(MANY_SIZES)
         for number, engine in enumerate(ENGINES)
     ]
 
@@ -65,7 +65,7 @@ def rough(gpu: str) -> list[dict]:
 def test_a_sibling_is_believed_at_the_very_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of H100, made by chance, is that of H200: the choice follows it, as no smooth effect could."""
     monkeypatch.setitem(made_choices.SPEED, "h200_sxm", 2.5)
-    path = write(tmp_path / "sweep.parquet", [*rough("h100_sxm"), *made_choices.rows("a100_sxm")])
+    path = write(tmp_path / "sweep.parquet", [*rough("h100_sxm"), *made_choices.rows("a100_sxm", MANY_SIZES)])
     found = choice_of([path], "gemm", "h200_sxm", facts("gpus"))
     truth = {(row["shape"]["m"], row["shape"]["n"], row["shape"]["k"], row["engine"]): row for row in rough("h200_sxm")}
     table = found.rows.with_columns(score=pl.Series(contrasts(found)[0].mean))

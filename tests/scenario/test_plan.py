@@ -75,9 +75,7 @@ def test_loads_share_their_deployment() -> None:
 
 def test_one_call_of_many_equals_each_alone(session: ks.Session) -> None:
     grid = [
-        ROW,
-        ROW | {"gpu": "h100_sxm"},
-        ROW | {"tp": 2},
+        ROW | {"gpu": "h100_sxm", "tp": 2},
         ROW | {"request_rate": None, "max_concurrency": 2},
         ROW | {"seed": 5},
     ]

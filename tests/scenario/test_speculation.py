@@ -196,21 +196,30 @@ def test_the_command_tells_what_was_accepted(command) -> None:
     assert attentions(json.loads(out)) / attentions(alone) == pytest.approx((28 + 2 * 24) / 28, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("flags", "rate", "source"),
-    [
+def test_an_acceptance_rate_that_is_not_stated_is_assumed_and_said(session: Session) -> None:
+    cases = (
         ({"speculative_method": "ngram"}, 0.42, "PLD keeps 1.73 tokens a step"),
         ({"speculative_model": "qwen2.5-0.5b"}, 0.56, "SpS keeps 2.28 tokens a step"),
-    ],
-)
-def test_an_acceptance_rate_that_is_not_stated_is_assumed_and_said(session: Session, flags, rate, source) -> None:
+    )
     load = {"max_concurrency": 1, "num_prompts": 2, "input_len": 30, "output_len": 10, "gpu": "l4"}
-    flags |= load | {"model": "qwen3-0.6b", "num_speculative_tokens": 2}
-    assumed, stated = (session.simulate(**flags, **more) for more in ({}, {"draft_acceptance_rate": rate}))
-    (said,) = (text for text in assumed.summary["assumed"] if "each draft token" in text)
-    assert f"probability {rate:.2f}" in said and "no draft_acceptance_rate is stated" in said and source in said
-    assert not [text for text in stated.summary["assumed"] if "is stated" in text]
-    assert assumed.summary["tpot_ms"] == stated.summary["tpot_ms"]
+    load |= {"model": "qwen3-0.6b", "num_speculative_tokens": 2}
+    found = session.what_if(
+        [load | flags | more for flags, rate, _ in cases for more in ({}, {"draft_acceptance_rate": rate})]
+    )
+    sentences = dict(
+        found.sql(
+            "select scenario_id, string_agg(sentence, ' | ') from assumptions join scenarios using (deployment_id) "
+            "where contains(sentence, 'each draft token') group by all"
+        ).fetchall()
+    )
+    rows = {row["scenario_id"]: row for row in found.summary.to_pylist()}
+    names = [row["scenario_id"] for row in found._plan.scenarios]
+    for assumed, stated, (_, rate, source) in zip(names[::2], names[1::2], cases, strict=True):
+        said = sentences[assumed]
+        assert f"probability {rate:.2f}" in said and "no draft_acceptance_rate is stated" in said and source in said
+        assert "is stated" not in sentences[stated]
+        times = [{name: value for name, value in rows[one].items() if "tpot" in name} for one in (assumed, stated)]
+        assert times[0] == times[1] and times[0]["tpot_mean_ms"] > 0.0
 
 
 def test_every_method_has_a_rate_with_its_source() -> None:

@@ -23,7 +23,7 @@ def chosen(session: Session, slo: dict[str, float], **changed: object) -> dict[s
     ("changed", "slo", "limit"),
     [
         # two seats, and answers that take far longer than prompts: requests wait for a seat
-        ({"max_num_seqs": 2, "input_len": 64, "output_len": 200}, {"ttft_p90_ms": 400.0}, "seats"),
+        ({"max_num_seqs": 2, "input_len": 64, "output_len": 50}, {"ttft_p90_ms": 100.0}, "seats"),
         # room for ten requests
         ({"kv_cache_tokens": 3520, "output_len": 40, "max_num_seqs": 256}, {"ttft_p90_ms": 400.0}, "KV cache"),
     ],

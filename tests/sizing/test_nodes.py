@@ -9,6 +9,7 @@ import pytest
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.stated_flags import object_text
 from kernelsight.session import Session, connect
+from kernelsight.sizing.answer import Sizing
 from kernelsight.sizing.question import Question
 from kernelsight.sizing.size_tables import TABLES
 
@@ -36,6 +37,11 @@ def answered() -> Session:
     return session
 
 
+@pytest.fixture(scope="module")
+def found(answered: Session) -> Sizing:
+    return answered.size(gpus="h100_sxm", slo=SLO, rate=500, max_gpus=1, tune=False, **FLAGS, **LOAD)
+
+
 def test_several_questions_are_answered_in_one_call(answered: Session) -> None:
     rows = answered.sql(
         "select question_id, gpu, instances, served, value_ms <= most_ms, price_per_hour / instances "
@@ -51,8 +57,7 @@ def test_several_questions_are_answered_in_one_call(answered: Session) -> None:
     assert "(two halves)" in answered.sql("select answer from size_answers where question_id = '2'").fetchall()[0][0]
 
 
-def test_every_component_of_a_sized_deployment_says_what_it_rests_on(answered: Session) -> None:
-    found = answered.size(gpus="h100_sxm", slo=SLO, rate=500, max_gpus=1, tune=False, **FLAGS, **LOAD)
+def test_every_component_of_a_sized_deployment_says_what_it_rests_on(answered: Session, found: Sizing) -> None:
     run = answered.simulate(**FLAGS, **LOAD, gpu="h100_sxm", request_rate=1, num_prompts=4)
     alone = run.table("deployment_evidence").to_pylist()
     # how much of the time each takes depends on how far the load reaches
@@ -65,8 +70,7 @@ def test_every_component_of_a_sized_deployment_says_what_it_rests_on(answered: S
     assert places == [(number, 1, len(alone)) for number in "012"]
 
 
-def test_a_question_is_answered_as_python_answers_it(answered: Session) -> None:
-    found = answered.size(gpus="h100_sxm", slo=SLO, rate=500, max_gpus=1, tune=False, **FLAGS, **LOAD)
+def test_a_question_is_answered_as_python_answers_it(answered: Session, found: Sizing) -> None:
     own = answered.sql("select answer from size_answers where question_id = '0'").fetchall()
     assert own == [(found.answer,)] and found.table("sized_deployments").num_rows == len(found.rows) == 1
     assert found.sql("select count(*) from size_questions").fetchall() == [(1,)]
@@ -74,8 +78,7 @@ def test_a_question_is_answered_as_python_answers_it(answered: Session) -> None:
         found.table("sizes")
 
 
-def test_a_saved_answer_is_read_and_its_question_answered_again(answered: Session, tmp_path: Path) -> None:
-    found = answered.size(gpus="h100_sxm", slo=SLO, rate=500, max_gpus=1, tune=False, **FLAGS, **LOAD)
+def test_a_saved_answer_is_read_and_its_question_answered_again(found: Sizing, tmp_path: Path) -> None:
     found.save(tmp_path / "answer.duckdb")
     with connect(tmp_path / "answer.duckdb", read_only=True) as saved:
         kept = saved.table("sized_deployments")

@@ -43,7 +43,7 @@ def test_the_winner_is_that_of_a_full_search(session: Session, found: Sizing) ->
     pairs = list(itertools.product(PRICES, (1, 2)))
     grid = [FLAGS | LOAD | {"gpu": gpu, "tensor_parallel_size": tp} for gpu, tp in pairs]
     rates = session.find_rates(grid, SLO)["max_request_rate"].to_pylist()
-    for rate in (3.0, 60.0, 400.0):
+    for rate in (3.0, 400.0):
         answer = size(session, rate=rate, prices=PRICES, confidence=0.5)
         costs = [math.ceil(rate / own) * tp * PRICES[gpu] for (gpu, tp), own in zip(pairs, rates, strict=True) if own]
         assert answer.chosen["price_per_hour"] <= 1.02 * min(costs)
@@ -86,7 +86,7 @@ def test_the_answer_is_a_sentence_and_a_command(found: Sizing) -> None:
     assert stated["max_num_seqs"] == 16 and stated["max_num_batched_tokens"] == 512
 
 
-@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b-instruct", "llama-3.1-8b"])
+@pytest.mark.parametrize("name", ["llama-3.1-8b-instruct", "llama-3.1-8b"])
 def test_the_command_serves_the_model_that_a_user_names(session: Session, name: str) -> None:
     (line,) = size(session, rate=1.0, model=name, gpus=["h100_sxm"], max_gpus=1).launch
     wanted = "meta-llama/Llama-3.1-8B" + ("-Instruct" if "nstruct" in name else "")
@@ -145,19 +145,9 @@ def test_no_deployment_keeps_them(session: Session) -> None:
     assert re.match(r"the nearest is (h100_sxm|l4) at TP \d", rest) and " above: TTFT p50 of 11 ms is asked for" in rest
 
 
-def test_what_is_not_measured_is_said(session: Session) -> None:
-    pair = {"gpus": ["gaudi3", "l4"], "prices": {"gaudi3": 0.1, "l4": 9.0}, "max_gpus": 1}
-    found = size(session, rate=60.0, confidence=0.5, **pair)
-    assert found.chosen["gpu"] == "gaudi3" and found.chosen["tier"] == "unmeasured-vendor"
-    assert "gemm" in found.answer and "on a GPU of INTEL: general constants stand in" in found.answer
-
-
 def test_engines_that_do_not_exist_for_a_gpu_are_skipped_and_said(session: Session) -> None:
     sentence = "TensorRT-LLM does not exist for mi300x; use vllm or sglang"
     pair = {"gpus": ["mi300x", "h100_sxm"], "prices": {"mi300x": 0.1, "h100_sxm": 9.0}, "max_gpus": 1}
-    found = size(session, rate=3.0, engine="trtllm", **pair)
-    assert {row["gpu"] for row in found.rows} == {"h100_sxm"} and f" {sentence}." in found.answer
-    assert [(row["gpu"], row["reason"]) for row in found.left_out] == [("mi300x", sentence)]
     both = size(session, rate=3.0, search={"engine": ["vllm", "trtllm"]}, **pair)
     assert {(row["gpu"], row.get("engine", "vllm")) for row in both.rows} == {
         ("mi300x", "vllm"),
@@ -165,6 +155,7 @@ def test_engines_that_do_not_exist_for_a_gpu_are_skipped_and_said(session: Sessi
         ("h100_sxm", "trtllm"),
     }
     assert f" {sentence}." in both.answer
+    assert [(row["gpu"], row["reason"]) for row in both.left_out] == [("mi300x", sentence)]
     with pytest.raises(KernelSightError, match=f"^no deployment can run: {sentence}\\.$"):
         size(session, rate=3.0, engine="trtllm", **pair | {"gpus": ["mi300x"]})
 
@@ -295,13 +286,15 @@ def test_more_confidence_a_margin_and_a_peak_take_more(session: Session) -> None
     assert peak["instances"] == math.ceil(1200.0 / peak["rate"]) and peak["served"] == 1200.0
 
 
-def test_what_is_sure_goes_before_a_gamble(session: Session) -> None:
+def test_what_is_not_measured_is_said_and_what_is_sure_goes_before_a_gamble(session: Session) -> None:
     # the cheap GPU was never measured: it may be a factor of 4 off
     pair = {"gpus": ["gaudi3", "h100_sxm"], "prices": {"gaudi3": 0.1, "h100_sxm": 9.0}, "max_gpus": 1}
     tight = {"slo": {"tpot_p90_ms": 5.0}, "rate": 3.0}
     gamble = size(session, confidence=0.5, **pair, **tight)
     found = size(session, **pair, **tight)
     assert gamble.chosen["gpu"] == "gaudi3" and gamble.chosen["probability"] < 0.9
+    assert gamble.chosen["tier"] == "unmeasured-vendor"
+    assert "gemm" in gamble.answer and "on a GPU of INTEL: general constants stand in" in gamble.answer
     assert found.chosen["gpu"] == "h100_sxm" and found.chosen["probability"] >= 0.9
     assert "cheaper and less sure" in found.answer
     assert found.decides is None or "calibrate" in found.decides

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.scenario.launch.commands import OPTIONS_FILE, LaunchCommand, launch_command
 from kernelsight.scenario.launch.lines import read_launch_line
 from kernelsight.scenario.plan import deployment_row, normalise
+from tests.conftest import random_worlds
 
 MOE = {"huggingface_id": "deepseek-ai/DeepSeek-V3", "experts": 256}
 
@@ -51,7 +52,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@random_worlds(120)
 @given(ROWS)
 def test_what_is_written_is_read_again(tmp_path_factory, stated):
     if stated["engine"] == "trtllm" and stated.get("dp", 1) > 1:

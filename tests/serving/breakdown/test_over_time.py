@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from kernelsight.serving.breakdown import step_kernels
 from kernelsight.serving.breakdown.over_time import widest_windows
 from kernelsight.serving.breakdown.step_kernels import spread
 from kernelsight.session import Session, connect
+from kernelsight.sweeps.runs import WhatIf
 from tests.present.conftest import KINDS, SMALL
 
 KEY = ("scenario_id", "phase", "family", "name")
@@ -28,14 +30,19 @@ def totals(table: pa.Table, column: str) -> dict[tuple, float]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_windows_add_up_to_the_breakdown(kind: str, session: Session) -> None:
-    run = session.simulate(**(SMALL | KINDS[kind]))
-    over_time, whole = run.table("kernel_breakdown_over_time"), run.table("kernel_breakdown")
+@pytest.fixture(scope="module")
+def kinds(session: Session) -> WhatIf:
+    """Runs of every kind, served together."""
+    return session.what_if([SMALL | flags for flags in KINDS.values()])
+
+
+def test_windows_add_up_to_the_breakdown(kinds: WhatIf) -> None:
+    over_time, whole = kinds.table("kernel_breakdown_over_time"), kinds.table("kernel_breakdown")
     for column in ("total_us", "calls"):
         wanted = totals(whole, column)
         assert totals(over_time, column) == pytest.approx(wanted, rel=1e-6, abs=1e-4), column
-    assert over_time.num_rows > whole.num_rows
+    rows, most = (Counter(table["scenario_id"].to_pylist()) for table in (whole, over_time))
+    assert len(rows) == len(KINDS) and all(most[name] > count for name, count in rows.items())
 
 
 @pytest.mark.parametrize("flags", [{}, {"enforce_eager": True}, {"model": "deepseek-v3", "gpu": "h200_sxm", "tp": 8}])
@@ -113,12 +120,11 @@ def test_a_saved_run_answers_as_the_run(session: Session, saved: Path) -> None:
         assert opened.table("kernel_breakdown_over_time").equals(run.table("kernel_breakdown_over_time"))
 
 
-def test_scenarios_together_are_each_alone(session: Session) -> None:
-    found = session.what_if({**SMALL, "max_num_seqs": [4, 16]})
-    together = found.table("kernel_breakdown_over_time")
-    alone = pa.concat_tables(
-        [found.table("kernel_breakdown_over_time", scenario=name) for name in sorted(found.scenarios)]
-    )
+def test_scenarios_together_are_each_alone(kinds: WhatIf) -> None:
+    together = kinds.table("kernel_breakdown_over_time")
+    names = sorted(kinds.scenarios)[:2]
+    together = together.filter(pc.is_in(together["scenario_id"], pa.array(names)))
+    alone = pa.concat_tables([kinds.table("kernel_breakdown_over_time", scenario=name) for name in names])
     assert together.select(KEY).equals(alone.select(KEY))
     assert together["total_us"].to_numpy() == pytest.approx(alone["total_us"].to_numpy(), rel=1e-9)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +34,9 @@ LARGEST_ERROR = 0.005
 LATENT_ERROR = 0.025
 FEW_TOKENS = 64
 LINEAR_OVERSTATED = 1.22
+
+
+PROMPTS = ((2, 64), (2, 512), (4, 512), (8, 128), (8, 1024), (4, 2048))
 
 
 class Served(NamedTuple):
@@ -133,18 +135,41 @@ def interpolated(costs: PackedCosts, shape: dict[str, Any]) -> float:
     return gpu_us
 
 
-def test_every_step_is_interpolated_within_half_a_percent(served: Served) -> None:
+class Ratios(NamedTuple):
+    """Interpolated over predicted times: of random steps by kind, of fresh prompts, of chunks after cached tokens."""
+
+    steps: dict[str, np.ndarray]
+    few: dict[str, np.ndarray]
+    fresh: np.ndarray
+    cached: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def ratios(served: Served) -> Ratios:
+    """Predict all steps of a deployment at once."""
     drawn = [(kind, np.random.default_rng(20260)) for kind in ("decode", "prefill", "mixed")]
-    steps = [random_step(random, kind, served.settings) for kind, random in drawn for _ in range(STEPS)]
-    shapes = [shape_of(step, served, number) for number, step in enumerate(steps)]
-    direct = predicted(served, shapes)
-    errors = np.abs(np.array([interpolated(served.costs, shape) for shape in shapes]) / direct - 1.0)
+    asked = [(random_step(random, kind, served.settings), 1) for kind, random in drawn for _ in range(STEPS)]
+    asked += [(chunk_step(tokens, cached=0), chunks) for chunks, tokens in PROMPTS] + [(chunk_step(64, cached=4096), 8)]
+    shapes = [shape_of(step, served, number, chunks) for number, (step, chunks) in enumerate(asked)]
+    found = np.array([interpolated(served.costs, shape) for shape in shapes]) / predicted(served, shapes)
     latent = served.settings["model"] == "deepseek-v3"
     few = np.array([latent and 0 < shape["prefill_tokens"] < FEW_TOKENS for shape in shapes])
-    for (kind, _), of_kind, are_few in zip(drawn, errors.reshape(-1, STEPS), few.reshape(-1, STEPS), strict=True):
-        assert of_kind[~are_few].max(initial=0.0) < LARGEST_ERROR, kind
-        assert of_kind[are_few].max(initial=0.0) < LATENT_ERROR, kind
-        assert np.median(of_kind) < 0.0002, kind
+    parts = {kind: slice(place * STEPS, (place + 1) * STEPS) for place, (kind, _) in enumerate(drawn)}
+    steps, are_few = ({kind: column[part] for kind, part in parts.items()} for column in (found, few))
+    return Ratios(steps, are_few, found[-1 - len(PROMPTS) : -1], found[-1:])
+
+
+def chunk_step(tokens: int, cached: int) -> dict[str, int]:
+    """Return a step of prompts alone, after cached tokens."""
+    return {"batch": 0, "context": 0, "chunk": tokens, "cached": cached}
+
+
+def test_every_step_is_interpolated_within_half_a_percent(ratios: Ratios) -> None:
+    for kind, of_kind in ratios.steps.items():
+        errors, few = np.abs(of_kind - 1.0), ratios.few[kind]
+        assert errors[~few].max(initial=0.0) < LARGEST_ERROR, kind
+        assert errors[few].max(initial=0.0) < LATENT_ERROR, kind
+        assert np.median(errors) < 0.0002, kind
 
 
 def test_knots_stay_few(served: Served) -> None:
@@ -171,30 +196,20 @@ def test_the_mean_context_stands_for_uneven_contexts(
     assert others + by_mean == pytest.approx(others + np.mean(each), rel=0.022)
 
 
-PROMPTS = ((2, 64), (2, 512), (4, 512), (8, 128), (8, 1024), (4, 2048))
-
-
-def chunk_ratios(served: Served, chunks_of: Sequence[tuple[int, int]], cached: int) -> np.ndarray:
-    """Return interpolated over predicted time of steps of so many chunks of so many tokens, after cached ones."""
-    steps = [({"batch": 0, "context": 0, "chunk": tokens, "cached": cached}, chunks) for chunks, tokens in chunks_of]
-    shapes = [shape_of(step, served, number, chunks) for number, (step, chunks) in enumerate(steps)]
-    return np.array([interpolated(served.costs, shape) for shape in shapes]) / predicted(served, shapes)
-
-
-def test_fresh_prompts_in_one_step_add_up(served: Served) -> None:
+def test_fresh_prompts_in_one_step_add_up(served: Served, ratios: Ratios) -> None:
     """Chunks of one step share a launch: their times add up, less the launches, to within 2.5 % of the step.
 
     A limit of adding up is the delta rule of linear attention: its prompts run beside one another, each one token after
     another. Apart they are overstated by 3 % of the step (2 chunks of 64), 10 % (4 of 512), 21 % at most (8 of 128).
     """
-    ratios = dict(zip(PROMPTS, chunk_ratios(served, PROMPTS, cached=0), strict=True))
+    found = dict(zip(PROMPTS, ratios.fresh, strict=True))
     most = LINEAR_OVERSTATED if served.linear else 1.025
-    assert {prompts: ratio for prompts, ratio in ratios.items() if not 0.975 < ratio < most} == {}
+    assert {prompts: ratio for prompts, ratio in found.items() if not 0.975 < ratio < most} == {}
 
 
-def test_short_chunks_after_long_cached_prompts_are_overstated(served: Served) -> None:
+def test_short_chunks_after_long_cached_prompts_are_overstated(ratios: Ratios) -> None:
     """A limit of adding up: alone, each short chunk leaves most of the GPU idle; together they would fill it."""
-    [ratio] = chunk_ratios(served, [(8, 64)], cached=4096)
+    [ratio] = ratios.cached
     assert 0.995 < ratio < 1.45
 
 

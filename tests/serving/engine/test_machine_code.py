@@ -271,41 +271,32 @@ def asked(package: Path, processes: int) -> list[tuple[str, str]]:
     return [process.communicate() for process in running]
 
 
-def test_processes_with_an_empty_folder_and_with_a_damaged_one(package: Path) -> None:
+def changed(package: Path, name: str, before: str, after: str) -> None:
+    """Edit a file of the engine."""
+    source = package / "kernelsight" / "serving" / "engine" / name
+    text = source.read_text()
+    assert text.count(before) == 1
+    source.write_text(text.replace(before, after))
+
+
+def test_processes_with_an_empty_folder_a_damaged_one_and_edited_sources(package: Path) -> None:
     compiling = "compiling the scheduler, once after an installation\n"
     first = asked(package, 2)
     assert {answer.split()[0] for answer, _ in first} == {"7"} and {said for _, said in first} <= {compiling, ""}
-    [place] = (package / "kernelsight" / "serving" / "engine" / "__pycache__").glob("numba-*")
+    kept = package / "kernelsight" / "serving" / "engine" / "__pycache__"
+    [place] = kept.glob("numba-*")
     [path] = place.iterdir()  # no draft
     assert asked(package, 1) == [("7 False\n", "")]  # without numba
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert asked(package, 1) == [("7 True\n", f"{machine_code.DAMAGED}\n")]
-    assert asked(package, 1) == [("7 False\n", "")]
-
-
-def test_an_edited_rule_is_compiled_anew(package: Path) -> None:
-    assert asked(package, 1)[0][0] == "7 True\n"
-    rule = package / "kernelsight" / "serving" / "engine" / "admission.py"
-    before = rule.read_text()
-    assert before.count("    return min(needed, budget)\n") == 1
-    rule.write_text(before.replace("    return min(needed, budget)\n", "    return min(needed, budget) + 1\n"))
+    # comments, another rule of the same module, and code that Python runs: no entry point reaches these edits
+    changed(package, "admission.py", "@compiled\ndef first_chunk", "# a comment\n\n\n@compiled\ndef first_chunk")
+    changed(package, "admission.py", "    return max(units, units_held(", "    return 1 + max(units, units_held(")
+    changed(package, "step_rows.py", "CHUNK = 16_384", "CHUNK = 16_385")
+    assert asked(package, 1) == [("7 False\n", "")] and len(list(kept.glob("numba-*"))) == 2
+    # this one it does reach
+    changed(package, "admission.py", "    return min(needed, budget)\n", "    return min(needed, budget) + 1\n")
     assert asked(package, 1)[0][0] == "8 True\n"
-
-
-def test_an_edit_that_an_entry_point_does_not_reach_compiles_nothing(package: Path) -> None:
-    """Comments, another rule of the same module, and code that Python runs."""
-    engine = package / "kernelsight" / "serving" / "engine"
-    assert asked(package, 1)[0][0] == "7 True\n"
-    for name, before, after in (
-        ("admission.py", "@compiled\ndef first_chunk", "# a comment\n\n\n@compiled\ndef first_chunk"),
-        ("admission.py", "    return max(units, units_held(", "    return 1 + max(units, units_held("),
-        ("step_rows.py", "CHUNK = 16_384", "CHUNK = 16_385"),
-    ):
-        source = (engine / name).read_text()
-        assert source.count(before) == 1
-        (engine / name).write_text(source.replace(before, after))
-        assert asked(package, 1) == [("7 False\n", "")]
-    assert len(list((engine / "__pycache__").glob("numba-*"))) == 4
 
 
 def test_all_compiled_functions_lie_in_the_folder_whose_digest_names_the_cache() -> None:

@@ -269,14 +269,9 @@ def test_a_request_that_comes_later_may_be_the_next() -> None:
 
 @random_worlds(150)
 @given(world=worlds())
-def test_guaranteed_no_evict_never_preempts(world: World) -> None:
+def test_guaranteed_no_evict_never_preempts_and_static_batches_do_not_overlap(world: World) -> None:
     limits = world.limits._replace(capacity_policy=records.GUARANTEED_NO_EVICT)
     assert run_loop(world._replace(limits=limits)).totals.preemptions == 0
-
-
-@random_worlds(60)
-@given(world=worlds())
-def test_static_batches_do_not_overlap(world: World) -> None:
     served = run_loop(world._replace(limits=world.limits._replace(**STATIC)))
     done = served.out.status == records.FINISHED
     first, last = served.out.scheduled_us[done], served.out.finish_us[done]

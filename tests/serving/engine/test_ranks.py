@@ -203,6 +203,7 @@ def test_ranks_agree_with_reference(drawn: tuple[Fleet, int]) -> None:
     told = (world.load, world.limits, world.host, costs.gpu_time, fleet.routing, fleet.engines)
     runs, replicas = serve_scenario(requests, *told, made=made)
     served = run_ranks(world, ranks, fleet.routing, fleet.engines)
+    ranks_of_a_replica_step_together(fleet, ranks, served)
     assert served.out.replica.tolist() == replicas
     check_requests(served.out, requests)
     for run, steps, totals in zip(runs, served.steps, served.totals, strict=True):
@@ -217,11 +218,7 @@ def test_ranks_agree_with_reference(drawn: tuple[Fleet, int]) -> None:
     assert np.array_equal(served.uses[0].experts, wanted)
 
 
-@random_worlds(60)
-@given(drawn=rank_fleets())
-def test_ranks_of_a_replica_step_together(drawn: tuple[Fleet, int]) -> None:
-    fleet, ranks = drawn
-    served = run_ranks(fleet.world, ranks, fleet.routing, fleet.engines)
+def ranks_of_a_replica_step_together(fleet: Fleet, ranks: int, served: ServedScenario) -> None:
     for first in range(0, fleet.engines, ranks):
         ends: dict[float, set[float]] = {}
         for engine in range(first, first + ranks):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 
-from kernelsight.session import connect
+from kernelsight.session import Session, connect
+from kernelsight.sweeps.runs import Run
 
 LOADS = {
     "open": {"request_rate": 12.0, "num_prompts": 150},
@@ -17,12 +21,29 @@ KERNELS = ("prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention
 PLAN = {"model": "qwen3-30b-a3b", "gpu": "h100_sxm", "tensor_parallel_size": 2, "input_len": 700, "output_len": 40}
 
 
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with connect() as opened:
+        yield opened
+
+
 @pytest.fixture(scope="module", params=LOADS)
-def run(request: pytest.FixtureRequest):
-    with connect() as session:
-        run = session.simulate(**PLAN, range_ratio=0.3, **LOADS[request.param])
-        run.session.compute("request_parts", "request_events", "steps", "request_metrics")
-        yield run
+def run(request: pytest.FixtureRequest, session: Session) -> Run:
+    run = session.simulate(**PLAN, range_ratio=0.3, **LOADS[request.param])
+    run.session.compute("request_parts", "request_events", "steps", "request_metrics")
+    return run
+
+
+def single(session: Session) -> Run:
+    """Serve one request alone."""
+    run = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
+    run.session.compute("request_parts")
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(session: Session) -> Run:
+    return single(session)
 
 
 def parts_by_phase(run, phase: str):
@@ -69,71 +90,54 @@ def test_asking_for_parts_changes_no_other_table() -> None:
             assert alone.table(name).drop(["scenario_id"]).equals(beside.table(name).drop(["scenario_id"]))
 
 
-def test_one_request_alone_sees_the_breakdown() -> None:
-    with connect() as session:
-        run = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
-        run.session.compute("request_parts")
-        total_us = run.sql("select sum(total_us) from kernel_breakdown").fetchall()[0][0]
-        moe_us = run.sql("select sum(total_us) from kernel_breakdown where family = 'moe'").fetchall()[0][0]
-        seen = run.sql(f"select sum({' + '.join(f'{name}_ns' for name in KERNELS)}), sum(moe_ns) from request_parts")
-        kernels_ns, moe_ns = seen.fetchall()[0]
-        assert kernels_ns / 1e3 == pytest.approx(total_us, rel=1e-6)
-        assert moe_ns / 1e3 == pytest.approx(moe_us, rel=1e-6)
+def test_one_request_alone_sees_the_breakdown(alone: Run) -> None:
+    total_us, moe_us = alone.sql(
+        "select sum(total_us), sum(total_us) filter (family = 'moe') from kernel_breakdown"
+    ).fetchall()[0]
+    seen = alone.sql(f"select sum({' + '.join(f'{name}_ns' for name in KERNELS)}), sum(moe_ns) from request_parts")
+    kernels_ns, moe_ns = seen.fetchall()[0]
+    assert kernels_ns / 1e3 == pytest.approx(total_us, rel=1e-6)
+    assert moe_ns / 1e3 == pytest.approx(moe_us, rel=1e-6)
 
 
-def test_corrections_of_host_time_hold_for_every_step_and_request() -> None:
-    with connect() as session:
-        before = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
-        before.session.compute("request_parts")
-        host = {"deployment_id": before.table("deployments")["deployment_id"][0].as_py(), "factor": 1.0}
-        added = [{**host, "part": "host", "exposed_us": 300.0}, {**host, "part": "front_end", "exposed_us": 2000.0}]
-        session.give("corrections", added)
-        after = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
-        after.session.compute("request_parts")
-        was, became = (
-            run.sql("select * from request_parts order by phase").to_arrow_table() for run in (before, after)
-        )
-        for row, other in zip(was.to_pylist(), became.to_pylist(), strict=True):
+def parts_with(fork: Session, alone: Run, corrections: list[dict[str, Any]]) -> tuple[Run, list[tuple[dict, dict]]]:
+    """Serve one request with corrections; return the run, and the parts of each phase without and with them."""
+    own = {"deployment_id": alone.table("deployments")["deployment_id"][0].as_py(), "factor": 1.0, "exposed_us": 0.0}
+    fork.give("corrections", [own | row for row in corrections])
+    corrected = single(fork)
+    was, became = (run.table("request_parts").sort_by("phase").to_pylist() for run in (alone, corrected))
+    return corrected, list(zip(was, became, strict=True))
+
+
+def test_corrections_of_host_time_hold_for_every_step_and_request(session: Session, alone: Run) -> None:
+    with session.fork() as fork:
+        added = [{"part": "host", "exposed_us": 300.0}, {"part": "front_end", "exposed_us": 2000.0}]
+        for row, other in parts_with(fork, alone, added)[1]:
             assert other["host_ns"] == pytest.approx(row["host_ns"] + 300_000 * row["steps"], abs=2)
             assert other["front_end_ns"] == row["front_end_ns"] + 2_000_000 * (row["phase"] == "prefill")
 
 
-def test_corrections_scale_kernels() -> None:
-    with connect() as session:
-        before = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
-        before.session.compute("request_parts")
-        deployment = before.table("deployments")["deployment_id"][0].as_py()
-        kernel = {"deployment_id": deployment, "exposed_us": 0.0}
-        session.give(
-            "corrections",
-            [
-                {**kernel, "part": "moe", "factor": 1.5},
-                {**kernel, "part": "decode_gemm", "factor": 0.5},
-            ],
-        )
-        after = session.simulate(**PLAN, request_rate=1.0, num_prompts=1)
-        after.session.compute("request_parts")
-        was, became = (
-            run.sql("select * from request_parts order by phase").to_arrow_table() for run in (before, after)
-        )
-        for row, other in zip(was.to_pylist(), became.to_pylist(), strict=True):
+def test_corrections_scale_kernels(session: Session, alone: Run) -> None:
+    with session.fork() as fork:
+        scaled = [{"part": "moe", "factor": 1.5}, {"part": "decode_gemm", "factor": 0.5}]
+        corrected, pairs = parts_with(fork, alone, scaled)
+        for row, other in pairs:
             assert other["moe_ns"] == pytest.approx(1.5 * row["moe_ns"], rel=1e-5)
             assert other["decode_gemm_ns"] == pytest.approx(0.5 * row["decode_gemm_ns"], rel=1e-5)
             assert other["prefill_attention_ns"] == row["prefill_attention_ns"]
-        shown = after.sql("select sum(total_us) from kernel_breakdown").fetchall()[0][0]
-        paid = after.sql("select sum(gpu_ns) / 1e3 from replica_totals").fetchall()[0][0]
+        shown = corrected.sql("select sum(total_us) from kernel_breakdown").fetchall()[0][0]
+        paid = corrected.sql("select sum(gpu_ns) / 1e3 from replica_totals").fetchall()[0][0]
         assert shown == pytest.approx(paid, rel=1e-6)
 
 
-def test_a_decode_engine_counts_the_steps_that_a_request_was_in() -> None:
+def test_a_decode_engine_counts_the_steps_that_a_request_was_in(session: Session) -> None:
     """Steps during its KV transfer are others': each token but the first is one step, and the rest of the time host."""
     load = {"request_rate": 12.0, "num_prompts": 60, "prefill_replicas": 1, "decode_replicas": 2}
-    with connect() as session:
-        run = session.simulate(**PLAN, range_ratio=0.3, **load)
-        run.session.compute("request_parts", "request_events")
-        rows = run.sql(
-            "select steps, output_tokens, kv_received_ns - first_token_ns as transfer_ns, host_ns from request_parts "
-            "join request_events using (scenario_id, request_id) where phase = 'decode' and preemptions = 0"
-        ).fetchall()
+    run = session.simulate(**PLAN, range_ratio=0.3, **load)
+    run.session.compute("request_parts", "request_events")
+    rows = run.sql(
+        "select steps, output_tokens, kv_received_ns - first_token_ns as transfer_ns, host_ns from request_parts "
+        "join request_events using (scenario_id, request_id) where phase = 'decode' and preemptions = 0"
+    ).fetchall()
     assert len(rows) == 60
     assert all(steps == output - 1 and host >= transfer > 0 for steps, output, transfer, host in rows)

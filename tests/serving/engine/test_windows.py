@@ -48,9 +48,10 @@ def check(served: Served) -> None:
 
 @random_worlds(80)
 @given(world=worlds() | caching_worlds())
-def test_windows_are_the_steps_added_up(world: World) -> None:
+def test_windows_are_the_steps_added_up_and_change_nothing(world: World) -> None:
     served = run_loop(world, windows_from_us=world.load.arrival_us[0])
     check(served)
+    neither_windows_nor_chunks_of_steps_change_anything(world, served)
     found = served.windows
     assert found.edges_us[0] == world.load.arrival_us[0]
     assert found.edges_us[-1] == served.totals.last_us
@@ -64,10 +65,7 @@ def test_windows_are_the_steps_added_up(world: World) -> None:
     assert found.peak_units.max() == served.totals.peak_units
 
 
-@random_worlds(80)
-@given(world=worlds() | caching_worlds())
-def test_neither_windows_nor_chunks_of_steps_change_anything(world: World) -> None:
-    whole = run_loop(world, windows_from_us=world.load.arrival_us[0])
+def neither_windows_nor_chunks_of_steps_change_anything(world: World, whole: Served) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_rows, "CHUNK", 3)
         patch.setattr(step_rows, "LEAST_CHUNK", 3)

@@ -178,7 +178,7 @@ def zstd(content: bytes) -> bytes:
     return pa.compress(content, codec="zstd", asbytes=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(requests)
 def test_every_container_gives_the_same_table(tmp_path_factory, drawn):
     columns, folder = own_columns(drawn), tmp_path_factory.mktemp("containers")

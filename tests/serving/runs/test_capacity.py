@@ -10,6 +10,7 @@ import pytest
 from kernelsight.serving.runs.full_batch import lengths_of
 from kernelsight.serving.runs.requests_per_step import cohorts_of, counts_of, prompt_steps
 from kernelsight.session import connect
+from tests.asked import summaries
 
 SMALL = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 16, "input_len": 300, "output_len": 40, "range_ratio": 0.5}
 FLOOD = {"request_rate": 2000.0, "num_prompts": 1200}
@@ -31,10 +32,8 @@ DEPLOYMENTS = {
 @pytest.fixture(scope="module")
 def flooded():
     with connect() as session:
-        return {
-            name: session.what_if([SMALL | FLOOD | flags]).table("scenario_summary").to_pylist()[0]
-            for name, flags in DEPLOYMENTS.items()
-        }
+        rows = summaries(session, [SMALL | FLOOD | flags for flags in DEPLOYMENTS.values()])
+    return dict(zip(DEPLOYMENTS, rows, strict=True))
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)

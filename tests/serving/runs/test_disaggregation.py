@@ -194,6 +194,7 @@ def disaggregated(draw: st.DrawFn) -> Halves:
 @given(halves=disaggregated())
 def test_disaggregated_fleets_agree_with_reference(halves: Halves) -> None:
     served = serve(halves)
+    invariants_hold_over_both_pools(halves, served)
     requests = reference_requests(halves.prefill.load)
     front, back = halves.prefill, halves.decode
     prices = [Costs(world.surface, world.limits.window_tokens) for world in (front, back)]
@@ -239,11 +240,8 @@ def check_uses(costs: Costs, uses: Uses, runs: list[Run]) -> None:
             assert counted.ravel().tolist() == near(wanted.ravel(), 1e-7), (phase, part)
 
 
-@random_worlds(100)
-@given(halves=disaggregated())
-def test_invariants_hold_over_both_pools(halves: Halves) -> None:
-    served, load = serve(halves), halves.prefill.load
-    out = served.out
+def invariants_hold_over_both_pools(halves: Halves, served: ServedScenario) -> None:
+    out, load = served.out, halves.prefill.load
     done = out.status == records.FINISHED
     # INV-1, INV-2: no request is lost, every answer has its tokens, every prompt is computed once, and again after a
     # preemption, when more of it may be cached than cached_tokens counts, which are those of the first admission
