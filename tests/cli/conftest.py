@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from kernelsight.cli.main import main
+from kernelsight.cli.main import main, parser
+from kernelsight.cli.options import deployment_flags
+from kernelsight.cli.simulate import load_flags
+from kernelsight.session import Session
+from tests.asked import give_plan
 
 TINY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,6 +54,24 @@ def run_command(*words: object) -> Answer:
         except SystemExit as stop:
             status = int(stop.code or 0)
     return Answer(status, out.getvalue(), err.getvalue())
+
+
+def flags_of(*words: object) -> dict[str, Any]:
+    """Return the flags that `simulate` reads from words."""
+    arguments, unknown = parser(["simulate"]).parse_known_args([str(word) for word in words])
+    assert not unknown
+    return deployment_flags(arguments) | load_flags(arguments)
+
+
+def simulate_all(session: Session, cases: Mapping[str, Sequence[object]]) -> dict[str, dict[str, Any]]:
+    """Simulate the words of each case, all in one call; return each one's summary with its counts of statuses."""
+    scenarios = give_plan(session, [flags_of(*words) for words in cases.values()])
+    session.compute("scenario_summary", "request_statistics")
+    rows: dict[str, dict[str, Any]] = {}
+    for name in ("request_statistics", "scenario_summary"):
+        for row in session.table(name).to_pylist():
+            rows[row["scenario_id"]] = rows.get(row["scenario_id"], {}) | row
+    return {case: rows[scenario] for case, scenario in zip(cases, scenarios, strict=True)}
 
 
 @pytest.fixture(scope="session")
