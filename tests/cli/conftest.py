@@ -14,6 +14,8 @@ import pytest
 from kernelsight.cli.main import main, parser
 from kernelsight.cli.options import deployment_flags
 from kernelsight.cli.simulate import load_flags
+from kernelsight.forward.forward_step import step_shape
+from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
 from kernelsight.session import Session
 from tests.asked import give_plan
 
@@ -72,6 +74,24 @@ def simulate_all(session: Session, cases: Mapping[str, Sequence[object]]) -> dic
         for row in session.table(name).to_pylist():
             rows[row["scenario_id"]] = rows.get(row["scenario_id"], {}) | row
     return {case: rows[scenario] for case, scenario in zip(cases, scenarios, strict=True)}
+
+
+def predict_all(
+    session: Session, cases: Mapping[str, tuple[Mapping[str, Any], str, Mapping[str, int]]]
+) -> dict[str, dict[str, Any]]:
+    """Predict a step of each deployment, (its flags, phase, sizes), all in one call; return totals and ``kernels``."""
+    planned = [deployment_row(resolve_names(session, normalise(flags))) for flags, _, _ in cases.values()]
+    session.give("deployments", planned)
+    windows = {row["deployment_id"]: row["window_tokens"] for row in session.table("kv_layout").to_pylist()}
+    ids, shapes = [row["deployment_id"] for row in planned], []
+    for name, (_, phase, sizes) in zip(ids, cases.values(), strict=True):
+        lengths = (sizes.get("batch_size", 1), sizes.get("input_len"), sizes.get("context_len"))
+        shapes.append({"deployment_id": name} | step_shape(phase, *lengths, windows[name]))
+    session.give("step_shapes", shapes)
+    steps = {row["deployment_id"]: row | {"kernels": []} for row in session.table("step_totals").to_pylist()}
+    for row in session.table("kernel_latencies").to_pylist():
+        steps[row["deployment_id"]]["kernels"].append(row)
+    return {case: steps[name] for case, name in zip(cases, ids, strict=True)}
 
 
 @pytest.fixture(scope="session")
