@@ -79,19 +79,21 @@ def simulate_all(session: Session, cases: Mapping[str, Sequence[object]]) -> dic
 def predict_all(
     session: Session, cases: Mapping[str, tuple[Mapping[str, Any], str, Mapping[str, int]]]
 ) -> dict[str, dict[str, Any]]:
-    """Predict a step of each deployment, (its flags, phase, sizes), all in one call; return totals and ``kernels``."""
+    """Predict the step of each case (flags, phase, sizes), all in one call; return totals and ``kernels``."""
     planned = [deployment_row(resolve_names(session, normalise(flags))) for flags, _, _ in cases.values()]
-    session.give("deployments", planned)
+    session.give("deployments", list({row["deployment_id"]: row for row in planned}.values()))
     windows = {row["deployment_id"]: row["window_tokens"] for row in session.table("kv_layout").to_pylist()}
-    ids, shapes = [row["deployment_id"] for row in planned], []
-    for name, (_, phase, sizes) in zip(ids, cases.values(), strict=True):
+    shapes = []
+    for number, (row, (_, phase, sizes)) in enumerate(zip(planned, cases.values(), strict=True)):
+        name = row["deployment_id"]
         lengths = (sizes.get("batch_size", 1), sizes.get("input_len"), sizes.get("context_len"))
-        shapes.append({"deployment_id": name} | step_shape(phase, *lengths, windows[name]))
+        shape = step_shape(phase, *lengths, windows[name])
+        shapes.append(shape | {"deployment_id": name, "step_shape_id": number})
     session.give("step_shapes", shapes)
-    steps = {row["deployment_id"]: row | {"kernels": []} for row in session.table("step_totals").to_pylist()}
+    steps = {row["step_shape_id"]: row | {"kernels": []} for row in session.table("step_totals").to_pylist()}
     for row in session.table("kernel_latencies").to_pylist():
-        steps[row["deployment_id"]]["kernels"].append(row)
-    return {case: steps[name] for case, name in zip(cases, ids, strict=True)}
+        steps[row["step_shape_id"]]["kernels"].append(row)
+    return {case: steps[number] for number, case in enumerate(cases)}
 
 
 @pytest.fixture(scope="session")
