@@ -5,13 +5,19 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from kernelsight.cli.main import main
+from kernelsight.cli.main import main, parser
+from kernelsight.cli.options import deployment_flags
+from kernelsight.cli.simulate import load_flags
+from kernelsight.forward.forward_step import step_shape
+from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
+from kernelsight.session import Session
+from tests.asked import give_plan
 
 TINY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,6 +56,44 @@ def run_command(*words: object) -> Answer:
         except SystemExit as stop:
             status = int(stop.code or 0)
     return Answer(status, out.getvalue(), err.getvalue())
+
+
+def flags_of(*words: object) -> dict[str, Any]:
+    """Return the flags that `simulate` reads from words."""
+    arguments, unknown = parser(["simulate"]).parse_known_args([str(word) for word in words])
+    assert not unknown
+    return deployment_flags(arguments) | load_flags(arguments)
+
+
+def simulate_all(session: Session, cases: Mapping[str, Sequence[object]]) -> dict[str, dict[str, Any]]:
+    """Simulate the words of each case, all in one call; return each one's summary with its counts of statuses."""
+    scenarios = give_plan(session, [flags_of(*words) for words in cases.values()])
+    session.compute("scenario_summary", "request_statistics")
+    rows: dict[str, dict[str, Any]] = {}
+    for name in ("request_statistics", "scenario_summary"):
+        for row in session.table(name).to_pylist():
+            rows[row["scenario_id"]] = rows.get(row["scenario_id"], {}) | row
+    return {case: rows[scenario] for case, scenario in zip(cases, scenarios, strict=True)}
+
+
+def predict_all(
+    session: Session, cases: Mapping[str, tuple[Mapping[str, Any], str, Mapping[str, int]]]
+) -> dict[str, dict[str, Any]]:
+    """Predict the step of each case (flags, phase, sizes), all in one call; return totals and ``kernels``."""
+    planned = [deployment_row(resolve_names(session, normalise(flags))) for flags, _, _ in cases.values()]
+    session.give("deployments", list({row["deployment_id"]: row for row in planned}.values()))
+    windows = {row["deployment_id"]: row["window_tokens"] for row in session.table("kv_layout").to_pylist()}
+    shapes = []
+    for number, (row, (_, phase, sizes)) in enumerate(zip(planned, cases.values(), strict=True)):
+        name = row["deployment_id"]
+        lengths = (sizes.get("batch_size", 1), sizes.get("input_len"), sizes.get("context_len"))
+        shape = step_shape(phase, *lengths, windows[name])
+        shapes.append(shape | {"deployment_id": name, "step_shape_id": number})
+    session.give("step_shapes", shapes)
+    steps = {row["step_shape_id"]: row | {"kernels": []} for row in session.table("step_totals").to_pylist()}
+    for row in session.table("kernel_latencies").to_pylist():
+        steps[row["step_shape_id"]]["kernels"].append(row)
+    return {case: steps[number] for number, case in enumerate(cases)}
 
 
 @pytest.fixture(scope="session")

@@ -115,8 +115,9 @@ def test_several_levels_are_a_table_of_their_own(command, runs: Path) -> None:
     assert "none, dense" in page
 
 
-def test_the_roofline_is_below_every_other_answer(command, runs: Path, tmp_path: Path) -> None:
-    times = []
+def test_the_roofline_is_below_every_other_answer(command, tmp_path: Path) -> None:
+    runs, times = tmp_path / "runs.csv", []
+    runs.write_text("\n".join([HEADER, RUNS[0]]))
     for tier in ("auto", "roofline"):
         target = tmp_path / f"{tier}.csv"
         assert command("backtest", "--runs", runs, "--tier", tier, "-o", target).status == 0

@@ -6,7 +6,17 @@ import json
 
 import pytest
 
-FAST = {"gpu": "fast", "like": "h100_sxm", "memory_bandwidth_bytes_per_s": 6.7e12}
+from kernelsight.session import connect
+from tests.cli.conftest import predict_all
+
+RATE = "memory_bandwidth_bytes_per_s"
+FAST = {"gpu": "fast", "like": "h100_sxm", RATE: 6.7e12}
+# flags of a deployment, the phase of a step and its sizes
+STEPS = [
+    ({"model": "qwen3-0.6b"}, "decode", {"context_len": 2000, "batch_size": 64}),
+    ({"model": "qwen3-30b-a3b", "tp": 2}, "mixed", {"input_len": 512, "context_len": 3000, "batch_size": 30}),
+    ({"model": "gpt-oss-120b", "tp": 4}, "prefill", {"input_len": 1000}),
+]
 STEP = ("predict", "--model", "qwen3-0.6b", "--gpu", "fast", "--context-len", 100)
 
 
@@ -25,69 +35,62 @@ def gpus(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--model", "qwen3-0.6b", "--context-len", 2000, "--batch-size", 64),
-        (
-            "--model",
-            "qwen3-30b-a3b",
-            "-tp",
-            2,
-            "--phase",
-            "mixed",
-            "--isl",
-            512,
-            "--context-len",
-            3000,
-            "--batch-size",
-            30,
-        ),
-        ("--model", "gpt-oss-120b", "-tp", 4, "--phase", "prefill", "--isl", 1000),
-    ],
-)
-def test_twice_the_bandwidth_makes_no_kernel_and_no_step_slower(words, gpus, command):
-    before = command("predict", "--gpu", "h100_sxm", *words, "--format", "json").json
-    catalogue = command(
-        "sql", "select memory_bandwidth_bytes_per_s as rate from gpus where gpu = 'h100_sxm'", "--format", "json"
-    ).json
-    path = gpus(FAST | {"memory_bandwidth_bytes_per_s": 2 * catalogue[0]["rate"]})
-    after = command("predict", "--gpu", "fast", "--gpus", path, *words, "--format", "json").json
-    # a step whose launches take longer than its kernels stays as it is
-    assert after["total_us"] <= before["total_us"] and after["gpu_us"] < before["gpu_us"]
-    kernels = {kernel["call"]: kernel["latency_us"] for kernel in after["kernels"]}
-    slower = [
-        kernel["name"]
-        for kernel in before["kernels"]
-        if kernel["family"] != "host" and kernels[kernel["call"]] > kernel["latency_us"] * (1 + 1e-6)
-    ]
-    assert slower == []
+def test_twice_the_bandwidth_makes_no_kernel_and_no_step_slower():
+    with connect() as session:
+        rate = next(row for row in session.table("gpus").to_pylist() if row["gpu"] == "h100_sxm")[RATE]
+        session.extend("gpus", [FAST | {RATE: 2 * rate}])
+        cases = {
+            (flags["model"], gpu): (flags | {"gpu": gpu}, phase, sizes)
+            for flags, phase, sizes in STEPS
+            for gpu in ("h100_sxm", "fast")
+        }
+        steps = predict_all(session, cases)
+    for flags, _, _ in STEPS:
+        before, after = (steps[flags["model"], gpu] for gpu in ("h100_sxm", "fast"))
+        # a step whose launches take longer than its kernels stays as it is
+        assert after["total_us"] <= before["total_us"] and after["gpu_us"] < before["gpu_us"]
+        latencies = {kernel["call"]: kernel["latency_us"] for kernel in after["kernels"]}
+        slower = [
+            kernel["name"]
+            for kernel in before["kernels"]
+            if latencies[kernel["call"]] > kernel["latency_us"] * (1 + 1e-6)
+        ]
+        assert before["kernels"] and slower == []
 
 
-def answers(command, rows, tier="auto"):
-    """Return (latency_us, width of the interval, tier, evidence) of the products of a step on the GPU fast."""
-    words = (*STEP, "--gpus", rows, "--tier", tier, "--format", "json")
-    kernels = command(*words).json["kernels"]
-    gemm = next(kernel for kernel in kernels if kernel["name"] == "gate_up_proj")
-    return gemm["latency_us"], gemm["p95_us"] / gemm["latency_us"], gemm["tier"], gemm["evidence"]
-
-
-def test_a_gpu_like_a_measured_one_has_its_fit(gpus, command):
-    real = command("predict", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", "--context-len", 100, "--format", "json")
-    gemm = next(kernel for kernel in real.json["kernels"] if kernel["name"] == "gate_up_proj")
-    twin = gpus({"gpu": "fast", "like": "h100_sxm"}, ".twin.json")
-    latency, width, tier, evidence = answers(command, twin)
-    assert (latency, tier) == (gemm["latency_us"], "hypothetical")
-    assert evidence == gemm["evidence"].replace("sweep of h100_sxm", "fit of h100_sxm, hypothetical")
+def test_a_gpu_like_a_measured_one_has_its_fit():
+    model = {"model": "qwen3-0.6b"}
+    cases = {
+        "real": {"gpu": "h100_sxm"},
+        "twin": {"gpu": "twin"},
+        "measured": {"gpu": "twin", "tier": "target-measured"},
+        "unmeasured": {"gpu": "twin", "tier": "cross-generation"},
+        **{gpu: {"gpu": gpu} for gpu in ("alone", "null", "as_l4")},
+    }
+    with connect() as session:
+        like = {"like": "h100_sxm"}
+        rows = [{"gpu": "twin"} | like, {"gpu": "as_l4", "like": "l4"}]
+        rows += [{"gpu": "alone", "measured_as": "alone"} | like, {"gpu": "null", "measured_as": None} | like]
+        session.extend("gpus", rows)
+        steps = predict_all(
+            session, {case: (model | flags, "decode", {"context_len": 100}) for case, flags in cases.items()}
+        )
+    answers = {
+        case: next(kernel for kernel in step["kernels"] if kernel["name"] == "gate_up_proj")
+        for case, step in steps.items()
+    }
+    width = {case: kernel["latency_p95_us"] / kernel["latency_us"] for case, kernel in answers.items()}
+    real, twin, alone, null = (answers[case] for case in ("real", "twin", "alone", "null"))
+    assert (twin["latency_us"], twin["tier"]) == (real["latency_us"], "hypothetical")
+    assert twin["evidence"] == real["evidence"].replace("sweep of h100_sxm", "fit of h100_sxm, hypothetical")
     # the sweep's own narrow interval is that of the GPU that was measured
-    assert width > gemm["p95_us"] / gemm["latency_us"]
-    assert answers(command, twin, "target-measured")[0] == latency
-    assert answers(command, twin, "cross-generation")[2] == "cross-generation"
-    alone = answers(command, gpus({"gpu": "fast", "like": "h100_sxm", "measured_as": "fast"}, ".alone.json"))
-    null = answers(command, gpus({"gpu": "fast", "like": "h100_sxm", "measured_as": None}, ".null.json"))
-    assert alone == null and null[0] != latency and null[2] == "cross-generation"
+    assert width["twin"] > width["real"]
+    assert answers["measured"]["latency_us"] == twin["latency_us"]
+    assert answers["unmeasured"]["tier"] == "cross-generation"
+    assert all(alone[name] == null[name] for name in ("latency_us", "latency_p95_us", "tier", "evidence"))
+    assert null["latency_us"] != twin["latency_us"] and null["tier"] == "cross-generation"
     # like a GPU that nobody measured: there is no fit to take
-    assert answers(command, gpus({"gpu": "fast", "like": "l4"}, ".l4.json"))[2] == "cross-generation"
+    assert answers["as_l4"]["tier"] == "cross-generation"
 
 
 def test_what_a_hypothetical_gpu_rests_on_is_said(gpus, command):
@@ -98,25 +101,25 @@ def test_what_a_hypothetical_gpu_rests_on_is_said(gpus, command):
     assert sentence not in command(*STEP, "--gpus", path, *rest).json["assumed"]
 
 
-def test_a_catalogue_gpu_that_is_overridden_is_hypothetical(gpus, command):
-    path = gpus({"gpu": "h100_sxm", "memory_bandwidth_bytes_per_s": 6.7e12})
+def test_a_catalogue_gpu_that_is_overridden_is_hypothetical_and_named(gpus, command):
+    path = gpus({"gpu": "h100_sxm", RATE: 6.7e12})
     words = ("predict", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", "--context-len", 100, "--gpus", path)
-    kernels = command(*words, "--format", "json").json["kernels"]
-    assert next(kernel["tier"] for kernel in kernels if kernel["name"] == "gate_up_proj") == "hypothetical"
+    answer = command(*words, "--format", "json")
+    assert answer.status == 0, answer.err
+    assert next(row["tier"] for row in answer.json["kernels"] if row["name"] == "gate_up_proj") == "hypothetical"
+    assert "gpus.json: its row h100_sxm replaces the catalogue GPU of that name" in answer.err
 
 
-def test_csv_json_and_a_list_say_the_same(gpus, command):
-    csv = "gpu,like,memory_bandwidth_bytes_per_s\nfast,h100_sxm,6.7e12\n"
+def test_csv_json_and_a_list_say_the_same_under_a_name_of_digits(gpus, command):
+    row, csv = FAST | {"gpu": "5070"}, f"gpu,like,{RATE}\n5070,h100_sxm,6.7e12\n"
+    words = (*STEP, "--gpu", "5070", "--gpus")
     answers = [
-        command(*STEP, "--gpus", path, "--format", "json").json["total_us"]
-        for path in (gpus(FAST), gpus([FAST], ".2.json"), gpus(csv, ".csv"), gpus("\ufeff" + csv, ".bom.csv"))
+        command(*words, path, "--format", "json")
+        for path in (gpus(row), gpus([row], ".2.json"), gpus(csv, ".csv"), gpus("\ufeff" + csv, ".bom.csv"))
     ]
-    assert len(set(answers)) == 1
-
-
-def test_a_name_made_of_digits_is_a_name(gpus, command):
-    path = gpus("gpu,like\n5070,rtx_4090\n", ".csv")
-    assert command(*STEP, "--gpu", "5070", "--gpus", path).out.startswith("qwen3-0.6b on 5070,")
+    assert len({answer.json["total_us"] for answer in answers}) == 1
+    assert not any("replaces" in answer.err for answer in answers)
+    assert command(*words, gpus(csv, ".csv")).out.startswith("qwen3-0.6b on 5070,")
 
 
 def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
@@ -214,12 +217,3 @@ def test_a_file_that_is_not_there(refusal, tmp_path):
     assert (
         refusal(*STEP, "--gpus", tmp_path) == f"file {tmp_path} is a folder; --gpus takes a CSV or JSON file of GPUs."
     )
-
-
-def test_a_row_in_place_of_the_catalogues_is_told(command, gpus):
-    own = gpus([{"gpu": "h100_sxm", "memory_bandwidth_bytes_per_s": 6.7e12}])
-    words = ("predict", "--model", "qwen3-0.6b", "--context-len", 100, "--gpu", "h100_sxm", "--format", "json")
-    answer = command(*words, "--gpus", own)
-    assert answer.status == 0, answer.err
-    assert "gpus.json: its row h100_sxm replaces the catalogue GPU of that name" in answer.err
-    assert "stands for" not in command(*words, "--gpus", gpus([FAST])).err

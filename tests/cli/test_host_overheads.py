@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from kernelsight.scenario.given_facts import give_host_overheads
+from kernelsight.session import connect
+from tests.cli.conftest import predict_all
 
 STEP = ("predict", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", "--context-len", 100)
 FIGURES = {
@@ -26,15 +32,23 @@ def rows(tmp_path):
     return write
 
 
-def host(answer):
-    """Return (exposed host time, what is said of it) of a step."""
-    said = [sentence for sentence in answer.json["assumed"] if "host time" in sentence]
-    return answer.json["host_us"], "".join(said)
+def hosts(path: Path | None, *deployments: dict[str, Any]) -> list[tuple[float, str]]:
+    """Return (exposed host time, what is assumed of it) of a step of each deployment, with the rows of a file."""
+    given = {"model": "qwen3-0.6b", "gpu": "h100_sxm"}
+    cases = {str(flags): (given | flags, "decode", {"context_len": 100}) for flags in deployments}
+    with connect() as session:
+        if path:
+            give_host_overheads(session, path)
+        steps = predict_all(session, cases)
+        said: dict[str, str] = {}
+        for row in session.table("assumptions").to_pylist():
+            if "host time" in row["sentence"]:
+                said[row["deployment_id"]] = said.get(row["deployment_id"], "") + row["sentence"]
+    return [(step["host_us"], said.get(step["deployment_id"], "")) for step in steps.values()]
 
 
-def test_an_older_engine_hides_less_and_the_answer_says_which_row_it_took(command):
-    newest_us, newest = host(command(*STEP, "--format", "json"))
-    older_us, older = host(command(*STEP, "--engine-version", "0.9.2", "--format", "json"))
+def test_an_older_engine_hides_less_and_the_answer_says_which_row_it_took():
+    [(newest_us, newest), (older_us, older)] = hosts(None, {}, {"engine_version": "0.9.2"})
     assert "host times of vllm from version 0.14 are estimated, not measured" in newest
     assert "host times of vllm from version 0.6 are estimated, not measured" in older
     # what was hidden behind a short step is paid in full, beside the gaps between 312 kernels
@@ -43,13 +57,13 @@ def test_an_older_engine_hides_less_and_the_answer_says_which_row_it_took(comman
 
 def test_rows_that_state_every_figure_are_not_assumed(command, rows):
     path = rows({"engine": "vllm"} | FIGURES)
-    assert host(command(*STEP, "--host-overheads", path, "--format", "json")) == (100.0, "")
-    csv = ",".join(["engine", *FIGURES]) + "\nvllm,100,0,0,0,0,0,0,2500,0,true\n"
-    assert host(command(*STEP, "--host-overheads", rows(csv, ".csv"), "--format", "json")) == (100.0, "")
+    answer = command(*STEP, "--host-overheads", path, "--format", "json").json
+    assert answer["host_us"] == 100.0 and not any("host time" in sentence for sentence in answer["assumed"])
     # they stand in the place of all rows of their engine, and of no other engine's
-    words = ("--host-overheads", path, "--format", "json")
-    assert host(command(*STEP, "--engine-version", "0.5", *words)) == (100.0, "")
-    assert "host times of sglang" in host(command(*STEP, "--engine", "sglang", *words))[1]
+    whole, older, other = hosts(path, {}, {"engine_version": "0.5"}, {"engine": "sglang"})
+    assert whole == older == (100.0, "") and "host times of sglang" in other[1]
+    csv = ",".join(["engine", *FIGURES]) + "\nvllm,100,0,0,0,0,0,0,2500,0,true\n"
+    assert hosts(rows(csv, ".csv"), {}) == [(100.0, "")]
 
 
 def test_a_time_per_request_alone_is_the_whole_front_end(command, rows):
@@ -62,12 +76,10 @@ def test_a_time_per_request_alone_is_the_whole_front_end(command, rows):
     assert longer == pytest.approx(alone + 5.0)
 
 
-def test_rows_by_version_and_figures_that_are_left_out(command, rows):
+def test_rows_by_version_and_figures_that_are_left_out(rows):
     path = rows([{"engine": "vllm", "step_exposed_us": 900.0}, {"engine": "vllm", "from_version": "0.12"} | FIGURES])
-    words = ("--host-overheads", path, "--format", "json")
-    assert host(command(*STEP, "--engine-version", "0.12.1", *words)) == (100.0, "")
-    older = host(command(*STEP, "--engine-version", "0.11", *words))[1]
-    assert "from version 0 are estimated, not measured" in older
+    newer, (_, older) = hosts(path, {"engine_version": "0.12.1"}, {"engine_version": "0.11"})
+    assert newer == (100.0, "") and "from version 0 are estimated, not measured" in older
 
 
 def test_a_simulation_reads_them_too(command, rows):
@@ -104,11 +116,10 @@ def test_a_file_that_is_not_there(refusal, tmp_path):
     assert refusal(*STEP, "--host-overheads", path) == sentence
 
 
-def test_figures_that_were_all_measured_hold_on_any_cpu(command, rows):
+def test_figures_that_were_all_measured_hold_on_any_cpu(rows):
     """A server's CPU is in what was measured on it; a figure that is left out is scaled like the catalogue's."""
-    words = ("predict", "--model", "qwen3-0.6b", "--gpu", "gb200", "--context-len", 100, "--format", "json")
-    whole = rows({"engine": "vllm"} | FIGURES)
-    assert host(command(*words, "--host-overheads", whole)) == (100.0, "")
-    part = rows({"engine": "vllm", **{name: FIGURES[name] for name in FIGURES if name != "per_token_us"}}, ".json")
-    exposed, said = host(command(*words, "--host-overheads", part))
+    slower = {"gpu": "gb200"}
+    assert hosts(rows({"engine": "vllm"} | FIGURES), slower) == [(100.0, "")]
+    part = {"engine": "vllm", **{name: FIGURES[name] for name in FIGURES if name != "per_token_us"}}
+    [(exposed, said)] = hosts(rows(part), slower)
     assert exposed > 150.0 and "estimated" in said

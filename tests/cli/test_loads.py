@@ -2,135 +2,185 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
-from tests.cli.conftest import SIMULATE
+from kernelsight.errors import InvalidInput
+from kernelsight.session import Session, connect
+from kernelsight.sweeps.assumed_sentences import assumed_of
+from kernelsight.sweeps.runs import Run
+from tests.cli.conftest import SIMULATE, flags_of, simulate_all
 
 LENGTHS = ("--num-prompts", 6, "--isl", 64, "--osl", 4)
 RAMP_UP = ("--ramp-up-strategy", "exponential", "--ramp-up-start-rps", 5, "--ramp-up-end-rps", 50)
+OPEN = (*LENGTHS, "--request-rate", 50)
+ALONE = (*LENGTHS, "--max-concurrency", 1)
+PAIRS = (*LENGTHS, "--max-concurrency", 2)
+TURNS = (*ALONE, "--num-turns", 3, "--think-time", 2)
+# the third turn of each session is longer than the model's 160 tokens, so that the fourth is never sent
+TOO_LONG = ("--num-prompts", 8, "--isl", 64, "--osl", 4, "--request-rate", 5, "--num-turns", 4, "--max-model-len", 160)
+REPLICAS = ("--num-prompts", 12, "--isl", 640, "--osl", 8, "--num-turns", 3, "--max-concurrency", 3, "-dp", 2)
+ROUTERS = {
+    "round_robin": (),
+    "least_loaded": (),
+    "prefix_aware": ("--router-cache-threshold", 0.4),
+    "scored": ("--router-weights", "queue=1,prefix=3"),
+}
+# tokens of a prefix, and those of them that are whole blocks
+PREFIXES = {8: 0, 100: 96, 640: 640}
+CASES = {
+    "ramp-up": (*LENGTHS, *RAMP_UP),
+    "steady": (*LENGTHS, "--request-rate", 5),
+    "open": OPEN,
+    "open, spread": (*OPEN, "--input-len-cv", 0.8),
+    "open, 1 warm-up": (*OPEN, "--num-warmups", 1),
+    "open, 20 warm-ups": (*OPEN, "--num-warmups", 20),
+    "open, 1 position": (*OPEN, "--max-position-embeddings", 1),
+    "open, 1000 positions": (*OPEN, "--max-position-embeddings", 1000),
+    "pairs": PAIRS,
+    "pairs, 4 warm-ups": (*PAIRS, "--num-warmups", 4),
+    "turns": (*TURNS, "--enable-prefix-caching"),
+    "turns, uncached": (*TURNS, "--no-enable-prefix-caching"),
+    "turns, too long": TOO_LONG,
+    "alone": ALONE,
+    "alone, 2 replicas": (*ALONE, "-dp", 2),
+    **{router: (*REPLICAS, "--router", router, *words) for router, words in ROUTERS.items()},
+    **{
+        f"prefix of {length}": (*ALONE, "--prefix-len", length, "--num-prefixes", 2, "--enable-prefix-caching")
+        for length in PREFIXES
+    },
+}
 
 
-def served(command, *words: object) -> dict:
-    """Run a simulation and return what it printed."""
-    answer = command(*SIMULATE, *words, "--format", "json")
-    assert answer.status == 0, answer.err
-    return answer.json
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with connect() as opened:
+        yield opened
 
 
-def test_a_ramp_up_is_a_load(command):
-    ramped, steady = (served(command, *LENGTHS, *load) for load in (RAMP_UP, ("--request-rate", 5)))
+@pytest.fixture(scope="module")
+def simulated(session: Session, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The summary of each case."""
+    path = tmp_path_factory.mktemp("lengths") / "lengths.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,80,3\n500,80,3\n")
+    recorded = ("--request-rate", 50, "--num-prompts", 5, "--lengths-from", path)
+    cases = {name: (*SIMULATE, *words) for name, words in (CASES | {"recorded": recorded}).items()}
+    return simulate_all(session, cases)
+
+
+def assumed(session: Session, *words: object) -> list[str]:
+    """Return the sentences on the assumptions of a scenario."""
+    run = Run.of(session, flags_of(*SIMULATE, *words))
+    (row,) = run.table("scenario_summary").to_pylist()
+    settings = {each["deployment_id"]: each for each in run.table("deployment_settings").to_pylist()}
+    return assumed_of(run.session, row, settings)
+
+
+def test_a_ramp_up_is_a_load(simulated):
+    ramped, steady = simulated["ramp-up"], simulated["steady"]
     assert ramped["completed"] == steady["completed"] == 6
     assert ramped["duration_s"] < steady["duration_s"]
 
 
-def test_lengths_from_a_trace_and_from_a_spread(command, tmp_path):
-    path = tmp_path / "lengths.csv"
-    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,80,3\n500,80,3\n")
-    recorded = served(command, "--request-rate", 50, "--num-prompts", 5, "--lengths-from", path)
+def test_lengths_from_a_trace_and_from_a_spread(simulated):
+    recorded, spread, fixed = (simulated[name] for name in ("recorded", "open, spread", "open"))
     assert recorded["completed"] == 5 and recorded["duration_s"] < 100
     assert recorded["output_throughput"] == pytest.approx(15 / recorded["duration_s"])
-    spread = served(command, *LENGTHS, "--request-rate", 50, "--input-len-cv", 0.8)
-    fixed = served(command, *LENGTHS, "--request-rate", 50)
     assert spread["output_throughput"] * spread["duration_s"] == pytest.approx(24)
     assert spread["total_throughput"] * spread["duration_s"] != pytest.approx(6 * 68)
     assert fixed["total_throughput"] * fixed["duration_s"] == pytest.approx(6 * 68)
 
 
-def test_warmups_are_in_no_count(command):
-    warm = served(command, *LENGTHS, "--max-concurrency", 2, "--num-warmups", 4)
-    cold = served(command, *LENGTHS, "--max-concurrency", 2)
-    assert warm["requests"] == warm["completed"] == 6 and warm["status"] == {"finished": 6}
+def test_warmups_are_in_no_count(command, simulated):
+    warm, cold = simulated["pairs, 4 warm-ups"], simulated["pairs"]
     assert warm["duration_s"] == pytest.approx(cold["duration_s"], rel=0.05)
     assert warm["output_throughput"] == pytest.approx(cold["output_throughput"], rel=0.05)
+    printed = command(*SIMULATE, *PAIRS, "--num-warmups", 4, "--format", "json").json
+    assert printed["requests"] == printed["completed"] == 6 and printed["status"] == {"finished": 6}
+    assert printed["duration_s"] == warm["duration_s"] and printed["ttft_ms"]["p99"] == warm["ttft_p99_ms"]
 
 
-def test_no_warmup_is_the_same_scenario_as_none_stated(command):
-    words = (*LENGTHS, "--max-concurrency", 2)
-    assert served(command, *words, "--num-warmups", 0)["scenario_id"] == served(command, *words)["scenario_id"]
+def test_no_warmup_is_the_same_scenario_as_none_stated(session):
+    with pytest.raises(InvalidInput, match="rows 1 and 2 of the grid are the same scenario"):
+        simulate_all(session, {"none": (*SIMULATE, *PAIRS), "0": (*SIMULATE, *PAIRS, "--num-warmups", 0)})
 
 
-def test_measured_requests_wait_for_the_warmups(command):
+def test_measured_requests_wait_for_the_warmups(simulated):
     # the warm-up takes as long as a request alone; the clock of the others begins when it has ended
-    warm = served(command, *LENGTHS, "--request-rate", 50, "--num-warmups", 1)
-    cold = served(command, *LENGTHS, "--request-rate", 50)
-    for name in ("duration_s", "output_throughput"):
+    warm, cold = simulated["open, 1 warm-up"], simulated["open"]
+    for name in ("duration_s", "output_throughput", *(f"ttft_{of}_ms" for of in ("mean", "p50", "p90", "p99"))):
         assert warm[name] == pytest.approx(cold[name], rel=1e-6)
-    assert warm["ttft_ms"] == pytest.approx(cold["ttft_ms"], rel=1e-6)
     assert warm["steps"] > cold["steps"]
 
 
-def test_sessions_take_their_turns(command):
+def test_sessions_take_their_turns(simulated):
     # two sessions of three turns, one at a time: each turn 2 s after the one before it
-    words = ("--max-concurrency", 1, "--num-turns", 3, "--think-time", 2)
-    answer = served(command, *LENGTHS, *words, "--enable-prefix-caching")
-    assert answer["completed"] == 6
-    assert 4 * 2 < answer["duration_s"] < 4 * 2 + 1
+    found, alone = simulated["turns"], simulated["turns, uncached"]
+    assert found["completed"] == 6
+    assert 4 * 2 < found["duration_s"] < 4 * 2 + 1
     # prompts of 64, 132 and 200 tokens find what whole blocks of the turn before them hold: 64 and 128
-    assert answer["prefix_cache_hit_rate"] == pytest.approx(2 * (64 + 128) / (2 * (64 + 132 + 200)))
-    alone = served(command, *LENGTHS, *words, "--no-enable-prefix-caching")
+    assert found["prefix_cache_hit_rate"] == pytest.approx(2 * (64 + 128) / (2 * (64 + 132 + 200)))
     assert alone["prefix_cache_hit_rate"] == 0
-    assert alone["ttft_ms"]["mean"] > answer["ttft_ms"]["mean"]
+    assert alone["ttft_mean_ms"] > found["ttft_mean_ms"]
 
 
 def test_turns_after_one_that_is_turned_away_are_listed(command):
-    # the third turn of each session is longer than the model's 160 tokens, so that the fourth is never sent
-    words = ("--num-prompts", 8, "--isl", 64, "--osl", 4, "--request-rate", 5, "--num-turns", 4)
-    answer = served(command, *words, "--max-model-len", 160)
+    answer = command(*SIMULATE, *TOO_LONG, "--format", "json").json
     assert answer["status"] == {"finished": 4, "rejected_too_long": 2, "rejected_earlier_turn": 2}
     assert (answer["requests"], answer["completed"]) == (8, 4)
 
 
-@pytest.mark.parametrize("router", ["round_robin", "least_loaded", "prefix_aware", "scored"])
-def test_routers_share_requests_out(command, router, tmp_path):
-    lengths = ("--num-prompts", 12, "--isl", 640, "--osl", 8, "--num-turns", 3, "--max-concurrency", 3)
-    stated = {"prefix_aware": ("--router-cache-threshold", 0.4), "scored": ("--router-weights", "queue=1,prefix=3")}
-    threshold = stated.get(router, ())
-    run = tmp_path / "run.duckdb"
-    answer = served(command, *lengths, "--router", router, *threshold, "-dp", 2, "-o", run)
-    assert answer["completed"] == 12
-    query = "select replica, count(*)::bigint as n from request_events group by all order by all"
-    counts = {row["replica"]: row["n"] for row in command("sql", query, "--db", run, "--format", "json").json}
-    assert set(counts) == {0, 1} and sum(counts.values()) == 12
+@pytest.mark.parametrize("router", ROUTERS)
+def test_routers_share_requests_out(session, simulated, router):
+    found = simulated[router]
+    assert found["completed"] == 12
+    events = session.table("request_events").select(["scenario_id", "replica"]).to_pylist()
+    replicas = [row["replica"] for row in events if row["scenario_id"] == found["scenario_id"]]
+    assert set(replicas) == {0, 1} and len(replicas) == 12
     # a session that stays on one replica finds all of its turn before: 640 of 1288 tokens, 1280 of 1936
     whole = pytest.approx((640 + 1280) / (640 + 1288 + 1936))
-    if threshold:
-        assert answer["prefix_cache_hit_rate"] == whole
+    if ROUTERS[router]:
+        assert found["prefix_cache_hit_rate"] == whole
     else:
-        assert answer["prefix_cache_hit_rate"] < 0.45
+        assert found["prefix_cache_hit_rate"] < 0.45
 
 
-def test_a_prefix_aware_router_says_where_it_sees_no_prefixes(command):
-    words = (*LENGTHS, "--request-rate", 50, "--router", "prefix_aware")
+def test_a_prefix_aware_router_says_where_it_sees_no_prefixes(session):
+    words = (*OPEN, "--router", "prefix_aware")
     least = "the prefix-aware router sends each request to the least loaded replica"
-    assert f"the requests have no block hashes: {least}" in served(command, *words, "-dp", 2)["assumed"]
-    off = served(command, *words, "-dp", 2, "--prefix-len", 64, "--no-enable-prefix-caching")
-    assert f"prefix caching is off: {least}" in off["assumed"]
+    assert f"the requests have no block hashes: {least}" in assumed(session, *words, "-dp", 2)
+    off = assumed(session, *words, "-dp", 2, "--prefix-len", 64, "--no-enable-prefix-caching")
+    assert f"prefix caching is off: {least}" in off
     # one replica needs no router, and prefixes are seen where they are stated
-    for seen in (served(command, *words), served(command, *words, "-dp", 2, "--prefix-len", 64)):
-        assert not [sentence for sentence in seen["assumed"] if "prefix-aware" in sentence]
+    for seen in (assumed(session, *words), assumed(session, *words, "-dp", 2, "--prefix-len", 64)):
+        assert seen and not [sentence for sentence in seen if "prefix-aware" in sentence]
 
 
-def test_priority_levels_that_no_queue_goes_by_are_called_so(command):
-    words = (*LENGTHS, "--request-rate", 50, "--num-priorities", 3)
+def test_priority_levels_that_no_queue_goes_by_are_called_so(session):
+    words = (*OPEN, "--num-priorities", 3)
     said = "the 3 priority levels have no effect: the scheduling policy is fcfs, not priority"
-    assert said in served(command, *words)["assumed"]
+    assert said in assumed(session, *words)
     for heeded in ((*words, "--scheduling-policy", "priority"), (*words[:-1], 1)):
-        assert not [sentence for sentence in served(command, *heeded)["assumed"] if "priority level" in sentence]
+        found = assumed(session, *heeded)
+        assert found and not [sentence for sentence in found if "priority level" in sentence]
 
 
-def test_a_model_that_reaches_less_far_takes_shorter_sequences(command, refusal):
-    words = (*LENGTHS, "--request-rate", 50, "--max-position-embeddings")
-    assert served(command, *words, 1)["status"] == {"rejected_too_long": 6}
-    assert served(command, *words, 1000)["completed"] == 6
+def test_a_model_that_reaches_less_far_takes_shorter_sequences(session, simulated, refusal):
+    short = simulated["open, 1 position"]
+    assert (short["rejected_too_long"], short["completed"]) == (6, 0)
+    assert simulated["open, 1000 positions"]["completed"] == 6
     # sequences that are within fewer positions anyhow do not change the model
-    assert served(command, *words, 1000, "--max-model-len", 1000)["model"] == "qwen3-0.6b"
-    said = refusal(*SIMULATE, *words, 1000, "--max-model-len", 2000)
+    words = (*SIMULATE, *OPEN, "--max-position-embeddings", 1000, "--max-model-len")
+    run = Run.of(session, flags_of(*words, 1000))
+    assert run.table("deployment_settings")["model"].to_pylist() == ["qwen3-0.6b"]
+    said = refusal(*words, 2000)
     assert said.startswith("max_model_len 2000 exceeds the 1000 tokens that qwen3-0.6b-1000-positions supports")
 
 
-def test_warm_ups_are_beside_the_measured_requests_however_many(command):
-    warm = served(command, *LENGTHS, "--request-rate", 50, "--num-warmups", 20)
-    plain = served(command, *LENGTHS, "--request-rate", 50)
+def test_warm_ups_are_beside_the_measured_requests_however_many(simulated):
+    warm, plain = simulated["open, 20 warm-ups"], simulated["open"]
     assert (warm["requests"], plain["requests"]) == (6, 6) and warm["steps"] > plain["steps"]
 
 
@@ -140,24 +190,23 @@ def test_two_launch_lines_are_refused(refusal):
         assert refusal(verb, *lines).startswith("--launch is given twice; give one line, which states one deployment;")
 
 
-def test_a_closed_loop_is_one_for_all_replicas(command):
+def test_a_closed_loop_is_one_for_all_replicas(simulated):
     # one request at a time, whatever the number of replicas
-    one, two = (served(command, *LENGTHS, "--max-concurrency", 1, "-dp", n) for n in (1, 2))
+    one, two = simulated["alone"], simulated["alone, 2 replicas"]
     assert two["duration_s"] == pytest.approx(one["duration_s"], rel=1e-6)
     assert two["idle_s"] > one["idle_s"]
 
 
-def test_a_prefix_lengthens_the_prompts(command):
-    plain, shared = (served(command, *LENGTHS, "--max-concurrency", 1, *more) for more in ((), ("--prefix-len", 640)))
-    assert shared["total_throughput"] * shared["duration_s"] == pytest.approx(6 * (64 + 640 + 4))
-    assert shared["ttft_ms"]["mean"] > plain["ttft_ms"]["mean"]
+def test_a_prefix_lengthens_the_prompts(simulated):
+    plain, shared = simulated["alone"], simulated["prefix of 100"]
+    assert shared["total_throughput"] * shared["duration_s"] == pytest.approx(6 * (64 + 100 + 4))
+    assert shared["ttft_mean_ms"] > plain["ttft_mean_ms"]
 
 
-@pytest.mark.parametrize(("prefix_len", "cached"), [(8, 0), (100, 96), (640, 640)])
-def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time(command, prefix_len, cached):
-    words = ("--max-concurrency", 1, "--prefix-len", prefix_len, "--num-prefixes", 2, "--enable-prefix-caching")
-    answer = served(command, *LENGTHS, *words)
-    assert answer["prefix_cache_hit_rate"] == pytest.approx(4 * cached / (6 * (64 + prefix_len)))
+@pytest.mark.parametrize("length", PREFIXES)
+def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time(simulated, length):
+    found = simulated[f"prefix of {length}"]
+    assert found["prefix_cache_hit_rate"] == pytest.approx(4 * PREFIXES[length] / (6 * (64 + length)))
 
 
 @pytest.mark.parametrize(

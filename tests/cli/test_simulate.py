@@ -13,10 +13,13 @@ import re
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.cli.pages.simulate_page import simulation_page
+from kernelsight.session import connect
+from tests.cli.conftest import flags_of, simulate_all
 
 SIMULATE = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4")
 LENGTHS = ("--num-prompts", 6, "--isl", 64, "--osl", 4)
@@ -164,14 +167,13 @@ def test_csv_is_the_summary_row(command):
     assert (row["status"], row["requests"], row["completed"]) == ("served", "6", "6")
 
 
-def test_a_closed_loop_never_has_more_in_flight(command, tmp_path):
-    path = tmp_path / "run.duckdb"
-    answer = command(
-        *SIMULATE, *LENGTHS, "--max-concurrency", 2, "--keep", "steps", "-o", path, "--format", "json"
-    ).json
-    assert answer["completed"] == 6
-    with duckdb.connect(path, read_only=True) as file:
-        assert file.execute("select max(running + waiting) from steps").fetchall()[0][0] <= 2
+def test_a_closed_loop_never_has_more_in_flight():
+    with connect() as session:
+        run = session.simulate(**flags_of(*SIMULATE, *LENGTHS, "--max-concurrency", 2))
+        steps = run.table("steps")
+        assert run.table("scenario_summary")["completed"].to_pylist() == [6]
+    in_flight = pc.add(steps["running"], steps["waiting"])
+    assert 0 < pc.max(in_flight).as_py() <= 2
 
 
 def test_goodput_counts_what_meets_every_objective(command):
@@ -189,22 +191,20 @@ def test_files_hold_the_request_metrics(command, tmp_path):
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 1 + 6
 
 
-def test_a_trace_gives_the_same_in_every_container(command, tmp_path):
+def test_a_trace_gives_the_same_in_every_container(tmp_path):
     rows = [{"arrival_s": 0.5 * i, "prompt_tokens": 40 + i, "output_tokens": 3} for i in range(5)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "t.jsonl").write_text(lines)
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (tmp_path / "t.csv").write_text(TRACE + "".join(",".join(map(str, row.values())) + "\n" for row in rows))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    answers = [
-        command(*SIMULATE, "--trace", tmp_path / f"t{ending}", "--format", "json").json
-        for ending in (".jsonl", ".jsonl.gz", ".csv", ".parquet")
-    ]
-    assert all({name: answer[name] for name in KEYS} == {name: answers[0][name] for name in KEYS} for answer in answers)
-    assert answers[0]["completed"] == 5
-    assert (
-        command(*SIMULATE, "--trace", tmp_path / "t.csv", "--num-prompts", 2, "--format", "json").json["requests"] == 2
-    )
+    endings = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
+    words = {ending: (*SIMULATE, "--trace", tmp_path / f"t{ending}") for ending in endings}
+    with connect() as session:
+        found = simulate_all(session, words | {"two": (*words[".csv"], "--num-prompts", 2)})
+    assert found.pop("two")["requests"] == 2
+    first, *others = ({**row, "scenario_id": "the same"} for row in found.values())
+    assert first["completed"] == 5 and all(row == first for row in others)
 
 
 @pytest.mark.parametrize(

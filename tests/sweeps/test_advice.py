@@ -2,67 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.scenario.stated_flags import object_text
-from kernelsight.session import connect
+from kernelsight.session import Session, connect
+from kernelsight.sweeps.runs import Run
+from tests.asked import give_plan, summaries
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 64, "input_len": 64, "output_len": 32}
 SHORT = {**FLAGS, "max_concurrency": 32, "max_num_seqs": 4}
 
 
-def test_a_change_brings_what_its_own_simulation_says():
+@pytest.fixture(scope="module")
+def advised() -> Iterator[Run]:
+    """A run that was advised."""
     with connect() as session:
-        rows = session.simulate(**SHORT).advice().to_pylist()
-        best = rows[0]
-        assert (best["setting"], best["stated"]) == ("max_num_seqs", "4")
-        changed = session.simulate(**SHORT | {"max_num_seqs": int(best["value"])}).summary
-        assert best["ttft_p99_ms_after"] == changed["ttft_ms"]["p99"]
-        assert best["e2e_gain"] == pytest.approx(1 - changed["e2e_ms"]["mean"] / best["e2e_mean_ms_before"])
-        assert all(max(row["e2e_gain"], row["throughput_gain"]) >= 0.01 for row in rows)
-        # what serves each request longer is no help, whatever a GPU serves
-        assert all(row["e2e_gain"] >= -0.01 for row in rows)
-        assert {row["setting"] for row in rows if row["changes_numerics"]} <= {"quantization", "kv_cache_dtype"}
+        run = session.simulate(**SHORT)
+        run.advice()
+        yield run
+
+
+def advice_of(session: Session, rows: Sequence[dict[str, Any]]) -> list[pa.Table]:
+    """Return the advice on each of several scenarios, asked in one call."""
+    names = give_plan(session, rows)
+    asked = [{"scenario_id": name, "flags": object_text(row)} for name, row in zip(names, rows, strict=True)]
+    session.give("advice_questions", asked)
+    found = session.table("setting_advice")
+    return [found.filter(pc.equal(found["scenario_id"], name)) for name in names]
+
+
+def test_a_change_brings_what_its_own_simulation_says(advised):
+    rows = advised.table("setting_advice").to_pylist()
+    best = rows[0]
+    assert (best["setting"], best["stated"]) == ("max_num_seqs", "4")
+    with connect() as session:
+        (changed,) = summaries(session, [SHORT | {"max_num_seqs": int(best["value"])}])
+    assert best["ttft_p99_ms_after"] == changed["ttft_p99_ms"]
+    assert best["e2e_gain"] == pytest.approx(1 - changed["e2e_mean_ms"] / best["e2e_mean_ms_before"])
+    assert all(max(row["e2e_gain"], row["throughput_gain"]) >= 0.01 for row in rows)
+    # what serves each request longer is no help, whatever a GPU serves
+    assert all(row["e2e_gain"] >= -0.01 for row in rows)
+    assert {row["setting"] for row in rows if row["changes_numerics"]} <= {"quantization", "kv_cache_dtype"}
 
 
 def test_graphs_that_end_below_the_batch_are_advised():
     # 60 requests run at once, and graphs hold 16
     load = FLAGS | {"num_prompts": 240, "max_concurrency": 60, "max_num_seqs": 64, "gpu": "h100_sxm"}
     with connect() as session:
-        rows = session.simulate(**load, max_cudagraph_capture_size=16).advice().to_pylist()
-        (row,) = [row for row in rows if row["setting"] == "max_cudagraph_capture_size"]
-        assert (row["stated"], row["value"]) == ("16", "64") and row["e2e_gain"] > 0.1
-        wide = session.simulate(**load, max_cudagraph_capture_size=64).advice().to_pylist()
-    assert "max_cudagraph_capture_size" not in {row["setting"] for row in wide}
+        narrow, wide = advice_of(session, [load | {"max_cudagraph_capture_size": size} for size in (16, 64)])
+    (row,) = [row for row in narrow.to_pylist() if row["setting"] == "max_cudagraph_capture_size"]
+    assert (row["stated"], row["value"]) == ("16", "64") and row["e2e_gain"] > 0.1
+    assert wide.num_rows and "max_cudagraph_capture_size" not in wide["setting"].to_pylist()
 
 
-def test_it_is_a_table_of_the_run_and_of_its_file(tmp_path):
-    with connect() as session:
-        run = session.simulate(**SHORT)
-        run.advice()
-        assert run.sql("select count(*) from setting_advice").fetchall()[0][0] > 0
-        run.save(tmp_path / "run.duckdb")
+def test_it_is_a_table_of_the_run_and_of_its_file(advised, tmp_path):
+    assert advised.sql("select count(*) from setting_advice").fetchall()[0][0] > 0
+    advised.save(tmp_path / "run.duckdb")
     with connect(tmp_path / "run.duckdb", read_only=True) as saved:
         assert saved.table("setting_advice").num_rows > 0
         assert saved.table("bottlenecks").num_rows > 0
 
 
-def test_several_scenarios_are_advised_in_one_call():
-    rows = [SHORT, SHORT | {"max_num_seqs": 32, "num_prompts": 32}]
+def test_several_scenarios_are_advised_in_one_call(advised):
     with connect() as session:
-        alone = session.simulate(**SHORT).advice()
-        plan = plan_rows(session, rows)
-        give_plan(session, plan.deployments_of(plan.planned), plan.planned)
-        names = [row["scenario_id"] for row in plan.planned]
-        asked = [{"scenario_id": name, "flags": object_text(row)} for name, row in zip(names, rows, strict=True)]
-        session.give("advice_questions", asked)
-        found = session.table("setting_advice")
-        assert found.filter(pc.equal(found["scenario_id"], names[0])).equals(alone)
+        found, _ = advice_of(session, [SHORT, SHORT | {"max_num_seqs": 32, "num_prompts": 32}])
+        assert found.num_rows and found.equals(advised.table("setting_advice"))
         assert "setting_advice: available" in session.explain("setting_advice")
-        session.give("advice_questions", [{"scenario_id": names[0], "flags": "max_num_seqs"}])
+        name = found["scenario_id"][0].as_py()
+        session.give("advice_questions", [{"scenario_id": name, "flags": "max_num_seqs"}])
         with pytest.raises(InvalidInput, match="advice_questions has no JSON object in column flags"):
             session.table("setting_advice")
 

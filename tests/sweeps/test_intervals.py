@@ -1,4 +1,4 @@
-"""90 % intervals of a sweep: those of each scenario by itself, in every partition, and none where nothing is served."""
+"""90 % intervals of a sweep: those of each scenario by itself, and none where nothing is served."""
 
 from __future__ import annotations
 
@@ -30,11 +30,3 @@ def test_each_row_has_the_interval_of_its_own_simulation():
                 assert [row[low], row[high]] == pytest.approx(alone[figure])
                 assert row[low] < row[figure] < row[high]
         assert "ttft_mean_low_ms" not in session.what_if(ROWS[:1]).summary.column_names
-
-
-@pytest.mark.usefixtures("kept_trials")
-def test_processes_give_the_same(tmp_path):
-    with connect() as session:
-        one = session.sweep(ROWS[:2], intervals=True).summary
-        two = session.sweep(ROWS[:2], intervals=True, workers=2, folder=tmp_path / "parts").summary
-        assert one.equals(two)

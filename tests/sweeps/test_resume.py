@@ -25,7 +25,7 @@ from .conftest import LOAD, SMALL, rows_of, table_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 # the checks that draw all random worlds kill more often too
-KILLS = 10 if WORLDS_PERCENT >= 100 else 4
+KILLS = 10 if WORLDS_PERCENT >= 100 else 2
 GRID = rows_of(tp=[1, 2], max_concurrency=[1, 4])
 
 
@@ -108,7 +108,7 @@ def test_other_coefficients_are_another_sweep(
 
 def test_killed_again_and_again_at_random_moments(tmp_path: Path) -> None:
     grid, out = tmp_path / "grid.json", tmp_path / "out.parquet"
-    grid.write_text(json.dumps(SMALL | LOAD | {"gpu": ["l4", "h100_sxm"], "tp": [1, 2, 4], "max_concurrency": [1, 4]}))
+    grid.write_text(json.dumps(SMALL | LOAD | {"tp": [1, 2], "max_concurrency": [1, 2, 4]}))
     words = [sys.executable, "-m", "kernelsight", "sweep", str(grid), "-o", str(out), "--partition-requests", "24"]
     # what a run before the kill computed of its deployments is kept, as it is for users
     environment = os.environ | {"PYTHONPATH": str(ROOT), "KERNELSIGHT_CACHE": str(tmp_path / "kept")}
@@ -117,10 +117,10 @@ def test_killed_again_and_again_at_random_moments(tmp_path: Path) -> None:
     while kills < KILLS:
         before = len(list(folder.glob("*.parquet")))
         with subprocess.Popen([*words, "--resume"], env=environment, stdout=subprocess.DEVNULL) as run:
-            if kills % 2:  # every other one dies some time after it has kept a partition
+            if kills % 2 == 0:  # every other one dies some time after it has kept a partition
                 while run.poll() is None and len(list(folder.glob("*.parquet"))) == before:
                     time.sleep(0.01)
-            time.sleep(draw.uniform(0.0, 0.8))
+            time.sleep(draw.uniform(0.0, 0.2 if kills % 2 == 0 else 0.8))
             if run.poll() is None:
                 os.kill(run.pid, signal.SIGKILL)
                 kills += 1
@@ -128,11 +128,11 @@ def test_killed_again_and_again_at_random_moments(tmp_path: Path) -> None:
                 assert run.returncode == 0
         seen.add(len(list(folder.glob("*.parquet"))))
     subprocess.run([*words, "--resume"], env=environment, stdout=subprocess.DEVNULL, check=True)
-    assert len(seen) > 2, "no kill fell between two partitions"
+    assert seen - {0, 6}, "no kill fell between two partitions"
     assert not folder.exists()
     with connect() as session:
         from kernelsight.scenario.grid import read_grid
 
         whole = session.sweep(read_grid(session, str(grid)), intervals=True).summary
-    assert whole.num_rows == 12
+    assert whole.num_rows == 6
     assert table_bytes(pq.read_table(out)) == table_bytes(whole)

@@ -37,7 +37,7 @@ def children_of(parent: int) -> set[int]:
 def running(tmp_path: Path) -> subprocess.Popen:
     """Start a sweep in two workers and return it once its first partition is finished."""
     grid = tmp_path / "grid.json"
-    grid.write_text(json.dumps(SMALL | LOAD | {"tp": [1, 2, 4], "max_concurrency": list(range(1, 25))}))
+    grid.write_text(json.dumps(SMALL | LOAD | {"max_concurrency": list(range(1, 65))}))
     words = [sys.executable, "-m", "kernelsight", "sweep", grid, "--workers", "2", "-o", tmp_path / "out.csv"]
     words += ["--partition-requests", "24"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -58,8 +58,14 @@ def left_of(processes: set[int]) -> set[int]:
 
 
 @from_proc
-def test_no_worker_outlives_the_command(tmp_path: Path) -> None:
-    with running(tmp_path) as run:
+def test_no_worker_outlives_the_process_of_its_pool(tmp_path: Path) -> None:
+    drafts = [tmp_path / name for name in "ab"]
+    tasks = [f"import time; open({str(draft)!r}, 'w').close(); time.sleep(3600)" for draft in drafts]
+    code = "from kernelsight.dataflow.workers import work, worker_pool\n"
+    code += f"with worker_pool(2) as pool: list(pool.map(work, [exec] * 2, {tasks}))"
+    with subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}) as run:
+        while run.poll() is None and not all(draft.exists() for draft in drafts):
+            time.sleep(0.02)
         children = children_of(run.pid)
         assert len(children) >= 2
         os.kill(run.pid, signal.SIGKILL)
