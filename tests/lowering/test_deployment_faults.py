@@ -161,8 +161,8 @@ def plan_of(ask_all):
 
 
 @pytest.fixture(scope="module")
-def faults(ask_all, plan_of):
-    """Sentences by fault of a deployment, of one question about all below."""
+def fault_rows(ask_all, plan_of):
+    """Faults of a deployment, of one question about all below."""
     nothing, one_block = (held_share(plan_of(H100), tokens) for tokens in (15, 17))
     stated = [
         *({"model": "qwen3-next-80b-a3b", "tp": 32}, {"model": "glm-4.5", "tp": 3, "ep": 3}),
@@ -175,8 +175,13 @@ def faults(ask_all, plan_of):
         beyond, plan = tokens_beyond(plan_of(own)), plan_of(own)
         tokens = (beyond, beyond - plan["block_size"], fitting_tokens(plan))
         stated += [{**own, "kv_cache_tokens": each} for each in tokens]
-    found = ask_all("deployment_faults", stated)
-    return lambda **columns: {row["fault"]: row["sentence"] for row in found(**columns)}
+    return ask_all("deployment_faults", stated)
+
+
+@pytest.fixture(scope="module")
+def faults(fault_rows):
+    """Sentences by fault of a deployment."""
+    return lambda **columns: {row["fault"]: row["sentence"] for row in fault_rows(**columns)}
 
 
 def test_delta_net_key_heads_are_not_copied(faults):
@@ -189,10 +194,10 @@ def test_delta_net_key_heads_are_not_copied(faults):
     )
 
 
-def test_shared_experts_must_divide(faults, ask):
+def test_shared_experts_must_divide(faults, fault_rows):
     # 1536 / 3 is whole; 7 parts leave the shared experts uneven
     assert "width" not in faults(model="glm-4.5", tp=3, ep=3)
-    sentences = [row["sentence"] for row in ask("deployment_faults", {"model": "glm-4.5", "tp": 7, "ep": 7})]
+    sentences = [row["sentence"] for row in fault_rows("glm-4.5", tp=7, ep=7)]
     assert (
         "glm-4.5 has shared experts of width 1536, not divisible by tensor-parallel size 7; "
         "use other parallel sizes" in sentences
@@ -269,30 +274,47 @@ def test_tokens_above_the_plan_that_are_taken_are_said(ask_all, plan_of):
     assert plan["kv_cache_tokens"] == fits + 16
 
 
-@pytest.mark.parametrize(
-    ("model", "draft", "gpu"),
-    [("qwen3-0.6b", "deepseek-v3", "h100_sxm"), ("qwen3-32b", "qwen3-32b", "h100_sxm"), ("qwen3-8b", "qwen3-8b", "l4")],
-)
-def test_the_size_that_fits_is_one_that_fits_with_the_draft_model(model, draft, gpu):
-    def at(tp):
-        sizes = {"gpu": gpu, "engine": "vllm", "tp": tp, "pp": 1, "dp": 1, "ep": 1}
-        drafts = {"draft_deployment_id": "draft", "num_speculative_tokens": 2, "draft_acceptance_rate": 0.7}
-        own = {"deployment_id": "draft", "model": draft, **dict.fromkeys(drafts), **sizes}
-        return refused({"deployment_id": "target", "model": model, **drafts, **sizes}, own)
-
-    sentence = at(1)
-    assert sentence.startswith(
-        f"{model} with its draft model {draft} does not fit on {gpu} with tensor-parallel size 1"
-    )
-    fits = int(re.search(r"the smallest tensor-parallel size that fits is (\d+)", sentence)[1])
-    assert fits > 1 and at(fits) == "" and "does not fit" in at(fits // 2)
+DRAFTED = [
+    ("qwen3-0.6b", "deepseek-v3", "h100_sxm"), ("qwen3-32b", "qwen3-32b", "h100_sxm"), ("qwen3-8b", "qwen3-8b", "l4")
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("gpu", ["mi300x", "mi100", "gaudi2", "gaudi3", "b60"])
-def test_an_engine_that_does_not_exist_for_a_gpu_is_refused_first_and_alone(gpu):
-    stated = {"model": "deepseek-v3", "gpu": gpu, "engine": "trtllm", "max_num_seqs": 10**8}
-    sentence = f"TensorRT-LLM does not exist for {gpu}; use vllm or sglang."
-    assert refused({"deployment_id": "d", "tp": 1, "pp": 1, "dp": 1, "ep": 1, **stated}) == sentence
+def with_draft(case, tp):
+    """A deployment of DRAFTED and its draft model."""
+    model, draft, gpu = DRAFTED[case]
+    sizes = {"gpu": gpu, "engine": "vllm", "tp": tp, "pp": 1, "dp": 1, "ep": 1}
+    own = f"draft {case} {tp}"
+    drafts = {"draft_deployment_id": own, "num_speculative_tokens": 2, "draft_acceptance_rate": 0.7}
+    target = {"deployment_id": f"target {case} {tp}", "model": model, **drafts, **sizes}
+    return [target, {"deployment_id": own, "model": draft, **dict.fromkeys(drafts), **sizes}]
+
+
+def test_the_size_that_fits_is_one_that_fits_with_the_draft_model():
+    refusal = refused(*(row for case in range(len(DRAFTED)) for row in with_draft(case, 1)))
+    fits = []
+    for model, draft, gpu in DRAFTED:
+        start = f"{model} with its draft model {draft} does not fit on {gpu} with tensor-parallel size 1"
+        found = re.search(rf"{re.escape(start)}.*?the smallest tensor-parallel size that fits is (\d+)", refusal)
+        fits.append(int(found[1]))
+    assert min(fits) > 1
+    with connect() as session:
+        sizes = [(case, tp) for case, most in enumerate(fits) for tp in (most, most // 2)]
+        session.give("deployments", [row for case, tp in sizes for row in with_draft(case, tp)])
+        faults = session.table("deployment_faults").to_pylist()
+    for case, most in enumerate(fits):
+        at = {tp: [row["sentence"] for row in faults if row["deployment_id"].endswith(f" {case} {tp}")]
+              for tp in (most, most // 2)}  # fmt: skip
+        assert at[most] == []
+        assert any("does not fit" in sentence for sentence in at[most // 2])
+
+
+def test_an_engine_that_does_not_exist_for_a_gpu_is_refused_first_and_alone():
+    gpus = ("mi300x", "mi100", "gaudi2", "gaudi3", "b60")
+    stated = {"model": "deepseek-v3", "engine": "trtllm", "max_num_seqs": 10**8, "tp": 1, "pp": 1, "dp": 1, "ep": 1}
+    refusal = refused(*({"deployment_id": gpu, "gpu": gpu, **stated} for gpu in gpus))
+    sentences = [f"TensorRT-LLM does not exist for {gpu}; use vllm or sglang" for gpu in gpus]
+    assert all(sentence in refusal for sentence in sentences)
+    assert len(refusal) == len("; ".join(sentences) + ".")
 
 
 def test_a_figure_that_cannot_be_simulated_is_reported_alone():
