@@ -17,7 +17,11 @@ from typing import Any
 from kernelsight.dataflow.kept import keep, program_digest, read_kept
 
 # these functions run once or twice: more optimisation takes longer than it saves
-OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+OPTIONS = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,  # their code takes two to four times as long to compile
+}
 _ready: dict[tuple, Callable[..., Any]] = {}
 
 

@@ -156,10 +156,3 @@ def test_far_outside_its_sweep_a_correction_fades(family: str) -> None:
     far = pa.Table.from_pylist(rows, schema=pack.schema)
     expected = times(family, calls, 5, tier="cross-generation")
     assert np.abs(np.log(times(family, calls, 5, eta_coefficients=far) / expected)).max() < 0.01 * MOST
-
-
-@pytest.mark.parametrize("family", ["gemm", "decode_attention", "moe", "all_reduce"])
-def test_numpy_and_jax_correct_alike(family: str) -> None:
-    calls = calls_of(family, 6, 3000)
-    by_numpy, by_jax = times(family, calls, 6), times(family, calls, 6, backend="jax")
-    assert by_jax == pytest.approx(by_numpy, rel=ROUNDING - 1.0)

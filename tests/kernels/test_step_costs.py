@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -43,37 +44,41 @@ RATES = ["compute_us", "memory_us", "link_us"]
 KEY = [("deployment_id", "ascending"), ("step_shape_id", "ascending")]
 
 
-def served(session: Session, **load: object) -> Session:
-    give_plan(session, [{**row, **LOAD, "max_concurrency": 5, **load} for row in DEPLOYMENTS])
-    return session
+def give_deployments(session: Session, rows: list[dict]) -> None:
+    give_plan(session, [{**row, **LOAD, "max_concurrency": 5} for row in rows])
 
 
-def test_costs_are_the_sums_of_their_kernels():
+@pytest.fixture(scope="module")
+def served() -> Iterator[Session]:
+    """A session of all deployments, whose forks are changed."""
     with connect() as session:
-        served(session)
-        expected = session.query(ORACLE).sort_by(KEY)
-        found = session.table("step_costs").sort_by(KEY)
-        assert found.num_rows > 1000
-        shares = session.table("step_cost_shares").sort_by(KEY)
-        parts = np.stack([shares[name].to_numpy() for name in RATES])
-        assert (parts >= 0.0).all() and (parts.sum(axis=0) <= found["gpu_us"].to_numpy() + 1e-6).all()
-        assert (parts.max(axis=1) > 0.0).all()
-        joules, found = found["dynamic_energy_j"].to_numpy(), found.drop_columns(["dynamic_energy_j"])
-        assert found.equals(expected.cast(found.schema))
-        summed = session.query(ENERGY).sort_by(KEY)["joules"].to_numpy()
-        assert np.isfinite(joules).all() and joules == pytest.approx(summed, rel=1e-6, abs=1e-6)
-        signatures = session.table("launch_signatures").to_pylist()
-        named = {row["deployment_id"]: row["signature_id"] for row in signatures}
-        one, two = session.table("deployments")["deployment_id"].to_pylist()[:2]
-        assert named[one] == named[two]
-        assert len(set(named.values())) == len(DEPLOYMENTS) - 1
-        assert {row["transfer_us"] > 0.0 for row in found.to_pylist()} == {True, False}
+        give_deployments(session, DEPLOYMENTS)
+        yield session
 
 
-def test_beyond_the_reach_of_the_loads_there_are_no_knots_and_the_others_stay_as_they_are():
-    with connect() as session:
-        served(session)
-        own = session.table("step_costs").to_pylist()
+def test_costs_are_the_sums_of_their_kernels(served: Session):
+    expected = served.query(ORACLE).sort_by(KEY)
+    found = served.table("step_costs").sort_by(KEY)
+    assert found.num_rows > 1000
+    shares = served.table("step_cost_shares").sort_by(KEY)
+    parts = np.stack([shares[name].to_numpy() for name in RATES])
+    assert (parts >= 0.0).all() and (parts.sum(axis=0) <= found["gpu_us"].to_numpy() + 1e-6).all()
+    assert (parts.max(axis=1) > 0.0).all()
+    joules, found = found["dynamic_energy_j"].to_numpy(), found.drop_columns(["dynamic_energy_j"])
+    assert found.equals(expected.cast(found.schema))
+    summed = served.query(ENERGY).sort_by(KEY)["joules"].to_numpy()
+    assert np.isfinite(joules).all() and joules == pytest.approx(summed, rel=1e-6, abs=1e-6)
+    signatures = served.table("launch_signatures").to_pylist()
+    named = {row["deployment_id"]: row["signature_id"] for row in signatures}
+    one, two = served.table("deployments")["deployment_id"].to_pylist()[:2]
+    assert named[one] == named[two]
+    assert len(set(named.values())) == len(DEPLOYMENTS) - 1
+    assert {row["transfer_us"] > 0.0 for row in found.to_pylist()} == {True, False}
+
+
+def test_beyond_the_reach_of_the_loads_there_are_no_knots_and_the_others_stay_as_they_are(served: Session):
+    own = served.table("step_costs").to_pylist()
+    with served.fork() as session:
         names = session.table("deployments").select(["deployment_id"])
         nothing = pa.nulls(names.num_rows, pa.int64())
         session.give("deployment_reach", names.append_column("requests", nothing).append_column("tokens", nothing))
@@ -82,9 +87,8 @@ def test_beyond_the_reach_of_the_loads_there_are_no_knots_and_the_others_stay_as
     assert all(whole[row["deployment_id"], row["step_shape_id"]] == row for row in own)
 
 
-def test_a_session_keeps_its_costs_while_the_reach_is_given():
-    with connect() as session:
-        served(session)
+def test_a_session_keeps_its_costs_while_the_reach_is_given(served: Session):
+    with served.fork() as session:
         before = session.table("step_costs")
         session.give("deployment_reach", session.table("deployment_reach"))
         scenarios = session.table("scenarios")
@@ -95,48 +99,45 @@ def test_a_session_keeps_its_costs_while_the_reach_is_given():
         assert session.table("step_costs") is kept
 
 
-def test_given_latencies_are_read_as_they_are():
-    with connect() as session:
-        served(session)
-        own = session.table("step_costs").sort_by(KEY)["gpu_us"].to_numpy()
-        gemm = session.table("gemm_latencies")
-        for name in ("kernel_latencies", "gemm_latencies"):
-            latencies = session.table(name)
-            place = latencies.column_names.index("latency_us")
-            twice = latencies.set_column(place, "latency_us", pa.array(2.0 * latencies["latency_us"].to_numpy()))
-            with session.fork() as fork:
-                fork.give(name, twice)
-                found = fork.table("step_costs").sort_by(KEY)
-                shares = fork.table("step_cost_shares").sort_by(KEY)
-                parts = sum(shares[rate].to_numpy() for rate in RATES)
-                times = found.drop_columns(["dynamic_energy_j"])
-                assert times.equals(fork.query(ORACLE).sort_by(KEY).cast(times.schema))
-                if name == "kernel_latencies":
-                    assert found["gpu_us"].to_numpy() == pytest.approx(2.0 * own, rel=1e-4)
-                    # nobody says how they go with the rates: all of each, with the one that bounds it
-                    assert np.allclose(parts, found["gpu_us"].to_numpy(), rtol=1e-9)
-                else:
-                    assert found["gpu_us"].to_numpy().sum() > own.sum() * 1.05
-        assert gemm.num_rows
+def test_given_latencies_are_read_as_they_are(served: Session):
+    own = served.table("step_costs").sort_by(KEY)["gpu_us"].to_numpy()
+    for name in ("kernel_latencies", "gemm_latencies"):
+        latencies = served.table(name)
+        place = latencies.column_names.index("latency_us")
+        twice = latencies.set_column(place, "latency_us", pa.array(2.0 * latencies["latency_us"].to_numpy()))
+        with served.fork() as fork:
+            fork.give(name, twice)
+            found = fork.table("step_costs").sort_by(KEY)
+            shares = fork.table("step_cost_shares").sort_by(KEY)
+            parts = sum(shares[rate].to_numpy() for rate in RATES)
+            times = found.drop_columns(["dynamic_energy_j"])
+            assert times.equals(fork.query(ORACLE).sort_by(KEY).cast(times.schema))
+            if name == "kernel_latencies":
+                assert found["gpu_us"].to_numpy() == pytest.approx(2.0 * own, rel=1e-4)
+                # nobody says how they go with the rates: all of each, with the one that bounds it
+                assert np.allclose(parts, found["gpu_us"].to_numpy(), rtol=1e-9)
+            else:
+                assert found["gpu_us"].to_numpy().sum() > own.sum() * 1.05
+    assert served.table("gemm_latencies").num_rows
 
 
-@pytest.mark.parametrize(
-    ("other", "signatures"),
-    [
-        ({"gpu_memory_utilization": 0.8}, 1),  # changes no kernel
-        ({"gpu": "h200_sxm"}, 1),  # the same kernels, at another price
-        ({"tensor_parallel_size": 2}, 2),
-        ({"tier": "roofline"}, 2),
-    ],
-)
-def test_deployments_that_launch_the_same_kernels_share_a_signature(other: dict, signatures: int):
+def test_deployments_that_launch_the_same_kernels_share_a_signature():
+    other_memory = {"gpu_memory_utilization": 0.8}  # changes no kernel
+    other_gpu = {"gpu": "h200_sxm"}  # the same kernels, at another price
+    changes = ({}, other_memory, other_gpu, {"tensor_parallel_size": 2}, {"tier": "roofline"})
     with connect() as session:
-        give_plan(session, [{**BASE, **row, **LOAD, "max_concurrency": 4} for row in ({}, other)])
-        found = session.table("launch_signatures").to_pylist()
-        assert len(found) == 2 and len({row["signature_id"] for row in found}) == signatures
+        scenarios = give_plan(session, [{**BASE, **row, **LOAD, "max_concurrency": 4} for row in changes])
+        deployment_of = {row["scenario_id"]: row["deployment_id"] for row in session.table("scenarios").to_pylist()}
+        names = [deployment_of[scenario] for scenario in scenarios]
+        launched = session.table("launch_signatures").to_pylist()
         costs = session.table("step_costs").sort_by(KEY)
-        one, two = (costs.filter(pc.equal(costs["deployment_id"], row["deployment_id"])) for row in found)
-        assert one["gpu_us"].equals(two["gpu_us"]) == (other == {"gpu_memory_utilization": 0.8})
+    signatures = {row["deployment_id"]: row["signature_id"] for row in launched}
+    base, *others = names
+    times = {name: costs.filter(pc.equal(costs["deployment_id"], name))["gpu_us"] for name in names}
+    assert len(signatures) == len(changes)
+    for change, name in zip(changes[1:], others, strict=True):
+        assert (signatures[name] == signatures[base]) == (change in (other_memory, other_gpu)), change
+        assert times[name].equals(times[base]) == (change == other_memory), change
 
 
 def test_given_calls_are_read_as_they_are():
@@ -171,11 +172,12 @@ COSTED = ("step_costs", "kernel_evidence", "step_cost_shares")
 
 
 def test_a_signature_that_was_priced_before_is_not_lowered_again():
+    deployments = DEPLOYMENTS[:4]
     slower = {"model": "llama-3.1-8b", "gpu": "h200_sxm", "gpu_memory_utilization": 0.7, **LIMITS}
     with connect() as session:
         # facts of this session alone: nothing was priced with them
         session.extend("gpus", [{**session.table("gpus").to_pylist()[0], "gpu": "unlike"}])
-        served(session)
+        give_deployments(session, deployments)
         first = {name: session.table(name) for name in COSTED}
         with session.fork() as fork:
             made = lowered_of(fork)
@@ -194,29 +196,27 @@ def test_a_signature_that_was_priced_before_is_not_lowered_again():
             assert again[name].sort_by(key).equals(first[name].sort_by(key)), name
         with session.fork() as fork:
             made = lowered_of(fork)
-            give_plan(fork, [{**row, **LOAD, "max_concurrency": 5} for row in (slower, {**BASE, "tp": 2})])
+            give_deployments(fork, [slower, {**BASE, "tp": 2}])
             mixed = fork.table("step_costs").sort_by(KEY)
         assert "gemm_calls" in made
         assert mixed.num_rows
     with connect() as session:
-        give_plan(session, [{**row, **LOAD, "max_concurrency": 5} for row in (slower, {**BASE, "tp": 2})])
+        give_deployments(session, [slower, {**BASE, "tp": 2}])
         assert session.table("step_costs").sort_by(KEY).equals(mixed)
 
 
-def test_other_facts_are_priced_anew():
-    with connect() as session:
-        served(session)
-        own = session.table("step_costs")
-        gpus = session.table("gpus").to_pylist()
-        twice = [{**row, "memory_bandwidth_bytes_per_s": 2.0 * row["memory_bandwidth_bytes_per_s"]} for row in gpus]
-        models = session.table("models").to_pylist()
-        wider = [{**row, "vocab": 2 * row["vocab"]} for row in models]
-        for name, rows in (("gpus", twice), ("models", wider)):
-            with session.fork() as fork:
-                fork.give(name, rows)
-                found = fork.table("step_costs").drop_columns(["dynamic_energy_j"])
-                assert not found["gpu_us"].equals(own["gpu_us"]), name
-                assert found.sort_by(KEY).equals(fork.query(ORACLE).sort_by(KEY).cast(found.schema)), name
+def test_other_facts_are_priced_anew(served: Session):
+    own = served.table("step_costs")
+    gpus = served.table("gpus").to_pylist()
+    twice = [{**row, "memory_bandwidth_bytes_per_s": 2.0 * row["memory_bandwidth_bytes_per_s"]} for row in gpus]
+    models = served.table("models").to_pylist()
+    wider = [{**row, "vocab": 2 * row["vocab"]} for row in models]
+    for name, rows in (("gpus", twice), ("models", wider)):
+        with served.fork() as fork:
+            fork.give(name, rows)
+            found = fork.table("step_costs").drop_columns(["dynamic_energy_j"])
+            assert not found["gpu_us"].equals(own["gpu_us"]), name
+            assert found.sort_by(KEY).equals(fork.query(ORACLE).sort_by(KEY).cast(found.schema)), name
 
 
 def test_distinct_rows_are_those_of_a_sort():

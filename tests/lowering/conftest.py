@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,17 +25,42 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def ask() -> Callable[..., Rows]:
-    """Return rows of a table for deployments (a model's name, or a row) and one whole step."""
+    """Return rows of a table for deployments (a model's name, or a row) and one whole step, or several."""
 
-    def rows(table: str, *deployments: str | dict[str, Any], **step: int) -> Rows:
+    def rows(table: str, *deployments: str | dict[str, Any], steps: Sequence[dict[str, int]] = (), **step: int) -> Rows:
         with connect() as session:
             stated = [_deployment(row) for row in deployments]
             session.give("deployments", _table(stated))
-            if step:
-                session.give("step_shapes", _table([_step(row["deployment_id"], **step) for row in stated]))
+            if steps := [step] if step else steps:
+                names = [row["deployment_id"] for row in stated]
+                shapes = [_step(name, number, **each) for name in names for number, each in enumerate(steps)]
+                session.give("step_shapes", _table(shapes))
             return session.table(table).to_pylist()
 
     return rows
+
+
+@pytest.fixture(scope="session")
+def ask_all(ask: Callable[..., Rows]) -> Callable[..., Callable[..., Rows]]:
+    """Ask for many deployments in one question; return a function that returns the rows of one of them.
+
+    ``ask_all(table, stated, **step)(model, **columns)``: the deployment with these columns alone, named by its model.
+    """
+
+    def asked(table: str, stated: Sequence[dict[str, Any]], **step: Any) -> Callable[..., Rows]:
+        found: dict[tuple, Rows] = {_key(row): [] for row in stated}
+        keys = list(found)
+        named = ({**dict(key), "deployment_id": str(number)} for number, key in enumerate(keys))
+        for row in ask(table, *named, **step):
+            key = keys[int(row["deployment_id"])]
+            found[key].append({**row, "deployment_id": dict(key)["model"]})
+        return lambda model, **columns: found[_key({"model": model, **columns})]
+
+    return asked
+
+
+def _key(row: dict[str, Any]) -> tuple:
+    return tuple(sorted(row.items()))
 
 
 def _table(rows: Rows) -> pa.Table:
@@ -50,11 +75,11 @@ def _deployment(stated: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _step(
-    deployment: str, decodes: int = 0, context: int = 0, prompts: int = 0, new: int = 0, cached: int = 0
+    deployment: str, number: int, decodes: int = 0, context: int = 0, prompts: int = 0, new: int = 0, cached: int = 0
 ) -> dict[str, Any]:
     return {
         "deployment_id": deployment,
-        "step_shape_id": 0,
+        "step_shape_id": number,
         "part": "whole",
         "x": 0.0,
         "y": 0.0,

@@ -225,25 +225,38 @@ def test_state_bytes_of_delta_net_layers(ask):
     }
 
 
-@pytest.mark.parametrize(("batch", "context"), [(1, 0), (3, 100), (64, 5000)])
-def test_flops_of_a_decode_step(ask, catalogue, batch, context):
-    found = total(ask("kernel_calls", *MODELS, decodes=batch, context=context), "flops")
+DECODES = [(1, 0), (3, 100), (64, 5000)]
+PREFILLS = [(1, 1, 0), (2, 7, 0), (3, 200, 50), (1, 100, 128), (1, 129, 127), (2, 5000, 100)]
+DECODE, PREFILL = {"decodes": 5, "context": 300}, {"prompts": 1, "new": 64, "cached": 32}
+STEPS = [
+    *({"decodes": batch, "context": context} for batch, context in DECODES),
+    *({"prompts": batch, "new": new, "cached": cached} for batch, new, cached in PREFILLS),
+    *(DECODE, PREFILL, DECODE | PREFILL),
+]
+
+
+@pytest.fixture(scope="module")
+def flops(ask):
+    """FLOP of each model, of each of STEPS."""
+    calls = ask("kernel_calls", *MODELS, steps=STEPS)
+    return [total([call for call in calls if call["step_shape_id"] == step], "flops") for step in range(len(STEPS))]
+
+
+@pytest.mark.parametrize(("batch", "context"), DECODES)
+def test_flops_of_a_decode_step(flops, catalogue, batch, context):
+    found = flops[STEPS.index({"decodes": batch, "context": context})]
     assert found == {name: pytest.approx(decode_flops(catalogue[name], batch, context), rel=1e-12) for name in MODELS}
 
 
-@pytest.mark.parametrize(
-    ("batch", "new", "cached"), [(1, 1, 0), (2, 7, 0), (3, 200, 50), (1, 100, 128), (1, 129, 127), (2, 5000, 100)]
-)
-def test_flops_of_a_prefill(ask, catalogue, batch, new, cached):
-    found = total(ask("kernel_calls", *MODELS, prompts=batch, new=new, cached=cached), "flops")
+@pytest.mark.parametrize(("batch", "new", "cached"), PREFILLS)
+def test_flops_of_a_prefill(flops, catalogue, batch, new, cached):
+    found = flops[STEPS.index({"prompts": batch, "new": new, "cached": cached})]
     expected = {name: pytest.approx(prefill_flops(catalogue[name], batch, new, cached), rel=1e-12) for name in MODELS}
     assert found == expected
 
 
-def test_a_mixed_step_is_its_prefill_and_its_decodes(ask):
-    decode = total(ask("kernel_calls", *MODELS, decodes=5, context=300), "flops")
-    prefill = total(ask("kernel_calls", *MODELS, prompts=1, new=64, cached=32), "flops")
-    mixed = total(ask("kernel_calls", *MODELS, decodes=5, context=300, prompts=1, new=64, cached=32), "flops")
+def test_a_mixed_step_is_its_prefill_and_its_decodes(flops):
+    decode, prefill, mixed = flops[-3:]
     assert mixed == {name: pytest.approx(decode[name] + prefill[name], rel=1e-12) for name in MODELS}
 
 
@@ -257,10 +270,17 @@ def test_a_small_decode_reads_every_dense_weight_once(ask, catalogue):
         assert read < found[name] < 1.001 * read
 
 
+@pytest.fixture(scope="module")
+def cached_calls(ask_all):
+    models, formats = ("llama-3.1-8b", "gpt-oss-120b"), ("bf16", "fp8")
+    stated = [{"model": model, "kv_cache_dtype": format_} for model in models for format_ in formats]
+    return ask_all("decode_attention_calls", stated, decodes=6, context=1000)
+
+
 @pytest.mark.parametrize(("kv_cache_dtype", "width"), [("bf16", 2), ("fp8", 1)])
-def test_bytes_of_decode_attention(ask, kv_cache_dtype, width):
-    stated = [{"model": name, "kv_cache_dtype": kv_cache_dtype} for name in ("llama-3.1-8b", "gpt-oss-120b")]
-    calls = ask("decode_attention_calls", *stated, decodes=6, context=1000)
+def test_bytes_of_decode_attention(cached_calls, kv_cache_dtype, width):
+    models = ("llama-3.1-8b", "gpt-oss-120b")
+    calls = [call for model in models for call in cached_calls(model, kv_cache_dtype=kv_cache_dtype)]
     # query and output in 16 bit, then a key and a value for every token that is seen, the new one with them
     assert {(call["deployment_id"], call["call"]): call["bytes"] for call in calls} == {
         ("llama-3.1-8b", "full_dense.decode_attention"): 6 * (2 * 2 * 32 * 128 + 1001 * 2 * 8 * 128 * width),
@@ -304,9 +324,23 @@ def test_active_experts_follow_a_popularity_that_is_spread(ask):
     assert math.isclose(rows[0]["flops"], 2 * 3 * 2 * 3 * 14336 * 4096)
 
 
+ROUTED = [1, 16, 256]
+RANKS = {"deployment_id": "ranks", "model": "qwen3-235b-a22b-fp8", "tp": 8, "ep": 8}
+
+
+@pytest.fixture(scope="module")
+def routed(ask):
+    """Calls of experts, by deployment and number of tokens."""
+    steps = [{"decodes": tokens, "context": 10} for tokens in ROUTED]
+    found = {}
+    for call in ask("moe_calls", "gpt-oss-120b", "deepseek-v3", "qwen3-235b-a22b-fp8", RANKS, steps=steps):
+        found.setdefault((call["deployment_id"], ROUTED[call["step_shape_id"]]), []).append(call)
+    return found
+
+
 @pytest.mark.parametrize(("model", "experts", "top_k"), [("gpt-oss-120b", 128, 4), ("deepseek-v3", 256, 8)])
-@pytest.mark.parametrize("tokens", [1, 16, 256])
-def test_active_experts_are_those_that_drawn_routings_reach(ask, model, experts, top_k, tokens):
+@pytest.mark.parametrize("tokens", ROUTED)
+def test_active_experts_are_those_that_drawn_routings_reach(routed, model, experts, top_k, tokens):
     random = np.random.default_rng(experts + tokens)
     reached = []
     for _ in range(40):
@@ -314,17 +348,14 @@ def test_active_experts_are_those_that_drawn_routings_reach(ask, model, experts,
         # the top_k largest of log(weight) + Gumbel noise are a draw without replacement
         keys = np.log(popularity) + random.gumbel(size=(tokens, experts))
         reached.append(np.unique(np.argpartition(-keys, top_k - 1, axis=1)[:, :top_k]).size)
-    row = ask("moe_calls", model, decodes=tokens, context=10)[0]
+    row = routed[model, tokens][0]
     assert row["active_experts"] == pytest.approx(np.mean(reached), rel=0.05)
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 256])
-def test_ranks_together_reach_the_experts_that_one_gpu_reaches(ask, tokens):
+@pytest.mark.parametrize("tokens", ROUTED)
+def test_ranks_together_reach_the_experts_that_one_gpu_reaches(routed, tokens):
     """A call is that of a rank of mean load: the latency alone looks at the busiest, once (``moe.random_load``)."""
-    ranks = {"deployment_id": "ranks", "model": "qwen3-235b-a22b-fp8", "tp": 8, "ep": 8}
-    rank, whole = sorted(
-        ask("moe_calls", "qwen3-235b-a22b-fp8", ranks, decodes=tokens, context=10), key=lambda row: row["local_experts"]
-    )
+    [rank], [whole] = routed["ranks", tokens], routed["qwen3-235b-a22b-fp8", tokens]
     assert 8 * rank["active_experts"] == pytest.approx(whole["active_experts"])
     # of eight experts a token one is on each rank: every token moves once to each
     token_bytes = 4 * tokens * 4096

@@ -13,11 +13,6 @@ from kernelsight.session import connect
 from tests.asked import give_plan
 
 
-def faults(ask, **deployment):
-    """Sentences by fault of one deployment."""
-    return {row["fault"]: row["sentence"] for row in ask("deployment_faults", deployment)}
-
-
 def refused(*deployments):
     """What is refused of a session's deployments, as one sentence; "" if nothing is."""
     with connect() as session:
@@ -127,8 +122,70 @@ def test_deployments_that_run(sentences_by_case, case):
     assert sentences_by_case[len(REFUSED) + case] == {}
 
 
-def test_delta_net_key_heads_are_not_copied(ask):
-    found = faults(ask, model="qwen3-next-80b-a3b", tp=32)
+H100 = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
+GPT = {"model": "gpt-oss-20b", "gpu": "h100_sxm"}
+LARGE = {"model": "llama-3.1-70b", "gpu": "h100_sxm", "tp": 1}
+TOO_LARGE = {"model": "deepseek-v3", "gpu": "h100_sxm"}
+TOKENS = (16, 10_000, 10**12)
+
+
+def held_share(plan, tokens):
+    """The share of memory that is left for nothing but so many tokens of the cache."""
+    held = plan["weights_bytes"] + plan["activations_bytes"] + plan["graphs_bytes"] + tokens * 131072
+    return held / plan["memory_bytes"]
+
+
+def block_units(plan):
+    return plan["full_units"] + plan["window_units"]
+
+
+def fitting_tokens(plan):
+    return plan["memory_units"] // block_units(plan) * plan["block_size"]
+
+
+def tokens_beyond(plan):
+    """The first whole block that is more than 5 % beyond what fits."""
+    return (int(plan["memory_units"] * 1.05) // block_units(plan) + 1) * plan["block_size"]
+
+
+@pytest.fixture(scope="module")
+def plan_of(ask_all):
+    """Memory plans of the deployments above."""
+    found = ask_all("memory_plan", [H100, GPT, LARGE])
+
+    def plan(stated):
+        [row] = found(**stated)
+        return row
+
+    return plan
+
+
+@pytest.fixture(scope="module")
+def fault_rows(ask_all, plan_of):
+    """Faults of a deployment, of one question about all below."""
+    nothing, one_block = (held_share(plan_of(H100), tokens) for tokens in (15, 17))
+    stated = [
+        *({"model": "qwen3-next-80b-a3b", "tp": 32}, {"model": "glm-4.5", "tp": 3, "ep": 3}),
+        *({"model": "glm-4.5", "tp": 7, "ep": 7}, LARGE, {**LARGE, "tp": 4}),
+        *({**H100, "gpu_memory_utilization": share} for share in (nothing, one_block)),
+        {**H100, "gpu_memory_utilization": nothing, "kv_cache_tokens": 16},
+        *({**TOO_LARGE, "kv_cache_tokens": tokens} for tokens in (None, *TOKENS)),
+    ]
+    for own in (H100, GPT):
+        beyond, plan = tokens_beyond(plan_of(own)), plan_of(own)
+        tokens = (beyond, beyond - plan["block_size"], fitting_tokens(plan))
+        stated += [{**own, "kv_cache_tokens": each} for each in tokens]
+    return ask_all("deployment_faults", stated)
+
+
+@pytest.fixture(scope="module")
+def faults(fault_rows):
+    """Sentences by fault of a deployment."""
+    return lambda **columns: {row["fault"]: row["sentence"] for row in fault_rows(**columns)}
+
+
+def test_delta_net_key_heads_are_not_copied(faults):
+    found = faults(model="qwen3-next-80b-a3b", tp=32)
     assert found["heads"].startswith(
         "qwen3-next-80b-a3b has 16 attention heads, not divisible by tensor-parallel size 32"
     )
@@ -137,123 +194,127 @@ def test_delta_net_key_heads_are_not_copied(ask):
     )
 
 
-def test_shared_experts_must_divide(ask):
+def test_shared_experts_must_divide(faults, fault_rows):
     # 1536 / 3 is whole; 7 parts leave the shared experts uneven
-    assert "width" not in faults(ask, model="glm-4.5", tp=3, ep=3)
-    sentences = [row["sentence"] for row in ask("deployment_faults", {"model": "glm-4.5", "tp": 7, "ep": 7})]
+    assert "width" not in faults(model="glm-4.5", tp=3, ep=3)
+    sentences = [row["sentence"] for row in fault_rows("glm-4.5", tp=7, ep=7)]
     assert (
         "glm-4.5 has shared experts of width 1536, not divisible by tensor-parallel size 7; "
         "use other parallel sizes" in sentences
     )
 
 
-def test_a_model_too_large_says_how_much_is_missing(ask):
-    stated = {"model": "llama-3.1-70b", "gpu": "h100_sxm", "tp": 1}
-    sentence = faults(ask, **stated)["memory"]
+def test_a_model_too_large_says_how_much_is_missing(faults, plan_of):
+    sentence = faults(**LARGE)["memory"]
     needed, usable, missing = (
         float(number) for number in re.fullmatch(
             r"llama-3.1-70b does not fit on h100_sxm with tensor-parallel size 1: weights, activations and CUDA "
             r"graphs take ([\d.]+) GiB, ([\d.]+) GiB are usable, so it needs ([\d.]+) GiB more[; ]*", sentence
         ).groups()
     )  # fmt: skip
-    [plan] = ask("memory_plan", stated)
+    plan = plan_of(LARGE)
     gib = 2**30
     # the matrices in 16 bit: all published parameters but 161 norms
     assert plan["weights_bytes"] == 2 * (70_553_706_496 - 161 * 8192)
     assert needed == round((plan["weights_bytes"] + plan["activations_bytes"] + plan["graphs_bytes"]) / gib, 1)
     assert usable == pytest.approx(0.92 * 80, abs=0.05)
     assert missing == pytest.approx(needed - usable, abs=0.11)
-    assert faults(ask, **{**stated, "tp": 4}) == {}
+    assert faults(**{**LARGE, "tp": 4}) == {}
 
 
-def test_a_cache_without_a_block(ask):
-    settings = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
-    [plan] = ask("memory_plan", settings)
+def test_a_cache_without_a_block(faults, plan_of):
     # one token's cache less than what a block of 16 needs
-    held = plan["weights_bytes"] + plan["activations_bytes"] + plan["graphs_bytes"] + 15 * 131072
-    found = faults(ask, **settings, gpu_memory_utilization=held / plan["memory_bytes"])
+    found = faults(**H100, gpu_memory_utilization=held_share(plan_of(H100), 15))
     assert found == {
         "kv_cache": "no KV cache block fits for llama-3.1-8b on h100_sxm: 0.00 GiB are left for the cache; use "
         "more GPUs, a smaller max_num_batched_tokens, or another kv_cache_dtype"
     }
-    held += 2 * 131072
-    assert faults(ask, **settings, gpu_memory_utilization=held / plan["memory_bytes"]) == {}
+    assert faults(**H100, gpu_memory_utilization=held_share(plan_of(H100), 17)) == {}
 
 
-H100 = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
+@pytest.mark.parametrize("tokens", TOKENS, ids=lambda tokens: f"{tokens:.0e}")
+def test_tokens_that_are_stated_change_nothing_of_the_weights(faults, tokens):
+    found = faults(**TOO_LARGE, kv_cache_tokens=tokens)
+    assert found == faults(**TOO_LARGE, kv_cache_tokens=None)
+    assert found["memory"].startswith("deepseek-v3 does not fit on h100_sxm with tensor-parallel size 1")
 
 
-@pytest.mark.parametrize("tokens", [16, 10_000, 10**12], ids=lambda tokens: f"{tokens:.0e}")
-def test_tokens_that_are_stated_change_nothing_of_the_weights(ask, tokens):
-    stated = {"model": "deepseek-v3", "gpu": "h100_sxm", "kv_cache_tokens": tokens}
-    assert faults(ask, **stated) == faults(ask, **{**stated, "kv_cache_tokens": None})
-    assert faults(ask, **stated)["memory"].startswith(
-        "deepseek-v3 does not fit on h100_sxm with tensor-parallel size 1"
-    )
+def test_no_block_beside_the_weights_is_a_fault_whatever_is_stated(faults, plan_of):
+    share = held_share(plan_of(H100), 15)
+    found = faults(**H100, gpu_memory_utilization=share, kv_cache_tokens=16)
+    assert found == faults(**H100, gpu_memory_utilization=share) and list(found) == ["kv_cache"]
 
 
-def test_no_block_beside_the_weights_is_a_fault_whatever_is_stated(ask):
-    [plan] = ask("memory_plan", H100)
-    held = plan["weights_bytes"] + plan["activations_bytes"] + plan["graphs_bytes"] + 15 * 131072
-    share = held / plan["memory_bytes"]
-    found = faults(ask, **H100, gpu_memory_utilization=share, kv_cache_tokens=16)
-    assert found == faults(ask, **H100, gpu_memory_utilization=share) and list(found) == ["kv_cache"]
-
-
-@pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b"])
-def test_more_tokens_than_fit_are_refused_with_what_fits(ask, model):
-    stated = {"model": model, "gpu": "h100_sxm"}
-    [plan] = ask("memory_plan", stated)
-    fits = plan["memory_units"] // (plan["full_units"] + plan["window_units"]) * plan["block_size"]
-    beyond = int(plan["memory_units"] * 1.05) // (plan["full_units"] + plan["window_units"]) + 1
+@pytest.mark.parametrize("stated", [H100, GPT], ids=lambda stated: stated["model"])
+def test_more_tokens_than_fit_are_refused_with_what_fits(faults, plan_of, stated):
+    plan = plan_of(stated)
+    fits, beyond = fitting_tokens(plan), tokens_beyond(plan)
     expected = (
-        f"kv_cache_tokens {beyond * plan['block_size']} is more than the {fits} tokens that fit beside {model} on "
+        f"kv_cache_tokens {beyond} is more than the {fits} tokens that fit beside {stated['model']} on "
         "h100_sxm; use at most that"
     )
-    assert faults(ask, **stated, kv_cache_tokens=beyond * plan["block_size"]) == {"kv_cache_tokens": expected}
+    assert faults(**stated, kv_cache_tokens=beyond) == {"kv_cache_tokens": expected}
     # a log's own number may be up to 5 % above the plan, and is taken
-    assert faults(ask, **stated, kv_cache_tokens=(beyond - 1) * plan["block_size"]) == {}
-    assert faults(ask, **stated, kv_cache_tokens=fits) == {}
+    assert faults(**stated, kv_cache_tokens=beyond - plan["block_size"]) == {}
+    assert faults(**stated, kv_cache_tokens=fits) == {}
 
 
-def test_tokens_above_the_plan_that_are_taken_are_said(ask):
-    def said(tokens):
-        rows = ask("assumptions", {**H100, "kv_cache_tokens": tokens})
-        return [row["sentence"] for row in rows if row["subject"] == "kv cache tokens"]
-
-    [plan] = ask("memory_plan", H100)
+def test_tokens_above_the_plan_that_are_taken_are_said(ask_all, plan_of):
+    plan = plan_of(H100)
     fits = plan["kv_cache_tokens"]
-    assert fits == plan["memory_units"] * 16 and said(fits) == []
-    [sentence] = said(fits + 16)
+    assert fits == plan["memory_units"] * 16
+    stated = [{**H100, "kv_cache_tokens": tokens} for tokens in (fits, fits + 16)]
+    assumptions, plans = ask_all("assumptions", stated), ask_all("memory_plan", stated)
+    none, [sentence] = (
+        [row["sentence"] for row in assumptions(**row) if row["subject"] == "kv cache tokens"] for row in stated
+    )
+    assert none == []
     assert f"kv_cache_tokens {fits + 16} " in sentence and f" {fits} " in sentence
-    [plan] = ask("memory_plan", {**H100, "kv_cache_tokens": fits + 16})
+    [plan] = plans(**stated[1])
     assert plan["kv_cache_tokens"] == fits + 16
 
 
-@pytest.mark.parametrize(
-    ("model", "draft", "gpu"),
-    [("qwen3-0.6b", "deepseek-v3", "h100_sxm"), ("qwen3-32b", "qwen3-32b", "h100_sxm"), ("qwen3-8b", "qwen3-8b", "l4")],
-)
-def test_the_size_that_fits_is_one_that_fits_with_the_draft_model(model, draft, gpu):
-    def at(tp):
-        sizes = {"gpu": gpu, "engine": "vllm", "tp": tp, "pp": 1, "dp": 1, "ep": 1}
-        drafts = {"draft_deployment_id": "draft", "num_speculative_tokens": 2, "draft_acceptance_rate": 0.7}
-        own = {"deployment_id": "draft", "model": draft, **dict.fromkeys(drafts), **sizes}
-        return refused({"deployment_id": "target", "model": model, **drafts, **sizes}, own)
-
-    sentence = at(1)
-    assert sentence.startswith(
-        f"{model} with its draft model {draft} does not fit on {gpu} with tensor-parallel size 1"
-    )
-    fits = int(re.search(r"the smallest tensor-parallel size that fits is (\d+)", sentence)[1])
-    assert fits > 1 and at(fits) == "" and "does not fit" in at(fits // 2)
+DRAFTED = [
+    ("qwen3-0.6b", "deepseek-v3", "h100_sxm"), ("qwen3-32b", "qwen3-32b", "h100_sxm"), ("qwen3-8b", "qwen3-8b", "l4")
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("gpu", ["mi300x", "mi100", "gaudi2", "gaudi3", "b60"])
-def test_an_engine_that_does_not_exist_for_a_gpu_is_refused_first_and_alone(gpu):
-    stated = {"model": "deepseek-v3", "gpu": gpu, "engine": "trtllm", "max_num_seqs": 10**8}
-    sentence = f"TensorRT-LLM does not exist for {gpu}; use vllm or sglang."
-    assert refused({"deployment_id": "d", "tp": 1, "pp": 1, "dp": 1, "ep": 1, **stated}) == sentence
+def with_draft(case, tp):
+    """A deployment of DRAFTED and its draft model."""
+    model, draft, gpu = DRAFTED[case]
+    sizes = {"gpu": gpu, "engine": "vllm", "tp": tp, "pp": 1, "dp": 1, "ep": 1}
+    own = f"draft {case} {tp}"
+    drafts = {"draft_deployment_id": own, "num_speculative_tokens": 2, "draft_acceptance_rate": 0.7}
+    target = {"deployment_id": f"target {case} {tp}", "model": model, **drafts, **sizes}
+    return [target, {"deployment_id": own, "model": draft, **dict.fromkeys(drafts), **sizes}]
+
+
+def test_the_size_that_fits_is_one_that_fits_with_the_draft_model():
+    refusal = refused(*(row for case in range(len(DRAFTED)) for row in with_draft(case, 1)))
+    fits = []
+    for model, draft, gpu in DRAFTED:
+        start = f"{model} with its draft model {draft} does not fit on {gpu} with tensor-parallel size 1"
+        found = re.search(rf"{re.escape(start)}.*?the smallest tensor-parallel size that fits is (\d+)", refusal)
+        fits.append(int(found[1]))
+    assert min(fits) > 1
+    with connect() as session:
+        sizes = [(case, tp) for case, most in enumerate(fits) for tp in (most, most // 2)]
+        session.give("deployments", [row for case, tp in sizes for row in with_draft(case, tp)])
+        faults = session.table("deployment_faults").to_pylist()
+    for case, most in enumerate(fits):
+        at = {tp: [row["sentence"] for row in faults if row["deployment_id"].endswith(f" {case} {tp}")]
+              for tp in (most, most // 2)}  # fmt: skip
+        assert at[most] == []
+        assert any("does not fit" in sentence for sentence in at[most // 2])
+
+
+def test_an_engine_that_does_not_exist_for_a_gpu_is_refused_first_and_alone():
+    gpus = ("mi300x", "mi100", "gaudi2", "gaudi3", "b60")
+    stated = {"model": "deepseek-v3", "engine": "trtllm", "max_num_seqs": 10**8, "tp": 1, "pp": 1, "dp": 1, "ep": 1}
+    refusal = refused(*({"deployment_id": gpu, "gpu": gpu, **stated} for gpu in gpus))
+    sentences = [f"TensorRT-LLM does not exist for {gpu}; use vllm or sglang" for gpu in gpus]
+    assert all(sentence in refusal for sentence in sentences)
+    assert len(refusal) == len("; ".join(sentences) + ".")
 
 
 def test_a_figure_that_cannot_be_simulated_is_reported_alone():

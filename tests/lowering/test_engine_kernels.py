@@ -23,6 +23,22 @@ SHAPES = {
 }
 
 
+ENGINES = ("vllm", "sglang", "trtllm")
+STATED = [
+    {"model": "qwen3-32b", "tp": 8},
+    {"model": "deepseek-v3", "tp": 8},
+    *({"model": "qwen3-32b", "engine": engine} for engine in ENGINES),
+    *({"model": model} for model in ("gemma-2-9b", "minimax-m2", "qwen3-next-80b-a3b")),
+    *({"model": model, "tp": 4} for model in ("minimax-m2", "qwen3-32b")),
+]
+
+
+@pytest.fixture(scope="module")
+def calls_of(ask_all):
+    """Kernel calls of each of STATED."""
+    return ask_all("kernel_calls", STATED, **STEP)
+
+
 def launched(calls, families):
     """Names of the calls of some families."""
     return {call["name"] for call in calls if call["family"] in families}
@@ -48,8 +64,8 @@ def test_each_family_states_its_sizes(ask):
         assert all(each == SHAPES[family] for each in sizes), family
 
 
-def test_shapes_after_tensor_parallelism(ask):
-    calls = {call["call"]: call["shape"] for call in ask("kernel_calls", {"model": "qwen3-32b", "tp": 8}, **STEP)}
+def test_shapes_after_tensor_parallelism(calls_of):
+    calls = {call["call"]: call["shape"] for call in calls_of("qwen3-32b", tp=8)}
     assert [calls["full_dense.qkv_proj"][size] for size in "mnk"] == [TOKENS, (8 + 2) * 128, 5120]
     assert [calls["full_dense.o_proj"][size] for size in "mnk"] == [TOKENS, 5120, 8 * 128]
     assert [calls["full_dense.gate_up_proj"][size] for size in "mnk"] == [TOKENS, 2 * 3200, 5120]
@@ -66,8 +82,8 @@ def test_shapes_after_tensor_parallelism(ask):
     assert (prefill["batch"], prefill["new_tokens"], prefill["cached_tokens"], prefill["heads"]) == (2, 160, 48, 8)
 
 
-def test_mla_projections(ask):
-    calls = {call["call"]: call for call in ask("kernel_calls", {"model": "deepseek-v3", "tp": 8}, **STEP)}
+def test_mla_projections(calls_of):
+    calls = {call["call"]: call for call in calls_of("deepseek-v3", tp=8)}
     sizes = {
         name: [calls[f"mla_moe.{name}"]["shape"][size] for size in "mnk"]
         for name in (
@@ -104,8 +120,8 @@ def test_mla_projections(ask):
         ("trtllm", {"rope"}),
     ],
 )
-def test_element_wise_kernels_before_attention(ask, engine, names):
-    calls = ask("kernel_calls", {"model": "qwen3-32b", "engine": engine}, **STEP)
+def test_element_wise_kernels_before_attention(calls_of, engine, names):
+    calls = calls_of("qwen3-32b", engine=engine)
     assert launched(calls, {"rope", "kv_write"}) | (launched(calls, {"norm"}) & {"qk_norm"}) == names
     [rope] = [call for call in calls if call["family"] == "rope"]
     turned = TOKENS * (64 + 8) * 128 * (2 + 2)
@@ -113,22 +129,27 @@ def test_element_wise_kernels_before_attention(ask, engine, names):
     assert rope["bytes"] == (turned + written if engine == "trtllm" else turned)
 
 
-@pytest.mark.parametrize(
-    ("engine", "quantization", "names"),
-    [
-        ("vllm", "fp8", {"quantize_hidden", "quantize_attention", "quantize_activation"}),
-        ("sglang", "fp8", {"quantize_hidden", "quantize_attention", "quantize_activation"}),
-        ("trtllm", "fp8", {"quantize_hidden", "quantize_attention", "quantize_activation"}),
-        ("vllm", "fp8_static", {"quantize_attention"}),
-        ("sglang", "fp8_static", {"quantize_hidden", "quantize_attention", "quantize_activation"}),
-        ("trtllm", "fp8_static", {"quantize_hidden"}),
-        ("vllm", "int4_wo", set()),
-        ("vllm", "none", set()),
-    ],
-)
-def test_kernels_that_quantise_activations(ask, engine, quantization, names):
-    stated = {"model": "qwen3-32b", "engine": engine, "quantization": quantization}
-    calls = ask("quantize_calls", stated, **STEP)
+QUANTIZED = [
+    ("vllm", "fp8", {"quantize_hidden", "quantize_attention", "quantize_activation"}),
+    ("sglang", "fp8", {"quantize_hidden", "quantize_attention", "quantize_activation"}),
+    ("trtllm", "fp8", {"quantize_hidden", "quantize_attention", "quantize_activation"}),
+    ("vllm", "fp8_static", {"quantize_attention"}),
+    ("sglang", "fp8_static", {"quantize_hidden", "quantize_attention", "quantize_activation"}),
+    ("trtllm", "fp8_static", {"quantize_hidden"}),
+    ("vllm", "int4_wo", set()),
+    ("vllm", "none", set()),
+]
+
+
+@pytest.fixture(scope="module")
+def quantize_calls(ask_all):
+    stated = [{"model": "qwen3-32b", "engine": engine, "quantization": name} for engine, name, _ in QUANTIZED]
+    return ask_all("quantize_calls", stated, **STEP)
+
+
+@pytest.mark.parametrize(("engine", "quantization", "names"), QUANTIZED)
+def test_kernels_that_quantise_activations(quantize_calls, engine, quantization, names):
+    calls = quantize_calls("qwen3-32b", engine=engine, quantization=quantization)
     assert {call["name"] for call in calls} == names
     # both projections that read the hidden state, one launch each
     hidden = [(call["rows"], call["columns"]) for call in calls if call["name"] == "quantize_hidden"]
@@ -136,24 +157,36 @@ def test_kernels_that_quantise_activations(ask, engine, quantization, names):
     assert len(hidden) == (2 if "quantize_hidden" in names else 0)
 
 
+DECODES = [256, 257, 8]
+SHARED = [{"model": "deepseek-v3", "engine": engine, "tp": 8} for engine in ENGINES]
+
+
+@pytest.fixture(scope="module")
+def shared_experts(ask_all):
+    """Latencies of each engine at DECODES, and its assumptions."""
+    steps = [{"decodes": tokens, "context": 700} for tokens in DECODES]
+    return [ask_all(table, SHARED, steps=steps) for table in ("kernel_latencies", "assumptions")]
+
+
 @pytest.mark.parametrize(
     ("engine", "tokens", "beside"),
     [("vllm", 256, True), ("vllm", 257, False), ("sglang", 257, True), ("trtllm", 8, False)],
 )
-def test_shared_experts_beside_routed_ones_cost_their_memory_time(ask, engine, tokens, beside):
+def test_shared_experts_beside_routed_ones_cost_their_memory_time(shared_experts, engine, tokens, beside):
     stated = {"model": "deepseek-v3", "engine": engine, "tp": 8}
-    found = {row["name"]: row for row in ask("kernel_latencies", stated, decodes=tokens, context=700)}
+    latencies, assumptions = (of(**stated) for of in shared_experts)
+    found = {row["name"]: row for row in latencies if row["step_shape_id"] == DECODES.index(tokens)}
     for name in ("shared_gate_up_proj", "shared_activation", "shared_down_proj"):
         assert (found[name]["latency_us"] == found[name]["roofline_us"]) == beside
         assert found[name]["latency_us"] < found["experts"]["latency_us"]
     assert found["router"]["latency_us"] > found["router"]["roofline_us"]
-    said = [row["sentence"] for row in ask("assumptions", stated, decodes=tokens, context=700)]
+    said = [row["sentence"] for row in assumptions]
     assert any(sentence.startswith("shared experts run beside") for sentence in said) == (engine != "trtllm")
 
 
-def test_norms_and_gates(ask):
-    calls = {(call["deployment_id"], call["call"]): call
-             for call in ask("kernel_calls", "gemma-2-9b", "minimax-m2", "qwen3-next-80b-a3b", **STEP)}  # fmt: skip
+def test_norms_and_gates(calls_of):
+    models = ("gemma-2-9b", "minimax-m2", "qwen3-next-80b-a3b")
+    calls = {(call["deployment_id"], call["call"]): call for model in models for call in calls_of(model)}
     assert calls["gemma-2-9b", "full_dense.residual_norm"]["count"] == 4 * 21
     assert calls["minimax-m2", "full_moe.residual_norm"]["count"] == 2 * 62
     assert calls["minimax-m2", "full_moe.qk_norm"]["shape"]["columns"] == (48 + 8) * 128
@@ -173,8 +206,8 @@ def test_nothing_is_sampled_in_the_middle_of_a_prompt(ask):
 
 
 @pytest.mark.parametrize(("model", "shared"), [("minimax-m2", True), ("qwen3-32b", False)])
-def test_a_norm_over_the_heads_of_several_ranks_needs_their_sum(ask, model, shared):
-    calls = {call["name"]: call for call in ask("kernel_calls", {"model": model, "tp": 4}, **STEP)}
+def test_a_norm_over_the_heads_of_several_ranks_needs_their_sum(calls_of, model, shared):
+    calls = {call["name"]: call for call in calls_of(model, tp=4)}
     layers = calls["attention_all_reduce"]["count"]
     assert calls["qk_norm"]["count"] == layers * (2 if shared else 1)
     assert ("qk_norm_all_reduce" in calls) == shared

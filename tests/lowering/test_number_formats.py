@@ -40,6 +40,21 @@ def test_weights_shrink_with_the_format(ask):
         assert row["weights_bytes"] == pytest.approx(matrices * weight + 2 * 2 * 128256 * 4096, abs=1)
 
 
+@pytest.fixture(scope="module")
+def products_on(ask_all):
+    """Products of each format on each GPU, in the 16 bits that it has."""
+    gpus = ("a100_sxm", "h100_sxm", "gb200", "v100_sxm")
+    formats = ("fp8", "fp8_block", "nvfp4", "mxfp4", "int4_wo", "none")
+    base = {"model": "llama-3.1-8b"}
+    rows = [{**base, "gpu": gpu, "quantization": one, "dtype": half_of(gpu)} for gpu in gpus for one in formats]
+    found = ask_all("gemm_calls", rows, decodes=4, context=9)
+    return lambda gpu, quantization: found(**base, gpu=gpu, quantization=quantization, dtype=half_of(gpu))
+
+
+def half_of(gpu):
+    return "fp16" if gpu == "v100_sxm" else "bf16"
+
+
 @pytest.mark.parametrize(
     ("gpu", "fp8", "fp8_block", "nvfp4", "mxfp4"),
     [
@@ -49,22 +64,24 @@ def test_weights_shrink_with_the_format(ask):
         ("v100_sxm", "fp16", "fp16", "fp16", "fp16"),
     ],
 )
-def test_arithmetic_that_a_gpu_lacks_is_16_bit(ask, gpu, fp8, fp8_block, nvfp4, mxfp4):
-    half = "fp16" if gpu == "v100_sxm" else "bf16"
+def test_arithmetic_that_a_gpu_lacks_is_16_bit(products_on, gpu, fp8, fp8_block, nvfp4, mxfp4):
+    half = half_of(gpu)
     expected = {"fp8": fp8, "fp8_block": fp8_block, "nvfp4": nvfp4, "mxfp4": mxfp4, "int4_wo": half, "none": half}
-    calls = ask("gemm_calls", *stated(expected, gpu, dtype=half), decodes=4, context=9)
-    assert {call["deployment_id"]: call["math"] for call in calls if call["name"] == "qkv_proj"} == expected
+    for name, math in expected.items():
+        assert {call["math"] for call in products_on(gpu, name) if call["name"] == "qkv_proj"} == {math}, name
 
 
-def test_expanded_weights_keep_their_bytes_and_take_16_bit_activations(ask):
-    [call] = [c for c in ask("gemm_calls", *stated(["fp8"], "a100_sxm"), decodes=4, context=9) if c["name"] == "o_proj"]
+def test_expanded_weights_keep_their_bytes_and_take_16_bit_activations(ask, products_on):
+    [call] = [call for call in products_on("a100_sxm", "fp8") if call["name"] == "o_proj"]
     assert call["bytes"] == 4 * 4096 * 2 + 4096 * 4096 * 1 + 4 * 4096 * 2
-    assert ask("quantize_calls", *stated(["fp8"], "a100_sxm"), decodes=4, context=9) == []
-    assert ask("quantize_calls", *stated(["int4_wo", "none"], "h100_sxm"), decodes=4, context=9) == []
+    without = [*stated(["fp8"], "a100_sxm"), *stated(["int4_wo", "none"], "h100_sxm")]
+    assert ask("quantize_calls", *without, decodes=4, context=9) == []
 
 
 def test_experts_alone_are_quantised(ask):
-    calls = ask("kernel_calls", {"model": "gpt-oss-120b", "gpu": "gb200"}, decodes=1, context=9)
+    own = [{"deployment_id": gpu, "model": "gpt-oss-120b", "gpu": gpu} for gpu in ("gb200", "h100_sxm")]
+    both = ask("kernel_calls", *own, decodes=1, context=9)
+    calls = [call for call in both if call["deployment_id"] == "gb200"]
     formats = {(call["name"], call["format"], call["math"]) for call in calls if call["format"]}
     # that of attention is its cache's
     assert formats == {
@@ -75,8 +92,7 @@ def test_experts_alone_are_quantised(ask):
     # one token reaches 4 experts of three 2880 x 2880 matrices at 4.25 bits, and comes and goes in 16 bit
     experts = [call["bytes"] for call in calls if call["name"] == "experts"]
     assert experts == [pytest.approx(4 * 3 * 2880 * 2880 * 4.25 / 8 + 2 * 2 * 2880)] * 2
-    [hopper] = {c["math"] for c in ask("moe_calls", {"model": "gpt-oss-120b", "gpu": "h100_sxm"}, decodes=1, context=9)}
-    assert hopper == "bf16"
+    assert {call["math"] for call in both if call["family"] == "moe" and call not in calls} == {"bf16"}
 
 
 def test_fp8_cache_halves_the_cache(ask):

@@ -15,6 +15,23 @@ SHARDED_FAMILIES = {"gemm", "batched_gemm", "moe", "prefill_attention", "decode_
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"}
 
 
+QWEN, DEEPSEEK = "qwen3-235b-a22b", "deepseek-v3"
+TRTLLM = {"engine": "trtllm"}
+STATED = [
+    *({"model": model, **parallel} for model in MODELS for parallel in ({}, {"tp": 2}, {"tp": 4}, {"pp": 4})),
+    *({"model": DEEPSEEK, **parallel} for parallel in ({"dp": 8, "ep": 8}, {"tp": 8}, {"tp": 8, "dp": 1})),
+    *({"model": model, "dp": 4} for model in ("llama-3.1-8b", QWEN)),
+    {"model": QWEN, "tp": 2, "dp": 2, "ep": 4},
+    *({"model": QWEN, **TRTLLM, **parallel} for parallel in ({"dp": 4}, *({"dp": ep, "ep": ep} for ep in (2, 8, 16)))),
+]
+
+
+@pytest.fixture(scope="module")
+def calls(ask_all):
+    """Kernel calls of each of STATED."""
+    return ask_all("kernel_calls", STATED, **STEP)
+
+
 def work(calls, replicated):
     """FLOP of all launches by deployment, of what is replicated or of what is sharded."""
     sums = {}
@@ -30,10 +47,10 @@ def named(calls):
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_tensor_parallel_gpus_share_the_work(ask, tp):
+def test_tensor_parallel_gpus_share_the_work(calls, tp):
     models = [model for model in MODELS if not (model == "qwen3-next-80b-a3b" and tp > 2)]
-    whole = ask("kernel_calls", *models, **STEP)
-    parts = ask("kernel_calls", *({"model": model, "tp": tp} for model in models), **STEP)
+    whole = [call for model in models for call in calls(model)]
+    parts = [call for model in models for call in calls(model, tp=tp)]
     share = {model: pytest.approx(flops / tp, rel=1e-12) for model, flops in work(whole, False).items()}
     assert work(parts, replicated=False) == share
     assert work(parts, replicated=True) == work(whole, replicated=True)
@@ -42,9 +59,9 @@ def test_tensor_parallel_gpus_share_the_work(ask, tp):
     )
 
 
-def test_pipeline_stages_together_do_the_work_once(ask):
-    whole = named(ask("kernel_calls", *MODELS, **STEP))
-    stages = named(ask("kernel_calls", *({"model": model, "pp": 4} for model in MODELS), **STEP))
+def test_pipeline_stages_together_do_the_work_once(calls):
+    whole = named(call for model in MODELS for call in calls(model))
+    stages = named(call for model in MODELS for call in calls(model, pp=4))
     transfers = {key: stages.pop(key) for key in list(stages) if stages[key]["family"] == "p2p"}
     assert stages == whole
     assert {key[0] for key in transfers} == set(MODELS)
@@ -53,13 +70,22 @@ def test_pipeline_stages_together_do_the_work_once(ask):
     assert (llama["count"], llama["bytes"], llama["shape"]["gpus"]) == (3, 2 * 2 * TOKENS * 4096, 2)
 
 
-@pytest.mark.parametrize("parallel", [{"dp": 4}, {"dp": 4, "ep": 4}, {"tp": 2, "dp": 2, "ep": 4}, {"tp": 4, "ep": 4}])
-def test_experts_of_all_gpus_do_the_work_of_all_ranks(ask, parallel):
-    models = ["qwen3-235b-a22b", "deepseek-v3", "gpt-oss-120b"]
+EXPERTS = [{"dp": 4}, {"dp": 4, "ep": 4}, {"tp": 2, "dp": 2, "ep": 4}, {"tp": 4, "ep": 4}]
+
+
+@pytest.fixture(scope="module")
+def expert_calls(ask_all):
+    models = [QWEN, DEEPSEEK, "gpt-oss-120b"]
+    return ask_all("moe_calls", [{"model": model, **each} for model in models for each in ({}, *EXPERTS)], **STEP)
+
+
+@pytest.mark.parametrize("parallel", EXPERTS)
+def test_experts_of_all_gpus_do_the_work_of_all_ranks(expert_calls, parallel):
+    models = [QWEN, DEEPSEEK, "gpt-oss-120b"]
     gpus = parallel.get("tp", 1) * parallel.get("dp", 1)
-    whole = named(ask("moe_calls", *models, **STEP))
-    parts = named(ask("moe_calls", *({"model": model, **parallel} for model in models), **STEP))
-    assert parts.keys() == whole.keys()
+    whole = named(call for model in models for call in expert_calls(model))
+    parts = named(call for model in models for call in expert_calls(model, **parallel))
+    assert len(whole) >= len(models) and parts.keys() == whole.keys()
     for key, call in parts.items():
         assert call["tokens"] == parallel.get("dp", 1) * TOKENS
         assert gpus * call["flops"] == pytest.approx(parallel.get("dp", 1) * whole[key]["flops"], rel=1e-12)
@@ -68,28 +94,35 @@ def test_experts_of_all_gpus_do_the_work_of_all_ranks(ask, parallel):
         assert call["intermediate"] * call["moe_tp"] == whole[key]["intermediate"]
 
 
-def test_data_parallel_ranks_run_what_is_dense_alike(ask):
-    whole = named(ask("kernel_calls", "deepseek-v3", **STEP))
-    rank = named(ask("kernel_calls", {"model": "deepseek-v3", "dp": 8, "ep": 8}, **STEP))
+def test_data_parallel_ranks_run_what_is_dense_alike(calls):
+    whole = named(calls(DEEPSEEK))
+    rank = named(calls(DEEPSEEK, dp=8, ep=8))
     changed = {key for key in whole if rank[key] != whole[key]}
     assert changed == {("deepseek-v3", "mla_moe.experts")}
     assert {call for _, call in rank.keys() - whole.keys()} == {"mla_moe.moe_dispatch", "mla_moe.moe_combine"}
 
 
-@pytest.mark.parametrize("parallel", [{"tp": 2}, {"tp": 2, "dp": 2}, {"tp": 2, "ep": 2}, {"tp": 2, "dp": 2, "ep": 4}])
-def test_weights_of_all_gpus_are_the_model(ask, parallel):
-    def sums(rows):
+WEIGHTS = [{"tp": 2}, {"tp": 2, "dp": 2}, {"tp": 2, "ep": 2}, {"tp": 2, "dp": 2, "ep": 4}]
+
+
+@pytest.fixture(scope="module")
+def weights(ask_all):
+    models = [QWEN, DEEPSEEK, "llama-3.1-8b"]
+    return ask_all("layer_weights", [{"model": model, **each} for model in models for each in ({}, *WEIGHTS)])
+
+
+@pytest.mark.parametrize("parallel", WEIGHTS)
+def test_weights_of_all_gpus_are_the_model(weights, parallel):
+    def sums(models, **parallel):
         found = {}
-        for row in rows:
+        for row in (row for model in models for row in weights(model, **parallel)):
             key = row["deployment_id"], row["layer_kind"] + "." + row["name"]
             found[key] = row["weight_bytes"]
         return found
 
-    models = ["qwen3-235b-a22b", "deepseek-v3", "llama-3.1-8b"]
-    if "ep" in parallel:
-        models.remove("llama-3.1-8b")
-    whole = sums(ask("layer_weights", *models))
-    parts = sums(ask("layer_weights", *({"model": model, **parallel} for model in models)))
+    models = [QWEN, DEEPSEEK] if "ep" in parallel else [QWEN, DEEPSEEK, "llama-3.1-8b"]
+    whole, parts = sums(models), sums(models, **parallel)
+    assert {model for model, _ in parts} == set(models)
     for (model, name), held in parts.items():
         matrix = name.split(".")[1]
         copies = 1 if matrix in REPLICATED else parallel["tp"]
@@ -98,16 +131,30 @@ def test_weights_of_all_gpus_are_the_model(ask, parallel):
         assert held * copies == pytest.approx(whole[model, name]), name
 
 
-def test_key_value_heads_are_split_and_then_copied(ask):
-    rows = ask(
-        "kv_layout", *({"deployment_id": f"tp{tp}", "model": "llama-3.1-8b", "tp": tp} for tp in (1, 2, 8, 16, 32))
-    )
+@pytest.fixture(scope="module")
+def layouts(ask_all):
+    """Layouts of caches."""
+    stated = [
+        *({"model": "llama-3.1-8b", "tp": tp} for tp in (1, 2, 8, 16, 32)),
+        *({"model": DEEPSEEK, "tp": tp} for tp in (1, 16)),
+        *({"model": DEEPSEEK, "kv_cache_dtype": "fp8", name: 8, "ep": 8} for name in ("tp", "dp")),
+        *({"model": QWEN, **parallel} for parallel in ({"tp": 4}, {"dp": 4, "ep": 4})),
+    ]
+    found = ask_all("kv_layout", stated)
+
+    def token_bytes(model, **columns):
+        [layout] = found(model, **columns)
+        return layout["full_token_bytes"]
+
+    return token_bytes
+
+
+def test_key_value_heads_are_split_and_then_copied(layouts):
     # 8 heads of 128, keys and values, 2 bytes, 32 layers: 16 and 32 GPUs keep copies of one head each
     head = 2 * 128 * 2 * 32
-    found = {row["deployment_id"]: row["full_token_bytes"] / head for row in rows}
-    assert found == {"tp1": 8, "tp2": 4, "tp8": 1, "tp16": 1, "tp32": 1}
-    latent = ask("kv_layout", *({"deployment_id": f"tp{tp}", "model": "deepseek-v3", "tp": tp} for tp in (1, 16)))
-    assert {row["full_token_bytes"] for row in latent} == {61 * 576 * 2}
+    found = {tp: layouts("llama-3.1-8b", tp=tp) / head for tp in (1, 2, 8, 16, 32)}
+    assert found == {1: 8, 2: 4, 8: 1, 16: 1, 32: 1}
+    assert {layouts(DEEPSEEK, tp=tp) for tp in (1, 16)} == {61 * 576 * 2}
 
 
 def test_copied_heads_are_projected_by_every_gpu_that_holds_them(ask):
@@ -118,17 +165,15 @@ def test_copied_heads_are_projected_by_every_gpu_that_holds_them(ask):
     assert call["n"] == (8 + 1 + 1) * 128
 
 
-def test_one_gpu_needs_no_collective(ask):
-    calls = ask("kernel_calls", *MODELS, **STEP)
-    assert not {call["family"] for call in calls} & COLLECTIVES
+def test_one_gpu_needs_no_collective(calls):
+    for model in MODELS:
+        assert calls(model) and not {call["family"] for call in calls(model)} & COLLECTIVES
 
 
-def test_tensor_parallel_sums_and_gathers(ask):
-    stated = [{"model": model, "tp": 4} for model in ("llama-3.1-8b", "deepseek-v3")]
-    calls = ask("kernel_calls", *stated, **STEP)
+def test_tensor_parallel_sums_and_gathers(calls):
     found = {
         key: (call["family"], call["count"], call["bytes"], call["shape"]["gpus"])
-        for key, call in named(calls).items()
+        for key, call in named(calls("llama-3.1-8b", tp=4) + calls(DEEPSEEK, tp=4)).items()
         if call["family"] in COLLECTIVES
     }
     assert found == {
@@ -145,42 +190,46 @@ def test_tensor_parallel_sums_and_gathers(ask):
     }
 
 
-def test_data_parallel_ranks_exchange_tokens_of_experts_only(ask):
-    stated = [{"model": model, "dp": 4} for model in ("llama-3.1-8b", "qwen3-235b-a22b")]
-    calls = [call for call in ask("kernel_calls", *stated, **STEP) if call["family"] in COLLECTIVES]
-    found = {(call["deployment_id"], call["family"]): call for call in calls}
+def exchanges(calls):
+    return [call for call in calls if call["family"] in COLLECTIVES]
+
+
+def test_data_parallel_ranks_exchange_tokens_of_experts_only(calls):
+    both = exchanges(calls("llama-3.1-8b", dp=4) + calls(QWEN, dp=4))
+    found = {(call["deployment_id"], call["family"]): call for call in both}
     assert found.keys() == {("qwen3-235b-a22b", "all_gather"), ("qwen3-235b-a22b", "reduce_scatter")}
     for call in found.values():
         assert (call["count"], call["bytes"], call["shape"]["gpus"]) == (94, 2 * 4 * TOKENS * 4096, 4)
 
 
-def test_reduce_scattered_experts_are_summed_over_tensor_parallel_ranks(ask):
-    stated = {"model": "qwen3-235b-a22b", "tp": 2, "dp": 2, "ep": 4}
-    gathered = {call["call"] for call in ask("kernel_calls", stated, **STEP) if call["family"] in COLLECTIVES}
+def test_reduce_scattered_experts_are_summed_over_tensor_parallel_ranks(calls):
+    gathered = {call["call"] for call in exchanges(calls(QWEN, tp=2, dp=2, ep=4))}
     assert gathered == {
         "full_moe.attention_all_reduce", "full_moe.ffn_all_reduce", "full_moe.moe_dispatch", "full_moe.moe_combine",
         "model.embedding_all_reduce", "model.logits_all_gather",
     }  # fmt: skip
-    exchanged = ask("all_reduce_calls", {**stated, "dp": 8, "ep": 16, "engine": "trtllm"}, **STEP)
-    assert "full_moe.ffn_all_reduce" not in {call["call"] for call in exchanged}
 
 
-@pytest.mark.parametrize(
-    ("model", "engine", "parallel", "summed"),
-    [
-        ("qwen3-235b-a22b", "trtllm", {"tp": 4, "ep": 4}, True),  # the experts of a token lie on several GPUs
-        ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2}, True),  # every GPU has a part of the width of each expert
-        ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 8, "ep": 16}, False),  # the all-to-all brings whole sums back
-        ("deepseek-v3", "trtllm", {"tp": 2, "dp": 8, "ep": 16}, True),  # but those of the shared expert
-        ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2, "ep": 4}, True),  # fewer ranks than experts of a token gather
-        ("qwen3-235b-a22b", "vllm", {"tp": 2, "dp": 2, "ep": 4}, True),  # a reduce-scatter leaves a part on each GPU
-        ("qwen3-235b-a22b", "vllm", {"dp": 4, "ep": 4}, False),  # one GPU has all of a token's hidden state
-    ],
-)
-def test_expert_outputs_are_summed_where_no_exchange_has_done_it(ask, model, engine, parallel, summed):
-    calls = {
-        call["call"]: call for call in ask("all_reduce_calls", {"model": model, "engine": engine, **parallel}, **STEP)
-    }
+SUMMED = [
+    ("qwen3-235b-a22b", "trtllm", {"tp": 4, "ep": 4}, True),  # the experts of a token lie on several GPUs
+    ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2}, True),  # every GPU has a part of the width of each expert
+    ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 8, "ep": 16}, False),  # the all-to-all brings whole sums back
+    ("deepseek-v3", "trtllm", {"tp": 2, "dp": 8, "ep": 16}, True),  # but those of the shared expert
+    ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2, "ep": 4}, True),  # fewer ranks than experts of a token gather
+    ("qwen3-235b-a22b", "vllm", {"tp": 2, "dp": 2, "ep": 4}, True),  # a reduce-scatter leaves a part on each GPU
+    ("qwen3-235b-a22b", "vllm", {"dp": 4, "ep": 4}, False),  # one GPU has all of a token's hidden state
+]
+
+
+@pytest.fixture(scope="module")
+def sums(ask_all):
+    stated = [{"model": model, "engine": engine, **parallel} for model, engine, parallel, _ in SUMMED]
+    return ask_all("all_reduce_calls", stated, **STEP)
+
+
+@pytest.mark.parametrize(("model", "engine", "parallel", "summed"), SUMMED)
+def test_expert_outputs_are_summed_where_no_exchange_has_done_it(sums, model, engine, parallel, summed):
+    calls = {call["call"]: call for call in sums(model, engine=engine, **parallel)}
     kind = "full_moe" if model.startswith("qwen3") else "mla_moe"
     assert (f"{kind}.ffn_all_reduce" in calls) == summed
     if summed:
@@ -189,31 +238,39 @@ def test_expert_outputs_are_summed_where_no_exchange_has_done_it(ask, model, eng
         assert (call["count"], call["bytes"], call["group_size"]) == (layers, 2 * TOKENS * width, parallel["tp"])
 
 
-def test_experts_that_are_sharded_by_width_gather_tokens_whatever_the_engine(ask):
-    stated = {"model": "qwen3-235b-a22b", "dp": 4, "engine": "trtllm"}
-    calls = [call for call in ask("kernel_calls", stated, **STEP) if call["family"] in COLLECTIVES]
-    assert {(call["family"], call["name"]) for call in calls} == {
+def test_experts_that_are_sharded_by_width_gather_tokens_whatever_the_engine(calls):
+    assert {(call["family"], call["name"]) for call in exchanges(calls(QWEN, dp=4, **TRTLLM))} == {
         ("all_gather", "moe_dispatch"), ("reduce_scatter", "moe_combine"),
     }  # fmt: skip
 
 
-def test_all_to_all_sends_a_token_once_to_each_rank_of_its_experts(ask):
-    stated = {"model": "qwen3-235b-a22b", "dp": 16, "ep": 16, "engine": "trtllm"}
-    calls = [call for call in ask("kernel_calls", stated, **STEP) if call["family"] in COLLECTIVES]
+def test_all_to_all_sends_a_token_once_to_each_rank_of_its_experts(calls):
+    sent = exchanges(calls(QWEN, dp=16, ep=16, **TRTLLM))
     # a rank is missed by all 8 experts with probability (15/16)^8
     expected = pytest.approx(2 * TOKENS * 4096 * 16 * (1 - (15 / 16) ** 8), rel=1e-12)
-    assert {call["name"] for call in calls} == {"moe_dispatch", "moe_combine"}
-    for call in calls:
+    assert {call["name"] for call in sent} == {"moe_dispatch", "moe_combine"}
+    for call in sent:
         assert (call["family"], call["count"], call["bytes"], call["shape"]["gpus"]) == ("all_to_all", 94, expected, 16)
+
+
+@pytest.fixture(scope="module")
+def sent_over_nvlink(ask_all):
+    stated = {"model": "llama-4-maverick-17b-128e", "dp": 4, "ep": 4, "quantization": "nvfp4", **TRTLLM}
+    on = [("1.2", "b200_sxm"), ("1.1", "b200_sxm"), ("1.2", "l40s")]
+    found = ask_all(
+        "all_to_all_calls", [{**stated, "gpu": gpu, "engine_version": version} for version, gpu in on], **STEP
+    )
+    return lambda version, gpu: found(**stated, gpu=gpu, engine_version=version)
 
 
 @pytest.mark.parametrize(
     ("version", "gpu", "kernel", "share"),
     [("1.2", "b200_sxm", "nvlink_one_sided", 4.5 / 16), ("1.1", "b200_sxm", None, 1), ("1.2", "l40s", None, 1)],
 )
-def test_tensorrt_llm_writes_tokens_to_other_ranks_over_nvlink_from_a_version_on(ask, version, gpu, kernel, share):
-    stated = {"model": "llama-4-maverick-17b-128e", "dp": 4, "ep": 4, "engine": "trtllm", "quantization": "nvfp4"}
-    calls = ask("all_to_all_calls", {**stated, "gpu": gpu, "engine_version": version}, **STEP)
+def test_tensorrt_llm_writes_tokens_to_other_ranks_over_nvlink_from_a_version_on(
+    sent_over_nvlink, version, gpu, kernel, share
+):
+    calls = sent_over_nvlink(version, gpu)
     assert {call["name"]: call["implementation"] for call in calls} == {
         name: kernel and name.replace("moe", kernel) for name in ("moe_dispatch", "moe_combine")
     }
@@ -222,32 +279,18 @@ def test_tensorrt_llm_writes_tokens_to_other_ranks_over_nvlink_from_a_version_on
 
 
 @pytest.mark.parametrize("ep", [2, 8])
-def test_up_to_as_many_ranks_as_a_token_has_experts_tensorrt_llm_gathers_tokens(ask, ep):
-    stated = {"model": "qwen3-235b-a22b", "dp": ep, "ep": ep, "engine": "trtllm"}
-    families = {call["family"] for call in ask("kernel_calls", stated, **STEP) if call["name"].startswith("moe_")}
+def test_up_to_as_many_ranks_as_a_token_has_experts_tensorrt_llm_gathers_tokens(calls, ep):
+    families = {call["family"] for call in calls(QWEN, dp=ep, ep=ep, **TRTLLM) if call["name"].startswith("moe_")}
     assert families == {"all_gather", "reduce_scatter"}
 
 
-def test_one_data_parallel_rank_is_a_plain_engine(ask):
-    plain, one = (
-        sorted(
-            (
-                {**call, "deployment_id": ""}
-                for call in ask("kernel_calls", {"model": "deepseek-v3", "tp": 8, **more}, **STEP)
-            ),
-            key=str,
-        )
-        for more in ({}, {"dp": 1})
-    )
-    assert plain == one
+def test_one_data_parallel_rank_is_a_plain_engine(calls):
+    plain, one = calls(DEEPSEEK, tp=8), calls(DEEPSEEK, tp=8, dp=1)
+    assert plain and sorted(plain, key=str) == sorted(one, key=str)
 
 
-def test_a_data_parallel_rank_holds_the_cache_of_its_own_requests(ask):
+def test_a_data_parallel_rank_holds_the_cache_of_its_own_requests(layouts):
     # latent vectors are not split: a rank of eight holds as many bytes a token as a GPU of eight does
     for stated in ({"tp": 8, "ep": 8}, {"dp": 8, "ep": 8}):
-        [layout] = ask("kv_layout", {"model": "deepseek-v3", "kv_cache_dtype": "fp8", **stated})
-        assert layout["full_token_bytes"] == 61 * (512 + 64)
-    [split], [whole] = (
-        ask("kv_layout", {"model": "qwen3-235b-a22b", **stated}) for stated in ({"tp": 4}, {"dp": 4, "ep": 4})
-    )
-    assert whole["full_token_bytes"] == 4 * split["full_token_bytes"]
+        assert layouts(DEEPSEEK, kv_cache_dtype="fp8", **stated) == 61 * (512 + 64)
+    assert layouts(QWEN, dp=4, ep=4) == 4 * layouts(QWEN, tp=4)
