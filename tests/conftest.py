@@ -44,12 +44,14 @@ settings.register_profile("any machine", deadline=None, derandomize="CI" in os.e
 settings.load_profile("any machine")
 
 
-def random_worlds(count: int) -> settings:
+def random_worlds(count: int, few: int | None = None) -> settings:
     """Return the settings of a test on ``count`` random worlds, of which KERNELSIGHT_WORLDS percent are drawn.
 
-    The environment variable may be above 100, for a longer search.
+    The environment variable may be above 100, for a longer search. ``few``: how many are enough below 100, of worlds
+    that differ little, as damaged files do.
     """
     drawn = max(math.ceil(count * WORLDS_PERCENT / 100), min(count, LEAST_WORLDS))
+    drawn = min(drawn, few) if few and WORLDS_PERCENT < 100 else drawn
     return settings(max_examples=drawn, deadline=None, suppress_health_check=list(HealthCheck))
 
 

@@ -119,14 +119,12 @@ def give_log(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict
     return number_of_scenario
 
 
-def interval_factors(session: Session, load: pa.Table, variant: Variant) -> dict[str, tuple[float, float]]:
-    """Return the 90 % interval of each metric's mean as factors (low, high) on its prediction.
+def interval_factors(scenario_intervals: pa.Table) -> dict[str, tuple[float, float]]:
+    """Return the 90 % interval of each metric's mean as factors (low, high) on its prediction, for one variant.
 
-    Keys: ttft, tpot, e2e; empty where no request is served. From ``scenario_intervals``.
+    Keys: ttft, tpot, e2e; empty where no request is served.
     """
-    with session.fork() as fork:
-        give_log(fork, load, [variant])
-        rows = {row["metric"]: row for row in fork.table("scenario_intervals").to_pylist()}
+    rows = {row["metric"]: row for row in scenario_intervals.to_pylist()}
     means = {name: rows.get(f"{name}_mean_ms") for name in ("ttft", "tpot", "e2e")}
     return {name: (row["low"] / row["predicted"], row["high"] / row["predicted"]) for name, row in means.items() if row}
 

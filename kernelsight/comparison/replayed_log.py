@@ -123,7 +123,10 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
     intervals, tiers = [], []
     for log in logs:
         key, variant = {"comparison_id": log.comparison_id}, Variant(log.question.flags)
-        by_metric = interval_factors(session, log.load, variant)
+        with session.fork() as fork:
+            give_log(fork, log.load, [variant])
+            by_metric = interval_factors(fork.table("scenario_intervals"))
+            tiers.append({**key, **fork.table("deployment_tiers").to_pylist()[0]})
         chance = chance_of_requests(log, session) if by_metric else {}
         for metric, (low, high) in by_metric.items():
             factors = {"low": low, "high": high}
@@ -133,9 +136,6 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
                 for (name, factor), sign in zip(list(factors.items()), (-1.0, 1.0), strict=True)
             }
             intervals.append({**key, "metric": metric, **factors})
-        with session.fork() as fork:
-            give_log(fork, log.load, [variant])
-            tiers.append({**key, **fork.table("deployment_tiers").to_pylist()[0]})
     rows = {"log_intervals": intervals, "log_tiers": tiers}
     return {name: as_table(contracts()[name], values) for name, values in rows.items()}
 

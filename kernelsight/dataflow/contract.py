@@ -274,8 +274,10 @@ def conform(
         faults += _row_faults(pa.table(valid), contract, rows)
     if faults:
         raise breaks_contract(contract.table, faults, origin)
-    fields = [field.with_type(valid[field.name].type) for field in contract.schema]
-    return pa.table([valid[field.name] for field in fields], schema=pa.schema(fields))
+    schema = contract.schema
+    if encoded:
+        schema = pa.schema([field.with_type(valid[field.name].type) for field in schema])
+    return pa.Table.from_arrays([valid[name] for name in contract.column_names], schema=schema)
 
 
 def check_values(table: pa.Table, contract: Contract, origin: str) -> None:

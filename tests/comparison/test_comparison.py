@@ -100,6 +100,18 @@ def test_a_planted_cause_is_named_with_its_size(
     first = found.summary["parts"][0]
     assert first["part"] in (name, f"decode_{name}", f"prefill_{name}")
     assert first["miss_ms"] * (1.0 if size > 1.0 or name in ("host", "client") else -1.0) > 0.0
+    check_parts_add_up(found)
+
+
+def check_parts_add_up(found: Comparison) -> None:
+    """Check that the parts of every request add up to its miss, in whole nanoseconds."""
+    rows = found.table("prediction_vs_production")
+    whole = {name: rows[f"{name}_ms"].to_numpy() * 1e6 for name in (*PARTS, "e2e_miss")}
+    assert all(np.abs(values - np.rint(values)).max() < 1e-3 for values in whole.values())
+    assert np.array_equal(sum(np.rint(whole[part]) for part in PARTS), np.rint(whole["e2e_miss"]))
+    assert rows.num_rows == N
+    mean = sum(row["miss_ms"] for row in found.summary["parts"])
+    assert mean == pytest.approx(rows["e2e_miss_ms"].to_numpy().mean(), abs=1e-6)
 
 
 def test_noise_of_single_requests_accuses_nobody(session: Session) -> None:
@@ -110,17 +122,6 @@ def test_noise_of_single_requests_accuses_nobody(session: Session) -> None:
     for name, values in (("ttft_ms", ttft), ("e2e_ms", ttft + (served.e2e_ms - served.ttft_ms) * noise[1])):
         log = log.set_column(log.column_names.index(name), name, pa.array(values))
     assert session.compare(requests=log, deployment=FLAGS, suspects="none").summary["causes"] == []
-
-
-def test_parts_of_every_request_add_up_to_its_miss_in_whole_nanoseconds(session: Session) -> None:
-    found = compared(session, Variant(FLAGS, {"decode_attention": 1.4}, 700.0), client_ms=20.0, suspects="none")
-    rows = found.table("prediction_vs_production")
-    whole = {name: rows[f"{name}_ms"].to_numpy() * 1e6 for name in (*PARTS, "e2e_miss")}
-    assert all(np.abs(values - np.rint(values)).max() < 1e-3 for values in whole.values())
-    assert np.array_equal(sum(np.rint(whole[part]) for part in PARTS), np.rint(whole["e2e_miss"]))
-    assert rows.num_rows == N
-    mean = sum(row["miss_ms"] for row in found.summary["parts"])
-    assert mean == pytest.approx(rows["e2e_miss_ms"].to_numpy().mean(), abs=1e-6)
 
 
 def test_a_log_of_e2e_alone_is_enough(session: Session) -> None:
@@ -295,25 +296,20 @@ def test_logs_that_cannot_be_compared_are_refused(session: Session, change, word
         session.compare(requests=log, deployment=FLAGS)
 
 
-def test_the_command_prints_the_contract_and_saves_every_table(session: Session, tmp_path: Path) -> None:
+def test_the_command_prints_the_cause_and_saves_every_table(session: Session, tmp_path: Path) -> None:
     load = drawn(200, 6.0)
     pq.write_table(
         log_of(load, LogReplayer(session, load).serve([Variant(FLAGS, step_us=2000.0)])[0]), tmp_path / "log.parquet"
     )
     words = ["compare", "--log", tmp_path / "log.parquet", "--launch", "vllm serve meta-llama/Llama-3.1-8B-Instruct"]
-    words += ["--gpu", "H100", "--suspects", "none", "--format", "json", "-o", tmp_path / "cmp.duckdb"]
-    answer = run_command(*words)
-    assert answer.status == 0, answer
-    found = json.loads(answer.out)
-    assert {"requests", "dropped", *METRICS, "parts", "suspects", "fit", "verdict"} <= found.keys()
-    assert {"measured", "predicted", "median_ape", "bias"} <= found["e2e_ms"].keys()
-    assert {row["part"] for row in found["parts"]} == set(PARTS)
+    words += ["--gpu", "H100", "--suspects", "none"]
+    page = run_command(*words, "-o", tmp_path / "cmp.duckdb")
+    assert page.status == 0, page
+    assert "host" in page.out and "a step in host time" in page.out
     query = "select * from prediction_vs_production order by abs(e2e_miss_ms) desc limit 20"
     asked = run_command("sql", query, "--db", tmp_path / "cmp.duckdb", "--format", "json")
     assert asked.status == 0 and len(json.loads(asked.out)) == 20
-    page = run_command(*words[:-4])
-    assert "host" in page.out and "a step in host time" in page.out
-    wrong = run_command(*words[:-4], "--stated", "--gpu x")
+    wrong = run_command(*words, "--stated", "--gpu x")
     assert wrong.status == 2
     assert "--stated has '--gpu', which is no flag of a load; `simulate --help` lists them." in wrong.err
 
@@ -368,11 +364,10 @@ def test_every_flag_of_the_command_reaches_the_comparison(monkeypatch: pytest.Mo
 
 
 def test_a_log_of_ttft_alone_is_judged_and_says_what_it_does_not_measure(session: Session) -> None:
-    load = drawn()
-    served = LogReplayer(session, load).serve([Variant(FLAGS)])[0]
+    load, served = drawn(), as_stated()
     for later_ms in (0.0, 80.0):
         log = log_of(load, served, later_ms).drop_columns(["e2e_ms"])
-        answer = session.compare(requests=log, deployment=FLAGS).summary
+        answer = session.compare(requests=log, deployment=FLAGS, suspects="none").summary
         assert [answer[name]["n"] for name in METRICS] == [N, 0, 0]
         assert answer["not_separated"][0] == (
             "this log does not measure TPOT and E2E: slower times, pauses and requests at once are not judged"
@@ -386,13 +381,17 @@ def test_a_log_of_ttft_alone_is_judged_and_says_what_it_does_not_measure(session
             assert answer["verdict"].startswith("log and prediction agree: mean TTFT measured ")
 
 
-def test_files_of_the_command_line_are_read_for_what_their_flag_says() -> None:
+def test_files_of_the_command_line_are_read_for_what_their_flag_says_and_the_answer_is_json() -> None:
     texts = [DATA / "metrics_before.txt", DATA / "metrics_after.txt"]
     beside = ("--steps", DATA / "fpm.jsonl.gz", "--metrics", *texts, "--kernels", DATA / "forward.rank0.kernels.json")
     words = ("--log", DATA / "vllm_bench.json", *beside, "--model", "llama-3.1-8b", "--gpu", "h100_sxm")
     answer = run_command("compare", *words, "--fit", "none", "--format", "json")
     assert answer.status == 0, answer.err
-    assert {Path(row["path"]).name: row["role"] for row in json.loads(answer.out)["files"]} == {
+    found = json.loads(answer.out)
+    assert {"requests", "dropped", *METRICS, "parts", "suspects", "fit", "verdict"} <= found.keys()
+    assert {"measured", "predicted", "median_ape", "bias"} <= found["e2e_ms"].keys()
+    assert {row["part"] for row in found["parts"]} == set(PARTS)
+    assert {Path(row["path"]).name: row["role"] for row in found["files"]} == {
         "vllm_bench.json": "requests",
         "fpm.jsonl.gz": "steps",
         "metrics_before.txt": "metrics",

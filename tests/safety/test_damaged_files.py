@@ -47,13 +47,13 @@ def read_all(path: Path, content: bytes) -> str:
     return ""
 
 
-@random_worlds(300)
+@random_worlds(300, few=15)
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_file_cut_at_any_byte_is_one_sentence(share: float, whole: bytes, place: Path) -> None:
     assert read_all(place, whole[: int(share * len(whole))])
 
 
-@random_worlds(300)
+@random_worlds(300, few=15)
 @given(share=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
 def test_a_changed_byte_is_one_sentence_or_changes_nothing(
     share: float, change: int, whole: bytes, place: Path

@@ -89,7 +89,9 @@ def test_a_load_that_cannot_be_served_leaves_the_others(tmp_path: Path) -> None:
     with connect() as session:
         with pytest.raises(InvalidInput, match="hash blocks of 48, 64 tokens are in one load; use one size"):
             session.what_if([bad]).table("scenario_summary")
-        found = session.what_if([ROW, bad, ROW | {"gpu": "l40s"}, bad | {"max_num_seqs": 7}]).table("scenario_summary")
+        found = session.what_if([ROW, bad, ROW | {"request_rate": 6}, bad | {"max_num_seqs": 7}]).table(
+            "scenario_summary"
+        )
     status = sorted(found["status"].to_pylist())
     assert status == ["hash blocks of 48, 64 tokens are in one load; use one size"] * 2 + ["served"] * 2
 

@@ -350,7 +350,7 @@ def test_a_sound_file_is_read(name: str, session: Session, folder: Path, sound: 
 
 
 @pytest.mark.parametrize("name", FILES)
-@random_worlds(300)
+@random_worlds(300, few=15)
 @given(changes=CHANGES)
 def test_a_file_that_was_changed_is_read_or_refused(
     name: str, changes: list, session: Session, folder: Path, sound: dict[str, bytes]
@@ -381,7 +381,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-@random_worlds(300)
+@random_worlds(300, few=20)
 @given(data=st.data())
 def test_a_field_of_any_value_is_read_or_refused(name: str, data: Any, session: Session, folder: Path) -> None:
     row = dict(OBJECTS[name])
@@ -409,7 +409,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize("name", [*TABLES, "points.parquet"])
-@random_worlds(200)
+@random_worlds(200, few=20)
 @given(data=st.data())
 def test_a_column_of_any_type_is_read_or_refused(name: str, data: Any, session: Session, folder: Path) -> None:
     table = pa.Table.from_pylist(TABLES.get(name, [POINT]))

@@ -13,7 +13,6 @@ import pytest
 VIEWS = {"report": "page.html", "timeline": "trace.json"}
 
 
-@pytest.mark.parametrize("verb", VIEWS)
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -28,37 +27,34 @@ VIEWS = {"report": "page.html", "timeline": "trace.json"}
     ],
 )
 def test_a_saved_run_with_impossible_values(
-    verb: str,
     change: str,
     why: str,
     saved_run: tuple,
     refusal: Callable,
     tmp_path: Path,
 ) -> None:
-    check_refused(verb, change, why, saved_run[0], refusal, tmp_path)
+    check_refused(change, why, saved_run[0], refusal, tmp_path)
 
 
-@pytest.mark.parametrize("verb", VIEWS)
 @pytest.mark.parametrize("change", ["end_ns = start_ns - 1", "host_ns = -1", "running = -1"])
 def test_saved_steps_with_impossible_values(
-    verb: str,
     change: str,
     saved_steps: tuple,
     refusal: Callable,
     tmp_path: Path,
 ) -> None:
     column = change.split()[0]
-    check_refused(verb, f"steps set {change}", f"column {column}: .* rows fail", saved_steps[0], refusal, tmp_path)
+    check_refused(f"steps set {change}", f"column {column}: .* rows fail", saved_steps[0], refusal, tmp_path)
 
 
-def check_refused(verb: str, change: str, why: str, saved: Path, refusal: Callable, folder: Path) -> None:
+def check_refused(change: str, why: str, saved: Path, refusal: Callable, folder: Path) -> None:
     path = folder / "changed.duckdb"
     shutil.copy(saved, path)
     with duckdb.connect(path) as connection:
         connection.execute(f"update {change}")
-    target = folder / VIEWS[verb]
     table = change.split()[0]
-    sentence = refusal(verb, path, "-o", target)
-    assert sentence.startswith(f"table '{table}' (from {path}) violates its contract: ")
-    assert re.search(why, sentence), sentence
-    assert not target.exists()
+    for verb, name in VIEWS.items():
+        sentence = refusal(verb, path, "-o", folder / name)
+        assert sentence.startswith(f"table '{table}' (from {path}) violates its contract: ")
+        assert re.search(why, sentence), sentence
+        assert not (folder / name).exists()

@@ -22,7 +22,7 @@ from tests.asked import sweep
 from tests.sweeps.conftest import LOAD, SMALL, rows_of, table_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
-GRID = rows_of(tp=[1, 2], max_concurrency=[1, 4])
+GRID = rows_of(max_concurrency=[1, 2, 3, 4])
 HOLDER = """
 import sys
 from pathlib import Path
