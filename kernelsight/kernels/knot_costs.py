@@ -55,7 +55,10 @@ class KernelTimes(NamedTuple):
 
     def at_knots(self, rows: np.ndarray, count: np.ndarray, knot: np.ndarray, size: int) -> KernelTimes:
         """Return sums at ``size`` knots: of each of ``rows``, ``count`` launches at ``knot``; (rows,) each."""
-        return KernelTimes(*(np.bincount(knot, times[rows] * count, size) for times in self))
+        # shares of resources are 0 where nobody asks for them
+        return KernelTimes(
+            *(np.bincount(knot, times[rows] * count, size) if times.any() else np.zeros(size) for times in self)
+        )
 
     def of(self, rows: slice) -> KernelTimes:
         """Return the times of a range of knots."""

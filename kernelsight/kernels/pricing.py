@@ -64,10 +64,10 @@ def priced(
             rows, latency_row = span.rows, span.latency_row
             total = times.at_knots(latency_row, count[rows], knot[rows], ends[-1])
             picoseconds = times.picoseconds[latency_row] * count[rows]
+            rests = _rests(evaluated, latency_row, picoseconds, group[rows], len(groups.names))
             for number in span.groups:
                 knots = slice(ends[number] - groups.knots[number], ends[number])
-                rests = _rests(evaluated, latency_row, picoseconds * (group[rows] == number))
-                priced_units.append(PricedFamily((number, span.gpu), total.of(knots), launches[knots], rests))
+                priced_units.append(PricedFamily((number, span.gpu), total.of(knots), launches[knots], rests[number]))
     return priced_units
 
 
@@ -154,13 +154,24 @@ def faster(gpus: pa.Table, resource: str) -> pa.Table:
     return remembered((gpus,), f"faster {resource}", scaled)
 
 
-def _rests(evaluated: EvaluatedCalls, latency_row: np.ndarray, picoseconds: np.ndarray) -> list[EvidenceTime]:
-    """Return the picoseconds of launches by tier and evidence; ``latency_row``: row of each launch in ``evaluated``."""
+def _rests(
+    evaluated: EvaluatedCalls, latency_row: np.ndarray, picoseconds: np.ndarray, group: np.ndarray, groups: int
+) -> list[list[EvidenceTime]]:
+    """Return by launch signature the picoseconds of launches by tier and evidence.
+
+    ``latency_row``: row of each launch in ``evaluated``; ``group``: its signature, of ``groups``; (launches,) each.
+    """
     evidence, sentences = evaluated.evidence, len(evaluated.evidence)
-    code = evaluated.tier * sentences + evaluated.evidence_of_row
-    sums = np.bincount(code[latency_row], picoseconds, sentences * len(TIERS))
-    codes = np.flatnonzero(sums).tolist()
-    return [EvidenceTime(TIERS[code // sentences], evidence[code % sentences], float(sums[code])) for code in codes]
+    codes = sentences * len(TIERS)
+    code = (evaluated.tier * sentences + evaluated.evidence_of_row)[latency_row]
+    sums = np.bincount(group * codes + code, picoseconds, groups * codes).reshape(groups, codes)
+    return [
+        [
+            EvidenceTime(TIERS[code // sentences], evidence[code % sentences], float(sums_of_group[code]))
+            for code in np.flatnonzero(sums_of_group).tolist()
+        ]
+        for sums_of_group in sums
+    ]
 
 
 def _distinct(

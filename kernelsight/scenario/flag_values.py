@@ -37,12 +37,12 @@ RANGES: Mapping[str, tuple] = {
 
 def typed_value(name: str, value: Any) -> Any:
     """Return a flag's value in its own type, so that 8 and 8.0 name the same scenario; InvalidInput gives the range."""
-    # cached: a grid repeats numbers in thousands of rows; without 0, because -0.0 equals it
-    return _checked_number(name, value) if type(value) in (int, float) and value else _typed_value(name, value)
+    # cached: a grid repeats numbers and words in thousands of rows; without 0, because -0.0 equals it
+    return _checked(name, value) if type(value) in (int, float, str) and value else _typed_value(name, value)
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _checked_number(name: str, value: float) -> Any:
+def _checked(name: str, value: float | str) -> Any:
     return _typed_value(name, value)
 
 

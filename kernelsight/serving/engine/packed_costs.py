@@ -28,14 +28,14 @@ def pack(surface: Surface, energy: Surface | None = None) -> PackedCosts:
     layout = np.zeros(1, LAYOUT)[0]
     most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
     between = {name: _between(getattr(surface, f"{name}_x"), size - 1) for name, size in most.items()}
-    values = _placed(surface, layout, between)
-    energies = np.zeros_like(values) if energy is None else _placed(energy, layout, between)
-    layout["energy_at"] = values.size
-    return PackedCosts(np.concatenate([values, energies]), layout, surface)
+    times = _placed(surface, layout, between)
+    layout["energy_at"] = size = sum(values.size for values in times)
+    energies = [np.zeros(size)] if energy is None else _placed(energy, layout, between)
+    return PackedCosts(np.concatenate([*times, *energies]), layout, surface)
 
 
-def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return the values of a surface, concatenated, and set the offset of each part in its layout.
+def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """Return the values of a surface, part by part, and set the offset of each part in its layout.
 
     ``between``: interpolation weights of each kind of attention, see ``_between``.
     """
@@ -63,7 +63,7 @@ def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarr
     for name, (below, share) in between.items():
         ys, grid = getattr(surface, f"{name}_y"), getattr(surface, f"{name}_us")
         layout[name] = (place(below), place(share), below.size, place(ys), ys.size, place(grid))
-    return np.concatenate(pieces)
+    return pieces
 
 
 def _between(knots: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:

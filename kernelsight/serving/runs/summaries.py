@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kernelsight.serving.runs.result_tables import Replica
 
 # scenarios and requests of one compiled call: few, so that threads finish together; enough to hide the cost of a call
-CALL_SCENARIOS = 8
+CALL_SCENARIOS = 32
 CALL_REQUESTS = 1 << 16
 OBJECTIVES = ("goodput_ttft_ms", "goodput_e2el_ms", "goodput_tpot_ms")
 
