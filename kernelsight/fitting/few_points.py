@@ -19,7 +19,7 @@ from kernelsight.fitting.expressions import Calls, calls_of, joined_calls
 from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import features_of
 from kernelsight.fitting.point_fit import Measured, fit_points
-from kernelsight.fitting.sweep_files import launches_us
+from kernelsight.fitting.sweep_files import launches_us, measured_families
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.call_kinds import ALONE
 from kernelsight.kernels.families import FAMILIES, LOWERED, MEASURED
@@ -141,7 +141,8 @@ def _calls_by_family(
     InvalidInput: a family has more than MOST_POINTS calls.
     """
     by_family: dict[str, Measured] = {}
-    for family in families:
+    has_rows = measured_families(sweeps, [gpu])
+    for family in (name for name in families if name in has_rows):
         own_rows = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
         published = training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'")
         if not own_rows.num_rows + published.num_rows:

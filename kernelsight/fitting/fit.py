@@ -24,6 +24,8 @@ LEAF_ROWS = 400.0
 ITERATIONS = 40
 # fewest rows that functions are compiled for
 LEAST_ROWS = 1024
+# functions of few rows run a few dozen times: the code of fusion emitters takes twice as long to compile
+OPTIONS = {"xla_cpu_use_fusion_emitters": False}
 
 
 def fit_nodes(
@@ -223,4 +225,4 @@ def _compiled(expression: Callable[..., Any], names: tuple[str, ...]) -> tuple[C
         shift = jnp.zeros(len(names))
         return jax.jacfwd(lambda moved: residual(logs + moved, *inputs))(shift)
 
-    return jax.jit(residual), jax.jit(slopes)
+    return jax.jit(residual, compiler_options=OPTIONS), jax.jit(slopes, compiler_options=OPTIONS)

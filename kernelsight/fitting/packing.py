@@ -17,6 +17,7 @@ from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.points_intervals import points_interval_rows
+from kernelsight.fitting.sweep_files import measured_families
 from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.fitting.vendors import vendor_form
 from kernelsight.kernels.families import FAMILIES, MEASURED
@@ -53,7 +54,8 @@ def fit_pack(
     """
     rows: list[dict] = []
     vendor_of = vendors_of(gpus)
-    for family in MEASURED if families is None else families:
+    has_rows = measured_families(sweeps, train_gpus)
+    for family in (name for name in (MEASURED if families is None else families) if name in has_rows):
         for vendor in sorted({vendor_of[gpu] for gpu in train_gpus}, key=lambda name: name or ""):
             gpus_of_vendor = [gpu for gpu in train_gpus if vendor_of[gpu] == vendor]
             table = to_learn(family, training_rows(sweeps, family, gpus_of_vendor))

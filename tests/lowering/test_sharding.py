@@ -17,12 +17,14 @@ COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"
 
 QWEN, DEEPSEEK = "qwen3-235b-a22b", "deepseek-v3"
 TRTLLM = {"engine": "trtllm"}
+ALL_TO_ALL = {**TRTLLM, "expert_exchange": "all_to_all"}
 STATED = [
     *({"model": model, **parallel} for model in MODELS for parallel in ({}, {"tp": 2}, {"tp": 4}, {"pp": 4})),
     *({"model": DEEPSEEK, **parallel} for parallel in ({"dp": 8, "ep": 8}, {"tp": 8}, {"tp": 8, "dp": 1})),
     *({"model": model, "dp": 4} for model in ("llama-3.1-8b", QWEN)),
     {"model": QWEN, "tp": 2, "dp": 2, "ep": 4},
-    *({"model": QWEN, **TRTLLM, **parallel} for parallel in ({"dp": 4}, *({"dp": ep, "ep": ep} for ep in (2, 8, 16)))),
+    {"model": QWEN, "dp": 4, **ALL_TO_ALL},
+    *({"model": QWEN, **TRTLLM, "dp": ep, "ep": ep} for ep in (2, 8, 16)),
 ]
 
 
@@ -239,7 +241,7 @@ def test_expert_outputs_are_summed_where_no_exchange_has_done_it(sums, model, en
 
 
 def test_experts_that_are_sharded_by_width_gather_tokens_whatever_the_engine(calls):
-    assert {(call["family"], call["name"]) for call in exchanges(calls(QWEN, dp=4, **TRTLLM))} == {
+    assert {(call["family"], call["name"]) for call in exchanges(calls(QWEN, dp=4, **ALL_TO_ALL))} == {
         ("all_gather", "moe_dispatch"), ("reduce_scatter", "moe_combine"),
     }  # fmt: skip
 

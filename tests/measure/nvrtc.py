@@ -18,12 +18,12 @@ def library(name: str = "libnvrtc.so") -> Path | None:
     return None
 
 
-def resources(source: str, architecture: str, path: Path) -> dict[str, tuple[int, int]]:
-    """Return of each kernel the registers of a thread and the bytes that it spills, as the assembler tells them."""
-    _, log = compiled(source, architecture, path, b"--ptxas-options=-v")
+def assembled(source: str, architecture: str, path: Path) -> tuple[str, str, dict[str, tuple[int, int]]]:
+    """Return (code, log) of :func:`compiled`, and of each kernel the registers of a thread and the bytes it spills."""
+    code, log = compiled(source, architecture, path, b"--ptxas-options=-v")
     kernels = log.split("Compiling entry function '")[1:]
     told = (re.search(r"^(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", one, re.S) for one in kernels)
-    return {one[1]: (int(one[3]), int(one[2])) for one in told if one}
+    return code, log, {one[1]: (int(one[3]), int(one[2])) for one in told if one}
 
 
 def compiled(source: str, architecture: str, path: Path, *more: bytes) -> tuple[str, str]:

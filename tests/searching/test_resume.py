@@ -149,7 +149,7 @@ def test_a_process_that_is_killed_leaves_a_run_that_resumes(tmp_path):
     pq.write_table(made_rows(), path)
     target = tmp_path / "run.duckdb"
     words = [sys.executable, "-m", "kernelsight", "search", "run", "--space", str(path), "--gpu", "two"]
-    words += ["--budget", "200", "-o", str(target)]
+    words += ["--budget", "100", "-o", str(target)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     journal = journal_path(target)
     while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 20):
@@ -158,7 +158,7 @@ def test_a_process_that_is_killed_leaves_a_run_that_resumes(tmp_path):
     process.wait()
     again = [*words, "--resume"] if journal.exists() else words
     subprocess.run(again, check=True, capture_output=True, env=os.environ)
-    scenario = scenario_rows([{"space": "made", "gpu": "two", "budget_measurements": 200}])[0]
+    scenario = scenario_rows([{"space": "made", "gpu": "two", "budget_measurements": 100}])[0]
     from kernelsight.searching.space_files import read_spaces
 
     expected = search(read_spaces([path]), scenario)
