@@ -60,6 +60,7 @@ def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarr
     if surface.experts_us.size:
         layout["experts_at"] = place(surface.experts_us)
         layout["experts_communication_at"] = place(surface.experts_communication_us)
+        layout["padded_at"] = place(surface.padded_tokens)
     for name, (below, share) in between.items():
         ys, grid = getattr(surface, f"{name}_y"), getattr(surface, f"{name}_us")
         layout[name] = (place(below), place(share), below.size, place(ys), ys.size, place(grid))
@@ -86,7 +87,7 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
     for layout, start in zip(layouts, starts, strict=True):
         for name in ("tokens_at", "sampled_at", "embedding_at", "transfer_at", "moe_at", "communication_at"):
             layout[name] += start
-        for name in ("sampled_communication_at", "experts_at", "experts_communication_at"):
+        for name in ("sampled_communication_at", "experts_at", "experts_communication_at", "padded_at"):
             layout[name] += start
         for part in ("decode", "window", "prefill"):
             for name in ("x_at", "share_at", "y_at", "at"):

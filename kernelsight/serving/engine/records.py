@@ -86,6 +86,7 @@ LAYOUT = record(
     # ranks that step together: routed experts and their collectives, by the mean number of tokens of a rank
     experts_at=_WHOLE,
     experts_communication_at=_WHOLE,
+    padded_at=_WHOLE,  # the size of the CUDA graph that serves a number of tokens
     # distance from the time of a cost to its energy, joules
     energy_at=_WHOLE,
 )

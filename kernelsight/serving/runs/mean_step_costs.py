@@ -37,8 +37,11 @@ class MeanStepCosts(NamedTuple):
 
     def layers_us(self, tokens: np.ndarray) -> np.ndarray:
         """Return the layers without attention, at the tokens of a step padded to the size of its CUDA graph."""
-        s = self.surface
-        return s.token_us[s.padded_tokens[_whole_rows(tokens, s.padded_tokens)]]
+        return self.surface.token_us[self.padded(tokens)]
+
+    def padded(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the sizes of the CUDA graphs that hold these tokens."""
+        return self.surface.padded_tokens[_whole_rows(tokens, self.surface.padded_tokens)]
 
     def logits_us(self, sampled: np.ndarray) -> np.ndarray:
         """Return the language-model head over the tokens that are sampled."""
