@@ -12,17 +12,6 @@ weights as (
   from layer_weights join stages using (deployment_id)
   group by deployment_id
 ),
--- rows of routed experts in the largest step, each with its hidden state and the widest product, in 16 bits: engines keep room for every
--- choice of all tokens, those of other ranks among them (TensorRT-LLM moe_kernels.cu getWorkspaceDeviceBufferSizes, vLLM TritonExperts.workspace_shapes)
-routed as (
-  select
-    layers.deployment_id,
-    max(settings.max_num_batched_tokens::double * case when settings.lock_step then layers.dp else 1 end * least(layers.top_k, layers.experts // layers.moe_ep)
-      * 2.0 * (layers.hidden + greatest(2 * layers.intermediate, layers.hidden))) as routed_bytes
-  from sharded_layers as layers join deployment_settings as settings using (deployment_id)
-  where layers.ffn = 'moe'
-  group by layers.deployment_id
-),
 split as (
   select
     settings.deployment_id,
@@ -34,11 +23,10 @@ split as (
     settings.memory_fraction_of,
     settings.swa_full_tokens_ratio,
     weights.weights_bytes + coalesce(draft_weights.weights_bytes, 0) as weights_bytes,
-    -- residual, hidden, the widest projection and rows of experts of the largest step, in 16 bits, and FP32 logits of the sampled tokens
+    -- residual, hidden and the widest projection of the largest step, in 16 bits, and FP32 logits of the sampled tokens
     -- (larger values than can be simulated are a fault of the deployment, and must not overflow here)
     least(settings.max_num_batched_tokens::double * (4 * models.hidden + widest.width) * 2.0
-      + least(settings.max_num_seqs::double * settings.query_tokens, settings.max_num_batched_tokens) * models.vocab / settings.tp * 4.0
-      + coalesce(routed.routed_bytes, 0), 1e18) as activations_bytes,
+      + least(settings.max_num_seqs::double * settings.query_tokens, settings.max_num_batched_tokens) * models.vocab / settings.tp * 4.0, 1e18) as activations_bytes,
     case when settings.graph_max_tokens > 0 then 1073741824.0 else 0 end as graphs_bytes,
     layout.full_layers + coalesce(drafts.full_layers, 0) + case when settings.windows_freed then 0 else layout.window_layers + coalesce(drafts.window_layers, 0) end as full_layers,
     case when settings.windows_freed then layout.window_layers + coalesce(drafts.window_layers, 0) else 0 end as window_layers,
@@ -53,7 +41,6 @@ split as (
   join stages using (deployment_id)
   join kv_layout as layout using (deployment_id)
   left join kv_layout as drafts on drafts.deployment_id = settings.draft_deployment_id
-  left join routed on routed.deployment_id = settings.deployment_id
   left join weights as draft_weights on draft_weights.deployment_id = settings.draft_deployment_id
   join (select deployment_id, max(n) as width from layer_weights where family = 'gemm' and layer_kind <> 'model' group by deployment_id) as widest
     using (deployment_id)
