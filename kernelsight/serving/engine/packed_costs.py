@@ -48,14 +48,16 @@ def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarr
         used += values.size
         return used - values.size
 
-    layout["tokens_at"] = place(surface.token_us[surface.padded_tokens])
+    paid = surface.paid_tokens
+    layout["tokens_at"] = place(surface.token_us[paid])
+    layout["prompts_at"] = surface.padded_tokens.size if surface.padded_prompt_tokens.size else 0
     layout["sampled_at"] = place(surface.sampled_us)
     if surface.embedding_us.size:
-        layout["embedding_at"] = place(surface.embedding_us[surface.padded_tokens])
-        layout["transfer_at"] = place(surface.transfer_us[surface.padded_tokens])
+        layout["embedding_at"] = place(surface.embedding_us[paid])
+        layout["transfer_at"] = place(surface.transfer_us[paid])
     if surface.moe_us.size:
-        layout["moe_at"] = place(surface.moe_us[surface.padded_tokens])
-        layout["communication_at"] = place(surface.communication_us[surface.padded_tokens])
+        layout["moe_at"] = place(surface.moe_us[paid])
+        layout["communication_at"] = place(surface.communication_us[paid])
         layout["sampled_communication_at"] = place(surface.sampled_communication_us)
     if surface.experts_us.size:
         layout["experts_at"] = place(surface.experts_us)
@@ -98,11 +100,12 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
 def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
     """Return the uses by part, shape [3 phases, ...] each; tokens count at the CUDA-graph size that pads them."""
     surface = costs.surface
-    counted = uses[:, layout["tokens_at"] :][:, : surface.padded_tokens.size]
+    padded = surface.paid_tokens
+    counted = uses[:, layout["tokens_at"] :][:, : padded.size]
     tokens = np.zeros((3, surface.token_us.size))
     paid = np.flatnonzero(counted.any(axis=0))
     for phase in range(3):
-        np.add.at(tokens[phase], surface.padded_tokens[paid], counted[phase, paid])
+        np.add.at(tokens[phase], padded[paid], counted[phase, paid])
     grids = []
     for name in ("decode", "window", "prefill"):
         grid = getattr(surface, f"{name}_us")

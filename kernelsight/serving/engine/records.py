@@ -71,6 +71,7 @@ SURFACE = record(x_at=_WHOLE, share_at=_WHOLE, x_size=_WHOLE, y_at=_WHOLE, y_siz
 # step costs of one deployment: dense tables over tokens and sampled sequences (from 0), and three surfaces
 LAYOUT = record(
     tokens_at=_WHOLE,
+    prompts_at=_WHOLE,  # distance from the cost of tokens to that of as many in a step with prompts
     sampled_at=_WHOLE,
     decode=SURFACE,
     window=SURFACE,

@@ -243,7 +243,9 @@ class FullEngine(NamedTuple):
         sampled = decoding * self.query_tokens + prefills_done + np.zeros(tokens.size)
         logits_us = self.costs.logits_us(sampled)
         past_tokens = lengths.cached + np.maximum(lengths.prompt - chunk, 0.0) / 2.0
-        layers_us = self.costs.layers_us(tokens) + self.costs.decode_us(np.array([decoding]), lengths.context)
+        layers_us = self.costs.layers_us(tokens, prompt_tokens) + self.costs.decode_us(
+            np.array([decoding]), lengths.context
+        )
         layers_us += self.costs.prefill_us(chunk, past_tokens, chunks)
         if self.pool.ranks > 1:
             mean_tokens = decoding * self.query_tokens + min(starting * lengths.prompt, self.budget)
