@@ -185,7 +185,7 @@ def _shape(
     context, tokens = row["decode_context"], row["tokens"]
     window_context = context if context is None or not window else min(context, window)
     if tokens <= (largest := settings["graph_max_tokens"]):
-        tokens = int(padded_tokens(largest, largest)[tokens])
+        tokens = int(padded_tokens(largest, largest, settings["graph_spacing"])[tokens])
     return {"deployment_id": deployment_id, **row, "tokens": tokens, "decode_window_context": window_context}
 
 

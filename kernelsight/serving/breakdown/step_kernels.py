@@ -9,7 +9,7 @@ request of the last step without prompts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +45,7 @@ class Pool(NamedTuple):
 
     names: list[str]  # deployment_id of each
     knots: list[KnotKernels]  # kernels of each
-    graph_max_tokens: int  # tokens of the largest CUDA graph
+    settings: dict[str, Any]  # row of deployment_settings
 
 
 def gpu_ns_of(steps: pa.Table) -> np.ndarray:
@@ -88,9 +88,7 @@ def step_kernels(
             names_of_pool = [name for name in pair if name in knots and name not in counted]
             counted |= set(names_of_pool)
             step_rows = rows[np.isin(engine, replicas)]
-            pool = Pool(
-                names_of_pool, [knots[name] for name in names_of_pool], settings[deployment]["graph_max_tokens"]
-            )
+            pool = Pool(names_of_pool, [knots[name] for name in names_of_pool], settings[deployment])
             yield from _of_pool(scenario, steps.take(pa.array(step_rows)), step_rows, uses, pool)
 
 
@@ -138,7 +136,10 @@ def _estimate(steps: pa.Table, phase: np.ndarray, gpu_us: np.ndarray, pool: Pool
     """Return kernel times estimated from each step's tokens alone, shape [steps, kernels]; only proportions matter."""
     prompts, decodes = (steps[name].to_numpy().astype(float) for name in ("prefill_tokens", "decode_tokens"))
     knots, tokens = pool.knots[0], (prompts + decodes).astype(np.int64)
-    padded = padded_tokens(int(tokens.max(initial=0)), pool.graph_max_tokens)[tokens]
+    graphs = (pool.settings["graph_max_tokens"], pool.settings["graph_spacing"])
+    padded = padded_tokens(int(tokens.max(initial=0)), *graphs)[tokens]
+    if pool.settings["prompt_graphs"] == "none":
+        padded = np.where(prompts > 0, tokens, padded)
     linear = knots.at("tokens", padded) + knots.at("logits", decodes + (prompts > 0))
     # a step's row does not state the tokens of the other ranks; the sums over all steps include them
     linear += knots.at("experts", padded)

@@ -1,27 +1,35 @@
-"""CUDA graph sizes: the token counts for which an engine captures a graph, as vLLM chooses them by default."""
+"""CUDA graph sizes: the token counts for which an engine captures a graph, as it chooses them by default."""
 
 from __future__ import annotations
 
 import numpy as np
 
 
-def captured_sizes(largest: int) -> np.ndarray:
-    """Return the captured sizes in tokens up to ``largest``: 1, 2, 4, then multiples of 8 up to 256, then of 16.
+def captured_sizes(largest: int, spacing: str = "steps") -> np.ndarray:
+    """Return the captured sizes in tokens up to ``largest``: 1, 2, 4, then multiples of 8.
+
+    ``spacing``, a column of ``engine_presets``: in "steps" they go on beyond 256 in multiples of 16; with "doubling"
+    beyond 128 in powers of two, and end with ``largest``.
 
     >>> captured_sizes(24).tolist(), captured_sizes(512).size
     ([1, 2, 4, 8, 16, 24], 51)
+    >>> captured_sizes(300, "doubling")[-3:].tolist()
+    [128, 256, 300]
     """
+    if spacing == "doubling":
+        sizes = np.array([1, 2, 4, *range(8, 129, 8), *(2**i for i in range(8, 32))])
+        return np.append(sizes[sizes < largest], largest if largest > 0 else [])
     sizes = np.array([1, 2, 4, *range(8, 257, 8), *range(272, largest + 1, 16)])
     return sizes[sizes <= largest]
 
 
-def padded_tokens(largest: int, graph_max_tokens: int) -> np.ndarray:
+def padded_tokens(largest: int, graph_max_tokens: int, spacing: str = "steps") -> np.ndarray:
     """Return, for every token count from 0, the captured size that serves it, or itself beyond the largest capture.
 
     >>> padded_tokens(10, 8).tolist()
     [0, 1, 2, 4, 4, 8, 8, 8, 8, 9, 10]
     """
-    sizes = np.append(0, captured_sizes(min(graph_max_tokens, largest)))
+    sizes = np.append(0, captured_sizes(min(graph_max_tokens, largest), spacing)).astype(np.int64)
     tokens = np.arange(largest + 1)
     if sizes.size == 1:
         return tokens

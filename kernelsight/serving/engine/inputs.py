@@ -58,6 +58,13 @@ class Surface(NamedTuple):
     # mean tokens of a rank, [tokens]; and the exchange alone
     experts_us: np.ndarray = np.zeros(0)
     experts_communication_us: np.ndarray = np.zeros(0)
+    # padded tokens of steps with prompts, where they differ from those of steps that only decode
+    padded_prompt_tokens: np.ndarray = np.zeros(0, np.int64)
+
+    @property
+    def paid_tokens(self) -> np.ndarray:
+        """Tokens that a step pays for: those of steps that only decode, from 0, then of steps with prompts."""
+        return np.concatenate([self.padded_tokens, self.padded_prompt_tokens])
 
 
 class Waits(NamedTuple):

@@ -48,18 +48,21 @@ def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarr
         used += values.size
         return used - values.size
 
-    layout["tokens_at"] = place(surface.token_us[surface.padded_tokens])
+    paid = surface.paid_tokens
+    layout["tokens_at"] = place(surface.token_us[paid])
+    layout["prompts_at"] = surface.padded_tokens.size if surface.padded_prompt_tokens.size else 0
     layout["sampled_at"] = place(surface.sampled_us)
     if surface.embedding_us.size:
-        layout["embedding_at"] = place(surface.embedding_us[surface.padded_tokens])
-        layout["transfer_at"] = place(surface.transfer_us[surface.padded_tokens])
+        layout["embedding_at"] = place(surface.embedding_us[paid])
+        layout["transfer_at"] = place(surface.transfer_us[paid])
     if surface.moe_us.size:
-        layout["moe_at"] = place(surface.moe_us[surface.padded_tokens])
-        layout["communication_at"] = place(surface.communication_us[surface.padded_tokens])
+        layout["moe_at"] = place(surface.moe_us[paid])
+        layout["communication_at"] = place(surface.communication_us[paid])
         layout["sampled_communication_at"] = place(surface.sampled_communication_us)
     if surface.experts_us.size:
         layout["experts_at"] = place(surface.experts_us)
         layout["experts_communication_at"] = place(surface.experts_communication_us)
+        layout["padded_at"] = place(surface.padded_tokens)
     for name, (below, share) in between.items():
         ys, grid = getattr(surface, f"{name}_y"), getattr(surface, f"{name}_us")
         layout[name] = (place(below), place(share), below.size, place(ys), ys.size, place(grid))
@@ -86,7 +89,7 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
     for layout, start in zip(layouts, starts, strict=True):
         for name in ("tokens_at", "sampled_at", "embedding_at", "transfer_at", "moe_at", "communication_at"):
             layout[name] += start
-        for name in ("sampled_communication_at", "experts_at", "experts_communication_at"):
+        for name in ("sampled_communication_at", "experts_at", "experts_communication_at", "padded_at"):
             layout[name] += start
         for part in ("decode", "window", "prefill"):
             for name in ("x_at", "share_at", "y_at", "at"):
@@ -97,11 +100,12 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
 def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
     """Return the uses by part, shape [3 phases, ...] each; tokens count at the CUDA-graph size that pads them."""
     surface = costs.surface
-    counted = uses[:, layout["tokens_at"] :][:, : surface.padded_tokens.size]
+    padded = surface.paid_tokens
+    counted = uses[:, layout["tokens_at"] :][:, : padded.size]
     tokens = np.zeros((3, surface.token_us.size))
     paid = np.flatnonzero(counted.any(axis=0))
     for phase in range(3):
-        np.add.at(tokens[phase], surface.padded_tokens[paid], counted[phase, paid])
+        np.add.at(tokens[phase], padded[paid], counted[phase, paid])
     grids = []
     for name in ("decode", "window", "prefill"):
         grid = getattr(surface, f"{name}_us")

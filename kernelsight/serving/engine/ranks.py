@@ -1,10 +1,10 @@
 """Data-parallel ranks with expert parallelism (DP attention): they share experts, and step together.
 
 Every MoE layer exchanges tokens among all ranks, so that a step lasts as long as its slowest rank, and routed experts
-work on the tokens of all. In a CUDA graph ranks are padded to the largest batch among them (vLLM
+work on the tokens of all. In a CUDA graph ranks are padded to the captured size of the largest batch among them (vLLM
 ``coordinate_batch_across_dp``, SGLang ``DpPaddingMode.MAX_LEN``, TensorRT-LLM ``CUDAGraphRunner``), before vLLM 0.17 in
-every step (``engine_ranks``); otherwise the experts get the actual tokens. A rank without requests runs an empty batch
-with the others: it waits for them, and takes no time of its own.
+every step to the largest batch (``engine_ranks``); otherwise the experts get the actual tokens. A rank without requests
+runs an empty batch with the others: it waits for them, and takes no time of its own.
 
 A prompt on one rank delays the decodes of all. TensorRT-LLM's ``attention_dp_config.enable_balance`` holds prompts back
 until every rank has one (``RequestScheduler._balance_adp_context_requests``). vLLM's ``prefill_schedule_interval`` lets
@@ -68,7 +68,7 @@ def begin_ranks(scenario: Scenario, first: int, now: float) -> None:
 def send_ranks(scenario: Scenario, first: int, now: float) -> None:
     """Execute a scheduled step of ranks with drafts, whose requests get different numbers of tokens."""
     engines, stages, ranks = scenario.engines, scenario.stages, scenario.limits[first].ranks
-    expert_tokens = shared_tokens(engines, scenario.host[first], first, ranks)
+    expert_tokens = shared_tokens(engines, scenario.host[first], costs_of(scenario, first), first, ranks)
     end_us = now
     for i in range(first, first + ranks):
         prompts, decodes = engines[i].step_prompt_tokens, engines[i].step_decode_tokens
@@ -87,7 +87,7 @@ def step_ranks(scenario: Scenario, first: int) -> None:
     """Execute one scheduled step, in which some rank computes prompts."""
     engines, limits, host = scenario.engines, scenario.limits, scenario.host[first]
     ranks, begin_us = limits[first].ranks, engines[first].previous_start
-    expert_tokens = shared_tokens(engines, host, first, ranks)
+    expert_tokens = shared_tokens(engines, host, costs_of(scenario, first), first, ranks)
     end_us = begin_us
     for i in range(first, first + ranks):
         engine = engines[i]
@@ -122,7 +122,9 @@ def time_without_attention(costs: StepCosts, batch: int, experts_us: float) -> f
 def plan_ranks(scenario: Scenario, first: int) -> None:
     """Plan decode steps of all ranks with linear times, up to the first change of a batch; a request may end them."""
     engines, host, ranks = scenario.engines, scenario.host[first], scenario.limits[first].ranks
-    experts_at = scenario.layout[first].experts_at + shared_tokens(engines, host, first, ranks)
+    experts_at = scenario.layout[first].experts_at + shared_tokens(
+        engines, host, costs_of(scenario, first), first, ranks
+    )
     steps, pace = float(NO_LIMIT), Line(0.0, 0.0)
     for i in range(first, first + ranks):
         engine, batch = engines[i], engines[i].step_decode_tokens
@@ -184,7 +186,7 @@ def take_ranks(scenario: Scenario, first: int, stop_us: float) -> None:
     engines, limits, ranks = scenario.engines, scenario.limits, scenario.limits[first].ranks
     begin_us, pace = engines[first].previous_start, Line(engines[first].pace_us, engines[first].pace_slope)
     steps, _, _ = cut_line(pace, engines[first].planned_steps, stop_us - begin_us, False)
-    expert_tokens = shared_tokens(engines, scenario.host[first], first, ranks)
+    expert_tokens = shared_tokens(engines, scenario.host[first], costs_of(scenario, first), first, ranks)
     end_us = begin_us + line_time(pace, steps)
     engines[first].joint_steps += steps - 1
     if limits[first].balance:
@@ -287,15 +289,20 @@ def form_rank(core: Core, metrics: Metrics, now: float) -> None:
 
 
 @compiled
-def shared_tokens(engines: np.ndarray, host: np.void, first: int, ranks: int) -> int:
-    """Return the mean tokens that a rank sends to the experts, or the largest batch where all are padded to it."""
+def shared_tokens(engines: np.ndarray, host: np.void, costs: StepCosts, first: int, ranks: int) -> int:
+    """Return the mean tokens that a rank sends to the experts, or of the largest batch where all are padded to it.
+
+    In a CUDA graph these are the tokens of the captured size that holds the largest batch.
+    """
     largest = total = prompt_tokens = 0
     for i in range(first, first + ranks):
         tokens = engines[i].step_prompt_tokens + engines[i].step_decode_tokens
         largest, total = max(largest, tokens), total + tokens
         prompt_tokens += engines[i].step_prompt_tokens
     most = host.prompt_graph_max_tokens if prompt_tokens > 0 else host.graph_max_tokens
-    return largest if host.ranks_padded or largest <= most else -(-total // ranks)
+    if largest <= most:
+        return int(costs.values[costs.layout.padded_at + largest])
+    return largest if host.ranks_padded else -(-total // ranks)
 
 
 @compiled

@@ -71,6 +71,7 @@ SURFACE = record(x_at=_WHOLE, share_at=_WHOLE, x_size=_WHOLE, y_at=_WHOLE, y_siz
 # step costs of one deployment: dense tables over tokens and sampled sequences (from 0), and three surfaces
 LAYOUT = record(
     tokens_at=_WHOLE,
+    prompts_at=_WHOLE,  # distance from the cost of tokens to that of as many in a step with prompts
     sampled_at=_WHOLE,
     decode=SURFACE,
     window=SURFACE,
@@ -86,6 +87,7 @@ LAYOUT = record(
     # ranks that step together: routed experts and their collectives, by the mean number of tokens of a rank
     experts_at=_WHOLE,
     experts_communication_at=_WHOLE,
+    padded_at=_WHOLE,  # the size of the CUDA graph that serves a number of tokens
     # distance from the time of a cost to its energy, joules
     energy_at=_WHOLE,
 )

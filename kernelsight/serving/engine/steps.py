@@ -218,8 +218,9 @@ def cost_layers(
         gpu_us -= (chunks - 1) * values[layout.prefill.at]
         prompts_us -= (chunks - 1) * values[layout.prefill.at]
         spend(engine, costs, phase, layout.prefill.at, 1.0 - chunks)
-    gpu_us += values[layout.tokens_at + tokens]
-    spend(engine, costs, phase, layout.tokens_at + tokens, 1.0)
+    paid = tokens + (layout.prompts_at if chunks > 0 else 0)
+    gpu_us += values[layout.tokens_at + paid]
+    spend(engine, costs, phase, layout.tokens_at + paid, 1.0)
     decodes_us = 0.0
     if decodes > 0:
         decodes_us = cost_decodes(engine, costs, phase, decodes, y, windowed, 1)
@@ -228,8 +229,8 @@ def cost_layers(
         kind = 1 if chunks > 0 else 0
         engine.prefill_attention_us += prompts_us
         engine.decode_attention_us[kind] += decodes_us
-        engine.moe_us[kind] += values[layout.moe_at + tokens]
-        engine.communication_us[kind] += values[layout.communication_at + tokens]
+        engine.moe_us[kind] += values[layout.moe_at + paid]
+        engine.communication_us[kind] += values[layout.communication_at + paid]
     return gpu_us, chunks, ended
 
 

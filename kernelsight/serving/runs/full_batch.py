@@ -243,11 +243,15 @@ class FullEngine(NamedTuple):
         sampled = decoding * self.query_tokens + prefills_done + np.zeros(tokens.size)
         logits_us = self.costs.logits_us(sampled)
         past_tokens = lengths.cached + np.maximum(lengths.prompt - chunk, 0.0) / 2.0
-        layers_us = self.costs.layers_us(tokens) + self.costs.decode_us(np.array([decoding]), lengths.context)
+        layers_us = self.costs.layers_us(tokens, prompt_tokens) + self.costs.decode_us(
+            np.array([decoding]), lengths.context
+        )
         layers_us += self.costs.prefill_us(chunk, past_tokens, chunks)
         if self.pool.ranks > 1:
             mean_tokens = decoding * self.query_tokens + min(starting * lengths.prompt, self.budget)
-            layers_us += self.costs.part_us("experts_us", np.array([mean_tokens]))
+            shared = np.array([mean_tokens])
+            captured = not np.any(prompt_tokens) and mean_tokens <= host.graph_max_tokens
+            layers_us += self.costs.part_us("experts_us", self.costs.padded(shared) if captured else shared)
         hidden_us, exposed_us, launch_us = np.array(
             [
                 host_times(decoding + count, step_tokens, math.ceil(count), host)

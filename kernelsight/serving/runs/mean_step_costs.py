@@ -35,10 +35,17 @@ class MeanStepCosts(NamedTuple):
         one_chunk_us = _bilinear(s.prefill_x, s.prefill_y, s.prefill_us, tokens, cached)
         return chunks * one_chunk_us - np.maximum(chunks - 1.0, 0.0) * s.prefill_us[0, 0]
 
-    def layers_us(self, tokens: np.ndarray) -> np.ndarray:
+    def layers_us(self, tokens: np.ndarray, prompt_tokens: np.ndarray | float = 0.0) -> np.ndarray:
         """Return the layers without attention, at the tokens of a step padded to the size of its CUDA graph."""
-        s = self.surface
-        return s.token_us[s.padded_tokens[_whole_rows(tokens, s.padded_tokens)]]
+        whole = self.surface.padded_prompt_tokens
+        padded = self.padded(tokens)
+        if whole.size:
+            padded = np.where(np.asarray(prompt_tokens) > 0.0, whole[_whole_rows(tokens, whole)], padded)
+        return self.surface.token_us[padded]
+
+    def padded(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the sizes of the CUDA graphs that hold these tokens."""
+        return self.surface.padded_tokens[_whole_rows(tokens, self.surface.padded_tokens)]
 
     def logits_us(self, sampled: np.ndarray) -> np.ndarray:
         """Return the language-model head over the tokens that are sampled."""

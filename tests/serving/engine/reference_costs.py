@@ -32,6 +32,14 @@ def line_weights(knots: Sequence[float], value: float) -> list[tuple[int, float]
     return [(below, 1.0 - share), (below + 1, share)]
 
 
+def paid_tokens(surface: Any, work: Work) -> int:
+    """Tokens that a step pays for: padded to its graph, which steps with prompts may not have."""
+    padded = (
+        surface.padded_prompt_tokens if work.chunks and surface.padded_prompt_tokens.size else surface.padded_tokens
+    )
+    return int(padded[work.tokens])
+
+
 class Costs:
     """The cost tables of a world (the fields of the loop's Surface), read knot by knot."""
 
@@ -43,7 +51,7 @@ class Costs:
         """Weight of each (part, x index, y index) that a step pays for; dense tables have y index 0."""
         surface = self.surface
         paid: Counter[tuple] = Counter()
-        paid["tokens", int(surface.padded_tokens[work.tokens]), 0] += 1.0
+        paid["tokens", paid_tokens(surface, work), 0] += 1.0
         paid["sampled", work.sampled, 0] += 1.0
         if work.contexts:
             batch = len(work.contexts)

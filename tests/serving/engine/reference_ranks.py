@@ -5,8 +5,8 @@ Written from the semantics alone. Where these leave a choice open:
 - A step begins when all ranks have ended the last one, and one of them has something to do: it runs requests, or sees
   one. The others run beside it, with what they have; a rank that runs nothing takes what it sees by now.
 - Each rank is an engine of one batch at a time, with its own host. Experts take the same time on every rank that has a
-  batch, by the tokens of all: by the largest batch where a CUDA graph holds all batches, by the mean (rounded up)
-  otherwise. The step ends for all when the last rank is done; who was done before that is idle.
+  batch, by the tokens of all: by the size of the CUDA graph that holds the largest batch, where one does, by the mean
+  (rounded up) otherwise. The step ends for all when the last rank is done; who was done before that is idle.
 - Balance: a step without prompts, where every rank decodes and not every rank has a prompt to compute and room for it
   (a prompt under way, or one in the queue that could be admitted beside the decodes). After as many such steps as the
   time-out says, the ranks compute what they have. Where all have prompts they first wait for the batching wait.
@@ -66,10 +66,10 @@ class RankEngine(PipelineEngine):
 
 
 class Ranks:
-    """The ranks of one replica; ``experts_us``: time of the experts by the tokens of a rank."""
+    """The ranks of one replica; ``surface``: its step costs, of which experts and the sizes of graphs are read."""
 
-    def __init__(self, engines: list[RankEngine], experts_us: Sequence[float], host: Any) -> None:
-        self.engines, self.experts_us, self.host = engines, experts_us, host
+    def __init__(self, engines: list[RankEngine], surface: Any, host: Any) -> None:
+        self.engines, self.surface, self.host = engines, surface, host
         self.experts: list[tuple[str, int]] = []
         self.unbalanced = self.balanced = self.steps = 0
         for engine in engines:
@@ -89,13 +89,15 @@ class Ranks:
         most = self.host.prompt_graph_max_tokens if any(work.chunks for work in works) else self.host.graph_max_tokens
         largest = max(work.tokens for work in works)
         mean = -(-sum(work.tokens for work in works) // len(works))
-        shared = largest if self.host.ranks_padded or largest <= most else mean
+        shared = largest if self.host.ranks_padded else mean
+        if largest <= most:
+            shared = int(self.surface.padded_tokens[largest])
         passages = []
         for engine, work in zip(self.engines, works, strict=True):
             if work.tokens:
                 pipeline = engine.pipeline
                 alone = pipeline.gpu_time
-                pipeline.gpu_time = lambda work, alone=alone: alone(work) + self.experts_us[shared]
+                pipeline.gpu_time = lambda work, alone=alone: alone(work) + self.surface.experts_us[shared]
                 passages.append((engine, work, pipeline.send(work, now, len(engine.scheduler.running))))
                 pipeline.gpu_time = alone
                 self.experts.append((work.phase, shared))
@@ -136,9 +138,9 @@ class Ranks:
 
 
 def ranks_of(
-    limits: Any, pipelines: Sequence[Pipeline], experts_us: Sequence[float], hash_tokens: int, start: float, ranks: int
+    limits: Any, pipelines: Sequence[Pipeline], surface: Any, hash_tokens: int, start: float, ranks: int
 ) -> tuple[list[RankEngine], list[Ranks]]:
     """Return engines, ``ranks`` of which step together, one group after the other; and the groups."""
     engines = [RankEngine(limits, pipeline, hash_tokens, start) for pipeline in pipelines]
     cuts = range(0, len(engines), ranks)
-    return engines, [Ranks(engines[i : i + ranks], experts_us, pipelines[0].host) for i in cuts]
+    return engines, [Ranks(engines[i : i + ranks], surface, pipelines[0].host) for i in cuts]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kernelsight.serving.engine import inputs, packed_costs, records, replica
 from kernelsight.serving.engine.served import ServedScenario
 from kernelsight.serving.engine.steps import STAGE_WAIT
+from kernelsight.serving.runs.pools import padded_tokens
 from kernelsight.serving.runs.world import routing_of
 from kernelsight.session import connect
 from tests.conftest import random_worlds
@@ -98,6 +99,9 @@ def test_graphs_pad_ranks_to_the_largest_batch_and_some_engines_every_step() -> 
     assert [row[1] for row in spans(run_ranks(two_ranks(four, slope=10.0), 2), 0)] == [130, 250]
     padded = two_ranks(four, slope=10.0, host={"graph_max_tokens": 4})
     assert [row[1] for row in spans(run_ranks(padded, 2), 0)] == [130, 260]
+    # the graph of 4 tokens is the smallest that holds three decodes
+    coarse = padded._replace(surface=padded.surface._replace(padded_tokens=padded_tokens(64, 4)))
+    assert [row[1] for row in spans(run_ranks(coarse, 2), 0)] == [130, 270]
     # where ranks are padded in every step, prompts are too: 6 and 2 tokens are 6, and 3 and 2 decodes are 3
     every = two_ranks(uneven, slope=10.0, host={"ranks_padded": True})
     assert [row[1] for row in spans(run_ranks(every, 2), 0)] == [160, 290, 420]
@@ -199,7 +203,7 @@ def test_ranks_agree_with_reference(drawn: tuple[Fleet, int]) -> None:
 
     pipelines = [Pipeline((1,), world.host, costs.gpu_time, parts) for _ in range(fleet.engines)]
     start = float(requests[0].arrival_us)
-    made, groups = ranks_of(world.limits, pipelines, surface.experts_us, world.load.hash_tokens, start, ranks)
+    made, groups = ranks_of(world.limits, pipelines, surface, world.load.hash_tokens, start, ranks)
     told = (world.load, world.limits, world.host, costs.gpu_time, fleet.routing, fleet.engines)
     runs, replicas = serve_scenario(requests, *told, made=made)
     served = run_ranks(world, ranks, fleet.routing, fleet.engines)

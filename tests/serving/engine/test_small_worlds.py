@@ -226,6 +226,14 @@ def test_steps_with_prompts_replay_pieces_of_graphs_or_none() -> None:
         assert finish(served) == [prompt_us + 100]
 
 
+def test_prompts_that_no_graph_holds_are_not_padded() -> None:
+    # a prompt of 3 tokens, then decodes of one: 30 us, and 40 with a graph of 4 tokens
+    world = constant_world([(0, 3, 2)], step_us=0.0)
+    surface = world.surface._replace(token_us=10.0 * np.arange(65), padded_tokens=padded_tokens(64, 4))
+    whole = surface._replace(padded_prompt_tokens=np.arange(65))
+    assert [first_token(run_loop(world._replace(surface=each))) for each in (surface, whole)] == [[40.0], [30.0]]
+
+
 def test_a_batch_is_padded_to_the_captured_graph_that_serves_it() -> None:
     # 10 us a token, graphs of 1, 2 and 4 tokens: prompts of 5 (beyond the graphs) take 15 tokens, three decodes cost
     # as much as four, the two that are left two, the last one
