@@ -213,8 +213,10 @@ def test_reduce_scattered_experts_are_summed_over_tensor_parallel_ranks(calls):
 
 
 SUMMED = [
-    ("qwen3-235b-a22b", "trtllm", {"tp": 4, "ep": 4}, True),  # the experts of a token lie on several GPUs
-    ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2}, True),  # every GPU has a part of the width of each expert
+    # the experts of a token lie on several GPUs
+    ("qwen3-235b-a22b", "trtllm", {"tp": 4, "ep": 4, "expert_exchange": "all_to_all"}, True),
+    # every GPU has a part of the width of each expert
+    ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2, "expert_exchange": "all_to_all"}, True),
     ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 8, "ep": 16}, False),  # the all-to-all brings whole sums back
     ("deepseek-v3", "trtllm", {"tp": 2, "dp": 8, "ep": 16}, True),  # but those of the shared expert
     ("qwen3-235b-a22b", "trtllm", {"tp": 2, "dp": 2, "ep": 4}, True),  # fewer ranks than experts of a token gather
