@@ -36,7 +36,15 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_kept_answers_are_those_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {name: made(name, settings) for name, settings in zip("abcde", OTHERS, strict=True)}
     monkeypatch.setattr(QUERIES, "anew", True)
-    assert kept == {name: made(name, settings) for name, settings in zip("abcde", OTHERS, strict=True)}
+    # of all deployments in one session
+    with connect() as session:
+        rows = [{"deployment_id": name, **DEPLOYMENT, **other} for name, other in zip("abcde", OTHERS, strict=True)]
+        session.give("deployments", rows)
+        for table in TABLES:
+            rows = session.table(table).to_pylist()
+            assert {row["deployment_id"] for row in rows} <= set(kept)
+            for name, own in kept.items():
+                assert own[table] == sorted(repr(row) for row in rows if row["deployment_id"] == name), table
 
 
 def test_a_column_that_a_table_gains_is_read(tmp_path: Path) -> None:

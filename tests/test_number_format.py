@@ -9,6 +9,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 DIGITS = re.compile(r"[-+,0-9]*\.\d+[eEfFgG%]|.*%$|[-+]?[eEfFgG]?,\.")
+# what the text of every such format has: a file without it is not parsed
+DIGITS_IN_SOURCE = re.compile(r"\.\d+[eEfFgG%]|%\}|,\.")
 # what is written for programs: names of columns, JSON, SQL, Prometheus, words of a launch line, the prompt of a model
 DATA = {
     "number_format.py",
@@ -26,6 +28,8 @@ DATA = {
 
 def formats(source: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of each format in an f-string that chooses digits of a number."""
+    if not DIGITS_IN_SOURCE.search(source):
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FormattedValue) and isinstance(node.format_spec, ast.JoinedStr):
             text = "".join(part.value for part in node.format_spec.values if isinstance(part, ast.Constant))

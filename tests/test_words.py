@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import json
 import re
-import tokenize
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from record import TEXT_OR_COMMENT
 
 from kernelsight.cli.main import parser
 
@@ -22,20 +22,21 @@ PHRASES = (
     *(r"\btold\b", r"\btells?\b", r"\bwho asks\b", r"\bnobody (gave|measured|stated|published|was|has)\b"),
     *(r"\bleft open\b", r"\bso many\b", r"\bcomes? to\b", r"\bin the place of\b", r"\bone by one\b"),
     *(r"\b(scored|reported|kept|set|is|are|lies?) apart\b", r"\b(turned|thrown|taken) away\b", r"\bwas asked for\b"),
-    *(r"\bGiB are missing\b", r"\ba look for\b", r"\bgoes on with\b"),
+    *(r"\bgib are missing\b", r"\ba look for\b", r"\bgoes on with\b"),
 )
 # of the project's own vocabulary, which a message must not require; no Python calls for users of the command line
 INSIDE = (*(r"\balike\b", r"\broom\b", r"\blowered\b", r"\bknots?\b"), r"\bsession\.\w+\(")
+assert not [phrase for phrase in PHRASES + INSIDE if phrase != phrase.lower()]
 
 
 def found(texts: Iterable[tuple[str, str]], phrases: tuple[str, ...]) -> list[str]:
     """Return "place: phrase in its context" for every forbidden phrase in (place, text) pairs."""
+    any_of = re.compile("|".join(phrases))
     lines = [(place, " ".join(text.split())) for place, text in texts]
     return [
         f"{place}: ...{line[max(match.start() - 40, 0) : match.end() + 40]}..."
         for place, line in lines
-        for phrase in phrases
-        for match in re.finditer(phrase, line, re.IGNORECASE)
+        for match in any_of.finditer(line.lower())
     ]
 
 
@@ -48,26 +49,32 @@ def helps(of: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
                 yield from helps(verb)
 
 
+@cache
+def texts_of(path: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return (place, text) of a module's string literals, and of its docstrings and comments."""
+    source = path.read_text(encoding="utf-8")
+    place = path.relative_to(ROOT)
+    strings, docstrings = {}, []
+    for node in ast.walk(ast.parse(source)):  # a statement comes before its parts
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.append(node.value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings[node] = (f"{place}:{node.lineno}", node.value)
+    explained = [(f"{place}:{node.lineno}", node.value) for node in docstrings]
+    for found in TEXT_OR_COMMENT.finditer(source):
+        if found[0].startswith("#"):
+            explained.append((f"{place}:{source.count(chr(10), 0, found.start()) + 1}", found[0]))
+    return [text for node, text in strings.items() if node not in docstrings], explained
+
+
 def literals(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the sentences among a module's string literals: three words or more, docstrings left out."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    expressions = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in expressions]
-    for node in constants:
-        if isinstance(node.value, str) and len(node.value.split()) > 2:
-            yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+    yield from ((place, text) for place, text in texts_of(path)[0] if len(text.split()) > 2)
 
 
 def explanations(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the docstrings and comments of a module."""
-    source = path.read_text(encoding="utf-8")
-    place = path.relative_to(ROOT)
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield f"{place}:{node.lineno}", node.value.value
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield f"{place}:{token.start[0]}", token.string
+    yield from texts_of(path)[1]
 
 
 def descriptions() -> Iterator[tuple[str, str]]:
