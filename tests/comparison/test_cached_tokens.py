@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import LOAD, Replayed, Variant, conformed
 from kernelsight.logs import read_logs
-from kernelsight.session import Session
+from kernelsight.session import Session, connect
 from tests.comparison.test_comparison import FLAGS, log_of, session  # noqa: F401
 
 N, BLOCK, START = 400, 16, 1_790_000_000.0
@@ -36,6 +37,13 @@ def shared(conversations: bool) -> pa.Table:
     columns |= {"prompt_tokens": [BLOCK * len(one) for one in lists], "output_tokens": dice.integers(20, 120, N)}
     columns |= {"hash_ids": pa.array(lists, pa.list_(pa.int64())), "hash_block_tokens": np.full(N, BLOCK)}
     return conformed(columns)
+
+
+@cache
+def served_on(conversations: bool) -> Replayed:
+    """Return how the deployment serves them."""
+    with connect() as own:
+        return LogReplayer(own, shared(conversations)).serve([Variant(FLAGS)])[0]
 
 
 def aiperf(path: Path, load: pa.Table, served: Replayed) -> Path:
@@ -66,8 +74,7 @@ def test_reported_cached_tokens_are_found_again(
     conversations: bool,
     written: str,
 ) -> None:
-    load = shared(conversations)
-    served = LogReplayer(session, load).serve([Variant(FLAGS)])[0]
+    load, served = shared(conversations), served_on(conversations)
     reported = served.cached_tokens
     assert 0.2 < reported.sum() / load["prompt_tokens"].to_numpy().sum() < 0.95
     if written == "client":

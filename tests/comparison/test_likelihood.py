@@ -191,14 +191,14 @@ def test_a_profile_times_kernels_that_a_step_hides(session: Session) -> None:  #
     profile = seen(logs=logs(production_kernels=kernels_table([1] * 32, [2048] * 32)))
     flags = {"model": "deepseek-v3", "gpu": "h200_sxm", "tp": 8, "quantization": "fp8_block"}
 
-    def products_us(said: ObservedSteps, engine: str) -> float:
-        [times] = StepLikelihoods(session, said, PRIOR)._predict([{**flags, "engine": engine}])
-        return times.kernels[0, KERNELS.index("decode_gemm")]
+    def products_us(said: ObservedSteps) -> list[float]:
+        engines = [{**flags, "engine": engine} for engine in ("vllm", "trtllm")]
+        predicted = StepLikelihoods(session, said, PRIOR)._predict(engines)
+        return [times.kernels[0, KERNELS.index("decode_gemm")] for times in predicted]
 
-    as_step = profile._replace(steps=1)
+    profiled, as_step = products_us(profile), products_us(profile._replace(steps=1))
     # 58 layers, four kernels each of more than a microsecond
-    assert products_us(profile, "vllm") > products_us(as_step, "vllm") + 58 * 4
-    assert products_us(profile, "trtllm") == products_us(as_step, "trtllm")
+    assert profiled[0] > as_step[0] + 58 * 4 and profiled[1] == as_step[1]
 
 
 def test_a_log_with_steps_separates_what_requests_do_not(session: Session) -> None:  # noqa: F811

@@ -59,7 +59,7 @@ def test_every_schema_of_the_project_keeps_the_json_schema_and_loads() -> None:
 def test_every_check_of_the_project_is_sql_over_its_table() -> None:
     with duckdb.connect() as connection:
         for contract in load_contracts(folder("schemas")).values():
-            connection.execute(ddl(contract))
+            connection.execute(ddl(contract).partition("\n")[0])  # without its comments
             checks = {column.name: f"({column.check})" for column in contract.columns if column.check}
             if checks:
                 kinds = connection.sql(f'select {", ".join(checks.values())} from "{contract.table}"').types

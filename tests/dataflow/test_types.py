@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import duckdb
 import pyarrow as pa
 import pytest
@@ -24,11 +26,18 @@ def nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return inner.map(lambda kind: f"list<{kind}>") | structs
 
 
-@given(st.recursive(SCALARS, nested, max_leaves=6))
-def test_a_type_is_spelled_back_as_it_was_written_and_duckdb_takes_it(text: str) -> None:
+@pytest.fixture(scope="module")
+def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as opened:
+        yield opened
+
+
+@given(text=st.recursive(SCALARS, nested, max_leaves=6))
+def test_a_type_is_spelled_back_as_it_was_written_and_duckdb_takes_it(
+    text: str, connection: duckdb.DuckDBPyConnection
+) -> None:
     kind = arrow_type(text)
     assert type_name(kind) == text
-    connection = duckdb.connect()
     relation = connection.sql(f"select null::{duckdb_type(kind)} as x")
     assert can_become(relation.to_arrow_table().schema.field("x").type, kind)
 

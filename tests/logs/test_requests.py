@@ -143,7 +143,7 @@ TYPES = {
 }
 
 
-@random_worlds(300)
+@random_worlds(300, few=20)
 @given(st.lists(drawn, min_size=1, max_size=8))
 def test_whatever_a_reader_finds_the_contract_holds_and_no_row_is_lost(rows):
     file = LogFile(DATA / "made", b"", "json", False)
