@@ -42,8 +42,8 @@ def shared(conversations: bool) -> pa.Table:
 @cache
 def served_on(conversations: bool) -> Replayed:
     """Return how the deployment serves them."""
-    with connect() as opened:
-        return LogReplayer(opened, shared(conversations)).serve([Variant(FLAGS)])[0]
+    with connect() as own:
+        return LogReplayer(own, shared(conversations)).serve([Variant(FLAGS)])[0]
 
 
 def aiperf(path: Path, load: pa.Table, served: Replayed) -> Path:
