@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from kernelsight.serving.costs.cuda_graphs import padded_tokens
@@ -36,15 +39,17 @@ FEW_TOKENS = 64
 LINEAR_OVERSTATED = 1.22
 
 
+KINDS = ("decode", "prefill", "mixed")
 PROMPTS = ((2, 64), (2, 512), (4, 512), (8, 128), (8, 1024), (4, 2048))
 
 
 class Served(NamedTuple):
-    """A session with one deployment, its surface and limits, tokens in its windows (0: none), kind of layers."""
+    """A deployment's model, its surface and limits, its knots, tokens in its windows (0: none), kind of layers."""
 
-    session: Session
+    model: str
     costs: PackedCosts
     settings: dict[str, Any]
+    knots: int
     window: int
     linear: bool
 
@@ -54,19 +59,39 @@ class Served(NamedTuple):
         return self.costs.surface
 
 
-@pytest.fixture(scope="module", params=DEPLOYMENTS)
-def served(request: pytest.FixtureRequest) -> Served:
-    row = {"deployment_id": "d", "model": request.param, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    """A session with all deployments, each named by its model."""
+    row = {"pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
     # the expression alone: corrections of measured GPUs follow what their sweeps show, edges that are no knots included
     row["tier"] = "cross-generation"
-    session = connect()
-    session.give("deployments", pa.Table.from_pylist([{**row, **DEPLOYMENTS[request.param]}]))
-    settings = session.table("deployment_settings").to_pylist()[0]
-    costs = cost_tables(session.table("step_costs"), session.table("step_shapes"), settings).packed
-    selection = {row["model"]: row["index_top_k"] for row in session.table("models").to_pylist()}[request.param]
-    window = session.table("kv_layout").to_pylist()[0]["window_tokens"] or selection or 0
-    linear = "linear" in session.table("sharded_layers")["attention"].to_pylist()
-    return Served(session, costs, settings, window, linear)
+    with connect() as opened:
+        rows = [{**row, "deployment_id": model, "model": model, **own} for model, own in DEPLOYMENTS.items()]
+        opened.give("deployments", pa.Table.from_pylist(rows))
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def all_served(session: Session) -> dict[str, Served]:
+    def rows(name: str, model: str) -> pa.Table:
+        table = session.table(name)
+        return table.filter(pc.equal(table["deployment_id"], model))
+
+    selections = {row["model"]: row["index_top_k"] for row in session.table("models").to_pylist()}
+    found = {}
+    for model in DEPLOYMENTS:
+        [settings], [layout] = (rows(name, model).to_pylist() for name in ("deployment_settings", "kv_layout"))
+        shapes = rows("step_shapes", model)
+        costs = cost_tables(rows("step_costs", model), shapes, settings).packed
+        window = layout["window_tokens"] or selections[model] or 0
+        linear = "linear" in rows("sharded_layers", model)["attention"].to_pylist()
+        found[model] = Served(model, costs, settings, shapes.num_rows, window, linear)
+    return found
+
+
+@pytest.fixture(scope="module", params=DEPLOYMENTS)
+def served(request: pytest.FixtureRequest, all_served: dict[str, Served]) -> Served:
+    return all_served[request.param]
 
 
 def size(random: np.random.Generator, smallest: float, largest: float) -> int:
@@ -89,7 +114,7 @@ def shape_of(step: dict[str, int], served: Served, number: int, chunks: int = 1)
     chunks = chunks if chunk else 0
     windowed = min(step["context"], served.window) if batch and served.window else None
     return {
-        "deployment_id": "d", "step_shape_id": number, "part": "whole", "x": 0.0, "y": 0.0,
+        "deployment_id": served.model, "step_shape_id": number, "part": "whole", "x": 0.0, "y": 0.0,
         "tokens": int(served.surface.padded_tokens[batch + chunks * chunk]), "sampled": batch + chunks,
         "decode_requests": batch, "decode_context": step["context"] if batch else None,
         "decode_window_context": windowed,
@@ -97,12 +122,14 @@ def shape_of(step: dict[str, int], served: Served, number: int, chunks: int = 1)
     }  # fmt: skip
 
 
-def predicted(served: Served, shapes: list[dict[str, Any]]) -> np.ndarray:
+def predicted(session: Session, shapes: list[dict[str, Any]]) -> np.ndarray:
     """Return the GPU time of whole steps, every kernel predicted at the step's own sizes."""
-    fork = served.session.fork()
-    fork.give("step_shapes", pa.Table.from_pylist(shapes, served.session.table("step_shapes").schema))
-    totals = {row["step_shape_id"]: row["gpu_us"] for row in fork.table("step_totals").to_pylist()}
-    return np.array([totals[shape["step_shape_id"]] for shape in shapes])
+    with session.fork() as fork:
+        fork.give("step_shapes", pa.Table.from_pylist(shapes, session.table("step_shapes").schema))
+        totals = fork.table("step_totals")
+    keys = zip(totals["deployment_id"].to_pylist(), totals["step_shape_id"].to_pylist(), strict=True)
+    gpu_us = dict(zip(keys, totals["gpu_us"].to_pylist(), strict=True))
+    return np.array([gpu_us[shape["deployment_id"], shape["step_shape_id"]] for shape in shapes])
 
 
 def part_us(costs: PackedCosts, part: str, x: int, y: float) -> float:
@@ -145,16 +172,32 @@ class Ratios(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ratios(served: Served) -> Ratios:
-    """Predict all steps of a deployment at once."""
-    drawn = [(kind, np.random.default_rng(20260)) for kind in ("decode", "prefill", "mixed")]
+def all_ratios(session: Session, all_served: dict[str, Served]) -> dict[str, Ratios]:
+    """Predict all steps of all deployments at once."""
+    shapes = {model: shapes_drawn(served) for model, served in all_served.items()}
+    direct = iter(np.split(predicted(session, [*itertools.chain(*shapes.values())]), len(shapes)))
+    return {model: ratios_of(all_served[model], own, next(direct)) for model, own in shapes.items()}
+
+
+@pytest.fixture
+def ratios(served: Served, all_ratios: dict[str, Ratios]) -> Ratios:
+    return all_ratios[served.model]
+
+
+def shapes_drawn(served: Served) -> list[dict[str, Any]]:
+    """Return random steps of each kind, steps of fresh prompts, and one of chunks after cached tokens."""
+    drawn = [(kind, np.random.default_rng(20260)) for kind in KINDS]
     asked = [(random_step(random, kind, served.settings), 1) for kind, random in drawn for _ in range(STEPS)]
     asked += [(chunk_step(tokens, cached=0), chunks) for chunks, tokens in PROMPTS] + [(chunk_step(64, cached=4096), 8)]
-    shapes = [shape_of(step, served, number, chunks) for number, (step, chunks) in enumerate(asked)]
-    found = np.array([interpolated(served.costs, shape) for shape in shapes]) / predicted(served, shapes)
-    latent = served.settings["model"] == "deepseek-v3"
+    return [shape_of(step, served, number, chunks) for number, (step, chunks) in enumerate(asked)]
+
+
+def ratios_of(served: Served, shapes: list[dict[str, Any]], direct: np.ndarray) -> Ratios:
+    """Return the ratios of a deployment's steps to what is predicted directly."""
+    found = np.array([interpolated(served.costs, shape) for shape in shapes]) / direct
+    latent = served.model == "deepseek-v3"
     few = np.array([latent and 0 < shape["prefill_tokens"] < FEW_TOKENS for shape in shapes])
-    parts = {kind: slice(place * STEPS, (place + 1) * STEPS) for place, (kind, _) in enumerate(drawn)}
+    parts = {kind: slice(place * STEPS, (place + 1) * STEPS) for place, kind in enumerate(KINDS)}
     steps, are_few = ({kind: column[part] for kind, part in parts.items()} for column in (found, few))
     return Ratios(steps, are_few, found[-1 - len(PROMPTS) : -1], found[-1:])
 
@@ -173,7 +216,7 @@ def test_every_step_is_interpolated_within_half_a_percent(ratios: Ratios) -> Non
 
 
 def test_knots_stay_few(served: Served) -> None:
-    assert served.session.table("step_shapes").num_rows <= 6500
+    assert served.knots <= 6500
 
 
 @pytest.mark.parametrize("batch", [8, 32, 128])
