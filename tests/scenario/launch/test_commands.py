@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kernelsight.scenario.launch.commands import OPTIONS_FILE, LaunchCommand, launch_command
@@ -54,6 +54,9 @@ ROWS = st.fixed_dictionaries(
 
 @random_worlds(120)
 @given(ROWS)
+@example({"engine": "vllm", "tp": 2, "dp": 4, "ep": "all"})
+@example({"engine": "sglang", "tp": 2, "dp": 4, "ep": "all"})
+@example({"engine": "trtllm", "tp": 8, "ep": "all"})
 def test_what_is_written_is_read_again(tmp_path_factory, stated):
     if stated["engine"] == "trtllm" and stated.get("dp", 1) > 1:
         stated["tp"] = 1  # attention replicas of one GPU each
