@@ -19,8 +19,8 @@ from .conftest import rows_of, table_bytes
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_the_same_bytes_under_ray(session: Session) -> None:
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    rows = rows_of(tp=[1, 3], max_concurrency=[1, 4])
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    rows = rows_of(tp=[1, 2, 3], max_concurrency=[1, 4])
     try:
         found = sweep(session, rows, executor="ray", partition_requests=48)
     finally:
