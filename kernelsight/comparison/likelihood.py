@@ -14,7 +14,7 @@ from kernelsight.comparison.replay import KERNELS, NO_LOAD
 from kernelsight.comparison.sample import part_of
 from kernelsight.dataflow.session import Session
 from kernelsight.scenario.scenarios import give_plan, plan_rows
-from kernelsight.serving.costs.cuda_graphs import padded_tokens
+from kernelsight.serving.costs.cuda_graphs import step_padding
 from kernelsight.serving.engine.host import host_of, host_times
 
 HOST = PARAMETERS.index("host")
@@ -185,7 +185,8 @@ def _shape(
     context, tokens = row["decode_context"], row["tokens"]
     window_context = context if context is None or not window else min(context, window)
     if tokens <= (largest := settings["graph_max_tokens"]):
-        tokens = int(padded_tokens(largest, largest, settings["graph_spacing"])[tokens])
+        decodes_alone, with_prompts = step_padding(largest, settings)
+        tokens = int((with_prompts if row["prefill_requests"] else decodes_alone)[tokens])
     return {"deployment_id": deployment_id, **row, "tokens": tokens, "decode_window_context": window_context}
 
 

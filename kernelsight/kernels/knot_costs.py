@@ -55,7 +55,7 @@ class KernelTimes(NamedTuple):
 
     def at_knots(self, rows: np.ndarray, count: np.ndarray, knot: np.ndarray, size: int) -> KernelTimes:
         """Return sums at ``size`` knots: of each of ``rows``, ``count`` launches at ``knot``; (rows,) each."""
-        # shares of resources are 0 where nobody asks for them
+        # shares of resources are all 0 unless they are asked for
         return KernelTimes(
             *(np.bincount(knot, times[rows] * count, size) if times.any() else np.zeros(size) for times in self)
         )

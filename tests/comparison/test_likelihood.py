@@ -10,7 +10,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.comparison import Comparison
 from kernelsight.comparison.explanation import explained
 from kernelsight.comparison.factors import PARAMETERS, prior_covariance
-from kernelsight.comparison.likelihood import LEAST_SD, Predicted, StepLikelihoods, likelihood
+from kernelsight.comparison.likelihood import LEAST_SD, Predicted, StepLikelihoods, _shape, likelihood
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.observed_steps import MOST_STEPS, ObservedSteps, observed_steps_of
 from kernelsight.comparison.question import Question
@@ -231,3 +231,12 @@ def test_a_log_with_steps_separates_what_requests_do_not(session: Session) -> No
     own = explained(beside.log, served, session)
     assert own.fitted.values[at("host")] == pytest.approx(0.4, abs=0.15)
     assert len(beside.log.measured.sent_s) == N
+
+
+@pytest.mark.parametrize(
+    ("prompt_graphs", "prompts", "tokens"), [("none", 0, 256), ("none", 1, 130), ("piecewise", 1, 256)]
+)
+def test_steps_get_the_tokens_of_their_graph_as_in_a_simulation(prompt_graphs: str, prompts: int, tokens: int) -> None:
+    settings = {"graph_max_tokens": 512, "graph_spacing": "doubling", "prompt_graphs": prompt_graphs}
+    row = {"decode_context": None, "tokens": 130, "prefill_requests": prompts}
+    assert _shape(row, "d", None, settings)["tokens"] == tokens

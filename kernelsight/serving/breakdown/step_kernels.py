@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.serving.breakdown.knot_kernels import KnotKernels
-from kernelsight.serving.costs.cuda_graphs import padded_tokens
+from kernelsight.serving.costs.cuda_graphs import step_padding
 
 PHASES = ("prefill", "decode", "mixed")
 PREFILL, DECODE, MIXED = range(3)
@@ -136,10 +136,9 @@ def _estimate(steps: pa.Table, phase: np.ndarray, gpu_us: np.ndarray, pool: Pool
     """Return kernel times estimated from each step's tokens alone, shape [steps, kernels]; only proportions matter."""
     prompts, decodes = (steps[name].to_numpy().astype(float) for name in ("prefill_tokens", "decode_tokens"))
     knots, tokens = pool.knots[0], (prompts + decodes).astype(np.int64)
-    graphs = (pool.settings["graph_max_tokens"], pool.settings["graph_spacing"])
-    padded = padded_tokens(int(tokens.max(initial=0)), *graphs)[tokens]
-    if pool.settings["prompt_graphs"] == "none":
-        padded = np.where(prompts > 0, tokens, padded)
+    largest = max(int(tokens.max(initial=0)), pool.settings["graph_max_tokens"])
+    decodes_alone, with_prompts = step_padding(largest, pool.settings)
+    padded = np.where(prompts > 0, with_prompts[tokens], decodes_alone[tokens])
     linear = knots.at("tokens", padded) + knots.at("logits", decodes + (prompts > 0))
     # a step's row does not state the tokens of the other ranks; the sums over all steps include them
     linear += knots.at("experts", padded)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 
@@ -35,3 +38,17 @@ def padded_tokens(largest: int, graph_max_tokens: int, spacing: str = "steps") -
         return tokens
     position = np.searchsorted(sizes, tokens)
     return np.where(position < sizes.size, sizes[np.minimum(position, sizes.size - 1)], tokens)
+
+
+def step_padding(largest: int, settings: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens that a step's kernels get, for every token count from 0 to ``largest``: padded to its graph.
+
+    First of steps that only decode, then of steps with prompts, which some engines run without graphs.
+    ``settings``: a row of ``deployment_settings``.
+
+    >>> graphs = {"graph_max_tokens": 8, "graph_spacing": "steps", "prompt_graphs": "none"}
+    >>> [padded.tolist() for padded in step_padding(9, graphs)]
+    [[0, 1, 2, 4, 4, 8, 8, 8, 8, 9], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    """
+    padded = padded_tokens(largest, settings["graph_max_tokens"], settings["graph_spacing"])
+    return padded, np.arange(largest + 1) if settings["prompt_graphs"] == "none" else padded

@@ -62,8 +62,8 @@ class Surface(NamedTuple):
     padded_prompt_tokens: np.ndarray = np.zeros(0, np.int64)
 
     @property
-    def paid_tokens(self) -> np.ndarray:
-        """Tokens that a step pays for: those of steps that only decode, from 0, then of steps with prompts."""
+    def priced_tokens(self) -> np.ndarray:
+        """Padded tokens of every row of the token costs: of steps that only decode, then of steps with prompts."""
         return np.concatenate([self.padded_tokens, self.padded_prompt_tokens])
 
 

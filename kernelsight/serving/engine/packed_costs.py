@@ -48,16 +48,16 @@ def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarr
         used += values.size
         return used - values.size
 
-    paid = surface.paid_tokens
-    layout["tokens_at"] = place(surface.token_us[paid])
+    priced = surface.priced_tokens
+    layout["tokens_at"] = place(surface.token_us[priced])
     layout["prompts_at"] = surface.padded_tokens.size if surface.padded_prompt_tokens.size else 0
     layout["sampled_at"] = place(surface.sampled_us)
     if surface.embedding_us.size:
-        layout["embedding_at"] = place(surface.embedding_us[paid])
-        layout["transfer_at"] = place(surface.transfer_us[paid])
+        layout["embedding_at"] = place(surface.embedding_us[priced])
+        layout["transfer_at"] = place(surface.transfer_us[priced])
     if surface.moe_us.size:
-        layout["moe_at"] = place(surface.moe_us[paid])
-        layout["communication_at"] = place(surface.communication_us[paid])
+        layout["moe_at"] = place(surface.moe_us[priced])
+        layout["communication_at"] = place(surface.communication_us[priced])
         layout["sampled_communication_at"] = place(surface.sampled_communication_us)
     if surface.experts_us.size:
         layout["experts_at"] = place(surface.experts_us)
@@ -100,12 +100,12 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
 def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
     """Return the uses by part, shape [3 phases, ...] each; tokens count at the CUDA-graph size that pads them."""
     surface = costs.surface
-    padded = surface.paid_tokens
-    counted = uses[:, layout["tokens_at"] :][:, : padded.size]
+    priced = surface.priced_tokens
+    counted = uses[:, layout["tokens_at"] :][:, : priced.size]
     tokens = np.zeros((3, surface.token_us.size))
-    paid = np.flatnonzero(counted.any(axis=0))
+    used = np.flatnonzero(counted.any(axis=0))
     for phase in range(3):
-        np.add.at(tokens[phase], padded[paid], counted[phase, paid])
+        np.add.at(tokens[phase], priced[used], counted[phase, used])
     grids = []
     for name in ("decode", "window", "prefill"):
         grid = getattr(surface, f"{name}_us")

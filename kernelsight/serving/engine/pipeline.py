@@ -176,9 +176,9 @@ def pass_stages(
     begin_us = max(engine.now, engine.prepared_us)
     engine.prepared_us = begin_us + (exposed_us - host.gap_us)
     last = limits.stages - 1
-    paid = tokens + (layout.prompts_at if prompts > 0 else 0)
-    embedding_us = values[layout.embedding_at + paid] if last > 0 else 0.0
-    transfer_us = values[layout.transfer_at + paid] if last > 0 else 0.0
+    row = tokens + (layout.prompts_at if prompts > 0 else 0)
+    embedding_us = values[layout.embedding_at + row] if last > 0 else 0.0
+    transfer_us = values[layout.transfer_at + row] if last > 0 else 0.0
     logits_us = values[layout.sampled_at + sampled]
     layers_us = gpu_us - embedding_us - transfer_us - logits_us
     start_us = moment = host_us = 0.0

@@ -218,9 +218,9 @@ def cost_layers(
         gpu_us -= (chunks - 1) * values[layout.prefill.at]
         prompts_us -= (chunks - 1) * values[layout.prefill.at]
         spend(engine, costs, phase, layout.prefill.at, 1.0 - chunks)
-    paid = tokens + (layout.prompts_at if chunks > 0 else 0)
-    gpu_us += values[layout.tokens_at + paid]
-    spend(engine, costs, phase, layout.tokens_at + paid, 1.0)
+    row = tokens + (layout.prompts_at if chunks > 0 else 0)
+    gpu_us += values[layout.tokens_at + row]
+    spend(engine, costs, phase, layout.tokens_at + row, 1.0)
     decodes_us = 0.0
     if decodes > 0:
         decodes_us = cost_decodes(engine, costs, phase, decodes, y, windowed, 1)
@@ -229,8 +229,8 @@ def cost_layers(
         kind = 1 if chunks > 0 else 0
         engine.prefill_attention_us += prompts_us
         engine.decode_attention_us[kind] += decodes_us
-        engine.moe_us[kind] += values[layout.moe_at + paid]
-        engine.communication_us[kind] += values[layout.communication_at + paid]
+        engine.moe_us[kind] += values[layout.moe_at + row]
+        engine.communication_us[kind] += values[layout.communication_at + row]
     return gpu_us, chunks, ended
 
 

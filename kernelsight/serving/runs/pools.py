@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
-from kernelsight.serving.costs.cuda_graphs import padded_tokens
+from kernelsight.serving.costs.cuda_graphs import step_padding
 from kernelsight.serving.costs.knots import PARTS
 from kernelsight.serving.engine import packed_costs, replica
 from kernelsight.serving.engine.inputs import Surface, Transfer
@@ -62,9 +62,7 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     largest_tokens, largest_sampled = int(axes["tokens"][0][-1]), int(axes["logits"][0][-1])
     logits_us = by_id("communication_us")[ids["logits"][:, 0]]
     parts_us["sampled_communication_us"] = dense(axes["logits"][0], logits_us, largest_sampled)
-    padded = padded_tokens(largest_tokens, deployment["graph_max_tokens"], deployment["graph_spacing"])
-    # kernels of prompts that no graph holds get the tokens as they are
-    as_they_are = np.arange(largest_tokens + 1) if deployment["prompt_graphs"] == "none" else padded[:0]
+    padded, with_prompts = step_padding(largest_tokens, deployment)
 
     def surface_of(values: np.ndarray) -> Surface:
         experts = dense(tokens, values[ids["experts"][:, 0]], int(tokens[-1])) if ids["experts"].size else np.zeros(0)
@@ -78,7 +76,7 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
                 for item in (*axes[name], values[ids[name]])
             ),
             experts_us=experts,
-            padded_prompt_tokens=as_they_are,
+            padded_prompt_tokens=padded[:0] if with_prompts is padded else with_prompts,
             **parts_us,
         )
 

@@ -32,8 +32,8 @@ def line_weights(knots: Sequence[float], value: float) -> list[tuple[int, float]
     return [(below, 1.0 - share), (below + 1, share)]
 
 
-def paid_tokens(surface: Any, work: Work) -> int:
-    """Tokens that a step pays for: padded to its graph, which steps with prompts may not have."""
+def priced_tokens(surface: Any, work: Work) -> int:
+    """Tokens at which a step is priced: padded to its graph, which steps with prompts may not have."""
     padded = (
         surface.padded_prompt_tokens if work.chunks and surface.padded_prompt_tokens.size else surface.padded_tokens
     )
@@ -51,7 +51,7 @@ class Costs:
         """Weight of each (part, x index, y index) that a step pays for; dense tables have y index 0."""
         surface = self.surface
         paid: Counter[tuple] = Counter()
-        paid["tokens", paid_tokens(surface, work), 0] += 1.0
+        paid["tokens", priced_tokens(surface, work), 0] += 1.0
         paid["sampled", work.sampled, 0] += 1.0
         if work.contexts:
             batch = len(work.contexts)

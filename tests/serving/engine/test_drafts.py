@@ -14,7 +14,7 @@ from kernelsight.serving.engine.compiled import entry
 from kernelsight.serving.engine.served import Served, Uses
 from tests.conftest import random_worlds
 from tests.serving.engine.near import near
-from tests.serving.engine.reference_costs import PARTS, PHASES, Costs, paid_tokens
+from tests.serving.engine.reference_costs import PARTS, PHASES, Costs, priced_tokens
 from tests.serving.engine.reference_pipeline import Parts, Pipeline
 from tests.serving.engine.reference_scenario import Prefills, serve_scenario
 from tests.serving.engine.reference_scheduler import Request, Run, Work, accepted_of
@@ -66,7 +66,7 @@ class Speculative(NamedTuple):
         surface = self.world.surface
 
         def parts(work: Work) -> Parts:
-            padded = paid_tokens(surface, work)
+            padded = priced_tokens(surface, work)
             apart = (surface.embedding_us[padded], surface.transfer_us[padded]) if len(self.layers) > 1 else (0.0, 0.0)
             return Parts(*apart, surface.sampled_us[work.sampled] + self.draft_us(work))
 

@@ -14,7 +14,7 @@ from kernelsight.serving.engine.served import Outcome, Served
 from kernelsight.serving.engine.steps import STAGE_WAIT
 from tests.conftest import random_worlds
 from tests.serving.engine.near import near
-from tests.serving.engine.reference_costs import PARTS, PHASES, Costs, paid_tokens
+from tests.serving.engine.reference_costs import PARTS, PHASES, Costs, priced_tokens
 from tests.serving.engine.reference_pipeline import Parts, Pipeline
 from tests.serving.engine.reference_scenario import Prefills, serve_scenario
 from tests.serving.engine.reference_scheduler import Request, Run, Work
@@ -62,7 +62,7 @@ def pipeline_of(world: World, layers: tuple[int, ...]) -> Callable[[], Pipeline]
     surface, costs = world.surface, Costs(world.surface, world.limits.window_tokens)
 
     def parts(work: Work) -> Parts:
-        padded = paid_tokens(surface, work)
+        padded = priced_tokens(surface, work)
         return Parts(surface.embedding_us[padded], surface.transfer_us[padded], surface.sampled_us[work.sampled])
 
     return lambda: Pipeline(layers, world.host, costs.gpu_time, parts)

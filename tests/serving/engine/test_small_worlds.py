@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kernelsight.serving.costs.cuda_graphs import padded_tokens
 from kernelsight.serving.engine import records
 from kernelsight.serving.engine.served import Served
-from kernelsight.serving.runs.pools import padded_tokens
 from tests.serving.engine.worlds import World, constant_world, run_loop, run_reference
 
 START, END, PROMPT, DECODE, RUNNING, WAITING, UNITS, HOST, FOUND, LOOKED_UP, PREEMPTED = range(11)
