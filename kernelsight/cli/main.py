@@ -184,7 +184,7 @@ def _run(words: list[str]) -> int:
         if unknown_words:
             raise _unknown_words(arguments, unknown_words)
         _leave_pandas_out()
-        importlib.import_module(arguments.module).run(arguments)
+        _run_verb(arguments)
         sys.stdout.flush()
         print_notes()
     except KernelSightError as error:
@@ -192,10 +192,6 @@ def _run(words: list[str]) -> int:
         print(f"kernelsight: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return _stopped(arguments)
-    except RuntimeError as error:
-        if str(error) != "Query interrupted":  # DuckDB's error for Ctrl-C
-            raise
         return _stopped(arguments)
     except BrokenPipeError:
         _silence_stdout()  # the reader closed the pipe
@@ -211,6 +207,17 @@ def _run(words: list[str]) -> int:
         print("kernelsight: out of memory; request fewer rows at once.", file=sys.stderr)
         return 1
     return 0
+
+
+def _run_verb(arguments: argparse.Namespace) -> None:
+    """Run the verb of parsed arguments; KeyboardInterrupt: a signal ended it, whatever a library made of that."""
+    try:
+        importlib.import_module(arguments.module).run(arguments)
+    except Exception as error:
+        from kernelsight.dataflow.engine import stop_if_interrupted
+
+        stop_if_interrupted(error)
+        raise
 
 
 def _with_help(words: list[str]) -> list[str]:

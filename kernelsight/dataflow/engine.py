@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernelsight.errors import KernelSightError
+
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
@@ -203,8 +205,20 @@ def complaint(error: duckdb.Error) -> str:
     return ", ".join([first_line(error), *suggested]).rstrip(".!")
 
 
-def stop_if_interrupted(error: Exception) -> None:
-    """Raise KeyboardInterrupt where DuckDB has turned a Ctrl-C within a query or an Arrow table into another error."""
-    text = str(error)
-    if "KeyboardInterrupt" in text or text == "Query interrupted" or type(error).__name__ == "InterruptException":
-        raise KeyboardInterrupt from None
+def stop_if_interrupted(error: BaseException | None) -> None:
+    """Raise KeyboardInterrupt where a library has turned a signal within a query or a table into another error.
+
+    >>> stop_if_interrupted(ValueError("no such column"))
+    """
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt) or _says_interrupted(error):
+            raise KeyboardInterrupt from None
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _says_interrupted(error: BaseException) -> bool:
+    """Return whether a library's error stands for a signal; our own sentences may quote such words from an input."""
+    text = str(error).rstrip()
+    ours = isinstance(error, KernelSightError)
+    named = text.endswith("KeyboardInterrupt") or "KeyboardInterrupt:" in text or text == "Query interrupted"
+    return not ours and (named or type(error).__name__ == "InterruptException")

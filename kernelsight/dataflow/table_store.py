@@ -13,7 +13,7 @@ import pyarrow as pa
 from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.engine import Database
+from kernelsight.dataflow.engine import Database, stop_if_interrupted
 from kernelsight.dataflow.graph import Graph
 from kernelsight.dataflow.kept import Kept
 from kernelsight.errors import InvalidInput
@@ -163,7 +163,11 @@ class TableStore:
     def _register(self, name: str) -> None:
         table = self._fetch(name)
         if self._registered.get(name) is not table:
-            self._connection.register(name, table)
+            try:
+                self._connection.register(name, table)
+            except Exception as error:
+                stop_if_interrupted(error)
+                raise
             self._registered[name] = table
 
     def _unregister(self, name: str) -> None:

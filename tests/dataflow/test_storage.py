@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from kernelsight.dataflow.engine import private_cursor
+from kernelsight.dataflow.engine import private_cursor, stop_if_interrupted
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
+from kernelsight.errors import RunFailed, UnknownName
 from kernelsight.session import connect
 
 
@@ -46,6 +47,30 @@ def test_ctrl_c_within_a_query_of_a_user_or_a_node(monkeypatch: pytest.MonkeyPat
             node = SimpleNamespace(inputs=(), names=("t",), text="select 1", label="t.sql")
             with pytest.raises(KeyboardInterrupt):
                 session._run_query(node)
+
+
+def test_ctrl_c_while_a_table_is_handed_to_duckdb() -> None:
+    with connect() as session:
+        session._tables["gpus"] = Interrupted()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            session._register("gpus")
+
+
+def test_a_signal_is_told_from_an_error_that_quotes_or_follows_one() -> None:
+    """What DuckDB, Arrow and pybind make of a signal ends a command as one; a sentence of ours stays the answer."""
+    signal = KeyboardInterrupt()
+    behind, after = SystemError("returned a result with an exception set"), RuntimeError("query failed")
+    behind.__cause__, after.__context__ = signal, RuntimeError("Query interrupted")
+    text = "Invalid Input Error: reading the schema of the object registered as 'corrections' failed: "
+    for error in (behind, after, RunFailed("a node failed"), ValueError(text + "KeyboardInterrupt: ")):
+        if isinstance(error, RunFailed):
+            error.__cause__ = after
+        with pytest.raises(KeyboardInterrupt):
+            stop_if_interrupted(error)
+    told = RunFailed("interrupted; the file holds what was measured.")
+    told.__context__, told.__suppress_context__ = signal, True
+    for error in (told, UnknownName("no GPU is called KeyboardInterrupt"), ValueError('no column "KeyboardInterrupt"')):
+        stop_if_interrupted(error)
 
 
 ENDLESS = """
