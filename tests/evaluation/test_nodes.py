@@ -97,6 +97,19 @@ def test_replayed_runs_are_scored_in_sql(runs: Path) -> None:
         assert [report["constants"] for report in reports] == ["shipped", "none"]
 
 
+def test_a_run_that_measured_throughput_alone_has_its_error(runs: Path) -> None:
+    row = read_runs(str(runs)).table.to_pylist()[0]
+    nothing = {name: None for name, value in row.items() if isinstance(value, float) and name.endswith("_ms")}
+    with connect() as session:
+        session.give("measured_runs", [row | nothing | {"output_throughput": 100.0}])
+        session.give("backtests", [{"backtest_id": "asked", "constants": ["shipped"]}])
+        query = "select ttft_error, tpot_error, throughput_error, run from replayed_runs"
+        [(ttft, tpot, error, text)] = session.sql(query).fetchall()
+    compared = json.loads(text)["compared"]["throughput"]
+    assert (ttft, tpot, error) == (None, None, compared["error"])
+    assert error == pytest.approx(compared["predicted"] / 100.0 - 1.0)
+
+
 def test_what_makes_scores_is_explained() -> None:
     with connect() as session:
         kernels, replays = (session.explain(name) for name in ("kernel_scores", "backtest_scores"))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 TABLES = ("backtest_reports", "backtest_scores", "replayed_runs")
+# names of METRICS among a run's measured figures
+COMPARED = ("ttft_mean", "tpot_mean", "throughput")
 SHOWN = ("run_id", "status", "fitting", "is_moe", "ttft_mean_ms", "tpot_mean_ms")
 
 
@@ -92,17 +94,22 @@ def _score_rows(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _run_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    errors = row.get("errors") or {}
-    shown = {name: row.get(name) for name in SHOWN}
-    return {**shown, **{f"{name}_error": errors.get(name) for name in METRICS}, "run": object_text(row)}
+    return {**{name: row.get(name) for name in SHOWN}, **_error_columns(row), "run": object_text(row)}
+
+
+def _error_columns(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the errors of a replayed run by column; those of a run that measured one metric alone as well."""
+    compared, both = row.get("compared") or {}, row.get("errors") or {}
+    return {
+        f"{metric}_error": both.get(metric, compared.get(name, {}).get("error"))
+        for metric, name in zip(METRICS, COMPARED, strict=True)
+    }
 
 
 def flat_rows(rows: Sequence[Mapping[str, Any]], nested: Sequence[str]) -> list[dict[str, Any]]:
     """Return replayed runs as flat rows: columns ``nested`` left out, recipes as one string, one error per metric."""
     flat = []
     for row in rows:
-        errors = row.get("errors") or dict.fromkeys(METRICS)
         columns = {name: value for name, value in row.items() if name not in nested}
-        error_columns = {f"{name}_error": errors[name] for name in METRICS}
-        flat.append({**columns, "recipes": " ".join(row["recipes"]), **error_columns})
+        flat.append({**columns, "recipes": " ".join(row["recipes"]), **_error_columns(row)})
     return flat
