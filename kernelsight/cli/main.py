@@ -267,23 +267,24 @@ def _unknown_words(arguments: argparse.Namespace, words: list[str]) -> KernelSig
     flag = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
     options = [name for action in arguments.flags._actions for name in action.option_strings]
     kind = "flag" if flag.startswith("-") else "argument"
-    engine_option = _engine_option(flag) if "--launch" in options else None
+    engine_option = _engine_option(flag, getattr(arguments, "engine", None)) if "--launch" in options else None
     if engine_option:
         return InvalidInput(engine_option)
     return unknown(kind, flag, options if kind == "flag" else (), f"`{arguments.flags.prog} --help` lists them.")
 
 
-def _engine_option(flag: str) -> str | None:
-    """Return advice on a serving engine's option that is no flag here; None: it is not one."""
-    from kernelsight.scenario.deployment_flags import ENGINES
+def _engine_option(flag: str, engine: str | None) -> str | None:
+    """Return advice on an option of a serving engine, that of the deployment first, which is no flag here, or None."""
+    from kernelsight.scenario.deployment_flags import ENGINES, INSTEAD
     from kernelsight.scenario.flags import FLAGS
     from kernelsight.scenario.launch.engine_options import options, spelled
 
-    option = next((option for engine in ENGINES if (option := options(engine).get(spelled(flag)))), None)
+    engines = sorted(ENGINES, key=lambda name: name != engine)
+    option = next((option for name in engines if (option := options(name).get(spelled(flag)))), None)
     if option is None:
         return None
     if option.flag:
-        own_option = FLAGS[option.flag].options[-1]
+        own_option = FLAGS[INSTEAD.get(option.flag, option.flag)].options[-1]
         return (
             f"{flag} is an option of {option.engine}, called {own_option} here; use that, or give the whole line to "
             "--launch."

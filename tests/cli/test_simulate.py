@@ -386,3 +386,6 @@ def test_an_option_of_an_engine_is_explained(refusal):
         "--mem-fraction-static is an option of sglang, called --gpu-memory-utilization here; use that, or give the "
         "whole line to --launch."
     )
+    called = "called --enable-expert-parallel here; use that, or give the whole line to --launch."
+    assert refusal(*SIMULATE, "--ep", "8") == f"--ep is an option of sglang, {called}"
+    assert refusal(*SIMULATE, "--engine", "trtllm", "--ep", "8") == f"--ep is an option of trtllm, {called}"
