@@ -96,8 +96,8 @@ def test_a_pool_that_is_stopped_ends_its_tasks_and_runs_their_cleaning(tmp_path:
 
 def sleep_beside(draft: Path) -> None:
     """Sleep for an hour while a draft is there."""
-    draft.touch()
     try:
+        draft.touch()
         time.sleep(3600)
     finally:
         draft.unlink()
