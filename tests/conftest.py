@@ -30,6 +30,7 @@ import record
 WORLDS_PERCENT = float(os.environ.get("KERNELSIGHT_WORLDS", "5"))
 # what faults need that no worked-out world shows (benches/worlds.py --faults); rarer ones have a pinned world
 LEAST_WORLDS = 60
+LEFT_TO_CI = pytest.mark.skip(reason=".ci/run runs it (KERNELSIGHT_WORLDS=100)")
 # folders whose tests do without the compiled scheduler: workers begin there
 UNCOMPILED = ("catalog", "dataflow", "fitting", "kernels", "logs", "lowering", "measure", "models", "sql")
 HERE = Path(__file__).resolve().parent
@@ -114,6 +115,11 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in filter(is_fast, items):
         item.add_marker("fast")
+    named = any("::" in argument for argument in config.args)
+    if WORLDS_PERCENT < 100 and not named:
+        for item in items:
+            if item.get_closest_marker("whole"):
+                item.add_marker(LEFT_TO_CI)
     if worker_of(config):
         items.sort(key=needs_compiled)
 

@@ -76,6 +76,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (RUN, "numpy pyarrow"),
     ],
 )
+@pytest.mark.whole
 def test_heavy_modules(words: tuple[str, ...], imported: str, kept: Path) -> None:
     environment = dict(os.environ)
     if words in (STEP, RUN):

@@ -138,6 +138,7 @@ def test_pages_and_timelines_have_their_own_endings(session: Session, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.whole
 def test_a_gpu_like_another_is_a_dict() -> None:
     with connect() as session:
         session.extend("gpus", [{"gpu": "wide", "like": "h100_sxm", "memory_bandwidth_bytes_per_s": 6.7e12}])

@@ -44,6 +44,7 @@ def up_to_the_context(world: World) -> None:
         assert (scheduler.verdict(request) == "finished") == fits, "the context"
 
 
+@pytest.mark.whole
 def test_a_planted_fault_is_found_pinned_and_fails_until_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sweep(tmp_path_factory.mktemp("sweep"), rows(TARGET, SIZES[::6]))
 
 
+@pytest.mark.whole
 def test_several_questions_are_answered_in_one_call(path: Path) -> None:
     with connect() as session:
         asked = {"family": "gemm", "sweeps": [str(path)]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kernelsight.cli.pages.advice_lines import advice_lines
 from kernelsight.cli.pages.simulate_page import simulation_page
 
@@ -9,6 +11,7 @@ FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 64, "input_len": 64,
 SHORT = {**FLAGS, "max_concurrency": 32, "max_num_seqs": 4}
 
 
+@pytest.mark.whole
 def test_the_page_says_what_moves_and_what_is_lost(command):
     words = [word for name, value in SHORT.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     answer = command("simulate", *words, "--advise", "--format", "json").json

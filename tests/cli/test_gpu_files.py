@@ -93,6 +93,7 @@ def test_a_gpu_like_a_measured_one_has_its_fit():
     assert answers["as_l4"]["tier"] == "cross-generation"
 
 
+@pytest.mark.whole
 def test_what_a_hypothetical_gpu_rests_on_is_said(gpus, command):
     path = gpus({"gpu": "fast", "like": "h100_sxm"})
     sentence = "fast is hypothetical: its kernels use the fit of h100_sxm where there is one, with its own rates"
@@ -110,6 +111,7 @@ def test_a_catalogue_gpu_that_is_overridden_is_hypothetical_and_named(gpus, comm
     assert "gpus.json: its row h100_sxm replaces the catalogue GPU of that name" in answer.err
 
 
+@pytest.mark.whole
 def test_csv_json_and_a_list_say_the_same_under_a_name_of_digits(gpus, command):
     row, csv = FAST | {"gpu": "5070"}, f"gpu,like,{RATE}\n5070,h100_sxm,6.7e12\n"
     words = (*STEP, "--gpu", "5070", "--gpus")

@@ -55,6 +55,7 @@ def test_an_older_engine_hides_less_and_the_answer_says_which_row_it_took():
     assert newest_us < older_us == pytest.approx(312 * 1.3 + 1000 + 20 + 0.02)
 
 
+@pytest.mark.whole
 def test_rows_that_state_every_figure_are_not_assumed(command, rows):
     path = rows({"engine": "vllm"} | FIGURES)
     answer = command(*STEP, "--host-overheads", path, "--format", "json").json
@@ -66,6 +67,7 @@ def test_rows_that_state_every_figure_are_not_assumed(command, rows):
     assert hosts(rows(csv, ".csv"), {}) == [(100.0, "")]
 
 
+@pytest.mark.whole
 def test_a_time_per_request_alone_is_the_whole_front_end(command, rows):
     load = ("--request-rate", 0.01, "--num-prompts", 1, "--input-len", 1000, "--output-len", 2, "--format", "json")
     words = ("simulate", "--model", "qwen3-0.6b", "--gpu", "h100_sxm", *load, "--host-overheads")
@@ -116,6 +118,7 @@ def test_a_file_that_is_not_there(refusal, tmp_path):
     assert refusal(*STEP, "--host-overheads", path) == sentence
 
 
+@pytest.mark.whole
 def test_figures_that_were_all_measured_hold_on_any_cpu(rows):
     """A server's CPU is in what was measured on it; a figure that is left out is scaled like the catalogue's."""
     slower = {"gpu": "gb200"}

@@ -39,6 +39,7 @@ def test_choose_answers_in_a_sentence_and_writes_a_row_per_shape(path: Path, tmp
     assert len(every.read_text().splitlines()) == 1 + 3 * len(SIZES)
 
 
+@pytest.mark.whole
 def test_plan_counts_what_is_measured_and_writes_a_suite(path: Path, tmp_path: Path, capsys: Any) -> None:
     target = tmp_path / "next.json"
     words = ["--gpu", TARGET, "--family", "gemm", "--sweep", str(path)]

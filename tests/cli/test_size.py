@@ -50,6 +50,7 @@ def test_json_csv_and_files(command: Any, tmp_path: Path) -> None:
     assert printed.splitlines()[0] == path.read_text().splitlines()[0].replace('"', "")
 
 
+@pytest.mark.whole
 def test_a_day_of_a_trace_is_printed_by_the_hour(command: Any, tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
     # thirty hours, of which a day counts: hour 3 has ten times the requests of another
@@ -88,6 +89,7 @@ def test_a_time_limit_answers_with_what_was_found(command: Any) -> None:
     )
 
 
+@pytest.mark.whole
 def test_gpus_of_a_file_are_searched(command: Any, tmp_path: Path) -> None:
     path = tmp_path / "own.json"
     path.write_text(json.dumps([{"gpu": "l4_wide", "like": "l4", "memory_bandwidth_bytes_per_s": 6e11}]))

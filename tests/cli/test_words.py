@@ -118,6 +118,7 @@ def small_files() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("ending", "count"), [(".duckdb", 10), (".json", 5000)])
+@pytest.mark.whole
 def test_a_disk_that_fills_loses_no_answer_and_leaves_no_half_file(
     ending, count, saved_run, small_files, command, tmp_path
 ):  # saved_run: compiled by now

@@ -154,6 +154,7 @@ def test_a_load_that_is_not_as_described_is_a_part(session: Session) -> None:
     assert "answers are 2.0" in answer["verdict"]
 
 
+@pytest.mark.whole
 def test_corrections_hold_on_later_time_and_for_this_deployment_alone(session: Session, tmp_path: Path) -> None:
     found = compared(session, Variant(FLAGS, step_us=900.0), suspects="none")
     fit = found.summary["fit"]

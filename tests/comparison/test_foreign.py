@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import foreign
 import numpy as np
+import pytest
 
 from kernelsight.session import connect
 from tests.conftest import WORLDS_PERCENT
@@ -13,6 +14,7 @@ SEED, REQUESTS = 2, 260
 EACH, MOST_WRONG = (1, 3) if WORLDS_PERCENT >= 100 else (3, 1)
 
 
+@pytest.mark.whole
 def test_first_causes_of_a_foreign_server() -> None:
     with connect() as session:
         names = list(foreign.worlds(np.random.default_rng(0), 100.0))

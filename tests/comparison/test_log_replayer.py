@@ -22,6 +22,7 @@ VARIANTS = (
 ROUNDED_NS = 5
 
 
+@pytest.mark.whole
 def test_replays_are_those_of_the_graph(session: Session) -> None:  # noqa: F811
     load = drawn(n=60)
     found = LogReplayer(session, load).serve(VARIANTS)

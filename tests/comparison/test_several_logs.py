@@ -52,6 +52,7 @@ def test_runs_without_a_common_clock_follow_one_another_and_it_is_said(tmp_path:
     assert "no_common_clock" not in alone
 
 
+@pytest.mark.whole
 def test_requests_of_more_replicas_than_stated_are_refused() -> None:
     rows = [
         {"arrival_s": place / 4, "prompt_tokens": 64, "output_tokens": 9, "e2e_ms": 40.0, "replica": "ab"[place % 2]}

@@ -134,6 +134,7 @@ def bomb(size: int) -> bytes:
     return gzip.compress(b" " * size)
 
 
+@pytest.mark.whole
 def test_a_bomb_is_refused_long_before_it_is_unpacked(tmp_path: Path) -> None:
     data = bomb(250 << 20)
     assert len(data) < 1 << 18

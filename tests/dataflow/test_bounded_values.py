@@ -37,6 +37,7 @@ def refused(parse: Any, text: str, limits: Limits = FEW) -> str:
 
 @random_worlds(200)
 @given(VALUES)
+@pytest.mark.whole
 def test_sound_json_is_read(value: Any) -> None:
     assert parse_json(json.dumps(value), refuse) == value
 

@@ -141,6 +141,7 @@ DAMAGES = (damaged_on_the_disk, swapped, garbage_with_its_digest, another_table_
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.whole
 def test_damaged_files_are_computed_again(
     place: Path, first: dict[str, pa.Table], damage: Callable[[Path], None]
 ) -> None:
@@ -242,6 +243,7 @@ sys.exit(main("predict --model qwen3-0.6b --gpu l4 --context-len 100 --format js
 """
 
 
+@pytest.mark.whole
 def test_two_processes_with_an_empty_cache_predict_the_same(named: Path, place: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = os.environ | {"PYTHONPATH": str(Path(kept.__file__).parents[2])}

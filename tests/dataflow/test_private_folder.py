@@ -355,6 +355,7 @@ print("right")
 
 
 @pytest.mark.parametrize("limit", [LIMIT, 20_000])
+@pytest.mark.whole
 def test_eight_processes_write_the_same_files(place: Path, limit: int) -> None:
     words = [sys.executable, "-c", WRITER, str(place), str(limit)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

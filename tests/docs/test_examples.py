@@ -19,12 +19,8 @@ GENERATOR = load_generator()
 PAGES = GENERATOR.pages()
 WITH_EXAMPLES = [page for page in PAGES if GENERATOR.BLOCK.search(page.read_text(encoding="utf-8"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
-# what a new user reads first, and a guide to each kind of question: a step, a sweep, a log, a plan to measure
-ALWAYS = {
-    *("README.md", "docs/quickstart.md", "docs/guides/sweeps.md", "docs/guides/compare_with_a_log.md"),
-    *("docs/guides/paste_a_launch_line.md", "docs/guides/other_simulators.md", "docs/guides/measure_a_gpu.md"),
-    "docs/notebooks/what_if_a_deployment.py",
-}
+# what a new user reads first
+ALWAYS = {"README.md", "docs/quickstart.md", "docs/guides/paste_a_launch_line.md"}
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 # relative difference between two machines that is no change of the program (without AVX, and compiled for any x86-64,

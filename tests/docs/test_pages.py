@@ -39,6 +39,7 @@ def test_every_picture_is_shown() -> None:
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="needs the extra docs")
+@pytest.mark.whole
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(DOCS / "site" / "mkdocs.yml")]
     built = subprocess.run([*words, "-d", str(tmp_path / "site")], capture_output=True, text=True)

@@ -1,7 +1,7 @@
 """A pinned sample of each result, computed again: where it differs, the figures in the documentation have moved.
 
 Samples that need what is not there (published data, the files in ``../shared``) are skipped. README's command computes
-one or two of each kind, ``.ci/run`` (``KERNELSIGHT_WORLDS=100``) all.
+the cheapest of each kind, ``.ci/run`` (``KERNELSIGHT_WORLDS=100``) all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEEDS_PUBLISHED = (
     "points",
 )
 NEEDS_SHARED = ("campaigns", "decisions", "energy", "kernels_layers", "kernels_new", "search", "search_tuner")
-ALWAYS = ("end_to_end", "kernels_gb200", "search", "compare_noise", "speed_serving", "energy", "campaigns", "rates")
+ALWAYS = ("search", "speed_serving", "energy", "rates")
 # looked at in the final check alone, measured by hand, by clocks, or over sockets alone
 WITHOUT = {"kernels_final", "peer_audit", "speed_peers", "server_aiperf", "server_many"}
 

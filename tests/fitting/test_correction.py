@@ -116,6 +116,7 @@ def test_equal_sweeps_give_equal_corrections():
         assert np.array_equal(values, getattr(again.network, name)), name
 
 
+@pytest.mark.whole
 def test_steps_that_are_taken_in_several_calls_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, trained = _sweep(40), []
     # as many numbers as the teachers of the fits of this file have: compiled with them

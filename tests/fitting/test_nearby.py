@@ -86,6 +86,7 @@ def small_sweep(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     return training_rows([path], "gemm", ["h100_sxm", "l4"])
 
 
+@pytest.mark.whole
 def test_a_users_own_sweep_is_exact_at_its_points(small_sweep: pa.Table) -> None:
     constants = pack_table(fit_family("gemm", FAMILIES["gemm"].form, small_sweep, *TABLES, "a test"))
     own = fit_measured("gemm", FAMILIES["gemm"].form, small_sweep, "l4", constants, *TABLES, effort=0.05)

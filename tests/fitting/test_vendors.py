@@ -85,6 +85,7 @@ def test_only_the_rows_of_what_was_fitted_are_replaced():
     assert sorted(found["value"].to_pylist()) == [1.0, 3.0, 5.0, 6.0]
 
 
+@pytest.mark.whole
 def test_vendors_fitted_together_do_not_touch_each_other(sweep, monkeypatch):
     monkeypatch.setattr("kernelsight.fitting.packing.PACK_EFFORT", 0.02)
 

@@ -363,6 +363,7 @@ def test_inv_10_faster_hardware_makes_no_kernel_and_no_step_slower() -> None:
                 assert ratios["best"] < 1.0, (what, tier)
 
 
+@pytest.mark.whole
 def test_inv_10_holds_for_each_rate_of_a_measured_gpu_and_its_twin() -> None:
     """Alone, one rate at a time; as it is, a twin takes as long as the GPU whose fit it has."""
     twins = {"itself": (1.5, ())} | {column: (1.5, (column,)) for column in ALONE}

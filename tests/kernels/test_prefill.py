@@ -191,6 +191,7 @@ def test_more_work_is_never_faster(of: dict, at: dict, name: str, factor: float)
     rate=st.sampled_from(["math_flops_per_us", "uncut_16_bit_flops_per_us", "clock_per_us", "memory_bytes_per_us"]),
     working_set=st.sampled_from([1e6, 3e7, COLD]),
 )  # fmt: skip
+@pytest.mark.whole
 def test_inv_10_a_faster_gpu_is_never_slower(of: dict, at: dict, rate: str, factor: float, working_set: float) -> None:
     call = {**sized(of), "working_set_bytes": np.array(working_set)}
     gpu = {**H100, "uncut_16_bit_flops_per_us": 0.5 * MATH}

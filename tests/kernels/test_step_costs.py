@@ -205,6 +205,7 @@ def test_a_signature_that_was_priced_before_is_not_lowered_again():
         assert session.table("step_costs").sort_by(KEY).equals(mixed)
 
 
+@pytest.mark.whole
 def test_other_facts_are_priced_anew(served: Session):
     own = served.table("step_costs")
     gpus = served.table("gpus").to_pylist()

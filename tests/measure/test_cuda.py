@@ -58,6 +58,7 @@ def test_the_kernels_compile_for_generations_without_and_with_fp8(architecture: 
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.whole
 def test_the_kernels_assemble_and_blocks_of_1024_threads_fit_the_registers(architecture: str) -> None:
     """Inline assembly is read by the assembler alone. 65,536 registers are 64 a thread: beyond, a launch fails."""
     path = nvrtc.library()

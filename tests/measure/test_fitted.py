@@ -41,6 +41,7 @@ def norm_us(capsys: pytest.CaptureFixture[str], *more: str) -> dict:
     return next(row for row in kernels if row["name"] == "residual_norm")
 
 
+@pytest.mark.whole
 def test_a_family_that_nobody_publishes_is_fitted_and_served(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

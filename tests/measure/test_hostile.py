@@ -73,6 +73,7 @@ def kill_until_done(target: Path, moments: random.Random, most: int) -> int:
     raise AssertionError("it never ended")
 
 
+@pytest.mark.whole
 def test_a_kill_at_any_moment_loses_the_point_under_way_alone(tmp_path: Path) -> None:
     target = tmp_path / "sweep.parquet"
     assert kill_until_done(target, random.Random(5), 6) >= 3

@@ -71,6 +71,7 @@ def close(found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("point", points("torch_sdpa", windows=False), ids=str)
+@pytest.mark.whole
 def test_pytorch_computes_the_attention_that_a_point_states(point: Point, monkeypatch: pytest.MonkeyPatch) -> None:
     need("torch", "torch")
     on_host.install(monkeypatch)
@@ -126,6 +127,7 @@ class Compiled:
 
 
 @pytest.mark.parametrize("dtype", ["bf16/bf16", "bf16/fp8"])
+@pytest.mark.whole
 def test_flashinfer_plans_and_runs_every_point(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch, flashinfer = need("torch", "torch"), need("flashinfer", "flashinfer-python")
     on_host.install(monkeypatch)

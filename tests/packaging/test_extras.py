@@ -7,6 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 SOURCES = [path for folder in ("kernelsight", "benches", "docs") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -18,6 +20,7 @@ def test_nothing_is_to_be_installed_from_an_index_that_does_not_have_it() -> Non
     assert [str(path) for path, text in texts.items() if re.search(r"install[^\n]*\bkernelsight\[", text)] == []
 
 
+@pytest.mark.whole
 def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
     calls = [
         node

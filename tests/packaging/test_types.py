@@ -42,6 +42,7 @@ def pyright(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.whole
 def test_documented_use_has_no_errors_and_no_unknown_types(tmp_path: Path) -> None:
     (tmp_path / "stubs" / "pyarrow").mkdir(parents=True)
     (tmp_path / "stubs" / "pyarrow" / "__init__.pyi").write_text(PYARROW, encoding="utf-8")
@@ -59,6 +60,7 @@ def test_documented_use_has_no_errors_and_no_unknown_types(tmp_path: Path) -> No
     assert said[wrong.name]["rule"] == "reportArgumentType"
 
 
+@pytest.mark.whole
 def test_public_names_have_known_types(tmp_path: Path) -> None:
     """Of a package of the modules that hold them alone: pyright would verify each module of the whole package."""
     package = tmp_path / "public"

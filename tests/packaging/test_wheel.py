@@ -12,10 +12,7 @@ import pytest
 
 from kernelsight.kernels.families import LOWERED
 from kernelsight.serving.engine import machine_code
-from tests.conftest import WORLDS_PERCENT
 
-# the one test that compiles all of the scheduler again, a minute of work
-whole = pytest.mark.skipif(WORLDS_PERCENT < 100, reason="compiles the whole scheduler: KERNELSIGHT_WORLDS=100 runs it")
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATE = "simulate --model qwen3-0.6b --gpu l4 --request-rate 20 --num-prompts 4 --isl 64 --osl 4".split()
 
@@ -74,6 +71,7 @@ def test_the_unpacked_wheel_is_what_runs(alone: dict[str, str], tmp_path: Path) 
     assert sorted(listed) == sorted(contracts | {f"{family}_latencies" for family in LOWERED})
 
 
+@pytest.mark.whole
 def test_it_predicts_as_the_checkout_does(alone: dict[str, str], tmp_path: Path) -> None:
     words = ["-m", "kernelsight", *"predict --model qwen3-0.6b --gpu l4 --context-len 100 --format json".split()]
     here = run({**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path, *words)
@@ -82,6 +80,7 @@ def test_it_predicts_as_the_checkout_does(alone: dict[str, str], tmp_path: Path)
     assert there.stdout == here.stdout
 
 
+@pytest.mark.whole
 def test_its_rules_are_compiled_where_nothing_can_be_written(alone: dict[str, str], tmp_path: Path) -> None:
     rule = (
         "import numpy as np; from kernelsight.serving.engine import admission, compiled, limits;"
@@ -93,7 +92,7 @@ def test_its_rules_are_compiled_where_nothing_can_be_written(alone: dict[str, st
     assert not list(tmp_path.rglob("*.nb*"))
 
 
-@whole
+@pytest.mark.whole  # compiles all of the scheduler again, a minute of work
 def test_it_simulates_where_no_compiled_code_lies_beside_it(alone: dict[str, str], tmp_path: Path) -> None:
     left = {**alone, "TMPDIR": str(tmp_path)}
     found = run(left, tmp_path, "-m", "kernelsight", *SIMULATE)

@@ -24,6 +24,7 @@ def held() -> tuple[int, int, int]:
     return len(gc.get_objects()), sys.getallocatedblocks(), pa.total_allocated_bytes()
 
 
+@pytest.mark.whole
 def test_many_questions_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every call asks for another deployment, whose tables are kept on disk."""
     monkeypatch.setenv("KERNELSIGHT_CACHE", str(tmp_path / "kept"))

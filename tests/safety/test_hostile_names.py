@@ -64,6 +64,7 @@ NOTEBOOKS: dict[str, Callable[[World], Any]] = {
 
 
 @pytest.mark.parametrize("face", NOTEBOOKS)
+@pytest.mark.whole
 def test_notebooks(face: str, world: World) -> None:
     shown = NOTEBOOKS[face](world)
     page = read_page(shown._repr_html_())
@@ -103,6 +104,7 @@ def strings_of(value: Any) -> Iterator[str]:
 
 @pytest.mark.usefixtures("without_library")
 @pytest.mark.parametrize("face", ["run", "sweep", "comparison", "search"])
+@pytest.mark.whole
 def test_pages(face: str, world: World, tmp_path: Path) -> None:
     answer = run_command("report", world.saved(face), "-o", tmp_path / f"{FILE_NAME}.html")
     assert answer.status == 0, answer.err
@@ -128,6 +130,7 @@ def test_the_page_of_a_backtest(tmp_path: Path) -> None:
 
 
 @needs_browser
+@pytest.mark.whole
 def test_a_browser_draws_every_chart_and_runs_nothing_of_the_name(world: World, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
     path = tmp_path / "run.html"
@@ -190,6 +193,7 @@ FORMS = {verb: ["table"] for verb in ("simulate", "size", "compare")} | {"launch
 @pytest.mark.parametrize(
     ("verb", "form"), [(verb, form) for verb in COMMANDS for form in FORMS.get(verb, ["table", "json", "csv"])]
 )
+@pytest.mark.whole
 def test_commands(verb: str, form: str, world: World) -> None:
     answer = run_command(*words_of(world, verb), "--format", form)
     assert answer.status == 0, answer.err

@@ -37,6 +37,7 @@ def test_a_saved_run_with_impossible_values(
 
 
 @pytest.mark.parametrize("change", ["end_ns = start_ns - 1", "host_ns = -1", "running = -1"])
+@pytest.mark.whole
 def test_saved_steps_with_impossible_values(
     change: str,
     saved_steps: tuple,

@@ -106,6 +106,7 @@ def full_text(text: str, target: Path) -> None:
         full_disk()
 
 
+@pytest.mark.whole
 def test_a_disk_that_fills_in_a_sweep_keeps_what_is_finished(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_disk_that_fills_in_a_sweep_keeps_what_is_finished(
     assert table_bytes(sweep(session, GRID, folder=folder, resume=True)) == table_bytes(sweep(session, GRID))
 
 
+@pytest.mark.whole
 def test_a_disk_that_fills_at_the_end_of_a_sweep_loses_no_partition(
     command: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_a_disk_that_fills_at_the_end_of_a_sweep_loses_no_partition(
         assert out.exists() and not (tmp_path / f"{name}.parts").exists()
 
 
+@pytest.mark.whole
 def test_a_disk_that_fills_under_a_limit_of_the_system(command: Callable, tmp_path: Path) -> None:
     """The system refuses to write on: a limit of the size of files stands for a disk without space."""
     grid = tmp_path / "grid.json"

@@ -76,6 +76,7 @@ def test_a_page_shows_no_secret(as_command, saved_run, tmp_path, monkeypatch):
     assert SECRET not in page.read_text() and "kernelsight simulate" in page.read_text()
 
 
+@pytest.mark.whole
 def test_a_grid_of_lines_prints_and_keeps_no_secret(as_command, tmp_path):
     grid, target = tmp_path / "grid.json", tmp_path / "sweep.duckdb"
     load = {"gpu": "l4", "max_concurrency": 2, "num_prompts": 4, "input_len": 64, "output_len": 4}

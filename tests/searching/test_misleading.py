@@ -66,6 +66,7 @@ def alone(arrays) -> float:
 
 
 @pytest.mark.parametrize("how", ["as they are", "shuffled", "inverted"])
+@pytest.mark.whole
 def test_other_gpus_never_cost_more_than_two_points(arrays, alone, how):
     assert end(arrays, how) <= alone + HARM
 

@@ -45,6 +45,7 @@ def counting(limit: int | None = None):
 
 
 @pytest.mark.parametrize("after", [0, 3, 10, 17])
+@pytest.mark.whole
 def test_a_killed_search_goes_on_to_the_same_tables(tmp_path, after):
     whole, _ = counting()
     expected = search(made_tables(), SCENARIO, whole)
@@ -144,6 +145,7 @@ def test_the_best_is_the_median_of_its_runs_not_the_luckiest_draw():
     assert summary["best_us"] > min(row["latency_us"] for row in rows if row["latency_us"])
 
 
+@pytest.mark.whole
 def test_a_process_that_is_killed_leaves_a_run_that_resumes(tmp_path):
     path = tmp_path / "made.parquet"
     pq.write_table(made_rows(), path)

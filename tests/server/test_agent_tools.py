@@ -35,6 +35,7 @@ def test_every_tool_is_listed_as_read_only_with_its_flags() -> None:
     assert set(listed["size"].input_schema["required"]) == {"gpus", "slo"}
 
 
+@pytest.mark.whole
 def test_answers_are_those_of_the_verbs() -> None:
     step = call("predict", model="qwen3-0.6b", gpu="l4", batch_size=4, context_len=512)
     assert step["p05_us"] < step["total_us"] < step["p95_us"] and step["kernels"]
@@ -69,6 +70,7 @@ def test_refusals_say_what_to_do(name: str, given: dict[str, Any], message: str)
         asyncio.run(agent_server().call_tool(name, given))
 
 
+@pytest.mark.whole
 def test_the_official_client(tmp_path: Path) -> None:
     """The command as a client starts it, over stdin and stdout: tools with schemas, answers, refusals, no file."""
     command = StdioServerParameters(command=sys.executable, args=["-m", "kernelsight", "mcp"], cwd=tmp_path)

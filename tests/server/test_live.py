@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def live_world(world: World) -> LiveEngines:
 
 @random_worlds(300)
 @given(world=policy_worlds() | caching_worlds(), seed=st.integers(0, 2**32 - 1))
+@pytest.mark.whole
 def test_the_schedule_of_a_simulation(world: World, seed: int) -> None:
     """Policies, preemptions and prefixes included; cuts at random moments change nothing."""
     load = world.load._replace(max_concurrency=records.NO_LIMIT, user_us=0.0)
@@ -81,6 +83,7 @@ def test_the_schedule_of_a_simulation(world: World, seed: int) -> None:
     assert_same(live, out, feed(live, load, moments_us), load)
 
 
+@pytest.mark.whole
 def test_hundreds_of_arrivals() -> None:
     """On a deployment: prompts with shared beginnings, more than its memory holds."""
     with ks.connect() as session:
@@ -102,6 +105,7 @@ def test_hundreds_of_arrivals() -> None:
     assert_same(live, out, feed(live, load, np.zeros(0)), load)
 
 
+@pytest.mark.whole
 def test_slots_are_used_again() -> None:
     """Few slots serve many requests, and numbers of hash blocks are reused, with the same schedule."""
     with ks.connect() as session:
@@ -131,6 +135,7 @@ def test_slots_are_used_again() -> None:
 
 @random_worlds(300)
 @given(world=policy_worlds() | caching_worlds(), seed=st.integers(0, 2**32 - 1))
+@pytest.mark.whole
 def test_cancelled_requests_leave_nothing_behind(world: World, seed: int) -> None:
     """Units are given back, lists stay whole, and the others get all their tokens."""
     dice, live = np.random.default_rng(seed), live_world(world)

@@ -231,6 +231,7 @@ def test_times_are_those_of_the_simulation(server: Server, session: ks.Session) 
     assert sums["vllm:e2e_request_latency_seconds_sum"] * 1e3 == pytest.approx(own["e2e_ms"][0].as_py(), abs=1e-5)
 
 
+@pytest.mark.whole
 def test_what_256_clients_see(session: ks.Session, tmp_path: Path) -> None:
     """Each token arrives when the simulation of the same arrivals says, at two speeds, by a clock that waits for us;
     a comparison of the clients' log with the deployment names no cause."""

@@ -28,6 +28,7 @@ def chosen(session: Session, slo: dict[str, float], **changed: object) -> dict[s
         ({"kv_cache_tokens": 3520, "output_len": 40, "max_num_seqs": 256}, {"ttft_p90_ms": 400.0}, "KV cache"),
     ],
 )
+@pytest.mark.whole
 def test_more_of_the_limit_raises_the_rate(
     session: Session, changed: dict[str, object], slo: dict[str, float], limit: str
 ) -> None:

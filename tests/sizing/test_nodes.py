@@ -42,6 +42,7 @@ def found(answered: Session) -> Sizing:
     return answered.size(gpus="h100_sxm", slo=SLO, rate=500, max_gpus=1, tune=False, **FLAGS, **LOAD)
 
 
+@pytest.mark.whole
 def test_several_questions_are_answered_in_one_call(answered: Session) -> None:
     rows = answered.sql(
         "select question_id, gpu, instances, served, value_ms <= most_ms, price_per_hour / instances "

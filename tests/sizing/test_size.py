@@ -39,6 +39,7 @@ def found(session: Session) -> Sizing:
     return size(session, rate=60.0, prices=PRICES)
 
 
+@pytest.mark.whole
 def test_the_winner_is_that_of_a_full_search(session: Session, found: Sizing) -> None:
     pairs = list(itertools.product(PRICES, (1, 2)))
     grid = [FLAGS | LOAD | {"gpu": gpu, "tensor_parallel_size": tp} for gpu, tp in pairs]
@@ -87,6 +88,7 @@ def test_the_answer_is_a_sentence_and_a_command(found: Sizing) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b-instruct", "llama-3.1-8b"])
+@pytest.mark.whole
 def test_the_command_serves_the_model_that_a_user_names(session: Session, name: str) -> None:
     (line,) = size(session, rate=1.0, model=name, gpus=["h100_sxm"], max_gpus=1).launch
     wanted = "meta-llama/Llama-3.1-8B" + ("-Instruct" if "nstruct" in name else "")
@@ -114,6 +116,7 @@ def test_requests_per_day_are_a_rate(session: Session) -> None:
     assert a_day.rows == size(session, rate=3.0, **one).rows
 
 
+@pytest.mark.whole
 def test_other_sizes_of_a_step_are_tried(session: Session) -> None:
     flags = {"gpus": ["h100_sxm"], "max_gpus": 1, "max_num_batched_tokens": None, "prices": PRICES}
     own = size(session, rate=1.0, **flags).chosen["rate"]
@@ -125,6 +128,7 @@ def test_other_sizes_of_a_step_are_tried(session: Session) -> None:
     assert all(row["reason"] == "it is no cheaper than with the engine's own sizes" for row in dear)
 
 
+@pytest.mark.whole
 def test_flags_are_searched_where_asked(session: Session) -> None:
     search = {"quantization": [None, "fp8"], "prefill_replicas": [None, 1]}
     found = size(session, rate=20.0, gpus=["h100_sxm"], max_gpus=1, prices=PRICES, search=search)
@@ -161,6 +165,7 @@ def test_engines_that_do_not_exist_for_a_gpu_are_skipped_and_said(session: Sessi
 
 
 @pytest.mark.parametrize("tokens", [64, 31_080, 10**11])
+@pytest.mark.whole
 def test_no_stated_cache_makes_room_for_weights(session: Session, tokens: int) -> None:
     with pytest.raises(KernelSightError, match="llama-3.1-70b does not fit on l4 with tensor-parallel size 1"):
         size(session, rate=3.0, model="llama-3.1-70b", gpus=["l4"], max_gpus=1, kv_cache_tokens=tokens)
@@ -286,6 +291,7 @@ def test_more_confidence_a_margin_and_a_peak_take_more(session: Session) -> None
     assert peak["instances"] == math.ceil(1200.0 / peak["rate"]) and peak["served"] == 1200.0
 
 
+@pytest.mark.whole
 def test_what_is_not_measured_is_said_and_what_is_sure_goes_before_a_gamble(session: Session) -> None:
     # the cheap GPU was never measured: it may be a factor of 4 off
     pair = {"gpus": ["gaudi3", "h100_sxm"], "prices": {"gaudi3": 0.1, "h100_sxm": 9.0}, "max_gpus": 1}
@@ -302,6 +308,7 @@ def test_what_is_not_measured_is_said_and_what_is_sure_goes_before_a_gamble(sess
     assert ": a gamble, as no deployment keeps them with 90%." in alone.answer
 
 
+@pytest.mark.whole
 def test_what_a_number_of_gpus_can_serve(session: Session) -> None:
     found = size(session, rate=None, total_gpus=2, prices=PRICES, gpus=["h100_sxm"], confidence=0.5)
     for row in found.rows:
@@ -353,6 +360,7 @@ def test_instances_follow_the_hours_of_a_day(session: Session) -> None:
     assert own.day["startup_s"] > 64.0 and " at 0.5 GB/s and 64 s of the engine (assumed)" in own.answer
 
 
+@pytest.mark.whole
 def test_a_model_like_another_is_sized(session: Session) -> None:
     asked = {"model": "my-model", "model_like": "qwen3-0.6b", "gpus": ["h100_sxm"], "max_gpus": 1}
     found = size(session, rate=5.0, **asked)

@@ -51,6 +51,7 @@ def test_a_change_brings_what_its_own_simulation_says(advised):
     assert {row["setting"] for row in rows if row["changes_numerics"]} <= {"quantization", "kv_cache_dtype"}
 
 
+@pytest.mark.whole
 def test_graphs_that_end_below_the_batch_are_advised():
     # 60 requests run at once, and graphs hold 16
     load = FLAGS | {"num_prompts": 240, "max_concurrency": 60, "max_num_seqs": 64, "gpu": "h100_sxm"}
@@ -61,6 +62,7 @@ def test_graphs_that_end_below_the_batch_are_advised():
     assert wide.num_rows and "max_cudagraph_capture_size" not in wide["setting"].to_pylist()
 
 
+@pytest.mark.whole
 def test_it_is_a_table_of_the_run_and_of_its_file(advised, tmp_path):
     assert advised.sql("select count(*) from setting_advice").fetchall()[0][0] > 0
     advised.save(tmp_path / "run.duckdb")
@@ -69,6 +71,7 @@ def test_it_is_a_table_of_the_run_and_of_its_file(advised, tmp_path):
         assert saved.table("bottlenecks").num_rows > 0
 
 
+@pytest.mark.whole
 def test_several_scenarios_are_advised_in_one_call(advised):
     with connect() as session:
         found, _ = advice_of(session, [SHORT, SHORT | {"max_num_seqs": 32, "num_prompts": 32}])

@@ -152,6 +152,7 @@ def test_a_fault_of_either_side_is_told(session: Session) -> None:
     assert "tensor-parallel size 3" in row["status"] and row["completed"] == 0
 
 
+@pytest.mark.whole
 def test_the_command_tells_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
     from kernelsight.cli.main import main
 

@@ -13,6 +13,7 @@ LOAD = {"max_concurrency": 2, "num_prompts": 4, "input_len": 8, "output_len": 2}
     ("row", "slo"),
     [({"model": "qwen3-0.6b", "gpu": "l4"}, {"ttft_p99_ms": 0.001}), ({"model": "deepseek-r1", "gpu": "l4"}, None)],
 )
+@pytest.mark.whole
 def test_an_empty_front(row, slo, tmp_path):
     with connect() as session:
         found = session.sweep([row | LOAD], slo=slo)

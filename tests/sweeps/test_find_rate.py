@@ -43,6 +43,7 @@ def served_at(session: Session, rates: list[float], seeds: range, num_prompts: l
     return meets_slo(sweep(session, [row | {"seed": seed} for row in rows for seed in seeds]), SLO).to_pylist()
 
 
+@pytest.mark.whole
 def test_longer_runs_of_other_seeds_keep_what_was_found(session: Session, found: pa.Table):
     answers = found.to_pylist()
     for answer in answers:
@@ -56,6 +57,7 @@ def test_longer_runs_of_other_seeds_keep_what_was_found(session: Session, found:
     assert not any(served_at(session, [answer["rate_high"] * 1.25 for answer in answers], range(11, 13), longer))
 
 
+@pytest.mark.whole
 def test_the_horizon_grows_with_the_rate(session: Session):
     row = SMALL | {"gpu": "h100_sxm", "max_num_seqs": 128, "num_prompts": 150, "input_len": 30, "output_len": 60}
     (answer,) = find_rates(session, [row], {"tpot_mean_ms": 12.0}).to_pylist()
@@ -65,6 +67,7 @@ def test_the_horizon_grows_with_the_rate(session: Session):
     assert answer["num_prompts"] > 5000
 
 
+@pytest.mark.whole
 def test_other_seeds_find_rates_within_the_range(session: Session, found: pa.Table):
     others = find_rates(session, [ROWS[0] | {"seed": seed} for seed in (1, 2)], SLO).to_pylist()
     rows = [*found.slice(0, 1).to_pylist(), *others]
@@ -89,6 +92,7 @@ def test_rows_that_keep_none_or_cannot_run(session: Session):
     assert some["max_request_rate"] > 0
 
 
+@pytest.mark.whole
 def test_rows_that_end_at_one_scenario_stay_two(session: Session):
     rows = [SMALL | LOAD | {"num_prompts": count, "seed": 2**53} for count in (100, 120)]
     found = find_rates(session, rows, SLO).to_pylist()
@@ -102,6 +106,7 @@ def test_prompts_longer_than_the_engine_takes_are_named(session: Session):
     assert none["status"] == "no rate keeps the objectives: the engine rejects requests of this length"
 
 
+@pytest.mark.whole
 def test_conversations_have_rates(session: Session):
     row = SMALL | LOAD | {"num_turns": 3, "think_time_s": 0.1, "input_len": 60}
     (found,) = find_rates(session, [row], {"tpot_p90_ms": 9.5}).to_pylist()
@@ -140,6 +145,7 @@ def test_the_command(command: Any, tmp_path: Path):
     assert status == 0 and "lowest cost per token for 50 requests/s: " in out and " low " in out
 
 
+@pytest.mark.whole
 def test_prices_are_stated_once(command: Any, tmp_path: Path):
     grid = tmp_path / "grid.json"
     grid.write_text(json.dumps(SMALL | LOAD | {"gpu": ["l4", "h100_sxm"]}))
@@ -157,6 +163,7 @@ def test_prices_are_stated_once(command: Any, tmp_path: Path):
     assert (status, out, err) == (2, "", wanted)
 
 
+@pytest.mark.whole
 def test_the_cheapest_is_that_of_a_load(command: Any, tmp_path: Path):
     grid = tmp_path / "grid.json"
     grid.write_text(json.dumps(SMALL | LOAD | {"gpu": ["l4", "h100_sxm"], "input_len": [100, 300]}))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 
+import pytest
+
 from kernelsight.session import Session
 from tests.asked import sweep
 
@@ -25,6 +27,7 @@ def peak_bytes(session: Session, requests: int, output_len: int) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.whole
 def test_memory_grows_with_requests_alone(session: Session):
     peak_bytes(session, 100, 8)  # what is read and compiled once is there
     few, many = peak_bytes(session, 10_000, 8), peak_bytes(session, 40_000, 8)

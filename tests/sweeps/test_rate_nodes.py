@@ -17,6 +17,7 @@ def question(name: str, most_ms: float, **change: object) -> dict:
     return {"question_id": name, "flags": object_text(flags), "slo": slo, "tolerance": change.get("tolerance")}
 
 
+@pytest.mark.whole
 def test_questions_with_objectives_of_their_own_are_answered_in_one_call() -> None:
     with connect() as session:
         asked = [("strict", 60.0, {"tolerance": 0.1}), ("none", 1.0, {}), ("loose", 400.0, {"price_per_gpu_hour": 0.7})]

@@ -17,6 +17,7 @@ from .conftest import rows_of, table_bytes
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
+@pytest.mark.whole
 def test_the_same_bytes_under_ray(session: Session) -> None:
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)

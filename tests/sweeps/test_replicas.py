@@ -16,6 +16,7 @@ TIMES = ("ttft_", "tpot_", "e2e_", "steps", "gpus", "output_throughput", "kv_cac
 HOW = [{"request_rate": 30.0}, {"max_concurrency": 9}, {"request_rate": 30.0, "router": "least_loaded"}]
 
 
+@pytest.mark.whole
 def test_replicas_of_a_dense_model_are_its_data_parallel_replicas(session: Session) -> None:
     loads = [SMALL | LOAD | how for how in HOW]
     ranks = summaries(session, [load | {"data_parallel_size": 3} for load in loads])
@@ -51,12 +52,14 @@ def test_replicas_in_a_grid(session: Session) -> None:
     assert rows[4]["e2e_mean_ms"] < rows[1]["e2e_mean_ms"]
 
 
+@pytest.mark.whole
 def test_advice_doubles_the_replicas_that_are_stated(session: Session) -> None:
     run = session.simulate(**SMALL | {"max_num_seqs": 4}, **LOAD, max_concurrency=64, replicas=2)
     changes = {(row["setting"], row["stated"], row["value"]) for row in run.advice().to_pylist()}
     assert ("replicas", "2", "4") in changes and not [one for one in changes if one[0] == "data_parallel_size"]
 
 
+@pytest.mark.whole
 def test_sizing_finds_how_many_itself(session: Session) -> None:
     question = {"gpus": ["l4"], "slo": {"ttft_p95_ms": 400.0}, "rate": 2.0, "max_gpus": 1, "tune": False}
     flags = {"model": "qwen3-0.6b", "input_len": 64, "output_len": 8}

@@ -106,6 +106,7 @@ def test_other_coefficients_are_another_sweep(
             sweep(other, GRID, folder=folder, resume=True)
 
 
+@pytest.mark.whole
 def test_killed_again_and_again_at_random_moments(tmp_path: Path) -> None:
     grid, out = tmp_path / "grid.json", tmp_path / "out.parquet"
     grid.write_text(json.dumps(SMALL | LOAD | {"tp": [1, 2], "max_concurrency": [1, 2, 4]}))

@@ -64,6 +64,7 @@ def test_every_table_of_a_scenario_is_there_without_the_others(session: Session,
         asked.scenario("nothing")
 
 
+@pytest.mark.whole
 def test_partitions_and_order_change_nothing(session: Session, result: pa.Table):
     shuffled = random.Random(3).sample(GRID, len(GRID))
     assert table_bytes(sweep(session, shuffled, partition_requests=200)) == table_bytes(result)
@@ -74,6 +75,7 @@ def test_partitions_and_order_change_nothing(session: Session, result: pa.Table)
 
 
 @pytest.mark.usefixtures("kept_trials")
+@pytest.mark.whole
 def test_processes_say_the_same_of_the_sessions_own_gpus_too(tmp_path: Path):
     grid = rows_of(gpu=["mine", "l4"], tp=[1, 3], max_concurrency=[2, 4])
     elsewhere = {"workers": 2, "partition_requests": 48, "folder": tmp_path / "parts"}
@@ -238,6 +240,7 @@ def test_json_of_the_command(command: Any, grid: Path):
     assert front == {row["scenario_id"] for row in served if not dominated(row, served)}
 
 
+@pytest.mark.whole
 def test_pages_and_files_of_the_command(command: Any, grid: Path, tmp_path: Path):
     status, out, _ = command("sweep", grid, "-o", tmp_path / "out.duckdb", "--goodput", "ttft:100")
     assert status == 0

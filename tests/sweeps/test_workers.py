@@ -73,6 +73,7 @@ def test_no_worker_outlives_the_process_of_its_pool(tmp_path: Path) -> None:
 
 
 @from_proc
+@pytest.mark.whole
 def test_a_signal_to_the_command_ends_its_workers_and_keeps_what_is_finished(tmp_path: Path) -> None:
     with running(tmp_path) as run:
         children = children_of(run.pid)

@@ -20,6 +20,7 @@ def run_of(number: int, tpot_ms: float, **more: object) -> dict:
     return {**names, "fitting": True, "flags": {**FLAGS, "max_concurrency": number}, "tpot_ms": tpot_ms, **more}
 
 
+@pytest.mark.whole
 def test_the_rate_is_found_that_the_runs_were_made_with() -> None:
     with connect() as session:
         session.progress = None

@@ -41,6 +41,7 @@ def replayed() -> dict[str, dict[str, Any]]:
     return {row["run_id"]: row for row in rows["shipped"]}
 
 
+@pytest.mark.whole
 def test_flags_that_a_run_states_are_those_of_its_client(replayed) -> None:
     plain = replayed["plain"]
     assert {row["status"] for row in replayed.values()} == {"served"}

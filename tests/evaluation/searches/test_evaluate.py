@@ -67,6 +67,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
+@pytest.mark.whole
 def test_a_killed_evaluation_goes_on_to_the_same_report(tmp_path, monkeypatch, after):
     given = (made_tables(), "all", ["random", "selective"], 1, 30, 5, ["all"])
     expected = evaluate(*given)

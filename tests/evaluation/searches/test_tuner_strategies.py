@@ -46,6 +46,7 @@ def test_the_best_so_far_is_the_lowest_latency_that_worked():
 
 
 @pytest.mark.parametrize("name", USUAL)
+@pytest.mark.whole
 def test_a_strategy_measures_different_candidates_within_its_budget_and_repeats_itself(made, name):
     arrays, truth, ids = made
     parameters = [json.loads(text) for text in arrays.parameters]

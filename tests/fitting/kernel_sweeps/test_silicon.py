@@ -34,6 +34,7 @@ def test_every_file_is_a_known_table(root) -> None:
     assert sum(pq.read_metadata(file).num_rows for file in files) == ROWS
 
 
+@pytest.mark.whole
 def test_every_row_of_a_gpu_is_kept_as_its_files_say_or_rejected_by_reason(root, import_from) -> None:
     found = import_from("aiconfigurator", root, gpus=GPU)
     rows = sum(pq.read_metadata(file).num_rows for file in root.glob(f"systems/data/{GPU}/*/*/*/*.parquet"))

@@ -35,6 +35,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "log.html", verdict
 
 
+@pytest.mark.whole
 def test_the_verdict_stands_first_and_every_figure_is_there(page: tuple[Path, str]) -> None:
     text = without_scripts(page[0].read_text())
     first = text.index("verdict")

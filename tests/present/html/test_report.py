@@ -37,6 +37,7 @@ def sweep_page(saved_sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
+@pytest.mark.whole
 def test_a_page_fetches_nothing(run_page: Path, sweep_page: Path) -> None:
     for path in (run_page, sweep_page):
         text = path.read_text(encoding="utf-8")
@@ -103,6 +104,7 @@ def test_the_front_of_each_load_is_its_own(sweep_page: Path) -> None:
             assert row["on_front"] != beaten
 
 
+@pytest.mark.whole
 def test_one_scenario_of_a_sweep_has_the_report_of_a_run(
     saved_sweep: Path, sweep_page: Path, tmp_path: Path, session: Session
 ) -> None:
@@ -145,6 +147,7 @@ def test_refusals(saved: Path, tmp_path: Path, capsys: Any) -> None:
 
 
 @needs_browser
+@pytest.mark.whole
 def test_a_browser_draws_every_chart_in_silence(run_page: Path, sweep_page: Path, tmp_path: Path) -> None:
     for path, charts in ((run_page, CHARTS), (sweep_page, 1)):
         elements, console = open_in_browser(path, tmp_path)
@@ -204,6 +207,7 @@ def test_a_run_that_served_nothing_says_so(session: Session, tmp_path: Path) -> 
     assert "None of 24 requests was served" in (tmp_path / "none.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.whole
 def test_a_scenario_that_cannot_run_is_in_the_report_of_the_sweep_alone(
     session: Session, tmp_path: Path, capsys: Any
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_saved_run_has_the_timeline_of_the_run(session: Session, saved: Path, 
     assert (tmp_path / "run.json").read_bytes() == (tmp_path / "saved.json").read_bytes()
 
 
+@pytest.mark.whole
 def test_a_scenario_of_a_sweep_has_the_timeline_of_its_own_run(
     session: Session, saved_sweep: Path, tmp_path: Path
 ) -> None:

@@ -279,6 +279,7 @@ def changed(package: Path, name: str, before: str, after: str) -> None:
     source.write_text(text.replace(before, after))
 
 
+@pytest.mark.whole
 def test_processes_with_an_empty_folder_a_damaged_one_and_edited_sources(package: Path) -> None:
     compiling = "compiling the scheduler, once after an installation\n"
     first = asked(package, 2)

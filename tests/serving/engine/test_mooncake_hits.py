@@ -79,6 +79,7 @@ def replay(asked: list[Asked], capacity: int) -> list[int]:
 
 
 @pytest.mark.parametrize("capacity_tokens", [24_000, 60_000, 150_000, 400_000])
+@pytest.mark.whole
 def test_hits_are_those_of_an_lru_replay(asked: list[Asked], capacity_tokens: int) -> None:
     served = run_loop(world_of(asked, capacity_tokens), keep_steps=False)
     assert np.all(served.out.status == records.FINISHED)

@@ -246,6 +246,7 @@ def check_uses(world: World, served: Served, run: Run) -> None:
 
 @random_worlds(400)
 @given(fleet=fleets(), layers=st.sampled_from([(1, 1), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1)]))
+@pytest.mark.whole
 def test_fleets_of_pipelines_agree_with_reference(fleet: Fleet, layers: tuple[int, ...]) -> None:
     # shares of a power of two: engines that are alike do things at the same time, to the last bit
     world = with_parts(fleet.world, 0.0, 0.0)
@@ -268,6 +269,7 @@ def test_fleets_of_pipelines_agree_with_reference(fleet: Fleet, layers: tuple[in
     engines=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     transfer=st.sampled_from([inputs.Transfer(0.0), inputs.Transfer(2.0, 1.0, 7, 5.0, 16.0)]),
 )
+@pytest.mark.whole
 def test_halves_of_pipelines_agree_with_reference(
     fleet: Fleet, layers: tuple, engines: tuple[int, int], transfer: inputs.Transfer
 ) -> None:

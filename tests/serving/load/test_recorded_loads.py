@@ -213,6 +213,7 @@ def test_sessions_begin_at_a_rate_or_all_at_once(write: Write) -> None:
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="the recorded conversations are not there")
+@pytest.mark.whole
 def test_the_recorded_conversations() -> None:
     load = read_load(RECORDED)
     assert load.requests.num_rows == 6421 + 231

@@ -42,6 +42,7 @@ def blocks_of(requests: int) -> Iterator[list[Tally]]:
     ],
     ids=["with warm-ups", "whole blocks", "some rejected"],
 )
+@pytest.mark.whole
 def test_counted_blocks_change_no_table(load: dict[str, object]) -> None:
     with connect() as session:
         run = session.simulate(**FLAGS, **load)

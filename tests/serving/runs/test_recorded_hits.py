@@ -159,6 +159,7 @@ def test_a_tier_of_a_capacity_loses_the_least_recently_used(session: Session, ma
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="the recorded conversations are not there")
+@pytest.mark.whole
 def test_recorded_conversations(session: Session, tmp_path: Path) -> None:
     prompts = {}
     for path in sorted(RECORDED.glob("*.json.gz"))[:6]:

@@ -35,6 +35,7 @@ def test_a_load_that_the_engine_keeps_up_with_is_limited_by_its_arrivals(session
 @pytest.mark.parametrize(
     "load", [{"request_rate": 1.0}, {"num_turns": 3, "think_time_s": 5.0, "num_prompts": 30}], ids=["a rate", "users"]
 )
+@pytest.mark.whole
 def test_a_cap_that_does_not_bind_leaves_the_limit_to_the_arrivals(session, load):
     run, found = gains(session, max_concurrency=100 if "request_rate" in load else 4, **load)
     assert max(found, key=found.get) == run.summary["limit"] == "arrivals"
@@ -66,6 +67,7 @@ def test_a_batch_that_is_kept_small_is_limited_by_what_keeps_it_small(session, s
         ({"max_concurrency": 60, "max_num_seqs": 60, "kv_cache_tokens": 9000}, set()),
     ],
 )
+@pytest.mark.whole
 def test_more_of_what_no_request_ran_out_of_gains_nothing_when_it_is_served(session, load, unused):
     read = []
     never_reached = resource_gains.never_reached

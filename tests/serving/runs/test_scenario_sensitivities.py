@@ -39,6 +39,7 @@ def runs() -> dict[str, Run]:
     return {method: session.simulate(**DEPLOYMENT, **load) for method, load in loads.items()}
 
 
+@pytest.mark.whole
 def test_elasticities_are_those_of_central_differences(runs: dict[str, Run]) -> None:
     loads = (("replay in order", AT_ONCE, MEMORY), ("replay in order", AT_ONCE, CORES), ("replay", ARRIVING, MEMORY))
     found = iter(simulated([(load, fact, factor) for _, load, fact in loads for factor in (1.01, 0.99)]))

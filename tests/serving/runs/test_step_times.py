@@ -80,6 +80,7 @@ def test_steps_of_a_simulation(session: ks.Session, flags: dict, tmp_path: Path)
     np.testing.assert_allclose(many.energy_j.sum(), (held_w * many.latency_us / 1e6).sum(), rtol=1e-6)
 
 
+@pytest.mark.whole
 def test_energy_is_that_of_all_gpus_under_their_limit(session: ks.Session) -> None:
     batch = [(1, 900)] * 8
     one = {"model": FLAGS["model"], "gpu": FLAGS["gpu"], "phase": "decode", "batch_size": 8, "context_len": 900}
