@@ -63,8 +63,9 @@ NOTEBOOKS: dict[str, Callable[[World], Any]] = {
 }
 
 
-@pytest.mark.parametrize("face", NOTEBOOKS)
-@pytest.mark.whole
+@pytest.mark.parametrize(
+    "face", [name if name == "Run" else pytest.param(name, marks=pytest.mark.whole) for name in NOTEBOOKS]
+)
 def test_notebooks(face: str, world: World) -> None:
     shown = NOTEBOOKS[face](world)
     page = read_page(shown._repr_html_())
@@ -104,7 +105,6 @@ def strings_of(value: Any) -> Iterator[str]:
 
 @pytest.mark.usefixtures("without_library")
 @pytest.mark.parametrize("face", ["run", "sweep", "comparison", "search"])
-@pytest.mark.whole
 def test_pages(face: str, world: World, tmp_path: Path) -> None:
     answer = run_command("report", world.saved(face), "-o", tmp_path / f"{FILE_NAME}.html")
     assert answer.status == 0, answer.err
@@ -193,7 +193,6 @@ FORMS = {verb: ["table"] for verb in ("simulate", "size", "compare")} | {"launch
 @pytest.mark.parametrize(
     ("verb", "form"), [(verb, form) for verb in COMMANDS for form in FORMS.get(verb, ["table", "json", "csv"])]
 )
-@pytest.mark.whole
 def test_commands(verb: str, form: str, world: World) -> None:
     answer = run_command(*words_of(world, verb), "--format", form)
     assert answer.status == 0, answer.err

@@ -66,8 +66,7 @@ class Killed(Exception):
     """What stops an evaluation in the middle."""
 
 
-@pytest.mark.parametrize("after", [0, 1, 4])
-@pytest.mark.whole
+@pytest.mark.parametrize("after", [1, *(pytest.param(n, marks=pytest.mark.whole) for n in (0, 4))])
 def test_a_killed_evaluation_goes_on_to_the_same_report(tmp_path, monkeypatch, after):
     given = (made_tables(), "all", ["random", "selective"], 1, 30, 5, ["all"])
     expected = evaluate(*given)
