@@ -64,7 +64,8 @@ NOTEBOOKS: dict[str, Callable[[World], Any]] = {
 
 
 @pytest.mark.parametrize(
-    "face", [name if name == "Run" else pytest.param(name, marks=pytest.mark.whole) for name in NOTEBOOKS]
+    "face",
+    [name if name in ("Run", "WhatIf") else pytest.param(name, marks=pytest.mark.whole) for name in NOTEBOOKS],
 )
 def test_notebooks(face: str, world: World) -> None:
     shown = NOTEBOOKS[face](world)
