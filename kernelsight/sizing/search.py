@@ -341,9 +341,11 @@ class SizeSearch:
         return float(self._fact_of(candidate, "memory_plan")["weights_bytes"] * row["tp"] * row["pp"] * row["dp"])
 
     def place_of(self, candidate: Candidate) -> tuple[Session, Plan]:
-        """Return the fork with a deployment, and its plan."""
-        pairs = zip(self.forks, self.plans, strict=True)
-        return next(pair for pair in pairs if candidate.deployment_id in pair[1].deployments)
+        """Return the fork with a deployment's scenario, and its plan; disaggregated, it may share the deployment."""
+        for fork, plan in zip(self.forks, self.plans, strict=True):
+            if any(row["scenario_id"] == candidate.scenario_id for row in plan.planned):
+                return fork, plan
+        raise KeyError(candidate.scenario_id)
 
     def _fact_of(self, candidate: Candidate, table: str) -> dict[str, Any]:
         """Return a deployment's row of a table, which is read from each fork once."""
