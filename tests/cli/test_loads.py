@@ -167,6 +167,15 @@ def test_priority_levels_that_no_queue_goes_by_are_called_so(session):
         assert found and not [sentence for sentence in found if "priority level" in sentence]
 
 
+def test_burstiness_without_a_rate_is_called_so(session):
+    said = "burstiness has no effect: requests do not arrive at a rate"
+    closed = ("--max-concurrency", 2, "--num-prompts", 6, "--input-len", 100, "--output-len", 4)
+    assert said in assumed(session, *closed, "--burstiness", 2)
+    assert said in assumed(session, *closed, "--burstiness", 2, "--request-rate", "inf")
+    assert said not in assumed(session, *closed)
+    assert said not in assumed(session, *OPEN, "--burstiness", 2)
+
+
 def test_a_model_that_reaches_less_far_takes_shorter_sequences(session, simulated, refusal):
     short = simulated["open, 1 position"]
     assert (short["rejected_too_long"], short["completed"]) == (6, 0)
