@@ -23,6 +23,7 @@ TRACE_SCHEMA = pa.schema(
 )
 LARGEST_SIZE = 2**53  # float64 represents every whole number up to here
 LONGEST_S = 1e9  # the simulated clock counts nanoseconds in 64 bits
+LATEST_S = 1e11  # over 3,000 years: an unix time above it was written in a finer unit
 UNITS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 Fault = tuple[int, str, str]  # row, problem, advice
@@ -108,6 +109,9 @@ def _arrivals(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> np.ndarr
         values = np.where(values >= 0, values, np.nan) / per_second
     bad = ~np.isfinite(values) & ~waits
     note_first(faults, bad, raw, field, rule, CORRECT_LINE)
+    finer = (values > LATEST_S) & ~waits if per_second == 1 else np.zeros(waits.size, bool)
+    advice = "Divide all of them by 1e3 if they are milliseconds, by 1e9 if nanoseconds."
+    note_first(faults, finer, raw, field, "must be in seconds, and these are over 3,000 years", advice)
     if bad.any() or waits.all():
         return np.zeros(waits.size)
     independent = np.flatnonzero(~waits)
