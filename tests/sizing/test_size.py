@@ -284,6 +284,10 @@ def test_more_confidence_a_margin_and_a_peak_take_more(session: Session) -> None
     assert surer["instances"] > plain["instances"] and surer["probability"] >= 0.95
     assert spare["instances"] == math.ceil(600.0 / 0.6 / spare["rate"]) and spare["load"] <= 0.6
     assert peak["instances"] == math.ceil(1200.0 / peak["rate"]) and peak["served"] == 1200.0
+    # what runs for the peak is paid all the time, by the tokens of the mean rate
+    for row in (plain, peak):
+        tokens_per_hour = 600.0 * 3600.0 * (LOAD["input_len"] + LOAD["output_len"])
+        assert row["cost_per_million_tokens"] == pytest.approx(row["price_per_hour"] / tokens_per_hour * 1e6)
 
 
 def test_what_is_not_measured_is_said_and_what_is_sure_goes_before_a_gamble(session: Session) -> None:
