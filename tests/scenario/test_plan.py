@@ -211,6 +211,7 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
             "ratio is 1.5; give a number from 0 to 1.",
         ),
         ({"batch_wait_timeout_iters": -1}, InvalidInput, "give a whole number of at least 0."),
+        ({"seed": 10**20}, InvalidInput, f"give a whole number from 0 to {2**53}."),
         ({"batch_wait_timeout_ms": -1}, InvalidInput, "batch_wait_timeout_ms is -1; give a number from 0 to 1e+09."),
         ({"preemption_policy": "oldest"}, InvalidInput, "give one of newest, fewest_generated."),
         ({"scheduler_recv_interval": 0}, InvalidInput, "give a whole number of at least 1."),
