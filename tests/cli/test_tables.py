@@ -150,6 +150,15 @@ def test_endings_of_o(verb, command, refusal, tmp_path):
     assert "is a pipe or a device, which a file would replace" in refusal(*verb, "-o", tmp_path / "pipe.csv")
 
 
+def test_intervals_and_bytes_are_written_as_duckdb_writes_them(command):
+    query = (
+        r"select interval 90 minute as gap, 'x\xAB'::blob as bytes, [interval 1 day] as gaps, null::interval as none"
+    )
+    row = {"gap": "01:30:00", "bytes": r"x\xAB", "gaps": "[1 day]", "none": None}
+    assert command("sql", query, "--format", "json").json == [row]
+    assert command("sql", query, "--format", "csv").out.splitlines()[1] == r"01:30:00,x\xAB,[1 day],"
+
+
 def test_a_type_that_parquet_lacks_is_one_sentence(refusal, tmp_path):
     sentence = refusal("sql", "select interval 1 day as gap", "-o", tmp_path / "out.parquet")
     assert "Parquet cannot store these columns" in sentence and sentence.endswith("cast them, or use .csv or .json.")
