@@ -25,7 +25,12 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
     ]
     transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]
     transfers += [item["assumed"] for item in session.table("kv_tier_settings").to_pylist()]
-    without_effect = [*_routing(session, settings_of), *_priorities(session, settings_of), *_burstiness(session)]
+    without_effect = [
+        *_routing(session, settings_of),
+        *_priorities(session, settings_of),
+        *_burstiness(session),
+        *_shorter_trace(session),
+    ]
     return list(dict.fromkeys([*sentences, *transfers, *without_effect]))
 
 
@@ -85,3 +90,14 @@ def _burstiness(session: Session) -> list[str]:
     if scenario["burstiness"] == 1.0 or any(rate is not None and rate != math.inf for rate in rates):
         return []
     return ["burstiness has no effect: requests do not arrive at a rate"]
+
+
+def _shorter_trace(session: Session) -> list[str]:
+    """Return the sentence on a trace with fewer requests than asked for."""
+    (scenario,) = session.table("scenarios").to_pylist()
+    count = session.table("requests").num_rows - (scenario["num_warmups"] or 0)
+    if scenario["trace"] is None or count >= (scenario["num_prompts"] or 0):
+        return []
+    return [
+        f"the trace has {count:,} requests, fewer than num_prompts {scenario['num_prompts']:,}: all are served once"
+    ]
