@@ -201,6 +201,10 @@ def test_no_stated_cache_makes_room_for_weights(session: Session, tokens: int) -
             {"users": 3},
             "rate, requests_per_day or users says how much is to be served; rate and users are given, give one.",
         ),
+        (
+            {"output_len": 1},
+            "an output of one token has no tpot_p90_ms; give output_len of 2 or more, or objectives on ttft or e2e.",
+        ),
         ({"rate": None, "users": 2.5}, "users is 2.5; give a whole number of users from 1 to 10,000,000."),
         (
             {"startup_seconds": 60},
