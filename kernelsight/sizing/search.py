@@ -158,6 +158,9 @@ class SizeSearch:
         self.forks.append(fork)
         plan, candidates = planned_candidates(fork, rows, self._load, self._prices, self._total_gpus)
         self.plans.append(plan)
+        for row, fault in zip(rows, plan.faults, strict=True):
+            if fault and candidates:  # such as an unknown value among those to search
+                self.left_out[f"row {len(self.left_out)}"] = LeftOut(row, fault)
         if not candidates:
             raise InvalidInput(next(fault for fault in plan.faults if fault))
         trials = open_trials(fork, plan, self._work)

@@ -137,6 +137,18 @@ def test_flags_are_searched_where_asked(session: Session) -> None:
     assert all(row["gpus"] == 2 * row["instances"] for row in apart)
 
 
+def test_values_to_search_that_do_not_exist_are_listed(session: Session) -> None:
+    one = {"rate": 20.0, "gpus": ["h100_sxm"], "max_gpus": 1}
+    for name, wrong, words in (
+        ("quantization", "fp9", "unknown quantization 'fp9'"),
+        ("engine", "tgi", "engine is 'tgi'; give one of vllm, sglang, trtllm."),
+    ):
+        found = size(session, search={name: [None, wrong]}, **one)
+        assert found.chosen and name not in found.chosen
+        (row,) = found.left_out
+        assert row[name] == wrong and row["reason"].startswith(words)
+
+
 def test_no_deployment_keeps_them(session: Session) -> None:
     found = size(session, rate=60.0, prices=PRICES, slo={"ttft_p50_ms": 11.0})
     assert found.chosen is None and found.rows == [] and found.launch == []
