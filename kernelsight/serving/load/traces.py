@@ -109,13 +109,14 @@ def _arrivals(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> np.ndarr
         values = np.where(values >= 0, values, np.nan) / per_second
     bad = ~np.isfinite(values) & ~waits
     note_first(faults, bad, raw, field, rule, CORRECT_LINE)
-    finer = (values > LATEST_S) & ~waits if per_second == 1 else np.zeros(waits.size, bool)
-    advice = "Divide all of them by 1e3 if they are milliseconds, by 1e9 if nanoseconds."
-    note_first(faults, finer, raw, field, "must be in seconds, and these are over 3,000 years", advice)
     if bad.any() or waits.all():
         return np.zeros(waits.size)
     independent = np.flatnonzero(~waits)
-    values = np.where(waits, values[independent[0]], values) - values[independent[0]]
+    start_s = values[independent[0]]
+    if per_second == 1 and start_s > LATEST_S:
+        advice = "Divide all of them by 1e3 if they are milliseconds, by 1e9 if nanoseconds."
+        note_first(faults, values == start_s, raw, field, "must be in seconds, and these are over 3,000 years", advice)
+    values = np.where(waits, start_s, values) - start_s
     earlier, late = np.zeros(waits.size, bool), values > LONGEST_S
     earlier[independent] = np.diff(values[independent], prepend=0.0) < 0
     note_first(faults, earlier, raw, field, "the previous request arrived later", f"Sort the trace by {field}.")
