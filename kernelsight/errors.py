@@ -201,6 +201,18 @@ def breaks_contract(table: str, faults: Iterable[str], origin: str = "") -> Cont
     return ContractBroken(f"table {table!r}{source} violates its contract: {'; '.join(faults)}.")
 
 
+def mixed_column(table: str, error: Exception) -> InvalidInput:
+    """Build the error for a table with a column that Arrow cannot hold; ``error``: why, as Arrow says it.
+
+    >>> str(mixed_column("notes", ValueError("Could not convert 'x'", "Conversion failed for column price")))
+    "table 'notes' cannot be read (Could not convert 'x'; Conversion failed for column price); give each column values \
+of one type, such as numbers or text."
+    """
+    problem = "; ".join(str(argument).splitlines()[0] for argument in error.args)
+    advice = "give each column values of one type, such as numbers or text."
+    return InvalidInput(f"table {table!r} cannot be read ({problem}); {advice}")
+
+
 def missing_table(table: str, needed_by: str, hint: str = "") -> MissingTable:
     """Build the error for an input table without rows: its name, the table that needs it, and a hint.
 

@@ -238,6 +238,14 @@ def test_a_table_of_ones_own_has_any_other_name(session: Session, tmp_path: Path
     with pytest.raises(InvalidInput, match="table 'strange' cannot be read from a int"):
         session.give("strange", 3)
 
+    class Frame:
+        def __arrow_c_stream__(self, requested_schema: object = None) -> None:
+            raise pa.ArrowInvalid("Could not convert 'x'", "Conversion failed for column a")
+
+    for mixed in ([{"a": 1}, {"a": "x"}], [{"a": 1}, {"a": object()}], [{"a": 2**70}], Frame()):
+        with pytest.raises(InvalidInput, match="table 'mixed' cannot be read .*; give each column values of one type"):
+            session.give("mixed", mixed)
+
 
 def test_a_session_belongs_to_its_thread(session: Session) -> None:
     def elsewhere() -> None:

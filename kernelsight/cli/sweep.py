@@ -31,9 +31,11 @@ from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.scenario.prices import priced, read_prices
 from kernelsight.sweeps.partitions import Store, import_ray
 from kernelsight.sweeps.runs import SWEEP, WhatIf
-from kernelsight.sweeps.sweep import Execution, Progress
+from kernelsight.sweeps.sweep import Execution, Progress, plan_sweep
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from kernelsight.session import Session
 
 
@@ -83,9 +85,6 @@ def run(arguments: Any) -> None:
     """Simulate the grid or search its highest rates; print and write the rows."""
     target = check_ending(arguments.output)
     _check_words(arguments, target)
-    if arguments.resume and target and target.exists() and not _partitions_folder(target).exists():
-        note(f"{target} is finished: nothing is left to resume")
-        return
     slo = parse_slo(arguments.slo or [])
     goodput = parse_objectives(arguments.goodput or [])
     with locked(target) if target else contextlib.nullcontext(), open_session(arguments) as session:
@@ -101,6 +100,10 @@ def run(arguments: Any) -> None:
         if arguments.find_rate:
             _find_rates(session, rows, slo, goodput, arguments, target)
             return
+        if arguments.resume and target and target.exists() and not _partitions_folder(target).exists():
+            _refuse_another_sweep(session, rows, goodput, target)
+            note(f"{target} is finished: nothing is left to resume")
+            return
         execution = _execution(arguments, target)
         options = {"goodput": goodput, "slo": slo, "execution": execution, "correction": arguments.correction}
         sweep = WhatIf.of(session, rows, **options)
@@ -111,6 +114,26 @@ def run(arguments: Any) -> None:
         if execution.folder:
             Store(execution.folder).remove()
         print_sweep(sweep.summary, {"pareto_front": sweep.pareto_front, "energy_front": sweep.energy_front}, arguments)
+
+
+def _refuse_another_sweep(
+    session: Session, rows: Sequence[Mapping[str, Any]], goodput: Mapping[str, float], target: Path
+) -> None:
+    """Raise InvalidInput where a finished file does not hold just the scenarios of a grid."""
+    from kernelsight.session import connect
+
+    with session.fork() as fork:
+        asked = {row["scenario_id"] for row in plan_sweep(fork, rows, goodput).planned}
+    if target.suffix == ".duckdb":
+        with connect(target, read_only=True) as saved:
+            held = set(saved.table(SWEEP)["scenario_id"].to_pylist()) if SWEEP in saved.available() else set()
+    else:
+        held = {row["scenario_id"] for row in read_grid(session, str(target)) if row.get("scenario_id")}
+    if held != asked:
+        raise InvalidInput(
+            f"{target} is not the finished file of this grid: of its {len(held):,} scenarios {len(held & asked):,} are "
+            f"among the grid's {len(asked):,}; use another -o FILE, or remove --resume to write it anew."
+        )
 
 
 def _find_rates(

@@ -18,7 +18,7 @@ from kernelsight.dataflow.conditions import columns_of, parse
 from kernelsight.dataflow.engine import quote
 from kernelsight.dataflow.types import arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
-from kernelsight.errors import InvalidInput, breaks_contract, nearest
+from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, nearest
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 _REFERENCE = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
@@ -301,7 +301,10 @@ def check_values(table: pa.Table, contract: Contract, origin: str) -> None:
 
 
 def as_arrow(data: Any, table: str) -> pa.Table:
-    """Convert anything with ``__arrow_c_stream__`` to an Arrow table; InvalidInput names ``table``, its destination."""
+    """Convert anything with ``__arrow_c_stream__`` to an Arrow table.
+
+    InvalidInput names ``table``, its destination: other data, or a column with values that no Arrow type holds.
+    """
     if isinstance(data, pa.Table):
         return data
     if not hasattr(data, "__arrow_c_stream__") and not isinstance(data, pa.RecordBatch):
@@ -309,7 +312,10 @@ def as_arrow(data: Any, table: str) -> pa.Table:
             f"table {table!r} cannot be read from a {type(data).__name__}; pass a pyarrow table, a polars or pandas "
             "DataFrame, a DuckDB relation, or a list of dicts."
         )
-    return pa.table(data)
+    try:
+        return pa.table(data)
+    except pa.ArrowException as error:
+        raise mixed_column(table, error) from None
 
 
 def _name_faults(occurrences: Mapping[str, int], contract: Contract) -> list[str]:

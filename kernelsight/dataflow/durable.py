@@ -15,7 +15,8 @@ from kernelsight.errors import InvalidInput, RunFailed
 def draft_of(path: Path, *, keep: bool = True) -> Iterator[Path]:
     """Yield the path of a draft, which atomically replaces ``path`` when the block ends; an error removes the draft.
 
-    Without ``keep`` the draft is removed in any case, which tests whether one could be written.
+    Where ``path`` is a symbolic link, the file that it points to is replaced. Without ``keep`` the draft is removed in
+    any case, which tests whether one could be written.
 
     OSError: it cannot be written; ``path`` is unchanged.
 
@@ -27,6 +28,7 @@ def draft_of(path: Path, *, keep: bool = True) -> Iterator[Path]:
     ...     [each.name for each in Path(folder).iterdir()], file.read_text()
     (['answer.txt'], '42')
     """
+    path = Path(os.path.realpath(path))
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     draft.unlink(missing_ok=True)
     try:
@@ -35,7 +37,7 @@ def draft_of(path: Path, *, keep: bool = True) -> Iterator[Path]:
             return
         synchronise(draft)
         os.replace(draft, path)
-        synchronise(path.resolve().parent)
+        synchronise(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 

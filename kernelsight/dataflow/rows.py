@@ -65,13 +65,13 @@ def python_rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def python_values(values: pa.ChunkedArray) -> list[Any]:
-    """Convert a column to Python values; all become text if they have nanoseconds, or dates that Python cannot hold.
+    """Convert a column to Python values; all become text if Python has no value for their type, or not for their dates.
 
     >>> import pyarrow as pa
     >>> python_values(pa.chunked_array([pa.array([1], pa.time64("ns"))]))
     ['00:00:00.000000001']
     """
-    if not _has_nanoseconds(values.type):  # Arrow converts nanoseconds to pandas types, or fails without pandas
+    if not _is_text(values.type):
         try:
             return values.to_pylist()
         except (OverflowError, ValueError):
@@ -79,13 +79,18 @@ def python_values(values: pa.ChunkedArray) -> list[Any]:
     return _as_text(values)
 
 
-def _has_nanoseconds(arrow_type: pa.DataType) -> bool:
+def _is_text(arrow_type: pa.DataType) -> bool:
+    """Return whether values are converted to text: with nanoseconds, intervals and bytes.
+
+    Arrow converts nanoseconds to pandas types, or fails without pandas, and intervals to a class of its own.
+    """
     import pyarrow as pa
 
     if pa.types.is_dictionary(arrow_type):
-        return _has_nanoseconds(arrow_type.value_type)
+        return _is_text(arrow_type.value_type)
     fields = [arrow_type.field(number).type for number in range(arrow_type.num_fields)]
-    return getattr(arrow_type, "unit", None) == "ns" or any(map(_has_nanoseconds, fields))
+    own = getattr(arrow_type, "unit", None) == "ns" or pa.types.is_interval(arrow_type)
+    return own or pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type) or any(map(_is_text, fields))
 
 
 def _as_text(values: pa.ChunkedArray) -> list[str | None]:

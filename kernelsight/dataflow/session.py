@@ -15,7 +15,7 @@ from kernelsight.dataflow.engine import complaint, interruptible, stop_if_interr
 from kernelsight.dataflow.node_runs import NodeRuns
 from kernelsight.dataflow.rows import as_table, is_rows
 from kernelsight.dataflow.table_store import FILE
-from kernelsight.errors import InvalidInput, MissingTable, unknown
+from kernelsight.errors import InvalidInput, MissingTable, mixed_column, unknown
 
 if TYPE_CHECKING:
     import duckdb
@@ -79,7 +79,10 @@ class Session(NodeRuns):
         """Hold a user's own table, without a contract. InvalidInput: its name or its data cannot be a table's."""
         if not NAME.fullmatch(name):
             raise InvalidInput(f"{name!r} cannot name a table; use lower-case letters, digits and underscores.")
-        table = pa.Table.from_pylist(data) if is_rows(data) else as_arrow(data, name)
+        try:
+            table = pa.Table.from_pylist(data) if is_rows(data) else as_arrow(data, name)
+        except (pa.ArrowException, OverflowError) as error:
+            raise mixed_column(name, error) from None
         self._store(name, table)
         self._tables[name] = table
         self._own.add(name)

@@ -226,7 +226,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "memory": memory_plan,
         "settings": settings,
         "cliff": _cliff(session, normalised, settings, shape, total),
-        "assumed": gpu_sentences + _assumed(session, shape, memory_plan),
+        "assumed": gpu_sentences + _assumed(session, shape, memory_plan, settings),
     }
 
 
@@ -314,8 +314,10 @@ def _host_row(totals: dict[str, Any], tier: str, active_w: float) -> dict[str, A
     }
 
 
-def _assumed(session: Session, shape: dict[str, Any], memory_plan: dict[str, Any]) -> list[str]:
-    """Return the assumptions that apply to one step, and whether it fits the KV cache, as sentences."""
+def _assumed(
+    session: Session, shape: dict[str, Any], memory_plan: dict[str, Any], settings: dict[str, Any]
+) -> list[str]:
+    """Return the assumptions that apply to one step, and which limits of the engine it exceeds, as sentences."""
     sentences = [
         row["sentence"]
         for row in session.table("assumptions").to_pylist()
@@ -331,6 +333,14 @@ def _assumed(session: Session, shape: dict[str, Any], memory_plan: dict[str, Any
             f"the step needs {kv_tokens:,} tokens of KV cache, but only {memory_plan['kv_cache_tokens']:,} fit: the "
             "engine could not run it"
         )
+    for limit, size, what in (
+        ("max_num_seqs", shape["sampled"], "sequences"),
+        ("max_num_batched_tokens", shape["tokens"], "new tokens"),
+    ):
+        if size > settings[limit]:
+            sentences.append(
+                f"the step has {size:,} {what}, more than {limit} {settings[limit]:,}: the engine would take several"
+            )
     return sentences
 
 

@@ -250,7 +250,10 @@ def check_ending(path: str | None, allowed: tuple[str, ...] = ENDINGS, flag: str
     if path is None:
         return None
     target = Path(path)
-    folder = target.resolve().parent
+    file = Path(os.path.realpath(target))
+    folder = file.parent
+    if file.is_symlink():  # links in a circle
+        raise InvalidInput(f"{flag} {path!r} is a link that leads nowhere; give a file name.")
     if target.suffix not in allowed:
         ending = f"ends in {target.suffix!r}" if target.suffix else "has no file extension"
         raise InvalidInput(f"{flag} {path!r} {ending}; use one of {', '.join(allowed)}.")
@@ -259,6 +262,8 @@ def check_ending(path: str | None, allowed: tuple[str, ...] = ENDINGS, flag: str
     with contextlib.suppress(OSError):  # a name that is too long is refused below
         if target.is_dir():
             raise InvalidInput(f"{flag} {path!r} is a folder; give a file name.")
+        if target.exists() and not target.is_file():
+            raise InvalidInput(f"{flag} {path!r} is a pipe or a device, which a file would replace; give a file name.")
     if not os.access(folder, os.W_OK):
         raise InvalidInput(f"{flag} {path!r} cannot be written: folder {folder} is read-only.")
     try:

@@ -64,7 +64,7 @@ def _typed_value(name: str, value: Any) -> Any:
     if flag.kind == "whole":
         if not _is_number(value) or value != math.floor(value) or not flag.least <= value <= flag.most:
             bound = f"of at least {flag.least}"
-            if flag.most < LARGEST_WHOLE_NUMBER:
+            if flag.most < LARGEST_WHOLE_NUMBER or (_is_number(value) and value > flag.most):
                 bound = f"from {flag.least} to {flag.most}"
             raise InvalidInput(f"{name} is {value!r}; give a whole number {bound}.")
         return int(value)
@@ -83,7 +83,7 @@ def _typed_value(name: str, value: Any) -> Any:
         return weights_text(parse_weights(value, name))
     if flag.kind == "version" and not (isinstance(value, str) and VERSION.fullmatch(value)):
         raise InvalidInput(f"{name} is {value!r}; give a version such as 0.11.0, or leave it unset.")
-    if flag.kind == "word" and value not in flag.choices:
+    if flag.choices and value not in flag.choices:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(flag.choices)}.")
     return value
 

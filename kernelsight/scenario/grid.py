@@ -81,9 +81,14 @@ def _read_csv(path: Path, refuse: Refuse) -> pa.Table:
     import pyarrow.csv
 
     check_file(path, refuse, ROWS.bytes)
-    nulls = pa.csv.ConvertOptions(strings_can_be_null=True, null_values=["", "null", "NULL"])
+    options = pa.csv.ConvertOptions(
+        strings_can_be_null=True,
+        null_values=["", "null", "NULL"],
+        # in the rows that a sweep wrote: hexadecimal digits, which may look like a number
+        column_types={"scenario_id": pa.string()},
+    )
     try:
-        table = pa.csv.read_csv(path, convert_options=nulls)
+        table = pa.csv.read_csv(path, convert_options=options)
         table.validate(full=True)
         _ = table.column_names  # text that is not UTF-8
     except (pa.ArrowException, OSError, ValueError) as error:

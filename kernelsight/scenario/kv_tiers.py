@@ -14,6 +14,7 @@ BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 BYTES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 MICROSECONDS = {"": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
 LARGEST_BYTES = 1 << 60
+LEAST_BYTES = 1 << 10  # no model's block fits less: a number without its unit
 LARGEST_FACTOR = 1e4
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?(?:e\+?\d+)?)(?P<unit>[a-z]*)", re.I)
 
@@ -78,7 +79,10 @@ def _capacity(text: str, flag: str) -> dict[str, Any]:
     if not match or unit not in BYTES or float(match["number"]) * BYTES[unit] > LARGEST_BYTES:
         example = "give bytes such as 200GiB, 2TiB or 0, 2x for twice the GPU's KV cache, or unlimited"
         raise InvalidInput(f"the capacity {text!r:.30} of {flag} cannot be read; {example}.")
-    return {"capacity_bytes": int(float(match["number"]) * BYTES[unit]), "capacity_factor": None}
+    size = int(float(match["number"]) * BYTES[unit])
+    if 0 < size < LEAST_BYTES:
+        raise InvalidInput(f"the capacity {text!r:.30} of {flag} is {size} bytes; give a unit, as in 200GiB.")
+    return {"capacity_bytes": size, "capacity_factor": None}
 
 
 def _options(words: list[str], flag: str) -> dict[str, Any]:

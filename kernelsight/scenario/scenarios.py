@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kernelsight.dataflow.rows import as_table
@@ -18,6 +19,7 @@ from kernelsight.scenario.plan import (
     SAME_AS_LEFT_OUT,
     deployment_rows,
     deployments_of,
+    model_rows,
     normalise,
     resolve_names,
     scenario_row,
@@ -34,6 +36,17 @@ NAMES = (
     *("model", "model_like", "max_position_embeddings", "max_model_len", "gpu", "quantization", "prefill_gpu"),
     *("kv_transfer_fabric", "speculative_method", "speculative_model"),
 )
+
+
+class KnownModels(NamedTuple):
+    """The models of a grid.
+
+    ``given``: names in the session's tables before the grid. ``seen``: by name, the spelling in the first row, and the
+    rows of its tables where they come from a config or from ``model_like``; None: from the session's tables.
+    """
+
+    given: frozenset[str]
+    seen: dict[str, tuple[str, Any]]
 
 
 # values of unset flags that do not depend on the engine; shown in rows where other rows of the grid set the flag
@@ -84,11 +97,12 @@ def plan_rows(
     plan = Plan([], {}, [], [], [])
     number_of: dict[str, int] = {}
     known_names: dict[tuple, dict[str, Any]] = {}
+    known_models = KnownModels(frozenset(session.table("models")["model"].to_pylist()), {})
     known_deployments: dict[tuple, list[dict[str, Any]]] = {}
     lines: dict[tuple[str, bool], LaunchLine] = {}
     for number, row in enumerate(rows, start=1):
         try:
-            flags, price = _row_flags(session, with_launch_line(row, lines), goodput or {}, known_names)
+            flags, price = _row_flags(session, with_launch_line(row, lines), goodput or {}, known_names, known_models)
             deployment_key = tuple((name, value) for name, value in flags.items() if name not in OF_LOAD_ALONE)
             deployments = known_deployments.get(deployment_key) or deployment_rows(flags)
             known_deployments[deployment_key] = deployments
@@ -126,9 +140,13 @@ def give_plan(session: Session, deployments: Sequence[Mapping], scenarios: Seque
 
 
 def _row_flags(
-    session: Session, row: Mapping[str, Any], goodput: Mapping[str, float], known_names: dict[tuple, dict[str, Any]]
+    session: Session,
+    row: Mapping[str, Any],
+    goodput: Mapping[str, float],
+    known_names: dict[tuple, dict[str, Any]],
+    known_models: KnownModels,
 ) -> tuple[dict[str, Any], float | None]:
-    """Return one row's flags by their full names, and its price."""
+    """Return one row's flags by their full names, and its price; ``known_...``: what earlier rows resolved to."""
     row_values = {name: value for name, value in row.items() if value is not None and name != PRICE}
     for alias, name in ALIASES.items():
         if alias in row_values and name in row_values:
@@ -140,9 +158,31 @@ def _row_flags(
     names = tuple(flags.get(name) for name in NAMES)
     if names not in known_names:
         known_names[names] = resolve_names(session, {name: flags[name] for name in NAMES if name in flags})
+        _refuse_namesakes(session, flags, known_names[names], known_models)
     flags |= known_names[names]
     check_load(flags)
     return flags, _price(row.get(PRICE))
+
+
+def _refuse_namesakes(
+    session: Session, flags: Mapping[str, Any], resolved: Mapping[str, Any], known_models: KnownModels
+) -> None:
+    """Raise InvalidInput where a row's model has the name of a different one: one would be simulated as the other."""
+    for flag in ("model", "speculative_model"):
+        spelling, name = str(flags.get(flag)), resolved.get(flag)
+        if flag not in flags or name is None:
+            continue
+        own = None
+        is_file = spelling not in known_models.given and Path(spelling).exists()
+        if is_file or (flag == "model" and "model_like" in flags):
+            model, layers = model_rows(session, name)
+            own = {**model, "source": None}, layers
+        first, first_own = known_models.seen.setdefault(name, (spelling, own))
+        if own != first_own:
+            raise InvalidInput(
+                f"two different models are named {name!r}: {first} and {spelling}; a config.json is named after its "
+                "folder: rename one, or simulate them apart."
+            )
 
 
 def _price(value: Any) -> float | None:

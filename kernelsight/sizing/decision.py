@@ -29,7 +29,8 @@ class Demand(NamedTuple):
 
     ``total_gpus``: find the highest rate of as many GPUs instead; ``rate`` is then one that no instances reach.
     ``day``: hourly demand that instances follow; ``startup_s``, ``disk_bytes_per_s``: of a cold start, where they are
-    given. ``electricity_price``: dollars per kilowatt-hour of the building's energy.
+    given. ``electricity_price``: dollars per kilowatt-hour of the building's energy. ``peak``: ``rate`` over its mean
+    (within an hour, where there is a day); tokens are paid by the mean.
     """
 
     rate: float
@@ -40,6 +41,7 @@ class Demand(NamedTuple):
     startup_s: float | None = None
     disk_bytes_per_s: float | None = None
     electricity_price: float | None = None
+    peak: float = 1.0
 
     @property
     def sustained_rate(self) -> float:
@@ -100,7 +102,7 @@ def demand_of(
             raise InvalidInput(f"{name} is {value!r}; give a share from {low:g} to {high:g}.")
     if isinstance(peak, bool) or not isinstance(peak, int | float) or not 1.0 <= peak <= 1000.0:
         raise InvalidInput(f"peak is {peak!r}; give how many times the mean rate the peak is, from 1 to 1,000.")
-    return Demand((rate or ANY_RATE) * peak, float(confidence), float(margin), total_gpus)
+    return Demand((rate or ANY_RATE) * peak, float(confidence), float(margin), total_gpus, peak=float(peak))
 
 
 def with_day(demand: Demand, day: Day, startup_s: float | None, disk_bytes_per_s: float | None) -> Demand:

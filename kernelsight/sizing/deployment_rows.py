@@ -40,7 +40,7 @@ def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: 
         "gpus": option.instances * sized.candidate.gpu_count,
         "price_per_hour": None if hourly is None else option.instances * hourly,
         "mean_instances": option.mean_instances if option.start else None,
-        **_costs(option, hourly),
+        **_costs(option, hourly, demand.peak),
         "electricity_per_hour": None if electricity is None else option.instances * electricity,
         "mean_power_w": None if power_w is None else option.instances * power_w,
         "energy_per_output_token_j": joules,
@@ -52,14 +52,17 @@ def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: 
     }
 
 
-def _costs(option: Option, hourly: float | None) -> dict[str, float | None]:
-    """Return the cost per day and per million tokens, in dollars; None: no price, or no such tokens."""
+def _costs(option: Option, hourly: float | None, peak: float) -> dict[str, float | None]:
+    """Return the cost per day and per million tokens, in dollars; None: no price, or no such tokens.
+
+    ``peak``: the rate that is sized for over the mean one, at which tokens are served.
+    """
     rate, trials = option.sized.highest, option.sized.highest.tried.trials
     mean_price = None if hourly is None else option.mean_instances * hourly
     prompt, output = (sum(trial.tokens[index] for trial in trials) / len(trials) for index in (0, 1))
     # mean requests/s that are served: fewer users complete at least their proportional share of requests
     mean = sum(hour.amount for hour in option.hours) / len(option.hours) if option.hours else option.rate
-    per_s = mean * option.sized.request_rate / rate.rate
+    per_s = mean / peak * option.sized.request_rate / rate.rate
 
     def cost(tokens: float) -> float | None:
         return None if mean_price is None or not tokens else mean_price / (per_s * tokens * 3600.0 / 1e6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,7 @@ from kernelsight.scenario.flags import ALIASES, LOAD_FLAGS
 from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.load_rules import distribution
 from kernelsight.scenario.objectives import Objective, objective_rows, objectives_of, slo_of
+from kernelsight.scenario.plan import normalise
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.stated_flags import object_text, read_flags
 from kernelsight.scenario.units import bytes_per_s_of, count_of, rate_of, seconds_of
@@ -97,7 +98,8 @@ class Question(NamedTuple):
 
     def check(self) -> None:
         """Raise InvalidInput for values that are out of range, missing, or that sizing varies itself."""
-        _ = self.objectives, self.demand, self.load
+        _ = self.objectives, self.demand
+        _refuse_single_tokens(normalise(self.load), self.objectives)
         limit, most = self.time_limit_s, self.max_gpus
         if limit is not None and (isinstance(limit, bool) or not 0.0 < limit < math.inf):
             raise InvalidInput(f"time_limit is {limit!r}; give seconds above 0.")
@@ -191,6 +193,15 @@ def question_from(
     )
     question.check()
     return question._replace(prices=read_prices(session, prices))
+
+
+def _refuse_single_tokens(load: Mapping[str, Any], objectives: Iterable[Objective]) -> None:
+    """Raise InvalidInput for objectives on the time between tokens where every output is one token."""
+    unmet = [objective.column for objective in objectives if objective.metric in ("tpot", "itl")]
+    if unmet and load.get("output_len") == 1 and "output_len_cv" not in load:
+        raise InvalidInput(
+            f"an output of one token has no {unmet[0]}; give --output-len of 2 or more, or objectives on ttft or e2e."
+        )
 
 
 def _refuse_rate(total_gpus: int | None, *amounts: Any) -> None:

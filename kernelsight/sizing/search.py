@@ -158,6 +158,9 @@ class SizeSearch:
         self.forks.append(fork)
         plan, candidates = planned_candidates(fork, rows, self._load, self._prices, self._total_gpus)
         self.plans.append(plan)
+        for row, fault in zip(rows, plan.faults, strict=True):
+            if fault and candidates:  # such as an unknown value among those to search
+                self.left_out[f"row {len(self.left_out)}"] = LeftOut(row, fault)
         if not candidates:
             raise InvalidInput(next(fault for fault in plan.faults if fault))
         trials = open_trials(fork, plan, self._work)
@@ -341,9 +344,11 @@ class SizeSearch:
         return float(self._fact_of(candidate, "memory_plan")["weights_bytes"] * row["tp"] * row["pp"] * row["dp"])
 
     def place_of(self, candidate: Candidate) -> tuple[Session, Plan]:
-        """Return the fork with a deployment, and its plan."""
-        pairs = zip(self.forks, self.plans, strict=True)
-        return next(pair for pair in pairs if candidate.deployment_id in pair[1].deployments)
+        """Return the fork with a deployment's scenario, and its plan; disaggregated, it may share the deployment."""
+        for fork, plan in zip(self.forks, self.plans, strict=True):
+            if any(row["scenario_id"] == candidate.scenario_id for row in plan.planned):
+                return fork, plan
+        raise KeyError(candidate.scenario_id)
 
     def _fact_of(self, candidate: Candidate, table: str) -> dict[str, Any]:
         """Return a deployment's row of a table, which is read from each fork once."""

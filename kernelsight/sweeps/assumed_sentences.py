@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,12 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
     ]
     transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]
     transfers += [item["assumed"] for item in session.table("kv_tier_settings").to_pylist()]
-    without_effect = [*_routing(session, settings_of), *_priorities(session, settings_of)]
+    without_effect = [
+        *_routing(session, settings_of),
+        *_priorities(session, settings_of),
+        *_burstiness(session),
+        *_shorter_trace(session),
+    ]
     return list(dict.fromkeys([*sentences, *transfers, *without_effect]))
 
 
@@ -75,3 +81,23 @@ def _priorities(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) 
     ):
         return []
     return [f"the {levels:,} priority levels have no effect: the scheduling policy is fcfs, not priority"]
+
+
+def _burstiness(session: Session) -> list[str]:
+    """Return the sentence on burstiness where requests do not arrive at a rate."""
+    (scenario,) = session.table("scenarios").to_pylist()
+    rates = (scenario[name] for name in ("request_rate", "ramp_up_strategy"))
+    if scenario["burstiness"] == 1.0 or any(rate is not None and rate != math.inf for rate in rates):
+        return []
+    return ["burstiness has no effect: requests do not arrive at a rate"]
+
+
+def _shorter_trace(session: Session) -> list[str]:
+    """Return the sentence on a trace with fewer requests than asked for."""
+    (scenario,) = session.table("scenarios").to_pylist()
+    count = session.table("requests").num_rows - (scenario["num_warmups"] or 0)
+    if scenario["trace"] is None or count >= (scenario["num_prompts"] or 0):
+        return []
+    return [
+        f"the trace has {count:,} requests, fewer than num_prompts {scenario['num_prompts']:,}: all are served once"
+    ]

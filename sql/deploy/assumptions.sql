@@ -132,6 +132,24 @@ union all
 select settings.deployment_id, 'attention_dp_balance', 'attention_dp_balance has no effect: no data-parallel ranks share experts here'
 from deployment_settings as settings where settings.attention_dp_balance and not settings.lock_step
 union all
+select stated.deployment_id, 'without effect', format('{} has no effect: {}', unused.flag, unused.reason)
+from deployments as stated
+join deployment_settings as settings using (deployment_id)
+join models on models.model = settings.model
+left join memory_plan as plan using (deployment_id)
+cross join lateral (values
+  ('moe_backend', stated.moe_backend is not null and models.experts is null, format('{} has no experts', settings.model)),
+  ('expert_exchange', stated.expert_exchange is not null and (models.experts is null or settings.dp = 1 or settings.moe_ep = 1),
+   'no data-parallel ranks share experts here'),
+  ('schedule_conservativeness', stated.schedule_conservativeness is not null and settings.capacity_policy <> 'new_token_ratio',
+   format('the capacity policy is {}, not new_token_ratio', settings.capacity_policy)),
+  ('swa_full_tokens_ratio', stated.swa_full_tokens_ratio is not null and not plan.windows_apart, 'no layers with a window have a KV cache of their own here'),
+  ('kv_tier', stated.kv_tier <> 'none' and not settings.enable_prefix_caching, 'prefix caching is off'),
+  ('kv_write_policy', stated.kv_write_policy is not null and coalesce(stated.kv_tier, 'none') = 'none', 'no kv_tier is stated'),
+  ('max_cudagraph_capture_size', stated.max_cudagraph_capture_size is not null and stated.enforce_eager, 'enforce_eager runs without CUDA graphs')
+) as unused (flag, holds, reason)
+where unused.holds
+union all
 select settings.deployment_id, 'batch wait', 'every wait for new requests lasts the full batch_wait_timeout_ms, even if a full batch arrives earlier'
 from deployment_settings as settings where settings.batch_wait_timeout_ms > 0
 union all

@@ -167,6 +167,25 @@ def test_priority_levels_that_no_queue_goes_by_are_called_so(session):
         assert found and not [sentence for sentence in found if "priority level" in sentence]
 
 
+def test_burstiness_without_a_rate_is_called_so(session):
+    said = "burstiness has no effect: requests do not arrive at a rate"
+    closed = ("--max-concurrency", 2, "--num-prompts", 6, "--input-len", 100, "--output-len", 4)
+    assert said in assumed(session, *closed, "--burstiness", 2)
+    assert said in assumed(session, *closed, "--burstiness", 2, "--request-rate", "inf")
+    assert said not in assumed(session, *closed)
+    assert said not in assumed(session, *OPEN, "--burstiness", 2)
+
+
+def test_a_trace_with_fewer_requests_than_asked_for_is_called_so(session, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,2\n1,10,2\n")
+    said = "the trace has 2 requests, fewer than num_prompts 3: all are served once"
+    assert said in assumed(session, "--trace", trace, "--num-prompts", 3)
+    assert said in assumed(session, "--trace", trace, "--num-prompts", 3, "--num-warmups", 2)
+    for words in (("--num-prompts", 2), ()):
+        assert not [sentence for sentence in assumed(session, "--trace", trace, *words) if "the trace has" in sentence]
+
+
 def test_a_model_that_reaches_less_far_takes_shorter_sequences(session, simulated, refusal):
     short = simulated["open, 1 position"]
     assert (short["rejected_too_long"], short["completed"]) == (6, 0)

@@ -131,6 +131,20 @@ def test_the_page_tells_the_total_and_every_kernel(command):
     assert all(f"  - {sentence}\n" in page for sentence in step["assumed"])
 
 
+def test_a_step_beyond_the_limits_of_the_engine_is_called_so(command):
+    limits = ("--max-num-seqs", 8, "--max-num-batched-tokens", 64, "--format", "json")
+
+    def beyond(*sizes):
+        said = command(*STEP[:-2], *limits, *sizes).json["assumed"]
+        return [sentence for sentence in said if "the step has" in sentence]
+
+    assert beyond("--context-len", 100, "--batch-size", 8) == beyond("--phase", "prefill", "--input-len", 64) == []
+    seats = "the step has 9 sequences, more than max_num_seqs 8: the engine would take several"
+    assert beyond("--context-len", 100, "--batch-size", 9) == [seats]
+    tokens = "the step has 65 new tokens, more than max_num_batched_tokens 64: the engine would take several"
+    assert beyond("--phase", "prefill", "--input-len", 65) == [tokens]
+
+
 @pytest.mark.parametrize(
     ("gpu", "tier", "line"),
     [

@@ -27,14 +27,19 @@ def test_an_error_is_said_all_the_same(command):
     assert failed.status == 2 and "unknown GPU 'l5'" in failed.err
 
 
-def test_a_finished_sweep_has_nothing_to_resume(command, tmp_path):
-    grid, target = tmp_path / "grid.json", tmp_path / "out.parquet"
-    load = {"max_concurrency": [1, 2], "num_prompts": 4, "input_len": 8, "output_len": 2}
-    grid.write_text(json.dumps({"model": "qwen3-0.6b", "gpu": "l4", **load}))
+@pytest.mark.parametrize("ending", ["parquet", "csv", "json", "duckdb"])
+def test_a_finished_sweep_has_nothing_to_resume(command, tmp_path, ending):
+    grid, target = tmp_path / "grid.json", tmp_path / f"out.{ending}"
+    axes = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 4, "input_len": 8, "output_len": 2}
+    grid.write_text(json.dumps(axes | {"max_concurrency": [1, 2]}))
     assert command("sweep", grid, "-o", target).status == 0
     before = target.read_bytes()
     again = command("sweep", grid, "-o", target, "--resume")
     assert again.status == 0 and f"{target} is finished: nothing is left to resume" in again.err
+    # another grid's answer would be taken for this one's
+    grid.write_text(json.dumps(axes | {"max_concurrency": [2, 3, 4]}))
+    other = command("sweep", grid, "-o", target, "--resume")
+    assert other.status == 2 and "of its 2 scenarios 1 are among the grid's 3; use another -o FILE" in other.err
     assert target.read_bytes() == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 
 import pyarrow.parquet as pq
 import pytest
@@ -143,6 +144,19 @@ def test_endings_of_o(verb, command, refusal, tmp_path):
     assert "cannot be written: folder" in refusal(*verb, "-o", tmp_path / "nowhere" / "out.csv")
     (tmp_path / "folder.csv").mkdir()
     assert "is a folder; give a file name." in refusal(*verb, "-o", tmp_path / "folder.csv")
+    (tmp_path / "circle.csv").symlink_to("circle.csv")
+    assert "is a link that leads nowhere" in refusal(*verb, "-o", tmp_path / "circle.csv")
+    os.mkfifo(tmp_path / "pipe.csv")
+    assert "is a pipe or a device, which a file would replace" in refusal(*verb, "-o", tmp_path / "pipe.csv")
+
+
+def test_intervals_and_bytes_are_written_as_duckdb_writes_them(command):
+    query = (
+        r"select interval 90 minute as gap, 'x\xAB'::blob as bytes, [interval 1 day] as gaps, null::interval as none"
+    )
+    row = {"gap": "01:30:00", "bytes": r"x\xAB", "gaps": "[1 day]", "none": None}
+    assert command("sql", query, "--format", "json").json == [row]
+    assert command("sql", query, "--format", "csv").out.splitlines()[1] == r"01:30:00,x\xAB,[1 day],"
 
 
 def test_a_type_that_parquet_lacks_is_one_sentence(refusal, tmp_path):

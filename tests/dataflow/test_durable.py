@@ -40,3 +40,14 @@ def test_a_folder_that_is_not_there_is_a_failed_run(tmp_path: Path) -> None:
     path = tmp_path / "none" / "a.txt"
     with pytest.raises(RunFailed, match="could not be written: No such file"), durable_file(path) as draft:
         draft.write_text("new")
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    latest = tmp_path / "latest.txt"
+    latest.symlink_to(Path("runs") / "first.txt")
+    for text in ("created", "replaced"):
+        with draft_of(latest) as draft:
+            draft.write_text(text)
+        assert latest.is_symlink() and (tmp_path / "runs" / "first.txt").read_text() == text
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first.txt"]

@@ -38,6 +38,7 @@ def test_one_spelling_of_the_same_tiers(text: str, same: str | None) -> None:
         ("ram:2GiB", "kv_tier is 'ram:2GiB'; give host:200GiB"),
         ("host", "kv_tier is 'host'; give host:200GiB"),
         ("host:-1", "the capacity '-1' of kv_tier cannot be read"),
+        ("host:200", "the capacity '200' of kv_tier is 200 bytes; give a unit, as in 200GiB"),
         ("host:2 cows", "the capacity '2 cows' of kv_tier cannot be read"),
         ("host:nanGiB", "cannot be read"),
         ("host:1GiB+host:2GiB", "kv_tier states the tier host twice"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -89,6 +91,37 @@ def test_one_call_of_many_equals_each_alone(session: ks.Session) -> None:
 def test_a_row_asked_twice_is_refused(session: ks.Session) -> None:
     with pytest.raises(InvalidInput, match="rows 1 and 3 of the grid are the same scenario; keep one of them"):
         session.what_if([ROW | {"seed": 2}, ROW, ROW | {"seed": 2}])
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    **{"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1024},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "torch_dtype": "bfloat16"},
+}
+
+
+def test_two_models_of_one_name_are_refused_in_any_order(session: ks.Session, tmp_path: Path) -> None:
+    def config(place: str, **changes: int) -> str:
+        file = tmp_path / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(CONFIG | changes))
+        return str(file)
+
+    tiny, wider = config("tiny/config.json"), config("tiny/wider.json", intermediate_size=1024)
+    elsewhere, namesake = config("other/tiny/config.json"), config("qwen3-0.6b/config.json")
+    like = {"model": "acme", "model_like": "qwen3-0.6b"}
+    for first, second in (
+        ({"model": tiny}, {"model": wider}),
+        ({"model": namesake}, {"model": "qwen3-0.6b"}),
+        (like, like | {"model_like": "llama-3.2-1b"}),
+    ):
+        for pair in ((first, second), (second, first)):
+            rows = [ROW | changes | {"seed": seed} for seed, changes in enumerate(pair)]
+            with pytest.raises(InvalidInput, match=r"row 2 of the grid: two different models are named '[\w.-]+': "):
+                session.what_if(rows)
+    # the same content twice is one model
+    same = session.what_if([ROW | {"model": tiny}, ROW | {"model": elsewhere, "seed": 1}])
+    assert set(same.summary["model"].to_pylist()) == {"tiny"}
 
 
 def test_policies_of_the_engine_are_flags_of_the_deployment(session: ks.Session) -> None:
@@ -178,6 +211,7 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
             "ratio is 1.5; give a number from 0 to 1.",
         ),
         ({"batch_wait_timeout_iters": -1}, InvalidInput, "give a whole number of at least 0."),
+        ({"seed": 10**20}, InvalidInput, f"give a whole number from 0 to {2**53}."),
         ({"batch_wait_timeout_ms": -1}, InvalidInput, "batch_wait_timeout_ms is -1; give a number from 0 to 1e+09."),
         ({"preemption_policy": "oldest"}, InvalidInput, "give one of newest, fewest_generated."),
         ({"scheduler_recv_interval": 0}, InvalidInput, "give a whole number of at least 1."),

@@ -141,6 +141,18 @@ def test_flags_are_searched_where_asked(session: Session) -> None:
     assert all(row["gpus"] == 2 * row["instances"] for row in apart)
 
 
+def test_values_to_search_that_do_not_exist_are_listed(session: Session) -> None:
+    one = {"rate": 20.0, "gpus": ["h100_sxm"], "max_gpus": 1}
+    for name, wrong, words in (
+        ("quantization", "fp9", "unknown quantization 'fp9'"),
+        ("engine", "tgi", "engine is 'tgi'; give one of vllm, sglang, trtllm."),
+    ):
+        found = size(session, search={name: [None, wrong]}, **one)
+        assert found.chosen and name not in found.chosen
+        (row,) = found.left_out
+        assert row[name] == wrong and row["reason"].startswith(words)
+
+
 def test_no_deployment_keeps_them(session: Session) -> None:
     found = size(session, rate=60.0, prices=PRICES, slo={"ttft_p50_ms": 11.0})
     assert found.chosen is None and found.rows == [] and found.launch == []
@@ -205,6 +217,10 @@ def test_no_stated_cache_makes_room_for_weights(session: Session, tokens: int) -
         (
             {"users": 3},
             "rate, requests_per_day or users says how much is to be served; rate and users are given, give one.",
+        ),
+        (
+            {"output_len": 1},
+            "an output of one token has no tpot_p90_ms; give output_len of 2 or more, or objectives on ttft or e2e.",
         ),
         ({"rate": None, "users": 2.5}, "users is 2.5; give a whole number of users from 1 to 10,000,000."),
         (
@@ -289,6 +305,10 @@ def test_more_confidence_a_margin_and_a_peak_take_more(session: Session) -> None
     assert surer["instances"] > plain["instances"] and surer["probability"] >= 0.95
     assert spare["instances"] == math.ceil(600.0 / 0.6 / spare["rate"]) and spare["load"] <= 0.6
     assert peak["instances"] == math.ceil(1200.0 / peak["rate"]) and peak["served"] == 1200.0
+    # what runs for the peak is paid all the time, by the tokens of the mean rate
+    for row in (plain, peak):
+        tokens_per_hour = 600.0 * 3600.0 * (LOAD["input_len"] + LOAD["output_len"])
+        assert row["cost_per_million_tokens"] == pytest.approx(row["price_per_hour"] / tokens_per_hour * 1e6)
 
 
 @pytest.mark.whole

@@ -23,6 +23,7 @@ TRACE_SCHEMA = pa.schema(
 )
 LARGEST_SIZE = 2**53  # float64 represents every whole number up to here
 LONGEST_S = 1e9  # the simulated clock counts nanoseconds in 64 bits
+LATEST_S = 1e11  # over 3,000 years: an unix time above it was written in a finer unit
 UNITS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 Fault = tuple[int, str, str]  # row, problem, advice
@@ -111,7 +112,11 @@ def _arrivals(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> np.ndarr
     if bad.any() or waits.all():
         return np.zeros(waits.size)
     independent = np.flatnonzero(~waits)
-    values = np.where(waits, values[independent[0]], values) - values[independent[0]]
+    start_s = values[independent[0]]
+    if per_second == 1 and start_s > LATEST_S:
+        advice = "Divide all of them by 1e3 if they are milliseconds, by 1e9 if nanoseconds."
+        note_first(faults, values == start_s, raw, field, "must be in seconds, and these are over 3,000 years", advice)
+    values = np.where(waits, start_s, values) - start_s
     earlier, late = np.zeros(waits.size, bool), values > LONGEST_S
     earlier[independent] = np.diff(values[independent], prepend=0.0) < 0
     note_first(faults, earlier, raw, field, "the previous request arrived later", f"Sort the trace by {field}.")

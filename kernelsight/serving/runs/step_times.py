@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from kernelsight.serving.engine.limits import Limits
 
 
+LARGEST = 2.0**53  # float64 has every whole number up to here
+NOT_WHOLE = "a batch has whole numbers of new_tokens and past_tokens for each sequence."
 MOST_KNOWN = 16  # deployments whose step costs are cached, some megabytes each
 
 
@@ -83,9 +85,9 @@ class StepTimes:
         if _are_arrays(batch):
             return self._of_arrays(*batch)
         try:
-            flat = np.fromiter(itertools.chain.from_iterable(batch), np.int64)
+            flat = _whole(np.array([*itertools.chain.from_iterable(batch)]))
         except (TypeError, ValueError):
-            raise InvalidInput("a batch has whole numbers of new_tokens and past_tokens for each sequence.") from None
+            raise InvalidInput(NOT_WHOLE) from None
         if flat.size % 2:
             raise InvalidInput("a batch has a pair of new_tokens and past_tokens for each sequence.")
         self._ends[1] = flat.size // 2
@@ -93,7 +95,10 @@ class StepTimes:
         return self._timed(*self._one[:, 0].tolist())
 
     def _of_arrays(self, new: Any, past: Any, offsets: Any) -> StepTime:
-        new, past, offsets = (np.ascontiguousarray(each, dtype=np.int64) for each in (new, past, offsets))
+        try:
+            new, past, offsets = (_whole(np.asarray(each)) for each in (new, past, offsets))
+        except (TypeError, ValueError):
+            raise InvalidInput(NOT_WHOLE) from None
         if new.size != past.size or offsets.size < 1 or offsets[0] < 0 or offsets[-1] > new.size:
             raise InvalidInput(
                 f"{new.size} new tokens, {past.size} past tokens and offsets do not go together; give an array of each "
@@ -155,6 +160,20 @@ def step_times_of(deployment: Mapping[str, Any] | StepTimes, connect: Callable[[
             times = StepTimes(session, deployment)
         _known.put(key, times)
     return times
+
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    """Return numbers as int64, in one piece of memory. ValueError: one is not whole.
+
+    >>> _whole(np.array([1.0, 8.0]))
+    array([1, 8])
+    """
+    if values.dtype.kind in "iu":
+        return np.ascontiguousarray(values, dtype=np.int64)
+    numbers = np.asarray(values, np.float64)
+    if not ((numbers == np.floor(numbers)) & (np.abs(numbers) <= LARGEST)).all():
+        raise ValueError("a number is not whole")
+    return numbers.astype(np.int64)
 
 
 def _are_arrays(batch: Any) -> bool:

@@ -317,6 +317,15 @@ def test_refused_lines_of_csv(written, case):
     assert refused(written((OWN + rows).encode(errors="surrogateescape"))) == f", line 3: {found}"
 
 
+def test_unix_times_in_milliseconds_are_refused_with_the_way_out(written):
+    assert refused(written(OWN + "1732000000000,1,1\n1732000000100,1,1\n")) == (
+        ", line 2: arrival_s is '1732000000000', but must be in seconds, and these are over 3,000 years. Divide all of "
+        "them by 1e3 if they are milliseconds, by 1e9 if nanoseconds."
+    )
+    seconds = read_trace(written(OWN + "1732000000.0,1,1\n1732000000.1,1,1\n"))
+    assert seconds["arrival_s"].to_pylist() == pytest.approx([0.0, 0.1])
+
+
 def test_the_first_faulty_line_is_named_and_blank_lines_are_counted(written):
     assert refused(written(OWN + "\n0,1,1\n\n\n1,1,0\n0,0,1\n")).startswith(", line 6: output_tokens is '0'")
     assert refused(written(OWN + "0,1,1\n\n1,1\n")).startswith(", line 4: 2 fields")
