@@ -13,6 +13,7 @@ from kernelsight.models.model_names import find_variant
 from kernelsight.number_format import rounded
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
 from kernelsight.scenario.plan import normalise, resolve_gpu
+from kernelsight.scenario.refusals import refuse_faults
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 
 # columns by which two models of the catalogue differ, whatever their formats
@@ -22,11 +23,13 @@ SHAPE = ("layer_count", "hidden", "heads", "kv_heads", "vocab", "intermediate")
 def stated_settings(session: Session, flags: Mapping[str, Any], no_load: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of ``deployment_settings`` that flags resolve to, with ``replicas``.
 
-    ``no_load``: flags of a load, which planning needs.
+    ``no_load``: flags of a load, which planning needs. InvalidInput: the deployment cannot run: nothing would be
+    replayed.
     """
     with session.fork() as fork:
         plan = plan_rows(fork, [{**no_load, **flags}], origin="")
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+        refuse_faults(fork)
         deployment_id = plan.planned[0]["deployment_id"]
         rows = fork.table("deployment_settings").to_pylist()
         settings = next(row for row in rows if row["deployment_id"] == deployment_id)

@@ -73,7 +73,7 @@ where power.basis <> 'fitted'
 union all
 select deployment_id, 'power limit',
        format('power limit of {:.0f} W: how far clocks fall and arithmetic slows down is estimated (energy_constants, clock_exponent), not measured', power_limit_w)
-from deployment_settings where power_limit_w is not null
+from deployment_settings as settings join gpus on gpus.gpu = settings.gpu where power_limit_w < tdp_w
 union all
 select settings.deployment_id, 'hypothetical gpu',
        format('{} is hypothetical: its kernels use the fit of {} where there is one, with its own rates', settings.gpu, gpus.measured_as)
@@ -136,6 +136,7 @@ select stated.deployment_id, 'without effect', format('{} has no effect: {}', un
 from deployments as stated
 join deployment_settings as settings using (deployment_id)
 join models on models.model = settings.model
+left join gpus on gpus.gpu = settings.gpu
 left join memory_plan as plan using (deployment_id)
 cross join lateral (values
   ('moe_backend', stated.moe_backend is not null and models.experts is null, format('{} has no experts', settings.model)),
@@ -146,7 +147,8 @@ cross join lateral (values
   ('swa_full_tokens_ratio', stated.swa_full_tokens_ratio is not null and not plan.windows_apart, 'no layers with a window have a KV cache of their own here'),
   ('kv_tier', stated.kv_tier <> 'none' and not settings.enable_prefix_caching, 'prefix caching is off'),
   ('kv_write_policy', stated.kv_write_policy is not null and coalesce(stated.kv_tier, 'none') = 'none', 'no kv_tier is stated'),
-  ('max_cudagraph_capture_size', stated.max_cudagraph_capture_size is not null and stated.enforce_eager, 'enforce_eager runs without CUDA graphs')
+  ('max_cudagraph_capture_size', stated.max_cudagraph_capture_size is not null and stated.enforce_eager, 'enforce_eager runs without CUDA graphs'),
+  ('power_limit_w', settings.power_limit_w >= gpus.tdp_w, format('the board of {} draws {:.0f} W at most', settings.gpu, gpus.tdp_w))
 ) as unused (flag, holds, reason)
 where unused.holds
 union all

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kernelsight.errors import InvalidInput
 from kernelsight.session import Session, connect
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4"}
@@ -85,3 +86,10 @@ def test_what_is_not_used_is_in_the_verdict(name: str, session: Session, tmp_pat
 def test_a_sound_log_has_no_word_of_it(session: Session, tmp_path: Path) -> None:
     answer = compared(session, tmp_path / "log.csv", lambda row: row)
     assert answer["requests"] == N and " × " not in answer["verdict"]
+
+
+def test_a_deployment_that_cannot_run_is_refused_as_by_simulate(session: Session) -> None:
+    rows = [{"arrival_s": float(n), "prompt_tokens": 512, "output_tokens": 64, "ttft_ms": 100.0} for n in range(4)]
+    needed = r"qwen3-32b does not fit on l4 with .* the smallest tensor-parallel size that fits is 4\."
+    with pytest.raises(InvalidInput, match=needed):
+        session.compare(requests=rows, model="qwen3-32b", gpu="l4").summary  # noqa: B018
