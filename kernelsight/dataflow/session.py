@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,7 +269,7 @@ class Session(NodeRuns):
         names = sorted(self.available() - set(CATALOGUE)) if tables is None else list(tables)
         rows = {name: self.table(name) for name in names}
         target = Path(path)
-        is_own_file = self._keeps and self.path is not None and target.resolve() == self.path.resolve()
+        is_own_file = self._keeps and self.path is not None and os.path.realpath(target) == os.path.realpath(self.path)
         if not is_own_file:
             save_file(target, self.graph.contracts, rows)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -25,8 +26,7 @@ def attach(connection: duckdb.DuckDBPyConnection, path: Path, alias: str, *, rea
     if not path.exists():
         if read_only:
             raise InvalidInput(f"file {path} does not exist; `kernelsight simulate ... -o {path.name}` writes one.")
-        if not path.resolve().parent.is_dir():
-            raise InvalidInput(f"{path} cannot be written: folder {path.resolve().parent} does not exist.")
+        _check_folder(path)
         options = f"storage_version '{STORAGE_VERSION}'"
     else:
         options = "read_only" if read_only else "read_write"
@@ -132,14 +132,21 @@ def check_ending(path: Path) -> None:
         )
 
 
+def _check_folder(path: Path) -> None:
+    """Raise InvalidInput where the folder of a new file does not exist, or links lead in a circle."""
+    file = Path(os.path.realpath(path))
+    if file.is_symlink():
+        raise InvalidInput(f"{path} is a link that leads nowhere; give a file name.")
+    if not file.parent.is_dir():
+        raise InvalidInput(f"{path} cannot be written: folder {file.parent} does not exist.")
+
+
 def save_file(path: Path, contracts: Mapping[str, Contract], tables: Mapping[str, pa.Table]) -> None:
     """Write tables to a new DuckDB file, which replaces ``path`` only once it is complete and on disk.
 
-    InvalidInput: its folder does not exist. RunFailed: it cannot be written.
+    InvalidInput: its folder does not exist, or it is a link that leads nowhere. RunFailed: it cannot be written.
     """
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise InvalidInput(f"{path} cannot be written: folder {folder} does not exist.")
+    _check_folder(path)
     try:
         with draft_of(path) as draft:
             _write_database(draft, contracts, tables)

@@ -12,7 +12,7 @@ import pytest
 
 from kernelsight.dataflow.engine import private_cursor, stop_if_interrupted
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
-from kernelsight.errors import RunFailed, UnknownName
+from kernelsight.errors import InvalidInput, RunFailed, UnknownName
 from kernelsight.session import connect
 
 
@@ -109,3 +109,12 @@ def test_ctrl_c_while_tables_are_changed_leaves_them(tmp_path: Path) -> None:
     assert read_table(connection, "run", "t").to_pylist() == [{"x": 1}]
     connection.execute("detach run")
     connection.close()
+
+
+def test_links_in_a_circle_are_no_file(tmp_path: Path) -> None:
+    for name, other in (("a.duckdb", "b.duckdb"), ("b.duckdb", "a.duckdb")):
+        (tmp_path / name).symlink_to(tmp_path / other)
+    with connect() as session, pytest.raises(InvalidInput, match="a.duckdb is a link that leads nowhere"):
+        session.save(tmp_path / "a.duckdb", ["gpus"])
+    with pytest.raises(InvalidInput, match="a.duckdb is a link that leads nowhere"):
+        connect(tmp_path / "a.duckdb")
