@@ -12,8 +12,8 @@ import pyarrow as pa
 from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.disk_cache import CachePolicy, cached_for_program, has_cache_folder
 from kernelsight.dataflow.graph import Graph, Node
-from kernelsight.dataflow.kept import Kept, is_kept, of_program
 from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kernelsight.sweeps.runs import Run, WhatIf
 
 # tables cached on disk: they follow from deployments, and take longer to compute than to read
-KEPT = (
+CACHED = (
     *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
     *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
     *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
@@ -46,8 +46,8 @@ MODULES = tuple(
 )
 # inputs of cached tables that count by their rows, not by what they were computed from: bounds of loads, and families
 BY_CONTENT = ("deployment_reach", "deployment_families")
-# given tables that change with each replay of a log: what is computed from them is not cached
-PASSING = ("corrections",)
+# given tables that change with each replay of a log: nothing computed from them is cached
+UNCACHED_INPUTS = ("corrections",)
 
 
 def connect(path: str | Path | None = None, *, read_only: bool = False, files: bool = True) -> Session:
@@ -61,16 +61,16 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     """
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
-    disk_cache = Kept(KEPT, BY_CONTENT, catalog.program, PASSING)
-    return Session(_graph(), embedded_facts(), path=path, read_only=read_only, files=files, kept=disk_cache)
+    policy = CachePolicy(CACHED, BY_CONTENT, catalog.program, UNCACHED_INPUTS)
+    return Session(_graph(), embedded_facts(), path=path, read_only=read_only, files=files, cache_policy=policy)
 
 
 @cache
 def _graph() -> Graph:
     """Return the project's graph of nodes; with the cache on disk, it is read once for each version of the sources."""
     graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
-    if is_kept():
-        graph.know(of_program(catalog.program(), "nodes", graph.nodes))
+    if has_cache_folder():
+        graph.know(cached_for_program(catalog.program(), "nodes", graph.nodes))
     return graph
 
 

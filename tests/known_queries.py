@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import Recent, remembered
+from kernelsight.dataflow.disk_cache import content_digest
 from kernelsight.dataflow.engine import Database, lock_database, open_database
 from kernelsight.dataflow.graph import Node
-from kernelsight.dataflow.kept import content_digest
 from kernelsight.dataflow.session import Session
 
 HERE = Path(__file__).resolve().parent

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Session(NodeRuns):
     """Given tables, embedded facts and computed tables over one graph; for the thread that made it alone.
 
-    ``threads``: how many a node may use; None: its own choice. ``files``: queries may read local files. ``kept``: the
-    tables that other processes computed are taken from disk; a session on a file takes none.
+    ``threads``: how many a node may use; None: its own choice. ``files``: queries may read local files.
+    ``cache_policy``: which computed tables the on-disk cache holds; a session on a file uses no such cache.
     """
 
     # --- giving -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tables and parsed queries that are kept on disk between processes."""
+"""The on-disk cache: tables and parsed queries are shared by processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight import connect
-from kernelsight.dataflow import kept
+from kernelsight.dataflow import disk_cache
 from kernelsight.dataflow.sql_nodes import parse_node, parse_query
 
 ROW = {"deployment_id": "d", "model": "qwen3-0.6b", "gpu": "l4", "tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
@@ -26,7 +26,7 @@ TABLES = ("memory_plan", "step_costs", "assumptions", "kernel_latencies", "deplo
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that the environment variable names."""
     (tmp_path / "named").mkdir(mode=0o700)
-    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "named"))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "named"))
     return tmp_path / "named"
 
 
@@ -36,19 +36,19 @@ def place(named: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kept_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, pa.Table], list[str]]:
-    """A folder in which a session kept its tables, the tables, and those that a node ran for."""
+def cached_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, pa.Table], list[str]]:
+    """A folder in which a session cached its tables, the tables, and those that a node ran for."""
     folder = tmp_path_factory.mktemp("once")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(kept.VARIABLE, str(folder))
+        patch.setenv(disk_cache.VARIABLE, str(folder))
         return folder, *answers()
 
 
 @pytest.fixture
-def first(named: Path, kept_once: tuple) -> dict[str, pa.Table]:
-    """Tables that an earlier session kept in the named folder."""
-    shutil.copytree(kept_once[0], named, dirs_exist_ok=True)
-    return kept_once[1]
+def first(named: Path, cached_once: tuple) -> dict[str, pa.Table]:
+    """Tables that an earlier session cached in the named folder."""
+    shutil.copytree(cached_once[0], named, dirs_exist_ok=True)
+    return cached_once[1]
 
 
 def answers(row: dict = ROW, tables: tuple[str, ...] = TABLES) -> tuple[dict[str, pa.Table], list[str]]:
@@ -60,9 +60,9 @@ def answers(row: dict = ROW, tables: tuple[str, ...] = TABLES) -> tuple[dict[str
         return {name: session.table(name) for name in tables}, ran
 
 
-def test_another_session_takes_the_same_tables(kept_once: tuple, first: dict[str, pa.Table]) -> None:
+def test_another_session_takes_the_same_tables(cached_once: tuple, first: dict[str, pa.Table]) -> None:
     again, ran = answers()
-    assert set(TABLES) <= set(kept_once[2])
+    assert set(TABLES) <= set(cached_once[2])
     assert not set(TABLES) & set(ran)
     for name in TABLES:
         assert again[name].equals(first[name], check_metadata=True), name
@@ -71,13 +71,13 @@ def test_another_session_takes_the_same_tables(kept_once: tuple, first: dict[str
 def test_the_same_bytes_are_the_same_table(place: Path) -> None:
     """What is remembered of a table holds for every session that takes it; a file that says otherwise is believed."""
     schema, key = pa.schema({"x": pa.int64()}), 64 * "a"
-    kept.keep_table(key, pa.table({"x": [1, 2]}))
-    first = kept.read_table(key, schema)
-    assert first is kept.read_table(key, schema)
-    kept.keep_table(key, pa.table({"x": [1, 3]}))
-    assert kept.read_table(key, schema)["x"].to_pylist() == [1, 3]
+    disk_cache.write_cached_table(key, pa.table({"x": [1, 2]}))
+    first = disk_cache.read_cached_table(key, schema)
+    assert first is disk_cache.read_cached_table(key, schema)
+    disk_cache.write_cached_table(key, pa.table({"x": [1, 3]}))
+    assert disk_cache.read_cached_table(key, schema)["x"].to_pylist() == [1, 3]
     (place / key).unlink()
-    assert kept.read_table(key, schema) is None
+    assert disk_cache.read_cached_table(key, schema) is None
 
 
 def test_other_rows_are_computed(first: dict[str, pa.Table]) -> None:
@@ -95,7 +95,7 @@ def test_given_facts_are_part_of_the_key(first: dict[str, pa.Table]) -> None:
         assert not session.table("kernel_latencies").equals(first["kernel_latencies"])
 
 
-def test_what_replays_correct_is_not_kept(place: Path, first: dict[str, pa.Table]) -> None:
+def test_what_replays_correct_is_not_cached(place: Path, first: dict[str, pa.Table]) -> None:
     before = set(place.iterdir())
     with connect() as session:
         session.give("deployments", [ROW])
@@ -129,12 +129,12 @@ def swapped(place: Path) -> None:
 
 def garbage_with_its_digest(place: Path) -> None:
     for path in place.iterdir():
-        kept.keep(path.name, b"\xffgarbage")
+        disk_cache.write_cached(path.name, b"\xffgarbage")
 
 
 def another_table_with_its_digest(place: Path) -> None:
     for path in place.iterdir():
-        kept.keep_table(path.name, pa.table({"x": [1]}))
+        disk_cache.write_cached_table(path.name, pa.table({"x": [1]}))
 
 
 DAMAGES = (damaged_on_the_disk, swapped, garbage_with_its_digest, another_table_with_its_digest)
@@ -154,7 +154,7 @@ def test_damaged_files_are_computed_again(
 
 def test_the_files_of_the_user_stay(named: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files in the named folder, and in ours, are no business of the cache, however large it may be."""
-    monkeypatch.setattr(kept, "LARGEST_FOLDER", 250)
+    monkeypatch.setattr(disk_cache, "LARGEST_FOLDER", 250)
     place.mkdir(parents=True, mode=0o700)
     for path in (named / "thesis.tar", place / "photos.zip", place / ".thesis.tar.1.draft"):
         path.write_bytes(bytes(10_000))
@@ -165,15 +165,15 @@ def test_the_files_of_the_user_stay(named: Path, place: Path, monkeypatch: pytes
 
 
 def test_the_folder_stays_small(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "LARGEST_FOLDER", 2_000)
+    monkeypatch.setattr(disk_cache, "LARGEST_FOLDER", 2_000)
     place.mkdir(parents=True, mode=0o700)
     for number in range(5):
         (place / f"{number:064}").write_bytes(bytes(1_000))
-    kept.keep(64 * "f", b"rows")
+    disk_cache.write_cached(64 * "f", b"rows")
     assert len(list(place.iterdir())) == 3
 
 
-def test_nothing_is_kept_where_others_may_write(named: Path) -> None:
+def test_nothing_is_cached_where_others_may_write(named: Path) -> None:
     named.chmod(0o777)
     answers(tables=QUICK)
     assert not list(named.iterdir())
@@ -189,8 +189,8 @@ def test_pipes_and_folders_with_names_of_ours_are_left(place: Path, first: dict[
     assert all(path.is_fifo() or path.is_dir() for path in place.iterdir())
 
 
-def test_nothing_is_kept_where_the_variable_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(kept.VARIABLE, "")
+def test_nothing_is_cached_where_the_variable_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(disk_cache.VARIABLE, "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     answers(tables=QUICK)
     assert not list(tmp_path.iterdir())
@@ -198,9 +198,9 @@ def test_nothing_is_kept_where_the_variable_is_empty(monkeypatch: pytest.MonkeyP
 
 def test_a_program_is_told_apart_by_its_files(tmp_path: Path) -> None:
     (tmp_path / "rule.py").write_text("x = 1")
-    before = kept.program_digest(tmp_path)
+    before = disk_cache.program_digest(tmp_path)
     (tmp_path / "rule.py").write_text("x = 2")
-    assert kept.program_digest(tmp_path) != before
+    assert disk_cache.program_digest(tmp_path) != before
 
 
 def test_what_follows_from_the_program_is_made_once(place: Path) -> None:
@@ -211,9 +211,9 @@ def test_what_follows_from_the_program_is_made_once(place: Path) -> None:
         return lambda: made.append(name) or value
 
     for _ in range(2):
-        assert kept.of_program("1" * 64, "rows", make("rows", rows)).equals(rows, check_metadata=True)
-        assert kept.of_program("1" * 64, "names", make("names", {"a": [1, 2]})) == {"a": [1, 2]}
-    assert kept.of_program("2" * 64, "names", make("another program", [])) == []
+        assert disk_cache.cached_for_program("1" * 64, "rows", make("rows", rows)).equals(rows, check_metadata=True)
+        assert disk_cache.cached_for_program("1" * 64, "names", make("names", {"a": [1, 2]})) == {"a": [1, 2]}
+    assert disk_cache.cached_for_program("2" * 64, "names", make("another program", [])) == []
     assert made == ["rows", "names", "another program"]
 
 
@@ -229,7 +229,7 @@ def test_a_query_is_parsed_again_where_its_file_is_garbage(place: Path) -> None:
     first = parse_node(text)
     for content in (b"\xff", b"{}", b"[1]", b"null", b'{"tables": []}', b"["):
         [path] = place.iterdir()
-        kept.keep(path.name, content)
+        disk_cache.write_cached(path.name, content)
         assert parse_node(text) == first, content
         assert [each.name for each in place.iterdir()] == [path.name]
 
@@ -244,7 +244,7 @@ sys.exit(main("predict --model qwen3-0.6b --gpu l4 --context-len 100 --format js
 
 def test_two_processes_with_an_empty_cache_predict_the_same(named: Path, place: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"PYTHONPATH": str(Path(kept.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(disk_cache.__file__).parents[2])}
     running = [subprocess.Popen([sys.executable, "-c", TWO], **pipes, env=environment) for _ in range(2)]
     for process in running:
         process.stdin.write("!")

@@ -36,10 +36,10 @@ PROGRAM_FILES = (".py", ".csv", ".jsonl", ".parquet", ".sql", ".json")
 _recent_tables: Recent[tuple[bytes, pa.Table]] = Recent(MOST_READ, weigh=lambda held: len(held[0]))
 
 
-class Kept:
+class CachePolicy:
     """The cache policy of a graph: ``tables`` are cached; ``by_content`` tables enter keys by their own rows.
 
-    A node that reads files is of ``by_content``: its input tables do not say what the files hold. ``passing``: tables
+    A node that reads files is of ``by_content``: its input tables do not say what the files hold. ``uncached``: tables
     that, where they are given, differ from call to call: nothing computed from them is cached.
     """
 
@@ -48,11 +48,11 @@ class Kept:
         tables: Collection[str],
         by_content: Collection[str],
         program: Callable[[], str],
-        passing: Collection[str] = (),
+        uncached: Collection[str] = (),
     ) -> None:
         self.tables: frozenset[str] = frozenset(tables)
         self.by_content: frozenset[str] = frozenset(by_content)
-        self.passing: frozenset[str] = frozenset(passing)
+        self.uncached: frozenset[str] = frozenset(uncached)
         self.program: Callable[[], str] = program
 
     def key(self, name: str, roots: dict[str, pa.Table | None]) -> str:
@@ -118,7 +118,7 @@ def _files(folder: str) -> Iterator[os.DirEntry[str]]:
             yield from _files(entry.path)
 
 
-def table_folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Return the path of the cache folder; None where the environment variable KERNELSIGHT_CACHE is set to nothing.
 
     OSError: the user has no home folder.
@@ -129,7 +129,7 @@ def table_folder() -> Path | None:
     return (Path(variable) if variable else user_cache()) / "kernelsight" / "kept"
 
 
-def opened(path: Path) -> PrivateFolder:
+def open_cache_folder(path: Path) -> PrivateFolder:
     """Open the cache folder. OSError: others than its user could write it."""
     return PrivateFolder(path, LARGEST_FOLDER)
 
@@ -138,17 +138,17 @@ def opened(path: Path) -> PrivateFolder:
 def _folder(variable: str | None) -> PrivateFolder | None:
     """Return the cache folder, opened once for each value of the environment variable; None where there is none."""
     with contextlib.suppress(OSError):
-        if (path := table_folder()) is not None:
-            return opened(path)
+        if (path := cache_folder()) is not None:
+            return open_cache_folder(path)
     return None
 
 
-def is_kept() -> bool:
+def has_cache_folder() -> bool:
     """Return whether there is a cache folder."""
     return _folder(os.environ.get(VARIABLE)) is not None
 
 
-def read_kept(key: str, decode: Callable[[bytes], Read]) -> Read | None:
+def read_cached(key: str, decode: Callable[[bytes], Read]) -> Read | None:
     """Return the decoded value of a key from the cache; None where it is absent or its file is damaged."""
     folder = _folder(os.environ.get(VARIABLE))
     if folder is None:
@@ -158,14 +158,14 @@ def read_kept(key: str, decode: Callable[[bytes], Read]) -> Read | None:
     return None
 
 
-def keep(key: str, content: bytes) -> None:
+def write_cached(key: str, content: bytes) -> None:
     """Write bytes under a key to the cache; a write that fails is ignored, since the value can be computed again."""
     folder = _folder(os.environ.get(VARIABLE))
     if folder is not None:
         folder.write(key, content)
 
 
-def read_table(key: str, schema: pa.Schema) -> pa.Table | None:
+def read_cached_table(key: str, schema: pa.Schema) -> pa.Table | None:
     """Return the cached table of a key, or None; a table of another schema counts as damaged.
 
     The file is read each time, but equal bytes give the same table object, for which ``remembered`` values hold.
@@ -181,22 +181,24 @@ def read_table(key: str, schema: pa.Schema) -> pa.Table | None:
         _recent_tables.put(key, (content, table))  # the table's values lie in these bytes
         return table
 
-    return read_kept(key, decode)
+    return read_cached(key, decode)
 
 
-def of_program(program: str, name: str, make: Callable[[], Read]) -> Read:
+def cached_for_program(program: str, name: str, make: Callable[[], Read]) -> Read:
     """Return ``make()``, a value that depends on the program's files alone, cached by their digest ``program``.
 
     A table is stored as an Arrow IPC stream, any other value as a pickle.
 
-    >>> of_program("0" * 64, "a list", lambda: [1, 2])
+    >>> cached_for_program("0" * 64, "a list", lambda: [1, 2])
     [1, 2]
     """
     key = hashlib.sha256(f"{program} {name}".encode()).hexdigest()
-    value = read_kept(key, _decoded)
+    value = read_cached(key, _decoded)
     if value is None:
         value = make()
-        keep(key, bytes(_serialised(value)) + b"A" if isinstance(value, pa.Table) else pickle.dumps(value) + b"P")
+        write_cached(
+            key, bytes(_serialised(value)) + b"A" if isinstance(value, pa.Table) else pickle.dumps(value) + b"P"
+        )
     return value
 
 
@@ -205,7 +207,7 @@ def _decoded(content: bytes) -> Any:
     return pa.ipc.open_stream(arrow).read_all() if content.endswith(b"A") else pickle.loads(arrow)
 
 
-def keep_table(key: str, table: pa.Table) -> None:
+def write_cached_table(key: str, table: pa.Table) -> None:
     """Write a table to the cache, unless it has more than ``LARGEST_TABLE`` bytes."""
     if table.nbytes <= LARGEST_TABLE:
-        keep(key, bytes(_serialised(table)))
+        write_cached(key, bytes(_serialised(table)))
