@@ -18,7 +18,7 @@ from points import TRAIN, sampled
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fitted_coefficients
-from kernelsight.fitting.few_points import held_out_fit, measured_calls
+from kernelsight.fitting.few_shot import held_out_fit, measured_calls
 from kernelsight.fitting.point_fit import Measured
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import MEASURED
@@ -51,7 +51,7 @@ def floor_share(measured: Measured) -> np.ndarray:
     """Return the share of each call's latency that is floor: d log latency / d log floors."""
     constants = fitted_coefficients(measured.calls.form)
     per_floor = [column / one.spread if is_floor(one.name) else 0.0 * column
-                 for column, one in zip(measured.places.slopes.T, constants, strict=True)]  # fmt: skip
+                 for column, one in zip(measured.inputs.slopes.T, constants, strict=True)]  # fmt: skip
     return np.sum(per_floor, axis=0)
 
 
@@ -72,8 +72,8 @@ def scored(calls: dict[str, Measured], log_by: float) -> str:
     for measured in calls.values():
         moved = measured.calls._replace(at=with_floors(measured.calls.form.coefficients, measured.calls.at, log_by))
         error = np.abs(moved.latency_us() / (measured.predicted_us * np.exp(measured.log_error)) - 1.0)
-        for dtype in dict.fromkeys(measured.places.dtype.tolist()):
-            of_cell = measured.places.dtype == dtype
+        for dtype in dict.fromkeys(measured.inputs.dtype.tolist()):
+            of_cell = measured.inputs.dtype == dtype
             medians.append(np.median(error[of_cell]))
             means.append(error[of_cell].mean())
             short = of_cell & (measured.predicted_us < SHORT_US)

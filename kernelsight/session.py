@@ -340,7 +340,7 @@ class Session(dataflow.Session):
         InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.
         """
         from kernelsight.comparison.log_files import LogFiles
-        from kernelsight.comparison.opening import open_comparison
+        from kernelsight.comparison.open_comparison import open_comparison
 
         files = LogFiles(log if requests is None else requests, baseline, log_format, columns, steps, metrics, kernels)
         how = {"stated": stated, "fit": fit, "hold_out": hold_out, "suspects": suspects}

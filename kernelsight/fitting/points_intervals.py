@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.fitting.cells import generation_of, is_serving
-from kernelsight.fitting.few_points import Tables, held_out_fit, measured_calls
+from kernelsight.fitting.few_shot import Tables, held_out_fit, measured_calls
 from kernelsight.fitting.intervals import curve_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.planned_points import planned
@@ -46,16 +46,16 @@ def errors_after_points(family: str, measured: Measured, generation: str, count:
 
     With a count of 0: the errors of each kernel after points of the family's other kernels.
     """
-    where, kernels = measured.places, measured.places.kernels()
-    points = planned(where, np.ones(where.size), count or POINTS_OF_OTHERS)
+    inputs, kernels = measured.inputs, measured.inputs.kernels()
+    points = planned(inputs, np.ones(inputs.size), count or POINTS_OF_OTHERS)
     us = measured.predicted_us.copy()
     for kernel in [None] if count else dict.fromkeys(kernels.tolist()):
-        rows = np.flatnonzero(kernels == kernel) if kernel else np.arange(where.size)
+        rows = np.flatnonzero(kernels == kernel) if kernel else np.arange(inputs.size)
         fitted = points[kernels[points] != kernel]
         if fitted.size:
             # for other kernels one Gauss-Newton step, at the unmoved constants, is as good
             us[rows] = measured.at(rows).latency_us(fit_points(measured.at(fitted), **({} if count else {"steps": 1})))
-    rest = np.setdiff1d(np.arange(where.size), points)
+    rest = np.setdiff1d(np.arange(inputs.size), points)
     error = np.log(measured.predicted_us[rest] / us[rest]) + measured.log_error[rest]
     names = (np.full(rest.size, name, dtype=object) for name in (family, generation))
     return Rest(next(names), error, us[rest], next(names))

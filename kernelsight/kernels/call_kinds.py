@@ -18,6 +18,7 @@ from kernelsight.dataflow.cache import remembered
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.few_shot import moved_constants
 from kernelsight.kernels.floors import floor_at, with_floors, with_known_floor
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.intervals import (
@@ -41,7 +42,6 @@ from kernelsight.kernels.pack_contents import (
     swept_kernels,
     words_of,
 )
-from kernelsight.kernels.points import moved_constants
 from kernelsight.kernels.resolve import UNKNOWN, Facts, constants_at, family_facts, lineage_of, relinked, siblings
 
 # what differs between a sweep and a served CUDA graph: no gap between two replays; quantisation, rotation and cache

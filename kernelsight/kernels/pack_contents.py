@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.cache import remembered
+from kernelsight.kernels.few_shot import FewShotCalibration, calibration_of
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
-from kernelsight.kernels.points import PointsOf, points_of
 from kernelsight.kernels.resolve import fitted_vendors, parts_there, rows_of_part
 
 
@@ -126,11 +126,11 @@ def nearby_at(coefficients: pa.Table, family: str, gpu: str) -> dict[str, Nearby
     return remembered((coefficients,), ("nearby", family, gpu), read)
 
 
-def points_at(coefficients: pa.Table, family: str, gpu: str) -> PointsOf:
+def points_at(coefficients: pa.Table, family: str, gpu: str) -> FewShotCalibration:
     """Return the few measured points of a family on a GPU."""
 
-    def read() -> PointsOf:
-        return points_of(_rows_of_gpu(coefficients, "points", family, gpu).to_pylist())
+    def read() -> FewShotCalibration:
+        return calibration_of(_rows_of_gpu(coefficients, "points", family, gpu).to_pylist())
 
     return remembered((coefficients,), ("points", family, gpu), read)
 

@@ -19,12 +19,12 @@ from kernelsight.kernels.call_kinds import TIERS, constants_of, kinds_of
 from kernelsight.kernels.columns import positions
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
+from kernelsight.kernels.few_shot import call_inputs, expected_residual, sizes_of
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.hardware import MATH, hardware_columns
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, scaled
 from kernelsight.kernels.pack_contents import nearby_at, network_at, points_at, words_of
-from kernelsight.kernels.points import mean_of, places, sizes_of
 from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.kernels.resolve import family_facts, fitted_gpus, siblings
 
@@ -172,6 +172,6 @@ def _points_factor(
         kind_columns = {name: values[rows] for name, values in columns.items()}
         call = FAMILIES[family].form.view(np, {"working_set_bytes": COLD_BYTES, **kind_columns})
         call_features = features(np, family, call, {"sm_count": hardware["sm_count"][kind_columns["gpu"]]})
-        call_places = places(words_of(kind["kernel"]), sizes_of(family, call_features))
-        factor[rows] = np.exp(mean_of(call_places, points_at(coefficients, family, kind["fit"])))
+        inputs = call_inputs(words_of(kind["kernel"]), sizes_of(family, call_features))
+        factor[rows] = np.exp(expected_residual(inputs, points_at(coefficients, family, kind["fit"])))
     return factor

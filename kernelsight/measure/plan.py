@@ -229,22 +229,22 @@ def choose_points(
     per family. ``coefficients``: the pack, for the slopes of latencies with its constants.
     """
     from kernelsight.catalog.tables import facts
-    from kernelsight.fitting.few_points import measured_calls
+    from kernelsight.fitting.few_shot import measured_calls
     from kernelsight.fitting.planned_points import deviation_after, planned
     from kernelsight.kernels.call_kinds import ALONE
+    from kernelsight.kernels.few_shot import prior_for
     from kernelsight.kernels.pack import with_assumed
-    from kernelsight.kernels.points import parts_of
     from kernelsight.kernels.resolve import vendors_of
 
-    parts = parts_of(vendors_of(gpus)[gpu])
+    prior = prior_for(vendors_of(gpus)[gpu])
     tables, pack = (facts("kernel_implementations"), gpus, facts("fabrics")), with_assumed(coefficients)
     weight, deviation = (np.array([point[name] for point in points]) for name in ("weight", "deviation"))
     chosen, after = [], deviation.copy()
     for family, (indices, table) in _calls_by_family(points, gpu).items():
-        where = measured_calls(family, table, gpu, pack, tables, ALONE).places
-        family_chosen = planned(where, weight[indices], per_kernel, parts)
-        after[indices] *= deviation_after(where, family_chosen, parts) / deviation_after(
-            where, family_chosen[:0], parts
+        inputs = measured_calls(family, table, gpu, pack, tables, ALONE).inputs
+        family_chosen = planned(inputs, weight[indices], per_kernel, prior)
+        after[indices] *= deviation_after(inputs, family_chosen, prior) / deviation_after(
+            inputs, family_chosen[:0], prior
         )
         chosen += [indices[number] for number in family_chosen.tolist()]
     ordered = sorted(chosen, key=lambda index: points[index]["latency_us"])

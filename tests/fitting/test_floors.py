@@ -12,7 +12,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.few_points import OWN_SOURCE, fit_few, measured_calls
+from kernelsight.fitting.few_shot import OWN_SOURCE, fit_few, measured_calls
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.floors import EXPECTED_US, IN_A_GRAPH, LAUNCH, is_floor

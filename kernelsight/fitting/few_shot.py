@@ -23,6 +23,14 @@ from kernelsight.fitting.sweep_files import launches_us, measured_families
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.call_kinds import ALONE
 from kernelsight.kernels.families import FAMILIES, LOWERED, MEASURED
+from kernelsight.kernels.few_shot import (
+    CallInputs,
+    FewShotCalibration,
+    call_inputs,
+    prior_for,
+    size_count,
+    sizes_of,
+)
 from kernelsight.kernels.floors import (
     EXPECTED_US,
     IN_A_GRAPH,
@@ -33,14 +41,6 @@ from kernelsight.kernels.floors import (
     with_floors,
 )
 from kernelsight.kernels.pack import pack_table, with_assumed
-from kernelsight.kernels.points import (
-    Places,
-    PointsOf,
-    parts_of,
-    places,
-    size_count,
-    sizes_of,
-)
 from kernelsight.kernels.resolve import Facts, family_facts, fitted_vendors, rows_of_part, vendors_of
 from kernelsight.number_format import number
 
@@ -51,14 +51,14 @@ OWN_SOURCE = "kernelsight calibrate measure"
 Tables = tuple[pa.Table, pa.Table, pa.Table]
 
 
-def places_of(family: str, table: pa.Table, calls: Calls, tables: Tables) -> Places:
-    """Return the places of training rows in the points' model (kernel, sizes, slopes); no latency is read."""
+def inputs_of(family: str, table: pa.Table, calls: Calls, tables: Tables) -> CallInputs:
+    """Return the inputs of training rows to the Gaussian process (kernel, sizes, slopes); no latency is read."""
     words = {name: table[name].to_pylist() for name in ("engine", "implementation", "dtype")}
     row_features = features_of(family, calls.form, table, *tables)
-    return places(words, sizes_of(family, row_features), calls.slopes())
+    return call_inputs(words, sizes_of(family, row_features), calls.slopes())
 
 
-def point_rows(family: str, gpu: str, points: PointsOf, source: str) -> list[dict]:
+def point_rows(family: str, gpu: str, points: FewShotCalibration, source: str) -> list[dict]:
     """Return the points of a family as ``eta_coefficients`` rows: one per moved constant, and one per array."""
     row_keys = {"family": family, "part": "points", "gpu": gpu, "unit": "1", "source": source}
     rows = []
@@ -71,11 +71,11 @@ def point_rows(family: str, gpu: str, points: PointsOf, source: str) -> list[dic
             for name, move in moves.items()
             if move
         ]
-    kernels, width = points.places.kernels(), size_count(family)
+    kernels, width = points.inputs.kernels(), size_count(family)
     for kernel in dict.fromkeys(kernels.tolist()):
         members = np.flatnonzero(kernels == kernel)
         engine, implementation, dtype = kernel.split("|")
-        arrays = {"features": points.places.features[members, :width], "weights": points.weights[members]}
+        arrays = {"features": points.inputs.features[members, :width], "weights": points.weights[members]}
         path = {"level": "gpu", "engine": engine, "implementation": implementation, "dtype": dtype}
         rows += [
             {
@@ -116,14 +116,14 @@ def fit_few(
         ]
         if not by_family:
             continue
-        count = sum(measured.places.size for measured in by_family.values())
-        kernels = sum(len(set(measured.places.kernels().tolist())) for measured in by_family.values())
+        count = sum(measured.inputs.size for measured in by_family.values())
+        kernels = sum(len(set(measured.inputs.kernels().tolist())) for measured in by_family.values())
         log(f"{gpu}: {count:,} points of {kernels:,} kernels in {len(by_family):,} families")
         unmeasured = [name for name in LOWERED if name not in by_family]
         log(f"{gpu}: not measured, so as without points: {', '.join(unmeasured)}")
         for family, measured in by_family.items():
-            source = f"fitted to {measured.places.size} points of {gpu}"
-            rows += point_rows(family, gpu, fit_points(measured, parts=parts_of(vendor)), source)
+            source = f"fitted to {measured.inputs.size} points of {gpu}"
+            rows += point_rows(family, gpu, fit_points(measured, prior=prior_for(vendor)), source)
     return pa.concat_tables([base, pack_table(rows)])
 
 
@@ -203,10 +203,10 @@ def joined_measured(measured: Sequence[Measured]) -> Measured:
     """Concatenate the calls of one family that were measured in different ways."""
     if len(measured) == 1:
         return measured[0]
-    where = Places(*map(np.concatenate, zip(*(each.places for each in measured), strict=True)))
+    inputs = CallInputs(*map(np.concatenate, zip(*(each.inputs for each in measured), strict=True)))
     columns = ((each.predicted_us, each.log_error) for each in measured)
     calls = joined_calls([each.calls for each in measured])
-    return Measured(where, *map(np.concatenate, zip(*columns, strict=True)), calls)
+    return Measured(inputs, *map(np.concatenate, zip(*columns, strict=True)), calls)
 
 
 def measured_calls(
@@ -230,7 +230,7 @@ def measured_calls(
     calls = calls._replace(at=with_floors(form.coefficients, calls.at, floor_at(base, gpu) or 0.0))
     predicted = calls.latency_us()
     error = np.log(table["latency_us"].to_numpy() / predicted)
-    return Measured(places_of(family, table, calls, tables), predicted, error, calls)
+    return Measured(inputs_of(family, table, calls, tables), predicted, error, calls)
 
 
 def held_out_fit(base: pa.Table, family: str, facts: Facts, gpu: str) -> str | None:

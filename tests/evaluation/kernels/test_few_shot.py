@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.points import PointBudget, fitted, rows_after_points, scored_after
+from kernelsight.evaluation.kernels.few_shot import PointBudget, fitted, rows_after_points, scored_after
 from kernelsight.fitting.splits import Split
 from tests.fitting.measured import gemm, write
 

@@ -12,7 +12,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.few_points import (
+from kernelsight.fitting.few_shot import (
     OWN_SOURCE,
     fit_few,
     joined_measured,
@@ -23,9 +23,9 @@ from kernelsight.fitting.planned_points import planned, random_points
 from kernelsight.fitting.point_fit import Measured, fit_points, moved_calls
 from kernelsight.fitting.points_intervals import errors_after_points, points_intervals, rests_of
 from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.few_shot import calibration_of, prior_for
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.pack import shipped_pack, with_assumed
-from kernelsight.kernels.points import parts_of, points_of
 from tests.fitting.measured import gemm, point, write
 from tests.kernels.calls import call_table, price, work
 
@@ -137,7 +137,7 @@ def test_without_points_the_tier_is_refused(base: pa.Table) -> None:
 
 
 def test_many_points_are_a_sweep(tmp_path: Path, base: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelsight.fitting.few_points.MOST_POINTS", 7)
+    monkeypatch.setattr("kernelsight.fitting.few_shot.MOST_POINTS", 7)
     with pytest.raises(InvalidInput, match=r"--few has 8 points of gemm on l4, and up to 7 are few; fit them as a sw"):
         fit_few([sweep_of(tmp_path, "l4", base)], ["l4"], base, *KNOWN)
 
@@ -158,32 +158,32 @@ def products(tmp_path_factory: pytest.TempPathFactory, base: pa.Table) -> Measur
     measured = measured_calls(
         "gemm", training_rows([write(draft, rows)], "gemm", ["l4"]), "l4", with_assumed(base), TABLES
     )
-    return measured._replace(log_error=np.zeros(measured.places.size))
+    return measured._replace(log_error=np.zeros(measured.inputs.size))
 
 
 def scattered(products: Measured, seed: int, scatter: float = 0.05) -> Measured:
     """Return products of a GPU on which all take longer by a factor, and short ones by another."""
     random = np.random.default_rng(seed)
-    error = 0.3 - 0.03 * np.log(products.predicted_us) + random.normal(0.0, scatter, products.places.size)
+    error = 0.3 - 0.03 * np.log(products.predicted_us) + random.normal(0.0, scatter, products.inputs.size)
     return products._replace(log_error=error)
 
 
 def test_a_plan_takes_as_many_of_each_kernel_where_other_constants_count(products: Measured) -> None:
-    chosen = planned(products.places, np.ones(products.places.size), 3)
-    names = products.places.kernels()[chosen]
+    chosen = planned(products.inputs, np.ones(products.inputs.size), 3)
+    names = products.inputs.kernels()[chosen]
     assert [int((names == name).sum()) for name in sorted(set(names))] == [3, 3, 3, 3]
     for name in set(names):
-        own = products.places.slopes[chosen][names == name]
+        own = products.inputs.slopes[chosen][names == name]
         directions = own / np.linalg.norm(own, axis=1, keepdims=True)
         assert (directions @ directions.T)[~np.eye(3, dtype=bool)].min() < 0.8
 
 
 def test_a_plan_takes_served_calls_where_there_are_any(products: Measured) -> None:
     short = products.predicted_us < np.median(products.predicted_us)
-    weight = np.where(products.places.implementation == "cublas", short, 0.0)
+    weight = np.where(products.inputs.implementation == "cublas", short, 0.0)
     for choose in (planned, random_points):
-        chosen = choose(products.places, weight, 4)
-        mine = chosen[products.places.implementation[chosen] == "cublas"]
+        chosen = choose(products.inputs, weight, 4)
+        mine = chosen[products.inputs.implementation[chosen] == "cublas"]
         assert chosen.size == 16 and short[mine].all()
 
 
@@ -192,9 +192,9 @@ def test_a_constant_that_is_another_on_a_gpu_is_found(products: Measured) -> Non
     floors = {name: products.calls.at[name] * 3.0 for name in ("floor_us", "floor_clocks")}
     slow = products.calls._replace(at={**products.calls.at, **floors})
     measured = products._replace(log_error=np.log(slow.latency_us() / products.predicted_us))
-    kernels = products.places.kernels()
+    kernels = products.inputs.kernels()
     own = np.flatnonzero(kernels == "vllm|cublas|bf16")
-    points = own[planned(products.places.at(own), np.ones(own.size), 5)]
+    points = own[planned(products.inputs.at(own), np.ones(own.size), 5)]
     found = measured.latency_us(fit_points(measured.at(points)))
     before, after = (np.abs(np.log(us / slow.latency_us())) for us in (products.predicted_us, found))
     short = products.predicted_us < np.quantile(products.predicted_us, 0.3)
@@ -212,8 +212,8 @@ def test_a_constant_that_is_another_on_a_gpu_is_found(products: Measured) -> Non
 def test_more_steps_leave_moves_where_they_are(products: Measured, seed: int) -> None:
     """By whole steps alone calls of these points go to and fro by a fifth to a half, for ever."""
     random = np.random.default_rng(seed)
-    rows = np.sort(random.choice(products.places.size, 6, replace=False))
-    measured = products._replace(log_error=random.normal(0.0, 0.6, products.places.size))
+    rows = np.sort(random.choice(products.inputs.size, 6, replace=False))
+    measured = products._replace(log_error=random.normal(0.0, 0.6, products.inputs.size))
     default, once_more, twice_more = (
         measured.latency_us(fit_points(measured.at(rows), **steps)) for steps in ({}, {"steps": 11}, {"steps": 12})
     )
@@ -223,10 +223,10 @@ def test_more_steps_leave_moves_where_they_are(products: Measured, seed: int) ->
 
 def test_points_of_another_vendor_move_its_constants_less(products: Measured) -> None:
     measured = scattered(products, 5)
-    rows = np.arange(0, measured.places.size, 30)
+    rows = np.arange(0, measured.inputs.size, 30)
 
     def moved(vendor: str | None) -> float:
-        found = fit_points(measured.at(rows), parts=parts_of(vendor))
+        found = fit_points(measured.at(rows), prior=prior_for(vendor))
         return sum(abs(one) for moves in found.moves.values() for one in moves.values())
 
     assert 0.0 < moved("amd") < moved(None)
@@ -234,9 +234,11 @@ def test_points_of_another_vendor_move_its_constants_less(products: Measured) ->
 
 def test_a_pack_keeps_what_points_say(products: Measured) -> None:
     measured = scattered(products, 3)
-    rows = np.arange(0, measured.places.size, 9)
+    rows = np.arange(0, measured.inputs.size, 9)
     fitted = fit_points(measured.at(rows))
-    again = points_of([{"value": None, "array": None, **row} for row in point_rows("gemm", "l4", fitted, "a test")])
+    again = calibration_of(
+        [{"value": None, "array": None, **row} for row in point_rows("gemm", "l4", fitted, "a test")]
+    )
     assert np.allclose(measured.latency_us(again), measured.latency_us(fitted), rtol=1e-5)
     assert not np.allclose(moved_calls(measured.calls, again).latency_us(), measured.predicted_us, rtol=0.05)
     counts = [again.count(f"{engine}|{implementation}|bf16") for engine, implementation in KERNELS]
@@ -245,8 +247,8 @@ def test_a_pack_keeps_what_points_say(products: Measured) -> None:
 
 def test_calls_measured_in_two_ways_are_fitted_together(products: Measured) -> None:
     measured = scattered(products, 4)
-    halves = joined_measured([measured.at(np.arange(start, measured.places.size, 2)) for start in (0, 1)])
-    order = np.concatenate([np.arange(start, measured.places.size, 2) for start in (0, 1)])
+    halves = joined_measured([measured.at(np.arange(start, measured.inputs.size, 2)) for start in (0, 1)])
+    order = np.concatenate([np.arange(start, measured.inputs.size, 2) for start in (0, 1)])
     together = fit_points(measured.at(order))
     assert np.allclose(halves.latency_us(fit_points(halves)), measured.at(order).latency_us(together))
 

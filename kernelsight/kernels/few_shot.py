@@ -5,7 +5,7 @@ The model is of the log error e = log(measured / predicted across generations). 
 with a normal prior around 0 in units of the constant's spread. Residuals of moved constants are correlated between
 calls of one family, of one implementation and of one kernel, the latter two by how close their sizes are: kriging
 (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapter 2).
-:mod:`kernelsight.fitting.few_points` fits both.
+:mod:`kernelsight.fitting.few_shot` fits both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCK = 2048
 MOST_DELTA = 3.0
 
 
-class Parts(NamedTuple):
+class ErrorPrior(NamedTuple):
     """Prior of log errors: standard deviations of the moves of constants and of the parts of residuals, length scale.
 
     Chosen on A100, L40S, H100 and RTX PRO 6000 after 1, 3, 5 and 10 points per kernel, each GPU predicted by a fit
@@ -42,21 +42,21 @@ class Parts(NamedTuple):
     size_length: float = 3.0  # length scale of the correlation, in log sizes
 
 
-PARTS = Parts()
+PRIOR = ErrorPrior()
 # tables of tuned kernels, the best of many for each shape, scatter as no expression does: ``constant`` of 0.8, 0.5,
 # 0.35 and 0.25 leaves a mean (of medians) of 14.5, 11.6, 10.7 and 11.1 % error after 3 points per kernel of MI300X and
 # MI308X, each predicted by the other's fit
-PARTS_OF_TUNED = Parts(constant=0.35)
+PRIOR_OF_TUNED = ErrorPrior(constant=0.35)
 # features count in octaves, lengths in natural logarithms
 LN2 = float(np.log(2.0))
 
 
-def parts_of(vendor: str | None) -> Parts:
+def prior_for(vendor: str | None) -> ErrorPrior:
     """Return the prior for GPUs of a vendor; None: the first vendor, as in packs."""
-    return PARTS if vendor is None else PARTS_OF_TUNED
+    return PRIOR if vendor is None else PRIOR_OF_TUNED
 
 
-class Places(NamedTuple):
+class CallInputs(NamedTuple):
     """Inputs of the Gaussian process: kernel, log sizes and slopes of N calls of one family."""
 
     engine: np.ndarray  # (N,)
@@ -70,9 +70,9 @@ class Places(NamedTuple):
         """The number of calls."""
         return self.features.shape[0]
 
-    def at(self, rows: Any) -> Places:
+    def at(self, rows: Any) -> CallInputs:
         """Return the inputs of some calls."""
-        return Places(*(column[rows] for column in self))
+        return CallInputs(*(column[rows] for column in self))
 
     def kernels(self) -> np.ndarray:
         """Return the kernel of each call as engine|implementation|dtype, (N,)."""
@@ -93,31 +93,33 @@ def size_count(family: str) -> int:
     return len(FAMILIES[family].features.sizes) + len(FAMILIES[family].features.flags)
 
 
-def places(words: Mapping[str, Any], features: np.ndarray, slopes: np.ndarray | None = None) -> Places:
+def call_inputs(words: Mapping[str, Any], features: np.ndarray, slopes: np.ndarray | None = None) -> CallInputs:
     """Return the inputs of calls; ``words``: engine, implementation and dtype, each one for all calls or (N,)."""
     count = features.shape[0]
     names = (
         np.broadcast_to(np.asarray(words[name], dtype=object), count) for name in ("engine", "implementation", "dtype")
     )
-    return Places(*names, features, np.empty((count, 0)) if slopes is None else slopes)
+    return CallInputs(*names, features, np.empty((count, 0)) if slopes is None else slopes)
 
 
-def covariance(calls: Places, others: Places, prior: Parts = PARTS) -> np.ndarray:
+def covariance(calls: CallInputs, others: CallInputs, prior: ErrorPrior = PRIOR) -> np.ndarray:
     """Return the covariance of log errors, without noise, (calls, others)."""
 
-    def total(of_kernel: Places, same: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-        return _residual_covariance(of_kernel, others, same, prior) + _move_covariance(of_kernel, others, same, prior)
+    def total(of_kernel: CallInputs, same: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        return _of_residuals(of_kernel, others, same, prior) + _of_moves(of_kernel, others, same, prior)
 
     return _by_kernel(calls, others, total)
 
 
-def covariance_of_left(calls: Places, others: Places, prior: Parts = PARTS) -> np.ndarray:
+def residual_covariance(calls: CallInputs, others: CallInputs, prior: ErrorPrior = PRIOR) -> np.ndarray:
     """Return the covariance of residuals of moved constants, without noise, (calls, others)."""
-    return _by_kernel(calls, others, lambda of_kernel, same: _residual_covariance(of_kernel, others, same, prior))
+    return _by_kernel(calls, others, lambda of_kernel, same: _of_residuals(of_kernel, others, same, prior))
 
 
 def _by_kernel(
-    calls: Places, others: Places, of_one_kernel: Callable[[Places, tuple[np.ndarray, np.ndarray]], np.ndarray]
+    calls: CallInputs,
+    others: CallInputs,
+    of_one_kernel: Callable[[CallInputs, tuple[np.ndarray, np.ndarray]], np.ndarray],
 ) -> np.ndarray:
     """Return a covariance, (calls, others), filled by ``of_one_kernel`` for the calls of each kernel.
 
@@ -134,8 +136,8 @@ def _by_kernel(
     return covariances
 
 
-def _residual_covariance(
-    calls: Places, others: Places, same: tuple[np.ndarray, np.ndarray], prior: Parts
+def _of_residuals(
+    calls: CallInputs, others: CallInputs, same: tuple[np.ndarray, np.ndarray], prior: ErrorPrior
 ) -> np.ndarray:
     same_implementation, same_kernel = same
     correlation = np.exp(-0.5 * _squared_distances(calls.features, others.features) / prior.size_length**2)
@@ -143,7 +145,9 @@ def _residual_covariance(
     return prior.family**2 + same_implementation * prior.implementation**2 + correlation * by_size
 
 
-def _move_covariance(calls: Places, others: Places, same: tuple[np.ndarray, np.ndarray], prior: Parts) -> np.ndarray:
+def _of_moves(
+    calls: CallInputs, others: CallInputs, same: tuple[np.ndarray, np.ndarray], prior: ErrorPrior
+) -> np.ndarray:
     same_implementation, same_kernel = same
     return prior.constant**2 * (1.0 + same_implementation + same_kernel) * (calls.slopes @ others.slopes.T)
 
@@ -153,7 +157,7 @@ def _squared_distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.maximum(squares, 0.0)
 
 
-def prior_variance(calls: Places, prior: Parts = PARTS) -> np.ndarray:
+def prior_variance(calls: CallInputs, prior: ErrorPrior = PRIOR) -> np.ndarray:
     """Return the variance of each call's log error before anything is measured, without noise, (calls,)."""
     variance = prior.family**2 + prior.implementation**2 + prior.implementation_by_size**2 + prior.kernel_by_size**2
     return variance + 3.0 * prior.constant**2 * (calls.slopes**2).sum(axis=1)
@@ -163,16 +167,16 @@ def prior_variance(calls: Places, prior: Parts = PARTS) -> np.ndarray:
 Moves = Mapping[tuple[str, ...], Mapping[str, float]]
 
 
-class PointsOf(NamedTuple):
+class FewShotCalibration(NamedTuple):
     """Few-shot calibration of one family on one GPU: moves of constants, and measured points with kriging weights."""
 
     moves: Moves
-    places: Places  # inputs of the P measured points
+    inputs: CallInputs  # inputs of the P measured points
     weights: np.ndarray  # (P,)
 
     def count(self, kernel: str) -> int:
         """Return the number of measured points of a kernel, engine|implementation|dtype."""
-        return int((self.places.kernels() == kernel).sum())
+        return int((self.inputs.kernels() == kernel).sum())
 
 
 def levels_of(engine: str, implementation: str, dtype: str) -> tuple[tuple[str, ...], ...]:
@@ -181,14 +185,14 @@ def levels_of(engine: str, implementation: str, dtype: str) -> tuple[tuple[str, 
 
 
 def moved_constants(
-    points: PointsOf, coefficients: Sequence[Coefficient], words: Mapping[str, str], at: Mapping[str, Any]
+    points: FewShotCalibration, coefficients: Sequence[Coefficient], words: Mapping[str, str], at: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the constants ``at`` of a kernel, by name, with their moves on the GPU, within the bounds of a fit.
 
     ``words``: engine, implementation and dtype of the kernel.
     """
     moves_of_levels = [
-        points.moves.get(level, {}) for level in levels_of(*(words[name] for name in Places._fields[:3]))
+        points.moves.get(level, {}) for level in levels_of(*(words[name] for name in CallInputs._fields[:3]))
     ]
     fitted = {declared.name: declared for declared in coefficients if declared.owner != "fixed"}
     log_moves = {name: sum(moves.get(name, 0.0) for moves in moves_of_levels) for name in fitted}
@@ -197,16 +201,16 @@ def moved_constants(
     }
 
 
-def mean_of(calls: Places, points: PointsOf, prior: Parts = PARTS) -> np.ndarray:
+def expected_residual(calls: CallInputs, points: FewShotCalibration, prior: ErrorPrior = PRIOR) -> np.ndarray:
     """Return the expected log residual of calls beside moved constants, (calls,), at most MOST_DELTA either way."""
     log_delta = np.empty(calls.size)
     for first in range(0, calls.size, BLOCK):
         block = slice(first, first + BLOCK)
-        log_delta[block] = covariance_of_left(calls.at(block), points.places, prior) @ points.weights
+        log_delta[block] = residual_covariance(calls.at(block), points.inputs, prior) @ points.weights
     return np.clip(log_delta, -MOST_DELTA, MOST_DELTA)
 
 
-def points_of(rows: Sequence[Mapping[str, Any]]) -> PointsOf:
+def calibration_of(rows: Sequence[Mapping[str, Any]]) -> FewShotCalibration:
     """Return the calibration of one family on one GPU from its ``eta_coefficients`` rows of part points."""
     moves: dict[tuple[str, ...], dict[str, float]] = {}
     arrays: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
@@ -219,6 +223,8 @@ def points_of(rows: Sequence[Mapping[str, Any]]) -> PointsOf:
     inputs, weights = [], []
     for words, of_kernel in sorted(arrays.items()):
         kernel = dict(zip(("engine", "implementation", "dtype"), words, strict=True))
-        inputs.append(places(kernel, of_kernel["features"].reshape(of_kernel["weights"].size, -1)))
+        inputs.append(call_inputs(kernel, of_kernel["features"].reshape(of_kernel["weights"].size, -1)))
         weights.append(of_kernel["weights"])
-    return PointsOf(moves, Places(*map(np.concatenate, zip(*inputs, strict=True))), np.concatenate(weights))
+    return FewShotCalibration(
+        moves, CallInputs(*map(np.concatenate, zip(*inputs, strict=True))), np.concatenate(weights)
+    )

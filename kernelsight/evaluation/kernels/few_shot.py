@@ -21,7 +21,7 @@ from kernelsight.evaluation.kernels import baselines
 from kernelsight.evaluation.kernels.evaluate import UNMEASURED, labelled, mean_over_cells
 from kernelsight.fitting.cells import generation_of, is_serving
 from kernelsight.fitting.expressions import fit_family
-from kernelsight.fitting.few_points import measured_calls
+from kernelsight.fitting.few_shot import measured_calls
 from kernelsight.fitting.held_out import folds_of
 from kernelsight.fitting.planned_points import planned, random_points
 from kernelsight.fitting.point_fit import Measured, fit_points
@@ -29,15 +29,15 @@ from kernelsight.fitting.points_intervals import Rest, held_out_calls, points_in
 from kernelsight.fitting.splits import Split, site_names
 from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.few_shot import ErrorPrior, prior_for
 from kernelsight.kernels.intervals import POINTS, half_widths_for, points_group, spread
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.points import Parts, parts_of
 from kernelsight.kernels.resolve import vendors_of
 
 Choose = Callable[..., np.ndarray]
-CHOICES: dict[str, Callable[[Parts], Choose]] = {
-    "planned": lambda parts: partial(planned, parts=parts),
-    "random": lambda parts: random_points,
+CHOICES: dict[str, Callable[[ErrorPrior], Choose]] = {
+    "planned": lambda prior: partial(planned, prior=prior),
+    "random": lambda prior: random_points,
 }
 
 
@@ -160,11 +160,11 @@ def predicted_after(
     ``curves``: interval half widths by family and number of points.
     """
     families = {name: family_calls for name, family_calls in fits.items() if gpu in family_calls.own}
-    parts = parts_of(vendors_of(facts("gpus"))[gpu])
-    choose = CHOICES[budget.how](parts)
+    prior = prior_for(vendors_of(facts("gpus"))[gpu])
+    choose = CHOICES[budget.how](prior)
     points_of_family = {
         name: choose(
-            family_calls.own[gpu].places, is_serving(name, family_calls.test[gpu]).astype(float), budget.per_kernel
+            family_calls.own[gpu].inputs, is_serving(name, family_calls.test[gpu]).astype(float), budget.per_kernel
         )
         for name, family_calls in families.items()
         if budget.per_kernel
@@ -176,11 +176,11 @@ def predicted_after(
             points_of_family.get(name, np.empty(0, dtype=int)),
             family_calls.own[gpu],
         )
-        points_fit = fit_points(target_calls.at(point_indices), parts=parts) if point_indices.size else None
+        points_fit = fit_points(target_calls.at(point_indices), prior=prior) if point_indices.size else None
         other_indices = np.setdiff1d(np.arange(test_rows.num_rows), point_indices)
         test_calls = target_calls.at(other_indices)
         latency = test_calls.latency_us(points_fit) if points_fit else test_calls.predicted_us
-        kernels, kernel_of_row = np.unique(test_calls.places.kernels().astype(str), return_inverse=True)
+        kernels, kernel_of_row = np.unique(test_calls.inputs.kernels().astype(str), return_inverse=True)
         counts = [points_fit.count(kernel) if points_fit else 0 for kernel in kernels.tolist()]
         halves = half_widths_for(curves.get(name, {}), [points_group(count) for count in counts])[kernel_of_row]
         factor = spread(np, latency, halves)

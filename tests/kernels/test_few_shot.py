@@ -7,17 +7,17 @@ import pytest
 
 from kernelsight.kernels.coefficients import Coefficient
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.points import (
+from kernelsight.kernels.few_shot import (
     MOST_DELTA,
-    PARTS,
-    Places,
-    PointsOf,
+    PRIOR,
+    CallInputs,
+    FewShotCalibration,
+    call_inputs,
     covariance,
-    covariance_of_left,
-    mean_of,
+    expected_residual,
     moved_constants,
-    places,
     prior_variance,
+    residual_covariance,
     size_count,
 )
 
@@ -27,33 +27,33 @@ SIZES = np.linspace(5.0, 12.0, 15)
 SLOPES = np.stack([np.linspace(0.3, 0.0, 15), np.linspace(0.0, 0.5, 15)], axis=1)
 
 
-def at(sizes: np.ndarray = SIZES, slopes: np.ndarray | None = None, **words: str) -> Places:
+def at(sizes: np.ndarray = SIZES, slopes: np.ndarray | None = None, **words: str) -> CallInputs:
     """Return calls of products whose sizes are all alike."""
     features = np.repeat(sizes[:, None], size_count("gemm"), axis=1)
-    return places(CUBLAS | words, features, slopes)
+    return call_inputs(CUBLAS | words, features, slopes)
 
 
-def joined(*parts: Places) -> Places:
-    return Places(*map(np.concatenate, zip(*parts, strict=True)))
+def joined(*parts: CallInputs) -> CallInputs:
+    return CallInputs(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def kriged(points: Places, log_error: float) -> PointsOf:
+def kriged(points: CallInputs, log_error: float) -> FewShotCalibration:
     """Return points that all leave as much of constants that did not move."""
-    noise = PARTS.noise**2 * np.eye(points.size)
-    weights = np.linalg.solve(covariance_of_left(points, points) + noise, np.full(points.size, log_error))
-    return PointsOf({}, points, weights)
+    noise = PRIOR.noise**2 * np.eye(points.size)
+    weights = np.linalg.solve(residual_covariance(points, points) + noise, np.full(points.size, log_error))
+    return FewShotCalibration({}, points, weights)
 
 
 def test_the_covariance_is_one() -> None:
     words = [{}, {"dtype": "fp8"}, {"engine": "trtllm"}, {"implementation": "marlin"}]
-    where = joined(*(at(slopes=SLOPES, **one) for one in words))
-    found = covariance(where, where)
+    inputs = joined(*(at(slopes=SLOPES, **one) for one in words))
+    found = covariance(inputs, inputs)
     assert np.allclose(found, found.T)
     assert np.linalg.eigvalsh(found).min() > -1e-9
-    assert (covariance(where.at([0]), where) == found[[0]]).all()
-    assert np.diag(found) == pytest.approx(prior_variance(where))
-    without = where._replace(slopes=np.zeros_like(where.slopes))
-    assert np.allclose(covariance(without, without), covariance_of_left(where, where))
+    assert (covariance(inputs.at([0]), inputs) == found[[0]]).all()
+    assert np.diag(found) == pytest.approx(prior_variance(inputs))
+    without = inputs._replace(slopes=np.zeros_like(inputs.slopes))
+    assert np.allclose(covariance(without, without), residual_covariance(inputs, inputs))
 
 
 def test_calls_share_the_more_the_more_they_have_in_common() -> None:
@@ -69,26 +69,27 @@ def test_calls_share_the_more_the_more_they_have_in_common() -> None:
         )
     ]
     assert shared == sorted(shared, reverse=True) and len(set(shared)) == len(shared)
-    assert shared[-1] == pytest.approx(PARTS.family**2)
+    assert shared[-1] == pytest.approx(PRIOR.family**2)
 
 
 def test_points_move_calls_near_them_most() -> None:
     points = kriged(at(), 0.4)
     near, far, other = (
-        mean_of(one, points)[0] for one in (at(SIZES[7:8]), at(SIZES[7:8] + 30.0), at(SIZES[7:8], implementation="m"))
+        expected_residual(one, points)[0]
+        for one in (at(SIZES[7:8]), at(SIZES[7:8] + 30.0), at(SIZES[7:8], implementation="m"))
     )
     assert 0.3 < near < 0.4 and 0.0 < other < far < near
 
 
 def test_no_points_move_a_call_by_more_than_a_factor_of_twenty() -> None:
-    assert mean_of(at(), kriged(at(), 50.0)).max() == MOST_DELTA
+    assert expected_residual(at(), kriged(at(), 50.0)).max() == MOST_DELTA
 
 
 def test_constants_move_by_family_implementation_and_kernel_within_their_bounds() -> None:
     form = FAMILIES["gemm"].form.coefficients
     floor, fixed = (next(one for one in form if (one.owner == "fixed") is owned) for owned in (False, True))
     moves = {(): {floor.name: 0.1}, ("cublas",): {floor.name: 0.2}, ("vllm", "cublas", "fp8"): {floor.name: 9.0}}
-    points = PointsOf(moves, at(), np.zeros(15))
+    points = FewShotCalibration(moves, at(), np.zeros(15))
     constants = {floor.name: floor.start, fixed.name: fixed.start}
     found = moved_constants(points, form, CUBLAS, constants)
     assert found[floor.name] == pytest.approx(_bounded(floor, floor.start * np.exp(0.3)))
