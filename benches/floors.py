@@ -49,7 +49,7 @@ def calls_of_gpu(sweep: Path, gpu: str) -> dict[str, Measured]:
 
 def floor_share(measured: Measured) -> np.ndarray:
     """Return the share of each call's latency that is floor: d log latency / d log floors."""
-    constants = fitted_coefficients(measured.calls.form)
+    constants = fitted_coefficients(measured.calls.latency_model)
     per_floor = [column / one.spread if is_floor(one.name) else 0.0 * column
                  for column, one in zip(measured.inputs.slopes.T, constants, strict=True)]  # fmt: skip
     return np.sum(per_floor, axis=0)
@@ -70,7 +70,9 @@ def scored(calls: dict[str, Measured], log_by: float) -> str:
     """Return the errors with floors moved by ``log_by`` as text: median / mean, and median of short calls."""
     medians, means, short_medians = [], [], []
     for measured in calls.values():
-        moved = measured.calls._replace(at=with_floors(measured.calls.form.coefficients, measured.calls.at, log_by))
+        moved = measured.calls._replace(
+            at=with_floors(measured.calls.latency_model.coefficients, measured.calls.at, log_by)
+        )
         error = np.abs(moved.latency_us() / (measured.predicted_us * np.exp(measured.log_error)) - 1.0)
         for dtype in dict.fromkeys(measured.inputs.dtype.tolist()):
             of_cell = measured.inputs.dtype == dtype

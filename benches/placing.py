@@ -55,11 +55,16 @@ class Grid:
         table = training_rows([sweep], family, [gpu], f"and engine = '{engine}' and dtype = '{dtype}'")
         table = table.filter(pa.array(is_serving(family, table)))
         self.family = family
-        form, tables = FAMILIES[family].form, (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
+        latency_model, tables = (
+            FAMILIES[family].latency_model,
+            (facts("kernel_implementations"), facts("gpus"), facts("fabrics")),
+        )
         without = family_facts(family, *tables[:2]).generation[gpu]
-        expected = predict_family(family, form, table, default_pack(), *tables, without=without, measured=False)
+        expected = predict_family(
+            family, latency_model, table, default_pack(), *tables, without=without, measured=False
+        )
         self.residual = np.log(table["latency_us"].to_numpy() / expected)
-        self.inputs = features_of(family, form, table, *tables)
+        self.inputs = features_of(family, latency_model, table, *tables)
         self.at = positions(self.inputs)
         self.kernels = kernels_of(table)
         names, self.site = site_names(family, table)

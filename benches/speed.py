@@ -164,7 +164,9 @@ def _bulk(family: str, calls: pa.Table, prices: PricingTables, tier: str, rows: 
         network, nodes = network_at(coefficients, family, kinds[0]["gpu"])
         at["network"] = Network(*(np.asarray(part, np.float32) for part in network))
         uniform["node"] = nodes.index(kinds[0]["kernel"]) if kinds[0]["kernel"] in nodes else -1
-    columns = numeric(calls.filter(pa.array(kind_of_row == 0)), [*FAMILIES[family].form.reads, "flops", "bytes"])
+    columns = numeric(
+        calls.filter(pa.array(kind_of_row == 0)), [*FAMILIES[family].latency_model.reads, "flops", "bytes"]
+    )
     columns = {name: np.resize(values, rows).astype(np.float32) for name, values in columns.items()}
     hardware = {name: np.asarray(values, np.float32) for name, values in hardware.items()}
     expression = latency.kernel_of(family)

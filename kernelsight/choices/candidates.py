@@ -159,10 +159,10 @@ def with_expectations(
 
 def _model(family: str, training: pl.DataFrame, rows: pl.DataFrame, tables: tuple[pa.Table, ...]) -> np.ndarray:
     """Return the latency of rows in us by a kernel model fitted to training rows."""
-    form = FAMILIES[family].form
-    constants = pack_table(fit_family(family, form, training.to_arrow(), *tables, "choice"))
+    latency_model = FAMILIES[family].latency_model
+    constants = pack_table(fit_family(family, latency_model, training.to_arrow(), *tables, "choice"))
     table = _arrow(rows.with_columns(pl.col("latency_us").fill_null(1.0)))
-    return predict_family(family, form, table, constants, *tables, measured=False)
+    return predict_family(family, latency_model, table, constants, *tables, measured=False)
 
 
 def _arrow(rows: pl.DataFrame) -> pa.Table:
@@ -180,7 +180,7 @@ def _candidates(
     log_model = np.log(model_us)
     level = np.bincount(site, log_model) / np.bincount(site)
     table = _arrow(rows.with_columns(pl.col("latency_us").fill_null(1.0)))
-    features = features_of(family, FAMILIES[family].form, table, *tables)
+    features = features_of(family, FAMILIES[family].latency_model, table, *tables)
     fastest = np.full(level.size, np.inf)
     np.minimum.at(fastest, site, log_model)
     known_facts = family_facts(family, *tables[:2])

@@ -54,7 +54,7 @@ Tables = tuple[pa.Table, pa.Table, pa.Table]
 def inputs_of(family: str, table: pa.Table, calls: Calls, tables: Tables) -> CallInputs:
     """Return the inputs of training rows to the Gaussian process (kernel, sizes, slopes); no latency is read."""
     words = {name: table[name].to_pylist() for name in ("engine", "implementation", "dtype")}
-    row_features = features_of(family, calls.form, table, *tables)
+    row_features = features_of(family, calls.latency_model, table, *tables)
     return call_inputs(words, sizes_of(family, row_features), calls.slopes())
 
 
@@ -221,13 +221,13 @@ def measured_calls(
 
     ``overrides``: values of coefficients that are known from how the rows were measured.
     """
-    form, facts = FAMILIES[family].form, family_facts(family, tables[0], tables[1])
+    latency_model, facts = FAMILIES[family].latency_model, family_facts(family, tables[0], tables[1])
     vendor = facts.vendor.get(gpu)
     without = held_out_fit(base, family, facts, gpu)
     calls = calls_of(
-        family, form, table, base, *tables, without=without, measured=False, vendor=vendor, overrides=overrides
+        family, latency_model, table, base, *tables, without=without, measured=False, vendor=vendor, overrides=overrides
     )
-    calls = calls._replace(at=with_floors(form.coefficients, calls.at, floor_at(base, gpu) or 0.0))
+    calls = calls._replace(at=with_floors(latency_model.coefficients, calls.at, floor_at(base, gpu) or 0.0))
     predicted = calls.latency_us()
     error = np.log(table["latency_us"].to_numpy() / predicted)
     return Measured(inputs_of(family, table, calls, tables), predicted, error, calls)

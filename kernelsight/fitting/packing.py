@@ -19,9 +19,9 @@ from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.points_intervals import points_interval_rows
 from kernelsight.fitting.sweep_files import measured_families
 from kernelsight.fitting.training import to_learn, training_rows
-from kernelsight.fitting.vendors import vendor_form
+from kernelsight.fitting.vendors import vendor_latency_model
 from kernelsight.kernels.families import FAMILIES, MEASURED
-from kernelsight.kernels.latency_model import Form
+from kernelsight.kernels.latency_model import LatencyModel
 from kernelsight.kernels.pack import default_pack, pack_table
 from kernelsight.kernels.resolve import rows_of_part, vendors_of
 
@@ -67,8 +67,8 @@ def fit_pack(
             if table.num_rows < FEW_ROWS and len(set(table["gpu"].to_pylist())) == 1:
                 log(f"{family}: few rows of one GPU, so distant shapes are extrapolated; add another --sweep")
             first = rows if any(row["family"] == family for row in rows) else _constants(base, family) if vendor else []
-            form = vendor_form(family, FAMILIES[family].form, vendor, table.num_rows, first)
-            fitted = family_rows(family, form, table, implementations, gpus, fabrics, log)
+            latency_model = vendor_latency_model(family, FAMILIES[family].latency_model, vendor, table.num_rows, first)
+            fitted = family_rows(family, latency_model, table, implementations, gpus, fabrics, log)
             rows += [row | {"vendor": vendor} if _is_of_vendor(row) else row for row in fitted]
             rows += choice_rows(sweeps, family, fitted_gpus, implementations)
     return pack_table(rows + points_interval_rows(sweeps, train_gpus, pack_table(rows), gpus, fabrics, implementations))
@@ -94,7 +94,7 @@ def _constants(base: pa.Table | None, family: str) -> list[dict]:
 
 def family_rows(
     family: str,
-    form: Form,
+    latency_model: LatencyModel,
     table: pa.Table,
     implementations: pa.Table,
     gpus: pa.Table,
@@ -106,20 +106,20 @@ def family_rows(
     Returns ``eta_coefficients`` rows.
     """
     tables = (implementations, gpus, fabrics)
-    rows = fit_family(family, form, table, *tables, _source(table))
+    rows = fit_family(family, latency_model, table, *tables, _source(table))
     pack, fits = pack_table(rows), {}
     for name, members in folds_of(table, gpus).items():
         rest = table.filter(pc.invert(pc.is_in(table["gpu"], pa.array(members))))
-        without_fold = fit_family(family, form, rest, *tables, _source(rest), name)
+        without_fold = fit_family(family, latency_model, rest, *tables, _source(rest), name)
         fits[name] = pack_table([{**row, "without": None} for row in without_fold])
         rows += without_fold
-    errors = held_out_errors(family, form, table, *tables, fits=fits)
+    errors = held_out_errors(family, latency_model, table, *tables, fits=fits)
     for name in [None, *fits]:
         in_other_fold = errors.folds != name
         curves = fit_intervals(*(column[in_other_fold] for column in errors))
         rows += correction_arrays(interval_rows(family, curves, "errors on held-out generations", without=name))
     for target in sorted(set(table["gpu"].to_pylist())) if has_correction(family) else ():
-        own = fit_measured(family, form, table, target, pack, *tables, effort=PACK_EFFORT)
+        own = fit_measured(family, latency_model, table, target, pack, *tables, effort=PACK_EFFORT)
         curves = fit_intervals(own.fit.unseen_error, own.latency_us, own.kernels)
         log(
             f"{family}: {target} at held-out sites {_median_error(own.fit.unseen_error)}, "

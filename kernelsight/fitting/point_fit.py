@@ -24,7 +24,7 @@ from kernelsight.kernels.few_shot import (
     moved_constants,
     residual_covariance,
 )
-from kernelsight.kernels.latency_model import Form
+from kernelsight.kernels.latency_model import LatencyModel
 
 # Gauss-Newton steps at most; the later ones matter for constants that move far
 STEPS = 5
@@ -64,7 +64,7 @@ def moved_calls(calls: Calls, points: FewShotCalibration) -> Calls:
     """Return calls with their constants moved by points."""
     by_leaf = [
         moved_constants(
-            points, calls.form.coefficients, leaf, {name: values[number] for name, values in calls.at.items()}
+            points, calls.latency_model.coefficients, leaf, {name: values[number] for name, values in calls.at.items()}
         )
         for number, leaf in enumerate(calls.rows.leaves)
     ]
@@ -84,7 +84,7 @@ def fit_points(measured: Measured, steps: int = STEPS, prior: ErrorPrior = PRIOR
 
     def trial(moves: LevelMoves) -> _Trial:
         calls = moved_calls(
-            measured.calls, FewShotCalibration(_by_constant(moves, measured.calls.form), inputs, log_us)
+            measured.calls, FewShotCalibration(_by_constant(moves, measured.calls.latency_model), inputs, log_us)
         )
         residual = log_us - np.log(calls.latency_us())
         penalty = sum(float(of_level @ of_level) for of_level in moves.values()) / prior.constant**2
@@ -100,7 +100,7 @@ def fit_points(measured: Measured, steps: int = STEPS, prior: ErrorPrior = PRIOR
         if better is None:
             break
         best = better
-    moves = _by_constant(best.moves, measured.calls.form)
+    moves = _by_constant(best.moves, measured.calls.latency_model)
     return FewShotCalibration(moves, measured.inputs._replace(slopes=best.calls.slopes()), precision @ best.residual)
 
 
@@ -108,9 +108,9 @@ def _between(start: LevelMoves, target: LevelMoves, share: float) -> LevelMoves:
     return {level: moves + share * (target[level] - moves) for level, moves in start.items()}
 
 
-def _by_constant(moves: LevelMoves, form: Form) -> Moves:
+def _by_constant(moves: LevelMoves, latency_model: LatencyModel) -> Moves:
     """Return moves as logarithms of factors, by level and name of the constant."""
-    fitted = fitted_coefficients(form)
+    fitted = fitted_coefficients(latency_model)
     return {
         level: {constant.name: float(move * constant.spread) for constant, move in zip(fitted, of_level, strict=True)}
         for level, of_level in moves.items()

@@ -160,9 +160,9 @@ def _constants_of(
     coefficients: pa.Table,
     measured_as: Mapping[str, str | None],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    form = FAMILIES[family].form
+    latency_model = FAMILIES[family].latency_model
     if not kinds:
-        return {declared.name: np.array([declared.start]) for declared in form.coefficients}, [""]
+        return {declared.name: np.array([declared.start]) for declared in latency_model.coefficients}, [""]
     fits = fitted_to(family, coefficients)
     for kind in kinds:
         kind["vendor"] = facts.vendor.get(kind["fit"])
@@ -189,13 +189,15 @@ def _constants_of(
         vendor_is_fitted = kind["vendor"] in fits.vendors
         path = path if vendor_is_fitted else dict.fromkeys(path, UNKNOWN)
         vendor = kind["vendor"] if vendor_is_fitted else None
-        at = constants_at(facts, coefficients, family, form.coefficients, [path], kind["without"], uses_own_fit, vendor)
+        at = constants_at(
+            facts, coefficients, family, latency_model.coefficients, [path], kind["without"], uses_own_fit, vendor
+        )
         kind["log_floor"] = None if uses_own_fit or hypothetical else _log_floor(kind, coefficients)
         if kind["log_floor"]:
-            at = with_floors(form.coefficients, at, kind["log_floor"])
+            at = with_floors(latency_model.coefficients, at, kind["log_floor"])
         if kind["point_count"] is not None:
             points = points_at(coefficients, family, kind["fit"])
-            at = moved_constants(points, form.coefficients, words_of(kind["kernel"]), at)
+            at = moved_constants(points, latency_model.coefficients, words_of(kind["kernel"]), at)
         for name, value in at.items():
             values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
         evidence.append(_evidence(kind, implementation, ran_on_generation, fits.measured))
@@ -284,7 +286,7 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
     ``kinds`` with ``octaves``: the distance of each GPU to the nearest fitted one; ``coefficients``:
     ``eta_coefficients``.
     """
-    half_widths = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
+    half_widths = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].latency_model.spread))
     for number, kind in enumerate(kinds):
         # errors of a sweep on its own GPU say nothing about a hypothetical GPU
         is_measured = kind["answer_tier"] == "target-measured"

@@ -136,7 +136,7 @@ def _refuse_kernels(family: str, calls: pa.Table, coefficients: pa.Table) -> Non
 def _columns(family: str) -> list[str]:
     """Return the call columns that a family's latencies rest on beside flops and bytes."""
     declared = FAMILIES[family]
-    return list(dict.fromkeys([*declared.form.reads, *(["head_dim"] if declared.by_head_dim else [])]))
+    return list(dict.fromkeys([*declared.latency_model.reads, *(["head_dim"] if declared.by_head_dim else [])]))
 
 
 def _computed(family: str, column: str, sizes: Mapping[str, np.ndarray]) -> np.ndarray:

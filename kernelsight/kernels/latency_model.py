@@ -17,7 +17,7 @@ Columns = Mapping[str, Any]
 Coefficients = Mapping[str, Any]
 
 
-class Form(NamedTuple):
+class LatencyModel(NamedTuple):
     """A family's latency model: ``expression(xp, call, gpu, at) -> (latency_us, tiles or None)``."""
 
     expression: Callable[..., Any]

@@ -105,7 +105,7 @@ def prepare_calls(family: str, calls: pa.Table, tables: PricingTables) -> Prepar
     """
     settings, gpus, fabrics, coefficients, implementations, _ = tables
     declared = FAMILIES[family]
-    columns = numeric(calls, [*declared.form.reads, "flops", "bytes"])
+    columns = numeric(calls, [*declared.latency_model.reads, "flops", "bytes"])
     columns["gpu"] = positions(calls["gpu"], gpus["gpu"])
     if not declared.vector_work and "math" in calls.column_names:
         columns["math"] = positions(calls["math"], pa.array(MATH))
@@ -149,7 +149,7 @@ def _nearby_factor(
     nearby: Mapping[str, Nearby],
 ) -> np.ndarray:
     """Return the factor of each call, (rows,), from the points of a small sweep that lie near it."""
-    call = FAMILIES[family].form.view(np, {"working_set_bytes": COLD_BYTES, **columns})
+    call = FAMILIES[family].latency_model.view(np, {"working_set_bytes": COLD_BYTES, **columns})
     call_features = features(np, family, call, {"sm_count": hardware["sm_count"][columns["gpu"]]})
     kernels = np.array([kind["kernel"] for kind in kinds])[kind_of_row]
     return np.exp(nearby_delta(scaled(call_features, network), kernels, nearby))
@@ -170,7 +170,7 @@ def _points_factor(
         if kind["point_count"] is None or not rows.size:
             continue
         kind_columns = {name: values[rows] for name, values in columns.items()}
-        call = FAMILIES[family].form.view(np, {"working_set_bytes": COLD_BYTES, **kind_columns})
+        call = FAMILIES[family].latency_model.view(np, {"working_set_bytes": COLD_BYTES, **kind_columns})
         call_features = features(np, family, call, {"sm_count": hardware["sm_count"][kind_columns["gpu"]]})
         inputs = call_inputs(words_of(kind["kernel"]), sizes_of(family, call_features))
         factor[rows] = np.exp(expected_residual(inputs, points_at(coefficients, family, kind["fit"])))

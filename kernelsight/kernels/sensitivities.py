@@ -266,8 +266,14 @@ def _family_to_compile(family: str, corrected: bool) -> str:
 
     def expression(name: str) -> tuple:
         declared = FAMILIES[name]
-        form = declared.form
-        return form.expression, form.view, form.reads, declared.wire_share, declared.vector_work
+        latency_model = declared.latency_model
+        return (
+            latency_model.expression,
+            latency_model.view,
+            latency_model.reads,
+            declared.wire_share,
+            declared.vector_work,
+        )
 
     return family if corrected else next(name for name in FAMILIES if expression(name) == expression(family))
 

@@ -174,7 +174,7 @@ def features_of_points(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.T
     features: dict[int, np.ndarray] = {}
     tables = (facts("kernel_implementations"), gpus, facts("fabrics"))
     for family, (indices, table) in _calls_by_family(points, gpu).items():
-        family_features = features_of(family, KERNEL_FAMILIES[family].form, table, *tables)
+        family_features = features_of(family, KERNEL_FAMILIES[family].latency_model, table, *tables)
         features.update(zip(indices, family_features, strict=True))
     return [features[index] for index in range(len(points))]
 

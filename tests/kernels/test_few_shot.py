@@ -86,19 +86,19 @@ def test_no_points_move_a_call_by_more_than_a_factor_of_twenty() -> None:
 
 
 def test_constants_move_by_family_implementation_and_kernel_within_their_bounds() -> None:
-    form = FAMILIES["gemm"].form.coefficients
-    floor, fixed = (next(one for one in form if (one.owner == "fixed") is owned) for owned in (False, True))
+    coefficients = FAMILIES["gemm"].latency_model.coefficients
+    floor, fixed = (next(one for one in coefficients if (one.owner == "fixed") is owned) for owned in (False, True))
     moves = {(): {floor.name: 0.1}, ("cublas",): {floor.name: 0.2}, ("vllm", "cublas", "fp8"): {floor.name: 9.0}}
     points = FewShotCalibration(moves, at(), np.zeros(15))
     constants = {floor.name: floor.start, fixed.name: fixed.start}
-    found = moved_constants(points, form, CUBLAS, constants)
+    found = moved_constants(points, coefficients, CUBLAS, constants)
     assert found[floor.name] == pytest.approx(_bounded(floor, floor.start * np.exp(0.3)))
     assert found[fixed.name] == fixed.start
-    assert moved_constants(points, form, CUBLAS | {"dtype": "fp8"}, constants)[floor.name] == floor.high
-    other = moved_constants(points, form, CUBLAS | {"implementation": "marlin"}, constants)
+    assert moved_constants(points, coefficients, CUBLAS | {"dtype": "fp8"}, constants)[floor.name] == floor.high
+    other = moved_constants(points, coefficients, CUBLAS | {"implementation": "marlin"}, constants)
     assert other[floor.name] == pytest.approx(_bounded(floor, floor.start * np.exp(0.1)))
     # what is stated outside of the bounds of a fit, such as no gap between replays, stays
-    assert moved_constants(points, form, CUBLAS, constants | {floor.name: 0.0})[floor.name] == 0.0
+    assert moved_constants(points, coefficients, CUBLAS, constants | {floor.name: 0.0})[floor.name] == 0.0
 
 
 def _bounded(one: Coefficient, value: float) -> float:

@@ -179,7 +179,7 @@ def one_of_each_expression() -> list[str]:
     """Return a family of each distinct expression and set of features: JAX takes seconds to compile one."""
     first = {}
     for name, family in FAMILIES.items():
-        first.setdefault((family.form[:3], family.features, family.wire_share, family.vector_work), name)
+        first.setdefault((family.latency_model[:3], family.features, family.wire_share, family.vector_work), name)
     return list(first.values())
 
 

@@ -84,11 +84,11 @@ def fitted(
         train = training_rows(sweeps, family, train_gpus)
         if not train.num_rows:
             continue
-        fitted_rows, form = to_learn(family, train), FAMILIES[family].form
-        rows = fit_family(family, form, fitted_rows, *tables, "evaluation")
+        fitted_rows, latency_model = to_learn(family, train), FAMILIES[family].latency_model
+        rows = fit_family(family, latency_model, fitted_rows, *tables, "evaluation")
         for name, members in folds_of(fitted_rows, tables[1]).items():
             other_generations = fitted_rows.filter(pc.invert(pc.is_in(fitted_rows["gpu"], pa.array(members))))
-            rows += fit_family(family, form, other_generations, *tables, "evaluation", name)
+            rows += fit_family(family, latency_model, other_generations, *tables, "evaluation", name)
         test = {gpu: training_rows(sweeps, family, [gpu]) for gpu in test_gpus}
         yield family, calls_of_family(family, train, fitted_rows, test, pack_table(rows))
 

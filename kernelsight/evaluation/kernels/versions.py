@@ -88,12 +88,12 @@ def packed_latency(family: str, gpu: str, rows: pa.Table, pack: pa.Table) -> tup
 
     As measured in a sweep: with replay gaps and warm data, which a served graph does not have.
     """
-    form = FAMILIES[family].form
+    latency_model = FAMILIES[family].latency_model
     tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
-    latency = predict_family(family, form, rows, pack, *tables)
+    latency = predict_family(family, latency_model, rows, pack, *tables)
     parts = {part: _rows_of(pack, family, part, gpu) for part in ("correction", "nearby", "interval")}
     if has_correction(family) and parts["correction"]:
-        latency = correct(family, form, rows, latency, parts["correction"] + parts["nearby"], *tables)
+        latency = correct(family, latency_model, rows, latency, parts["correction"] + parts["nearby"], *tables)
     gpu_curves = {row["dtype"]: np.array(row["array"]) for row in parts["interval"]}
     general_curves = {row["dtype"]: np.array(row["array"]) for row in _rows_of(pack, family, "interval", None)}
     fitted_kernels = set(pc.unique(rows_of_part(pack, family, "constant")["implementation"]).to_pylist())
