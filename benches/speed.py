@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from record import record
 
-from kernelsight.dataflow.columns import by_blocks, numeric
+from kernelsight.dataflow.array_expressions import by_blocks, numeric
 from kernelsight.kernels import latency
 from kernelsight.kernels.call_kinds import interval_half_widths
 from kernelsight.kernels.families import FAMILIES, LOWERED

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow import session as dataflow
-from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.disk_cache import CachePolicy, cached_for_program, has_cache_folder
 from kernelsight.dataflow.graph import Graph, Node
 from kernelsight.dataflow.locations import folder
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible
@@ -390,7 +390,7 @@ class Session(dataflow.Session):
 
         names = ("deployment_settings", "sharded_layers", "layer_weights")
         tables = tuple(map(self.table, names))
-        return family in remembered(tables, "launched families", lambda: frozenset(launched_families(*tables)))
+        return family in memoised(tables, "launched families", lambda: frozenset(launched_families(*tables)))
 
     def __repr__(self) -> str:
         path_text = f" on {self.path}" if self.path else ""

@@ -6,7 +6,6 @@ implementations that could run it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.measured import features_of
 from kernelsight.fitting.placing import positions
 from kernelsight.fitting.splits import shape_columns
+from kernelsight.fitting.sweep_files import version_key
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
@@ -61,14 +61,10 @@ def site_columns(family: str) -> list[str]:
 def measured_rows(sweeps: Sequence[Path], family: str, gpus: Sequence[str]) -> pl.DataFrame:
     """Return the measured rows of a family on some GPUs, of the newest engine version of each candidate at a site."""
     rows = pl.from_arrow(training_rows(sweeps, family, gpus))
-    versions = sorted(rows["engine_version"].unique().to_list(), key=_version)
+    versions = sorted(rows["engine_version"].unique().to_list(), key=version_key)
     age = pl.col("engine_version").replace_strict(versions, list(range(len(versions))), return_dtype=pl.Int64)
     key = ["gpu", *site_columns(family), "engine", "implementation"]
     return rows.sort([*key, age, "latency_us"]).unique(key, keep="last", maintain_order=True)
-
-
-def _version(text: str) -> tuple[list[int], str]:
-    return [int(number) for number in re.findall(r"\d+", text)], text
 
 
 def shared_sites(family: str, rows: pl.DataFrame) -> pl.DataFrame:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.comparison.replay import KEPT, KERNELS, LOAD, LONG, NO_LOAD, Replayed, Variant
-from kernelsight.dataflow.memory import return_freed_memory
+from kernelsight.dataflow.freed_memory import return_freed_memory
 from kernelsight.dataflow.session import Session
 from kernelsight.kernels.step_costs import FACTORS, TIMED, corrected
 from kernelsight.scenario.scenarios import give_plan, plan_rows

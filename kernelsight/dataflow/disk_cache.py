@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from kernelsight.dataflow.cache import Recent, remembered
+from kernelsight.dataflow.memory_cache import LruCache, memoised
 from kernelsight.dataflow.private_folder import Damaged, PrivateFolder, user_cache
 
 Read = TypeVar("Read")
@@ -33,7 +33,7 @@ LARGEST_FOLDER = 512 * 2**20
 MOST_READ = 64 * 2**20
 PROGRAM_FILES = (".py", ".csv", ".jsonl", ".parquet", ".sql", ".json")
 
-_recent_tables: Recent[tuple[bytes, pa.Table]] = Recent(MOST_READ, weigh=lambda held: len(held[0]))
+_recent_tables: LruCache[tuple[bytes, pa.Table]] = LruCache(MOST_READ, weigh=lambda held: len(held[0]))
 
 
 class CachePolicy:
@@ -72,7 +72,7 @@ def content_digest(table: pa.Table) -> bytes:
     >>> content_digest(pa.table({"x": [1, 2]})) == content_digest(pa.table({"x": [1]}))
     False
     """
-    return remembered((table,), "content digest", lambda: hashlib.sha256(_serialised(table)).digest())
+    return memoised((table,), "content digest", lambda: hashlib.sha256(_serialised(table)).digest())
 
 
 def _serialised(table: pa.Table) -> pa.Buffer:
@@ -168,7 +168,7 @@ def write_cached(key: str, content: bytes) -> None:
 def read_cached_table(key: str, schema: pa.Schema) -> pa.Table | None:
     """Return the cached table of a key, or None; a table of another schema counts as damaged.
 
-    The file is read each time, but equal bytes give the same table object, for which ``remembered`` values hold.
+    The file is read each time, but equal bytes give the same table object, for which ``memoised`` values hold.
     """
 
     def decode(content: bytes) -> pa.Table:

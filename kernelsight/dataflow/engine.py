@@ -184,6 +184,15 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def literal(text: str) -> str:
+    """Return a text as an SQL string literal.
+
+    >>> literal("it's")
+    "'it''s'"
+    """
+    return "'" + text.replace("'", "''") + "'"
+
+
 def first_line(error: duckdb.Error) -> str:
     """Return the first line of DuckDB's message, without the final period.
 

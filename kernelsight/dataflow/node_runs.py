@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.disk_cache import CachePolicy, read_cached_table, write_cached_table
-from kernelsight.dataflow.engine import complaint, quote, rows_of, stop_if_interrupted
+from kernelsight.dataflow.engine import complaint, literal, quote, rows_of, stop_if_interrupted
 from kernelsight.dataflow.graph import Node
 from kernelsight.dataflow.table_store import TableStore
 from kernelsight.dataflow.violations import check_reference
@@ -155,7 +155,7 @@ class NodeRuns(TableStore):
         self._compute(node.inputs)
         contract = self.graph.known(name)
         wanted = replace(contract, columns=tuple(column for column in contract.columns if column.name in columns))
-        conditions = [f"{quote(column)} in ({', '.join(map(_text, words))})" for column, words in among.items()]
+        conditions = [f"{quote(column)} in ({', '.join(map(literal, words))})" for column, words in among.items()]
         text = f"select {', '.join(map(quote, wanted.column_names))} from (\n{node.text}\n)"
         text += f" where {' and '.join(conditions)}" if conditions else ""
         return conform(self._run_query(replace(node, text=text))[name], wanted, trusted=True, origin=node.label)
@@ -206,7 +206,3 @@ class Reader:
     def columns_of(self, name: str) -> list[str]:
         """Return the columns that a table's contract declares."""
         return self._session.graph.known(name).column_names
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

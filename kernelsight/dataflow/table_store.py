@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.disk_cache import CachePolicy
 from kernelsight.dataflow.engine import Database, stop_if_interrupted
 from kernelsight.dataflow.graph import Graph
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class TableStore:
                 )
             else:
                 fact = self._facts[name]()
-                self._tables[name] = remembered((fact,), "fact", lambda: conform(fact, contract, trusted=True))
+                self._tables[name] = memoised((fact,), "fact", lambda: conform(fact, contract, trusted=True))
         return self._tables[name]
 
     def _register(self, name: str) -> None:

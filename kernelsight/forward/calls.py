@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kernelsight.dataflow.array_expressions import in_one_piece
 from kernelsight.dataflow.bounded_files import check_file
-from kernelsight.dataflow.columns import in_one_piece
 from kernelsight.dataflow.contract import Column, conform
 from kernelsight.dataflow.parquet_files import unreadable
 from kernelsight.errors import ContractBroken, InvalidInput

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts as catalogue
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
@@ -147,7 +147,7 @@ def constants_of(
         return resolved_kinds, *_constants_of(family, resolved_kinds, facts, coefficients, measured_as)
 
     key = (family, tuple(tuple(kind.items()) for kind in kinds))
-    resolved_kinds, at, evidence = remembered((implementations, gpus, coefficients), key, read)
+    resolved_kinds, at, evidence = memoised((implementations, gpus, coefficients), key, read)
     for kind, resolved in zip(kinds, resolved_kinds, strict=True):
         kind.update(resolved)
     return at, evidence

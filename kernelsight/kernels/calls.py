@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
-from kernelsight.dataflow.columns import in_one_piece
+from kernelsight.dataflow.array_expressions import in_one_piece
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.columns import in_one_piece
+from kernelsight.dataflow.array_expressions import in_one_piece
 
 
 def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, str | None]], np.ndarray]:
@@ -73,3 +73,12 @@ def dictionary_of(values: pa.Array | Sequence[str], codes: np.ndarray) -> pa.Dic
     ['b', 'a', 'b']
     """
     return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(values, pa.string()))
+
+
+def strings_of(values: Sequence[str | None], codes: np.ndarray) -> pa.Array:
+    """Return a plain string column, (rows,), from its distinct values and the code of each row.
+
+    >>> strings_of(["a", None], np.array([1, 0, 0])).to_pylist()
+    [None, 'a', 'a']
+    """
+    return pa.array(values, pa.string()).take(pa.array(codes))

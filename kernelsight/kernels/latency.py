@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.columns import evaluate
+from kernelsight.dataflow.array_expressions import evaluate
 from kernelsight.kernels.call_kinds import TIERS, interval_half_widths
 from kernelsight.kernels.columns import dictionary_of, positions
 from kernelsight.kernels.energy import DRAWN_AT_REST, dynamic_j

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import remembered
-from kernelsight.dataflow.columns import numeric
+from kernelsight.dataflow.array_expressions import numeric
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.call_kinds import TIERS, constants_of, kinds_of
 from kernelsight.kernels.columns import positions
 from kernelsight.kernels.families import FAMILIES
@@ -110,8 +110,8 @@ def prepare_calls(family: str, calls: pa.Table, tables: PricingTables) -> Prepar
     if not declared.vector_work and "math" in calls.column_names:
         columns["math"] = positions(calls["math"], pa.array(MATH))
     kinds, kind_of_row = kinds_of(family, calls, settings)
-    hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
-    distances = remembered((gpus, fabrics), ("distances", family), lambda: GpuDistances(family, gpus, hardware))
+    hardware = memoised((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
+    distances = memoised((gpus, fabrics), ("distances", family), lambda: GpuDistances(family, gpus, hardware))
     at, evidence = constants_of(family, kinds, implementations, gpus, coefficients, distances)
     facts = family_facts(family, implementations, gpus)
     for kind in kinds:

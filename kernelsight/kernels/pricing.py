@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.call_kinds import TIERS
 from kernelsight.kernels.columns import dictionary_of
 from kernelsight.kernels.energy import has_limit
@@ -151,7 +151,7 @@ def faster(gpus: pa.Table, resource: str) -> pa.Table:
                 table = table.set_column(table.column_names.index(name), table.schema.field(name), more)
         return table
 
-    return remembered((gpus,), f"faster {resource}", scaled)
+    return memoised((gpus,), f"faster {resource}", scaled)
 
 
 def _rests(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts as catalogue
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.coefficients import PATH, Coefficient, Node, NodeValues, log_values_by_node, values_along
 from kernelsight.kernels.families import COMMUNICATION
 from kernelsight.kernels.hardware import GDDR
@@ -48,7 +48,7 @@ class Facts(NamedTuple):
 
 def family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
     """Return the facts of a family from ``kernel_implementations`` and ``gpus``."""
-    return remembered((implementations, gpus), family, lambda: _family_facts(family, implementations, gpus))
+    return memoised((implementations, gpus), family, lambda: _family_facts(family, implementations, gpus))
 
 
 def _family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
@@ -62,7 +62,7 @@ def _family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Fac
         {(row["implementation"], row["coefficient"]): row["value"] for row in rows},
         inherited,
         {name: generation(text) for name, text in zip(names, texts, strict=True)},
-        {name: _number(text) for name, text in zip(names, texts, strict=True)},
+        {name: capability_number(text) for name, text in zip(names, texts, strict=True)},
         _over_pcie(gpus)
         if family in COMMUNICATION
         else {name: text not in GDDR for name, text in zip(names, texts, strict=True)},
@@ -140,7 +140,7 @@ def constants_at(
         stand_in = (gpu,) if gpu is None or (measured and gpu in fitted) else siblings(facts, gpu, fitted)
         key = ("nodes", family, without, vendor, gpu, stand_in)
         read = partial(_nodes, rows, family, without, vendor, gpu, stand_in)
-        node_sets.append(remembered((rows,), key, lambda read=read: log_values_by_node(read())))
+        node_sets.append(memoised((rows,), key, lambda read=read: log_values_by_node(read())))
     return {**values_along(coefficients, node_sets, paths), **structure_at(facts, coefficients, paths)}
 
 
@@ -162,7 +162,7 @@ def rows_of_part(rows: pa.Table, family: str, part: str) -> pa.Table:
             return rows.slice(start, stop - start)
         return rows.filter(pc.and_(pc.equal(rows["family"], family), pc.equal(rows["part"], part)))
 
-    return remembered((rows,), (family, part), read)
+    return memoised((rows,), (family, part), read)
 
 
 def parts_there(rows: pa.Table) -> list[tuple[str, str]]:
@@ -184,7 +184,7 @@ def _spans(rows: pa.Table) -> dict[tuple[str, str], tuple[int | None, int]]:
             span_of[family, part] = (None if (family, part) in span_of else start, stop)
         return span_of
 
-    return remembered((rows,), "spans of parts", read)
+    return memoised((rows,), "spans of parts", read)
 
 
 def _constants(rows: pa.Table, family: str, without: str | None, vendor: str | None) -> pa.Table:
@@ -201,7 +201,7 @@ def fitted_gpus(rows: pa.Table, family: str, without: str | None, vendor: str | 
     def read() -> set[str]:
         return set(pc.unique(_constants(rows, family, without, vendor)["gpu"]).to_pylist()) - {None}
 
-    return remembered((rows,), ("fitted", family, without, vendor), read)
+    return memoised((rows,), ("fitted", family, without, vendor), read)
 
 
 def _nodes(
@@ -213,7 +213,7 @@ def _nodes(
     sources: tuple[str | None, ...],
 ) -> list[Node]:
     """Return the nodes of a GPU (None: those of no GPU): geometric means over the GPUs ``sources`` that have them."""
-    fit = remembered((rows,), ("fit", family, without, vendor), partial(_fit, rows, family, without, vendor))
+    fit = memoised((rows,), ("fit", family, without, vendor), partial(_fit, rows, family, without, vendor))
     if gpu is None:
         return nodes_of(fit.filter(pc.is_null(fit["gpu"])))
     gpu_nodes = nodes_of(fit.filter(pc.is_in(fit["gpu"], pa.array(sources, pa.string()))))
@@ -241,14 +241,15 @@ def _equal(column: pa.ChunkedArray, value: str | None) -> pa.ChunkedArray:
 
 def fitted_vendors(rows: pa.Table, family: str) -> set[str | None]:
     """Return the vendors that a family's constants were fitted to; None: the first vendor."""
-    return remembered(
+    return memoised(
         (rows,),
         ("vendors", family),
         lambda: set(pc.unique(rows_of_part(rows, family, "constant")["vendor"]).to_pylist()),
     )
 
 
-def _number(text: str | None) -> float:
+def capability_number(text: str | None) -> float:
+    """Return a compute capability as a number that orders GPUs; 0 where it is none."""
     try:
         return float(text or "")
     except ValueError:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.kernels.columns import strings_of
 from kernelsight.kernels.compiled_jax import compiled
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
@@ -108,10 +109,10 @@ def kernel_sensitivities_of(family: str, calls: pa.Table, tables: PricingTables)
     return pa.table(
         {
             **{name: call_keys[name] for name in call_keys.column_names},
-            "fact": _words(FACTS, fact),
+            "fact": strings_of(FACTS, fact),
             "elasticity": elasticity[number[row], fact],
             "central_elasticity": central[number[row], fact],
-            "kink": _words(KINKS, kink[number[row], fact]),
+            "kink": strings_of(KINKS, kink[number[row], fact]),
         }
     )
 
@@ -308,7 +309,3 @@ def _at_calls(ready: PreparedCalls, rows: np.ndarray) -> PreparedCalls:
 
 def _as_float(values: np.ndarray) -> np.ndarray:
     return values.astype(float)
-
-
-def _words(words: Sequence[str | None], codes: np.ndarray) -> pa.Array:
-    return pa.array(words, pa.string()).take(pa.array(codes))

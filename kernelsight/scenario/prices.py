@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.small_files import read_rows
+from kernelsight.dataflow.row_files import read_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.plan import resolve_gpu
 

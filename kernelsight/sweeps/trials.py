@@ -56,8 +56,7 @@ class Trial(NamedTuple):
     """One load simulated at one rate: latencies in ms by metric, shape (requests,), in the order of arrival.
 
     TPOT of a request with one token is NaN. ``gaps``: the histogram of ITL over the whole run, shape (bins,); ``lost``:
-    whether a request was rejected; ``tokens``: prompt and output tokens per arrival; ``peak_kv_share``: the largest
-    used share of a replica's KV cache; ``preemptions``: of all requests.
+    whether a request was rejected; ``tokens``: prompt and output tokens per arrival.
     """
 
     latencies: dict[str, np.ndarray]
@@ -65,10 +64,6 @@ class Trial(NamedTuple):
     lost: bool
     tokens: tuple[float, float]
     duration_s: float
-    peak_kv_share: float
-    preemptions: int
-    idle_share: float
-    exposed_host_share: float
 
 
 class Trials:
@@ -175,23 +170,13 @@ class Trials:
             "e2e": client_metrics.e2e_ms(sent, finish),
             "queue": client_metrics.queue_ms(sent, scheduled, front_end),
         }
-        totals = [replica.served.totals for replica in replicas]
         arrivals = (stop - start) / (row["num_turns"] or 1)
-        busy_us = sum(total.gpu_us + total.host_us + total.idle_us for total in totals)
-        peaks = [
-            replica.served.totals.peak_units / max(inputs.plans[replica.deployment]["capacity_units"], 1)
-            for replica in replicas
-        ]
         return Trial(
             latencies,
             sum((replica.served.histogram for replica in replicas), np.zeros(ITL_BINS, np.int64)),
             bool((times["status"] != FINISHED).any()),
             (float(prompts.sum() / arrivals), float(outputs.sum() / arrivals)),
             float((finish.max() - sent.min()) / 1e9) if finish.size else 0.0,
-            max(peaks),
-            sum(total.preemptions for total in totals),
-            sum(total.idle_us for total in totals) / max(busy_us, 1.0),
-            sum(total.host_us for total in totals) / max(busy_us, 1.0),
         )
 
 

@@ -25,9 +25,7 @@ def world(stretch: Callable[[float], float]) -> tuple[Measured, Replayed]:
     ttft, decode = (moved_first - sent) * 1e3, (moved_last - moved_first) * 1e3 * np.exp(0.01 * dice.normal(size=N))
     none = np.full(N, np.nan)
     prompts = dice.integers(100, 900, N)
-    measured = Measured(
-        *(np.ones(N, bool), sent, prompts, output, ttft, decode, ttft + decode, none, none), False, False
-    )
+    measured = Measured(*(np.ones(N, bool), sent, prompts, output, ttft, decode, ttft + decode, none, none), False)
     moments = [(each * 1e9).astype(np.int64) for each in (sent, sent + 0.001, first, last)]
     zero = np.zeros(N, np.int64)
     return measured, Replayed(zero, *moments, [np.zeros((1, 0), np.int64)] * len(KEPT), np.zeros((1, 0), np.int64))

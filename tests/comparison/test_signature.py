@@ -18,7 +18,7 @@ TTFT_MS, TPOT_MS = 30.0 + 0.02 * PROMPTS, 8.0
 
 def measured(ttft: np.ndarray, tpot: float) -> Measured:
     none, decode = np.full(N, np.nan), tpot * (OUTPUTS - 1.0)
-    return Measured(np.ones(N, bool), SENT, PROMPTS, OUTPUTS, ttft, decode, ttft + decode, none, none, False, False)
+    return Measured(np.ones(N, bool), SENT, PROMPTS, OUTPUTS, ttft, decode, ttft + decode, none, none, False)
 
 
 def replayed() -> Replayed:

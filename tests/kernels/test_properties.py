@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.dataflow.columns import evaluate, to_grid
+from kernelsight.dataflow.array_expressions import evaluate, to_grid
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.latency import kernel_of
 from kernelsight.kernels.network import BY_NODE, FADE_OCTAVES

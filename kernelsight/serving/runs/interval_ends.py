@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import Recent, remembered
+from kernelsight.dataflow.memory_cache import LruCache, memoised
 from kernelsight.scenario.plan import deployments_of, with_drafts
 from kernelsight.serving.engine.host import Z_90
 from kernelsight.serving.runs.capacity import capacities
@@ -91,7 +91,7 @@ def moved_costs(
     ``tables``: step_costs and step_shapes, and further ones that the factors are computed from; ``moves``: a cache key
     for the move to this end, and the function that returns the factors on one deployment's rows of step_costs.
     """
-    recent: Recent[CostTables] = remembered(tables, "moved costs", lambda: Recent(MOST_MOVED))
+    recent: LruCache[CostTables] = memoised(tables, "moved costs", lambda: LruCache(MOST_MOVED))
     costs, shapes = map(by_deployment, tables[:2])
     costs_of = {}
     for key in dict.fromkeys(key for row in scenarios for key in deployments_served(world, row)):

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.plan import deployments_of, with_drafts
 from kernelsight.scenario.router_weights import parse_weights
@@ -101,7 +101,7 @@ def read_world(
     keys = with_drafts((key for row in wanted for key in deployments_of(row)), deployments)
     return World(
         wanted, load_requests, {scenario: waits[load] for scenario, load in pairs if load in waits},
-        remembered((load_requests,), "columns", lambda: load_columns(load_requests)),
+        memoised((load_requests,), "columns", lambda: load_columns(load_requests)),
         {scenario: loads[load] for scenario, load in pairs if load in loads}, deployments,
         by_key(memory_plan, "deployment_id"), by_key(host_settings, "deployment_id"),
         by_key(kv_transfers, "scenario_id"), tiers_by_deployment(kv_tier_settings),
@@ -157,7 +157,7 @@ def laid_out(
         shapes_of, costs_of = by_deployment(step_shapes), by_deployment(step_costs)
         return {key: cost_tables(costs_of[key], shapes_of[key], deployments[key]) for key in costs_of}
 
-    costs = remembered((step_costs, step_shapes, settings), "laid out", costs_by_deployment)
+    costs = memoised((step_costs, step_shapes, settings), "laid out", costs_by_deployment)
     return {key: costs[key] for key in keys}
 
 
@@ -263,7 +263,7 @@ def replicas_interact(world: World, scenario: dict[str, Any], deployment: dict[s
 
 def by_deployment(table: pa.Table) -> dict[str, pa.Table]:
     """Return ``split_by_deployment``; cached by the table."""
-    return remembered((table,), "by deployment", lambda: split_by_deployment(table))
+    return memoised((table,), "by deployment", lambda: split_by_deployment(table))
 
 
 def split_by_deployment(table: pa.Table) -> dict[str, pa.Table]:
@@ -300,7 +300,7 @@ def shared_prefixes(
         return _prefixes(requests, rows, block) or nothing
     # simulations of one load at other costs have the same prefixes
     key = ("prefixes", int(rows[0]), int(rows[-1]), rows.size, block)
-    return remembered((requests,), key, lambda: _prefixes(requests, rows, block)) or nothing
+    return memoised((requests,), key, lambda: _prefixes(requests, rows, block)) or nothing
 
 
 def _prefixes(requests: pa.Table, rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray, int] | None:

@@ -11,35 +11,35 @@ import pyarrow as pa
 
 Read = TypeVar("Read")
 
-_kept: dict[tuple[int, ...], dict[Hashable, object]] = {}
+_memoised: dict[tuple[int, ...], dict[Hashable, object]] = {}
 
 
-def remembered(tables: tuple[pa.Table, ...], key: Hashable, read: Callable[[], Read]) -> Read:
+def memoised(tables: tuple[pa.Table, ...], key: Hashable, read: Callable[[], Read]) -> Read:
     """Return ``read()``, memoised for these table objects (immutable) and this key; callers must not modify it.
 
     >>> numbers = pa.table({"n": [1, 2, 3]})
-    >>> first = remembered((numbers,), "as list", lambda: numbers["n"].to_pylist())
-    >>> remembered((numbers,), "as list", lambda: numbers["n"].to_pylist()) is first
+    >>> first = memoised((numbers,), "as list", lambda: numbers["n"].to_pylist())
+    >>> memoised((numbers,), "as list", lambda: numbers["n"].to_pylist()) is first
     True
     """
     place = tuple(map(id, tables))
-    if place not in _kept:
-        _kept[place] = {}
+    if place not in _memoised:
+        _memoised[place] = {}
         for table in tables:
             # id() may be reused after the table is deleted
-            weakref.finalize(table, _kept.pop, place, None)
-    values = _kept[place]
+            weakref.finalize(table, _memoised.pop, place, None)
+    values = _memoised[place]
     if key not in values:
         values[key] = read()
     return values[key]  # type: ignore[return-value]
 
 
-class Recent(Generic[Read]):
+class LruCache(Generic[Read]):
     """A least-recently-used (LRU) cache of at most ``most`` values, which threads may share.
 
     ``weigh``: the weight of a value, such as its bytes (default: 1); one heavier than ``most`` by itself is not kept.
 
-    >>> last = Recent(2)
+    >>> last = LruCache(2)
     >>> for key in ("a", "b", "a", "c"):
     ...     last.put(key, key.upper())
     >>> [last.get(key) for key in "abc"]
