@@ -23,8 +23,8 @@ from kernelsight.fitting.point_fit import Measured
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import MEASURED
 from kernelsight.kernels.floors import CARRIED, is_floor, with_floors
+from kernelsight.kernels.kernel_constants import family_facts
 from kernelsight.kernels.pack import default_pack
-from kernelsight.kernels.resolve import family_facts
 
 GPUS = ("a100_sxm", "l40s", "h100_sxm", "rtx_pro_6000_server")
 STAND_INS = (("gemm",), ("batched_gemm",), ("quantize",))

@@ -27,7 +27,7 @@ from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.latency import latencies
 from kernelsight.kernels.network import Network
 from kernelsight.kernels.pack_contents import network_at
-from kernelsight.kernels.prepared import prepare_calls
+from kernelsight.kernels.prepared_calls import prepare_calls
 from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.session import Session, connect
 

@@ -386,7 +386,7 @@ class Session(dataflow.Session):
         """Return whether any deployment launches kernels of a family."""
         if table_kind == "latencies":
             return self.table(f"{family}_calls").num_rows > 0
-        from kernelsight.kernels.launches import launched_families
+        from kernelsight.kernels.launch_signatures import launched_families
 
         names = ("deployment_settings", "sharded_layers", "layer_weights")
         tables = tuple(map(self.table, names))

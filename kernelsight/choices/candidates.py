@@ -17,15 +17,15 @@ import pyarrow as pa
 from kernelsight.catalog.tables import facts
 from kernelsight.choices.contrasts import LEFT_TO_SIBLINGS, Candidates
 from kernelsight.choices.siblings import sibling_differences, siblings
+from kernelsight.fitting.experimental_design import positions
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.measured import features_of
-from kernelsight.fitting.placing import positions
 from kernelsight.fitting.splits import shape_columns
 from kernelsight.fitting.sweep_files import version_key
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.kernel_constants import family_facts, lineage_of
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import family_facts, lineage_of
 
 # most training sites per GPU and number format: more add little about other GPUs
 SITES_PER_GPU = 60

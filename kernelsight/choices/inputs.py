@@ -25,9 +25,9 @@ from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
 from kernelsight.fitting.training import call_rows
 from kernelsight.kernels.call_kinds import dtype_of
 from kernelsight.kernels.families import MEASURED
+from kernelsight.kernels.kernel_constants import capability_number, family_facts, rows_of_part
 from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import default_pack
-from kernelsight.kernels.resolve import capability_number, family_facts, rows_of_part
 
 _LOG = logging.getLogger(__name__)
 IDENTITY_OF_KERNELS = ["engine", "implementation", "dtype", "gpu"]

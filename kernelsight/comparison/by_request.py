@@ -20,7 +20,7 @@ from kernelsight.comparison.sample import drawn_e2e
 from kernelsight.dataflow.session import Session
 
 
-class Explained(NamedTuple):
+class FittedExplanation(NamedTuple):
     """The replay of logs as stated, and the fitted explanation: replays, parameters and causes."""
 
     log_replays: pa.Table
@@ -29,7 +29,7 @@ class Explained(NamedTuple):
     fitted_causes: pa.Table
 
 
-def request_table(logs: Sequence[ComparedLog], explained: Explained, session: Session) -> pa.Table:
+def request_table(logs: Sequence[ComparedLog], explained: FittedExplanation, session: Session) -> pa.Table:
     """Return ``prediction_vs_production``: one row per request of each log, times in ms."""
     tables = []
     for log in logs:
@@ -41,7 +41,7 @@ def request_table(logs: Sequence[ComparedLog], explained: Explained, session: Se
     return joined("prediction_vs_production", tables)
 
 
-def state_of(log: ComparedLog, base: Replayed, explained: Explained) -> State:
+def state_of(log: ComparedLog, base: Replayed, explained: FittedExplanation) -> State:
     """Return the explanation of a log, rebuilt from its tables; residuals are not stored and stay empty."""
     comparison_id = log.comparison_id
     values = {row["parameter"]: row["value"] for row in rows_of(explained.fitted_parameters, comparison_id).to_pylist()}

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.comparison.earlier_log import calibrated, predicted_by
-from kernelsight.comparison.errors import concurrency_of
-from kernelsight.comparison.first_causes import (
+from kernelsight.comparison.causes_by_evidence import (
     AGREES,
     LEAST_QUIET,
     Cause,
@@ -20,6 +18,8 @@ from kernelsight.comparison.first_causes import (
     lasts,
     quiet_requests,
 )
+from kernelsight.comparison.earlier_log import calibrated, predicted_by
+from kernelsight.comparison.errors import concurrency_of
 from kernelsight.comparison.incidents import incidents_of
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS, Measured
 from kernelsight.comparison.observed_limits import LEAST_CACHED, caches_nothing

@@ -38,7 +38,7 @@ from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.logs.appended_lines import Position, appended, rows_of
 from kernelsight.number_format import number
-from kernelsight.present.watched import Window, as_prometheus, history_rows, moment
+from kernelsight.present.watch_windows import Window, as_prometheus, history_rows, moment
 
 VERSION = 1
 TIMEOUT_S, MOST_BYTES, MOST_STATE_BYTES = 10.0, 8 << 20, 1 << 26

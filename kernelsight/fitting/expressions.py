@@ -12,10 +12,10 @@ import pyarrow as pa
 from kernelsight.fitting.fit import fit_nodes
 from kernelsight.fitting.pack_rows import node_rows
 from kernelsight.kernels.coefficients import LEVELS, PATH, Coefficient
-from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
+from kernelsight.kernels.kernel_constants import Facts, constants_at, family_facts, lineage_of, structure_at
 from kernelsight.kernels.latency_model import LatencyModel
-from kernelsight.kernels.resolve import Facts, constants_at, family_facts, lineage_of, structure_at
+from kernelsight.kernels.string_columns import combinations
 
 # step of a constant's logarithm to both sides, for central differences
 STEP = 0.05
@@ -181,7 +181,7 @@ def calls_of(
 ) -> Calls:
     """Return training rows with the constants that a pack (``coefficients``) has for them.
 
-    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.resolve.constants_at`; ``overrides``:
+    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.kernel_constants.constants_at`; ``overrides``:
     values of coefficients in place of the fitted ones.
     """
     facts = family_facts(family, implementations, gpus)

@@ -40,8 +40,8 @@ from kernelsight.kernels.floors import (
     floor_row,
     with_floors,
 )
+from kernelsight.kernels.kernel_constants import Facts, family_facts, fitted_vendors, rows_of_part, vendors_of
 from kernelsight.kernels.pack import pack_table, with_assumed
-from kernelsight.kernels.resolve import Facts, family_facts, fitted_vendors, rows_of_part, vendors_of
 from kernelsight.number_format import number
 
 # points of one GPU: more are a sweep, which `calibrate fit` learns from without --few

@@ -13,9 +13,9 @@ from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.hardware import hardware_columns
 from kernelsight.kernels.intervals import group_of, growth
+from kernelsight.kernels.kernel_constants import generation
 from kernelsight.kernels.latency_model import LatencyModel
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import generation
 
 # most rows of one kernel on one GPU that are predicted: enough for quantiles
 ROWS_PER_KERNEL = 1000

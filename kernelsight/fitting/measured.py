@@ -25,10 +25,10 @@ from kernelsight.fitting.pack_rows import correction_arrays, nearby_rows
 from kernelsight.fitting.splits import LAYERS, site_names
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features, names_of
+from kernelsight.kernels.kernel_constants import family_facts
 from kernelsight.kernels.latency_model import LatencyModel
 from kernelsight.kernels.nearby import Nearby, nearby_delta, nearby_of
 from kernelsight.kernels.network import correction, network_of, scaled
-from kernelsight.kernels.resolve import family_facts
 
 # most rows of other GPUs, whose shapes the student sees, and of the GPU itself
 OTHER_ROWS = 30_000

@@ -24,7 +24,7 @@ from kernelsight.fitting.planned_points import planned
 from kernelsight.fitting.point_fit import Measured, fit_points
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import POINTS, points_group
-from kernelsight.kernels.resolve import family_facts, vendors_of
+from kernelsight.kernels.kernel_constants import family_facts, vendors_of
 
 # points of each other kernel of the family, for the errors of a kernel without points
 POINTS_OF_OTHERS = 3
@@ -32,7 +32,7 @@ POINTS_OF_OTHERS = 3
 MOST_CALLS = 150
 
 
-class Rest(NamedTuple):
+class RemainingErrors(NamedTuple):
     """Errors of calls beside the points, arrays of shape (calls,): family, log error, predicted us, generation."""
 
     family: np.ndarray
@@ -41,7 +41,7 @@ class Rest(NamedTuple):
     generation: np.ndarray
 
 
-def errors_after_points(family: str, measured: Measured, generation: str, count: int) -> Rest:
+def errors_after_points(family: str, measured: Measured, generation: str, count: int) -> RemainingErrors:
     """Return the errors of a family's other calls on a GPU after ``count`` planned points of each kernel.
 
     With a count of 0: the errors of each kernel after points of the family's other kernels.
@@ -58,17 +58,17 @@ def errors_after_points(family: str, measured: Measured, generation: str, count:
     rest = np.setdiff1d(np.arange(inputs.size), points)
     error = np.log(measured.predicted_us[rest] / us[rest]) + measured.log_error[rest]
     names = (np.full(rest.size, name, dtype=object) for name in (family, generation))
-    return Rest(next(names), error, us[rest], next(names))
+    return RemainingErrors(next(names), error, us[rest], next(names))
 
 
-def joined_rests(errors: Sequence[Rest]) -> Rest:
+def joined_errors(errors: Sequence[RemainingErrors]) -> RemainingErrors:
     """Concatenate the errors of several families or GPUs."""
-    return Rest(*map(np.concatenate, zip(*errors, strict=True)))
+    return RemainingErrors(*map(np.concatenate, zip(*errors, strict=True)))
 
 
-def fit_points_intervals(errors: Sequence[Rest]) -> dict[str, np.ndarray]:
+def fit_points_intervals(errors: Sequence[RemainingErrors]) -> dict[str, np.ndarray]:
     """Return the half widths (knots,) at the knots of latency by family, from errors on GPUs of several generations."""
-    joined = joined_rests(errors)
+    joined = joined_errors(errors)
     curves = {}
     for family in dict.fromkeys(joined.family.tolist()):
         members = joined.family == family
@@ -90,11 +90,13 @@ def held_out_calls(family: str, table: pa.Table, constants: pa.Table, tables: Ta
     return calls_of_gpu
 
 
-def rests_of(calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int]) -> dict[int, dict[str, Rest]]:
+def remaining_errors_of(
+    calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int]
+) -> dict[int, dict[str, RemainingErrors]]:
     """Return the errors after points, by number of points per kernel and held-out GPU; ``calls``: by GPU, family."""
     return {
         count: {
-            gpu: joined_rests(
+            gpu: joined_errors(
                 [errors_after_points(family, one, generation_of(gpu), count) for family, one in by_family.items()]
             )
             for gpu, by_family in calls.items()
@@ -105,7 +107,7 @@ def rests_of(calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int])
 
 
 def points_intervals(
-    errors: Mapping[int, Mapping[str, Rest]], without: str | None = None
+    errors: Mapping[int, Mapping[str, RemainingErrors]], without: str | None = None
 ) -> dict[str, dict[str, np.ndarray]]:
     """Return the half widths by family and :func:`points_group`, from all generations but ``without``."""
     curves: dict[str, dict[str, np.ndarray]] = {}
@@ -137,7 +139,7 @@ def points_interval_rows(
         for gpu, one in held_out_calls(family, served, pack, (implementations, gpus, fabrics)).items():
             calls.setdefault(gpu, {})[family] = one
     rows: list[dict] = []
-    errors = rests_of(calls, POINTS)
+    errors = remaining_errors_of(calls, POINTS)
     for without in [None, *sorted({generation_of(gpu) for gpu in calls})]:
         for family, curves in points_intervals(errors, without).items():
             rows += interval_rows(family, curves, "errors on held-out generations after points", without=without)

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.kernels.kernel_constants import vendors_of
 from kernelsight.kernels.latency_model import LatencyModel
-from kernelsight.kernels.resolve import vendors_of
 
 # with fewer rows of a vendor than ENOUGH_ROWS the prior around NVIDIA's constants is narrower, by SHARE_OF_FEW. Held
 # out against each other, MI300X and MI308X (aiter) have a median error of experts, averaged over cells, of 19.6 % with

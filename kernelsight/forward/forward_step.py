@@ -340,7 +340,7 @@ def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa
     ``path``: a file that :func:`read_calls` accepts; ``tier``: None: auto. InvalidInput, UnknownName, ContractBroken:
     as :func:`read_calls` and :func:`call_latencies`.
     """
-    from kernelsight.forward.calls import read_calls
+    from kernelsight.forward.call_files import read_calls
     from kernelsight.kernels.calls import call_latencies
 
     gpu = resolve_names(session, {"gpu": gpu})["gpu"]

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
-from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.few_shot import moved_constants
 from kernelsight.kernels.floors import floor_at, with_floors, with_known_floor
@@ -30,6 +29,15 @@ from kernelsight.kernels.intervals import (
     measured_half_widths,
     points_group,
 )
+from kernelsight.kernels.kernel_constants import (
+    UNKNOWN,
+    Facts,
+    constants_at,
+    family_facts,
+    lineage_of,
+    relinked,
+    siblings,
+)
 from kernelsight.kernels.kernel_selection import choose, engine_of_vendor, engine_that_ran, measured_dtype
 from kernelsight.kernels.pack_contents import (
     FittedTo,
@@ -42,7 +50,7 @@ from kernelsight.kernels.pack_contents import (
     swept_kernels,
     words_of,
 )
-from kernelsight.kernels.resolve import UNKNOWN, Facts, constants_at, family_facts, lineage_of, relinked, siblings
+from kernelsight.kernels.string_columns import combinations
 
 # what differs between a sweep and a served CUDA graph: no gap between two replays; quantisation, rotation and cache
 # writes have calls of their own; prompts do not end at whole tiles

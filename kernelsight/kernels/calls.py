@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 from kernelsight.catalog.tables import facts
 from kernelsight.dataflow.array_expressions import in_one_piece
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
+from kernelsight.kernels.kernel_constants import rows_of_part
 from kernelsight.kernels.latency import latency_columns, with_call_names
 from kernelsight.kernels.pricing import distinct_rows
 from kernelsight.kernels.pricing_tables import PricingTables
-from kernelsight.kernels.resolve import rows_of_part
+from kernelsight.kernels.string_columns import combinations
 from kernelsight.kernels.work import evaluated, field_of, fields
 
 # optional column: the kernel that a call requests by name

@@ -20,10 +20,10 @@ from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.dataflow.array_expressions import in_one_piece, numeric
 from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
-from kernelsight.kernels.columns import positions
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH, hardware_columns
 from kernelsight.kernels.pricing_tables import PricingTables
+from kernelsight.kernels.string_columns import positions
 from kernelsight.number_format import number
 
 # columns of gpu_power: watts, but for the last two

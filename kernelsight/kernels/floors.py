@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.coefficients import Coefficient, moved
-from kernelsight.kernels.resolve import rows_of_part
+from kernelsight.kernels.kernel_constants import rows_of_part
 from kernelsight.number_format import number
 
 # family of empty launches in sweep_points and eta_coefficients, and its kernel: one empty launch in a CUDA graph

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.dataflow.memory_cache import memoised
-from kernelsight.kernels.resolve import UNKNOWN, Facts, rows_of_part
+from kernelsight.kernels.kernel_constants import UNKNOWN, Facts, rows_of_part
 
 # engines as `calibrate measure` names them for kernels of libraries, which no serving engine built; in order of
 # preference, the libraries that serving engines call first

@@ -12,14 +12,13 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.array_expressions import evaluate
 from kernelsight.kernels.call_kinds import TIERS, interval_half_widths
-from kernelsight.kernels.columns import dictionary_of, positions
 from kernelsight.kernels.energy import DRAWN_AT_REST, dynamic_j
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import BY_MATH, MICROSECONDS_PER_SECOND
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.network import FADE_OCTAVES, correction, outside
-from kernelsight.kernels.prepared import (
+from kernelsight.kernels.prepared_calls import (
     COLD_BYTES,
     CallGroup,
     PreparedCalls,
@@ -28,6 +27,7 @@ from kernelsight.kernels.prepared import (
     within_bounds,
 )
 from kernelsight.kernels.pricing_tables import PricingTables
+from kernelsight.kernels.string_columns import dictionary_of, positions
 
 # columns of kernel_latencies, in their order
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.few_shot import FewShotCalibration, calibration_of
+from kernelsight.kernels.kernel_constants import fitted_vendors, parts_there, rows_of_part
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
-from kernelsight.kernels.resolve import fitted_vendors, parts_there, rows_of_part
 
 
 class FittedTo(NamedTuple):

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.call_kinds import TIERS
-from kernelsight.kernels.columns import dictionary_of
 from kernelsight.kernels.energy import has_limit
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.knot_costs import RELIEF, EvidenceTime, KernelTimes, LaunchGroups, PricedFamily
 from kernelsight.kernels.latency import EvaluatedCalls, evaluate_calls, interval, under_power_limits
-from kernelsight.kernels.launches import PRICED_BY
+from kernelsight.kernels.launch_signatures import PRICED_BY
 from kernelsight.kernels.pricing_tables import PricingTables
+from kernelsight.kernels.string_columns import dictionary_of
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)

@@ -15,14 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.columns import strings_of
 from kernelsight.kernels.compiled_jax import compiled
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.latency import columns_read, kernel_of
 from kernelsight.kernels.limited_power import CallFacts, PowerLimits, power_limits
 from kernelsight.kernels.network import BY_NODE
-from kernelsight.kernels.prepared import (
+from kernelsight.kernels.prepared_calls import (
     CallGroup,
     LatencyBounds,
     PreparedCalls,
@@ -32,6 +31,7 @@ from kernelsight.kernels.prepared import (
 )
 from kernelsight.kernels.pricing import distinct_rows
 from kernelsight.kernels.pricing_tables import PricingTables
+from kernelsight.kernels.string_columns import strings_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader

@@ -18,7 +18,7 @@ from kernelsight.dataflow.memory_cache import LruCache, memoised
 from kernelsight.kernels.families import LOWERED
 from kernelsight.kernels.knot_costs import KernelTimes, KnotCosts, LaunchGroups
 from kernelsight.kernels.latency import BOUNDS, columns_read
-from kernelsight.kernels.launches import launched_families
+from kernelsight.kernels.launch_signatures import launched_families
 from kernelsight.kernels.pricing import RATES, in_nanojoules, in_picoseconds, priced
 from kernelsight.kernels.pricing_tables import PricingTables
 

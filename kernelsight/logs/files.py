@@ -20,7 +20,7 @@ from kernelsight.dataflow.bounded_files import TOO_MUCH_MEMORY, WHOLE_BYTES, che
 from kernelsight.dataflow.engine import literal
 from kernelsight.dataflow.parquet_files import read_schema
 from kernelsight.errors import InvalidInput
-from kernelsight.logs.outline import outline
+from kernelsight.logs.json_outline import outline
 
 HEAD_BYTES, PIECE_BYTES = 1 << 18, 1 << 20
 LONGEST_LINE = 1 << 25

@@ -205,7 +205,7 @@ def choose(
 
     ``features``: of each point; only points of one group are compared, so families may have different features.
     """
-    from kernelsight.fitting.placing import place
+    from kernelsight.fitting.experimental_design import greedy_design
 
     groups = [f"{point['family']}|{point['implementation']}|{point['dtype']}" for point in points]
     sizes = _positions(features, groups)
@@ -213,7 +213,7 @@ def choose(
     deviation = np.array([point["deviation"] for point in points])
     point_seconds = np.array([_seconds(point) for point in points])
     chosen: list[int] = []
-    for step in place(sizes, deviation, weight, point_seconds, groups):
+    for step in greedy_design(sizes, deviation, weight, point_seconds, groups):
         if step.seconds > seconds and chosen:
             break
         chosen.append(step.candidate)
@@ -233,8 +233,8 @@ def choose_points(
     from kernelsight.fitting.planned_points import deviation_after, planned
     from kernelsight.kernels.call_kinds import ALONE
     from kernelsight.kernels.few_shot import prior_for
+    from kernelsight.kernels.kernel_constants import vendors_of
     from kernelsight.kernels.pack import with_assumed
-    from kernelsight.kernels.resolve import vendors_of
 
     prior = prior_for(vendors_of(gpus)[gpu])
     tables, pack = (facts("kernel_implementations"), gpus, facts("fabrics")), with_assumed(coefficients)
@@ -275,7 +275,7 @@ def _by_family(
 
 def _positions(features: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
     """Return (points, features) positions within each group, padded with 0 to the largest number of features."""
-    from kernelsight.fitting.placing import positions
+    from kernelsight.fitting.experimental_design import positions
 
     padded = np.zeros((len(features), max(len(point_features) for point_features in features)))
     for name in set(groups):
@@ -289,7 +289,7 @@ def _deviation_after(
     sizes: np.ndarray, deviation: np.ndarray, groups: Sequence[str], chosen: Sequence[int]
 ) -> np.ndarray:
     """Return the expected deviation of every point once the chosen ones are measured."""
-    from kernelsight.fitting.placing import remaining
+    from kernelsight.fitting.experimental_design import remaining
 
     return remaining(sizes, deviation, groups, chosen)
 

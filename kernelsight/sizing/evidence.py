@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.scenarios import Plan
 from kernelsight.sizing.probability import Chances, chances_of
-from kernelsight.sweeps.rate_ends import (
+from kernelsight.sweeps.rate_intervals import (
     RATES,
     Intervals,
     Rated,

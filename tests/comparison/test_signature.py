@@ -7,7 +7,7 @@ import pytest
 
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.occupancy import most_running, seats_seen
-from kernelsight.comparison.replay import KEPT, Replayed
+from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed
 from kernelsight.comparison.signature import signature
 
 N = 300
@@ -26,7 +26,7 @@ def replayed() -> Replayed:
     times = [SENT * 1e3, SENT * 1e3 + 1.0, SENT * 1e3 + TTFT_MS, SENT * 1e3 + TTFT_MS + decode]
     moments = [(each * 1e6).astype(np.int64) for each in times]
     none = np.zeros((1, 0), np.int64)
-    return Replayed(np.zeros(N, np.int64), *moments, [none] * len(KEPT), none)
+    return Replayed(np.zeros(N, np.int64), *moments, [none] * len(REPLAYED_PARTS), none)
 
 
 @pytest.mark.parametrize(

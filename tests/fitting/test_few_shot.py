@@ -21,7 +21,7 @@ from kernelsight.fitting.few_shot import (
 )
 from kernelsight.fitting.planned_points import planned, random_points
 from kernelsight.fitting.point_fit import Measured, fit_points, moved_calls
-from kernelsight.fitting.points_intervals import errors_after_points, points_intervals, rests_of
+from kernelsight.fitting.points_intervals import errors_after_points, points_intervals, remaining_errors_of
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.few_shot import calibration_of, prior_for
 from kernelsight.kernels.intervals import spread
@@ -264,8 +264,8 @@ def test_points_leave_less_than_there_was(products: Measured) -> None:
 def test_intervals_after_points_are_what_other_generations_leave(products: Measured) -> None:
     calls = {gpu: {"gemm": scattered(products, seed, 0.1)} for seed, gpu in enumerate(("a100_sxm", "l40s", "h100_sxm"))}
     calls["b200_sxm"] = {"gemm": scattered(products, 9, 0.8)}
-    rests = rests_of(calls, (3, 10))
-    curves, without = points_intervals(rests)["gemm"], points_intervals(rests, without="sm_100")["gemm"]
+    remaining = remaining_errors_of(calls, (3, 10))
+    curves, without = points_intervals(remaining)["gemm"], points_intervals(remaining, without="sm_100")["gemm"]
     assert set(curves) == {"3 points", "10 points"}
     assert (without["3 points"] < curves["3 points"]).all()
     assert without["10 points"].mean() == pytest.approx(1.645 * 0.1, rel=0.4)

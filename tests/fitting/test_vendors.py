@@ -9,7 +9,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.evaluation.kernels.predict import fit_and_predict
-from kernelsight.fitting.packing import fit_pack
+from kernelsight.fitting.pack_fit import fit_pack
 from kernelsight.fitting.training import training_rows
 from kernelsight.fitting.vendors import ENOUGH_ROWS, SHARE_OF_FEW, by_vendor, onto, vendor_latency_model
 from kernelsight.kernels.families import FAMILIES
@@ -88,7 +88,7 @@ def test_only_the_rows_of_what_was_fitted_are_replaced():
 
 
 def test_vendors_fitted_together_do_not_touch_each_other(sweep, monkeypatch):
-    monkeypatch.setattr("kernelsight.fitting.packing.PACK_EFFORT", 0.02)
+    monkeypatch.setattr("kernelsight.fitting.pack_fit.PACK_EFFORT", 0.02)
 
     def fitted(*gpus: str) -> dict[tuple, float]:
         pack = fit_pack([sweep], gpus, GPUS, FABRICS, IMPLEMENTATIONS, families=["gemm"])

@@ -15,7 +15,7 @@ from kernelsight.dataflow.array_expressions import evaluate, to_grid
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.latency import kernel_of
 from kernelsight.kernels.network import BY_NODE, FADE_OCTAVES
-from kernelsight.kernels.prepared import prepare_calls
+from kernelsight.kernels.prepared_calls import prepare_calls
 from kernelsight.kernels.pricing_tables import PricingTables
 from tests.conftest import random_worlds
 from tests.kernels.calls import (

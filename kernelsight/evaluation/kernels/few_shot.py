@@ -25,14 +25,14 @@ from kernelsight.fitting.few_shot import measured_calls
 from kernelsight.fitting.held_out import folds_of
 from kernelsight.fitting.planned_points import planned, random_points
 from kernelsight.fitting.point_fit import Measured, fit_points
-from kernelsight.fitting.points_intervals import Rest, held_out_calls, points_intervals, rests_of
+from kernelsight.fitting.points_intervals import RemainingErrors, held_out_calls, points_intervals, remaining_errors_of
 from kernelsight.fitting.splits import Split, site_names
 from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.few_shot import ErrorPrior, prior_for
 from kernelsight.kernels.intervals import POINTS, half_widths_for, points_group, spread
+from kernelsight.kernels.kernel_constants import vendors_of
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import vendors_of
 
 Choose = Callable[..., np.ndarray]
 CHOICES: dict[str, Callable[[ErrorPrior], Choose]] = {
@@ -69,7 +69,7 @@ def rows_after_points(
     The keys: ``points``, the number of measured points, and ``unmeasured_sites``, scores of sites without a point.
     """
     fits = dict(fitted(sweeps, split.train_gpus, split.test_gpus, families))
-    return scored_after(budget, fits, split.test_gpus, rests_after(fits), systems)
+    return scored_after(budget, fits, split.test_gpus, remaining_errors_after(fits), systems)
 
 
 def fitted(
@@ -107,28 +107,28 @@ def calls_of_family(
     return Family(train, test, calls, held_out)
 
 
-def rests_after(fits: Mapping[str, Family]) -> dict[int, dict[str, Rest]]:
+def remaining_errors_after(fits: Mapping[str, Family]) -> dict[int, dict[str, RemainingErrors]]:
     """Return the errors that remain on training GPUs after points, by number of points and family, for intervals."""
     calls: dict[str, dict[str, Measured]] = {}
     for family, family_calls in fits.items():
         for gpu, measured in family_calls.held_out.items():
             calls.setdefault(gpu, {})[family] = measured
-    return rests_of(calls, POINTS)
+    return remaining_errors_of(calls, POINTS)
 
 
 def scored_after(
     budget: PointBudget,
     fits: Mapping[str, Family],
     gpus: Sequence[str],
-    rests: Mapping[int, Mapping[str, Rest]],
+    remaining: Mapping[int, Mapping[str, RemainingErrors]],
     systems: Path | None = None,
 ) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Return test rows of GPUs of one generation with predictions, points left out, and keys of the report.
 
-    ``rests``: of ``rests_after``; see ``rows_after_points`` for the keys.
+    ``remaining``: of ``remaining_errors_after``; see ``rows_after_points`` for the keys.
     """
     generation = generation_of(gpus[0])
-    curves = points_intervals(rests, without=generation)
+    curves = points_intervals(remaining, without=generation)
     by_gpu = {gpu: predicted_after(gpu, fits, budget, curves) for gpu in gpus}
     scored, new_site_rows, points = {}, [], 0
     for name, family_calls in fits.items():

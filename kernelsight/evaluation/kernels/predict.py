@@ -17,9 +17,9 @@ from kernelsight.fitting.measured import correct, fit_measured, has_correction, 
 from kernelsight.fitting.vendors import by_vendor, vendor_latency_model
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import group_of, half_widths_for, spread
+from kernelsight.kernels.kernel_constants import rows_of_part
 from kernelsight.kernels.latency_model import LatencyModel
 from kernelsight.kernels.pack import default_pack, pack_table
-from kernelsight.kernels.resolve import rows_of_part
 
 
 def fit_and_predict(

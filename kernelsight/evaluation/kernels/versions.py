@@ -29,7 +29,7 @@ from kernelsight.fitting.sweep_files import version_key
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import group_of, measured_half_widths, spread
-from kernelsight.kernels.resolve import rows_of_part
+from kernelsight.kernels.kernel_constants import rows_of_part
 
 NEW = "new"
 # scope of a row of a new version: its key was measured in an earlier one, or only its kernel, or neither

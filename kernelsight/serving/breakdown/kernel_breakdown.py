@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.lookup import rows_by_key
 from kernelsight.dataflow.sums import WholeSums, rounded
-from kernelsight.kernels.columns import combinations, strings_of
+from kernelsight.kernels.string_columns import combinations, strings_of
 from kernelsight.serving.breakdown.knot_kernels import COLLECTIVES
 
 MILLIONTHS = 1e6

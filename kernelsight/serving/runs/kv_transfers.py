@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.lookup import sorted_by
 from kernelsight.number_format import number
-from kernelsight.serving.runs.world import by_key
+from kernelsight.serving.runs.simulation_inputs import by_key
 
 FABRIC = "infiniband_ndr"  # of scenarios without kv_transfer_fabric
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.columns import strings_of
+from kernelsight.kernels.string_columns import strings_of
 from kernelsight.serving.costs.knots import PARTS
 from kernelsight.serving.engine import packed_costs, records
 from kernelsight.serving.engine.served import RequestParts, Served, ServedScenario, Totals, Uses

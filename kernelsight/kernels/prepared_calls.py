@@ -16,17 +16,17 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.array_expressions import numeric
 from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.call_kinds import TIERS, constants_of, kinds_of
-from kernelsight.kernels.columns import positions
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.few_shot import call_inputs, expected_residual, sizes_of
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.hardware import MATH, hardware_columns
+from kernelsight.kernels.kernel_constants import family_facts, fitted_gpus, siblings
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, scaled
 from kernelsight.kernels.pack_contents import nearby_at, network_at, points_at, words_of
 from kernelsight.kernels.pricing_tables import PricingTables
-from kernelsight.kernels.resolve import family_facts, fitted_gpus, siblings
+from kernelsight.kernels.string_columns import positions
 
 # general constants are in units and clocks of NVIDIA GPUs and may be far off on other hardware: the latency of a vendor
 # without measurements is at most SLOWEST_US + SLOWEST_ETA x roofline

@@ -8,7 +8,7 @@ import kernelsight as ks
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.logs import read_logs
-from kernelsight.logs.read import TABLES
+from kernelsight.logs.read_logs import TABLES
 from tests.logs.asked import refusal, rows
 from tests.logs.written import DATA, START, chrome_trace, inference_perf_request, lines, litellm, matrix, nsys, save
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kernelsight.scenario.scenarios import give_plan, plan_rows
 from kernelsight.sweeps.cliffs import cliff_of
-from kernelsight.sweeps.rate_ends import Rated
+from kernelsight.sweeps.rate_intervals import Rated
 from kernelsight.sweeps.trials import give_reach
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ order by doubt desc, family
 MOST_OF_IT = 0.8
 
 
-class CloserLook(NamedTuple):
+class OptionFindings(NamedTuple):
     """Findings on one deployment.
 
     ``cliff``: the sentence on CUDA graphs that end below the batch sizes; None: they do not. ``doubts``: the kernel
@@ -45,7 +45,7 @@ class CloserLook(NamedTuple):
     doubts: tuple[str, ...]
 
 
-def closer_look(search: SizeSearch, option: Option) -> CloserLook:
+def findings_on(search: SizeSearch, option: Option) -> OptionFindings:
     """Simulate the load of one instance of an option, and examine its steps and kernels.
 
     A Ctrl-C ends this examination, not the answer.
@@ -54,10 +54,10 @@ def closer_look(search: SizeSearch, option: Option) -> CloserLook:
         return _examine(search, option)
     except KeyboardInterrupt:
         search.note_interrupt()
-        return CloserLook(None, ())
+        return OptionFindings(None, ())
 
 
-def _examine(search: SizeSearch, option: Option) -> CloserLook:
+def _examine(search: SizeSearch, option: Option) -> OptionFindings:
     candidate = option.sized.candidate
     session, _ = search.place_of(candidate)
     flags = Rated(candidate.flags, option.sized.highest).flags_at(min(option.load, 1.0))
@@ -77,4 +77,4 @@ def _examine(search: SizeSearch, option: Option) -> CloserLook:
             break
         families.append(row["family"])
         remaining -= row["doubt"]
-    return CloserLook(cliff, tuple(families))
+    return OptionFindings(cliff, tuple(families))

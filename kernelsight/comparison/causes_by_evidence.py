@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.comparison.causes import MOST_NAMED, is_believed
+from kernelsight.comparison.cause_selection import MOST_NAMED, is_believed
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
 from kernelsight.comparison.errors import (
     METRICS,
@@ -75,7 +75,7 @@ class Cause(NamedTuple):
     share: float | None = None
 
 
-class Explained(NamedTuple):
+class CandidateCause(NamedTuple):
     """A candidate cause, the misfit of the signature that it leaves, and a penalty that is added in comparisons."""
 
     cause: Cause
@@ -226,7 +226,7 @@ def _log_wide_cause(log: ComparedLog, base: Replayed, quiet: np.ndarray, session
     return best.cause
 
 
-def _less_likely(candidate: Explained) -> Explained:
+def _less_likely(candidate: CandidateCause) -> CandidateCause:
     """Return the candidate with a penalty for long host times: their square in prior standard deviations STEP_MS."""
     value = candidate.cause.value
     if candidate.cause.name != "host" or not isinstance(value, float):
@@ -234,14 +234,14 @@ def _less_likely(candidate: Explained) -> Explained:
     return candidate._replace(penalty=candidate.penalty + (value / STEP_MS) ** 2)
 
 
-def best_fitting(candidates: Sequence[Explained], observed: Signature) -> Explained | None:
+def best_fitting(candidates: Sequence[CandidateCause], observed: Signature) -> CandidateCause | None:
     """Return the candidate with the smallest penalised misfit of a signature; None if none leaves little enough."""
     most = max(min(FITS, MOST_LEFT * observed.misfit), LEAST_LEFT * observed.misfit, AGREES / 2)
     fitting = [candidate for candidate in candidates if candidate.misfit <= most]
     return min(fitting, key=lambda candidate: candidate.misfit + candidate.penalty, default=None)
 
 
-def closed_forms(observed: Signature, from_server: bool) -> list[Explained]:
+def closed_forms(observed: Signature, from_server: bool) -> list[CandidateCause]:
     """Return candidate causes whose effect on the signature has a closed form, at their best sizes.
 
     ``from_server``: TTFT starts at the server; otherwise time before the engine is the client's.
@@ -255,25 +255,25 @@ def closed_forms(observed: Signature, from_server: bool) -> list[Explained]:
 
     if np.isfinite(prompt) and prompt > PROMPT_TOKEN_US:
         cause = Cause("front_end", "per_prompt_token_us", prompt)
-        explained.append(Explained(cause, misfit_of(request, 0.0, tpot), SIZED))
+        explained.append(CandidateCause(cause, misfit_of(request, 0.0, tpot), SIZED))
     if np.isfinite(request) and abs(request) > 1.5 * REQUEST_MS:
         explained.append(
-            Explained(Cause("front_end", waits_before_engine, request), misfit_of(0.0, prompt, tpot), SIZED)
+            CandidateCause(Cause("front_end", waits_before_engine, request), misfit_of(0.0, prompt, tpot), SIZED)
         )
     if np.isfinite(tpot) and observed.predicted[2] > 0:
         if tpot > -LEAST_HOST_MS:  # host time is not negative
             # every step takes as much longer, and one step precedes the first token
-            explained.append(Explained(Cause("part", "host", tpot), misfit_of(request - tpot, prompt, 0.0), MODEL))
+            explained.append(CandidateCause(Cause("part", "host", tpot), misfit_of(request - tpot, prompt, 0.0), MODEL))
         factor = 1.0 + tpot / observed.predicted[2]
         if LEAST_FACTOR <= factor <= MOST_FACTOR:
             slope_left = prompt - (factor - 1.0) * observed.predicted[1]
-            explained.append(Explained(Cause("part", "gpu", factor), misfit_of(request, slope_left, 0.0), MODEL))
+            explained.append(CandidateCause(Cause("part", "gpu", factor), misfit_of(request, slope_left, 0.0), MODEL))
     return explained
 
 
 def _replayed(
     log: ComparedLog, early: np.ndarray, late: np.ndarray, session: Session
-) -> list[tuple[Explained, Signature]]:
+) -> list[tuple[CandidateCause, Signature]]:
     """Return alternative settings as candidates with the misfit on early requests, and their signature on late ones."""
     rows = log.sample_rows[:MOST_REPLAYED]
     late_rows = np.flatnonzero(late)[: MOST_REPLAYED // 2]
@@ -297,7 +297,9 @@ def _replayed(
         )
         word = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else float(value)
         penalty = PARALLEL + early_signature.misfit if name == "tensor_parallel_size" else 0.0
-        explained.append((Explained(Cause("setting", name, word), early_signature.misfit, penalty), late_signature))
+        explained.append(
+            (CandidateCause(Cause("setting", name, word), early_signature.misfit, penalty), late_signature)
+        )
     return explained
 
 
@@ -310,8 +312,8 @@ def _changes(log: ComparedLog) -> list[dict[str, Any]]:
 
 
 def _holds_later(
-    best: Explained, observed: Signature, log: ComparedLog, base: Replayed, late: np.ndarray,
-    late_signatures: Mapping[Explained, Signature],
+    best: CandidateCause, observed: Signature, log: ComparedLog, base: Replayed, late: np.ndarray,
+    late_signatures: Mapping[CandidateCause, Signature],
 ) -> bool:  # fmt: skip
     """Whether a cause that was chosen on early requests also reduces the misfit of late ones."""
     after = signature(log.measured, base, late)
@@ -320,7 +322,7 @@ def _holds_later(
     return lasts(best, after, log.measured.from_server)
 
 
-def lasts(best: Explained, after: Signature, from_server: bool) -> bool:
+def lasts(best: CandidateCause, after: Signature, from_server: bool) -> bool:
     """Whether a cause with a closed form reduces the misfit of a later signature."""
     same_cause = [candidate for candidate in closed_forms(after, from_server) if candidate.cause[:2] == best.cause[:2]]
     return bool(same_cause) and same_cause[0].misfit < after.misfit
@@ -365,7 +367,10 @@ def incident_table(logs: Sequence[ComparedLog], log_replays: pa.Table) -> pa.Tab
 
 
 def _eager_by_size(
-    observed: Signature, eager: Explained | None, replayed: Sequence[tuple[Explained, Signature]], log: ComparedLog
+    observed: Signature,
+    eager: CandidateCause | None,
+    replayed: Sequence[tuple[CandidateCause, Signature]],
+    log: ComparedLog,
 ) -> Cause | None:
     """Return enforce_eager as the cause if decode steps are slower by launches without a CUDA graph; else None."""
     if eager is None or not np.isfinite(observed.tpot_ms) or log.settings.get("graph_max_tokens") == 0:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.logs.read import read_logs
-from kernelsight.logs.sending import DRAWN, RULE, times_of_sending
+from kernelsight.logs.read_logs import read_logs
+from kernelsight.logs.send_times import DRAWN, RULE, times_of_sending
 from tests.logs.written import DATA
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kernelsight as ks
-from kernelsight.server.live import LiveEngines, Tokens
+from kernelsight.server.live_engines import LiveEngines, Tokens
 from kernelsight.serving.engine import inputs, packed_costs, records, replica
 from kernelsight.serving.engine.request_columns import outcome_of
 from kernelsight.serving.engine.served import REAL, WHOLE

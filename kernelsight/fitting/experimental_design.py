@@ -26,7 +26,7 @@ NOISE = 0.02
 LEAST_GAIN = 1e-4
 
 
-class Step(NamedTuple):
+class DesignStep(NamedTuple):
     """One choice: the candidate, seconds spent including it, and the remaining expected error (see the module)."""
 
     candidate: int
@@ -34,9 +34,9 @@ class Step(NamedTuple):
     expected_error: float
 
 
-def place(
+def greedy_design(
     sizes: np.ndarray, deviation: np.ndarray, weight: np.ndarray, seconds: np.ndarray, groups: Sequence[str]
-) -> Iterator[Step]:
+) -> Iterator[DesignStep]:
     """Yield candidates in the order in which to measure them, until none is worth its seconds.
 
     ``sizes``: (candidates, F), from :func:`positions`; of shape (candidates,): ``deviation``, standard deviation of the
@@ -44,7 +44,7 @@ def place(
     only candidates of one group have correlated errors.
 
     >>> line = np.arange(5.0)[:, None]
-    >>> [step.candidate for step in place(line, np.ones(5), np.ones(5), np.ones(5), ["gemm"] * 5)][:2]
+    >>> [step.candidate for step in greedy_design(line, np.ones(5), np.ones(5), np.ones(5), ["gemm"] * 5)][:2]
     [2, 0]
     """
     names = np.asarray(groups)
@@ -70,7 +70,7 @@ def place(
         spent_s += float(seconds[chosen])
         measured[chosen] = True
         gains[group] = np.where(measured[rows], -1.0, _gains(blocks[group], weight[rows]) / seconds[rows])
-        yield Step(int(chosen), spent_s, expected_error)
+        yield DesignStep(int(chosen), spent_s, expected_error)
 
 
 def positions(features: np.ndarray) -> np.ndarray:

@@ -29,14 +29,14 @@ RUNS_PER_QUERY = 40
 ATTENTION = ("prefill_attention", "mla_prefill", "sparse_attention", "linear_attention")
 
 
-class Steady(NamedTuple):
+class MeanSteps(NamedTuple):
     """Runs, and the work of their mean step: utilisation of each resource, busy time at full rate over step time."""
 
     runs: list[dict[str, Any]]
     work: Work
 
 
-def steady_of(session: Session, runs: Sequence[Mapping[str, Any]]) -> Steady:
+def mean_steps_of(session: Session, runs: Sequence[Mapping[str, Any]]) -> MeanSteps:
     """Return the runs that can be planned, with the work of their mean step; others are left out."""
     recipes = session.table("recipes").to_pylist()
     planned = plan_runs(session, [flags_of(run, recipes)[0] for run in runs])
@@ -45,7 +45,7 @@ def steady_of(session: Session, runs: Sequence[Mapping[str, Any]]) -> Steady:
     for first in range(0, len(pairs), RUNS_PER_QUERY):
         works += _works(session, pairs[first : first + RUNS_PER_QUERY])
     columns = np.array(works).reshape(-1, len(Work._fields)).T
-    return Steady([run for run, _ in pairs], Work(*columns))
+    return MeanSteps([run for run, _ in pairs], Work(*columns))
 
 
 def step_us(run: Mapping[str, Any]) -> float:

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.held_out import ROWS_PER_KERNEL, thinned_kernels
-from kernelsight.fitting.packing import choice_rows
+from kernelsight.fitting.pack_fit import choice_rows
+from kernelsight.kernels.kernel_constants import family_facts
 from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import default_pack, pack_table
 from kernelsight.kernels.pack_contents import network_at
-from kernelsight.kernels.resolve import family_facts
 from tests.fitting.measured import point, write
 
 IMPLEMENTATIONS, GPUS = facts("kernel_implementations"), facts("gpus")

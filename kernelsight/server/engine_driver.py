@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from kernelsight.server.live import LAST_US, LiveEngines
+from kernelsight.server.live_engines import LAST_US, LiveEngines
 
 
-class Times(NamedTuple):
+class RequestTimes(NamedTuple):
     """Moments of a finished request in simulated time, us, and its prompt tokens found in the prefix cache."""
 
     sent_us: float
@@ -25,7 +25,7 @@ class Times(NamedTuple):
     cached_tokens: int
 
 
-class Answer(Protocol):
+class TokenReceiver(Protocol):
     """The receiver of a request's tokens."""
 
     target: int  # tokens that are still to come
@@ -34,7 +34,7 @@ class Answer(Protocol):
         """Receive ``count`` tokens that the engine sampled at ``time_us``."""
 
 
-class Pump:
+class EngineDriver:
     """Driver of live engines: advances them with the event loop's clock, and delivers their tokens.
 
     ``speed``: simulated seconds per real second; ``now_s``: clock, None: that of the running event loop.
@@ -44,8 +44,8 @@ class Pump:
         self.engines, self.speed = engines, speed
         self._now_s = now_s or asyncio.get_running_loop().time
         self._start_s, self._start_us = self._now_s(), engines.reached_us
-        self._answers: dict[int, Answer] = {}
-        self._waiting: list[tuple[float, int, int, int, Answer]] = []
+        self._answers: dict[int, TokenReceiver] = {}
+        self._waiting: list[tuple[float, int, int, int, TokenReceiver]] = []
         self._count, self._timer = 0, None
 
     def now_us(self) -> float:
@@ -53,7 +53,7 @@ class Pump:
         passed_us = (self._now_s() - self._start_s) * 1e6 * self.speed
         return max(self._start_us + passed_us, math.nextafter(self.engines.reached_us, math.inf))
 
-    def send(self, prompt: int, output: int, keys: Sequence[bytes], priority: int, answer: Answer) -> int:
+    def send(self, prompt: int, output: int, keys: Sequence[bytes], priority: int, answer: TokenReceiver) -> int:
         """Send a request now; return its slot, or -1 if the engine rejects it. See ``LiveEngines.add``."""
         slot, tokens = self.engines.add(self.now_us(), prompt, output, keys, priority)
         self._keep(tokens)
@@ -62,18 +62,18 @@ class Pump:
         self.turn()
         return slot
 
-    def cancel(self, slot: int, answer: Answer) -> None:
+    def cancel(self, slot: int, answer: TokenReceiver) -> None:
         """Cancel a request, unless its slot already belongs to another answer."""
         if self._answers.get(slot) is answer:
             del self._answers[slot]
             self.engines.cancel(slot)
             self.turn()
 
-    def times(self, slot: int, finish_us: float) -> Times:
+    def times(self, slot: int, finish_us: float) -> RequestTimes:
         """Return the moments of a request whose last token was just delivered."""
         record = self.engines.requests[slot]
         moments = (float(record[name]) for name in ("sent_us", "scheduled_us", "first_token_us"))
-        return Times(*moments, finish_us, int(record["cached_tokens"]))
+        return RequestTimes(*moments, finish_us, int(record["cached_tokens"]))
 
     def _keep(self, tokens: Sequence) -> None:
         """Queue tokens until their time."""

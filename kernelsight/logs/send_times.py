@@ -16,14 +16,14 @@ from kernelsight.logs.log_run import Faults
 RULE, DRAWN = "client_rule", "drawn"
 
 
-class Sent(NamedTuple):
+class SendTimes(NamedTuple):
     """Times of sending, s from the first, and their origin: RULE or DRAWN."""
 
     seconds: list[float]
     how: str
 
 
-def times_of_sending(result: Mapping[str, Any], latencies_s: Sequence[float | None]) -> Sent | None:
+def times_of_sending(result: Mapping[str, Any], latencies_s: Sequence[float | None]) -> SendTimes | None:
     """Return the times at which a benchmark client sent the requests of a result; None if the result has no such rule.
 
     ``result``: with request_rate, max_concurrency and burstiness as vLLM's and SGLang's clients write them;
@@ -32,7 +32,7 @@ def times_of_sending(result: Mapping[str, Any], latencies_s: Sequence[float | No
     rate; a concurrency limit is then ignored.
 
     >>> times_of_sending({"request_rate": "inf", "max_concurrency": 2}, [3.0, 1.0, 1.0, 5.0])
-    Sent(seconds=[0.0, 0.0, 1.0, 2.0], how='client_rule')
+    SendTimes(seconds=[0.0, 0.0, 1.0, 2.0], how='client_rule')
     >>> times_of_sending({"request_rate": "trace"}, [1.0]) is None
     True
     """
@@ -48,11 +48,11 @@ def times_of_sending(result: Mapping[str, Any], latencies_s: Sequence[float | No
     ):
         return None
     if math.isfinite(rate):
-        return Sent(_drawn(rate, result.get("burstiness"), len(latencies_s)), DRAWN)
-    return Sent(_one_after_another(max_concurrency or len(latencies_s), latencies_s), RULE)
+        return SendTimes(_drawn(rate, result.get("burstiness"), len(latencies_s)), DRAWN)
+    return SendTimes(_one_after_another(max_concurrency or len(latencies_s), latencies_s), RULE)
 
 
-def with_times(frame: pl.DataFrame, sent: Sent | None, faults: Faults) -> pl.DataFrame:
+def with_times(frame: pl.DataFrame, sent: SendTimes | None, faults: Faults) -> pl.DataFrame:
     """Return requests with the given times of sending as arrival_s and sent_s, and count that in ``faults``."""
     if sent is None:
         return frame

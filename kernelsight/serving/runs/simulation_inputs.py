@@ -24,7 +24,7 @@ from kernelsight.serving.runs.result_tables import CostTables
 from kernelsight.serving.runs.tiers import tiers_of
 
 
-class World(NamedTuple):
+class SimulationInputs(NamedTuple):
     """Inputs of the simulation of all scenarios: rows of tables as dicts by key, step costs as the loop reads them."""
 
     scenarios: list[dict[str, Any]]  # those whose deployments can run
@@ -42,7 +42,7 @@ class World(NamedTuple):
     scorers: dict[str, float]  # default weights of a scored router, by scorer
 
 
-# the parameters of ``read_world``, and the tables of those whose name differs
+# the parameters of ``read_inputs``, and the tables of those whose name differs
 INPUTS = (
     *(
         "scenarios",
@@ -61,17 +61,17 @@ TABLES = {"settings": "deployment_settings", "faults": "deployment_faults"}
 THRESHOLDS = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
 
 # largest load whose prefixes are cached for the next simulation of it, requests
-MOST_REMEMBERED = 20_000
+MOST_MEMOISED = 20_000
 # ids up to this many times their count are renumbered by a lookup table, others by sorting
 SPREAD = 4
 
 
-def world_of(table: Callable[[str], pa.Table]) -> World:
+def inputs_of_session(table: Callable[[str], pa.Table]) -> SimulationInputs:
     """Return the inputs for a session's scenarios; ``table``: function that returns a table by its name."""
-    return read_world(**{name: table(TABLES.get(name, name)) for name in INPUTS})
+    return read_inputs(**{name: table(TABLES.get(name, name)) for name in INPUTS})
 
 
-def read_world(
+def read_inputs(
     *,
     scenarios: pa.Table,
     scenario_loads: pa.Table,
@@ -87,7 +87,7 @@ def read_world(
     kv_tier_settings: pa.Table,
     models: pa.Table,
     router_scorers: pa.Table,
-) -> World:
+) -> SimulationInputs:
     """Return the inputs of the simulation from its tables, without scenarios whose deployments have faults."""
     deployments = by_key(settings, "deployment_id")
     broken = set(faults["deployment_id"].to_pylist())
@@ -99,7 +99,7 @@ def read_world(
     pairs = list(load_of_scenario)
     waits = waits_of(load_requests, load_dependencies, loads)
     keys = with_drafts((key for row in wanted for key in deployments_of(row)), deployments)
-    return World(
+    return SimulationInputs(
         wanted, load_requests, {scenario: waits[load] for scenario, load in pairs if load in waits},
         memoised((load_requests,), "columns", lambda: load_columns(load_requests)),
         {scenario: loads[load] for scenario, load in pairs if load in loads}, deployments,
@@ -125,22 +125,24 @@ def waits_of(
     return waits
 
 
-def first_requests(world: World, most: int) -> World:
-    """Return the world with at most the first ``most`` requests of each load."""
-    spans = sorted(set(world.spans.values())) or [(0, 0)]
+def first_requests(inputs: SimulationInputs, most: int) -> SimulationInputs:
+    """Return the inputs with at most the first ``most`` requests of each load."""
+    spans = sorted(set(inputs.spans.values())) or [(0, 0)]
     counts = [min(stop - start, most) for start, stop in spans]
-    if sum(counts) == world.requests.num_rows:
-        return world
+    if sum(counts) == inputs.requests.num_rows:
+        return inputs
     places = dict(zip(spans, np.cumsum([0, *counts]).tolist(), strict=False))
     rows = np.concatenate([np.arange(start, start + count) for (start, _), count in zip(spans, counts, strict=True)])
-    return world._replace(
-        requests=world.requests.take(pa.array(rows)),
+    return inputs._replace(
+        requests=inputs.requests.take(pa.array(rows)),
         waits={
             name: Waits(*(values[(waits.request < most) & (waits.after < most)] for values in waits))
-            for name, waits in world.waits.items()
+            for name, waits in inputs.waits.items()
         },
-        columns={name: values[rows] for name, values in world.columns.items()},
-        spans={name: (places[span], places[span] + min(span[1] - span[0], most)) for name, span in world.spans.items()},
+        columns={name: values[rows] for name, values in inputs.columns.items()},
+        spans={
+            name: (places[span], places[span] + min(span[1] - span[0], most)) for name, span in inputs.spans.items()
+        },
     )
 
 
@@ -161,19 +163,19 @@ def laid_out(
     return {key: costs[key] for key in keys}
 
 
-def pool_of(world: World, key: str) -> replica.Pool:
+def pool_of(inputs: SimulationInputs, key: str) -> replica.Pool:
     """Return a deployment's engines for the loop: limits, host constants, step costs, stages, ranks and KV tiers."""
-    deployment, cost = world.deployments[key], world.costs[key]
-    limits = limits_of(deployment, world.plans[key], cost.window_tokens)
+    deployment, cost = inputs.deployments[key], inputs.costs[key]
+    limits = limits_of(deployment, inputs.plans[key], cost.window_tokens)
     launches, draft = cost.launches, None
     if deployment["draft_deployment_id"]:
-        proposing = world.costs[deployment["draft_deployment_id"]]
+        proposing = inputs.costs[deployment["draft_deployment_id"]]
         draft = replica.Draft(proposing.packed, proposing.window_tokens)
         launches += limits.drafts * proposing.launches
-    host = host_of(world.hosts[key], deployment, launches)
-    stages = layers_of_stages(world.layers[deployment["model"]], deployment["pp"], deployment["engine"])
+    host = host_of(inputs.hosts[key], deployment, launches)
+    stages = layers_of_stages(inputs.layers[deployment["model"]], deployment["pp"], deployment["engine"])
     ranks = deployment["dp"] if deployment["lock_step"] else 1
-    tiers = tiers_of(world.tiers.get(key, []))
+    tiers = tiers_of(inputs.tiers.get(key, []))
     return replica.Pool(limits, host, cost.packed, deployment["dp"], stages, draft, ranks, tiers)
 
 
@@ -202,25 +204,29 @@ def load_columns(requests: pa.Table) -> dict[str, np.ndarray]:
 
 
 def load_of(
-    world: World, rows: np.ndarray, scenario: dict[str, Any], deployment: dict[str, Any], plan: dict[str, Any]
+    inputs: SimulationInputs,
+    rows: np.ndarray,
+    scenario: dict[str, Any],
+    deployment: dict[str, Any],
+    plan: dict[str, Any],
 ) -> Load:
     """Return ``rows`` of the requests as a load of the loop; evenly spaced rows: those of one replica.
 
     Where requests wait for others, ``rows`` must be all of the scenario's.
     """
     every = slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if rows.size > 1 else 1)  # a slice is no copy
-    columns = world.columns
+    columns = inputs.columns
     concurrency = scenario["max_concurrency"]
     return Load(
         columns["arrival_s"][every] * 1e6,
         columns["prompt_tokens"][every].astype(np.int64),
         columns["output_tokens"][every].astype(np.int64),
-        *shared_prefixes(world.requests, rows, deployment, plan),
+        *shared_prefixes(inputs.requests, rows, deployment, plan),
         priority=columns["priority"][every],
         warmups=int(columns["warmup"][every].sum()),
         max_concurrency=records.NO_LIMIT if concurrency is None else concurrency,
         user_us=user_us_of(scenario),
-        waits=world.waits.get(scenario["scenario_id"]),
+        waits=inputs.waits.get(scenario["scenario_id"]),
     )
 
 
@@ -249,16 +255,18 @@ def routing_of(scenario: dict[str, Any], deployment: dict[str, Any], scorers: Ma
     return Routing(router, **{name: value for name, value in thresholds.items() if value is not None}, weights=weights)
 
 
-def replicas_interact(world: World, scenario: dict[str, Any], deployment: dict[str, Any], rows: np.ndarray) -> bool:
+def replicas_interact(
+    inputs: SimulationInputs, scenario: dict[str, Any], deployment: dict[str, Any], rows: np.ndarray
+) -> bool:
     """Whether the state of one engine affects which requests another one gets, or when."""
     if (
         deployment["lock_step"]
-        or any(tier["shared"] for tier in world.tiers.get(deployment["deployment_id"], []))
+        or any(tier["shared"] for tier in inputs.tiers.get(deployment["deployment_id"], []))
         or scenario["max_concurrency"] is not None
         or scenario["router"] not in (None, "round_robin")
     ):
         return True
-    return scenario["scenario_id"] in world.waits or bool(world.columns["warmup"][rows].any())
+    return scenario["scenario_id"] in inputs.waits or bool(inputs.columns["warmup"][rows].any())
 
 
 def by_deployment(table: pa.Table) -> dict[str, pa.Table]:
@@ -296,7 +304,7 @@ def shared_prefixes(
     if not shares_prefixes(deployment, plan) or requests["hash_ids"].null_count == requests.num_rows:
         return nothing
     block = plan["block_size"]
-    if rows.size > MOST_REMEMBERED:
+    if rows.size > MOST_MEMOISED:
         return _prefixes(requests, rows, block) or nothing
     # simulations of one load at other costs have the same prefixes
     key = ("prefixes", int(rows[0]), int(rows[-1]), rows.size, block)

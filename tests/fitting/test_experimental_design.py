@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.fitting.placing import LENGTH, NOISE, place, remaining
+from kernelsight.fitting.experimental_design import LENGTH, NOISE, greedy_design, remaining
 
 ONES = np.ones(20)
 
@@ -13,7 +13,7 @@ ONES = np.ones(20)
 def order(sizes: np.ndarray, **given: object) -> list[int]:
     count = len(sizes)
     words = {"deviation": np.ones(count), "weight": np.ones(count), "seconds": np.ones(count), "groups": ["a"] * count}
-    return [step.candidate for step in place(sizes, **{**words, **given})]
+    return [step.candidate for step in greedy_design(sizes, **{**words, **given})]
 
 
 def test_clusters_are_visited_before_neighbours() -> None:
@@ -46,7 +46,7 @@ def test_the_error_told_at_each_step_is_the_one_that_is_left() -> None:
     random = np.random.default_rng(0)
     sizes, deviation = random.uniform(0.0, 8.0, (30, 3)), random.uniform(0.05, 0.4, 30)
     weight, groups = random.uniform(0.1, 2.0, 30), ["a", "b"] * 15
-    steps = list(place(sizes, deviation, weight, np.full(30, 0.5), groups))
+    steps = list(greedy_design(sizes, deviation, weight, np.full(30, 0.5), groups))
     assert len({step.candidate for step in steps}) == len(steps)
     for count in (1, 7, len(steps)):
         left = remaining(sizes, deviation, groups, [step.candidate for step in steps[:count]])
@@ -61,7 +61,7 @@ def test_a_choice_beats_chance() -> None:
     random = np.random.default_rng(1)
     sizes, weight = random.normal(0.0, 3.0, (120, 2)), random.pareto(1.5, 120) + 0.1
     words = (sizes, np.ones(120), weight, np.ones(120), ["a"] * 120)
-    chosen = [step.candidate for step in place(*words)][:12]
+    chosen = [step.candidate for step in greedy_design(*words)][:12]
     left = float(weight @ remaining(sizes, np.ones(120), words[4], chosen))
     drawn = [
         float(weight @ remaining(sizes, np.ones(120), words[4], random.choice(120, 12, replace=False)))

@@ -21,9 +21,9 @@ from kernelsight.fitting.sweep_files import measured_families
 from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.fitting.vendors import vendor_latency_model
 from kernelsight.kernels.families import FAMILIES, MEASURED
+from kernelsight.kernels.kernel_constants import rows_of_part, vendors_of
 from kernelsight.kernels.latency_model import LatencyModel
 from kernelsight.kernels.pack import default_pack, pack_table
-from kernelsight.kernels.resolve import rows_of_part, vendors_of
 
 # training effort of a correction; below that for a budget of sites: a whole sweep is denser, and a pack has many
 PACK_EFFORT = 0.4

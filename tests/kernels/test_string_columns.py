@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelsight.kernels.columns import combinations
+from kernelsight.kernels.string_columns import combinations
 
 NAMES = ("gpu", "engine", "dtype")
 words = st.sampled_from([None, "", "a", "b", "a|b", "é"])

@@ -11,9 +11,7 @@ import pytest
 
 from kernelsight.catalog.tables import contracts, facts
 from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.kernel_selection import choose
-from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import (
+from kernelsight.kernels.kernel_constants import (
     UNKNOWN,
     constants_at,
     family_facts,
@@ -22,6 +20,8 @@ from kernelsight.kernels.resolve import (
     rows_of_part,
     structure_at,
 )
+from kernelsight.kernels.kernel_selection import choose
+from kernelsight.kernels.pack import pack_table
 
 FAMILY = "prefill_attention"
 TILE = Coefficient("query_tile", "rows", 128.0, 16.0, 512.0, "fixed", "rows of queries")
