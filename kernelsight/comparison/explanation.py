@@ -11,7 +11,6 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.cause_selection import explain, is_believed
 from kernelsight.comparison.cause_sizes import GROUPS, State
-from kernelsight.comparison.causes_by_evidence import LEAST_FACTOR, MOST_FACTOR
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
 from kernelsight.comparison.errors import METRICS, errors_of, measured_by_metric, predicted_of
 from kernelsight.comparison.factors import (
@@ -32,6 +31,7 @@ from kernelsight.comparison.replayed_log import base_of, explained_table, joined
 from kernelsight.comparison.residuals import NOTHING, group_residuals, similar
 from kernelsight.comparison.sample import Sample
 from kernelsight.comparison.settings import contradictions
+from kernelsight.comparison.signature_causes import LEAST_FACTOR, MOST_FACTOR
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.number_format import percent

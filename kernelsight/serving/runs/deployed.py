@@ -14,7 +14,8 @@ from kernelsight.scenario.plan import deployment_rows, gpu_assumptions, normalis
 from kernelsight.scenario.refusals import refuse_faults
 from kernelsight.serving.engine.replica import Pool
 from kernelsight.serving.runs.pools import cost_tables
-from kernelsight.serving.runs.simulation_inputs import SimulationInputs, by_key, laid_out, pool_of, shares_prefixes
+from kernelsight.serving.runs.shared_prefixes import shares_prefixes
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs, by_key, laid_out, pool_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from kernelsight.serving.engine.batch import units_held
 from kernelsight.serving.engine.limits import is_plain, limits_of
 from kernelsight.serving.runs.interval_ends import FirstRequests, deployments_served
-from kernelsight.serving.runs.simulation_inputs import SimulationInputs, shares_prefixes
+from kernelsight.serving.runs.shared_prefixes import shares_prefixes
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs
 
 # scheduling policies may keep as many KV units free as all requests hold when they end
 KEPT_FREE = 2

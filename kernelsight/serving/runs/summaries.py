@@ -23,7 +23,8 @@ from kernelsight.serving.engine.request_blocks import BLOCK, LEAST_BLOCKS
 from kernelsight.serving.engine.served import REAL, WHOLE, Outcome, Totals
 from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests
 from kernelsight.serving.runs.result_tables import histogram_rows, histogram_table, total_rows, total_table
-from kernelsight.serving.runs.simulation_inputs import SimulationInputs, pool_of, shares_prefixes, user_us_of
+from kernelsight.serving.runs.shared_prefixes import shares_prefixes
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs, pool_of, user_us_of
 from kernelsight.serving.runs.statistics_tables import QUANTILES, Counted, joined, quantiles_of
 from kernelsight.serving.runs.threads import over_threads
 from kernelsight.serving.runs.tiers import moved_rows
