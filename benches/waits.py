@@ -85,7 +85,7 @@ pq.write_table(calls.drop_columns(["call"]).combine_chunks(), "calls.parquet")
 """
 # the loop alone: with prepared step costs, without result tables
 LOOP = """
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.simulation_inputs import read_inputs
 row = dict(model="qwen3-14b", gpu="h100_sxm", request_rate=20.0, num_prompts=1_000_000, input_len=256, output_len=256)

@@ -22,8 +22,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.databases import Database, lock_database, open_database
 from kernelsight.dataflow.disk_cache import content_digest
-from kernelsight.dataflow.engine import Database, lock_database, open_database
 from kernelsight.dataflow.graph import Node
 from kernelsight.dataflow.memory_cache import LruCache, memoised
 from kernelsight.dataflow.session import Session

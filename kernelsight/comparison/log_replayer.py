@@ -17,7 +17,7 @@ from kernelsight.comparison.replay import KERNELS, LOAD, LONG, NO_LOAD, REPLAYED
 from kernelsight.dataflow.freed_memory import return_freed_memory
 from kernelsight.dataflow.session import Session
 from kernelsight.kernels.step_costs import FACTORS, TIMED, corrected
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.serving.engine.waits import PARTS
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.result_tables import NANOSECONDS, CostTables, Replica

@@ -137,8 +137,8 @@ def prediction_vs_production(
     fork: Callable[[], Session],
 ) -> pa.Table:
     """Measured and predicted latencies of each request, and the parts of its miss."""
-    from kernelsight.comparison.by_request import FittedExplanation, request_table
     from kernelsight.comparison.compared_log import compared_logs
+    from kernelsight.comparison.prediction_vs_production import FittedExplanation, request_table
 
     explained = FittedExplanation(log_replays, explained_replays, fitted_parameters, fitted_causes)
     with fork() as session:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.dataflow.session import Session
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 
 LOAD = "log"
 # flags of a load that is never drawn: the log's requests replace it

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.conditions import columns_of, parse
-from kernelsight.dataflow.engine import literal, quote
+from kernelsight.dataflow.databases import literal, quote
 from kernelsight.dataflow.types import arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
 from kernelsight.errors import InvalidInput, breaks_contract, nearest

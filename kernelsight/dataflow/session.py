@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.catalogue import CATALOGUE
 from kernelsight.dataflow.contract import NAME, as_arrow, conform
-from kernelsight.dataflow.engine import complaint, interruptible, stop_if_interrupted
+from kernelsight.dataflow.databases import complaint, interruptible, stop_if_interrupted
 from kernelsight.dataflow.node_runs import NodeRuns
 from kernelsight.dataflow.rows import as_table, is_rows
 from kernelsight.dataflow.table_store import FILE

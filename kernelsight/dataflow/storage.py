@@ -10,8 +10,8 @@ import duckdb
 import pyarrow as pa
 
 from kernelsight.dataflow.contract import Contract, ddl
+from kernelsight.dataflow.databases import first_line, literal, quote, stop_if_interrupted
 from kernelsight.dataflow.durable import draft_of
-from kernelsight.dataflow.engine import first_line, literal, quote, stop_if_interrupted
 from kernelsight.errors import InvalidInput, RunFailed
 
 # DuckDB 2 writes storage version 2.0 by default, which the 1.x command line cannot open

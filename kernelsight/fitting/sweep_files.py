@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.engine import first_line, literal
+from kernelsight.dataflow.databases import first_line, literal
 from kernelsight.dataflow.parquet_files import read_schema
 from kernelsight.errors import InvalidInput, breaks_contract, extra_missing
 from kernelsight.fitting.kernel_sweeps import aiconfigurator, plain

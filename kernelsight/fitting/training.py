@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import facts
-from kernelsight.dataflow.engine import literal, quote
+from kernelsight.dataflow.databases import literal, quote
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.work import work_cursor
 

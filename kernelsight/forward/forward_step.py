@@ -11,8 +11,8 @@ from kernelsight.errors import InvalidInput
 from kernelsight.escape import html_table, visible
 from kernelsight.number_format import interval, number
 from kernelsight.scenario.alternatives import graphs_end, graphs_for
-from kernelsight.scenario.plan import deployment_row, gpu_assumptions, normalise, resolve_names
 from kernelsight.scenario.refusals import refuse_faults
+from kernelsight.scenario.scenario_rows import deployment_row, gpu_assumptions, normalise, resolve_names
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kernelsight.dataflow.bounded_files import TOO_MUCH_MEMORY, WHOLE_BYTES, check_file, decoded, unpacked_file
-from kernelsight.dataflow.engine import literal
+from kernelsight.dataflow.databases import literal
 from kernelsight.dataflow.parquet_files import read_schema
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.json_outline import outline

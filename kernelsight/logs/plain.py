@@ -9,7 +9,7 @@ from typing import NamedTuple
 import duckdb
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.engine import cursor_for_values, first_line, literal, quote
+from kernelsight.dataflow.databases import cursor_for_values, first_line, literal, quote
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import as_arrow, conform
-from kernelsight.dataflow.engine import cursor_for_values, first_line
+from kernelsight.dataflow.databases import cursor_for_values, first_line
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable

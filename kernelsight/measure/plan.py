@@ -63,7 +63,7 @@ def served_calls(
     ``weight``: share of the steps' time; ``latency_us``; ``half``: half width of the 90 % interval of log latency.
     UnknownName: no such model, GPU or engine.
     """
-    from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
+    from kernelsight.scenario.scenario_rows import deployment_row, normalise, resolve_names
 
     deployments, steps = [], []
     model_rows = {row["model"]: row for row in session.table("models").to_pylist()}

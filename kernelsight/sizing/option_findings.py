@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.sweeps.cliffs import cliff_of
 from kernelsight.sweeps.rate_intervals import Rated
 from kernelsight.sweeps.trials import give_reach

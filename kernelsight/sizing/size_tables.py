@@ -13,8 +13,8 @@ from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.flags import ALIASES
 from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.objectives import Objective
-from kernelsight.scenario.plan import normalise, resolve_gpu
 from kernelsight.scenario.prices import read_prices
+from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
 from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, rows_of
 from kernelsight.sizing.decision import Demand, Option, options_of
 from kernelsight.sizing.deployment_rows import day_values, deployment_row, flag_values, hour_rows, statistic_rows

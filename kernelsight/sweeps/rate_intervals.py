@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.scenario.objectives import STATISTICS, Objective
-from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
+from kernelsight.scenario.plan import Plan, give_plan, plan_rows
 from kernelsight.sweeps.rate_search import HighestRate
 
 if TYPE_CHECKING:

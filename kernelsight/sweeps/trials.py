@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER
 from kernelsight.scenario.load_rules import distribution
-from kernelsight.scenario.plan import deployments_of, with_drafts
+from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.engine import client_metrics
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.records import FINISHED, ITL_BINS

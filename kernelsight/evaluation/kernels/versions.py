@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
-from kernelsight.dataflow.engine import literal
+from kernelsight.dataflow.databases import literal
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.fitting.cells import is_serving
 from kernelsight.fitting.expressions import predict_family

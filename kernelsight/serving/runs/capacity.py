@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kernelsight.scenario.plan import deployments_of
+from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.serving.costs.knots import Reach
 from kernelsight.serving.engine.host import Z_90
 from kernelsight.serving.runs.full_batch import Lengths, Station, lengths_of, station_of

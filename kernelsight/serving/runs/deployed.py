@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.plan import deployment_rows, gpu_assumptions, normalise, prefill_flags, resolve_names
 from kernelsight.scenario.refusals import refuse_faults
+from kernelsight.scenario.scenario_rows import deployment_rows, gpu_assumptions, normalise, prefill_flags, resolve_names
 from kernelsight.serving.engine.replica import Pool
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.shared_prefixes import shares_prefixes

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.memory_cache import LruCache, memoised
-from kernelsight.scenario.plan import deployments_of, with_drafts
+from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.engine.host import Z_90
 from kernelsight.serving.runs.capacity import capacities
 from kernelsight.serving.runs.pools import cost_tables

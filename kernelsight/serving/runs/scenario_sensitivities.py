@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.scenario.plan import deployments_of
+from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.serving.runs.interval_ends import MOST_REQUESTS, deployments_served
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.resource_gains import SENT

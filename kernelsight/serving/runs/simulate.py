@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.scenario.plan import deployments_of, with_drafts
+from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.engine import replica
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.inputs import Load

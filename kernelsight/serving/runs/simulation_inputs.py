@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.memory_cache import memoised
-from kernelsight.scenario.plan import deployments_of, with_drafts
 from kernelsight.scenario.router_weights import parse_weights
+from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.costs.stages import layers_of_stages
 from kernelsight.serving.engine import records, replica
 from kernelsight.serving.engine.host import host_of

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.scenario.plan import deployments_of
+from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.many_scenarios import Columns, Loads, Workspace, serve_loads
 from kernelsight.serving.engine.records import LARGEST_BLOCK, NO_LIMIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelsight.dataflow import disk_cache, engine
+from kernelsight.dataflow import databases, disk_cache
 from kernelsight.serving.runs import interval_ends
 from kernelsight.session import connect
 
@@ -21,7 +21,7 @@ def test_another_load_on_a_known_deployment_asks_no_database(tmp_path, monkeypat
         assert session.simulate(**LOAD, request_rate=2.5).summary  # takes the cached tables for the first time
         assert laid_out
         laid_out.clear()
-    monkeypatch.setattr(engine, "open_database", lambda *_: pytest.fail("a database was opened"))
+    monkeypatch.setattr(databases, "open_database", lambda *_: pytest.fail("a database was opened"))
     with connect() as session:
         again = session.simulate(**LOAD, request_rate=3.0).summary
         assert again["interval_90"] and again["breakdown"] and again["verdict"]
