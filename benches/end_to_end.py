@@ -19,8 +19,8 @@ from record import ROOT, record
 
 from kernelsight.cli.main import main as kernelsight
 from kernelsight.evaluation.runs.measured_runs import read_runs
-from kernelsight.evaluation.runs.scores import GROUP, is_fitting, is_scored_separately
-from kernelsight.evaluation.runs.subsets import by_group, scored_runs
+from kernelsight.evaluation.runs.scores import GROUP, group_of, is_fitting, is_scored_separately
+from kernelsight.evaluation.runs.subsets import scored_runs
 
 WORDS = "backtest --runs aiconfigurator --constants transfer,group,shipped,none --against aiconfigurator"
 KEPT = ("levels", "by_basis", "read", "excluded", "runs", "fitted_on", "stated_again", "repeated", "not_simulated")
@@ -51,9 +51,9 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, Any]:
 def lone_models() -> int:
     """Return the number of scored runs whose model has no fitting run in another group."""
     runs = [run | {"fitting": is_fitting(run["run_id"])} for run in read_runs("aiconfigurator").table.to_pylist()]
-    fitting = {(run["model"], by_group(run)) for run in runs if run["fitting"] and not is_scored_separately(run)}
+    fitting = {(run["model"], group_of(run)) for run in runs if run["fitting"] and not is_scored_separately(run)}
     return sum(
-        not any(model == run["model"] and group != by_group(run) for model, group in fitting)
+        not any(model == run["model"] and group != group_of(run) for model, group in fitting)
         for run in scored_runs(runs)
     )
 

@@ -71,7 +71,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30_000, help="rows kept of the target, and of the other GPUs")
     arguments = parser.parse_args()
 
-    form, tables = FAMILIES[arguments.family].form, (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
+    latency_model, tables = (
+        FAMILIES[arguments.family].latency_model,
+        (facts("kernel_implementations"), facts("gpus"), facts("fabrics")),
+    )
     others = thinned(
         training_rows([arguments.sweep], arguments.family, [gpu for gpu in CHOSEN_ON if gpu != arguments.target]),
         arguments.rows,
@@ -83,22 +86,24 @@ def main() -> None:
     training = pa.concat_tables([others, measured_rows])
 
     started = time.perf_counter()
-    constants = pack_table(fit_family(arguments.family, form, training, *tables, "bench"))
-    latency = predict_family(arguments.family, form, test, constants, *tables)
+    constants = pack_table(fit_family(arguments.family, latency_model, training, *tables, "bench"))
+    latency = predict_family(arguments.family, latency_model, test, constants, *tables)
     measured, kernels = test["latency_us"].to_numpy(), np.array(kernels_of(test))
     print(f"{arguments.family}, {arguments.target}, {arguments.budget:.0%} of the sites, {test.num_rows:,} test rows")
     print(f"{'form':22} {'median %':>8} {'mean %':>8} {'seconds':>8}")
     print(error_row("expression", latency, measured, kernels, time.perf_counter() - started))
 
     started = time.perf_counter()
-    fitted = fit_measured(arguments.family, form, training, arguments.target, constants, *tables)
+    fitted = fit_measured(arguments.family, latency_model, training, arguments.target, constants, *tables)
     rows = rows_of(arguments.family, arguments.target, fitted)
-    corrected = correct(arguments.family, form, test, latency, rows, *tables)
+    corrected = correct(arguments.family, latency_model, test, latency, rows, *tables)
     print(error_row("network", corrected, measured, kernels, time.perf_counter() - started))
 
     started = time.perf_counter()
-    base = predict_family(arguments.family, form, measured_rows, constants, *tables)
-    inputs, test_inputs = (features_of(arguments.family, form, table, *tables) for table in (measured_rows, test))
+    base = predict_family(arguments.family, latency_model, measured_rows, constants, *tables)
+    inputs, test_inputs = (
+        features_of(arguments.family, latency_model, table, *tables) for table in (measured_rows, test)
+    )
     train = inputs, np.log(measured_rows["latency_us"].to_numpy() / base), np.array(kernels_of(measured_rows))
     factor = np.exp(boosted(train, (test_inputs, kernels)))
     print(error_row("boosting on the expression", latency * factor, measured, kernels, time.perf_counter() - started))

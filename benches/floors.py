@@ -18,13 +18,13 @@ from points import TRAIN, sampled
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fitted_coefficients
-from kernelsight.fitting.few_points import held_out_fit, measured_calls
+from kernelsight.fitting.few_shot import held_out_fit, measured_calls
 from kernelsight.fitting.point_fit import Measured
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import MEASURED
 from kernelsight.kernels.floors import CARRIED, is_floor, with_floors
+from kernelsight.kernels.kernel_constants import family_facts
 from kernelsight.kernels.pack import default_pack
-from kernelsight.kernels.resolve import family_facts
 
 GPUS = ("a100_sxm", "l40s", "h100_sxm", "rtx_pro_6000_server")
 STAND_INS = (("gemm",), ("batched_gemm",), ("quantize",))
@@ -49,9 +49,9 @@ def calls_of_gpu(sweep: Path, gpu: str) -> dict[str, Measured]:
 
 def floor_share(measured: Measured) -> np.ndarray:
     """Return the share of each call's latency that is floor: d log latency / d log floors."""
-    constants = fitted_coefficients(measured.calls.form)
+    constants = fitted_coefficients(measured.calls.latency_model)
     per_floor = [column / one.spread if is_floor(one.name) else 0.0 * column
-                 for column, one in zip(measured.places.slopes.T, constants, strict=True)]  # fmt: skip
+                 for column, one in zip(measured.inputs.slopes.T, constants, strict=True)]  # fmt: skip
     return np.sum(per_floor, axis=0)
 
 
@@ -70,10 +70,12 @@ def scored(calls: dict[str, Measured], log_by: float) -> str:
     """Return the errors with floors moved by ``log_by`` as text: median / mean, and median of short calls."""
     medians, means, short_medians = [], [], []
     for measured in calls.values():
-        moved = measured.calls._replace(at=with_floors(measured.calls.form.coefficients, measured.calls.at, log_by))
+        moved = measured.calls._replace(
+            at=with_floors(measured.calls.latency_model.coefficients, measured.calls.at, log_by)
+        )
         error = np.abs(moved.latency_us() / (measured.predicted_us * np.exp(measured.log_error)) - 1.0)
-        for dtype in dict.fromkeys(measured.places.dtype.tolist()):
-            of_cell = measured.places.dtype == dtype
+        for dtype in dict.fromkeys(measured.inputs.dtype.tolist()):
+            of_cell = measured.inputs.dtype == dtype
             medians.append(np.median(error[of_cell]))
             means.append(error[of_cell].mean())
             short = of_cell & (measured.predicted_us < SHORT_US)

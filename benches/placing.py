@@ -22,17 +22,17 @@ import pyarrow as pa
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.cells import is_serving
 from kernelsight.fitting.correction import WIDE, as_stored, fit_correction
+from kernelsight.fitting.experimental_design import greedy_design, positions
 from kernelsight.fitting.expressions import predict_family
 from kernelsight.fitting.measured import FEW_ROWS, SHARE_OF_FEW, STUDENTS, features_of, kernels_of
 from kernelsight.fitting.nearby import MOST_POINTS, fit_nearby
-from kernelsight.fitting.placing import place, positions
 from kernelsight.fitting.splits import site_names
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.kernel_constants import family_facts
 from kernelsight.kernels.nearby import nearby_delta
 from kernelsight.kernels.network import correction, scaled
 from kernelsight.kernels.pack import default_pack
-from kernelsight.kernels.resolve import family_facts
 
 CELLS = (
     ("gemm", "bf16", "trtllm"),
@@ -55,11 +55,16 @@ class Grid:
         table = training_rows([sweep], family, [gpu], f"and engine = '{engine}' and dtype = '{dtype}'")
         table = table.filter(pa.array(is_serving(family, table)))
         self.family = family
-        form, tables = FAMILIES[family].form, (facts("kernel_implementations"), facts("gpus"), facts("fabrics"))
+        latency_model, tables = (
+            FAMILIES[family].latency_model,
+            (facts("kernel_implementations"), facts("gpus"), facts("fabrics")),
+        )
         without = family_facts(family, *tables[:2]).generation[gpu]
-        expected = predict_family(family, form, table, default_pack(), *tables, without=without, measured=False)
+        expected = predict_family(
+            family, latency_model, table, default_pack(), *tables, without=without, measured=False
+        )
         self.residual = np.log(table["latency_us"].to_numpy() / expected)
-        self.inputs = features_of(family, form, table, *tables)
+        self.inputs = features_of(family, latency_model, table, *tables)
         self.at = positions(self.inputs)
         self.kernels = kernels_of(table)
         names, self.site = site_names(family, table)
@@ -113,7 +118,7 @@ class Grid:
         """Return the first ``count`` points of a plan in which all calls have the same weight."""
         pool = _spaced(np.random.default_rng(0).permutation(self.pool), CANDIDATES)
         ones = np.ones(pool.size)
-        steps = place(positions(self.inputs[pool]), ones, ones, ones, ["one"] * pool.size)
+        steps = greedy_design(positions(self.inputs[pool]), ones, ones, ones, ["one"] * pool.size)
         return pool[[step.candidate for step, _ in zip(steps, range(count), strict=False)]]
 
     def farthest(self, count: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from record import ROOT, record
 
 from kernelsight.catalog.tables import facts
 from kernelsight.evaluation.kernels.evaluate import NAMED
-from kernelsight.evaluation.kernels.points import Family, PointBudget, calls_of_family, predicted_after
+from kernelsight.evaluation.kernels.few_shot import Family, PointBudget, calls_of_family, predicted_after
 from kernelsight.fitting.cells import generation_of, is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.pack_rows import write_pack

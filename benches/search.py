@@ -32,7 +32,7 @@ from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS
-from kernelsight.searching.space_files import read_spaces
+from kernelsight.searching.space_files import SpaceTables, read_spaces
 from kernelsight.searching.targets import Target, target_of, truth_of
 
 SPACES = ROOT.parent / "shared" / "data" / "kernel_spaces.parquet"
@@ -42,6 +42,9 @@ BUDGET = 100
 TUNER_BUDGET = 300
 # regret by which a search may exceed the best one that does not learn from other GPUs
 HARM = 0.02
+AGAINST_TUNER = "measurements against Kernel Tuner's strategies"
+# spaces by name, GPUs (none: all), number of seeds
+Cases = tuple[Mapping[str, SpaceArrays], set[str], int]
 FILTERED = {"standard 4 of 4": 4, "filtered 4 of 16": 16}
 
 
@@ -256,8 +259,20 @@ def draw(evaluation: Mapping[str, Any], folder: Path) -> None:
     (both | risk).save(folder / "search_calibration.svg")
 
 
-def main(words: Iterable[str] | None = None) -> None:
-    """Run the named parts and print their tables; record them with ``--record``."""
+class Answer:
+    """What the bench found, by title: each table is printed when it is there, and all are written at the end."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def show(self, title: str, rows: list[dict[str, Any]]) -> None:
+        """Print a table and keep it."""
+        self.found[title] = rows
+        print(f"\n{title}\n\n{as_text(rows, list(rows[0]))}", flush=True)
+
+
+def parsed(words: Iterable[str] | None) -> argparse.Namespace:
+    """Return the arguments of the bench."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--space", nargs="+", required=True, metavar="FILE")
     parser.add_argument("--seeds", type=int, default=10)
@@ -266,69 +281,82 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, metavar="FOLDER")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json")
     parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
-    arguments = parser.parse_args(None if words is None else list(words))
+    return parser.parse_args(None if words is None else list(words))
+
+
+def score_policies(answer: Answer, tables: SpaceTables, gpus: list[str], arguments: argparse.Namespace) -> None:
+    """Score the search policies; draw and record their figures where that is wanted."""
+    started = time.process_time()
+    evaluation = evaluate(tables, gpus, seeds=arguments.seeds)
+    answer.found["evaluation"] = evaluation
+    answer.show("goals", goals(evaluation))
+    others = evaluation.get("without_nearest", {}).get("policies", [])
+    for title, rows in (("policies", evaluation["policies"]), ("policies without the most similar GPU", others)):
+        if rows:
+            answer.show(title, [{k: v for k, v in row.items() if k != "regret_curve"} for row in rows])
+    print(f"CPU seconds of this process: {time.process_time() - started:.0f}")
+    if arguments.plot:
+        draw(evaluation, arguments.plot)
+    if arguments.record:
+        command = f"python benches/search.py --space {SPACES.name} --seeds {arguments.seeds}"
+        record("search", figures_of(evaluation, arguments.seeds), command)
+
+
+def score_other_sources(answer: Answer, parts: list[str], replayed_cases: Cases, is_recorded: bool) -> None:
+    """Score searches without other GPUs and with misleading ones, beside Kernel Tuner's where these are wanted."""
+    spaces, _, seeds = replayed_cases
+    columns = {
+        "selective": end_regrets(spaces, cases_of(*replayed_cases, {})),
+        "without other GPUs": end_regrets(spaces, cases_of(*replayed_cases, {"forecaster": "gp"})),
+    }
+    if "misleading" in parts:
+        columns |= {how: altered_regrets(*replayed_cases, how, {}) for how in ("shuffled", "inverted")}
+    answer.show("regret (%) after 100 measurements", beside(columns))
+    if "tuner" not in parts:
+        return
+    tuner = tuner_results(*replayed_cases)
+    measurements = tuner_rows(tuner)
+    answer.show(AGAINST_TUNER, measurements)
+    harm = harm_rows(columns, tuner)
+    answer.show("points of regret worse than the best search without other GPUs", harm)
+    if is_recorded and "misleading" in parts:
+        command = f"python benches/search.py --space {SPACES.name} --parts tuner,misleading --seeds {seeds}"
+        record("search_tuner", tuner_figures(measurements, harm, TUNER_BUDGET, HARM) | {"seeds": seeds}, command)
+
+
+def score_neighbours(answer: Answer, replayed_cases: Cases) -> None:
+    """Score searches by neighbours that forecast more candidates than they measure."""
+    spaces = replayed_cases[0]
+    flags = {"proposer": "neighbours", "measure_per_parent": 4}
+    columns = {
+        name: end_regrets(spaces, cases_of(*replayed_cases, flags | {"samples_per_parent": count}))
+        for name, count in FILTERED.items()
+    }
+    columns["oracle 4 of 16"] = altered_regrets(*replayed_cases, "oracle", flags | {"samples_per_parent": 16})
+    answer.show("mean regret (%) of a search of neighbours", by_family(columns))
+
+
+def main(words: Iterable[str] | None = None) -> None:
+    """Run the named parts and print their tables; record them with ``--record``."""
+    arguments = parsed(words)
     parts, gpu_names = arguments.parts.split(","), arguments.gpus.split(",")
-    gpus = set() if gpu_names == ["all"] else set(gpu_names)
     tables = read_spaces(arguments.space)
     spaces = {
         name: space_arrays(tables.kernel_candidates, tables.kernel_measurements, name)
         for name in tables.kernel_spaces["space"].to_pylist()
     }
-    answer: dict[str, Any] = {}
-
-    def show(title: str, rows: list[dict[str, Any]]) -> None:
-        answer[title] = rows
-        print(f"\n{title}\n\n{as_text(rows, list(rows[0]))}", flush=True)
-
+    answer = Answer()
     if "policies" in parts:
-        started = time.process_time()
-        evaluation = evaluate(tables, gpu_names, seeds=arguments.seeds)
-        answer["evaluation"] = evaluation
-        show("goals", goals(evaluation))
-        others = evaluation.get("without_nearest", {}).get("policies", [])
-        for title, rows in (("policies", evaluation["policies"]), ("policies without the most similar GPU", others)):
-            if rows:
-                show(title, [{k: v for k, v in row.items() if k != "regret_curve"} for row in rows])
-        print(f"CPU seconds of this process: {time.process_time() - started:.0f}")
-        if arguments.plot:
-            draw(evaluation, arguments.plot)
-        if arguments.record:
-            command = f"python benches/search.py --space {SPACES.name} --seeds {arguments.seeds}"
-            record("search", figures_of(evaluation, arguments.seeds), command)
-    replayed_cases = (spaces, gpus, arguments.seeds)
+        score_policies(answer, tables, gpu_names, arguments)
+    replayed_cases = (spaces, set() if gpu_names == ["all"] else set(gpu_names), arguments.seeds)
     if "free" in parts or "misleading" in parts:
-        columns = {
-            "selective": end_regrets(spaces, cases_of(*replayed_cases, {})),
-            "without other GPUs": end_regrets(spaces, cases_of(*replayed_cases, {"forecaster": "gp"})),
-        }
-        if "misleading" in parts:
-            columns |= {how: altered_regrets(*replayed_cases, how, {}) for how in ("shuffled", "inverted")}
-        show("regret (%) after 100 measurements", beside(columns))
-        if "tuner" in parts:
-            tuner = tuner_results(*replayed_cases)
-            show("measurements against Kernel Tuner's strategies", tuner_rows(tuner))
-            harm = harm_rows(columns, tuner)
-            show("points of regret worse than the best search without other GPUs", harm)
-            if arguments.record and "misleading" in parts:
-                command = f"python benches/search.py --space {SPACES.name} --parts tuner,misleading"
-                figures = tuner_figures(
-                    answer["measurements against Kernel Tuner's strategies"], harm, TUNER_BUDGET, HARM
-                )
-                record("search_tuner", figures | {"seeds": arguments.seeds}, f"{command} --seeds {arguments.seeds}")
+        score_other_sources(answer, parts, replayed_cases, arguments.record)
     elif "tuner" in parts:
-        show("measurements against Kernel Tuner's strategies", tuner_rows(tuner_results(*replayed_cases)))
+        answer.show(AGAINST_TUNER, tuner_rows(tuner_results(*replayed_cases)))
     if "neighbours" in parts:
-        neighbour_flags = {"proposer": "neighbours", "measure_per_parent": 4}
-        columns = {
-            name: end_regrets(spaces, cases_of(*replayed_cases, neighbour_flags | {"samples_per_parent": count}))
-            for name, count in FILTERED.items()
-        }
-        columns["oracle 4 of 16"] = altered_regrets(
-            *replayed_cases, "oracle", neighbour_flags | {"samples_per_parent": 16}
-        )
-        show("mean regret (%) of a search of neighbours", by_family(columns))
+        score_neighbours(answer, replayed_cases)
     if arguments.output:
-        arguments.output.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+        arguments.output.write_text(json.dumps(answer.found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 from record import record
 
 from kernelsight.present.output import as_text
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.serving.engine import replica
 from kernelsight.session import connect
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from record import record
 
-from kernelsight.dataflow.columns import by_blocks, numeric
+from kernelsight.dataflow.array_expressions import by_blocks, numeric
 from kernelsight.kernels import latency
 from kernelsight.kernels.call_kinds import interval_half_widths
 from kernelsight.kernels.families import FAMILIES, LOWERED
@@ -27,7 +27,7 @@ from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.latency import latencies
 from kernelsight.kernels.network import Network
 from kernelsight.kernels.pack_contents import network_at
-from kernelsight.kernels.prepared import prepare_calls
+from kernelsight.kernels.prepared_calls import prepare_calls
 from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.session import Session, connect
 
@@ -164,7 +164,9 @@ def _bulk(family: str, calls: pa.Table, prices: PricingTables, tier: str, rows: 
         network, nodes = network_at(coefficients, family, kinds[0]["gpu"])
         at["network"] = Network(*(np.asarray(part, np.float32) for part in network))
         uniform["node"] = nodes.index(kinds[0]["kernel"]) if kinds[0]["kernel"] in nodes else -1
-    columns = numeric(calls.filter(pa.array(kind_of_row == 0)), [*FAMILIES[family].form.reads, "flops", "bytes"])
+    columns = numeric(
+        calls.filter(pa.array(kind_of_row == 0)), [*FAMILIES[family].latency_model.reads, "flops", "bytes"]
+    )
     columns = {name: np.resize(values, rows).astype(np.float32) for name, values in columns.items()}
     hardware = {name: np.asarray(values, np.float32) for name, values in hardware.items()}
     expression = latency.kernel_of(family)

@@ -20,7 +20,7 @@ from typing import Any
 from record import record
 
 from kernelsight.present.output import as_text
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.partitions import split
 from kernelsight.sweeps.sweep import sweep

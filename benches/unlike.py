@@ -78,22 +78,27 @@ def cut(gpu: str, engine: str) -> None:
 def siblings(sweep: Path, family: str) -> None:
     """Print a family's errors on each GPU of PAIRS, left out of the fit, by what its sibling contributes."""
     tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
-    form, rows = FAMILIES[family].form, training_rows([sweep], family, MEASURED)
+    latency_model, rows = FAMILIES[family].latency_model, training_rows([sweep], family, MEASURED)
     for gpu, sibling in PAIRS:
         training, target = (rows.filter(test(rows["gpu"], gpu)) for test in (pc.not_equal, pc.equal))
         seen = pc.unique(training.filter(pc.equal(training["gpu"], sibling))["implementation"])
         target = target.filter(pc.and_(pa.array(is_serving(family, target)), pc.is_in(target["implementation"], seen)))
         if not target.num_rows:
             continue
-        target, constants = thinned_kernels(target), pack_table(fit_family(family, form, training, *tables, "bench"))
+        target, constants = (
+            thinned_kernels(target),
+            pack_table(fit_family(family, latency_model, training, *tables, "bench")),
+        )
         without_gpus = constants.filter(pc.is_null(constants["gpu"]))
-        predictions = {"no GPU's factors": predict_family(family, form, target, without_gpus, *tables, measured=False)}
-        predictions["its sibling's"] = predict_family(family, form, target, constants, *tables, measured=False)
+        predictions = {
+            "no GPU's factors": predict_family(family, latency_model, target, without_gpus, *tables, measured=False)
+        }
+        predictions["its sibling's"] = predict_family(family, latency_model, target, constants, *tables, measured=False)
         sibling_correction = rows_of(
-            family, sibling, fit_measured(family, form, training, sibling, constants, *tables, effort=0.1)
+            family, sibling, fit_measured(family, latency_model, training, sibling, constants, *tables, effort=0.1)
         )
         predictions["and correction"] = correct(
-            family, form, target, predictions["its sibling's"], sibling_correction, *tables
+            family, latency_model, target, predictions["its sibling's"], sibling_correction, *tables
         )
         measured = target["latency_us"].to_numpy()
         errors = {name: 100.0 * np.abs(us / measured - 1.0) for name, us in predictions.items()}

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kernelsight.comparison.comparison import Comparison
     from kernelsight.errors import KernelSightError
     from kernelsight.forward.forward_step import Prediction
-    from kernelsight.questions import (
+    from kernelsight.public_functions import (
         compare,
         find_rates,
         predict,
@@ -77,7 +77,8 @@ _HOMES = {
     "launch_command": "scenario.launch.commands",
     "read_launch_line": "scenario.launch.lines",
     **dict.fromkeys(
-        ("compare", "find_rates", "predict", "search", "simulate", "size", "step_time", "sweep", "what_if"), "questions"
+        ("compare", "find_rates", "predict", "search", "simulate", "size", "step_time", "sweep", "what_if"),
+        "public_functions",
     ),
 }
 

@@ -34,7 +34,7 @@ def launch_signatures(
     read: Reader,
 ) -> pa.Table:
     """Launch signatures: deployments that launch the same kernels at the same step shapes share one."""
-    from kernelsight.kernels.launches import signatures_of
+    from kernelsight.kernels.launch_signatures import signatures_of
 
     return signatures_of(deployment_settings, step_shapes, sharded_layers, layer_weights, gpu_formats, read)
 
@@ -90,7 +90,7 @@ def kernel_sensitivities(
     read: Reader,
 ) -> pa.Table:
     """Elasticity of each kernel's latency by the facts of its GPU: derivatives of the kernel model, by JAX."""
-    from kernelsight.kernels.launches import launched_families
+    from kernelsight.kernels.launch_signatures import launched_families
     from kernelsight.kernels.pricing_tables import PricingTables
     from kernelsight.kernels.sensitivities import sensitivities_of_families
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow import session as dataflow
-from kernelsight.dataflow.cache import remembered
-from kernelsight.dataflow.graph import Graph, Node
-from kernelsight.dataflow.kept import Kept, is_kept, of_program
-from kernelsight.dataflow.locations import folder
+from kernelsight.dataflow.graph import Node
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
+from kernelsight.project_graph import cache_policy, project_graph
 from kernelsight.scenario.keywords import DEPLOYMENT, SCENARIO, SIZED, takes_flags
 from kernelsight.shipped_tables import embedded_facts
 
@@ -32,23 +29,6 @@ if TYPE_CHECKING:
     from kernelsight.sweeps.gradient import Gradient
     from kernelsight.sweeps.runs import Run, WhatIf
 
-# tables cached on disk: they follow from deployments, and take longer to compute than to read
-KEPT = (
-    *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
-    *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
-    *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
-    *("deployment_evidence", "step_cost_shares", "gpu_power", "gpu_engines", "deployment_presets", "memory_defaults"),
-)
-# modules with Python nodes
-MODULES = tuple(
-    f"kernelsight.{package}nodes"
-    for package in ("", "serving.", "sweeps.", "sizing.", "comparison.", "searching.", "choices.", "evaluation.")
-)
-# inputs of cached tables that count by their rows, not by what they were computed from: bounds of loads, and families
-BY_CONTENT = ("deployment_reach", "deployment_families")
-# given tables that change with each replay of a log: what is computed from them is not cached
-PASSING = ("corrections",)
-
 
 def connect(path: str | Path | None = None, *, read_only: bool = False, files: bool = True) -> Session:
     """Open a session: in memory, or on a DuckDB file, which provides its tables and stores given ones.
@@ -61,17 +41,8 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     """
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
-    disk_cache = Kept(KEPT, BY_CONTENT, catalog.program, PASSING)
-    return Session(_graph(), embedded_facts(), path=path, read_only=read_only, files=files, kept=disk_cache)
-
-
-@cache
-def _graph() -> Graph:
-    """Return the project's graph of nodes; with the cache on disk, it is read once for each version of the sources."""
-    graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
-    if is_kept():
-        graph.know(of_program(catalog.program(), "nodes", graph.nodes))
-    return graph
+    policy = cache_policy()
+    return Session(project_graph(), embedded_facts(), path=path, read_only=read_only, files=files, cache_policy=policy)
 
 
 class Session(dataflow.Session):
@@ -340,7 +311,7 @@ class Session(dataflow.Session):
         InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.
         """
         from kernelsight.comparison.log_files import LogFiles
-        from kernelsight.comparison.opening import open_comparison
+        from kernelsight.comparison.open_comparison import open_comparison
 
         files = LogFiles(log if requests is None else requests, baseline, log_format, columns, steps, metrics, kernels)
         how = {"stated": stated, "fit": fit, "hold_out": hold_out, "suspects": suspects}
@@ -368,7 +339,7 @@ class Session(dataflow.Session):
         ...     found.column("best_candidate").to_pylist(), session.table("search_rounds").num_rows
         (['tile=5'], 2)
         """
-        from kernelsight.searching.questions import give_searches
+        from kernelsight.searching.given_searches import give_searches
 
         give_searches(self, scenarios, [space] if isinstance(space, str | Path) else list(space))
         return self.table("search_summary")
@@ -386,11 +357,11 @@ class Session(dataflow.Session):
         """Return whether any deployment launches kernels of a family."""
         if table_kind == "latencies":
             return self.table(f"{family}_calls").num_rows > 0
-        from kernelsight.kernels.launches import launched_families
+        from kernelsight.kernels.launch_signatures import launched_families
 
         names = ("deployment_settings", "sharded_layers", "layer_weights")
         tables = tuple(map(self.table, names))
-        return family in remembered(tables, "launched families", lambda: frozenset(launched_families(*tables)))
+        return family in memoised(tables, "launched families", lambda: frozenset(launched_families(*tables)))
 
     def __repr__(self) -> str:
         path_text = f" on {self.path}" if self.path else ""

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.kept import of_program
+from kernelsight.dataflow.disk_cache import cached_for_program
 
 
 def embedded_facts() -> dict[str, Callable[[], pa.Table]]:
@@ -36,11 +36,11 @@ def _models() -> dict[str, pa.Table]:
 
 @cache
 def _model_facts(name: str) -> pa.Table:
-    return of_program(catalog.program(), f"facts {name}", lambda: _models()[name])
+    return cached_for_program(catalog.program(), f"facts {name}", lambda: _models()[name])
 
 
 @cache
 def _shipped_pack() -> pa.Table:
     from kernelsight.kernels.pack import default_pack
 
-    return of_program(catalog.program(), "pack", default_pack)
+    return cached_for_program(catalog.program(), "pack", default_pack)

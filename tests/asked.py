@@ -7,16 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from kernelsight.scenario import scenarios
+from kernelsight.scenario import plan
 from kernelsight.session import Session, connect
 from kernelsight.sweeps import sweep as sweeps
 
 
 def give_plan(session: Session, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Give the deployments and scenarios of rows of flags; return the scenario of each row."""
-    plan = scenarios.plan_rows(session, rows, origin="")
-    scenarios.give_plan(session, list(plan.deployments.values()), plan.planned)
-    return [row["scenario_id"] for row in plan.scenarios]
+    planned = plan.plan_rows(session, rows, origin="")
+    plan.give_plan(session, list(planned.deployments.values()), planned.planned)
+    return [row["scenario_id"] for row in planned.scenarios]
 
 
 def sweep(

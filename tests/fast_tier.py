@@ -14,19 +14,20 @@ FAST = {
     "choices": "test_siblings",
     "cli": "test_cache test_calibrate_evaluate test_serve",
     "comparison": "test_measured test_replay test_residuals test_signature",
-    "dataflow": "test_bounded_files test_bounded_values test_cache test_conditions test_contract test_durable "
-    "test_generated_nodes test_graph test_parquet_files test_redaction test_rows test_signals test_sql_nodes "
-    "test_types",
+    "dataflow": "test_bounded_files test_bounded_values test_conditions test_contract test_durable "
+    "test_generated_nodes test_graph test_memory_cache test_parquet_files test_redaction test_rows test_signals "
+    "test_sql_nodes test_types",
     "docs": "test_figures test_pages test_reference",
     "evaluation/runs": "test_campaigns test_coverage test_decisions test_parallel_sizes test_peer test_recipes "
     "test_scores",
-    "fitting": "test_cells test_intervals test_metrics test_placing test_splits",
+    "fitting": "test_cells test_experimental_design test_intervals test_metrics test_splits",
     "fitting/kernel_sweeps": "test_bounds test_import test_names test_neusight test_profiles",
-    "kernels": "test_collectives test_cut_rates test_decode test_energy test_features test_gpu_distance "
-    "test_hardware test_intervals test_linear test_moe test_network test_pack test_points test_resolve test_tiers "
+    "kernels": "test_collectives test_cut_rates test_decode test_energy test_features test_few_shot "
+    "test_gpu_distance test_hardware test_intervals test_kernel_constants test_linear test_moe test_network test_pack "
+    "test_tiers "
     "test_values test_vendors",
     "logs": "test_aiperf test_files test_guidellm test_inference_perf test_kernels test_otlp test_prometheus "
-    "test_registry test_sending test_sglang_bench test_vllm_iterations",
+    "test_registry test_send_times test_sglang_bench test_vllm_iterations",
     "measure": "test_cuda_launches test_host test_plan test_power test_suite test_timing",
     "models": "test_config test_newer_architectures test_quantization",
     "safety": "test_hostile_files",

@@ -22,10 +22,10 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import Recent, remembered
-from kernelsight.dataflow.engine import Database, lock_database, open_database
+from kernelsight.dataflow.databases import Database, lock_database, open_database
+from kernelsight.dataflow.disk_cache import content_digest
 from kernelsight.dataflow.graph import Node
-from kernelsight.dataflow.kept import content_digest
+from kernelsight.dataflow.memory_cache import LruCache, memoised
 from kernelsight.dataflow.session import Session
 
 HERE = Path(__file__).resolve().parent
@@ -47,7 +47,7 @@ class KnownQueries:
     def __init__(self) -> None:
         self.anew = False
         self.folder: Path | None = None
-        self._answers: Recent[pa.Table] = Recent(4000)
+        self._answers: LruCache[pa.Table] = LruCache(4000)
         self._reads: dict[tuple[Any, ...], dict[str, set[str]] | None] = {}
         self._databases: dict[tuple[str, bool], duckdb.DuckDBPyConnection] = {}
         self._cursors = threading.local()
@@ -197,7 +197,7 @@ def _ids(table: pa.Table) -> list[str]:
     """Return the deployments of a table."""
     if LABEL not in table.column_names:
         return []
-    return remembered((table,), "deployments", lambda: pc.unique(table[LABEL]).to_pylist())
+    return memoised((table,), "deployments", lambda: pc.unique(table[LABEL]).to_pylist())
 
 
 def _labelled(table: pa.Table, label: str | None) -> pa.Table:
@@ -219,7 +219,7 @@ def _content(table: pa.Table, columns: tuple[str, ...], label: str | None) -> by
         read = table.select(list(columns))
         return content_digest(_labelled(read, "") if label else read)
 
-    return remembered((table,), ("content of columns", columns, bool(label)), digest)
+    return memoised((table,), ("content of columns", columns, bool(label)), digest)
 
 
 def _told_elsewhere(table: pa.Table, label: str | None) -> bool:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kernelsight.dataflow.cache import Recent
 from kernelsight.dataflow.graph import Node
+from kernelsight.dataflow.memory_cache import LruCache
 from kernelsight.dataflow.node_runs import NodeRuns
 from kernelsight.session import connect
 from tests.conftest import QUERIES
@@ -29,7 +29,7 @@ def made(name: str, settings: dict[str, object]) -> dict[str, list[str]]:
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What other tests and runs asked is not known here."""
-    monkeypatch.setattr(QUERIES, "_answers", Recent(4000))
+    monkeypatch.setattr(QUERIES, "_answers", LruCache(4000))
     monkeypatch.setattr(QUERIES, "folder", tmp_path)
 
 

@@ -14,11 +14,11 @@ DIGITS_IN_SOURCE = re.compile(r"\.\d+[eEfFgG%]|%\}|,\.")
 # what is written for programs: names of columns, JSON, SQL, Prometheus, words of a launch line, the prompt of a model
 DATA = {
     "number_format.py",
-    "fitting/packing.py",  # the log of a fit
+    "fitting/pack_fit.py",  # the log of a fit
     "scenario/objectives.py",
     "scenario/launch/kv_tiers.py",
     "kernels/sparse.py",
-    "present/watched.py",
+    "present/watch_windows.py",
     "present/html/page.py",
     "present/trace/trace_events.py",
     "present/trace/timeline.py",

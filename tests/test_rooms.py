@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 ROOMS = tuple(
     """
     version number_format escape errors dataflow catalog models kernels fitting scenario forward serving logs
-    present measure sweeps sizing comparison searching choices nodes shipped_tables session questions __init__ server
-    plugins evaluation cli __main__
+    present measure sweeps sizing comparison searching choices nodes shipped_tables project_graph session
+    public_functions __init__ server plugins evaluation cli __main__
     """.split()
 )
 # folders within a room that have an order of their own

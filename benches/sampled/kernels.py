@@ -17,7 +17,7 @@ import kernelsight as ks
 from kernelsight.cli.main import main as kernelsight
 from kernelsight.evaluation.kernels.baselines import systems_folder
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.points import PointBudget, rows_after_points
+from kernelsight.evaluation.kernels.few_shot import PointBudget, rows_after_points
 from kernelsight.evaluation.kernels.predict import fit_and_predict
 from kernelsight.fitting.splits import Split
 from kernelsight.kernels.families import FAMILIES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import record
@@ -249,50 +249,6 @@ def behind() -> str:
     )
 
 
-SEPARATE = {
-    "data-parallel attention": "data-parallel attention, aggregated (in-sample: its rules were changed after looks at these runs)",
-    "disaggregated": "disaggregated, attention not data-parallel",
-    "disaggregated, data-parallel attention": "disaggregated, data-parallel attention",
-    "parallel sizes restored": "parallel sizes restored",
-    "with_drafts": "DeepSeek-R1, with multi-token prediction (inferred)",
-    "without_drafts": "DeepSeek-R1, without (inferred)",
-}
-
-
-def separate() -> str:
-    """Table of runs that are scored separately with the constants of `transfer`: median / mean, p90, bias."""
-    parts = figures()["separate"]
-    rows = [[title, count(parts[name]["ttft"]["n"]), *(full(parts[name][metric]) for metric in METRICS)]
-            for name, title in ordered(parts)]  # fmt: skip
-    return table(["scored separately", "runs", "TTFT", "TPOT"], rows)
-
-
-def ordered(parts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names of separate parts with their titles, in the order of SEPARATE, unlisted ones last."""
-    known = [(name, title) for start, title in SEPARATE.items() for name in parts if is_named(name, start)]
-    yield from known
-    yield from ((name, name) for name in parts if name not in dict(known))
-
-
-def is_named(name: str, start: str) -> bool:
-    """Return whether a separate part's name is ``start``, apart from a reason after a colon."""
-    return name.split(":")[0] == start
-
-
-def separate_groups(*words: str) -> str:
-    """Table of one separate part's groups: median / mean, 90th percentile (median signed error)."""
-    (part,) = (part for name, part in figures()["separate"].items() if is_named(name, " ".join(words)))
-
-    def cell(score: Mapping[str, Any]) -> str:
-        if not score["n"]:
-            return NONE
-        return f"{median_mean(score)}, {100 * score['p90_ape']:.0f} ({100 * score['median_error']:+.0f})"
-
-    rows = [[group_name(group), str(group["ttft"]["n"]), *(cell(group[metric]) for metric in METRICS)]
-            for group in part["groups"] if group["ttft"]["n"]]  # fmt: skip
-    return table(["", "runs", "TTFT", "TPOT"], rows)
-
-
 def acceptance() -> str:
     """Sentence on the fitted acceptance rate of drafts by engine and model."""
     rates = figures()["draft_acceptance_rate"]
@@ -344,58 +300,3 @@ def teacher() -> str:
     return table(
         ["TTFT; TPOT, median / mean in %", "deployments, loads", *measured_runs.values(), "goal (median)"], rows
     )
-
-
-def host_constants() -> str:
-    """Table of the fitted host-time constants in `host_overheads` for the newest engine versions."""
-    with (record.ROOT / "kernelsight" / "catalog" / "host_overheads.csv").open(encoding="utf-8") as file:
-        overheads = list(csv.DictReader(file))
-    newest = {row["engine"]: row for row in overheads}
-    dependent = next(row for row in overheads if row["engine"] == "trtllm" and row["launch_gap_us"])
-    vllm, sglang, trtllm = (newest[name] for name in ("vllm", "sglang", "trtllm"))
-    with (record.ROOT / "kernelsight" / "catalog" / "gpus.csv").open(encoding="utf-8") as file:
-        gaps = {row["gpu"]: row["kernel_gap_us"] for row in csv.DictReader(file)}
-
-    def ms(us: str) -> str:
-        return f"{float(us) / 1000:g} ms"
-
-    half = sglang["exposed_requests_half"]
-    rows = [
-        [
-            "GPU idle time between two kernels, inside CUDA graphs too",
-            f"{gaps['h100_sxm']} µs on Hopper, {gaps['b200_sxm']} µs on Blackwell (`gpus.kernel_gap_us`; published, not fitted). {vllm['launch_gap_us']} µs on vLLM everywhere, seen on B200. {dependent['launch_gap_us']} µs from TensorRT-LLM {dependent['from_version']} on, whose dependent launches are on by default: fitted on B200, for its own groups too",
-        ],
-        [
-            f"each running request, in every step, on SGLang and TensorRT-LLM; *n* requests cost *n* / (1 + *n* / {half}) times that",
-            f"{sglang['exposed_per_request_us']} µs",
-        ],
-        [
-            "each running request, in every step, and each step, on vLLM (its sampler is counted as kernels)",
-            f"{vllm['per_request_us']} and {vllm['step_base_us']} µs of host time, hidden with asynchronous scheduling; from a published measurement and two campaigns",
-        ],
-        [
-            "the same on SGLang and on TensorRT-LLM's newest PyTorch back end, in addition to the exposed time above",
-            f"{sglang['per_request_us']} and {sglang['step_base_us']} µs, {trtllm['per_request_us']} and {trtllm['step_base_us']} µs, hidden; from their sources and published measurements of parts, not fitted",
-        ],
-        [
-            "each kernel outside CUDA graphs: in every step with prompts on TensorRT-LLM and on SGLang before 0.5.10, above the captured sizes on vLLM",
-            f"{vllm['per_eager_launch_us']} µs of host time, parallel to the GPU",
-        ],
-        [
-            "the same for models with latent attention (DeepSeek-V3, Kimi, GLM-5), whose prompts take more operations",
-            f"{vllm['latent_launch_us']} µs more",
-        ],
-        [
-            "each request: HTTP, queues, first response",
-            f"{ms(vllm['request_us'])} on vLLM, {ms(trtllm['request_us'])} on TensorRT-LLM, {ms(sglang['request_us'])} on SGLang",
-        ],
-        [
-            "each prompt token, if prompts are random tokens",
-            f"{vllm['per_prompt_token_us']} µs; none for natural text",
-        ],
-        [
-            f"each request to a mixture of experts on SGLang from {sglang['from_version']} on",
-            f"{ms(sglang['experts_request_us'])}; cause unknown",
-        ],
-    ]
-    return table(["cause", "figure"], rows)

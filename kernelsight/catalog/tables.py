@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from kernelsight.dataflow.contract import Contract, conform, load_contracts
-from kernelsight.dataflow.kept import of_program, program_digest
+from kernelsight.dataflow.disk_cache import cached_for_program, program_digest
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import ContractBroken
 
@@ -30,7 +30,7 @@ def contracts() -> Mapping[str, Contract]:
     >>> contracts()["fabrics"].key
     ['fabric']
     """
-    return of_program(program(), "contracts", lambda: load_contracts(folder("schemas")))
+    return cached_for_program(program(), "contracts", lambda: load_contracts(folder("schemas")))
 
 
 def fact_names() -> set[str]:
@@ -53,7 +53,7 @@ def facts(name: str) -> pa.Table | None:
     """
     if name not in fact_names():
         return None
-    return of_program(program(), f"facts {name}", lambda: _read(name))
+    return cached_for_program(program(), f"facts {name}", lambda: _read(name))
 
 
 def _read(name: str) -> pa.Table:

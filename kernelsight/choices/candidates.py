@@ -6,7 +6,6 @@ implementations that could run it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,14 +17,15 @@ import pyarrow as pa
 from kernelsight.catalog.tables import facts
 from kernelsight.choices.contrasts import LEFT_TO_SIBLINGS, Candidates
 from kernelsight.choices.siblings import sibling_differences, siblings
+from kernelsight.fitting.experimental_design import positions
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.measured import features_of
-from kernelsight.fitting.placing import positions
 from kernelsight.fitting.splits import shape_columns
+from kernelsight.fitting.sweep_files import version_key
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.kernel_constants import family_facts, lineage_of
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import family_facts, lineage_of
 
 # most training sites per GPU and number format: more add little about other GPUs
 SITES_PER_GPU = 60
@@ -61,14 +61,10 @@ def site_columns(family: str) -> list[str]:
 def measured_rows(sweeps: Sequence[Path], family: str, gpus: Sequence[str]) -> pl.DataFrame:
     """Return the measured rows of a family on some GPUs, of the newest engine version of each candidate at a site."""
     rows = pl.from_arrow(training_rows(sweeps, family, gpus))
-    versions = sorted(rows["engine_version"].unique().to_list(), key=_version)
+    versions = sorted(rows["engine_version"].unique().to_list(), key=version_key)
     age = pl.col("engine_version").replace_strict(versions, list(range(len(versions))), return_dtype=pl.Int64)
     key = ["gpu", *site_columns(family), "engine", "implementation"]
     return rows.sort([*key, age, "latency_us"]).unique(key, keep="last", maintain_order=True)
-
-
-def _version(text: str) -> tuple[list[int], str]:
-    return [int(number) for number in re.findall(r"\d+", text)], text
 
 
 def shared_sites(family: str, rows: pl.DataFrame) -> pl.DataFrame:
@@ -159,10 +155,10 @@ def with_expectations(
 
 def _model(family: str, training: pl.DataFrame, rows: pl.DataFrame, tables: tuple[pa.Table, ...]) -> np.ndarray:
     """Return the latency of rows in us by a kernel model fitted to training rows."""
-    form = FAMILIES[family].form
-    constants = pack_table(fit_family(family, form, training.to_arrow(), *tables, "choice"))
+    latency_model = FAMILIES[family].latency_model
+    constants = pack_table(fit_family(family, latency_model, training.to_arrow(), *tables, "choice"))
     table = _arrow(rows.with_columns(pl.col("latency_us").fill_null(1.0)))
-    return predict_family(family, form, table, constants, *tables, measured=False)
+    return predict_family(family, latency_model, table, constants, *tables, measured=False)
 
 
 def _arrow(rows: pl.DataFrame) -> pa.Table:
@@ -180,7 +176,7 @@ def _candidates(
     log_model = np.log(model_us)
     level = np.bincount(site, log_model) / np.bincount(site)
     table = _arrow(rows.with_columns(pl.col("latency_us").fill_null(1.0)))
-    features = features_of(family, FAMILIES[family].form, table, *tables)
+    features = features_of(family, FAMILIES[family].latency_model, table, *tables)
     fastest = np.full(level.size, np.inf)
     np.minimum.at(fastest, site, log_model)
     known_facts = family_facts(family, *tables[:2])

@@ -25,9 +25,9 @@ from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
 from kernelsight.fitting.training import call_rows
 from kernelsight.kernels.call_kinds import dtype_of
 from kernelsight.kernels.families import MEASURED
+from kernelsight.kernels.kernel_constants import capability_number, family_facts, rows_of_part
 from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import default_pack
-from kernelsight.kernels.resolve import family_facts, rows_of_part
 
 _LOG = logging.getLogger(__name__)
 IDENTITY_OF_KERNELS = ["engine", "implementation", "dtype", "gpu"]
@@ -110,7 +110,7 @@ def candidates_like(
     """
     missing = rows_elsewhere.filter(~pl.col("dtype").is_in(measured["dtype"].unique().implode()))
     capability = {
-        name: _number(text)
+        name: capability_number(text)
         for name, text in zip(gpus["gpu"].to_pylist(), gpus["compute_capability"].to_pylist(), strict=True)
     }
     nearest = []
@@ -166,13 +166,6 @@ def _renamed(family: str, gpu: str, rows: pl.DataFrame, gpus: pa.Table) -> pl.Da
 def _math(sources: Sequence[dict], engine: str, implementation: str, dtype: str) -> str | None:
     rows = [row for row in sources if (row["engine"], row["implementation"]) == (engine, implementation)]
     return next((row["math"] for text in (dtype, "*") for row in rows if row["dtype"] == text and row["math"]), None)
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text or "")
-    except ValueError:
-        return 0.0
 
 
 def shapes_of_calls(family: str, calls: pa.Table) -> pl.DataFrame:

@@ -13,7 +13,7 @@ from kernelsight.choices.candidates import Choice
 from kernelsight.choices.choices import choice_candidates, contrasts
 from kernelsight.choices.inputs import choice_of
 from kernelsight.dataflow.blas import one_blas_thread
-from kernelsight.forward.calls import read_calls
+from kernelsight.forward.call_files import read_calls
 from kernelsight.scenario.gpu_names import find_gpu
 
 TOLERANCE = 0.02

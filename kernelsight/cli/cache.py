@@ -75,17 +75,17 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 def _tables(clear: bool) -> Iterator[dict[str, Any]]:
     """Yield the row of the folder that caches tables."""
-    from kernelsight.dataflow import kept
+    from kernelsight.dataflow import disk_cache
 
     try:
-        path = kept.table_folder()
+        path = disk_cache.cache_folder()
     except OSError as error:
         yield _unused(TABLES, None, str(error.strerror))
         return
     if path is None:
-        yield _unused(TABLES, None, f"the environment variable {kept.VARIABLE} is empty")
+        yield _unused(TABLES, None, f"the environment variable {disk_cache.VARIABLE} is empty")
     else:
-        yield _row(TABLES, path, kept.opened, clear)
+        yield _row(TABLES, path, disk_cache.open_cache_folder, clear)
 
 
 def _compiled(clear: bool) -> Iterator[dict[str, Any]]:

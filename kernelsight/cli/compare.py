@@ -153,7 +153,7 @@ def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
     """Compare a growing log or a server's metrics with a deployment until the program is ended."""
     from kernelsight.comparison.watch import Targets, Watch
     from kernelsight.dataflow.bounded_http import check_address
-    from kernelsight.present.watched import as_line_of_json, window_lines
+    from kernelsight.present.watch_windows import as_line_of_json, window_lines
     from kernelsight.scenario.launch.lines import with_launch_line
 
     if not arguments.watch > 0.0 or arguments.watch == float("inf"):

@@ -214,7 +214,7 @@ def _run_verb(arguments: argparse.Namespace) -> None:
     try:
         importlib.import_module(arguments.module).run(arguments)
     except Exception as error:
-        from kernelsight.dataflow.engine import stop_if_interrupted
+        from kernelsight.dataflow.databases import stop_if_interrupted
 
         stop_if_interrupted(error)
         raise

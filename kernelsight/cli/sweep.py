@@ -27,8 +27,8 @@ from kernelsight.present.output import check_ending, note, status, write_table
 from kernelsight.scenario.flags import FLAGS, OF_LAUNCH
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import parse_objectives, parse_slo
-from kernelsight.scenario.plan import gpu_assumptions
 from kernelsight.scenario.prices import priced, read_prices
+from kernelsight.scenario.scenario_rows import gpu_assumptions
 from kernelsight.sweeps.partitions import Store, import_ray
 from kernelsight.sweeps.runs import SWEEP, WhatIf
 from kernelsight.sweeps.sweep import Execution, Progress, plan_sweep

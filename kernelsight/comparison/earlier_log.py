@@ -12,7 +12,7 @@ import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.occupancy import active_seconds
-from kernelsight.comparison.replay import KEPT, Replayed
+from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed
 from kernelsight.comparison.signature import Signature
 
 LEAST_ROWS = 30
@@ -58,7 +58,9 @@ def _served(
                for times in (first_ms, np.maximum(first_ms, 1e-3) + np.maximum(decode_ms, 0.0)))  # fmt: skip
     first, finish = (np.where(predicted, moment, -1) for moment in moments)
     no_parts = np.zeros((1, 0), np.int64)
-    return Replayed(np.rint(cached).astype(np.int64), begin, begin, first, finish, [no_parts] * len(KEPT), no_parts)
+    return Replayed(
+        np.rint(cached).astype(np.int64), begin, begin, first, finish, [no_parts] * len(REPLAYED_PARTS), no_parts
+    )
 
 
 def _weights(features: np.ndarray, times_ms: np.ndarray, chosen: np.ndarray) -> np.ndarray | None:

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
+from kernelsight.comparison.cause_selection import explain, is_believed
 from kernelsight.comparison.cause_sizes import GROUPS, State
-from kernelsight.comparison.causes import explain, is_believed
 from kernelsight.comparison.compared_log import ComparedLog, rows_of
 from kernelsight.comparison.errors import METRICS, errors_of, measured_by_metric, predicted_of
 from kernelsight.comparison.factors import (
@@ -21,17 +21,17 @@ from kernelsight.comparison.factors import (
     relative_residuals,
     variant_of,
 )
-from kernelsight.comparison.first_causes import LEAST_FACTOR, MOST_FACTOR
 from kernelsight.comparison.kernel_spread import kernel_spread
 from kernelsight.comparison.likelihood import StepLikelihoods
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.observed_limits import is_limited
 from kernelsight.comparison.observed_steps import ObservedSteps, observed_steps_of, typical_context
-from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
+from kernelsight.comparison.replay import KERNELS, REPLAYED_PARTS, Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of, explained_table, joined
 from kernelsight.comparison.residuals import NOTHING, group_residuals, similar
 from kernelsight.comparison.sample import Sample
 from kernelsight.comparison.settings import contradictions
+from kernelsight.comparison.signature_causes import LEAST_FACTOR, MOST_FACTOR
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
 from kernelsight.number_format import percent
@@ -168,7 +168,9 @@ def _on_whole_log(state: State, base: Replayed, replays: LogReplayer) -> State:
     """Return the explanation with a replay of the whole log, which keeps only the parts of its causes."""
     if not state.causes:
         return state._replace(replayed=base)
-    part_names = [name for name, value in zip(PARAMETERS, state.values, strict=True) if value and name in KEPT]
+    part_names = [
+        name for name, value in zip(PARAMETERS, state.values, strict=True) if value and name in REPLAYED_PARTS
+    ]
     (replayed,) = replays.serve([variant_of(state.flags, state.values)], with_parts=bool(part_names))
     return state._replace(replayed=replayed.only(part_names))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import KEPT, KERNELS, Replayed, Variant
+from kernelsight.comparison.replay import KERNELS, REPLAYED_PARTS, Replayed, Variant
 
 PARAMETERS = (*KERNELS, "host", "front_end")
 # prior standard deviations: milliseconds a step, milliseconds a request
@@ -111,7 +111,7 @@ def times_of(measured: Measured, replayed: Replayed) -> list[tuple[np.ndarray, n
 
 def observe(measured: Measured, replayed: Replayed, chosen: np.ndarray) -> Observations:
     """Return residuals and derivatives of the chosen requests; a TTFT that is mostly queueing has little weight."""
-    kernels = [KEPT.index(part) for part in KERNELS]
+    kernels = [REPLAYED_PARTS.index(part) for part in KERNELS]
     observations = []
     for measured_ms, predicted_ms, phases in times_of(measured, replayed):
         rows = np.flatnonzero(chosen & replayed.served & np.isfinite(measured_ms) & (measured_ms > 0.0))

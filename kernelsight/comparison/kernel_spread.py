@@ -12,7 +12,7 @@ from kernelsight.comparison.replay import KERNELS, NO_LOAD
 from kernelsight.comparison.sample import part_of
 from kernelsight.dataflow.session import Session
 from kernelsight.forward.forward_step import whole_step
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 
 DECODE, PREFILL = 0, 1
 # requests of a typical decode step

@@ -13,7 +13,7 @@ from kernelsight.comparison.observed_steps import ObservedSteps
 from kernelsight.comparison.replay import KERNELS, NO_LOAD
 from kernelsight.comparison.sample import part_of
 from kernelsight.dataflow.session import Session
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.serving.costs.cuda_graphs import step_padding
 from kernelsight.serving.engine.host import host_of, host_times
 

@@ -8,18 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.comparison.causes_by_evidence import LEAST_QUIET, cause_of_incident, quiet_requests
 from kernelsight.comparison.earlier_log import calibrated, predicted_by
 from kernelsight.comparison.errors import concurrency_of
-from kernelsight.comparison.first_causes import (
-    AGREES,
-    LEAST_QUIET,
-    Cause,
-    best_fitting,
-    cause_of_incident,
-    closed_forms,
-    lasts,
-    quiet_requests,
-)
 from kernelsight.comparison.incidents import incidents_of
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS, Measured
 from kernelsight.comparison.observed_limits import LEAST_CACHED, caches_nothing
@@ -27,6 +18,7 @@ from kernelsight.comparison.occupancy import decoding, most_running, seats_seen
 from kernelsight.comparison.power import MeanPower, span_s
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.signature import signature
+from kernelsight.comparison.signature_causes import AGREES, Cause, best_fitting, closed_forms, lasts
 
 # smallest change of the load that counts, and its smallest number of standard errors
 LEAST_CHANGE, CHANCE = 0.05, 3.0

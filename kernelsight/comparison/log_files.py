@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from kernelsight.logs.read import is_table, read_logs, read_table
+from kernelsight.logs.read_logs import is_table, read_logs, read_table
 
 
 class LogFiles(NamedTuple):

@@ -13,16 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.comparison.replay import KEPT, KERNELS, LOAD, LONG, NO_LOAD, Replayed, Variant
-from kernelsight.dataflow.memory import return_freed_memory
+from kernelsight.comparison.replay import KERNELS, LOAD, LONG, NO_LOAD, REPLAYED_PARTS, Replayed, Variant
+from kernelsight.dataflow.freed_memory import return_freed_memory
 from kernelsight.dataflow.session import Session
 from kernelsight.kernels.step_costs import FACTORS, TIMED, corrected
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.serving.engine.waits import PARTS
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.result_tables import NANOSECONDS, CostTables, Replica
 from kernelsight.serving.runs.simulate import serve_replicas
-from kernelsight.serving.runs.world import World, load_columns, split_by_deployment, world_of
+from kernelsight.serving.runs.simulation_inputs import (
+    SimulationInputs,
+    inputs_of_session,
+    load_columns,
+    split_by_deployment,
+)
 
 # up to this many requests in all replays one thread serves: starting threads takes longer
 SHORT = 40_000
@@ -52,7 +57,7 @@ class LogReplayer:
     def __init__(self, session: Session, load: pa.Table) -> None:
         self._session, self._load = session, load
         self._deployments: dict[str, _Deployment | None] = {}
-        self._inputs: World | None = None
+        self._inputs: SimulationInputs | None = None
 
     def serve(
         self, variants: Sequence[Variant], rows: np.ndarray | None = None, *, with_parts: bool = True
@@ -79,13 +84,13 @@ class LogReplayer:
         served = [(name, deployment, variant) for name, deployment, variant in planned if deployment is not None]
         if not served or self._inputs is None or not n:
             return [_unserved(n, with_parts) for _ in variants]
-        world = self._world_of_rows(rows)
-        span = world.spans[LOAD]
+        inputs = self._inputs_of_rows(rows)
+        span = inputs.spans[LOAD]
         for name, deployment, variant in served:
-            world = self._with_variant(world, name, deployment, variant, span)
+            inputs = self._with_variant(inputs, name, deployment, variant, span)
         threads = 1 if n * len(served) <= SHORT else None
         replicas: dict[str, list[Replica]] = {name: [] for name, *_ in planned}
-        for replica in serve_replicas(world, count_uses=False, split=with_parts, threads=threads):
+        for replica in serve_replicas(inputs, count_uses=False, split=with_parts, threads=threads):
             replicas[replica.scenario].append(replica)
         return [_replayed(n, replicas[name], span[0], with_parts) for name, *_ in planned]
 
@@ -99,10 +104,10 @@ class LogReplayer:
             names = [row["scenario_id"] for row in plan.planned]
             fork.give("scenario_loads", [{"scenario_id": name, "load_id": LOAD} for name in names])
             fork.give("load_requests", self._load, trusted=True)
-            world = world_of(fork.table)
+            inputs = inputs_of_session(fork.table)
             costs, shapes = (split_by_deployment(fork.table(name)) for name in ("step_costs", "step_shapes"))
             knot_parts = _parts_of_knots(fork, costs)
-        runnable = {row["scenario_id"]: row for row in world.scenarios}
+        runnable = {row["scenario_id"]: row for row in inputs.scenarios}
         for name, scenario in zip(missing, plan.scenarios, strict=True):
             row = runnable.get(scenario["scenario_id"]) if scenario else None
             deployment_id = row and row["deployment_id"]
@@ -113,38 +118,38 @@ class LogReplayer:
             self._deployments[name] = _Deployment(
                 row, costs[deployment_id], shapes[deployment_id], times, knot_parts[deployment_id], {}
             )
-        self._inputs = world if self._inputs is None else _merged(self._inputs, world)
+        self._inputs = inputs if self._inputs is None else _merged(self._inputs, inputs)
 
-    def _world_of_rows(self, rows: np.ndarray | None) -> World:
+    def _inputs_of_rows(self, rows: np.ndarray | None) -> SimulationInputs:
         """Return the simulation inputs with some of the log's requests, by index; consecutive ones are a slice."""
         shared_tables = ("deployments", "plans", "hosts", "links", "tiers", "costs")
-        world = self._inputs._replace(
+        inputs = self._inputs._replace(
             scenarios=[], **{name: dict(getattr(self._inputs, name)) for name in shared_tables}
         )
         if rows is None:
-            return world._replace(spans={LOAD: (0, self._load.num_rows)})
+            return inputs._replace(spans={LOAD: (0, self._load.num_rows)})
         if np.array_equal(rows, np.arange(rows[0], rows[0] + rows.size)):
-            return world._replace(spans={LOAD: (int(rows[0]), int(rows[-1]) + 1)})
+            return inputs._replace(spans={LOAD: (int(rows[0]), int(rows[-1]) + 1)})
         load = self._load.take(pa.array(rows))
-        return world._replace(requests=load, columns=load_columns(load), spans={LOAD: (0, rows.size)})
+        return inputs._replace(requests=load, columns=load_columns(load), spans={LOAD: (0, rows.size)})
 
     def _with_variant(
-        self, world: World, name: str, deployment: _Deployment, variant: Variant, span: tuple[int, int]
-    ) -> World:
+        self, inputs: SimulationInputs, name: str, deployment: _Deployment, variant: Variant, span: tuple[int, int]
+    ) -> SimulationInputs:
         """Return the simulation inputs with one more scenario: a variant with step costs and host time of its own."""
         planned_id, scenario = deployment.scenario["deployment_id"], deployment.scenario["scenario_id"]
         row = {**deployment.scenario, "scenario_id": name, "deployment_id": name, "max_concurrency": None}
-        for settings in (world.deployments, world.plans):
+        for settings in (inputs.deployments, inputs.plans):
             settings[name] = settings[planned_id]
-        world.hosts[name] = _corrected_host(world.hosts[planned_id], variant)
-        world.costs[name] = self._costs_of(planned_id, deployment, variant)
-        if planned_id in world.tiers:
-            world.tiers[name] = world.tiers[planned_id]
-        if scenario in world.links:
-            world.links[name] = world.links[scenario]
-        world.spans[name] = span
-        world.scenarios.append(row)
-        return world
+        inputs.hosts[name] = _corrected_host(inputs.hosts[planned_id], variant)
+        inputs.costs[name] = self._costs_of(planned_id, deployment, variant)
+        if planned_id in inputs.tiers:
+            inputs.tiers[name] = inputs.tiers[planned_id]
+        if scenario in inputs.links:
+            inputs.links[name] = inputs.links[scenario]
+        inputs.spans[name] = span
+        inputs.scenarios.append(row)
+        return inputs
 
     def _costs_of(self, planned_id: str, deployment: _Deployment, variant: Variant) -> CostTables:
         """Return the step costs of a deployment times the factors of a variant, laid out for the scheduler loop."""
@@ -210,7 +215,7 @@ def _corrected_host(host: Mapping[str, Any], variant: Variant) -> dict[str, Any]
     return {**host, "step_exposed_us": step, "request_us": max(request, 0.0)}
 
 
-def _merged(earlier: World, later: World) -> World:
+def _merged(earlier: SimulationInputs, later: SimulationInputs) -> SimulationInputs:
     """Return the simulation inputs of both; the requests are the earlier one's."""
     mappings = ("deployments", "plans", "hosts", "links", "tiers", "layers", "costs")
     return earlier._replace(**{name: getattr(earlier, name) | getattr(later, name) for name in mappings})
@@ -232,7 +237,7 @@ def _replayed(n: int, replicas: Sequence[Replica], start: int, with_parts: bool)
             seconds = getattr(outputs, name)
             values[rows] = np.where(seconds < 0.0, -1, np.rint(seconds * NANOSECONDS).astype(np.int64))
         if with_parts and replica.served.parts is not None:
-            for values, name in zip(replayed.parts_ns, KEPT, strict=True):
+            for values, name in zip(replayed.parts_ns, REPLAYED_PARTS, strict=True):
                 values[:, rows] = replica.served.parts.nanoseconds[:, PARTS.index(name)]
             replayed.steps[:, rows] = replica.served.parts.steps[:, 0]
     return replayed
@@ -241,6 +246,6 @@ def _replayed(n: int, replicas: Sequence[Replica], start: int, with_parts: bool)
 def _unserved(n: int, with_parts: bool) -> Replayed:
     """Return a replay of ``n`` requests in which none was served."""
     phases, size = 2, n if with_parts else 0
-    parts_ns = [np.zeros((phases, size), np.int64) for _ in (KEPT if with_parts else ())]
+    parts_ns = [np.zeros((phases, size), np.int64) for _ in (REPLAYED_PARTS if with_parts else ())]
     moments = (np.full(n, -1, np.int64) for _ in range(4))
     return Replayed(np.zeros(n, np.int64), *moments, parts_ns, np.zeros((phases, size), np.int64))

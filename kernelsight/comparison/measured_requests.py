@@ -19,7 +19,7 @@ class Measured(NamedTuple):
     """Measured requests of one log, shape [requests] each; NaN where the log has no value.
 
     ``ok``: mask of requests that succeeded. ``ttft_ms`` and ``e2e_ms`` begin when the client sends (or, with
-    ``from_server``, when the request arrives at the server); ``skips_queue``: TTFT begins when it is first scheduled.
+    ``from_server``, when the request arrives at the server, or is first scheduled there).
     ``drawn``: times of sending are drawn and not the log's: distributions can be compared, single requests cannot.
     """
 
@@ -33,7 +33,6 @@ class Measured(NamedTuple):
     queue_ms: np.ndarray
     cached_tokens: np.ndarray
     from_server: bool
-    skips_queue: bool
     drawn: bool = False
 
     @property
@@ -96,7 +95,7 @@ def measured_of(requests: pa.Table) -> Measured:
     return Measured(
         ok, sent_s, requests["prompt_tokens"].to_numpy(), output_tokens, ttft_ms, decode_ms, e2e_ms,
         _numbers(requests, "queue_ms"), _numbers(requests, "cached_tokens"),
-        clock in ("server_arrival", "server_scheduled"), clock == "server_scheduled",
+        clock in ("server_arrival", "server_scheduled"),
         pc.any(pc.equal(requests["sent_from"], "drawn")).as_py() or False,
     )  # fmt: skip
 

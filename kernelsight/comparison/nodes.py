@@ -62,8 +62,8 @@ def log_incidents(
     comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, log_replays: pa.Table
 ) -> pa.Table:
     """Incidents of each log: outages, pauses, and spans of time in which the engine was slower than predicted."""
+    from kernelsight.comparison.causes_by_evidence import incident_table
     from kernelsight.comparison.compared_log import compared_logs
-    from kernelsight.comparison.first_causes import incident_table
 
     with one_blas_thread():
         return incident_table(compared_logs(comparisons, log_settings, compared_requests), log_replays)
@@ -83,8 +83,8 @@ def causes(
     fork: Callable[[], Session],
 ) -> pa.Table:
     """Causes of each log's misses, in the order of evidence: incidents, occupancy, load, settings, front end, parts."""
+    from kernelsight.comparison.causes_by_evidence import cause_table
     from kernelsight.comparison.compared_log import compared_logs
-    from kernelsight.comparison.first_causes import cause_table
 
     tables = {
         "log_replays": log_replays,
@@ -137,10 +137,10 @@ def prediction_vs_production(
     fork: Callable[[], Session],
 ) -> pa.Table:
     """Measured and predicted latencies of each request, and the parts of its miss."""
-    from kernelsight.comparison.by_request import Explained, request_table
     from kernelsight.comparison.compared_log import compared_logs
+    from kernelsight.comparison.prediction_vs_production import FittedExplanation, request_table
 
-    explained = Explained(log_replays, explained_replays, fitted_parameters, fitted_causes)
+    explained = FittedExplanation(log_replays, explained_replays, fitted_parameters, fitted_causes)
     with fork() as session:
         return request_table(compared_logs(comparisons, log_settings, compared_requests), explained, session)
 

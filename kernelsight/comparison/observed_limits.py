@@ -10,7 +10,7 @@ from kernelsight.comparison.occupancy import seats_seen
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.signature import signature
 from kernelsight.comparison.step_budget import all_gaps, budget_seen
-from kernelsight.scenario.plan import normalise, prefill_flags
+from kernelsight.scenario.scenario_rows import normalise, prefill_flags
 
 # smallest share of prompt tokens that a replay has to find cached before a log without hits means a disabled cache
 LEAST_CACHED = 0.03

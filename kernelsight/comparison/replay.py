@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.dataflow.session import Session
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 
 LOAD = "log"
 # flags of a load that is never drawn: the log's requests replace it
 NO_LOAD = {"request_rate": 1.0, "num_prompts": 1, "input_len": 1, "output_len": 1}
 KERNELS = ("prefill_gemm", "prefill_attention", "decode_gemm", "decode_attention", "moe", "communication")
 # parts of a request's time that replays keep: memory holds a replay or two of a million requests
-KEPT = (*KERNELS, "host")
+REPLAYED_PARTS = (*KERNELS, "host")
 # requests from which freed memory is returned before a replay
 LONG = 100_000
 
@@ -41,7 +41,7 @@ class Variant(NamedTuple):
 class Replayed(NamedTuple):
     """Predicted moments of a log's requests on one variant, ns, shape [requests]; -1 (cached tokens 0) if rejected.
 
-    ``parts_ns``: of each of KEPT, the request's time in it by phase (before, after the first token), shape
+    ``parts_ns``: of each of REPLAYED_PARTS, the request's time in it by phase (before, after the first token), shape
     [phases, requests]; ``steps``: number of its steps, same shape; both are empty in a replay without parts.
     """
 
@@ -77,18 +77,18 @@ class Replayed(NamedTuple):
         return np.where(self.served, (end - begin) / 1e6, np.nan)
 
     def only(self, names: Collection[str]) -> Replayed:
-        """Return the replay with these of KEPT alone, summed over phases, which saves memory for a million requests."""
+        """Return the replay with these of REPLAYED_PARTS alone, summed over phases, which saves memory in long logs."""
         no_parts = np.zeros((1, 0), np.int64)
         parts_ns = [
             values.sum(axis=0, keepdims=True) if name in names else no_parts
-            for name, values in zip(KEPT, self.parts_ns, strict=False)
+            for name, values in zip(REPLAYED_PARTS, self.parts_ns, strict=False)
         ]
         steps = self.steps.sum(axis=0, keepdims=True) if "host" in names else no_parts
         return self._replace(parts_ns=parts_ns, steps=steps)
 
     def part(self, name: str) -> np.ndarray:
-        """Return one of KEPT, summed over phases, ns, shape [requests]."""
-        return self.parts_ns[KEPT.index(name)].sum(axis=0)
+        """Return one of REPLAYED_PARTS, summed over phases, ns, shape [requests]."""
+        return self.parts_ns[REPLAYED_PARTS.index(name)].sum(axis=0)
 
 
 def give_log(fork: Session, load: pa.Table, variants: Sequence[Variant]) -> dict[str, int]:

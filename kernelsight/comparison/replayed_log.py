@@ -13,7 +13,15 @@ from kernelsight.comparison.compared_log import ComparedLog, rows_of
 from kernelsight.comparison.errors import concurrency_of, measured_by_metric, predicted_of
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.question import question_of
-from kernelsight.comparison.replay import KEPT, KERNELS, NO_LOAD, Replayed, Variant, give_log, interval_factors
+from kernelsight.comparison.replay import (
+    KERNELS,
+    NO_LOAD,
+    REPLAYED_PARTS,
+    Replayed,
+    Variant,
+    give_log,
+    interval_factors,
+)
 from kernelsight.comparison.settings import stated_settings
 from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.session import Session
@@ -38,7 +46,7 @@ def replay_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa
     for log in logs:
         (base,) = LogReplayer(session, log.load).serve([Variant(log.question.flags)])
         usable = log.measured.ok & base.served & np.isfinite(log.measured.e2e_ms)
-        means = {name: float(base.part(name)[usable].mean() / 1e6) if usable.any() else 0.0 for name in KEPT}
+        means = {name: float(base.part(name)[usable].mean() / 1e6) if usable.any() else 0.0 for name in REPLAYED_PARTS}
         part_rows += [
             {"comparison_id": log.comparison_id, "part": name, "predicted_ms": mean} for name, mean in means.items()
         ]
@@ -87,7 +95,9 @@ def explained_table(log: ComparedLog, replayed: Replayed) -> pa.Table:
         "finish_ns": lambda: replayed.finish_ns,
         **{
             f"{name}_ns": lambda values=values: part(values)
-            for name, values in zip(KEPT, replayed.parts_ns or [np.zeros((1, 0))] * len(KEPT), strict=True)
+            for name, values in zip(
+                REPLAYED_PARTS, replayed.parts_ns or [np.zeros((1, 0))] * len(REPLAYED_PARTS), strict=True
+            )
             if name in KERNELS
         },
         "steps": lambda: part(replayed.steps),
@@ -100,7 +110,7 @@ def base_of(log_replays: pa.Table, comparison_id: str) -> Replayed:
     rows = rows_of(log_replays, comparison_id)
     no_parts = np.zeros((1, 0), np.int64)
     moments = [rows[f"{name}_ns"].fill_null(-1).to_numpy() for name in MOMENTS]
-    return Replayed(rows["predicted_cached_tokens"].to_numpy(), *moments, [no_parts] * len(KEPT), no_parts)
+    return Replayed(rows["predicted_cached_tokens"].to_numpy(), *moments, [no_parts] * len(REPLAYED_PARTS), no_parts)
 
 
 def explained_of(explained_replays: pa.Table, comparison_id: str, base: Replayed) -> Replayed:
@@ -114,7 +124,7 @@ def explained_of(explained_replays: pa.Table, comparison_id: str, base: Replayed
         return np.zeros((1, 0), np.int64) if column.null_count else column.to_numpy()[None, :]
 
     moments = {name: rows[name].to_numpy() for name in ("sent_ns", "scheduled_ns", "finish_ns")}
-    parts_ns = [part(f"{name}_ns") if name in KERNELS else np.zeros((1, 0), np.int64) for name in KEPT]
+    parts_ns = [part(f"{name}_ns") if name in KERNELS else np.zeros((1, 0), np.int64) for name in REPLAYED_PARTS]
     return base._replace(**moments, parts_ns=parts_ns, steps=part("steps"))
 
 

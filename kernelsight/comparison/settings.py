@@ -12,9 +12,9 @@ from kernelsight.errors import KernelSightError
 from kernelsight.models.model_names import find_variant
 from kernelsight.number_format import rounded
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
-from kernelsight.scenario.plan import normalise, resolve_gpu
+from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.scenario.refusals import refuse_faults
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
 
 # columns by which two models of the catalogue differ, whatever their formats
 SHAPE = ("layer_count", "hidden", "heads", "kv_heads", "vocab", "intermediate")

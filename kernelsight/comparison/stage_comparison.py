@@ -24,7 +24,7 @@ from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
 from kernelsight.number_format import deviation
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 TABLE, CORRECTIONS = "stage_vs_prediction", "stage_corrections"

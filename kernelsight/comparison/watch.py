@@ -22,8 +22,8 @@ from kernelsight.comparison.drift import Drift, with_window
 from kernelsight.comparison.verdict import cause_sentence
 from kernelsight.comparison.watched_requests import (
     COLUMNS,
-    Kept,
-    is_due,
+    RecentRequests,
+    due_count,
     requests_table,
     window_of,
     with_requests,
@@ -38,7 +38,7 @@ from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.logs.appended_lines import Position, appended, rows_of
 from kernelsight.number_format import number
-from kernelsight.present.watched import Window, as_prometheus, history_rows, moment
+from kernelsight.present.watch_windows import Window, as_prometheus, history_rows, moment
 
 VERSION = 1
 TIMEOUT_S, MOST_BYTES, MOST_STATE_BYTES = 10.0, 8 << 20, 1 << 26
@@ -56,7 +56,7 @@ class State:
 
     source: str
     place: Position = field(default_factory=Position)
-    kept: Kept = field(default_factory=lambda: Kept([]))
+    kept: RecentRequests = field(default_factory=lambda: RecentRequests([]))
     scrape: str = ""
     scraped_at: float = 0.0
     drifts: dict[str, Drift] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def state_of(path: Path | None, source: str) -> State:
         if fields.pop("version") != VERSION:
             raise refuse("was written by another version")
         state = State(**fields)
-        state.place, state.kept = Position(*state.place), Kept(*state.kept)
+        state.place, state.kept = Position(*state.place), RecentRequests(*state.kept)
         state.drifts = {name: Drift(*drift) for name, drift in state.drifts.items()}
         if any(len(row) != len(COLUMNS) for row in state.kept.rows):
             raise refuse("is no state of a watch")
@@ -163,7 +163,7 @@ class Watch:
 
     def _windows(self, notes: list[str]) -> list[Window]:
         """Return a window of the requests that can be compared now; without any, a window of notes alone."""
-        due = is_due(self.state.kept)
+        due = due_count(self.state.kept)
         if due <= self.state.kept.compared:
             return self._window_of_notes(notes)
         try:

@@ -30,56 +30,56 @@ SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 Row = list[Any]
 
 
-class Kept(NamedTuple):
+class RecentRequests(NamedTuple):
     """Recent requests in order of sending, rows of COLUMNS; the first ``compared`` of them were in a window already."""
 
     rows: list[Row]
     compared: int = 0
 
 
-def with_requests(kept: Kept, requests: pl.DataFrame) -> Kept:
+def with_requests(recent: RecentRequests, requests: pl.DataFrame) -> RecentRequests:
     """Return the kept rows with new requests sorted in; a log writes requests in the order in which they end.
 
     A new request that was sent before compared ones is compared with the next window.
     """
     new = [list(row) for row in requests.select(COLUMNS).iter_rows() if row[0] is not None]
-    compared, waiting = kept.rows[: kept.compared], kept.rows[kept.compared :] + new
-    return Kept(compared + sorted(waiting, key=lambda row: row[0]), kept.compared)
+    compared, waiting = recent.rows[: recent.compared], recent.rows[recent.compared :] + new
+    return RecentRequests(compared + sorted(waiting, key=lambda row: row[0]), recent.compared)
 
 
-def is_due(kept: Kept) -> int:
+def due_count(recent: RecentRequests) -> int:
     """Return the number of kept rows that can be compared: those sent before any request that may still be running.
 
     A log holds only requests that have ended. Of those sent within the longest duration before the last end some may
     be missing, and with them a part of the load.
     """
-    ends_s = [row[0] + _duration_s(row) for row in kept.rows]
+    ends_s = [row[0] + _duration_s(row) for row in recent.rows]
     if not ends_s:
         return 0
-    longest = min(max(_duration_s(row) for row in kept.rows), LONGEST_S)
-    due = sum(row[0] <= max(ends_s) - longest for row in kept.rows[kept.compared :])
+    longest = min(max(_duration_s(row) for row in recent.rows), LONGEST_S)
+    due = sum(row[0] <= max(ends_s) - longest for row in recent.rows[recent.compared :])
     # compare early when more rows wait than are kept
-    return kept.compared + max(due, len(kept.rows) - kept.compared - MOST_KEPT // 2)
+    return recent.compared + max(due, len(recent.rows) - recent.compared - MOST_KEPT // 2)
 
 
-def without_compared(kept: Kept, due: int) -> Kept:
+def without_compared(recent: RecentRequests, due: int) -> RecentRequests:
     """Return the kept rows after the first ``due`` were compared; the last of these stay as load for what follows."""
-    first_kept = max(min(due, len(kept.rows) - MOST_KEPT // 2), 0)
-    return Kept(kept.rows[first_kept:], due - first_kept)
+    first_kept = max(min(due, len(recent.rows) - MOST_KEPT // 2), 0)
+    return RecentRequests(recent.rows[first_kept:], due - first_kept)
 
 
 def window_of(
-    kept: Kept, due: int, flags: Mapping[str, Any], session: Session
+    recent: RecentRequests, due: int, flags: Mapping[str, Any], session: Session
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Return a window of the rows from ``kept.compared`` to ``due``: figures by metric, and counts with times, s.
+    """Return a window of the rows from ``recent.compared`` to ``due``: figures by metric, and counts with times, s.
 
     Of each metric: n, mean, p50, p90 and p99, measured and expected, ms, and ``log_factor``, the median logarithm of
     measured over expected.
     """
     # rows that are not compared yet are load too
-    rows = sorted(kept.rows, key=lambda row: row[0])
+    rows = sorted(recent.rows, key=lambda row: row[0])
     table = requests_table(rows)
-    measured, new_ids = measured_of(table), {id(row) for row in kept.rows[kept.compared : due]}
+    measured, new_ids = measured_of(table), {id(row) for row in recent.rows[recent.compared : due]}
     is_new = np.array([id(row) in new_ids for row in rows])
     (served,) = LogReplayer(session, load_of_log(table)).serve([Variant(flags)], with_parts=False)
     measured_ms, expected_ms = measured_by_metric(measured), predicted_of(served, measured.output_tokens)

@@ -16,7 +16,7 @@ from kernelsight.comparison.replay import LOAD, Variant, conformed
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.prometheus import used_lines
-from kernelsight.logs.read import read_logs
+from kernelsight.logs.read_logs import read_logs
 
 # fewer requests between two polls are not compared; bounds of the requests that are drawn to predict their means
 LEAST_REQUESTS, LEAST_DRAWN, MOST_DRAWN = 5, 200, 2000

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.conditions import columns_of, parse
-from kernelsight.dataflow.engine import quote
+from kernelsight.dataflow.databases import literal, quote
 from kernelsight.dataflow.types import arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
 from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, nearest
@@ -222,16 +222,12 @@ def ddl(contract: Contract, database: str = "") -> str:
     )
     lines = [
         f"CREATE TABLE {table} ({columns});",
-        f"COMMENT ON TABLE {table} IS {_text(f'{contract.doc} Grain: {contract.grain}.')};",
+        f"COMMENT ON TABLE {table} IS {literal(f'{contract.doc} Grain: {contract.grain}.')};",
     ]
     for column in contract.columns:
         comment = f"{column.doc} [{column.unit}]" if column.unit else column.doc
-        lines.append(f"COMMENT ON COLUMN {table}.{quote(column.name)} IS {_text(comment)};")
+        lines.append(f"COMMENT ON COLUMN {table}.{quote(column.name)} IS {literal(comment)};")
     return "\n".join(lines)
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def conform(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.dataflow.contract import Contract
-from kernelsight.dataflow.engine import read_macros
+from kernelsight.dataflow.databases import read_macros
 from kernelsight.dataflow.generated_nodes import Groups, generated_nodes, member_contracts, members_of, union_of
 from kernelsight.dataflow.python_nodes import PythonNode, produces, python_nodes, reads
 from kernelsight.dataflow.sql_nodes import read_sql_node, sql_files

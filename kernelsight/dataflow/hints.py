@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import duckdb
 
 from kernelsight.dataflow.contract import Contract
-from kernelsight.dataflow.engine import complaint
+from kernelsight.dataflow.databases import complaint
 
 _UNKNOWN_COLUMN = re.compile(r'Referenced column "([^"]+)" not found')
 _SHOW_TABLES = re.compile(r"(--[^\n]*\n|\s)*show\s+tables\s*;?\s*", re.I)

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.engine import complaint, quote, rows_of, stop_if_interrupted
+from kernelsight.dataflow.databases import complaint, literal, quote, rows_of, stop_if_interrupted
+from kernelsight.dataflow.disk_cache import CachePolicy, read_cached_table, write_cached_table
 from kernelsight.dataflow.graph import Node
-from kernelsight.dataflow.kept import Kept, keep_table
-from kernelsight.dataflow.kept import read_table as read_kept_table
 from kernelsight.dataflow.table_store import TableStore
 from kernelsight.dataflow.violations import check_reference
 from kernelsight.errors import MissingTable, RunFailed
@@ -28,8 +27,8 @@ class NodeRuns(TableStore):
         self._check_thread()
         available = self.available()
         wanted = [name for name in names if name not in available]
-        if self._kept:
-            self._load_cached(wanted, self._kept)
+        if self._cache_policy:
+            self._load_cached(wanted, self._cache_policy)
             available = self.available()
             wanted = [name for name in wanted if name not in available]
         if not wanted:
@@ -55,7 +54,7 @@ class NodeRuns(TableStore):
             if other in available and other != name:
                 check_reference(name, column, table.column(column.name), self._fetch(other).column(key))
 
-    def _load_cached(self, names: Iterable[str], kept: Kept) -> None:
+    def _load_cached(self, names: Iterable[str], policy: CachePolicy) -> None:
         """Load tables from the on-disk cache, and for each that is not in it, the inputs of its node."""
         waiting, seen = list(names), self.available()
         while waiting:
@@ -64,8 +63,8 @@ class NodeRuns(TableStore):
                 continue
             seen.add(name)
             node = self.graph.node(name)
-            key = self._kept_key(name, kept) if name in kept.tables else None
-            rows = read_kept_table(key, self.graph.contracts[name].schema) if key else None
+            key = self._cache_key(name, policy) if name in policy.tables else None
+            rows = read_cached_table(key, self.graph.contracts[name].schema) if key else None
             if rows is not None:
                 self._tables[name] = rows
             elif node is not None:
@@ -73,21 +72,21 @@ class NodeRuns(TableStore):
 
     def key_of(self, name: str) -> str | None:
         """Return the cache key of a derived table, a hash of its inputs; None where it is not cached."""
-        return self._kept_key(name, self._kept) if self._kept else None
+        return self._cache_key(name, self._cache_policy) if self._cache_policy else None
 
-    def _kept_key(self, name: str, kept: Kept) -> str | None:
-        """Return the cache key of a derived table; None where an input is missing, or of ``passing`` and given."""
+    def _cache_key(self, name: str, policy: CachePolicy) -> str | None:
+        """Return the cache key of a derived table; None where an input is missing, or given and ``uncached``."""
         roots: dict[str, pa.Table | None] = {}
-        for root in self.graph.roots(name, frozenset(self._given | kept.by_content)):
-            if root in self._given and root in kept.passing:
+        for root in self.graph.roots(name, frozenset(self._given | policy.by_content)):
+            if root in self._given and root in policy.uncached:
                 return None
-            if root in kept.by_content and root not in self._given:
+            if root in policy.by_content and root not in self._given:
                 try:
                     self._compute([root])
                 except MissingTable:
                     return None
-            roots[root] = self._fetch(root) if root in self._given or root in kept.by_content else None
-        return kept.key(name, roots)
+            roots[root] = self._fetch(root) if root in self._given or root in policy.by_content else None
+        return policy.key(name, roots)
 
     def _run(self, node: Node, needed: Collection[str]) -> None:
         """Run a node for those of its tables that are needed and not available yet."""
@@ -102,8 +101,12 @@ class NodeRuns(TableStore):
                 self._pending[name] = rows
             else:
                 self._tables[name] = conform(rows, self.graph.contracts[name], trusted=True, origin=node.label)
-                if self._kept and name in self._kept.tables and (key := self._kept_key(name, self._kept)):
-                    keep_table(key, self._tables[name])
+                if (
+                    self._cache_policy
+                    and name in self._cache_policy.tables
+                    and (key := self._cache_key(name, self._cache_policy))
+                ):
+                    write_cached_table(key, self._tables[name])
         if self.progress:
             self.progress(", ".join(wanted), time.perf_counter() - started)
 
@@ -152,7 +155,7 @@ class NodeRuns(TableStore):
         self._compute(node.inputs)
         contract = self.graph.known(name)
         wanted = replace(contract, columns=tuple(column for column in contract.columns if column.name in columns))
-        conditions = [f"{quote(column)} in ({', '.join(map(_text, words))})" for column, words in among.items()]
+        conditions = [f"{quote(column)} in ({', '.join(map(literal, words))})" for column, words in among.items()]
         text = f"select {', '.join(map(quote, wanted.column_names))} from (\n{node.text}\n)"
         text += f" where {' and '.join(conditions)}" if conditions else ""
         return conform(self._run_query(replace(node, text=text))[name], wanted, trusted=True, origin=node.label)
@@ -203,7 +206,3 @@ class Reader:
     def columns_of(self, name: str) -> list[str]:
         """Return the columns that a table's contract declares."""
         return self._session.graph.known(name).column_names
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

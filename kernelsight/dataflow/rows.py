@@ -98,7 +98,7 @@ def _as_text(values: pa.ChunkedArray) -> list[str | None]:
     import duckdb
     import pyarrow as pa
 
-    from kernelsight.dataflow.engine import cursor_for_values
+    from kernelsight.dataflow.databases import cursor_for_values
 
     # a time that DuckDB cannot hold makes a database unusable
     with cursor_for_values() as database:

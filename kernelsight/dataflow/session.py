@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.catalogue import CATALOGUE
 from kernelsight.dataflow.contract import NAME, as_arrow, conform
-from kernelsight.dataflow.engine import complaint, interruptible, stop_if_interrupted
+from kernelsight.dataflow.databases import complaint, interruptible, stop_if_interrupted
 from kernelsight.dataflow.node_runs import NodeRuns
 from kernelsight.dataflow.rows import as_table, is_rows
 from kernelsight.dataflow.table_store import FILE
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Session(NodeRuns):
     """Given tables, embedded facts and computed tables over one graph; for the thread that made it alone.
 
-    ``threads``: how many a node may use; None: its own choice. ``files``: queries may read local files. ``kept``: the
-    tables that other processes computed are taken from disk; a session on a file takes none.
+    ``threads``: how many a node may use; None: its own choice. ``files``: queries may read local files.
+    ``cache_policy``: which computed tables the on-disk cache holds; a session on a file uses no such cache.
     """
 
     # --- giving -------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kernelsight.dataflow.engine import MACROS, private_cursor
-from kernelsight.dataflow.kept import keep, library_stamp, read_kept
+from kernelsight.dataflow.databases import MACROS, private_cursor
+from kernelsight.dataflow.disk_cache import library_stamp, read_cached, write_cached
 from kernelsight.errors import InvalidInput
 
 # query nodes of the parser's tree that only read; any other, such as COPY in a CTE, changes something
@@ -88,11 +88,11 @@ def parse_node(text: str) -> Query | str:
     """Parse a query as ``parse_query`` does, by the on-disk cache where the same parser has parsed it before."""
     sources = (Path(__file__).read_bytes(), library_stamp("duckdb").encode(), text.encode())
     key = hashlib.sha256(b"\0".join(sources)).hexdigest()
-    if (parsed := read_kept(key, _read_query)) is not None:
+    if (parsed := read_cached(key, _read_query)) is not None:
         return parsed
     query = parse_query(text)
     if isinstance(query, Query):
-        keep(key, json.dumps(asdict(query)).encode())
+        write_cached(key, json.dumps(asdict(query)).encode())
     return query
 
 

@@ -11,8 +11,8 @@ import duckdb
 import pyarrow as pa
 
 from kernelsight.dataflow.contract import Contract, ddl
+from kernelsight.dataflow.databases import first_line, literal, quote, stop_if_interrupted
 from kernelsight.dataflow.durable import draft_of
-from kernelsight.dataflow.engine import first_line, quote, stop_if_interrupted
 from kernelsight.errors import InvalidInput, RunFailed
 
 # DuckDB 2 writes storage version 2.0 by default, which the 1.x command line cannot open
@@ -35,7 +35,7 @@ def attach(connection: duckdb.DuckDBPyConnection, path: Path, alias: str, *, rea
             raise InvalidInput(f"{path} cannot be opened as a DuckDB file: {foreign}.")
     query = "select table_name from duckdb_tables() where database_name = ? and schema_name = 'main'"
     try:
-        connection.execute(f"attach {_literal(path)} as {quote(alias)} ({options})")
+        connection.execute(f"attach {literal(str(path))} as {quote(alias)} ({options})")
         return {name for (name,) in connection.execute(query, [alias]).fetchall()}
     except duckdb.Error as error:
         why = first_line(error)
@@ -168,7 +168,3 @@ def _write_database(path: Path, contracts: Mapping[str, Contract], tables: Mappi
     finally:
         connection.close()
         path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
-
-
-def _literal(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"

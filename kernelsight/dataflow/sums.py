@@ -1,10 +1,8 @@
-"""Exact sums of whole numbers by group, and fast sorting and look-up of a table's rows."""
+"""Exact sums of whole numbers by group."""
 
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 HALF = 2.0**30
 
@@ -60,21 +58,3 @@ def rounded(values: np.ndarray) -> np.ndarray:
     size = np.abs(values)
     whole = np.floor(size)
     return np.copysign(whole + (size - whole >= 0.5), values)
-
-
-def in_order(table: pa.Table, *names: str) -> pa.Table:
-    """Sort a table by columns, ascending; unlike ``Table.sort_by`` it imports no query engine.
-
-    >>> in_order(pa.table({"name": ["b", "a"]}), "name")["name"].to_pylist()
-    ['a', 'b']
-    """
-    return table.take(pc.sort_indices(table, [(name, "ascending") for name in names]))
-
-
-def beside(table: pa.Table, key: str, values: pa.ChunkedArray | pa.Array) -> pa.Table:
-    """Look up, for each of ``values``, the table's row with that value in column ``key``; nulls where there is none.
-
-    >>> beside(pa.table({"name": ["a", "b"], "n": [1, 2]}), "name", pa.array(["b", "c"]))["n"].to_pylist()
-    [2, None]
-    """
-    return table.take(pc.index_in(values, table[key].combine_chunks()))

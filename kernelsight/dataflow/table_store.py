@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from kernelsight.dataflow.cache import remembered
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.engine import Database, stop_if_interrupted
+from kernelsight.dataflow.databases import Database, stop_if_interrupted
+from kernelsight.dataflow.disk_cache import CachePolicy
 from kernelsight.dataflow.graph import Graph
-from kernelsight.dataflow.kept import Kept
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class TableStore:
         read_only: bool = False,
         files: bool = True,
         database: Database | None = None,
-        kept: Kept | None = None,
+        cache_policy: CachePolicy | None = None,
     ) -> None:
         self.graph: Graph = graph
         self.progress: Callable[[str, float], None] | None = None
@@ -45,7 +45,7 @@ class TableStore:
         self.report: Callable[[str], None] | None = None
         self.path: Path | None = Path(path) if path is not None else None
         self._facts = dict(facts or {})
-        self._kept = kept if path is None else None
+        self._cache_policy = cache_policy if path is None else None
         # forks share the database and its attached file, but not the tables registered on a cursor
         self._database = database or Database(lambda: graph.macros, files=files)
         self._keeps = self.path is not None and not read_only
@@ -99,7 +99,7 @@ class TableStore:
             for name in self._stored:
                 self._fetch(name)  # this session may overwrite the file's rows before the fork reads them
         other = type(self)(self.graph, self._facts, database=self._database)
-        other._kept = self._kept
+        other._cache_policy = self._cache_policy
         other.path = self.path
         other._tables, other._pending = dict(self._tables), dict(self._pending)
         other._given, other._own = set(self._given), set(self._own)
@@ -157,7 +157,7 @@ class TableStore:
                 )
             else:
                 fact = self._facts[name]()
-                self._tables[name] = remembered((fact,), "fact", lambda: conform(fact, contract, trusted=True))
+                self._tables[name] = memoised((fact,), "fact", lambda: conform(fact, contract, trusted=True))
         return self._tables[name]
 
     def _register(self, name: str) -> None:

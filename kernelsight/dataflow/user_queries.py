@@ -7,7 +7,7 @@ from functools import cache
 
 import duckdb
 
-from kernelsight.dataflow.engine import complaint, private_cursor
+from kernelsight.dataflow.databases import complaint, private_cursor
 from kernelsight.dataflow.sql_nodes import Query, parse_query
 from kernelsight.errors import InvalidInput
 

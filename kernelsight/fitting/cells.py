@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
-from kernelsight.kernels.resolve import generation
+from kernelsight.kernels.kernel_constants import generation
 
 Columns = Mapping[str, np.ndarray]
 

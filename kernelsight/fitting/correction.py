@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.dataflow.columns import bucket, padded
+from kernelsight.dataflow.array_expressions import bucket, padded
 from kernelsight.kernels.network import BY_NODE, MOST, Network
 
 TEACHERS, FOLD_STEPS, TEACHER_STEPS = 4, 4000, 5000

@@ -12,10 +12,10 @@ import pyarrow as pa
 from kernelsight.fitting.fit import fit_nodes
 from kernelsight.fitting.pack_rows import node_rows
 from kernelsight.kernels.coefficients import LEVELS, PATH, Coefficient
-from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
-from kernelsight.kernels.latency_model import Form
-from kernelsight.kernels.resolve import Facts, constants_at, family_facts, lineage_of, structure_at
+from kernelsight.kernels.kernel_constants import Facts, constants_at, family_facts, lineage_of, structure_at
+from kernelsight.kernels.latency_model import LatencyModel
+from kernelsight.kernels.string_columns import combinations
 
 # step of a constant's logarithm to both sides, for central differences
 STEP = 0.05
@@ -34,29 +34,29 @@ class Rows(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Measured rows with the constants of a form's expression for them; ``at``: by name, of shape (leaves,)."""
+    """Measured rows with the constants of a latency model for them; ``at``: by name, of shape (leaves,)."""
 
-    form: Form
+    latency_model: LatencyModel
     rows: Rows
     at: dict[str, np.ndarray]
 
     def latency_us(self) -> np.ndarray:
         """Return the predicted latency of each row in us, shape (rows,)."""
-        rows, form = self.rows, self.form
+        rows, latency_model = self.rows, self.latency_model
         predicted_us = np.empty(rows.latency_us.size)
         for first in range(0, predicted_us.size, 65_536):
             block = slice(first, first + 65_536)
             leaf = rows.leaf_of_row[block]
-            call = form.view(np, {name: values[block] for name, values in rows.call.items()})
+            call = latency_model.view(np, {name: values[block] for name, values in rows.call.items()})
             gpu = {name: values[block] for name, values in rows.gpu.items()}
             at = {name: values[leaf] for name, values in self.at.items()}
-            predicted_us[block] = form.expression(np, call, gpu, at)[0]
+            predicted_us[block] = latency_model.expression(np, call, gpu, at)[0]
         return predicted_us
 
     def slopes(self) -> np.ndarray:
         """Return (rows, fitted coefficients): d log latency / d log coefficient, times the coefficient's spread."""
-        log_slopes = np.zeros((self.rows.latency_us.size, len(fitted_coefficients(self.form))))
-        for number, coefficient in enumerate(fitted_coefficients(self.form)):
+        log_slopes = np.zeros((self.rows.latency_us.size, len(fitted_coefficients(self.latency_model))))
+        for number, coefficient in enumerate(fitted_coefficients(self.latency_model)):
             name = coefficient.name
             more, less = (
                 self._replace(at={**self.at, name: self.at[name] * np.exp(step)}).latency_us() for step in (STEP, -STEP)
@@ -72,7 +72,7 @@ class Calls(NamedTuple):
 
 
 def joined_calls(calls: Sequence[Calls]) -> Calls:
-    """Concatenate calls of one form."""
+    """Concatenate calls of one latency model."""
     joined, *others = calls
     for other in others:
         first_rows, next_rows = joined.rows, other.rows
@@ -83,16 +83,16 @@ def joined_calls(calls: Sequence[Calls]) -> Calls:
         leaf = np.concatenate([first_rows.leaf_of_row, next_rows.leaf_of_row + len(first_rows.leaves)])
         us = np.concatenate([first_rows.latency_us, next_rows.latency_us])
         at = {name: np.concatenate([joined.at[name], other.at[name]]) for name in joined.at}
-        joined = Calls(joined.form, Rows(*columns, [*first_rows.leaves, *next_rows.leaves], leaf, us), at)
+        joined = Calls(joined.latency_model, Rows(*columns, [*first_rows.leaves, *next_rows.leaves], leaf, us), at)
     return joined
 
 
-def fitted_coefficients(form: Form) -> list[Coefficient]:
-    """Return the coefficients of a form that are fitted, in order: all but the fixed ones."""
-    return [coefficient for coefficient in form.coefficients if coefficient.owner != "fixed"]
+def fitted_coefficients(latency_model: LatencyModel) -> list[Coefficient]:
+    """Return the coefficients of a latency model that are fitted, in order: all but the fixed ones."""
+    return [coefficient for coefficient in latency_model.coefficients if coefficient.owner != "fixed"]
 
 
-def read_rows(form: Form, table: pa.Table, facts: Facts, gpus: pa.Table, fabrics: pa.Table) -> Rows:
+def read_rows(latency_model: LatencyModel, table: pa.Table, facts: Facts, gpus: pa.Table, fabrics: pa.Table) -> Rows:
     """Convert training rows to the arrays that an expression reads, in the same order."""
     skip = {
         "gpu",
@@ -122,7 +122,7 @@ def read_rows(form: Form, table: pa.Table, facts: Facts, gpus: pa.Table, fabrics
 
 def fit_family(
     family: str,
-    form: Form,
+    latency_model: LatencyModel,
     table: pa.Table,
     implementations: pa.Table,
     gpus: pa.Table,
@@ -138,11 +138,11 @@ def fit_family(
     see :func:`kernelsight.fitting.fit.fit_nodes`.
     """
     facts = family_facts(family, implementations, gpus)
-    rows = thinned(read_rows(form, table, facts, gpus, fabrics))
-    structure = structure_at(facts, form.coefficients, rows.leaves)
+    rows = thinned(read_rows(latency_model, table, facts, gpus, fabrics))
+    structure = structure_at(facts, latency_model.coefficients, rows.leaves)
     nodes = fit_nodes(
-        _Viewed(form),
-        form.coefficients,
+        _Viewed(latency_model),
+        latency_model.coefficients,
         rows.call,
         rows.gpu,
         {name: values[rows.leaf_of_row] for name, values in structure.items()},
@@ -152,23 +152,23 @@ def fit_family(
         start=start,
         free_levels=free_levels,
     )
-    units = {coefficient.name: coefficient.unit for coefficient in form.coefficients}
+    units = {coefficient.name: coefficient.unit for coefficient in latency_model.coefficients}
     return node_rows(family, nodes, units, without, source)
 
 
 def predict_family(
-    family: str, form: Form, table: pa.Table, coefficients: pa.Table, *tables: pa.Table, **how: Any
+    family: str, latency_model: LatencyModel, table: pa.Table, coefficients: pa.Table, *tables: pa.Table, **how: Any
 ) -> np.ndarray:
     """Predict the latency in us of each training row as its sweep measured it, replay gap and warm data included.
 
     ``tables``, ``how``: as :func:`calls_of` takes them.
     """
-    return calls_of(family, form, table, coefficients, *tables, **how).latency_us()
+    return calls_of(family, latency_model, table, coefficients, *tables, **how).latency_us()
 
 
 def calls_of(
     family: str,
-    form: Form,
+    latency_model: LatencyModel,
     table: pa.Table,
     coefficients: pa.Table,
     implementations: pa.Table,
@@ -181,14 +181,14 @@ def calls_of(
 ) -> Calls:
     """Return training rows with the constants that a pack (``coefficients``) has for them.
 
-    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.resolve.constants_at`; ``overrides``:
+    ``without``, ``measured``, ``vendor``: see :func:`kernelsight.kernels.kernel_constants.constants_at`; ``overrides``:
     values of coefficients in place of the fitted ones.
     """
     facts = family_facts(family, implementations, gpus)
-    rows = read_rows(form, table, facts, gpus, fabrics)
-    at = constants_at(facts, coefficients, family, form.coefficients, rows.leaves, without, measured, vendor)
+    rows = read_rows(latency_model, table, facts, gpus, fabrics)
+    at = constants_at(facts, coefficients, family, latency_model.coefficients, rows.leaves, without, measured, vendor)
     at |= {name: np.full(len(rows.leaves), value) for name, value in overrides.items() if name in at}
-    return Calls(form, rows, at)
+    return Calls(latency_model, rows, at)
 
 
 def thinned(rows: Rows, per_leaf: int = ROWS_PER_LEAF) -> Rows:
@@ -210,16 +210,16 @@ def thinned(rows: Rows, per_leaf: int = ROWS_PER_LEAF) -> Rows:
 
 
 class _Viewed:
-    """A form's expression composed with its view; equal for equal forms, so that it is compiled once."""
+    """A latency model's expression composed with its view; equal for equal ones, so that it is compiled once."""
 
-    def __init__(self, form: Form) -> None:
-        self.form = form
+    def __init__(self, latency_model: LatencyModel) -> None:
+        self.latency_model = latency_model
 
     def __call__(self, xp: Any, call: Any, gpu: Any, at: Any) -> Any:
-        return self.form.expression(xp, self.form.view(xp, call), gpu, at)
+        return self.latency_model.expression(xp, self.latency_model.view(xp, call), gpu, at)
 
     def __hash__(self) -> int:
-        return hash((self.form.expression, self.form.view))
+        return hash((self.latency_model.expression, self.latency_model.view))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Viewed) and hash(self) == hash(other)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.dataflow.columns import bucket, padded
+from kernelsight.dataflow.array_expressions import bucket, padded
 from kernelsight.kernels.coefficients import LEVELS, OWNERS, Coefficient, Node, node_path
 
 # scale of the Student-t log error of a row, and its degrees of freedom

@@ -13,9 +13,9 @@ from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.hardware import hardware_columns
 from kernelsight.kernels.intervals import group_of, growth
-from kernelsight.kernels.latency_model import Form
+from kernelsight.kernels.kernel_constants import generation
+from kernelsight.kernels.latency_model import LatencyModel
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import generation
 
 # most rows of one kernel on one GPU that are predicted: enough for quantiles
 ROWS_PER_KERNEL = 1000
@@ -50,7 +50,7 @@ def folds_of(table: pa.Table, gpus: pa.Table) -> dict[str, list[str]]:
 
 def held_out_errors(
     family: str,
-    form: Form,
+    latency_model: LatencyModel,
     table: pa.Table,
     implementations: pa.Table,
     gpus: pa.Table,
@@ -64,8 +64,10 @@ def held_out_errors(
         rest, fold = table.filter(pc.invert(is_member)), thinned_kernels(table.filter(is_member))
         constants = (fits or {}).get(name)
         if constants is None:
-            constants = pack_table(fit_family(family, form, rest, implementations, gpus, fabrics, "held out"))
-        latency_us = predict_family(family, form, fold, constants, implementations, gpus, fabrics, measured=False)
+            constants = pack_table(fit_family(family, latency_model, rest, implementations, gpus, fabrics, "held out"))
+        latency_us = predict_family(
+            family, latency_model, fold, constants, implementations, gpus, fabrics, measured=False
+        )
         fitted_kernels = set(pc.unique(rest["implementation"]).to_pylist())
         labels = zip(fold["dtype"].to_pylist(), fold["implementation"].to_pylist(), strict=True)
         groups = [group_of(dtype, kernel in fitted_kernels) for dtype, kernel in labels]

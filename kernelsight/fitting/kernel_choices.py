@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import facts
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.resolve import Facts, family_facts
+from kernelsight.kernels.kernel_constants import Facts, family_facts
 
 
 def choice_rows(

@@ -25,10 +25,10 @@ from kernelsight.fitting.pack_rows import correction_arrays, nearby_rows
 from kernelsight.fitting.splits import LAYERS, site_names
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features, names_of
-from kernelsight.kernels.latency_model import Form
+from kernelsight.kernels.kernel_constants import family_facts
+from kernelsight.kernels.latency_model import LatencyModel
 from kernelsight.kernels.nearby import Nearby, nearby_delta, nearby_of
 from kernelsight.kernels.network import correction, network_of, scaled
-from kernelsight.kernels.resolve import family_facts
 
 # most rows of other GPUs, whose shapes the student sees, and of the GPU itself
 OTHER_ROWS = 30_000
@@ -56,7 +56,7 @@ class Measured(NamedTuple):
 
 def fit_measured(
     family: str,
-    form: Form,
+    latency_model: LatencyModel,
     table: pa.Table,
     target: str,
     coefficients: pa.Table,
@@ -72,10 +72,10 @@ def fit_measured(
     is_target = np.asarray(pc.equal(table["gpu"], target))
     own, others = _spaced(np.flatnonzero(is_target), OWN_ROWS), _spaced(np.flatnonzero(~is_target), OTHER_ROWS)
     table = table.take(pa.array(np.sort(np.concatenate([own, others]))))
-    base = predict_family(family, form, table, coefficients, implementations, gpus, fabrics)
+    base = predict_family(family, latency_model, table, coefficients, implementations, gpus, fabrics)
     log_ratio = np.log(table["latency_us"].to_numpy() / base)
     kernels = kernels_of(table)
-    row_features = features_of(family, form, table, implementations, gpus, fabrics)
+    row_features = features_of(family, latency_model, table, implementations, gpus, fabrics)
     fit = fit_correction(
         row_features,
         log_ratio,
@@ -103,7 +103,7 @@ def fit_measured(
 
 def correct(
     family: str,
-    form: Form,
+    latency_model: LatencyModel,
     table: pa.Table,
     latency_us: np.ndarray,
     rows: list[dict],
@@ -117,7 +117,7 @@ def correct(
     kernels = kernels_of(table)
     node = nodes_at(kernels, nodes)
     corrected_us = np.empty(latency_us.size)
-    row_features = features_of(family, form, table, implementations, gpus, fabrics)
+    row_features = features_of(family, latency_model, table, implementations, gpus, fabrics)
     for first in range(0, corrected_us.size, 65_536):
         block = slice(first, first + 65_536)
         corrected_us[block] = latency_us[block] * np.exp(correction(np, row_features[block], node[block], network))
@@ -140,11 +140,16 @@ def nodes_at(kernels: Sequence[str], nodes: Sequence[str]) -> np.ndarray:
 
 
 def features_of(
-    family: str, form: Form, table: pa.Table, implementations: pa.Table, gpus: pa.Table, fabrics: pa.Table
+    family: str,
+    latency_model: LatencyModel,
+    table: pa.Table,
+    implementations: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
 ) -> np.ndarray:
     """Return the features of training rows that a correction reads, shape (rows, F)."""
-    rows = read_rows(form, table, family_facts(family, implementations, gpus), gpus, fabrics)
-    return features(np, family, form.view(np, rows.call), rows.gpu)
+    rows = read_rows(latency_model, table, family_facts(family, implementations, gpus), gpus, fabrics)
+    return features(np, family, latency_model.view(np, rows.call), rows.gpu)
 
 
 def kernels_of(table: pa.Table) -> list[str]:

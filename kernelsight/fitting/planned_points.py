@@ -1,7 +1,7 @@
 """Experimental design of a few points: the calls of each kernel whose measurement lowers the expected error most.
 
 Greedy: the next call is the one whose measurement lowers the sum of weight x standard deviation over the kernel's calls
-most, by the covariance of :mod:`kernelsight.kernels.points`. The choice reads the sizes of calls, never their
+most, by the covariance of :mod:`kernelsight.kernels.few_shot`. The choice reads the sizes of calls, never their
 latencies. Minimising the sum of variances instead chooses calls at the ends of a kernel's range, and leaves 0.3 points
 of error more; points planned for all kernels of a family together leave no less error.
 """
@@ -10,50 +10,50 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.kernels.points import PARTS, Parts, Places, covariance, prior_variance
+from kernelsight.kernels.few_shot import PRIOR, CallInputs, ErrorPrior, covariance, prior_variance
 
 # most calls of one kernel among which points are chosen, and whose error counts
 MOST_CALLS = 200
 
 
-def planned(where: Places, weight: np.ndarray, per_kernel: int, parts: Parts = PARTS) -> np.ndarray:
+def planned(inputs: CallInputs, weight: np.ndarray, per_kernel: int, prior: ErrorPrior = PRIOR) -> np.ndarray:
     """Return the indices of up to ``per_kernel`` calls of each kernel, the most useful first.
 
     ``weight``: (calls,), cost of an error of each call; calls of weight 0 are chosen where a kernel has no others.
     """
     chosen: list[int] = []
-    for rows in _kernels(where):
+    for rows in _kernels(inputs):
         served = rows[weight[rows] > 0]
         rows = _drawn(served if served.size else rows)
         costs = weight[rows] if served.size else np.ones(rows.size)
-        chosen += rows[_greedy(covariance(where.at(rows), where.at(rows), parts), costs, per_kernel, parts)].tolist()
+        chosen += rows[_greedy(covariance(inputs.at(rows), inputs.at(rows), prior), costs, per_kernel, prior)].tolist()
     return np.array(chosen, dtype=int)
 
 
-def deviation_after(where: Places, points: np.ndarray, parts: Parts = PARTS) -> np.ndarray:
+def deviation_after(inputs: CallInputs, points: np.ndarray, prior: ErrorPrior = PRIOR) -> np.ndarray:
     """Return (calls,): the standard deviation of the log error once ``points`` are measured, by the same covariance."""
-    variance = prior_variance(where, parts)
+    variance = prior_variance(inputs, prior)
     if points.size:
-        shared = covariance(where, where.at(points), parts)
-        of_points = shared[points] + parts.noise**2 * np.eye(points.size)
+        shared = covariance(inputs, inputs.at(points), prior)
+        of_points = shared[points] + prior.noise**2 * np.eye(points.size)
         variance = variance - np.einsum("ij,ji->i", shared, np.linalg.solve(of_points, shared.T))
     return np.sqrt(np.maximum(variance, 0.0))
 
 
-def random_points(where: Places, weight: np.ndarray, per_kernel: int) -> np.ndarray:
+def random_points(inputs: CallInputs, weight: np.ndarray, per_kernel: int) -> np.ndarray:
     """Return the indices of random calls, as many of each kernel: the baseline of :func:`planned`."""
     random = np.random.default_rng(0)
     chosen: list[int] = []
-    for rows in _kernels(where):
+    for rows in _kernels(inputs):
         served = rows[weight[rows] > 0]
         rows = served if served.size else rows
         chosen += random.choice(rows, min(per_kernel, rows.size), replace=False).tolist()
     return np.array(chosen, dtype=int)
 
 
-def _kernels(where: Places) -> list[np.ndarray]:
+def _kernels(inputs: CallInputs) -> list[np.ndarray]:
     """Return the indices of each kernel's calls, kernels in the order of their names."""
-    _, kernel = np.unique(where.kernels().astype(str), return_inverse=True)
+    _, kernel = np.unique(inputs.kernels().astype(str), return_inverse=True)
     order = np.argsort(kernel, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(kernel[order])) + 1) if order.size else []
 
@@ -65,11 +65,11 @@ def _drawn(rows: np.ndarray) -> np.ndarray:
     return np.sort(np.random.default_rng(0).choice(rows, MOST_CALLS, replace=False))
 
 
-def _greedy(covariances: np.ndarray, weight: np.ndarray, most: int, parts: Parts) -> list[int]:
+def _greedy(covariances: np.ndarray, weight: np.ndarray, most: int, prior: ErrorPrior) -> list[int]:
     chosen: list[int] = []
     for _ in range(min(most, weight.size)):
         variance = np.maximum(np.diag(covariances), 0.0)
-        measured = variance + parts.noise**2
+        measured = variance + prior.noise**2
         after = np.maximum(variance[:, None] - covariances**2 / measured, 0.0)
         gain = weight @ (np.sqrt(variance)[:, None] - np.sqrt(after))
         gain[chosen] = -1.0

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.fitting.cells import generation_of, is_serving
-from kernelsight.fitting.few_points import Tables, held_out_fit, measured_calls
+from kernelsight.fitting.few_shot import Tables, held_out_fit, measured_calls
 from kernelsight.fitting.intervals import curve_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.planned_points import planned
 from kernelsight.fitting.point_fit import Measured, fit_points
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.intervals import POINTS, points_group
-from kernelsight.kernels.resolve import family_facts, vendors_of
+from kernelsight.kernels.kernel_constants import family_facts, vendors_of
 
 # points of each other kernel of the family, for the errors of a kernel without points
 POINTS_OF_OTHERS = 3
@@ -32,7 +32,7 @@ POINTS_OF_OTHERS = 3
 MOST_CALLS = 150
 
 
-class Rest(NamedTuple):
+class RemainingErrors(NamedTuple):
     """Errors of calls beside the points, arrays of shape (calls,): family, log error, predicted us, generation."""
 
     family: np.ndarray
@@ -41,34 +41,34 @@ class Rest(NamedTuple):
     generation: np.ndarray
 
 
-def errors_after_points(family: str, measured: Measured, generation: str, count: int) -> Rest:
+def errors_after_points(family: str, measured: Measured, generation: str, count: int) -> RemainingErrors:
     """Return the errors of a family's other calls on a GPU after ``count`` planned points of each kernel.
 
     With a count of 0: the errors of each kernel after points of the family's other kernels.
     """
-    where, kernels = measured.places, measured.places.kernels()
-    points = planned(where, np.ones(where.size), count or POINTS_OF_OTHERS)
+    inputs, kernels = measured.inputs, measured.inputs.kernels()
+    points = planned(inputs, np.ones(inputs.size), count or POINTS_OF_OTHERS)
     us = measured.predicted_us.copy()
     for kernel in [None] if count else dict.fromkeys(kernels.tolist()):
-        rows = np.flatnonzero(kernels == kernel) if kernel else np.arange(where.size)
+        rows = np.flatnonzero(kernels == kernel) if kernel else np.arange(inputs.size)
         fitted = points[kernels[points] != kernel]
         if fitted.size:
             # for other kernels one Gauss-Newton step, at the unmoved constants, is as good
             us[rows] = measured.at(rows).latency_us(fit_points(measured.at(fitted), **({} if count else {"steps": 1})))
-    rest = np.setdiff1d(np.arange(where.size), points)
+    rest = np.setdiff1d(np.arange(inputs.size), points)
     error = np.log(measured.predicted_us[rest] / us[rest]) + measured.log_error[rest]
     names = (np.full(rest.size, name, dtype=object) for name in (family, generation))
-    return Rest(next(names), error, us[rest], next(names))
+    return RemainingErrors(next(names), error, us[rest], next(names))
 
 
-def joined_rests(errors: Sequence[Rest]) -> Rest:
+def joined_errors(errors: Sequence[RemainingErrors]) -> RemainingErrors:
     """Concatenate the errors of several families or GPUs."""
-    return Rest(*map(np.concatenate, zip(*errors, strict=True)))
+    return RemainingErrors(*map(np.concatenate, zip(*errors, strict=True)))
 
 
-def fit_points_intervals(errors: Sequence[Rest]) -> dict[str, np.ndarray]:
+def fit_points_intervals(errors: Sequence[RemainingErrors]) -> dict[str, np.ndarray]:
     """Return the half widths (knots,) at the knots of latency by family, from errors on GPUs of several generations."""
-    joined = joined_rests(errors)
+    joined = joined_errors(errors)
     curves = {}
     for family in dict.fromkeys(joined.family.tolist()):
         members = joined.family == family
@@ -90,11 +90,13 @@ def held_out_calls(family: str, table: pa.Table, constants: pa.Table, tables: Ta
     return calls_of_gpu
 
 
-def rests_of(calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int]) -> dict[int, dict[str, Rest]]:
+def remaining_errors_of(
+    calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int]
+) -> dict[int, dict[str, RemainingErrors]]:
     """Return the errors after points, by number of points per kernel and held-out GPU; ``calls``: by GPU, family."""
     return {
         count: {
-            gpu: joined_rests(
+            gpu: joined_errors(
                 [errors_after_points(family, one, generation_of(gpu), count) for family, one in by_family.items()]
             )
             for gpu, by_family in calls.items()
@@ -105,7 +107,7 @@ def rests_of(calls: Mapping[str, Mapping[str, Measured]], counts: Sequence[int])
 
 
 def points_intervals(
-    errors: Mapping[int, Mapping[str, Rest]], without: str | None = None
+    errors: Mapping[int, Mapping[str, RemainingErrors]], without: str | None = None
 ) -> dict[str, dict[str, np.ndarray]]:
     """Return the half widths by family and :func:`points_group`, from all generations but ``without``."""
     curves: dict[str, dict[str, np.ndarray]] = {}
@@ -137,7 +139,7 @@ def points_interval_rows(
         for gpu, one in held_out_calls(family, served, pack, (implementations, gpus, fabrics)).items():
             calls.setdefault(gpu, {})[family] = one
     rows: list[dict] = []
-    errors = rests_of(calls, POINTS)
+    errors = remaining_errors_of(calls, POINTS)
     for without in [None, *sorted({generation_of(gpu) for gpu in calls})]:
         for family, curves in points_intervals(errors, without).items():
             rows += interval_rows(family, curves, "errors on held-out generations after points", without=without)

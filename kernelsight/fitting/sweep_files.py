@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.engine import first_line
+from kernelsight.dataflow.databases import first_line, literal
 from kernelsight.dataflow.parquet_files import read_schema
 from kernelsight.errors import InvalidInput, breaks_contract, extra_missing
 from kernelsight.fitting.kernel_sweeps import aiconfigurator, plain
@@ -52,7 +53,9 @@ def sweep_points(sweeps: Sequence[Path]) -> pa.Table:
 def measured_families(sweeps: Sequence[Path], gpus: Sequence[str]) -> dict[str, int]:
     """Return the number of rows by family that the sweeps have of these GPUs."""
     points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
-    counts = points.filter(f"gpu in ({', '.join(_text(gpu) for gpu in gpus)})").aggregate("family, count(*)", "family")
+    counts = points.filter(f"gpu in ({', '.join(literal(gpu) for gpu in gpus)})").aggregate(
+        "family, count(*)", "family"
+    )
     return dict(sorted(counts.fetchall()))
 
 
@@ -73,5 +76,10 @@ def measured_gpus(sweeps: Sequence[Path]) -> set[str]:
         raise InvalidInput(f"{names} cannot be read as Parquet: {first_line(error)}; write the sweep again.") from None
 
 
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
+def version_key(version: str) -> tuple[list[int], str]:
+    """Return the key by which engine versions are sorted: their numbers in order, then the text.
+
+    >>> sorted(["0.10.1", "0.9.2"], key=version_key)
+    ['0.9.2', '0.10.1']
+    """
+    return [int(number) for number in re.findall(r"\d+", version)], version

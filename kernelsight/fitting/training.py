@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import facts
-from kernelsight.dataflow.engine import quote
+from kernelsight.dataflow.databases import literal, quote
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.work import work_cursor
 
@@ -33,12 +33,12 @@ def training_rows(
     if "working_set_bytes" in work and any("working_set_bytes" in pq.read_schema(path).names for path in sweeps):
         # the row's own working set, cold or warm; else the one known of the family's collectors
         work["working_set_bytes"] = f"coalesce(points.working_set_bytes, {work['working_set_bytes']})"
-    wanted = "" if gpus is None else f" and gpu in ({', '.join(map(_text, gpus))})"
-    files = ", ".join(_text(str(path)) for path in sweeps)
+    wanted = "" if gpus is None else f" and gpu in ({', '.join(map(literal, gpus))})"
+    files = ", ".join(literal(str(path)) for path in sweeps)
     relation = f"read_parquet([{files}], union_by_name = true)"
     order = ", ".join([*IDENTITY, *map(quote, work), "distribution", "latency_us"])
     return _selected(
-        work_cursor(), relation, work, f"family = {_text(family)} and not_fitted is null {wanted} {extra}", order
+        work_cursor(), relation, work, f"family = {literal(family)} and not_fitted is null {wanted} {extra}", order
     )
 
 
@@ -91,7 +91,3 @@ def _selected(
         order by {order}
         """
     ).to_arrow_table()
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

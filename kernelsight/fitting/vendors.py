@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.latency_model import Form
-from kernelsight.kernels.resolve import vendors_of
+from kernelsight.kernels.kernel_constants import vendors_of
+from kernelsight.kernels.latency_model import LatencyModel
 
 # with fewer rows of a vendor than ENOUGH_ROWS the prior around NVIDIA's constants is narrower, by SHARE_OF_FEW. Held
 # out against each other, MI300X and MI308X (aiter) have a median error of experts, averaged over cells, of 19.6 % with
@@ -28,13 +28,15 @@ def by_vendor(table: pa.Table, gpus: pa.Table) -> dict[str | None, np.ndarray]:
     return {name or None: names == name for name in sorted(set(names.tolist()))}
 
 
-def vendor_form(family: str, form: Form, vendor: str | None, rows: int, known: Iterable[Mapping[str, Any]]) -> Form:
-    """Return the form to fit a vendor's rows by: its priors are centred on the first vendor's constants.
+def vendor_latency_model(
+    family: str, latency_model: LatencyModel, vendor: str | None, rows: int, known: Iterable[Mapping[str, Any]]
+) -> LatencyModel:
+    """Return the latency model to fit a vendor's rows by: its priors are centred on the first vendor's constants.
 
     ``known``: ``eta_coefficients`` rows of the first vendor's fit; ``rows``: number of measured rows of the vendor.
     """
     if vendor is None:
-        return form
+        return latency_model
     constants = {
         row["coefficient"]: row["value"]
         for row in known
@@ -51,9 +53,9 @@ def vendor_form(family: str, form: Form, vendor: str | None, rows: int, known: I
         else coefficient._replace(
             start=constants.get(coefficient.name, coefficient.start), spread=share * coefficient.spread
         )
-        for coefficient in form.coefficients
+        for coefficient in latency_model.coefficients
     )
-    return form._replace(coefficients=coefficients)
+    return latency_model._replace(coefficients=coefficients)
 
 
 def onto(base: pa.Table, fitted: pa.Table, gpus: pa.Table) -> pa.Table:

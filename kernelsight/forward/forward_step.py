@@ -11,8 +11,8 @@ from kernelsight.errors import InvalidInput
 from kernelsight.escape import html_table, visible
 from kernelsight.number_format import interval, number
 from kernelsight.scenario.alternatives import graphs_end, graphs_for
-from kernelsight.scenario.plan import deployment_row, gpu_assumptions, normalise, resolve_names
 from kernelsight.scenario.refusals import refuse_faults
+from kernelsight.scenario.scenario_rows import deployment_row, gpu_assumptions, normalise, resolve_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -350,7 +350,7 @@ def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa
     ``path``: a file that :func:`read_calls` accepts; ``tier``: None: auto. InvalidInput, UnknownName, ContractBroken:
     as :func:`read_calls` and :func:`call_latencies`.
     """
-    from kernelsight.forward.calls import read_calls
+    from kernelsight.forward.call_files import read_calls
     from kernelsight.kernels.calls import call_latencies
 
     gpu = resolve_names(session, {"gpu": gpu})["gpu"]

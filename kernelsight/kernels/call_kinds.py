@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts as catalogue
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
-from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.few_shot import moved_constants
 from kernelsight.kernels.floors import floor_at, with_floors, with_known_floor
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.intervals import (
@@ -28,6 +28,15 @@ from kernelsight.kernels.intervals import (
     half_widths_for,
     measured_half_widths,
     points_group,
+)
+from kernelsight.kernels.kernel_constants import (
+    UNKNOWN,
+    Facts,
+    constants_at,
+    family_facts,
+    lineage_of,
+    relinked,
+    siblings,
 )
 from kernelsight.kernels.kernel_selection import choose, engine_of_vendor, engine_that_ran, measured_dtype
 from kernelsight.kernels.pack_contents import (
@@ -41,8 +50,7 @@ from kernelsight.kernels.pack_contents import (
     swept_kernels,
     words_of,
 )
-from kernelsight.kernels.points import moved_constants
-from kernelsight.kernels.resolve import UNKNOWN, Facts, constants_at, family_facts, lineage_of, relinked, siblings
+from kernelsight.kernels.string_columns import combinations
 
 # what differs between a sweep and a served CUDA graph: no gap between two replays; quantisation, rotation and cache
 # writes have calls of their own; prompts do not end at whole tiles
@@ -147,7 +155,7 @@ def constants_of(
         return resolved_kinds, *_constants_of(family, resolved_kinds, facts, coefficients, measured_as)
 
     key = (family, tuple(tuple(kind.items()) for kind in kinds))
-    resolved_kinds, at, evidence = remembered((implementations, gpus, coefficients), key, read)
+    resolved_kinds, at, evidence = memoised((implementations, gpus, coefficients), key, read)
     for kind, resolved in zip(kinds, resolved_kinds, strict=True):
         kind.update(resolved)
     return at, evidence
@@ -160,9 +168,9 @@ def _constants_of(
     coefficients: pa.Table,
     measured_as: Mapping[str, str | None],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    form = FAMILIES[family].form
+    latency_model = FAMILIES[family].latency_model
     if not kinds:
-        return {declared.name: np.array([declared.start]) for declared in form.coefficients}, [""]
+        return {declared.name: np.array([declared.start]) for declared in latency_model.coefficients}, [""]
     fits = fitted_to(family, coefficients)
     for kind in kinds:
         kind["vendor"] = facts.vendor.get(kind["fit"])
@@ -189,13 +197,15 @@ def _constants_of(
         vendor_is_fitted = kind["vendor"] in fits.vendors
         path = path if vendor_is_fitted else dict.fromkeys(path, UNKNOWN)
         vendor = kind["vendor"] if vendor_is_fitted else None
-        at = constants_at(facts, coefficients, family, form.coefficients, [path], kind["without"], uses_own_fit, vendor)
+        at = constants_at(
+            facts, coefficients, family, latency_model.coefficients, [path], kind["without"], uses_own_fit, vendor
+        )
         kind["log_floor"] = None if uses_own_fit or hypothetical else _log_floor(kind, coefficients)
         if kind["log_floor"]:
-            at = with_floors(form.coefficients, at, kind["log_floor"])
+            at = with_floors(latency_model.coefficients, at, kind["log_floor"])
         if kind["point_count"] is not None:
             points = points_at(coefficients, family, kind["fit"])
-            at = moved_constants(points, form.coefficients, words_of(kind["kernel"]), at)
+            at = moved_constants(points, latency_model.coefficients, words_of(kind["kernel"]), at)
         for name, value in at.items():
             values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
         evidence.append(_evidence(kind, implementation, ran_on_generation, fits.measured))
@@ -284,7 +294,7 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
     ``kinds`` with ``octaves``: the distance of each GPU to the nearest fitted one; ``coefficients``:
     ``eta_coefficients``.
     """
-    half_widths = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].form.spread))
+    half_widths = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].latency_model.spread))
     for number, kind in enumerate(kinds):
         # errors of a sweep on its own GPU say nothing about a hypothetical GPU
         is_measured = kind["answer_tier"] == "target-measured"

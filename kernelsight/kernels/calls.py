@@ -10,15 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
-from kernelsight.dataflow.columns import in_one_piece
+from kernelsight.dataflow.array_expressions import in_one_piece
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH
+from kernelsight.kernels.kernel_constants import rows_of_part
 from kernelsight.kernels.latency import latency_columns, with_call_names
 from kernelsight.kernels.pricing import distinct_rows
 from kernelsight.kernels.pricing_tables import PricingTables
-from kernelsight.kernels.resolve import rows_of_part
+from kernelsight.kernels.string_columns import combinations
 from kernelsight.kernels.work import evaluated, field_of, fields
 
 # optional column: the kernel that a call requests by name
@@ -136,7 +136,7 @@ def _refuse_kernels(family: str, calls: pa.Table, coefficients: pa.Table) -> Non
 def _columns(family: str) -> list[str]:
     """Return the call columns that a family's latencies rest on beside flops and bytes."""
     declared = FAMILIES[family]
-    return list(dict.fromkeys([*declared.form.reads, *(["head_dim"] if declared.by_head_dim else [])]))
+    return list(dict.fromkeys([*declared.latency_model.reads, *(["head_dim"] if declared.by_head_dim else [])]))
 
 
 def _computed(family: str, column: str, sizes: Mapping[str, np.ndarray]) -> np.ndarray:

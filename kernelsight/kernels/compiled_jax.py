@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernelsight.dataflow.kept import keep, program_digest, read_kept
+from kernelsight.dataflow.disk_cache import program_digest, read_cached, write_cached
 
 # these functions run once or twice: more optimisation takes longer than it saves
 OPTIONS = {
@@ -47,7 +47,7 @@ def _compile(key: tuple, function: Callable[..., Any], leaves: list[Any], tree: 
 
     flat = jax.jit(lambda values: function(*jax.tree.unflatten(tree, values)))
     executable = flat.lower(leaves).compile(OPTIONS)
-    keep(_name(key), pickle.dumps(serialize_executable.serialize(executable)))
+    write_cached(_name(key), pickle.dumps(serialize_executable.serialize(executable)))
     return executable
 
 
@@ -57,7 +57,7 @@ def _loaded(key: tuple) -> Callable[..., Any] | None:
     def decode(content: bytes) -> Callable[..., Any]:
         return serialize_executable.deserialize_and_load(*pickle.loads(content))
 
-    return read_kept(_name(key), decode)
+    return read_cached(_name(key), decode)
 
 
 def _name(key: tuple) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import LANES, Columns, Features, beside_cut
+from kernelsight.kernels.latency_model import LANES, Columns, Features, with_cut_rate
 from kernelsight.kernels.work import fields, optional
 
 # clock at which block_us and combine_us hold: they carry over between generations in clock cycles, not in time
@@ -163,7 +163,7 @@ def _split_kv(
     padded_flops = wasted * padded * call["flops"]
     whole_us = at["tensor_factor"] * padded_flops / gpu["uncut_flops_per_us"]
     masked_us = wasted * elements * passes / (units * clock * at["masked_elements_per_clock"])
-    tensor_us = xp.where(masked, masked_us, beside_cut(xp, whole_us, padded_flops, gpu)) / busy
+    tensor_us = xp.where(masked, masked_us, with_cut_rate(xp, whole_us, padded_flops, gpu)) / busy
     core_us = _norm(xp, _norm(xp, memory_us, stream_us, 3), tensor_us, 3)
 
     # the second pass is hidden in part where blocks run one after another for longer

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts as catalogue
-from kernelsight.dataflow.cache import remembered
-from kernelsight.dataflow.columns import in_one_piece, numeric
+from kernelsight.dataflow.array_expressions import in_one_piece, numeric
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
-from kernelsight.kernels.columns import positions
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH, hardware_columns
 from kernelsight.kernels.pricing_tables import PricingTables
+from kernelsight.kernels.string_columns import positions
 from kernelsight.number_format import number
 
 # columns of gpu_power: watts, but for the last two
@@ -60,7 +60,7 @@ def drawn_by(work: Work, latency_us: np.ndarray, constants: dict[str, np.ndarray
 
 def work_of(family: str, calls: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> Work:
     """Return the work of a family's calls; ``calls`` has the columns of ``latency.columns_read``."""
-    hardware = remembered((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
+    hardware = memoised((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
     return work_on(family, calls, hardware, positions(calls["gpu"], gpus["gpu"]))
 
 
@@ -125,7 +125,7 @@ def dynamic_j(
     settings, gpu_power = tables.settings, tables.gpu_power
     work = work_of(family, calls, tables.gpus, tables.fabrics)
     row = positions(calls["gpu"], gpu_power["gpu"])
-    columns = remembered((gpu_power,), "drawn", lambda: {name: gpu_power[name].to_numpy() for name in POWER_COLUMNS})
+    columns = memoised((gpu_power,), "drawn", lambda: {name: gpu_power[name].to_numpy() for name in POWER_COLUMNS})
     constants = {name: values[row] for name, values in columns.items()}
     drawn_w = drawn_by(work, latency_us, constants)
     if has_limit(settings):

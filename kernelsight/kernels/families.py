@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernelsight.kernels import collectives, decode, gemm, linear, moe, prefill, sparse, streaming
-from kernelsight.kernels.latency_model import Features, Form, same
+from kernelsight.kernels.latency_model import Features, LatencyModel, unchanged
 
 
 class Family(NamedTuple):
@@ -15,7 +15,7 @@ class Family(NamedTuple):
 
     name: str
     doc: str  # its kernels, in the plural
-    form: Form  # its latency model
+    latency_model: LatencyModel
     features: Features = Features()  # inputs of its correction; a family without sizes has none
     # its call columns as SQL over the shape of a measured kernel (``kernels.work``); empty: no sweep measures it
     columns: Mapping[str, str] = MappingProxyType({})
@@ -40,24 +40,24 @@ _EXPERTS = (
     *("small_tiles", "block_rows"),
 )
 _ROWS = ("rows", "columns")
-_MOVED = Form(streaming.streaming, _ROWS, same, streaming.COEFFICIENTS, 1.6)
-_QUANTIZED = Form(streaming.quantize, _ROWS, same, streaming.QUANTIZE_COEFFICIENTS, 1.6)
-_SAMPLED = Form(streaming.sample, _ROWS, same, streaming.SAMPLING_COEFFICIENTS, 2.5)
-_HALF_RING = Form(collectives.half_ring, ("group_size",), same, collectives.HALF_RING, 1.5)
+_MOVED = LatencyModel(streaming.streaming, _ROWS, unchanged, streaming.COEFFICIENTS, 1.6)
+_QUANTIZED = LatencyModel(streaming.quantize, _ROWS, unchanged, streaming.QUANTIZE_COEFFICIENTS, 1.6)
+_SAMPLED = LatencyModel(streaming.sample, _ROWS, unchanged, streaming.SAMPLING_COEFFICIENTS, 2.5)
+_HALF_RING = LatencyModel(collectives.half_ring, ("group_size",), unchanged, collectives.HALF_RING, 1.5)
 _CACHING = ("full", "sliding", "mla", "sparse")
 
 _REGISTRY = (
     Family(
         "gemm",
         "dense matrix products",
-        Form(gemm.gemm, ("m", "n", "k"), same, gemm.COEFFICIENTS, 1.4),
+        LatencyModel(gemm.gemm, ("m", "n", "k"), unchanged, gemm.COEFFICIENTS, 1.4),
         gemm.FEATURES,
         gemm.COLUMNS,
     ),
     Family(
         "batched_gemm",
         "absorbed MLA projections",
-        Form(gemm.batched_gemm, ("batch", "m", "n", "k"), same, gemm.BATCHED_COEFFICIENTS, 1.6),
+        LatencyModel(gemm.batched_gemm, ("batch", "m", "n", "k"), unchanged, gemm.BATCHED_COEFFICIENTS, 1.6),
         gemm.BATCHED_FEATURES,
         gemm.BATCHED_COLUMNS,
         launched_by=("mla", "sparse"),
@@ -65,7 +65,7 @@ _REGISTRY = (
     Family(
         "prefill_attention",
         "softmax attention over prompts",
-        Form(prefill.attention, (*_PROMPT, *_HEADS), same, prefill.COEFFICIENTS, 1.6),
+        LatencyModel(prefill.attention, (*_PROMPT, *_HEADS), unchanged, prefill.COEFFICIENTS, 1.6),
         prefill.FEATURES,
         prefill.COLUMNS,
         launched_by=("full", "sliding"),
@@ -74,7 +74,7 @@ _REGISTRY = (
     Family(
         "encoder_attention",
         "softmax attention of encoders",
-        Form(prefill.attention, _PROMPT, same, prefill.COEFFICIENTS, 1.6),
+        LatencyModel(prefill.attention, _PROMPT, unchanged, prefill.COEFFICIENTS, 1.6),
         prefill.FEATURES_OF_PAIRS,
         prefill.ENCODER_COLUMNS,
         lowered=False,
@@ -82,7 +82,9 @@ _REGISTRY = (
     Family(
         "decode_attention",
         "softmax attention of single tokens",
-        Form(decode.decode_attention, ("batch", "context", "heads", *_HEADS), same, decode.COEFFICIENTS, 1.8),
+        LatencyModel(
+            decode.decode_attention, ("batch", "context", "heads", *_HEADS), unchanged, decode.COEFFICIENTS, 1.8
+        ),
         decode.FEATURES,
         decode.COLUMNS,
         launched_by=("full", "sliding"),
@@ -91,7 +93,7 @@ _REGISTRY = (
     Family(
         "mla_prefill",
         "MLA over prompts",
-        Form(prefill.attention, _PROMPT, same, prefill.COEFFICIENTS, 1.8),
+        LatencyModel(prefill.attention, _PROMPT, unchanged, prefill.COEFFICIENTS, 1.8),
         prefill.FEATURES_OF_PAIRS,
         prefill.LATENT_COLUMNS,
         launched_by=("mla",),
@@ -99,10 +101,10 @@ _REGISTRY = (
     Family(
         "mla_decode",
         "MLA of single tokens",
-        Form(
+        LatencyModel(
             decode.mla_decode,
             ("batch", "context", "heads", "kv_lora_rank", "rope_dim"),
-            same,
+            unchanged,
             decode.COEFFICIENTS,
             1.8,
         ),
@@ -113,7 +115,9 @@ _REGISTRY = (
     Family(
         "sparse_attention",
         "the indexer and attention over selected tokens",
-        Form(sparse.sparse_attention, ("queries", "visible_pairs", "heads", "width"), same, sparse.COEFFICIENTS, 2.5),
+        LatencyModel(
+            sparse.sparse_attention, ("queries", "visible_pairs", "heads", "width"), unchanged, sparse.COEFFICIENTS, 2.5
+        ),
         sparse.FEATURES,
         sparse.COLUMNS,
         launched_by=("sparse",),
@@ -121,7 +125,7 @@ _REGISTRY = (
     Family(
         "linear_attention",
         "the gated delta net",
-        Form(linear.gated_delta_net, ("rows", "columns", "sequences"), same, linear.COEFFICIENTS, 2.0),
+        LatencyModel(linear.gated_delta_net, ("rows", "columns", "sequences"), unchanged, linear.COEFFICIENTS, 2.0),
         linear.FEATURES,
         linear.COLUMNS,
         launched_by=("linear",),
@@ -129,7 +133,7 @@ _REGISTRY = (
     Family(
         "moe",
         "routed experts",
-        Form(moe.moe, _EXPERTS, moe.view, moe.COEFFICIENTS, 2.0),
+        LatencyModel(moe.moe, _EXPERTS, moe.view, moe.COEFFICIENTS, 2.0),
         moe.FEATURES,
         moe.COLUMNS,
         launched_by=("moe",),
@@ -187,7 +191,7 @@ _REGISTRY = (
     Family(
         "all_reduce",
         "all-reduces",
-        Form(collectives.all_reduce, ("group_size",), same, collectives.ALL_REDUCE, 1.5),
+        LatencyModel(collectives.all_reduce, ("group_size",), unchanged, collectives.ALL_REDUCE, 1.5),
         collectives.FEATURES,
         collectives.COLUMNS,
         launched_by=("tp",),
@@ -217,7 +221,7 @@ _REGISTRY = (
     Family(
         "all_to_all",
         "all-to-all exchanges",
-        Form(collectives.exchange, ("group_size",), same, collectives.EXCHANGE, 2.0),
+        LatencyModel(collectives.exchange, ("group_size",), unchanged, collectives.EXCHANGE, 2.0),
         collectives.FEATURES,
         collectives.COLUMNS,
         launched_by=("dp",),
@@ -228,7 +232,7 @@ _REGISTRY = (
     Family(
         "p2p",
         "transfers between pipeline stages",
-        Form(collectives.transfer, ("group_size",), same, collectives.EXCHANGE, 2.0),
+        LatencyModel(collectives.transfer, ("group_size",), unchanged, collectives.EXCHANGE, 2.0),
         collectives.FEATURES,
         collectives.COLUMNS,
         launched_by=("pp",),

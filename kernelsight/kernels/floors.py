@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.coefficients import Coefficient, moved
-from kernelsight.kernels.resolve import rows_of_part
+from kernelsight.kernels.kernel_constants import rows_of_part
 from kernelsight.number_format import number
 
 # family of empty launches in sweep_points and eta_coefficients, and its kernel: one empty launch in a CUDA graph
@@ -72,7 +72,7 @@ def floor_at(pack: pa.Table, gpu: str) -> float | None:
         rows = rows_of_part(pack, LAUNCH, "points")
         return dict(zip(rows["gpu"].to_pylist(), np.log(rows["value"].to_numpy()).tolist(), strict=True))
 
-    return remembered((pack,), "floors", read).get(gpu)
+    return memoised((pack,), "floors", read).get(gpu)
 
 
 def floor_row(gpu: str, launch_us: float, expected_us: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Coefficients are in units that carry over between GPUs: operand feed in FLOP per element (a tile loses the same share of
 the uncut tensor rate to it on every generation), a tile's overhead in elements of k at that rate, power as energy per
-FLOP. On a part with a cut tensor rate the longer tensor time hides these losses (``beside_cut``).
+FLOP. On a part with a cut tensor rate the longer tensor time hides these losses (``with_cut_rate``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import Columns, Features, beside_cut
+from kernelsight.kernels.latency_model import Columns, Features, with_cut_rate
 from kernelsight.kernels.work import fields
 
 # rows of the activation x rows of the weight of one thread block: from small batches, where the weight is on the wide
@@ -102,7 +102,7 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
         waves = tiles / units
         tensor = 2.0 * tile_m * tile_n / at["compute_efficiency"]
         step_us = unit_us * _fourth_mean(xp, tensor, (tile_m + tile_n) * at["feed_flops"])
-        one_us = k * beside_cut(xp, step_us, 2.0 * tile_m * tile_n * units, gpu) + at["tile_depth"] * step_us
+        one_us = k * with_cut_rate(xp, step_us, 2.0 * tile_m * tile_n * units, gpu) + at["tile_depth"] * step_us
         rest_us = xp.minimum(at["wave_softness"] * one_us, split_us)
         compute_us = one_us * waves + rest_us * (xp.ceil(waves) - waves)
         compute_us = xp.where(least_rows > tile_m, BARRED_US, compute_us)

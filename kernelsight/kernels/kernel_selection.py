@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.dataflow.cache import remembered
-from kernelsight.kernels.resolve import UNKNOWN, Facts, rows_of_part
+from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.kernels.kernel_constants import UNKNOWN, Facts, rows_of_part
 
 # engines as `calibrate measure` names them for kernels of libraries, which no serving engine built; in order of
 # preference, the libraries that serving engines call first
@@ -27,7 +27,7 @@ def engine_that_ran(rows: pa.Table, family: str, engine: str, gpu: str) -> str:
     Microbenchmarks on the GPU predict it better than the engine's own build on other GPUs. ``rows``:
     ``eta_coefficients``.
     """
-    engines = remembered((rows,), ("engines", family, gpu), lambda: _engines_on(rows, family, gpu))
+    engines = memoised((rows,), ("engines", family, gpu), lambda: _engines_on(rows, family, gpu))
     microbenchmarks = [name for name in MICROBENCHMARK_ENGINES if name in engines]
     return microbenchmarks[0] if microbenchmarks and engine not in engines else engine
 
@@ -97,7 +97,7 @@ def _kernel_counts(rows: pa.Table, family: str) -> KernelCounts:
         columns = [EncodedColumn.encode(choice_rows[name]) for name in ("engine", "gpu", "dtype", "implementation")]
         return KernelCounts(*columns, choice_rows["position"].to_numpy(), choice_rows["value"].to_numpy())
 
-    return remembered((rows,), ("choices", family), read)
+    return memoised((rows,), ("choices", family), read)
 
 
 def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:

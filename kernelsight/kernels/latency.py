@@ -10,16 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.columns import evaluate
+from kernelsight.dataflow.array_expressions import evaluate
 from kernelsight.kernels.call_kinds import TIERS, interval_half_widths
-from kernelsight.kernels.columns import dictionary_of, positions
 from kernelsight.kernels.energy import DRAWN_AT_REST, dynamic_j
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import BY_MATH, MICROSECONDS_PER_SECOND
 from kernelsight.kernels.intervals import spread
 from kernelsight.kernels.network import FADE_OCTAVES, correction, outside
-from kernelsight.kernels.prepared import (
+from kernelsight.kernels.prepared_calls import (
     COLD_BYTES,
     CallGroup,
     PreparedCalls,
@@ -28,6 +27,7 @@ from kernelsight.kernels.prepared import (
     within_bounds,
 )
 from kernelsight.kernels.pricing_tables import PricingTables
+from kernelsight.kernels.string_columns import dictionary_of, positions
 
 # columns of kernel_latencies, in their order
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
@@ -116,7 +116,9 @@ def columns_read(family: str, available: Collection[str]) -> list[str]:
     row = FAMILIES[family]
     words = ["deployment_id", "gpu", "engine", "format", "math", row.kernel_column, "implementation", "beside"]
     words += ["head_dim"] if row.by_head_dim else []
-    return list(dict.fromkeys(name for name in (*words, *row.form.reads, "flops", "bytes") if name in available))
+    return list(
+        dict.fromkeys(name for name in (*words, *row.latency_model.reads, "flops", "bytes") if name in available)
+    )
 
 
 def evaluate_calls(family: str, calls: pa.Table, tables: PricingTables, *, backend: str = "auto") -> EvaluatedCalls:
@@ -177,7 +179,7 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
     and, where the family has them, ``tiles``; with a correction ``outside_octaves``, the distance from its sweep.
     """
     declared = FAMILIES[family]
-    form, wire_share = declared.form, declared.wire_share
+    latency_model, wire_share = declared.latency_model, declared.wire_share
 
     def kernel(xp: Any, columns: dict, uniform: dict, hardware: dict, at: dict) -> dict[str, Any]:
         columns = {"working_set_bytes": COLD_BYTES, **columns, **uniform}
@@ -201,8 +203,8 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
         if "new_tokens" in columns or declared.vector_work:
             # queries, keys and values of a prompt, and activations, were written by the kernel before: warm in L2
             columns["working_set_bytes"] = columns["bytes"]
-        call = form.view(xp, columns)
-        latency, tiles = form.expression(xp, call, gpu, at)
+        call = latency_model.view(xp, columns)
+        latency, tiles = latency_model.expression(xp, call, gpu, at)
         distance = {}
         if network is not None:
             call_features = features(xp, family, call, gpu)

@@ -17,7 +17,7 @@ Columns = Mapping[str, Any]
 Coefficients = Mapping[str, Any]
 
 
-class Form(NamedTuple):
+class LatencyModel(NamedTuple):
     """A family's latency model: ``expression(xp, call, gpu, at) -> (latency_us, tiles or None)``."""
 
     expression: Callable[..., Any]
@@ -41,12 +41,12 @@ class Features(NamedTuple):
 LANES = (("batch", 1.0), ("heads", 1.0))
 
 
-def same(xp: Any, call: Any) -> Any:
+def unchanged(xp: Any, call: Any) -> Any:
     """Return the call table unchanged: the view of a family whose expression reads its columns directly."""
     return call
 
 
-def beside_cut(xp: Any, whole_us: Any, flops: Any, gpu: Columns) -> Any:
+def with_cut_rate(xp: Any, whole_us: Any, flops: Any, gpu: Columns) -> Any:
     """Return the time of tensor work on a GPU with a cut tensor rate, microseconds; ``whole_us``: on one without a cut.
 
     What a kernel loses to operand feed, issue, softmax and clocks is a share of the rate that its multiprocessor was

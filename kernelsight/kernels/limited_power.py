@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.columns import in_one_piece
+from kernelsight.dataflow.array_expressions import in_one_piece
 from kernelsight.kernels.energy import POWER_COLUMNS, Work, drawn_by, has_limit, limits_of, under_limit, work_on
 
 # step of the central difference, in the logarithm of a fact

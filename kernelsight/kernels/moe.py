@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import Columns, Features, beside_cut, power_mean
+from kernelsight.kernels.latency_model import Columns, Features, power_mean, with_cut_rate
 from kernelsight.kernels.work import fields
 
 # rows of one expert in a tile
@@ -117,7 +117,7 @@ def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
         tile = xp.minimum(listed, at["most_tile"])
         tiles = expert_tiles(xp, per_expert / tile, call["even"]) * active
         whole_us = tile * row_us + (tile + column_tile) * operand_us
-        step_us = beside_cut(xp, whole_us, 2.0 * tile * column_tile * units, reached)
+        step_us = with_cut_rate(xp, whole_us, 2.0 * tile * column_tile * units, reached)
         compute_us = 0.0
         for columns, depth in ((up_width, hidden), (hidden, width)):
             waves = tiles * xp.maximum(columns / column_tile, 1.0) / units

@@ -102,7 +102,7 @@ def with_assumed(rows: pa.Table) -> pa.Table:
         row
         for name, family in FAMILIES.items()
         if name not in fitted
-        for row in assumed_rows(name, family.form.coefficients)
+        for row in assumed_rows(name, family.latency_model.coefficients)
     ]
     return pa.concat_tables([rows, pack_table(missing)])
 

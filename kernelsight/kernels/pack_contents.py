@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.kernels.few_shot import FewShotCalibration, calibration_of
+from kernelsight.kernels.kernel_constants import fitted_vendors, parts_there, rows_of_part
 from kernelsight.kernels.nearby import Nearby, nearby_of
 from kernelsight.kernels.network import Network, network_of
-from kernelsight.kernels.points import PointsOf, points_of
-from kernelsight.kernels.resolve import fitted_vendors, parts_there, rows_of_part
 
 
 class FittedTo(NamedTuple):
@@ -38,7 +38,7 @@ def fitted_to(family: str, coefficients: pa.Table) -> FittedTo:
         gpus_with_points_of(family, coefficients),
         swept_gpus(coefficients),
         fitted_vendors(coefficients, family),
-        remembered((coefficients,), ("fitted kernels", family), lambda: _fitted_kernels(coefficients, family)),
+        memoised((coefficients,), ("fitted kernels", family), lambda: _fitted_kernels(coefficients, family)),
     )
 
 
@@ -53,7 +53,7 @@ def swept_gpus(coefficients: pa.Table, family: str | None = None) -> set[str]:
     def is_of_sweep(row_family: str, part: str) -> bool:
         return part not in ("points", "choice") and family in (None, row_family)
 
-    return remembered((coefficients,), ("swept", family), lambda: _gpus_of_parts(coefficients, is_of_sweep))
+    return memoised((coefficients,), ("swept", family), lambda: _gpus_of_parts(coefficients, is_of_sweep))
 
 
 def gpus_with_points(coefficients: pa.Table) -> set[str]:
@@ -75,7 +75,7 @@ def _gpus_of_parts(coefficients: pa.Table, is_wanted: Callable[[str, str], bool]
 
 
 def _gpus_in(rows: pa.Table) -> set[str | None]:
-    return remembered((rows,), "gpus", lambda: set(pc.unique(rows["gpu"]).to_pylist()))
+    return memoised((rows,), "gpus", lambda: set(pc.unique(rows["gpu"]).to_pylist()))
 
 
 def swept_kernels(family: str, gpu: str, coefficients: pa.Table) -> set[str]:
@@ -84,7 +84,7 @@ def swept_kernels(family: str, gpu: str, coefficients: pa.Table) -> set[str]:
     def read() -> set[str]:
         return set(_rows_of_gpu(coefficients, "interval", family, gpu)["dtype"].to_pylist())
 
-    return remembered((coefficients,), ("kernels", family, gpu), read)
+    return memoised((coefficients,), ("kernels", family, gpu), read)
 
 
 def interval_curves(
@@ -95,7 +95,7 @@ def interval_curves(
     ``without``: the generation that the fit left out.
     """
     interval_rows = rows_of_part(coefficients, family, "interval")
-    rows: list[Mapping[str, Any]] = remembered((coefficients,), ("curves", family), interval_rows.to_pylist)
+    rows: list[Mapping[str, Any]] = memoised((coefficients,), ("curves", family), interval_rows.to_pylist)
     wanted = (gpu, vendor, without)
     return {
         row["dtype"]: np.array(row["array"]) for row in rows if (row["gpu"], row["vendor"], row["without"]) == wanted
@@ -114,7 +114,7 @@ def network_at(coefficients: pa.Table, family: str, gpu: str) -> tuple[Network, 
         spans = zip(words, bounds[:-1], bounds[1:], strict=True)
         return network_of({**row, "array": numbers[start:stop]} for row, start, stop in spans)
 
-    return remembered((coefficients,), ("network", family, gpu), read)
+    return memoised((coefficients,), ("network", family, gpu), read)
 
 
 def nearby_at(coefficients: pa.Table, family: str, gpu: str) -> dict[str, Nearby]:
@@ -123,16 +123,16 @@ def nearby_at(coefficients: pa.Table, family: str, gpu: str) -> dict[str, Nearby
     def read() -> dict[str, Nearby]:
         return nearby_of(_rows_of_gpu(coefficients, "nearby", family, gpu).to_pylist())
 
-    return remembered((coefficients,), ("nearby", family, gpu), read)
+    return memoised((coefficients,), ("nearby", family, gpu), read)
 
 
-def points_at(coefficients: pa.Table, family: str, gpu: str) -> PointsOf:
+def points_at(coefficients: pa.Table, family: str, gpu: str) -> FewShotCalibration:
     """Return the few measured points of a family on a GPU."""
 
-    def read() -> PointsOf:
-        return points_of(_rows_of_gpu(coefficients, "points", family, gpu).to_pylist())
+    def read() -> FewShotCalibration:
+        return calibration_of(_rows_of_gpu(coefficients, "points", family, gpu).to_pylist())
 
-    return remembered((coefficients,), ("points", family, gpu), read)
+    return memoised((coefficients,), ("points", family, gpu), read)
 
 
 def words_of(kernel: str) -> dict[str, str]:

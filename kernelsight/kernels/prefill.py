@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import LANES, Columns, Features, beside_cut
+from kernelsight.kernels.latency_model import LANES, Columns, Features, with_cut_rate
 from kernelsight.kernels.work import fields, optional
 
 # bytes per clock and multiprocessor: of L2, and of a kernel that only copies (estimates; of 10, 20 and 64, the second
@@ -178,7 +178,7 @@ def _pair_us(xp: Any, width: Any, gpu: Columns, at: Columns) -> Any:
     slowness = xp.maximum(at["tensor_factor"] * xp.exp(bend + lost), 1.0)
     tensor_us = slowness * 4.0 * padded / gpu["uncut_flops_per_us"]
     softmax_us = at["exponential_factor"] / (gpu["exponentials_per_clock"] * gpu["sm_count"] * gpu["clock_per_us"])
-    return beside_cut(xp, tensor_us + softmax_us, 4.0 * padded, gpu)
+    return with_cut_rate(xp, tensor_us + softmax_us, 4.0 * padded, gpu)
 
 
 def _byte_us(xp: Any, working_set_bytes: Any, gpu: Columns, at: Columns) -> tuple[Any, Any]:

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.call_kinds import TIERS
-from kernelsight.kernels.columns import dictionary_of
 from kernelsight.kernels.energy import has_limit
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.knot_costs import RELIEF, EvidenceTime, KernelTimes, LaunchGroups, PricedFamily
 from kernelsight.kernels.latency import EvaluatedCalls, evaluate_calls, interval, under_power_limits
-from kernelsight.kernels.launches import PRICED_BY
+from kernelsight.kernels.launch_signatures import PRICED_BY
 from kernelsight.kernels.pricing_tables import PricingTables
+from kernelsight.kernels.string_columns import dictionary_of
 
 # a factor of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -151,7 +151,7 @@ def faster(gpus: pa.Table, resource: str) -> pa.Table:
                 table = table.set_column(table.column_names.index(name), table.schema.field(name), more)
         return table
 
-    return remembered((gpus,), f"faster {resource}", scaled)
+    return memoised((gpus,), f"faster {resource}", scaled)
 
 
 def _rests(

@@ -21,7 +21,7 @@ from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.kernels.latency import columns_read, kernel_of
 from kernelsight.kernels.limited_power import CallFacts, PowerLimits, power_limits
 from kernelsight.kernels.network import BY_NODE
-from kernelsight.kernels.prepared import (
+from kernelsight.kernels.prepared_calls import (
     CallGroup,
     LatencyBounds,
     PreparedCalls,
@@ -31,6 +31,7 @@ from kernelsight.kernels.prepared import (
 )
 from kernelsight.kernels.pricing import distinct_rows
 from kernelsight.kernels.pricing_tables import PricingTables
+from kernelsight.kernels.string_columns import strings_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader
@@ -108,10 +109,10 @@ def kernel_sensitivities_of(family: str, calls: pa.Table, tables: PricingTables)
     return pa.table(
         {
             **{name: call_keys[name] for name in call_keys.column_names},
-            "fact": _words(FACTS, fact),
+            "fact": strings_of(FACTS, fact),
             "elasticity": elasticity[number[row], fact],
             "central_elasticity": central[number[row], fact],
-            "kink": _words(KINKS, kink[number[row], fact]),
+            "kink": strings_of(KINKS, kink[number[row], fact]),
         }
     )
 
@@ -266,8 +267,14 @@ def _family_to_compile(family: str, corrected: bool) -> str:
 
     def expression(name: str) -> tuple:
         declared = FAMILIES[name]
-        form = declared.form
-        return form.expression, form.view, form.reads, declared.wire_share, declared.vector_work
+        latency_model = declared.latency_model
+        return (
+            latency_model.expression,
+            latency_model.view,
+            latency_model.reads,
+            declared.wire_share,
+            declared.vector_work,
+        )
 
     return family if corrected else next(name for name in FAMILIES if expression(name) == expression(family))
 
@@ -302,7 +309,3 @@ def _at_calls(ready: PreparedCalls, rows: np.ndarray) -> PreparedCalls:
 
 def _as_float(values: np.ndarray) -> np.ndarray:
     return values.astype(float)
-
-
-def _words(words: Sequence[str | None], codes: np.ndarray) -> pa.Array:
-    return pa.array(words, pa.string()).take(pa.array(codes))

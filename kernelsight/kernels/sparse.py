@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import Coefficients, Columns, Features, beside_cut, power_mean
+from kernelsight.kernels.latency_model import Coefficients, Columns, Features, power_mean, with_cut_rate
 from kernelsight.kernels.work import fields
 
 # widest head of an indexer; attention in the latent space is wider
@@ -62,7 +62,7 @@ def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> 
     query_flops = 2.0 * xp.maximum(call["heads"], LEAST_HEADS) * width * keys
     flops = xp.where(attends, waves * units * query_flops, scores)
     efficiency = xp.where(attends, at["attention_efficiency"], at["score_efficiency"])
-    compute_us = beside_cut(xp, flops / (gpu["uncut_flops_per_us"] * efficiency), flops, gpu)
+    compute_us = with_cut_rate(xp, flops / (gpu["uncut_flops_per_us"] * efficiency), flops, gpu)
     memory_us = call["bytes"] / (gpu["memory_bytes_per_us"] * at["gather_efficiency"])
     selects = xp.where(attends, 0.0, call.get("selects", 1.0))
     each_us = at["select_pair_clocks"] * pairs / (units * gpu["clock_per_us"])

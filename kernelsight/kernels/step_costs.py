@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import Recent, remembered
+from kernelsight.dataflow.memory_cache import LruCache, memoised
 from kernelsight.kernels.families import LOWERED
 from kernelsight.kernels.knot_costs import KernelTimes, KnotCosts, LaunchGroups
 from kernelsight.kernels.latency import BOUNDS, columns_read
-from kernelsight.kernels.launches import launched_families
+from kernelsight.kernels.launch_signatures import launched_families
 from kernelsight.kernels.pricing import RATES, in_nanojoules, in_picoseconds, priced
 from kernelsight.kernels.pricing_tables import PricingTables
 
@@ -158,7 +158,7 @@ def _costs(
     # gpu_power is computed in every session anew: its inputs identify it
     given_facts = facts if read.is_given("gpu_power") else facts[:-1]
     roots = (*given_facts, *read.roots_of(["gpu_power", *(f"{family}_calls" for family in LOWERED)]))
-    recent: Recent[SignatureCosts] = remembered(roots, "costs of launch signatures", lambda: Recent(MOST_KNOWN))
+    recent: LruCache[SignatureCosts] = memoised(roots, "costs of launch signatures", lambda: LruCache(MOST_KNOWN))
     cost_of_deployment = {name: known for name, key in known_keys.items() if (known := recent.get(key))}
     groups = _groups([row for row in rows if row["deployment_id"] not in cost_of_deployment], sizes, gpus)
     units = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kernelsight.dataflow.engine import open_database, read_macros
+from kernelsight.dataflow.databases import open_database, read_macros
 from kernelsight.dataflow.locations import folder
 
 if TYPE_CHECKING:

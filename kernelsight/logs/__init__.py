@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kernelsight.logs.read import read_logs, read_table
+from kernelsight.logs.read_logs import read_logs, read_table
 
 __all__ = ["read_logs", "read_table"]

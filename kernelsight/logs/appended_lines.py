@@ -13,7 +13,7 @@ import polars as pl
 
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import unusable
-from kernelsight.logs.read import read_requests
+from kernelsight.logs.read_logs import read_requests
 
 # bytes that are read at once; bytes of a file's beginning that identify it
 MOST_BYTES, HEAD_BYTES = 1 << 24, 256

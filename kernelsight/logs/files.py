@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kernelsight.dataflow.bounded_files import TOO_MUCH_MEMORY, WHOLE_BYTES, check_file, decoded, unpacked_file
+from kernelsight.dataflow.databases import literal
 from kernelsight.dataflow.parquet_files import read_schema
 from kernelsight.errors import InvalidInput
-from kernelsight.logs.outline import outline
+from kernelsight.logs.json_outline import outline
 
 HEAD_BYTES, PIECE_BYTES = 1 << 18, 1 << 20
 LONGEST_LINE = 1 << 25
@@ -98,7 +99,7 @@ class LogFile:
     @property
     def sql_path(self) -> str:
         """Path as an SQL literal for DuckDB, with brackets and stars escaped, which it would take as patterns."""
-        return "'" + glob.escape(str(self.path)).replace("'", "''") + "'"
+        return literal(glob.escape(str(self.path)))
 
     def open(self) -> BinaryIO:
         """Open the decompressed file."""

@@ -12,8 +12,6 @@ from kernelsight.logs.log_run import LogFormat, LogRun
 
 NAME = "fpm"
 VERSION = 1
-# span of wall_time by the engine that wrote the file, which the file itself does not state
-CLOCK_BY_ENGINE = {"vllm": "schedule_to_update", "sglang": "gpu_span", "trtllm": "iteration"}
 _COUNTS = "num_prefill_requests BIGINT, sum_prefill_tokens BIGINT, sum_prefill_kv_tokens BIGINT, "
 _COUNTS += "num_decode_requests BIGINT, sum_decode_kv_tokens BIGINT"
 _RECORD = {
@@ -55,7 +53,8 @@ def _recognises(file: LogFile) -> bool:
 def read_fpm(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run of engine steps per file; records of an idle engine are dropped.
 
-    The span of wall_us depends on the engine: CLOCK_BY_ENGINE. InvalidInput: records of another version than 1.
+    The engine, which the file does not state, sets the span of wall_us: from schedule to update in vLLM, of the GPU in
+    SGLang, of an iteration in TensorRT-LLM. InvalidInput: records of another version than 1.
     """
     return [_run(file) for file in files]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from kernelsight.dataflow.engine import cursor_for_values, first_line
+from kernelsight.dataflow.databases import cursor_for_values, first_line
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import Faults
 

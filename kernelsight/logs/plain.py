@@ -9,7 +9,7 @@ from typing import NamedTuple
 import duckdb
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.engine import cursor_for_values, first_line, quote
+from kernelsight.dataflow.databases import cursor_for_values, first_line, literal, quote
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
@@ -77,7 +77,7 @@ def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns
         }
         names = columns_of(file)
         types |= {name: lists.get(name, "VARCHAR") for name in names if name not in types}
-        fields = ", ".join(f"{_text(name)}: '{kind}'" for name, kind in types.items() if name in names)
+        fields = ", ".join(f"{literal(name)}: '{kind}'" for name, kind in types.items() if name in names)
         if not fields:
             raise unusable(file.path, "has no fields", "Give one object per line and request.")
         in_list = file.text.lstrip().startswith("[")
@@ -95,7 +95,7 @@ def csv_source(file: LogFile) -> str:
     """
     if len(set(file.columns)) < len(file.columns) or "" in file.columns:
         raise unusable(file.path, "has a header with an empty or repeated name", "Name each column once.")
-    fields = ", ".join(f"{_text(name)}: 'VARCHAR'" for name in file.columns)
+    fields = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in file.columns)
     compression = "gzip" if file.compressed else "none"
     return (
         f"read_csv({file.sql_path}, columns={{{fields}}}, header=true, auto_detect=false, delim=',', "
@@ -118,11 +118,6 @@ def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, run: LogR
         count, first_bad_line, quoted = connection.execute(query).fetchall()[0]
         more = f": a quote in line {first_bad_line} or later is not closed" if quoted else ""
         run.faults.add("unreadable_line", count, f"line {first_bad_line}", more)
-
-
-def _text(value: str) -> str:
-    """Return a string as an SQL literal."""
-    return "'" + value.replace("'", "''") + "'"
 
 
 class _Source(NamedTuple):
@@ -213,7 +208,7 @@ def _sources(label: str, present: set[str], columns: Columns, known_columns: Seq
 
 def _expression(column: str, column_type: str, source: _Source, column_types: Mapping[str, str]) -> str:
     """Return SQL for a column of ``production_requests``; null for a value that is not of its type."""
-    name = f"given.{quote(source.column)}" if source.value is None else _text(source.value)
+    name = f"given.{quote(source.column)}" if source.value is None else literal(source.value)
     if column == "status":
         text = f"lower(trim(coalesce({name}::varchar, '')))"
         return (

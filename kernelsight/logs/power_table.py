@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import duckdb
 import polars as pl
 
-from kernelsight.dataflow.engine import cursor_for_values, first_line, quote
+from kernelsight.dataflow.databases import cursor_for_values, first_line, quote
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.plain import EARLIEST_UNIX, count_ragged, csv_source

@@ -10,7 +10,7 @@ import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error
-from kernelsight.logs.sending import times_of_sending, with_times
+from kernelsight.logs.send_times import times_of_sending, with_times
 from kernelsight.logs.settings import flat_settings
 from kernelsight.logs.summaries import milliseconds_by_name
 

@@ -32,7 +32,6 @@ class Identity(NamedTuple):
     gpu: str
     serial: str
     l2_bytes: int
-    memory_bytes: int
     driver: str
     versions: Mapping[str, str]
     row: Mapping[str, Any]

@@ -63,7 +63,7 @@ def served_calls(
     ``weight``: share of the steps' time; ``latency_us``; ``half``: half width of the 90 % interval of log latency.
     UnknownName: no such model, GPU or engine.
     """
-    from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
+    from kernelsight.scenario.scenario_rows import deployment_row, normalise, resolve_names
 
     deployments, steps = [], []
     model_rows = {row["model"]: row for row in session.table("models").to_pylist()}
@@ -174,7 +174,7 @@ def features_of_points(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.T
     features: dict[int, np.ndarray] = {}
     tables = (facts("kernel_implementations"), gpus, facts("fabrics"))
     for family, (indices, table) in _calls_by_family(points, gpu).items():
-        family_features = features_of(family, KERNEL_FAMILIES[family].form, table, *tables)
+        family_features = features_of(family, KERNEL_FAMILIES[family].latency_model, table, *tables)
         features.update(zip(indices, family_features, strict=True))
     return [features[index] for index in range(len(points))]
 
@@ -205,7 +205,7 @@ def choose(
 
     ``features``: of each point; only points of one group are compared, so families may have different features.
     """
-    from kernelsight.fitting.placing import place
+    from kernelsight.fitting.experimental_design import greedy_design
 
     groups = [f"{point['family']}|{point['implementation']}|{point['dtype']}" for point in points]
     sizes = _positions(features, groups)
@@ -213,7 +213,7 @@ def choose(
     deviation = np.array([point["deviation"] for point in points])
     point_seconds = np.array([_seconds(point) for point in points])
     chosen: list[int] = []
-    for step in place(sizes, deviation, weight, point_seconds, groups):
+    for step in greedy_design(sizes, deviation, weight, point_seconds, groups):
         if step.seconds > seconds and chosen:
             break
         chosen.append(step.candidate)
@@ -229,22 +229,22 @@ def choose_points(
     per family. ``coefficients``: the pack, for the slopes of latencies with its constants.
     """
     from kernelsight.catalog.tables import facts
-    from kernelsight.fitting.few_points import measured_calls
+    from kernelsight.fitting.few_shot import measured_calls
     from kernelsight.fitting.planned_points import deviation_after, planned
     from kernelsight.kernels.call_kinds import ALONE
+    from kernelsight.kernels.few_shot import prior_for
+    from kernelsight.kernels.kernel_constants import vendors_of
     from kernelsight.kernels.pack import with_assumed
-    from kernelsight.kernels.points import parts_of
-    from kernelsight.kernels.resolve import vendors_of
 
-    parts = parts_of(vendors_of(gpus)[gpu])
+    prior = prior_for(vendors_of(gpus)[gpu])
     tables, pack = (facts("kernel_implementations"), gpus, facts("fabrics")), with_assumed(coefficients)
     weight, deviation = (np.array([point[name] for point in points]) for name in ("weight", "deviation"))
     chosen, after = [], deviation.copy()
     for family, (indices, table) in _calls_by_family(points, gpu).items():
-        where = measured_calls(family, table, gpu, pack, tables, ALONE).places
-        family_chosen = planned(where, weight[indices], per_kernel, parts)
-        after[indices] *= deviation_after(where, family_chosen, parts) / deviation_after(
-            where, family_chosen[:0], parts
+        inputs = measured_calls(family, table, gpu, pack, tables, ALONE).inputs
+        family_chosen = planned(inputs, weight[indices], per_kernel, prior)
+        after[indices] *= deviation_after(inputs, family_chosen, prior) / deviation_after(
+            inputs, family_chosen[:0], prior
         )
         chosen += [indices[number] for number in family_chosen.tolist()]
     ordered = sorted(chosen, key=lambda index: points[index]["latency_us"])
@@ -275,7 +275,7 @@ def _by_family(
 
 def _positions(features: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
     """Return (points, features) positions within each group, padded with 0 to the largest number of features."""
-    from kernelsight.fitting.placing import positions
+    from kernelsight.fitting.experimental_design import positions
 
     padded = np.zeros((len(features), max(len(point_features) for point_features in features)))
     for name in set(groups):
@@ -289,7 +289,7 @@ def _deviation_after(
     sizes: np.ndarray, deviation: np.ndarray, groups: Sequence[str], chosen: Sequence[int]
 ) -> np.ndarray:
     """Return the expected deviation of every point once the chosen ones are measured."""
-    from kernelsight.fitting.placing import remaining
+    from kernelsight.fitting.experimental_design import remaining
 
     return remaining(sizes, deviation, groups, chosen)
 

@@ -15,7 +15,6 @@ from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.measure.families import FAMILIES, Family
 
-CACHES = ("cold", "warm")
 # largest size of a kernel: a typo would fill the memory
 MOST = 2**40
 # most points of a suite: a typo in the axes would fill the memory before anything is measured

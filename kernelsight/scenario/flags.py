@@ -6,7 +6,7 @@ A flag's name is a column of a grid; its kind defines the values it takes; ``col
 from __future__ import annotations
 
 from kernelsight.scenario.deployment_flags import DEPLOYMENT, EXPERT_PARALLEL, LIMITS, POLICIES, PREFILL, SPECULATION
-from kernelsight.scenario.load_flags import KEPT, LENGTHS, LOAD, POOLS, ROUTER, SITE
+from kernelsight.scenario.load_flags import GOODPUT, LENGTHS, LOAD, POOLS, ROUTER, SITE
 
 FLAGS = {
     flag.name: flag
@@ -22,7 +22,7 @@ FLAGS = {
         LENGTHS,
         ROUTER,
         SITE,
-        KEPT,
+        GOODPUT,
     )
     for flag in group
 }
@@ -40,7 +40,7 @@ PREFILL_FLAGS = {
     if (decode_name := name.removeprefix("prefill_")) != name and decode_name in DEPLOYMENT_FLAGS
 }
 POOL_FLAGS = tuple(flag.name for flag in POOLS)
-LOAD_FLAGS = tuple(flag.name for group in (LOAD, LENGTHS, ROUTER, SITE, KEPT) for flag in group)
+LOAD_FLAGS = tuple(flag.name for group in (LOAD, LENGTHS, ROUTER, SITE, GOODPUT) for flag in group)
 # other spellings: those of other tools, and short forms
 ALIASES = {
     alias: flag.name

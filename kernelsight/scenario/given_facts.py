@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.row_files import read_rows
 from kernelsight.dataflow.rows import as_table
-from kernelsight.dataflow.small_files import read_rows
 from kernelsight.errors import InvalidInput, unknown
 
 if TYPE_CHECKING:

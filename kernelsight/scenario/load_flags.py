@@ -200,7 +200,7 @@ ROUTER = (
     ),
 )
 # columns of scenarios that another command-line option sets (--goodput)
-KEPT = (
+GOODPUT = (
     Flag("goodput_ttft_ms", "positive"),
     Flag("goodput_tpot_ms", "positive"),
     Flag("goodput_e2el_ms", "positive"),

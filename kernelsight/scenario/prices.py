@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.small_files import read_rows
+from kernelsight.dataflow.row_files import read_rows
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.plan import resolve_gpu
+from kernelsight.scenario.scenario_rows import resolve_gpu
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

@@ -46,7 +46,7 @@ def run_facts(session: Session, left_out: Collection[str] = ()) -> dict[str, str
 
     ``left_out``: tables that hold the question, not inputs of the answer.
     """
-    from kernelsight.dataflow.kept import content_digest
+    from kernelsight.dataflow.disk_cache import content_digest
 
     names = sorted({*session.facts(), *session.given()} - {RUN_INFO, *left_out})
     tables = {name: content_digest(session.table(name)).hex() for name in names}

@@ -23,7 +23,7 @@ POLL_S = 0.05
 STDERR_BYTES = 2000
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """The result of a command: exit status (None: killed at a limit), the end of stdout, and whether that is all.
 
     ``last_error``: the last line of stderr.
@@ -54,7 +54,7 @@ def split_words(command: str, flag: str, example: str) -> list[str]:
 
 def run_bounded(
     words: Sequence[str], flag: str, time_limit_s: float, most_bytes: int, text: str = "", ends_above: bool = False
-) -> Ended:
+) -> CommandResult:
     """Run a command with ``text`` on its stdin, and return its result; InvalidInput: it cannot be run.
 
     ``flag``: the option that names it, for errors. The last ``most_bytes`` of its output are read; ``ends_above``: it
@@ -83,7 +83,7 @@ def run_bounded(
         with output_file.open("rb") as written:
             written.seek(max(0, size - most_bytes))
             text = written.read(most_bytes).decode("utf-8", errors="replace")
-            return Ended(code, text, size <= most_bytes, errors.last_line())
+            return CommandResult(code, text, size <= most_bytes, errors.last_line())
 
 
 class Tail:

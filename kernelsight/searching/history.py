@@ -102,3 +102,8 @@ def weighted_means(history: History) -> tuple[np.ndarray, np.ndarray, np.ndarray
     weight = np.bincount(index, 1.0 / history.noise[indices], minlength=len(rows))
     mean = np.bincount(index, history.logs[indices] / history.noise[indices], minlength=len(rows)) / weight
     return rows, mean, 1.0 / weight
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a number as a plain float; None where it is not finite."""
+    return float(value) if np.isfinite(value) else None

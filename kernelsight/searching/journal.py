@@ -14,7 +14,7 @@ import pyarrow as pa
 from kernelsight.dataflow.journal import Journal, read_journal
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import STATUS
-from kernelsight.searching.history import History, Outcome
+from kernelsight.searching.history import History, Outcome, finite_or_none
 from kernelsight.searching.proposers import Proposals, Proposer
 from kernelsight.searching.rounds import Measure, Propose
 
@@ -68,7 +68,7 @@ def journaled(measure: Measure, ids: np.ndarray, journal: Journal, waiting: list
             return entry
         outcome = measure(np.array([row]), np.array([run]))
         record: dict[str, Any] = {"candidate_id": candidate, "run": run, "status": STATUS[int(outcome.status[0])]}
-        record |= {field: _plain(getattr(outcome, field)[0]) for field in FIELDS}
+        record |= {field: finite_or_none(getattr(outcome, field)[0]) for field in FIELDS}
         journal.append(record)
         return record
 
@@ -100,10 +100,6 @@ def journaled_proposals(proposer: Proposer, journal: Journal | None, waiting: li
         return proposer.rows(proposed)
 
     return propose
-
-
-def _plain(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _real(value: float | None) -> float:

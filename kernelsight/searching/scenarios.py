@@ -11,7 +11,6 @@ from kernelsight.searching.arrays import SpaceArrays
 
 POLICIES = ("random", "order", "greedy", "selective")
 PROPOSERS = ("pool", "neighbours", "given")
-FORECASTERS = ("transfer", "gp")
 DEFAULTS: dict[str, Any] = {
     **{"seed": 0, "budget_measurements": 100, "budget_s": None, "batch": 5, "proposer": "pool"},
     **{"samples_per_parent": 16, "measure_per_parent": 4, "forecaster": "transfer", "policy": "selective"},

@@ -12,6 +12,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.searching import scores
 from kernelsight.searching.arrays import OK, STATUS, Measured
 from kernelsight.searching.forecasts import Forecast
+from kernelsight.searching.history import finite_or_none
 from kernelsight.searching.intervals import bin_probabilities, bins_of, chance_faster, quantiles
 from kernelsight.searching.rounds import Measure, Propose, Round, rounds
 from kernelsight.searching.targets import Target
@@ -81,14 +82,14 @@ def _add_round(
         course.search_decisions.append(
             key
             | {"candidate_id": name, "decision": "measure", "reason": chosen.reasons[index], "rank": index + 1}
-            | {"expected_gain_us": _finite(np.expm1(gain) * believed)}
+            | {"expected_gain_us": finite_or_none(np.expm1(gain) * believed)}
         )
         outcome, status = search_round.outcome, int(search_round.outcome.status[index])
         course.search_measurements.append(
             key
             | {"candidate_id": name, "run": int(history.runs[before + index]), "status": STATUS[status]}
             | {"latency_us": float(outcome.latency_us[index]) if status == OK else None}
-            | {name: _finite(getattr(outcome, name)[index]) for name in ("cv", "compile_s", "benchmark_s")}
+            | {name: finite_or_none(getattr(outcome, name)[index]) for name in ("cv", "compile_s", "benchmark_s")}
             | {"samples": _integer(outcome.samples[index]), "source": source}
         )
     fastest = int(search_round.best[-1])
@@ -100,14 +101,10 @@ def _add_round(
             "forecast": 0 if search_round.forecast is None else len(search_round.forecast.rows),
         }
         | {"measured": len(history.rows), "failed": len(history.failed), "gpu_s": float(history.cost_s.sum())}
-        | {"best_candidate": str(target.ids[fastest]) if fastest >= 0 else None, "best_us": _finite(believed)}
-        | {"believed_regret": _believed_regret(search_round), "expected_better": _finite(search_round.better)}
+        | {"best_candidate": str(target.ids[fastest]) if fastest >= 0 else None, "best_us": finite_or_none(believed)}
+        | {"believed_regret": _believed_regret(search_round), "expected_better": finite_or_none(search_round.better)}
         | {"regret": regret, "stopped": False}
     )
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _integer(value: float) -> int | None:

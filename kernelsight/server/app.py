@@ -17,12 +17,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from kernelsight.server.answers import Choice, Job
-from kernelsight.server.live import LiveEngines
+from kernelsight.server.engine_driver import EngineDriver
+from kernelsight.server.live_engines import LiveEngines
 from kernelsight.server.metrics import Metrics
 from kernelsight.server.prompts import block_keys
-from kernelsight.server.pump import Pump
 from kernelsight.server.requests import CompletionRequest, Refused, read_request
+from kernelsight.server.responses import Choice, Job
 from kernelsight.version import VERSION
 
 # of a request body, bytes; a prompt of a million token ids as text is 7 MB
@@ -56,7 +56,7 @@ class Server:
         self.serving, self.engines = serving, serving.engines
         self.metrics = Metrics(serving.names[0], serving.engines, serving.max_model_len, serving.cache)
         self._generator, self._started = np.random.default_rng(serving.seed), int(time.time())
-        self.pump: Pump | None = None
+        self.driver: EngineDriver | None = None
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", self._complete, methods=["POST"]),
@@ -73,7 +73,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _run(self, _: Starlette) -> AsyncIterator[None]:
-        self.pump = Pump(self.engines, self.serving.speed)
+        self.driver = EngineDriver(self.engines, self.serving.speed)
         yield
 
     async def _complete(self, request: Request) -> Response | _Stream:
@@ -102,7 +102,7 @@ class Server:
 
         Refused: the queue is full, or a choice does not fit into the KV cache.
         """
-        assert self.pump is not None
+        assert self.driver is not None
         job = Job(request, model, name, self._note)
         if len(request.prompts) * request.choices > self.engines.free:
             raise Refused(
@@ -115,7 +115,7 @@ class Server:
                 output, reason = self._length(request, prompt.size)
                 choice = Choice(len(job.choices), prompt.size, output, reason, job)
                 job.choices.append(choice)
-                choice.slot = self.pump.send(prompt.size, output, keys, request.priority, choice)
+                choice.slot = self.driver.send(prompt.size, output, keys, request.priority, choice)
                 if choice.slot < 0:
                     job.choices.pop()
                     self.leave(job)
@@ -140,7 +140,7 @@ class Server:
             self.metrics.note_first(engine, choice.prompt, choice.cached, (time_us - record["sent_us"]) / 1e6)
         self.metrics.note_tokens(engine, count, None if first else (time_us - choice.last_us) / 1e6)
         if choice.given + count == choice.output:
-            times = self.pump.times(choice.slot, time_us)
+            times = self.driver.times(choice.slot, time_us)
             self.metrics.note_finished(engine, choice.prompt, choice.output, times, choice.reason)
 
     def leave(self, job: Job) -> None:
@@ -148,7 +148,7 @@ class Server:
         for choice in job.choices:
             if choice.given < choice.output:
                 self.metrics.note_aborted(int(self.engines.requests[choice.slot]["replica"]))
-                self.pump.cancel(choice.slot, choice)
+                self.driver.cancel(choice.slot, choice)
 
     async def _models(self, _: Request) -> Response:
         serving = self.serving

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kernelsight.server.live import LiveEngines
-from kernelsight.server.pump import Times
+from kernelsight.server.engine_driver import RequestTimes
+from kernelsight.server.live_engines import LiveEngines
 
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -113,7 +113,7 @@ class Metrics:
         self._counters["prefix_cache_hits"][engine].inc(cached)
         self._seconds["time_to_first_token_seconds"][engine].observe(seconds)
 
-    def note_finished(self, engine: int, prompt: int, output: int, times: Times, reason: str) -> None:
+    def note_finished(self, engine: int, prompt: int, output: int, times: RequestTimes, reason: str) -> None:
         """Count a finished request with its times and lengths; ``reason``: stop or length."""
         spans = {
             "e2e_request_latency_seconds": times.finish_us - times.sent_us,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelsight.errors import InvalidInput, extra_missing
-from kernelsight.server.live import LiveEngines
+from kernelsight.server.live_engines import LiveEngines
 from kernelsight.server.prompts import estimated_tokens, read_tokenizer
 from kernelsight.serving.engine.inputs import Routing
 from kernelsight.serving.engine.records import ROUTERS

@@ -156,9 +156,9 @@ def simulation(
     from kernelsight.serving.runs.interval_ends import first_served, statistics_at_ends
     from kernelsight.serving.runs.resource_gains import gains_of_resources
     from kernelsight.serving.runs.simulate import simulate_scenarios
-    from kernelsight.serving.runs.world import read_world
+    from kernelsight.serving.runs.simulation_inputs import read_inputs
 
-    world = read_world(
+    inputs = read_inputs(
         scenarios=scenarios,
         scenario_loads=scenario_loads,
         load_requests=load_requests,
@@ -176,7 +176,7 @@ def simulation(
     )
     tables: dict[str, Any] = {}
     if {"request_statistics_at_ends", "resource_gains"} & wanted:
-        first = first_served(world, threads)
+        first = first_served(inputs, threads)
         if "request_statistics_at_ends" in wanted:
             tables["request_statistics_at_ends"] = statistics_at_ends(first, step_costs, step_shapes, threads)
         if "resource_gains" in wanted:
@@ -186,9 +186,9 @@ def simulation(
         from kernelsight.serving.runs.scenario_sensitivities import sensitivities_of_scenarios
 
         moves = read("step_cost_sensitivities", read.columns_of("step_cost_sensitivities"))
-        tables["scenario_sensitivities"] = sensitivities_of_scenarios(world, step_costs, step_shapes, moves, threads)
+        tables["scenario_sensitivities"] = sensitivities_of_scenarios(inputs, step_costs, step_shapes, moves, threads)
     others = wanted - tables.keys()
-    return (simulate_scenarios(world, others, threads) if others else {}) | tables
+    return (simulate_scenarios(inputs, others, threads) if others else {}) | tables
 
 
 def scenario_summary(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.scenario.flags import ALIASES, FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch.lines import with_launch_line
-from kernelsight.scenario.plan import give_model_like, model_rows, normalise, resolve_model
+from kernelsight.scenario.plan import Plan, plan_rows
 from kernelsight.scenario.prices import no_price
-from kernelsight.scenario.scenarios import Plan, plan_rows
+from kernelsight.scenario.scenario_rows import give_model_like, model_rows, normalise, resolve_model
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

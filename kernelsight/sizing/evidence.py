@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.scenario.objectives import Objective
-from kernelsight.scenario.scenarios import Plan
+from kernelsight.scenario.plan import Plan
 from kernelsight.sizing.probability import Chances, chances_of
-from kernelsight.sweeps.rate_ends import (
+from kernelsight.sweeps.rate_intervals import (
     RATES,
     Intervals,
     Rated,

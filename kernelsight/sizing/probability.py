@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.serving.engine.host import Z_90
-from kernelsight.sweeps.rate_ends import Intervals, nearest_figure
+from kernelsight.sweeps.rate_intervals import Intervals, nearest_figure
 
 NORMAL = NormalDist()
 # most standard deviations: a probability of 0.99997

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import number
 from kernelsight.scenario.launch.commands import PARALLEL
+from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.refusals import what_fits
-from kernelsight.scenario.scenarios import Plan
 from kernelsight.sizing.candidates import Candidate
 from kernelsight.sweeps.rate_search import HighestRate, RateSearch
 from kernelsight.sweeps.trials import Trials

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.objectives import Objective
-from kernelsight.scenario.plan import deployments_of
+from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.refusals import decisive
-from kernelsight.scenario.scenarios import Plan
+from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned_candidates
 from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, nothing_fits
 from kernelsight.sizing.tuning import changed_rows, changes_nothing

@@ -8,9 +8,9 @@ from typing import Any
 from kernelsight.number_format import interval, number, percent
 from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
 from kernelsight.scenario.objectives import Objective
-from kernelsight.sizing.closer_look import CloserLook
 from kernelsight.sizing.daily import HOURS, Day
 from kernelsight.sizing.decision import Demand, Option
+from kernelsight.sizing.option_findings import OptionFindings
 from kernelsight.sizing.search import MEASURED, SizeSearch
 
 # columns of every row, also where they have the engine's default
@@ -136,7 +136,7 @@ def _over_the_day(option: Option, row: Mapping[str, Any], day: Day) -> str:
 
 
 def what_decides(
-    options: Sequence[Option], closer: Sequence[CloserLook], model: str, measurable: Collection[str]
+    options: Sequence[Option], closer: Sequence[OptionFindings], model: str, measurable: Collection[str]
 ) -> str | None:
     """Return the sentence on the measurements that would decide between the first two; None where none is needed.
 

@@ -13,12 +13,12 @@ from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.flags import ALIASES
 from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.objectives import Objective
-from kernelsight.scenario.plan import normalise, resolve_gpu
 from kernelsight.scenario.prices import read_prices
+from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
 from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, rows_of
-from kernelsight.sizing.closer_look import CloserLook, closer_look
 from kernelsight.sizing.decision import Demand, Option, options_of
 from kernelsight.sizing.deployment_rows import day_values, deployment_row, flag_values, hour_rows, statistic_rows
+from kernelsight.sizing.option_findings import OptionFindings, findings_on
 from kernelsight.sizing.question import Question, question_of
 from kernelsight.sizing.search import SizeSearch
 from kernelsight.sizing.sentences import nearest_of, sentence_of, stated_flags, what_decides
@@ -55,7 +55,7 @@ def _answer_rows(session: Session, question: Question, report: Callable[[str], N
             correction_file = None if question.correction == "table" else Path(question.correction)
             refuse_unused_corrections(search.forks[0], correction_file)
         options = options_of(search, question.objectives, demand)
-        closer = [closer_look(search, option) for option in options[:2]]
+        closer = [findings_on(search, option) for option in options[:2]]
         return _rows(search, options, closer, question, demand, str(rows[0]["model"]))
     finally:
         search.close()
@@ -89,7 +89,7 @@ def _open_search(
 def _rows(
     search: SizeSearch,
     options: Sequence[Option],
-    closer: Sequence[CloserLook],
+    closer: Sequence[OptionFindings],
     question: Question,
     demand: Demand,
     model: str,
@@ -135,7 +135,7 @@ def _sentences(
     search: SizeSearch,
     options: Sequence[Option],
     rows: Sequence[Mapping[str, Any]],
-    closer: Sequence[CloserLook],
+    closer: Sequence[OptionFindings],
     objectives: Sequence[Objective],
     demand: Demand,
 ) -> str:

@@ -11,7 +11,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import unknown
 from kernelsight.scenario.alternatives import alternatives
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.scenario.stated_flags import read_flags
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from kernelsight.errors import InvalidInput
 from kernelsight.number_format import number
 from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.objectives import COSTS, METRICS, PRICE, Objective, objective_of, objectives_of, with_costs
-from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
+from kernelsight.scenario.plan import Plan, give_plan, plan_rows
 from kernelsight.scenario.stated_flags import object_text
-from kernelsight.sweeps.rate_ends import RATES, Rated, intervals_at, rates_at_ends
+from kernelsight.sweeps.rate_intervals import RATES, Rated, intervals_at, rates_at_ends
 from kernelsight.sweeps.rate_questions import RateGrid, question_of
 from kernelsight.sweeps.rate_search import Effort, HighestRate, RateSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS, counted_values

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.dataflow.durable import draft_of, locked, reason
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed, extra_missing
-from kernelsight.scenario.scenarios import give_plan
+from kernelsight.scenario.plan import give_plan
 from kernelsight.sweeps.intervals import with_intervals
 from kernelsight.sweeps.percentiles import with_percentiles
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.dataflow.session import Session
-    from kernelsight.scenario.scenarios import Plan
+    from kernelsight.scenario.plan import Plan
 
     Connect = Callable[[], Session]
 

@@ -11,7 +11,7 @@ from kernelsight.errors import KernelSightError
 from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.launch.lines import LaunchLine, with_launch_line
 from kernelsight.scenario.objectives import COSTS, PRICE, objective_rows, slo_of
-from kernelsight.scenario.scenarios import Plan, flag_columns
+from kernelsight.scenario.plan import Plan, flag_columns
 from kernelsight.scenario.stated_flags import object_text, read_flags
 from kernelsight.sweeps.rate_search import FULL
 

@@ -12,9 +12,9 @@ from kernelsight.escape import html_table, visible
 from kernelsight.number_format import number
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.launch.lines import with_launch_line
-from kernelsight.scenario.plan import gpu_assumptions
+from kernelsight.scenario.plan import Plan, give_plan, plan_rows
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
-from kernelsight.scenario.scenarios import Plan, give_plan, plan_rows
+from kernelsight.scenario.scenario_rows import gpu_assumptions
 from kernelsight.scenario.stated_flags import object_text
 from kernelsight.sweeps.run_summary import METRICS, PERCENTILES, SERVED, TABLES, run_summary
 from kernelsight.sweeps.sweep import Execution, pareto_front, plan_sweep, serve_plan

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.objectives import meets_slo, with_costs
-from kernelsight.scenario.plan import LOAD_DEFAULTS
+from kernelsight.scenario.plan import Plan, flag_columns, plan_rows
 from kernelsight.scenario.run_info import run_facts
-from kernelsight.scenario.scenarios import Plan, flag_columns, plan_rows
+from kernelsight.scenario.scenario_rows import LOAD_DEFAULTS
 from kernelsight.sweeps.partitions import (
     REQUESTS,
     Partition,

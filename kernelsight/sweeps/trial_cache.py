@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.dataflow.kept import content_digest, keep, read_kept
+from kernelsight.dataflow.disk_cache import content_digest, read_cached, write_cached
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sweeps.steady import Verdict
 
@@ -41,7 +41,7 @@ class TrialCache:
 
     def __init__(self, key: str | None) -> None:
         self._key = key
-        self._known: dict[str, list[Any]] = (read_kept(key, json.loads) if key else None) or {}
+        self._known: dict[str, list[Any]] = (read_cached(key, json.loads) if key else None) or {}
 
     def get(self, scenario_id: str, objectives: Sequence[Objective], *tried: float) -> Judged | None:
         """Return the cached result, or None; ``tried``: rate, requests, seeds, and ``longer`` of :func:`judge`."""
@@ -61,7 +61,7 @@ class TrialCache:
             *(objective_index, float(judged.stay_ms), bool(judged.lost)),
         ]
         if self._key:
-            keep(self._key, json.dumps(self._known).encode())
+            write_cached(self._key, json.dumps(self._known).encode())
 
 
 def _name(scenario_id: str, objectives: Sequence[Objective], tried: Sequence[float]) -> str:

@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER
 from kernelsight.scenario.load_rules import distribution
-from kernelsight.scenario.plan import deployments_of, with_drafts
+from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.engine import client_metrics
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.records import FINISHED, ITL_BINS
 from kernelsight.serving.load.requests import LOAD_COLUMNS, Loads, draw_loads, spans_of
 from kernelsight.serving.runs.simulate import serve_replicas
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs, inputs_of_session, load_columns, waits_of
 from kernelsight.serving.runs.statistics_tables import bin_centres
-from kernelsight.serving.runs.world import World, load_columns, waits_of, world_of
 from kernelsight.sweeps.work_budget import TOKENS_A_REQUEST, Work
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ class Trial(NamedTuple):
     """One load simulated at one rate: latencies in ms by metric, shape (requests,), in the order of arrival.
 
     TPOT of a request with one token is NaN. ``gaps``: the histogram of ITL over the whole run, shape (bins,); ``lost``:
-    whether a request was rejected; ``tokens``: prompt and output tokens per arrival; ``peak_kv_share``: the largest
-    used share of a replica's KV cache; ``preemptions``: of all requests.
+    whether a request was rejected; ``tokens``: prompt and output tokens per arrival.
     """
 
     latencies: dict[str, np.ndarray]
@@ -65,10 +64,6 @@ class Trial(NamedTuple):
     lost: bool
     tokens: tuple[float, float]
     duration_s: float
-    peak_kv_share: float
-    preemptions: int
-    idle_share: float
-    exposed_host_share: float
 
 
 class Trials:
@@ -76,13 +71,13 @@ class Trials:
 
     def __init__(self, session: Session, threads: int | None = None, work: Work | None = None) -> None:
         self._work = work or Work()
-        self._world: World = world_of(session.table)
-        self._scenarios = {row["scenario_id"]: row for row in self._world.scenarios}
+        self._inputs: SimulationInputs = inputs_of_session(session.table)
+        self._scenarios = {row["scenario_id"]: row for row in self._inputs.scenarios}
         self._threads = threads
         self._drawn: dict[tuple, tuple] = {}
-        deployments = self._world.deployments
+        deployments = self._inputs.deployments
         self._weights = {key: _weight(row, deployments) for key, row in self._scenarios.items()}
-        self._fronts = {key: front_end_of(row, deployments[key]) for key, row in self._world.hosts.items()}
+        self._fronts = {key: front_end_of(row, deployments[key]) for key, row in self._inputs.hosts.items()}
 
     @property
     def able(self) -> list[str]:
@@ -95,7 +90,7 @@ class Trials:
 
     def settings(self, scenario_id: str) -> dict[str, Any]:
         """Return the row of ``deployment_settings`` of a scenario's decoding deployment."""
-        return self._world.deployments[self._scenarios[scenario_id]["deployment_id"]]
+        return self._inputs.deployments[self._scenarios[scenario_id]["deployment_id"]]
 
     def count(self, scenario_id: str, requests: int, seeds: int) -> None:
         """Take trials from the work budget; SearchEnded: time or allowance is spent."""
@@ -119,13 +114,13 @@ class Trials:
             for seed in (((base["seed"] + 1) * SEED_SPAN + number) % LARGEST_WHOLE_NUMBER for number in seeds)
         ]
         drawn, waits, columns, spans = self._loads(rows)
-        inputs = self._world._replace(
+        inputs = self._inputs._replace(
             scenarios=rows,
             requests=drawn,
             waits=waits,
             columns=columns,
             spans={row["scenario_id"]: span for row, span in zip(rows, spans, strict=True)},
-            links={row["scenario_id"]: self._world.links.get(scenario_id) for row in rows},
+            links={row["scenario_id"]: self._inputs.links.get(scenario_id) for row in rows},
         )
         by_scenario: dict[str, list] = {row["scenario_id"]: [] for row in rows}
         threads = self._threads if requests * len(rows) > SHORT else 1
@@ -154,7 +149,7 @@ class Trials:
         columns = {**columns, "arrival_s": columns["arrival_s"] / rate} if unit_rate else columns
         return drawn, dict(zip((row["scenario_id"] for row in rows), waits, strict=False)), columns, spans
 
-    def _trial(self, inputs: World, row: Mapping[str, Any], replicas: Sequence[Any]) -> Trial:
+    def _trial(self, inputs: SimulationInputs, row: Mapping[str, Any], replicas: Sequence[Any]) -> Trial:
         """Return the trial of one load from the replicas that served it."""
         start, stop = inputs.spans[row["scenario_id"]]
         names = ("status", "sent_us", "scheduled_us", "first_token_us", "finish_us")
@@ -175,23 +170,13 @@ class Trials:
             "e2e": client_metrics.e2e_ms(sent, finish),
             "queue": client_metrics.queue_ms(sent, scheduled, front_end),
         }
-        totals = [replica.served.totals for replica in replicas]
         arrivals = (stop - start) / (row["num_turns"] or 1)
-        busy_us = sum(total.gpu_us + total.host_us + total.idle_us for total in totals)
-        peaks = [
-            replica.served.totals.peak_units / max(inputs.plans[replica.deployment]["capacity_units"], 1)
-            for replica in replicas
-        ]
         return Trial(
             latencies,
             sum((replica.served.histogram for replica in replicas), np.zeros(ITL_BINS, np.int64)),
             bool((times["status"] != FINISHED).any()),
             (float(prompts.sum() / arrivals), float(outputs.sum() / arrivals)),
             float((finish.max() - sent.min()) / 1e9) if finish.size else 0.0,
-            max(peaks),
-            sum(total.preemptions for total in totals),
-            sum(total.idle_us for total in totals) / max(busy_us, 1.0),
-            sum(total.host_us for total in totals) / max(busy_us, 1.0),
         )
 
 

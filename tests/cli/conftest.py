@@ -15,7 +15,7 @@ from kernelsight.cli.main import main, parser
 from kernelsight.cli.options import deployment_flags
 from kernelsight.cli.simulate import load_flags
 from kernelsight.forward.forward_step import step_shape
-from kernelsight.scenario.plan import deployment_row, normalise, resolve_names
+from kernelsight.scenario.scenario_rows import deployment_row, normalise, resolve_names
 from kernelsight.session import Session
 from tests.asked import give_plan
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.dataflow import kept
+from kernelsight.dataflow import disk_cache
 from kernelsight.serving.engine import machine_code
 
 KEY = 64 * "0"
@@ -19,12 +19,12 @@ KEY = 64 * "0"
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
     """Two files of tables, one of machine code, and one of another version; their folders."""
-    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "named"))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "named"))
     code = tmp_path / "code" / f"numba-{16 * '0'}"
     monkeypatch.setattr(machine_code, "PLACES", [code])
     machine_code.code_folder.cache_clear()
-    kept.keep(KEY, bytes(68))
-    kept.keep(64 * "1", bytes(868))
+    disk_cache.write_cached(KEY, bytes(68))
+    disk_cache.write_cached(64 * "1", bytes(868))
     machine_code.code_folder().write(KEY, bytes(2**20))
     machine_code.opened(code.with_name(f"numba-{16 * 'f'}")).write(KEY, bytes(8))
     yield tmp_path / "named" / "kernelsight" / "kept", code
@@ -76,7 +76,7 @@ def test_why_a_folder_is_not_used(
     assert (second["folder"], second["not_used"]) == (str(tmp_path / "second"), None)
     assert len(list(places[0].iterdir())) == 2 and len(list(places[1].iterdir())) == 1
     assert command("cache").out.splitlines()[1].endswith("  not used because")
-    monkeypatch.setenv(kept.VARIABLE, "")
+    monkeypatch.setenv(disk_cache.VARIABLE, "")
     tables = command("cache", "--format", "json").json[0]
     assert (tables["folder"], tables["not_used"]) == (None, "the environment variable KERNELSIGHT_CACHE is empty")
 

@@ -30,7 +30,7 @@ def sound(gpu: str = "h100_sxm") -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A twentieth of the training: how near a correction comes to its sweep is asked in tests/fitting."""
-    monkeypatch.setattr("kernelsight.fitting.packing.PACK_EFFORT", 0.02)
+    monkeypatch.setattr("kernelsight.fitting.pack_fit.PACK_EFFORT", 0.02)
 
 
 def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
@@ -119,9 +119,9 @@ def test_an_interrupt_leaves_no_half_pack(place: str, tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     if place == "fit":
-        monkeypatch.setattr("kernelsight.fitting.packing.fit_pack", interrupted)
+        monkeypatch.setattr("kernelsight.fitting.pack_fit.fit_pack", interrupted)
     else:
-        monkeypatch.setattr("kernelsight.fitting.packing.fit_pack", lambda *_, **__: pack.pack_table([]))
+        monkeypatch.setattr("kernelsight.fitting.pack_fit.fit_pack", lambda *_, **__: pack.pack_table([]))
         monkeypatch.setattr(pack_rows.pq, "write_table", half_written)
     with pytest.raises(KeyboardInterrupt):
         calibrate_fit.run(words(write(tmp_path / "sweep.parquet", sound()), target))

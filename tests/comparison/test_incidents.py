@@ -10,7 +10,7 @@ import pytest
 from kernelsight.comparison.incidents import incidents_of
 from kernelsight.comparison.lost_time import lost_time
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import KEPT, Replayed
+from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed
 
 N, TOKENS, TPOT_S, TTFT_S = 600, 150, 0.01, 0.05
 
@@ -25,12 +25,12 @@ def world(stretch: Callable[[float], float]) -> tuple[Measured, Replayed]:
     ttft, decode = (moved_first - sent) * 1e3, (moved_last - moved_first) * 1e3 * np.exp(0.01 * dice.normal(size=N))
     none = np.full(N, np.nan)
     prompts = dice.integers(100, 900, N)
-    measured = Measured(
-        *(np.ones(N, bool), sent, prompts, output, ttft, decode, ttft + decode, none, none), False, False
-    )
+    measured = Measured(*(np.ones(N, bool), sent, prompts, output, ttft, decode, ttft + decode, none, none), False)
     moments = [(each * 1e9).astype(np.int64) for each in (sent, sent + 0.001, first, last)]
     zero = np.zeros(N, np.int64)
-    return measured, Replayed(zero, *moments, [np.zeros((1, 0), np.int64)] * len(KEPT), np.zeros((1, 0), np.int64))
+    return measured, Replayed(
+        zero, *moments, [np.zeros((1, 0), np.int64)] * len(REPLAYED_PARTS), np.zeros((1, 0), np.int64)
+    )
 
 
 def slower(factor: float, begin: float, end: float = 1e9) -> Callable[[float], float]:

@@ -16,7 +16,7 @@ from kernelsight.comparison.observed_steps import MOST_STEPS, ObservedSteps, obs
 from kernelsight.comparison.question import Question
 from kernelsight.comparison.replay import KERNELS, Variant, give_log
 from kernelsight.dataflow.rows import as_table
-from kernelsight.logs.read import TABLES, read_table
+from kernelsight.logs.read_logs import TABLES, read_table
 from kernelsight.session import Session
 from tests.comparison.test_comparison import FLAGS, N, drawn, log_of, session  # noqa: F401
 

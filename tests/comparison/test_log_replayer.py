@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.comparison.log_replayer import LogReplayer
-from kernelsight.comparison.replay import KEPT, Variant, give_log
+from kernelsight.comparison.replay import REPLAYED_PARTS, Variant, give_log
 from kernelsight.session import Session
 from tests.comparison.test_comparison import FLAGS, drawn, session  # noqa: F401
 
@@ -41,7 +41,7 @@ def test_replays_are_those_of_the_graph(session: Session) -> None:  # noqa: F811
                 column,
             )
         assert served.cached_tokens.tolist() == [row["cached_tokens"] for row in own]
-        for part in KEPT:
+        for part in REPLAYED_PARTS:
             whole = sum(row[f"{part}_ns"] for row in split)
             assert served.part(part).sum() == pytest.approx(whole, abs=60 * ROUNDED_NS), (name, part)
         assert served.steps.sum() == sum(row["steps"] for row in split)

@@ -42,4 +42,4 @@ def test_times_begin_when_a_request_is_sent(
     assert [found.ttft_ms[0], found.decode_ms[0], found.e2e_ms[0]] == pytest.approx(
         [ttft_ms, decode_ms, e2e_ms], nan_ok=True
     )
-    assert (found.from_server, found.skips_queue) == (False, False)
+    assert not found.from_server

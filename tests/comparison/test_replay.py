@@ -7,11 +7,11 @@ import pyarrow as pa
 
 from kernelsight import connect
 from kernelsight.comparison.log_replayer import LogReplayer
-from kernelsight.comparison.replay import KEPT, Replayed, Variant, load_of_log
+from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed, Variant, load_of_log
 
 
 def test_parts_that_are_not_wanted_take_no_memory() -> None:
-    parts = [np.full((2, 3), place) for place in range(len(KEPT))]
+    parts = [np.full((2, 3), place) for place in range(len(REPLAYED_PARTS))]
     served = Replayed(*np.ones((5, 3), np.int64), parts, np.ones((2, 3)))
     kept = served.only(["moe", "host"])
     assert sum(values.size for values in kept.parts_ns) == 6

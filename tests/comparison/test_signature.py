@@ -7,7 +7,7 @@ import pytest
 
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.occupancy import most_running, seats_seen
-from kernelsight.comparison.replay import KEPT, Replayed
+from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed
 from kernelsight.comparison.signature import signature
 
 N = 300
@@ -18,7 +18,7 @@ TTFT_MS, TPOT_MS = 30.0 + 0.02 * PROMPTS, 8.0
 
 def measured(ttft: np.ndarray, tpot: float) -> Measured:
     none, decode = np.full(N, np.nan), tpot * (OUTPUTS - 1.0)
-    return Measured(np.ones(N, bool), SENT, PROMPTS, OUTPUTS, ttft, decode, ttft + decode, none, none, False, False)
+    return Measured(np.ones(N, bool), SENT, PROMPTS, OUTPUTS, ttft, decode, ttft + decode, none, none, False)
 
 
 def replayed() -> Replayed:
@@ -26,7 +26,7 @@ def replayed() -> Replayed:
     times = [SENT * 1e3, SENT * 1e3 + 1.0, SENT * 1e3 + TTFT_MS, SENT * 1e3 + TTFT_MS + decode]
     moments = [(each * 1e6).astype(np.int64) for each in times]
     none = np.zeros((1, 0), np.int64)
-    return Replayed(np.zeros(N, np.int64), *moments, [none] * len(KEPT), none)
+    return Replayed(np.zeros(N, np.int64), *moments, [none] * len(REPLAYED_PARTS), none)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_process_that_forks_after_a_query_can_ask_another() -> None:
     """The thread that asks queries for the main thread is not there after a fork."""
     program = """
 import os
-from kernelsight.dataflow.engine import open_database, rows_of
+from kernelsight.dataflow.databases import open_database, rows_of
 database = open_database()
 rows_of(database, "select 1")
 child = os.fork()

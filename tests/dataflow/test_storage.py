@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from kernelsight.dataflow.engine import private_cursor, stop_if_interrupted
+from kernelsight.dataflow.databases import private_cursor, stop_if_interrupted
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
 from kernelsight.errors import InvalidInput, RunFailed, UnknownName
 from kernelsight.session import connect
@@ -75,7 +75,7 @@ def test_a_signal_is_told_from_an_error_that_quotes_or_follows_one() -> None:
 
 ENDLESS = """
 import os, signal, threading
-from kernelsight.dataflow.engine import open_database, rows_of
+from kernelsight.dataflow.databases import open_database, rows_of
 signal.signal(signal.SIGINT, signal.default_int_handler)
 pairs = "from range(1000000) a, range(1000000) b where (a.range * b.range) % 7 = 3"
 for _ in range(4):

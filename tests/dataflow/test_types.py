@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.dataflow.engine import cursor_for_values
+from kernelsight.dataflow.databases import cursor_for_values
 from kernelsight.dataflow.types import arrow_type, can_become, duckdb_type, is_finite, type_name
 
 SCALARS = st.sampled_from(["string", "bool", "int32", "int64", "float32", "float64"])

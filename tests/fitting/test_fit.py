@@ -44,7 +44,7 @@ def path_values(
 
 
 def expression(xp: Any, call: Any, gpu: Any, at: Any) -> tuple[Any, Any]:
-    """Floor, gap and bytes: the smallest form with one coefficient of each owner."""
+    """Floor, gap and bytes: the smallest latency model with one coefficient of each owner."""
     moved = call["bytes"] * (1.0 + at["doubled"])
     return at["floor_us"] + at["gap_us"] + at["passes"] * moved / gpu["memory_bytes_per_us"], None
 

@@ -12,7 +12,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.few_points import OWN_SOURCE, fit_few, measured_calls
+from kernelsight.fitting.few_shot import OWN_SOURCE, fit_few, measured_calls
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.floors import EXPECTED_US, IN_A_GRAPH, LAUNCH, is_floor
@@ -124,7 +124,7 @@ def test_other_vendors_have_nothing_to_compare_with(tmp_path: Path, base: pa.Tab
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_a_floor(family: str) -> None:
-    assert any(is_floor(one.name) and one.owner != "fixed" for one in FAMILIES[family].form.coefficients)
+    assert any(is_floor(one.name) and one.owner != "fixed" for one in FAMILIES[family].latency_model.coefficients)
 
 
 @pytest.mark.parametrize("us", [700.0, 0.0007, 9.0])

@@ -88,11 +88,11 @@ def small_sweep(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 
 @pytest.mark.whole
 def test_a_users_own_sweep_is_exact_at_its_points(small_sweep: pa.Table) -> None:
-    constants = pack_table(fit_family("gemm", FAMILIES["gemm"].form, small_sweep, *TABLES, "a test"))
-    own = fit_measured("gemm", FAMILIES["gemm"].form, small_sweep, "l4", constants, *TABLES, effort=0.05)
+    constants = pack_table(fit_family("gemm", FAMILIES["gemm"].latency_model, small_sweep, *TABLES, "a test"))
+    own = fit_measured("gemm", FAMILIES["gemm"].latency_model, small_sweep, "l4", constants, *TABLES, effort=0.05)
     mine = small_sweep.filter(pa.array([gpu == "l4" for gpu in small_sweep["gpu"].to_pylist()]))
-    base = predict_family("gemm", FAMILIES["gemm"].form, mine, constants, *TABLES)
-    found = correct("gemm", FAMILIES["gemm"].form, mine, base, rows_of("gemm", "l4", own), *TABLES)
+    base = predict_family("gemm", FAMILIES["gemm"].latency_model, mine, constants, *TABLES)
+    found = correct("gemm", FAMILIES["gemm"].latency_model, mine, base, rows_of("gemm", "l4", own), *TABLES)
     error = np.abs(found / mine["latency_us"].to_numpy() - 1.0)
     assert np.abs(base / mine["latency_us"].to_numpy() - 1.0).max() > 0.1
     assert np.median(error) < 0.02

@@ -99,7 +99,7 @@ def test_measured_rows_and_lowered_calls_count_the_same_work(family: str, lowere
     found = training_rows([write(tmp_path / "sweep.parquet", rows)], family)
     assert found.num_rows == len(calls)
     shared = set(found.column_names) & set(lowered.table(f"{family}_calls").column_names) & {*FAMILIES[family].columns}
-    assert shared >= {"flops", "bytes"} | (set(FAMILIES[family].form.reads) & set(FAMILIES[family].columns))
+    assert shared >= {"flops", "bytes"} | (set(FAMILIES[family].latency_model.reads) & set(FAMILIES[family].columns))
     if FAMILIES[family].wire_share:
         # the sums of a collective are counted in lowering alone: nothing reads them
         shared -= {"flops"}
@@ -123,7 +123,7 @@ def test_measured_rows_and_lowered_calls_count_the_same_work(family: str, lowere
 def test_every_family_that_serving_reads_is_defined_for_sweeps_too() -> None:
     """What the expressions read beside work is a column of measured rows."""
     for name in MEASURED:
-        assert set(FAMILIES[name].form.reads) | {"flops", "bytes"} <= set(FAMILIES[name].columns), name
+        assert set(FAMILIES[name].latency_model.reads) | {"flops", "bytes"} <= set(FAMILIES[name].columns), name
 
 
 def test_an_encoder_sees_every_pair(tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.evaluation.kernels.predict import fit_and_predict
-from kernelsight.fitting.packing import fit_pack
+from kernelsight.fitting.pack_fit import fit_pack
 from kernelsight.fitting.training import training_rows
-from kernelsight.fitting.vendors import ENOUGH_ROWS, SHARE_OF_FEW, by_vendor, onto, vendor_form
+from kernelsight.fitting.vendors import ENOUGH_ROWS, SHARE_OF_FEW, by_vendor, onto, vendor_latency_model
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.pack import pack_table
 from tests.fitting.measured import gemm, write
 
 GPUS, FABRICS = facts("gpus"), facts("fabrics")
 IMPLEMENTATIONS = facts("kernel_implementations")
-FORM = FAMILIES["gemm"].form
+LATENCY_MODEL = FAMILIES["gemm"].latency_model
 SHAPES = [(m, n, 4096) for m in (1, 16, 128, 1024, 4096) for n in (1024, 4096)]
 RATES = {"h100_sxm": (989e12, 3.35e12), "mi300x": (1307e12, 5.3e12), "mi308x": (344e12, 5.3e12)}
 
@@ -56,18 +56,20 @@ def test_rows_are_split_by_vendor(sweep):
 
 def test_another_vendor_starts_where_the_first_one_ended():
     known = [constant(2.0), constant(9.0, vendor="amd"), constant(7.0, without="hopper"), constant(5.0, family="moe")]
-    assert vendor_form("gemm", FORM, None, 10, known) is FORM
+    assert vendor_latency_model("gemm", LATENCY_MODEL, None, 10, known) is LATENCY_MODEL
     few, many = (
-        {one.name: one for one in vendor_form("gemm", FORM, "amd", rows, known).coefficients}
+        {one.name: one for one in vendor_latency_model("gemm", LATENCY_MODEL, "amd", rows, known).coefficients}
         for rows in (10, ENOUGH_ROWS)
     )
-    plain = {one.name: one for one in FORM.coefficients}
+    plain = {one.name: one for one in LATENCY_MODEL.coefficients}
     assert few["floor_us"].start == many["floor_us"].start == 2.0
     assert few["floor_us"].spread == pytest.approx(SHARE_OF_FEW * plain["floor_us"].spread)
     assert many["floor_us"].spread == plain["floor_us"].spread
     assert few["quantizes"] == plain["quantizes"]
-    batched = FAMILIES["batched_gemm"].form
-    gap = next(one for one in vendor_form("batched_gemm", batched, "amd", 10, []).coefficients if one.name == "gap_us")
+    batched = FAMILIES["batched_gemm"].latency_model
+    gap = next(
+        one for one in vendor_latency_model("batched_gemm", batched, "amd", 10, []).coefficients if one.name == "gap_us"
+    )
     assert gap.start == gap.low
 
 
@@ -87,7 +89,7 @@ def test_only_the_rows_of_what_was_fitted_are_replaced():
 
 @pytest.mark.whole
 def test_vendors_fitted_together_do_not_touch_each_other(sweep, monkeypatch):
-    monkeypatch.setattr("kernelsight.fitting.packing.PACK_EFFORT", 0.02)
+    monkeypatch.setattr("kernelsight.fitting.pack_fit.PACK_EFFORT", 0.02)
 
     def fitted(*gpus: str) -> dict[tuple, float]:
         pack = fit_pack([sweep], gpus, GPUS, FABRICS, IMPLEMENTATIONS, families=["gemm"])

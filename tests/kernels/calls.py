@@ -52,7 +52,7 @@ def drawn_constants(seed: int) -> pa.Table:
     bounds = {
         (family, one.name): (one.low, one.high)
         for family, declared in FAMILIES.items()
-        for one in declared.form.coefficients
+        for one in declared.latency_model.coefficients
     }
     names = zip(DECLARED["family"].to_pylist(), DECLARED["coefficient"].to_pylist(), strict=True)
     return with_column(DECLARED, "value", [np.exp(random.uniform(*np.log(bounds[name]))) for name in names])

@@ -35,7 +35,7 @@ A100 = {**H100, "sm_count": 108.0, "clock_per_us": 1410.0, "peak_link_bytes_per_
 
 def constants(family: str, implementation: str = "nccl") -> dict[str, float]:
     """Return the coefficients that a family starts with, and the structure that the facts state."""
-    values = {one.name: one.start for one in FAMILIES[family].form.coefficients}
+    values = {one.name: one.start for one in FAMILIES[family].latency_model.coefficients}
     rows = facts("kernel_implementations")
     rows = rows.filter(pc.and_(pc.equal(rows["family"], family), pc.equal(rows["implementation"], implementation)))
     return values | {row["coefficient"]: row["value"] for row in rows.to_pylist() if row["coefficient"]}
@@ -46,7 +46,7 @@ def time_us(
 ) -> np.ndarray:
     at = constants(family, implementation) | changed
     call = {"bytes": np.asarray(size, dtype=float), "group_size": np.asarray(gpus, dtype=float)}
-    return FAMILIES[family].form.expression(np, call, gpu, at)[0]
+    return FAMILIES[family].latency_model.expression(np, call, gpu, at)[0]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_more_bytes_are_never_faster_and_a_faster_link_never_slower(
     random = np.random.default_rng(seed)
     drawn = {
         one.name: np.exp(random.uniform(np.log(one.low), np.log(one.high)))
-        for one in FAMILIES[case[0]].form.coefficients
+        for one in FAMILIES[case[0]].latency_model.coefficients
         if one.owner != "fixed"
     }
     edges = np.array([0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128]) * MIB
@@ -164,7 +164,7 @@ def test_more_bytes_are_never_faster_and_a_faster_link_never_slower(
     assert (times >= wire * (1 - 1e-12)).all()
 
 
-@pytest.mark.parametrize("expression", {FAMILIES[family].form.expression: None for family in COMMUNICATION})
+@pytest.mark.parametrize("expression", {FAMILIES[family].latency_model.expression: None for family in COMMUNICATION})
 def test_numpy_and_jax_agree(expression: Callable[..., Any]) -> None:
     import jax
     import jax.numpy as jnp
@@ -174,7 +174,7 @@ def test_numpy_and_jax_agree(expression: Callable[..., Any]) -> None:
     # the constants are an argument: compiled once for all implementations
     compiled = jax.jit(lambda columns, at: expression(jnp, columns, H100, at)[0])
     for case in CASES:
-        if FAMILIES[case[0]].form.expression is expression:
+        if FAMILIES[case[0]].latency_model.expression is expression:
             at = constants(*case)
             with jax.enable_x64(True):
                 by_jax = np.asarray(compiled(call, at))
@@ -183,7 +183,7 @@ def test_numpy_and_jax_agree(expression: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("family", COMMUNICATION)
 def test_facts_state_every_stage_of_a_kernel_of_an_engine(family: str) -> None:
-    fixed = {one.name for one in FAMILIES[family].form.coefficients if one.owner == "fixed"}
+    fixed = {one.name for one in FAMILIES[family].latency_model.coefficients if one.owner == "fixed"}
     rows = facts("kernel_implementations")
     stated: dict[str, set[str]] = {}
     for row in rows.filter(pc.equal(rows["family"], family)).to_pylist():

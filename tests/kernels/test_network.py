@@ -9,8 +9,8 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from kernelsight.dataflow import blas
+from kernelsight.dataflow.array_expressions import BLOCK_ROWS, THREAD_BLOCKS, by_blocks
 from kernelsight.dataflow.blas import one_blas_thread
-from kernelsight.dataflow.columns import BLOCK_ROWS, THREAD_BLOCKS, by_blocks
 from kernelsight.kernels.network import FADE_OCTAVES, MOST, NETWORK_ROWS, Network, correction
 
 FEATURES, HIDDEN, NODES = 9, 16, 3

@@ -70,10 +70,10 @@ def test_families_that_a_pack_lacks_start_with_what_their_expressions_declare() 
     assert {row["family"] for row in assumed} == set(FAMILIES) - {"prefill_attention"}
     stated = {(row["family"], row["coefficient"]): row["value"] for row in assumed}
     for (family, name), value in stated.items():
-        one = next(one for one in FAMILIES[family].form.coefficients if one.name == name)
+        one = next(one for one in FAMILIES[family].latency_model.coefficients if one.name == name)
         assert (value, one.owner != "fixed") == (one.start, True)
     assert rows.num_rows == len(NODES) + sum(
-        len(assumed_rows(name, family.form.coefficients))
+        len(assumed_rows(name, family.latency_model.coefficients))
         for name, family in FAMILIES.items()
         if name != "prefill_attention"
     )

@@ -13,7 +13,7 @@ import pytest
 import kernelsight as ks
 from kernelsight.cli.main import main
 from kernelsight.errors import KernelSightError
-from kernelsight.forward.calls import read_calls
+from kernelsight.forward.call_files import read_calls
 from kernelsight.forward.forward_step import predict_calls, predict_step
 from kernelsight.kernels.calls import family_table, sizes_of
 

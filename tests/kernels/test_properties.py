@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.dataflow.columns import evaluate, to_grid
+from kernelsight.dataflow.array_expressions import evaluate, to_grid
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.latency import kernel_of
 from kernelsight.kernels.network import BY_NODE, FADE_OCTAVES
-from kernelsight.kernels.prepared import prepare_calls
+from kernelsight.kernels.prepared_calls import prepare_calls
 from kernelsight.kernels.pricing_tables import PricingTables
 from tests.conftest import random_worlds
 from tests.kernels.calls import (
@@ -181,7 +181,7 @@ def one_of_each_expression() -> list[str]:
     """Return a family of each distinct expression and set of features: JAX takes seconds to compile one."""
     first = {}
     for name, family in FAMILIES.items():
-        first.setdefault((family.form[:3], family.features, family.wire_share, family.vector_work), name)
+        first.setdefault((family.latency_model[:3], family.features, family.wire_share, family.vector_work), name)
     return list(first.values())
 
 

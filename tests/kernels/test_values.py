@@ -95,7 +95,7 @@ def test_collective_roofline_is_the_busiest_link_at_its_peak(family: str, gpus: 
 
 def starts(family: str) -> dict[str, float]:
     """Return the constants that a family's expression declares, but for what serving does not pay."""
-    declared = {one.name: one.start for one in FAMILIES[family].form.coefficients}
+    declared = {one.name: one.start for one in FAMILIES[family].latency_model.coefficients}
     return {**declared, **{name: value for name, value in SERVED.items() if name in declared}}
 
 
@@ -112,15 +112,15 @@ def test_a_latency_is_the_expression_at_the_hardware_and_the_served_constants(fa
     calls = with_column(calls, "gpu", [gpu] * 40)
     row = FACTS["gpus"]["gpu"].to_pylist().index(gpu)
     of_gpu = {name: values[row] for name, values in hardware_columns(FACTS["gpus"], FACTS["fabrics"]).items()}
-    rates, form = {name: of_gpu.pop(name) for name in BY_MATH}, FAMILIES[family].form
+    rates, latency_model = {name: of_gpu.pop(name) for name in BY_MATH}, FAMILIES[family].latency_model
     found = price(family, calls, eta_coefficients=DECLARED, kernel_implementations=FACTS["kernel_implementations"][:0])
     for call, priced in zip(calls.to_pylist(), found.to_pylist(), strict=True):
         vector = of_gpu["vector_flops_per_us"]
         rate = {name: of[MATH.index(call["math"])] if "math" in call else vector for name, of in rates.items()}
-        read = {name: float(call[name]) for name in (*form.reads, "flops", "bytes")}
+        read = {name: float(call[name]) for name in (*latency_model.reads, "flops", "bytes")}
         read["working_set_bytes"] = read["bytes"] if "new_tokens" in read or family in STREAMING else COLD_BYTES
-        view = form.view(np, {name: np.array([value]) for name, value in read.items()})
-        latency_us = form.expression(np, view, {**of_gpu, **rate}, starts(family))[0].item()
+        view = latency_model.view(np, {name: np.array([value]) for name, value in read.items()})
+        latency_us = latency_model.expression(np, view, {**of_gpu, **rate}, starts(family))[0].item()
         bound = 0.0 if family in STREAMING else priced["roofline_us"]
         assert priced["latency_us"] == near(max(latency_us, bound))
 

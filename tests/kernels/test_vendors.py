@@ -8,9 +8,9 @@ import pytest
 
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import UNMEASURED_HALF
+from kernelsight.kernels.kernel_constants import UNKNOWN, family_facts
 from kernelsight.kernels.kernel_selection import choose, engine_of_vendor, measured_dtype
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import UNKNOWN, family_facts
 from tests.kernels.calls import FACTS, GPUS, LINKED, STREAMING, call_table, price, work
 
 CHOICE = {"family": "gemm", "part": "choice", "level": "gpu", "coefficient": "rows", "value": 5.0, "source": "s"}

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from kernelsight.logs.files import HEAD_BYTES, documents, open_log
-from kernelsight.logs.outline import MOST_DEPTH, MOST_FIELDS, outline
+from kernelsight.logs.json_outline import MOST_DEPTH, MOST_FIELDS, outline
 from kernelsight.logs.settings import non_default_args
 from tests.logs.asked import refusal
 from tests.logs.written import save

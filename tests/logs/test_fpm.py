@@ -8,7 +8,6 @@ import json
 import pytest
 
 from kernelsight.logs import read_logs
-from kernelsight.logs.fpm import CLOCK_BY_ENGINE
 from tests.logs.asked import faults, refusal, rows
 from tests.logs.written import DATA, lines, save
 
@@ -28,7 +27,7 @@ def test_values():
         **{"decode_requests": 3, "decode_context_tokens": 1025, "queued_requests": 1},
     }
     # the file does not say what wall_time spans: that of vLLM is assumed, and said
-    assert row["clock"] == CLOCK_BY_ENGINE["vllm"]
+    assert row["clock"] == "schedule_to_update"
     assert faults(tables) == {"idle_heartbeat": 1, "clock_of_steps": 4}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kernelsight.errors import KernelSightError
 from kernelsight.logs import read_logs, read_table
-from kernelsight.logs.read import read_requests
+from kernelsight.logs.read_logs import read_requests
 from tests.logs.asked import faults, refusal, rows
 from tests.logs.written import START, lines, save
 

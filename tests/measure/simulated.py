@@ -59,7 +59,7 @@ class Simulated:
         self.random, self.now, self.prepared, self.waited = np.random.default_rng(0), 0.0, [], 0.0
 
     def identity(self) -> Identity:
-        return Identity(self.gpu, self.serial, L2_BYTES, 141 * 2**30, "570.0", {"cuda": "12.8"}, ROW)
+        return Identity(self.gpu, self.serial, L2_BYTES, "570.0", {"cuda": "12.8"}, ROW)
 
     def readings(self) -> Readings:
         if self._slow():

@@ -45,7 +45,7 @@ def norm_us(capsys: pytest.CaptureFixture[str], *more: str) -> dict:
 def test_a_family_that_nobody_publishes_is_fitted_and_served(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernelsight.fitting.packing.PACK_EFFORT", 0.05)
+    monkeypatch.setattr("kernelsight.fitting.pack_fit.PACK_EFFORT", 0.05)
     sweep, pack = tmp_path / "sweep.parquet", tmp_path / "pack.parquet"
     suite = suite_of(SUITE, "norms.json")
     assert measure_suite(Simulated(truth_us, noise=0.02, moved=moved), suite, sweep).measured == len(suite.points) == 36

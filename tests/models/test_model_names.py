@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.errors import InvalidInput, UnknownName
 from kernelsight.models.model_names import find_variant, is_quantised
-from kernelsight.scenario.plan import resolve_model, resolve_names
+from kernelsight.scenario.scenario_rows import resolve_model, resolve_names
 from kernelsight.session import connect
 
 VARIANTS = {

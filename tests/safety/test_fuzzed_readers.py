@@ -33,8 +33,8 @@ from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.launch.lines import read_launch_line
+from kernelsight.scenario.plan import plan_rows
 from kernelsight.scenario.prices import read_prices
-from kernelsight.scenario.scenarios import plan_rows
 from kernelsight.searching.cupy_measurer import read_launch
 from kernelsight.searching.journal import open_journal
 from kernelsight.searching.proposers import read_configurations

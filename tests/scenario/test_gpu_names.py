@@ -7,7 +7,7 @@ import pytest
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import UnknownName
 from kernelsight.scenario.gpu_names import find_gpu
-from kernelsight.scenario.plan import gpu_assumptions, resolve_gpu
+from kernelsight.scenario.scenario_rows import gpu_assumptions, resolve_gpu
 from kernelsight.session import connect
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kernelsight.errors import KernelSightError
 from kernelsight.scenario.grid import expand, read_grid
-from kernelsight.scenario.scenarios import plan_rows
+from kernelsight.scenario.plan import plan_rows
 from kernelsight.session import Session
 
 ROW = {"model": "qwen3-0.6b", "gpu": "l4", "max_concurrency": 2, "num_prompts": 4, "input_len": 8, "output_len": 4}

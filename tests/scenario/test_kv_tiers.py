@@ -13,7 +13,7 @@ from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.launch.lines import read_launch_line
-from kernelsight.scenario.plan import normalise
+from kernelsight.scenario.scenario_rows import normalise
 
 
 @pytest.mark.parametrize(

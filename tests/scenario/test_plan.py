@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import kernelsight as ks
 from kernelsight.errors import InvalidInput, UnknownName
 from kernelsight.scenario.flags import ALIASES
-from kernelsight.scenario.plan import deployment_row, normalise, scenario_row
+from kernelsight.scenario.scenario_rows import deployment_row, normalise, scenario_row
 from tests.asked import summaries
 
 ROW = {"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 20.0, "num_prompts": 6, "input_len": 64, "output_len": 4}

@@ -10,7 +10,7 @@ from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.router_weights import SCORERS, parse_weights
 from kernelsight.serving.engine import records
 from kernelsight.serving.engine.inputs import Weights
-from kernelsight.serving.runs.world import routing_of
+from kernelsight.serving.runs.simulation_inputs import routing_of
 
 
 def test_one_spelling_whatever_the_order() -> None:

@@ -10,7 +10,7 @@ import pytest
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import ContractBroken, InvalidInput
 from kernelsight.scenario.flags import FLAGS
-from kernelsight.scenario.plan import deployment_rows, normalise
+from kernelsight.scenario.scenario_rows import deployment_rows, normalise
 from kernelsight.session import Session
 from tests.asked import give_plan, sweep
 from tests.sweeps.conftest import LOAD, SMALL, rows_of

@@ -7,7 +7,7 @@ import pytest
 from kernelsight.scenario.objectives import objective_of
 from kernelsight.session import Session
 from kernelsight.sizing.search import SizeSearch
-from kernelsight.sweeps.rate_ends import _keeps_up_to, nearest_figure
+from kernelsight.sweeps.rate_intervals import _keeps_up_to, nearest_figure
 
 from .conftest import FLAGS, LOAD
 

@@ -9,9 +9,9 @@ import pytest
 
 from kernelsight.scenario.objectives import objective_of
 from kernelsight.sizing import sentences
-from kernelsight.sizing.closer_look import CloserLook
 from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.evidence import Evidence
+from kernelsight.sizing.option_findings import OptionFindings
 from kernelsight.sizing.sentences import what_decides
 
 SLO = [objective_of("ttft_p95_ms", 500.0)]
@@ -52,12 +52,12 @@ def test_a_few_measured_points_count_as_measured(tier: str, measured: bool) -> N
 
 def test_the_kernels_in_doubt_decide_between_the_first_two() -> None:
     first, second = option("l4", 1.0, 2.0, 0.95, True), option("t4", 1.1, 3.0, 0.95, True)
-    looks = [CloserLook(None, ("moe", "gemm", "norm")), CloserLook(None, ("gemm",))]
+    looks = [OptionFindings(None, ("moe", "gemm", "norm")), OptionFindings(None, ("gemm",))]
     assert what_decides([first, second], looks, "m", ["gemm", "norm"]) == (
         "Between the first two, gemm and norm on l4 would decide: kernelsight calibrate plan --gpu l4 --models m "
         "--families gemm,norm --points 3 -o suite.json"
     )
-    alone = what_decides([first, second], [CloserLook(None, ("moe",)), looks[1]], "m", ["gemm"])
+    alone = what_decides([first, second], [OptionFindings(None, ("moe",)), looks[1]], "m", ["gemm"])
     assert alone == (
         "Between the first two, moe on l4 would decide, which calibrate does not measure: run both on the load."
     )

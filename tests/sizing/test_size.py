@@ -417,7 +417,7 @@ def test_a_search_that_ends_early_answers_with_the_best_so_far(
 
 
 @pytest.mark.parametrize(
-    "place", ["kernelsight.sizing.evidence.intervals_at", "kernelsight.sizing.closer_look.cliff_of"]
+    "place", ["kernelsight.sizing.evidence.intervals_at", "kernelsight.sizing.option_findings.cliff_of"]
 )
 def test_ctrl_c_after_the_search_keeps_its_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch, place: str

@@ -8,7 +8,7 @@ import pytest
 
 from kernelsight.cli.pages.simulate_page import simulation_page
 from kernelsight.errors import InvalidInput, UnknownName
-from kernelsight.scenario.plan import deployment_row, normalise, prefill_row, scenario_row
+from kernelsight.scenario.scenario_rows import deployment_row, normalise, prefill_row, scenario_row
 from kernelsight.session import Session
 from tests.asked import give_plan, sweep
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kernelsight.scenario.scenarios import plan_rows
+from kernelsight.scenario.plan import plan_rows
 from kernelsight.session import connect
 from kernelsight.sizing.candidates import rows_of
 from tests.cli.conftest import run_command

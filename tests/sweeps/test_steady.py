@@ -61,7 +61,7 @@ class OneServer:
             duration = float(arrivals[-1] - arrivals[0])
         ms = stays * 1e3
         latencies = {"ttft": ms, "e2e": ms, "queue": ms, "tpot": np.full(requests, np.nan)}
-        return Trial(latencies, np.zeros(ITL_BINS, np.int64), False, (1.0, 1.0), duration, 0.5, 0, 0.0, 0.0)
+        return Trial(latencies, np.zeros(ITL_BINS, np.int64), False, (1.0, 1.0), duration)
 
 
 def true_rate(share: float) -> float:

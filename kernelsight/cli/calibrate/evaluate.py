@@ -15,7 +15,7 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:
-    from kernelsight.evaluation.kernels.points import PointBudget
+    from kernelsight.evaluation.kernels.few_shot import PointBudget
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -158,7 +158,7 @@ def split_of(arguments: Any) -> Split:
 
 def points_of(arguments: Any) -> PointBudget | None:
     """Return the budget of points that the flags set, or None; InvalidInput: fewer than one point."""
-    from kernelsight.evaluation.kernels.points import PointBudget
+    from kernelsight.evaluation.kernels.few_shot import PointBudget
 
     for how in ("planned", "random"):
         points = arguments.points if how == "planned" else arguments.random_points

@@ -34,8 +34,8 @@ def declare(verb: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Fit, write the pack, and print its number of rows per kernel family and part."""
     from kernelsight.catalog.tables import facts
-    from kernelsight.fitting.few_points import fit_few
-    from kernelsight.fitting.packing import fit_pack
+    from kernelsight.fitting.few_shot import fit_few
+    from kernelsight.fitting.pack_fit import fit_pack
     from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
     from kernelsight.fitting.vendors import onto
     from kernelsight.kernels.families import MEASURED

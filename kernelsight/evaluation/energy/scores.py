@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelsight.evaluation.energy.fit import Servers, baselines, family_of, fit, left_out
+from kernelsight.evaluation.energy.mean_steps import architectures, drawn_power, mean_steps_of
 from kernelsight.evaluation.energy.simulated import simulated
-from kernelsight.evaluation.energy.steady_steps import architectures, drawn_power, steady_of
 from kernelsight.evaluation.runs.scores import score
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def evaluate(session: Session, runs: Sequence[Mapping[str, Any]], every: int = 1
     lengths no file states.
     """
     measured = [run for run in runs if run.get("mean_power_w")]
-    steady = steady_of(session, measured)
+    steady = mean_steps_of(session, measured)
     power, limit, idle = drawn_power(steady.runs, session.table("gpus"))
     architecture_of, models = architectures(steady.runs, session.table("gpus")), family_of(steady.runs)
     servers = Servers(steady.work, power, limit, idle, architecture_of, models)

@@ -12,7 +12,7 @@ from kernelsight.evaluation.runs.full_loops import FULL_WINDOWS, full_throughput
 from kernelsight.evaluation.runs.host_constants import with_host
 from kernelsight.evaluation.runs.recipes import flags_of, is_prose
 from kernelsight.evaluation.runs.simulate_runs import partitions, plan_runs
-from kernelsight.scenario.scenarios import give_plan
+from kernelsight.scenario.plan import give_plan
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

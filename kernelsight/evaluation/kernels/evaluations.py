@@ -16,7 +16,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.kernels import predict
 from kernelsight.evaluation.kernels.baselines import systems_folder
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.points import PointBudget, rows_after_points
+from kernelsight.evaluation.kernels.few_shot import PointBudget, rows_after_points
 from kernelsight.evaluation.kernels.scores import score_rows
 from kernelsight.evaluation.kernels.versions import new_versions, scored_versions, version_scores
 from kernelsight.fitting.splits import Split

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.kernel_choices import choice_rows
-from kernelsight.kernels.columns import combinations
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.kernel_constants import family_facts
 from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import pack_table
-from kernelsight.kernels.resolve import family_facts
+from kernelsight.kernels.string_columns import combinations
 
 # families whose kernel name also says what is computed (a part of an indexer or of an exchange, a kind of recurrence):
 # the model determines that, so the name is kept

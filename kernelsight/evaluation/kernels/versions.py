@@ -6,7 +6,6 @@ Rows are new if no earlier sweep holds their engine in that version. The differe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
+from kernelsight.dataflow.databases import literal
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.fitting.cells import is_serving
 from kernelsight.fitting.expressions import predict_family
@@ -25,10 +25,11 @@ from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.fitting.measured import correct, has_correction, kernels_of
 from kernelsight.fitting.metrics import score
 from kernelsight.fitting.splits import shape_columns
+from kernelsight.fitting.sweep_files import version_key
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import group_of, measured_half_widths, spread
-from kernelsight.kernels.resolve import rows_of_part
+from kernelsight.kernels.kernel_constants import rows_of_part
 
 NEW = "new"
 # scope of a row of a new version: its key was measured in an earlier one, or only its kernel, or neither
@@ -63,13 +64,15 @@ def version_rows(
 
     ``earlier_us``: latency at the same key in the newest old version, shape [rows]; NaN where it was not measured.
     """
-    version_list = ", ".join(f"({_text(engine)}, {_text(version)})" for engine, version in versions)
+    version_list = ", ".join(f"({literal(engine)}, {literal(version)})" for engine, version in versions)
     rows = training_rows(new, family, [gpu], extra=f"and (engine, engine_version) in ({version_list})")
     earlier = training_rows(old, family, [gpu])
     kernel = ["engine", "implementation", "dtype"]
     key = [*kernel, "math", "distribution", *shape_columns(family)]
     earlier_rows = pl.from_arrow(earlier.select([*key, "engine_version", "latency_us"]))
-    ages = {version: age for age, version in enumerate(sorted(earlier_rows["engine_version"].unique(), key=_numbers))}
+    ages = {
+        version: age for age, version in enumerate(sorted(earlier_rows["engine_version"].unique(), key=version_key))
+    }
     age = pl.col("engine_version").replace_strict(ages, return_dtype=pl.Int64)
     newest = pl.col("latency_us").filter(age == age.max()).median()
     medians = earlier_rows.group_by(key).agg(newest.alias("earlier_us"))
@@ -88,12 +91,12 @@ def packed_latency(family: str, gpu: str, rows: pa.Table, pack: pa.Table) -> tup
 
     As measured in a sweep: with replay gaps and warm data, which a served graph does not have.
     """
-    form = FAMILIES[family].form
+    latency_model = FAMILIES[family].latency_model
     tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
-    latency = predict_family(family, form, rows, pack, *tables)
+    latency = predict_family(family, latency_model, rows, pack, *tables)
     parts = {part: _rows_of(pack, family, part, gpu) for part in ("correction", "nearby", "interval")}
     if has_correction(family) and parts["correction"]:
-        latency = correct(family, form, rows, latency, parts["correction"] + parts["nearby"], *tables)
+        latency = correct(family, latency_model, rows, latency, parts["correction"] + parts["nearby"], *tables)
     gpu_curves = {row["dtype"]: np.array(row["array"]) for row in parts["interval"]}
     general_curves = {row["dtype"]: np.array(row["array"]) for row in _rows_of(pack, family, "interval", None)}
     fitted_kernels = set(pc.unique(rows_of_part(pack, family, "constant")["implementation"]).to_pylist())
@@ -181,11 +184,6 @@ def _scores(scope: str, family: str | None, dtype: str | None, rows: pl.DataFram
     return {name: row[name] for name in COLUMNS}
 
 
-def _numbers(version: str) -> tuple[list[int], str]:
-    """Return a sort key of versions: their numbers in order."""
-    return [int(number) for number in re.findall(r"\d+", version)], version
-
-
 def _rows_of(pack: pa.Table, family: str, part: str, gpu: str | None) -> list[dict[str, Any]]:
     """Return a pack's rows of one GPU, family and part; ``gpu`` None: of the fit to all of NVIDIA's GPUs."""
     rows = rows_of_part(pack, family, part)
@@ -193,8 +191,3 @@ def _rows_of(pack: pa.Table, family: str, part: str, gpu: str | None) -> list[di
         is_general = pc.and_(pc.is_null(rows["gpu"]), pc.and_(pc.is_null(rows["without"]), pc.is_null(rows["vendor"])))
         return rows.filter(is_general).to_pylist()
     return rows.filter(pc.fill_null(pc.equal(rows["gpu"], gpu), False)).to_pylist()
-
-
-def _text(value: str) -> str:
-    """Return a string as an SQL literal."""
-    return "'" + value.replace("'", "''") + "'"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelsight.evaluation.runs.constants import group_of
 from kernelsight.evaluation.runs.host_constants import Constants
+from kernelsight.evaluation.runs.scores import group_of
 from kernelsight.evaluation.runs.simulate_runs import plan_runs, serve_runs
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 from kernelsight.evaluation.runs.fit_host import fit, fit_near
 from kernelsight.evaluation.runs.host_constants import Constants, a_priori
 from kernelsight.evaluation.runs.responses import Response
-from kernelsight.evaluation.runs.scores import GROUP
+from kernelsight.evaluation.runs.scores import group_of
 
 FEWEST_RUNS = 2
 LEVELS = ("transfer", "group", "all", "shipped", "none")
@@ -39,8 +39,3 @@ def constants_of(
         elif level == "transfer" and of_group:
             by_group[group] = fit([pair for pair in pairs if group_of(pair[0]) != group])
     return by_group
-
-
-def group_of(run: Mapping[str, Any]) -> tuple:
-    """Return the key of a run's group: model, GPU, engine, precision."""
-    return tuple(run[name] for name in GROUP)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.evaluation.runs.acceptance import needs_acceptance_rate
-from kernelsight.evaluation.runs.constants import LEVELS, constants_of, group_of
+from kernelsight.evaluation.runs.constants import LEVELS, constants_of
 from kernelsight.evaluation.runs.host_constants import Constants
 from kernelsight.evaluation.runs.recipes import is_prose
 from kernelsight.evaluation.runs.responses import responses
-from kernelsight.evaluation.runs.scores import GROUP, is_scored_separately, repeats
+from kernelsight.evaluation.runs.scores import GROUP, group_of, is_scored_separately, repeats
 from kernelsight.evaluation.runs.simulate_runs import Planned
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from kernelsight.evaluation.runs.acceptance import (
 )
 from kernelsight.evaluation.runs.campaign_fit import MOST_RUNS, EngineHost, fit_over_campaigns, log_errors
 from kernelsight.evaluation.runs.campaigns import compared, spread_runs
-from kernelsight.evaluation.runs.constants import group_of
 from kernelsight.evaluation.runs.host_constants import Constants
 from kernelsight.evaluation.runs.levels import fit_levels
 from kernelsight.evaluation.runs.recipes import flags_of, is_prose, prompt_text_of
 from kernelsight.evaluation.runs.scores import (
+    group_of,
     is_fitting,
     is_scored_separately,
     measured_both,

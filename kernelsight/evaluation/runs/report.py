@@ -16,6 +16,7 @@ from kernelsight.evaluation.runs.scores import (
     GROUP,
     METRICS,
     concurrency_band,
+    group_of,
     grouped,
     is_scored_separately,
     measured_both,
@@ -29,7 +30,6 @@ from kernelsight.evaluation.runs.subsets import (
     KINDS,
     by_basis,
     by_fitted_flags,
-    by_group,
     kinds_of,
     over_groups,
     scored_runs,
@@ -71,7 +71,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "campaigns": campaigns,
         "dense": scores(row for row in served if not row["is_moe"]),
         "moe": scores(row for row in served if row["is_moe"]),
-        "groups": grouped(served, GROUP, by_group),
+        "groups": grouped(served, GROUP, group_of),
         "by": {name: grouped(served, (name,), key_of) for name, key_of in AXES.items()},
         "not_simulated": counted(row["status"] for row in scored if not row.get("errors")),
         "assumed": assumed_lengths(all_rows),
@@ -90,7 +90,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _scores_by_group(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return scores overall and by group, and counts of runs that were not simulated, by reason."""
     failed = counted(row["status"] for row in rows if not row.get("errors"))
-    return {**scores(rows), "groups": grouped(rows, GROUP, by_group), "not_simulated": failed}
+    return {**scores(rows), "groups": grouped(rows, GROUP, group_of), "not_simulated": failed}
 
 
 def _speculative_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _speculative_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "without_drafts": [row for row in inferred if not row["speculative"]],
     }
     return {"draft_acceptance_rate": rates} | {
-        kind: {**scores(members), "groups": grouped(members, GROUP, by_group)} for kind, members in members_of.items()
+        kind: {**scores(members), "groups": grouped(members, GROUP, group_of)} for kind, members in members_of.items()
     }
 
 
@@ -203,7 +203,7 @@ def _with_spread_of_others(
     log_sd_of_metric = {
         row["metric"]: row["log_sd"] for row in held if (row["model_class"], row["in_flight_above"]) == run_class
     }
-    return with_spread_of_others(class_rows, fitting_runs(rows, run_class), by_group, log_sd_of_metric)
+    return with_spread_of_others(class_rows, fitting_runs(rows, run_class), group_of, log_sd_of_metric)
 
 
 def fitting_runs(rows: Sequence[Mapping[str, Any]], run_class: tuple[str, float]) -> list[Mapping[str, Any]]:
@@ -243,7 +243,7 @@ def attributions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the error attribution of each group with enough runs, the largest total error of TTFT and TPOT first."""
     groups: dict[tuple, list] = {}
     for row in rows:
-        groups.setdefault(by_group(row), []).append(row)
+        groups.setdefault(group_of(row), []).append(row)
     attributed = [{**dict(zip(GROUP, key, strict=True)), **attribute(members)} for key, members in groups.items()]
     attributed = [row for row in attributed if "ttft" in row]
     return sorted(attributed, key=lambda row: -row["n"] * (abs(row["ttft"]["miss"]) + abs(row["tpot"]["miss"])))
@@ -266,14 +266,14 @@ def calibrated(
             and not is_scored_separately(row)
         ):
             ttft_ms, tpot_ms = peer[row["run_id"]]
-            ratios.setdefault(by_group(row), []).append((row["ttft_ms"] / ttft_ms, row["tpot_ms"] / tpot_ms))
+            ratios.setdefault(group_of(row), []).append((row["ttft_ms"] / ttft_ms, row["tpot_ms"] / tpot_ms))
     factors = {
         group: tuple(median(column) for column in zip(*columns, strict=True)) for group, columns in ratios.items()
     }
     columns = {}
     for row in rows:
         if row["run_id"] in peer:
-            ttft, tpot = factors.get(by_group(row), (1.0, 1.0))
+            ttft, tpot = factors.get(group_of(row), (1.0, 1.0))
             columns[row["run_id"]] = (peer[row["run_id"]][0] * ttft, peer[row["run_id"]][1] * tpot)
     return columns
 
@@ -302,7 +302,7 @@ def compared_with(
 
     groups: dict[tuple, list] = {}
     for row in predicted_by_both:
-        groups.setdefault(by_group(row), []).append(row)
+        groups.setdefault(group_of(row), []).append(row)
     return {
         "n": len(predicted_by_both),
         "not_predicted": len(rows) - len(predicted_by_both),

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernelsight.evaluation.runs.host_constants import LATE_EXPERTS, REQUESTS_HALF, Constants, with_host
 from kernelsight.evaluation.runs.simulate_runs import Planned, partitions
-from kernelsight.scenario.scenarios import give_plan
+from kernelsight.scenario.plan import give_plan
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

@@ -17,6 +17,11 @@ SAME = (*GROUP, "tp", "ep", "isl", "osl", "max_concurrency")
 ROUNDING_MS = 0.006
 
 
+def group_of(run: Mapping[str, Any]) -> tuple:
+    """Return the key of a run's group: model, GPU, engine, precision."""
+    return tuple(run[name] for name in GROUP)
+
+
 def is_fitting(run_id: str) -> bool:
     """Whether a run belongs to the fifth that constants may be fitted on: SHA-256 of its id, modulo 5, is 0.
 

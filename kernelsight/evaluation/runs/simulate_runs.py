@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.evaluation.runs.evidence import tiers_of, weakest_of
 from kernelsight.evaluation.runs.full_loops import FULL_THROUGHPUT, full_throughputs
 from kernelsight.kernels.families import COMMUNICATION
-from kernelsight.scenario.scenarios import give_plan, plan_rows
+from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.sweeps.partitions import Partition
 
 if TYPE_CHECKING:

@@ -6,14 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from kernelsight.evaluation.runs.scores import GROUP, METRICS, is_scored_separately, scores, stated_again
+from kernelsight.evaluation.runs.scores import METRICS, group_of, is_scored_separately, scores, stated_again
 
 KINDS = {"all": (False, True), "dense": (False,), "moe": (True,)}
-
-
-def by_group(row: Mapping[str, Any]) -> tuple:
-    """Return the key of a run's group: model, GPU, engine, precision."""
-    return tuple(row[name] for name in GROUP)
 
 
 def scored_runs(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -62,7 +57,7 @@ def over_groups(served: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]
     """Return the number of groups and the median over groups of median APEs by metric, for each kind of model."""
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in served:
-        groups.setdefault(by_group(row), []).append(row)
+        groups.setdefault(group_of(row), []).append(row)
     by_kind = {}
     for name, is_moe_values in KINDS.items():
         group_scores = [scores(members) for members in groups.values() if members[0]["is_moe"] in is_moe_values]
@@ -81,15 +76,15 @@ def by_fitted_flags(served: Sequence[Mapping[str, Any]], basis: Mapping[str, str
     """
     runs_of_recipe = touched_by(served, basis)
     fitted = {name for name, n in runs_of_recipe.items() if basis[name] == "fitted" and n < len(served)}
-    fitted_groups = {by_group(row) for row in served if fitted.intersection(row["recipes"])}
+    fitted_groups = {group_of(row) for row in served if fitted.intersection(row["recipes"])}
     return {
         name: {
-            "groups": len({by_group(row) for row in members}),
+            "groups": len({group_of(row) for row in members}),
             **kinds_of(members),
             "over_groups": over_groups(members),
         }
         for name, members in (
-            ("fitted", [row for row in served if by_group(row) in fitted_groups]),
-            ("not_fitted", [row for row in served if by_group(row) not in fitted_groups]),
+            ("fitted", [row for row in served if group_of(row) in fitted_groups]),
+            ("not_fitted", [row for row in served if group_of(row) not in fitted_groups]),
         )
     }

@@ -75,7 +75,7 @@ def best_rows(policy: str, arrays: SpaceArrays, truth: Measured, ids: np.ndarray
         raise RunFailed(f"strategy {name} of Kernel Tuner failed on space {arrays.space!r}: {error}") from error
     if not len(rows):
         raise RunFailed(f"strategy {name} of Kernel Tuner measured nothing on space {arrays.space!r}.")
-    return believed(rows, latency_us)
+    return best_so_far(rows, latency_us)
 
 
 def measured_order(
@@ -166,10 +166,10 @@ def _seeded(seed: int) -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def believed(rows: np.ndarray, latency_us: np.ndarray) -> np.ndarray:
+def best_so_far(rows: np.ndarray, latency_us: np.ndarray) -> np.ndarray:
     """Return the row of the lowest latency so far after each measurement; -1: none worked yet.
 
-    >>> believed(np.array([4, 2, 7]), np.array([np.nan, 3.0, 5.0])).tolist()
+    >>> best_so_far(np.array([4, 2, 7]), np.array([np.nan, 3.0, 5.0])).tolist()
     [-1, 2, 2]
     """
     best_so_far, best, lowest = [], -1, np.inf

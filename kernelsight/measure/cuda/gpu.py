@@ -63,7 +63,6 @@ class Gpu:
             self.gpu,
             serial,
             self.l2_bytes,
-            int(self.properties["totalGlobalMem"]),
             self.nvml.driver(),
             self.versions(),
             self.row,

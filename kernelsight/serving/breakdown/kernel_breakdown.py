@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.sums import WholeSums, beside, rounded
-from kernelsight.kernels.columns import combinations
+from kernelsight.dataflow.lookup import rows_by_key
+from kernelsight.dataflow.sums import WholeSums, rounded
+from kernelsight.kernels.string_columns import combinations, strings_of
 from kernelsight.serving.breakdown.knot_kernels import COLLECTIVES
 
 MILLIONTHS = 1e6
@@ -102,10 +103,10 @@ def _knots(
     gpu_power: pa.Table,
 ) -> Knots:
     """Return the kernels of all knots, sorted by knot, with corrected energies."""
-    settings_of_each = beside(
+    settings_of_each = rows_by_key(
         settings.select(["deployment_id", "gpu", "tp"]), "deployment_id", latencies["deployment_id"]
     )
-    power = beside(gpu_power.select(["gpu", "idle_w", "active_w"]), "gpu", settings_of_each["gpu"])
+    power = rows_by_key(gpu_power.select(["gpu", "idle_w", "active_w"]), "gpu", settings_of_each["gpu"])
     active_w = power["idle_w"].to_numpy() + power["active_w"].to_numpy()
     latency_us = latencies["latency_us"].to_numpy()
     energy_j = np.asarray(latencies["energy_j"].to_numpy(), float)
@@ -170,23 +171,19 @@ def _rows(
     rows, phase, number = rows[order], phase[order], number[order]
     of_phase = {column: [row[column] for row in phases] for column in ("scenario_id", "phase")}
     of_kernel = {column: [row[column] for row in kernels] for column in ("family", "name", "bound")}
-    scenarios = _words(of_phase["scenario_id"], phase)
+    scenarios = strings_of(of_phase["scenario_id"], phase)
     # share of the energy that is left under the power limit
-    power_limit_share = beside(scenario_energy, "scenario_id", scenarios)["held_share"]
+    power_limit_share = rows_by_key(scenario_energy, "scenario_id", scenarios)["held_share"]
     return pa.table(
         {
             "scenario_id": scenarios,
-            "phase": _words(of_phase["phase"], phase),
-            "family": _words(of_kernel["family"], bound[rows]),
-            "name": _words(of_kernel["name"], bound[rows]),
+            "phase": strings_of(of_phase["phase"], phase),
+            "family": strings_of(of_kernel["family"], bound[rows]),
+            "name": strings_of(of_kernel["name"], bound[rows]),
             "calls": calls[rows] / MILLIONTHS,
             "total_us": time[rows] / MILLIONTHS,
             "share": time[rows] / scenario_time[np.array(owner, np.int64)[phase]],
-            "bound": _words(of_kernel["bound"], bound[rows]),
+            "bound": strings_of(of_kernel["bound"], bound[rows]),
             "energy_j": pc.multiply(pa.array(energy[rows] / MILLIONTHS, mask=unknown[rows]), power_limit_share),
         }
     )
-
-
-def _words(words: list[str], places: np.ndarray) -> pa.Array:
-    return pa.array(words, pa.string()).take(pa.array(places))

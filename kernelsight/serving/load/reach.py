@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.scenario.plan import with_drafts
+from kernelsight.scenario.scenario_rows import with_drafts
 from kernelsight.serving.costs.knots import Reach
 from kernelsight.serving.load.requests import spans_of_loads
 

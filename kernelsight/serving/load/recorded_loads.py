@@ -16,7 +16,7 @@ from kernelsight.scenario.load_rules import CONVERSATION_ENDINGS
 from kernelsight.serving.load import dependencies as waiting
 from kernelsight.serving.load.conversation_files import Conversations, is_conversation, read_conversations
 from kernelsight.serving.load.dependencies import Dependencies
-from kernelsight.serving.load.trace_files import content_of, read_container_of
+from kernelsight.serving.load.trace_files import content_of, read_container
 from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, shown
 from kernelsight.serving.load.traces import TRACE_SCHEMA, numbers, requests_of_trace, text_of
 
@@ -53,7 +53,7 @@ def read_load(path: str | os.PathLike[str], *, shared_prefix: bool = False) -> R
     if shared_prefix:
         problem = "shared_prefix is set, but it states no tokens of tools and system prompts"
         raise errors.trace_unusable(path, problem, "Leave shared_prefix unset: the hashes say what prompts share.")
-    raw = read_container_of(path, data)
+    raw = read_container(path, data)
     dependencies = _dependencies(raw)
     waits = np.zeros(raw.columns.num_rows, bool)
     waits[dependencies.request] = True

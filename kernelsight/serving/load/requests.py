@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight import errors
-from kernelsight.dataflow.cache import remembered
-from kernelsight.dataflow.columns import in_one_piece
+from kernelsight.dataflow.array_expressions import in_one_piece
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.scenario.load_rules import RAMP_UP, distribution, first_fault, flags_set
 from kernelsight.serving.load.arrivals import ramp_rates, ramped_arrivals, steady_arrivals
 from kernelsight.serving.load.conversations import (
@@ -231,7 +231,7 @@ def check_dependencies(load_requests: pa.Table, load_dependencies: pa.Table) -> 
 
 def spans_of_loads(load_requests: pa.Table) -> dict[str, tuple[int, int]]:
     """Return ``spans_of`` the loads of ``load_requests``; cached: callers must not modify the result."""
-    return remembered((load_requests,), "spans", lambda: spans_of(load_requests["load_id"]))
+    return memoised((load_requests,), "spans", lambda: spans_of(load_requests["load_id"]))
 
 
 def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:

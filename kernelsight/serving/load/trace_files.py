@@ -27,16 +27,11 @@ HUGE = 1e300  # JSON may have whole numbers beyond float64; capped here, rejecte
 DAMAGED = "The file is truncated or damaged: download or write it again."
 
 
-def read_container(path: Path) -> RawTrace:
+def read_container(path: Path, data: bytes) -> RawTrace:
     """Read a trace's own columns: text from CSV, numbers and lists from JSON lines, any type from Parquet.
 
-    Raises InvalidInput for a file that is missing, empty, damaged, of an unknown format, or without required columns.
+    ``data``: from :func:`content_of`. InvalidInput: empty, damaged, of an unknown format, or without required columns.
     """
-    return read_container_of(path, content_of(path))
-
-
-def read_container_of(path: Path, data: bytes) -> RawTrace:
-    """Read the columns from a file's decompressed content."""
     if data[:4] == b"PAR1":
         return _read_parquet(path, data)
     if data.lstrip()[:1] in (b"{", b"["):

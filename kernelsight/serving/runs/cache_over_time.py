@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.sums import beside, in_order
+from kernelsight.dataflow.lookup import rows_by_key, sorted_by
 
 ORDER = ("scenario_id", "replica", "window")
 COUNTS = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "looked_up_tokens")
@@ -15,10 +15,10 @@ COUNTS = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "looked_u
 def means_of_windows(windows: pa.Table, memory_plan: pa.Table) -> pa.Table:
     """Return ``cache_over_time``: a row for each of ``serving_windows`` that lasts longer than 0, in ``ORDER``."""
     windows = windows.filter(pc.greater(windows["end_ns"], windows["start_ns"]))
-    windows = in_order(windows, *ORDER)
+    windows = sorted_by(windows, *ORDER)
     values_of = {name: windows[name].to_numpy() for name in windows.column_names if windows[name].type != pa.string()}
     span_us = (values_of["end_ns"] - values_of["start_ns"]) / 1e3
-    plans = beside(memory_plan, "deployment_id", windows["deployment_id"].combine_chunks())
+    plans = rows_by_key(memory_plan, "deployment_id", windows["deployment_id"].combine_chunks())
     capacity = plans["capacity_units"].to_numpy()
     used, looked_up = values_of["kv_block_us"] / span_us, values_of["looked_up_tokens"]
     # running requests are in flight: a difference below 0 is rounding

@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from kernelsight.scenario.plan import deployments_of
+from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.serving.costs.knots import Reach
 from kernelsight.serving.engine.host import Z_90
 from kernelsight.serving.runs.full_batch import Lengths, Station, lengths_of, station_of
 from kernelsight.serving.runs.pools import replicated
-from kernelsight.serving.runs.world import World, pool_of
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs, pool_of
 
 # from this burstiness on, gaps between arrivals are treated as equal
 LEAST_REGULAR = 100.0
@@ -27,21 +27,21 @@ COLUMNS = {
 }
 
 
-def capacities(world: World, statistics: pa.Table) -> pa.Table:
+def capacities(inputs: SimulationInputs, statistics: pa.Table) -> pa.Table:
     """Return ``scenario_capacity``, requests/s, of each scenario that completed a request.
 
     ``statistics``: ``request_statistics``, for the share of prompt tokens that the prefix cache held.
     """
     rows, ends_of_key, loads = [], {}, {}
     served = {row["scenario_id"]: row for row in _selected(statistics)}
-    for scenario in world.scenarios:
+    for scenario in inputs.scenarios:
         totals = served.get(scenario["scenario_id"])
         if totals is None or not totals["completed"]:
             continue
-        start, stop = world.spans[scenario["scenario_id"]]
+        start, stop = inputs.spans[scenario["scenario_id"]]
         cached_share = totals["cached_tokens"] / totals["asked_tokens"] if totals["asked_tokens"] else 0.0
         if (start, stop, cached_share) not in loads:
-            prompts, outputs = (world.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
+            prompts, outputs = (inputs.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
             loads[start, stop, cached_share] = (
                 lengths_of(prompts, outputs, cached_share),
                 int((prompts + outputs).max()),
@@ -54,9 +54,9 @@ def capacities(world: World, statistics: pa.Table) -> pa.Table:
         reach = Reach(in_flight, longest)
         key = (keys, replicas, lengths, reach)
         if key not in ends_of_key:
-            ends_of_key[key] = _ends(world, scenario, keys, lengths, reach)
+            ends_of_key[key] = _ends(inputs, scenario, keys, lengths, reach)
         low, middle, high = ends_of_key[key]
-        asked_rate = _sending_rate(world, scenario, start, stop)
+        asked_rate = _sending_rate(inputs, scenario, start, stop)
         asked_rate = asked_rate or totals["completed"] / max(totals["duration_s"], 1e-9)
         rows.append(
             {
@@ -77,24 +77,24 @@ def _selected(statistics: pa.Table) -> list[dict[str, Any]]:
     return statistics.select(names).to_pylist()
 
 
-def _sending_rate(world: World, scenario: Mapping[str, Any], start: int, stop: int) -> float | None:
+def _sending_rate(inputs: SimulationInputs, scenario: Mapping[str, Any], start: int, stop: int) -> float | None:
     """Return the request rate of an open loop, requests/s; None for a closed loop or requests that wait for others."""
     if scenario["max_concurrency"] is not None and scenario["request_rate"] is None:
         return None
-    if scenario["scenario_id"] in world.waits:
+    if scenario["scenario_id"] in inputs.waits:
         return None
     if scenario["request_rate"] is not None:
         return scenario["request_rate"]
-    arrivals = world.columns["arrival_s"][start:stop]
+    arrivals = inputs.columns["arrival_s"][start:stop]
     span = float(arrivals[-1] - arrivals[0])
     return (stop - start - 1) / span if span > 0.0 else None
 
 
 def _ends(
-    world: World, scenario: Mapping[str, Any], keys: tuple[str, ...], lengths: Lengths, reach: Reach
+    inputs: SimulationInputs, scenario: Mapping[str, Any], keys: tuple[str, ...], lengths: Lengths, reach: Reach
 ) -> tuple[float, Station, float]:
     """Return the low end of the capacity's 90 % interval in requests/s, its median, and the high end."""
-    pools = replicated(dict(scenario), *(pool_of(world, key) for key in keys))
+    pools = replicated(dict(scenario), *(pool_of(inputs, key) for key in keys))
     stations = []
     for pool_number, (key, pool) in enumerate(zip(reversed(keys), pools, strict=True)):
         pool_lengths = lengths
@@ -103,8 +103,8 @@ def _ends(
             pool_lengths = prefill_lengths if pool_number == 0 else decode_lengths
         station = station_of(pool, pool_lengths, reach)
         # errors of kernels and host are independent: their logarithms add up as squares
-        kernels = station.kernels * math.log(world.costs[key].spread)
-        half = math.hypot(kernels, (1.0 - station.kernels) * Z_90 * world.hosts[key]["step_log_sd"])
+        kernels = station.kernels * math.log(inputs.costs[key].spread)
+        half = math.hypot(kernels, (1.0 - station.kernels) * Z_90 * inputs.hosts[key]["step_log_sd"])
         stations.append((station._replace(rate=station.rate * pool.engines), math.exp(half)))
     slowest, factor = min(stations)
     return slowest.rate / factor, slowest, slowest.rate * factor

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.plan import deployment_rows, gpu_assumptions, normalise, prefill_flags, resolve_names
 from kernelsight.scenario.refusals import refuse_faults
+from kernelsight.scenario.scenario_rows import deployment_rows, gpu_assumptions, normalise, prefill_flags, resolve_names
 from kernelsight.serving.engine.replica import Pool
 from kernelsight.serving.runs.pools import cost_tables
-from kernelsight.serving.runs.world import World, by_key, laid_out, pool_of, shares_prefixes
+from kernelsight.serving.runs.shared_prefixes import shares_prefixes
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs, by_key, laid_out, pool_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -55,7 +56,7 @@ def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
         costs, shapes, settings = (fork.table(name) for name in ("step_costs", "step_shapes", "deployment_settings"))
         models = fork.table("models")
         deployments = by_key(settings, "deployment_id")
-        world = World(
+        inputs = SimulationInputs(
             scenarios=[], requests=shapes, waits={}, columns={}, spans={}, deployments=deployments,
             plans=by_key(fork.table("memory_plan"), "deployment_id"),
             hosts=by_key(fork.table("host_settings"), "deployment_id"), links={}, tiers={},
@@ -70,9 +71,9 @@ def deploy(session: Session, flags: Mapping[str, Any]) -> Deployed:
             for end in ("p05", "p95")
         )
         assumed += [row["sentence"] for row in fork.table("assumptions").to_pylist()]
-        pool, deployment = pool_of(world, key), deployments[key]
+        pool, deployment = pool_of(inputs, key), deployments[key]
         power = by_key(fork.table("gpu_power"), "gpu")[deployment["gpu"]]
-        return Deployed(pool, deployment, world.plans[key], world.hosts[key], tuple(ends), power, assumed)
+        return Deployed(pool, deployment, inputs.plans[key], inputs.hosts[key], tuple(ends), power, assumed)
 
 
 def _at_end(costs: pa.Table, column: str) -> pa.Table:

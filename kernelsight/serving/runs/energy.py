@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.kernels.columns import positions
 from kernelsight.kernels.energy import held
+from kernelsight.kernels.string_columns import positions
 
 NS = 1e9
 # joules of a kilowatt-hour; grams and tokens of a carbon figure

@@ -16,16 +16,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import Recent, remembered
-from kernelsight.scenario.plan import deployments_of, with_drafts
+from kernelsight.dataflow.memory_cache import LruCache, memoised
+from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.engine.host import Z_90
 from kernelsight.serving.runs.capacity import capacities
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.result_tables import CostTables
 from kernelsight.serving.runs.simulate import serve_replicas
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs, by_deployment, first_requests
 from kernelsight.serving.runs.statistics_tables import statistics_table
 from kernelsight.serving.runs.summaries import Summary, summarise
-from kernelsight.serving.runs.world import World, by_deployment, first_requests
 
 # requests of a scenario that are simulated: the ratio of an end to the median settles long before
 MOST_REQUESTS = 20_000
@@ -40,64 +40,64 @@ Moves = tuple[Hashable, Callable[[pa.Table], np.ndarray]]
 SCALED = ("gpu_us", "embedding_us", "transfer_us", "moe_us", "communication_us")
 
 
-class First(NamedTuple):
+class FirstRequests(NamedTuple):
     """Each scenario's first requests, and the summary of simulating them at the median costs."""
 
-    world: World
+    inputs: SimulationInputs
     middle: Summary
 
 
-def first_served(world: World, threads: int | None = None) -> First:
+def first_served(inputs: SimulationInputs, threads: int | None = None) -> FirstRequests:
     """Simulate each scenario's first requests at the median costs: the base for simulations at other costs."""
-    short = first_requests(world, MOST_REQUESTS)
-    return First(short, summarise(short, serve_replicas, threads))
+    short = first_requests(inputs, MOST_REQUESTS)
+    return FirstRequests(short, summarise(short, serve_replicas, threads))
 
 
 def statistics_at_ends(
-    first: First, step_costs: pa.Table, step_shapes: pa.Table, threads: int | None = None
+    first: FirstRequests, step_costs: pa.Table, step_shapes: pa.Table, threads: int | None = None
 ) -> pa.Table:
     """Return ``request_statistics_at_ends`` of each scenario's first requests: fast, slow, and at the median.
 
     For open loops near their capacity also with steps that are 5 % slower.
     """
-    world, tables = first.world, (step_costs, step_shapes)
+    inputs, tables = first.inputs, (step_costs, step_shapes)
     statistics = statistics_table(first.middle.counted)
     tables_of_ends = [_at_end(statistics, "middle")]
 
     def simulate_at(rows: list[dict[str, Any]], end: str, moves: Moves, hosts: dict[str, dict[str, Any]]) -> None:
-        moved = world._replace(scenarios=rows, costs=moved_costs(world, rows, tables, end, moves), hosts=hosts)
+        moved = inputs._replace(scenarios=rows, costs=moved_costs(inputs, rows, tables, end, moves), hosts=hosts)
         tables_of_ends.append(_at_end(statistics_table(summarise(moved, serve_replicas, threads).counted), end))
 
-    direction = _directions(world, by_deployment(step_costs), first.middle.totals())
+    direction = _directions(inputs, by_deployment(step_costs), first.middle.totals())
     for number in sorted(set(direction.values())):
-        rows = [row for row in world.scenarios if direction.get(row["scenario_id"]) == number]
+        rows = [row for row in inputs.scenarios if direction.get(row["scenario_id"]) == number]
         angle = number * math.pi / 2 / DIRECTIONS
         for end, (column, sign) in ENDS.items():
             moves = partial(_towards, column=column, share=math.cos(angle))
-            hosts = {key: _host(row, sign * math.sin(angle)) for key, row in world.hosts.items()}
+            hosts = {key: _host(row, sign * math.sin(angle)) for key, row in inputs.hosts.items()}
             simulate_at(rows, end, (number, moves), hosts)
-    near = _near_capacity(world, statistics)
+    near = _near_capacity(inputs, statistics)
     if near:
-        hosts = {key: _times(row, SLOWER) for key, row in world.hosts.items()}
+        hosts = {key: _times(row, SLOWER) for key, row in inputs.hosts.items()}
         simulate_at(near, SLOWER_STEPS, (SLOWER, lambda _: np.array(SLOWER)), hosts)
     return pa.concat_tables(tables_of_ends).combine_chunks()
 
 
 def moved_costs(
-    world: World, scenarios: Iterable[dict[str, Any]], tables: tuple[pa.Table, ...], end: str, moves: Moves
+    inputs: SimulationInputs, scenarios: Iterable[dict[str, Any]], tables: tuple[pa.Table, ...], end: str, moves: Moves
 ) -> dict[str, CostTables]:
     """Return the step costs of the deployments that serve ``scenarios``, as the loop reads them, moved to an ``end``.
 
     ``tables``: step_costs and step_shapes, and further ones that the factors are computed from; ``moves``: a cache key
     for the move to this end, and the function that returns the factors on one deployment's rows of step_costs.
     """
-    recent: Recent[CostTables] = remembered(tables, "moved costs", lambda: Recent(MOST_MOVED))
+    recent: LruCache[CostTables] = memoised(tables, "moved costs", lambda: LruCache(MOST_MOVED))
     costs, shapes = map(by_deployment, tables[:2])
     costs_of = {}
-    for key in dict.fromkeys(key for row in scenarios for key in deployments_served(world, row)):
+    for key in dict.fromkeys(key for row in scenarios for key in deployments_served(inputs, row)):
         if key not in costs:
             continue
-        deployment, (name, factors) = world.deployments[key], moves
+        deployment, (name, factors) = inputs.deployments[key], moves
         cost_key = (key, deployment["pp"], deployment["graph_max_tokens"], end, name)
         moved = recent.get(cost_key)
         if moved is None:
@@ -107,29 +107,29 @@ def moved_costs(
     return costs_of
 
 
-def _near_capacity(world: World, statistics: pa.Table) -> list[dict[str, Any]]:
+def _near_capacity(inputs: SimulationInputs, statistics: pa.Table) -> list[dict[str, Any]]:
     """Return the open-loop scenarios whose request rate is near their capacity."""
-    loads = {row["scenario_id"]: row for row in capacities(world, statistics).to_pylist()}
+    loads = {row["scenario_id"]: row for row in capacities(inputs, statistics).to_pylist()}
     least, most = NEAR_CAPACITY
     return [
         row
-        for row in world.scenarios
+        for row in inputs.scenarios
         if row["max_concurrency"] is None
         and row["scenario_id"] in loads
         and least <= loads[row["scenario_id"]]["load"] <= most
     ]
 
 
-def deployments_served(world: World, scenario: dict[str, Any]) -> list[str]:
+def deployments_served(inputs: SimulationInputs, scenario: dict[str, Any]) -> list[str]:
     """Return the deployments that serve a scenario, and their draft models."""
-    return list(with_drafts(deployments_of(scenario), world.deployments))
+    return list(with_drafts(deployments_of(scenario), inputs.deployments))
 
 
 def _at_end(statistics: pa.Table, end: str) -> pa.Table:
     return statistics.append_column("end", pa.repeat(end, statistics.num_rows))
 
 
-def _directions(world: World, costs: Mapping[str, pa.Table], totals: pa.Table) -> dict[str, int]:
+def _directions(inputs: SimulationInputs, costs: Mapping[str, pa.Table], totals: pa.Table) -> dict[str, int]:
     """Return the direction of each scenario's design point, from 0 (kernels alone) to ``DIRECTIONS`` (host alone)."""
     widths = {
         key: pc.sum(table["gpu_p95_us"]).as_py() / pc.sum(table["gpu_us"]).as_py() - 1.0 for key, table in costs.items()
@@ -137,7 +137,7 @@ def _directions(world: World, costs: Mapping[str, pa.Table], totals: pa.Table) -
     moves: dict[str, np.ndarray] = {}
     for row in totals.select(["scenario_id", "deployment_id", "gpu_ns", "host_ns"]).to_pylist():
         key = row["deployment_id"]
-        host = math.expm1(Z_90 * world.hosts[key]["step_log_sd"])
+        host = math.expm1(Z_90 * inputs.hosts[key]["step_log_sd"])
         move = np.array([row["gpu_ns"] * widths.get(key, 0.0), row["host_ns"] * host])
         moves[row["scenario_id"]] = moves.get(row["scenario_id"], 0.0) + move
     return {

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.sums import in_order
+from kernelsight.dataflow.lookup import sorted_by
 from kernelsight.number_format import number
-from kernelsight.serving.runs.world import by_key
+from kernelsight.serving.runs.simulation_inputs import by_key
 
 FABRIC = "infiniband_ndr"  # of scenarios without kv_transfer_fabric
 
@@ -19,7 +19,7 @@ def transfer_rows(
     scenarios: pa.Table, settings: pa.Table, kv_layout: pa.Table, fabrics: pa.Table
 ) -> list[dict[str, Any]]:
     """Return rows of ``kv_transfers``, sorted by scenario: each GPU sends its bytes over one port."""
-    sent = in_order(scenarios.filter(pc.is_valid(scenarios["prefill_deployment_id"])), "scenario_id")
+    sent = sorted_by(scenarios.filter(pc.is_valid(scenarios["prefill_deployment_id"])), "scenario_id")
     if not sent.num_rows:
         return []
     deployments, layouts = by_key(settings, "deployment_id"), by_key(kv_layout, "deployment_id")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.cache import remembered
+from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.serving.costs.cuda_graphs import step_padding
 from kernelsight.serving.costs.knots import PARTS
 from kernelsight.serving.engine import packed_costs, replica
@@ -43,7 +43,7 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     of this deployment alone.
     """
     # cached: simulations at other costs have the same knots
-    axes, ids, size = remembered((step_shapes,), "axes", lambda: _laid_out(step_shapes))
+    axes, ids, size = memoised((step_shapes,), "axes", lambda: _laid_out(step_shapes))
     numbers = step_costs["step_shape_id"].to_numpy()
     parts_us = {}
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.kernels.knot_costs import RELIEF
-from kernelsight.serving.runs.interval_ends import First, deployments_served, moved_costs
+from kernelsight.serving.runs.interval_ends import FirstRequests, deployments_served, moved_costs
 from kernelsight.serving.runs.simulate import serve_replicas
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs, by_deployment
 from kernelsight.serving.runs.slack import never_reached
 from kernelsight.serving.runs.statistics_tables import statistics_table
 from kernelsight.serving.runs.summaries import Summary, summarise
-from kernelsight.serving.runs.world import World, by_deployment
 
 METRICS = ("e2e", "ttft", "tpot")
 # columns of step_cost_shares: the part of GPU time that shrinks with more of a GPU's resource
@@ -26,7 +26,7 @@ SENT = ("trace", "request_rate", "ramp_up_strategy", "think_time_s")
 
 
 def gains_of_resources(
-    first: First, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table, threads: int | None = None
+    first: FirstRequests, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table, threads: int | None = None
 ) -> pa.Table:
     """Return ``resource_gains``: gains of each scenario's first requests from 20 % more of each resource.
 
@@ -34,11 +34,11 @@ def gains_of_resources(
     """
     before, unused = _figures(first.middle), never_reached(first)
     rows: list[dict[str, Any]] = []
-    for resource, world_with_more in _worlds_with_more(first.world, step_costs, step_shapes, shares).items():
-        world, unchanged = world_with_more(), unused.get(resource, set())
-        changed = [row for row in world.scenarios if row["scenario_id"] not in unchanged]
-        world = world._replace(scenarios=changed)
-        after = _figures(summarise(world, serve_replicas, threads)) if changed else {}
+    for resource, inputs_with_more in _inputs_with_more(first.inputs, step_costs, step_shapes, shares).items():
+        inputs, unchanged = inputs_with_more(), unused.get(resource, set())
+        changed = [row for row in inputs.scenarios if row["scenario_id"] not in unchanged]
+        inputs = inputs._replace(scenarios=changed)
+        after = _figures(summarise(inputs, serve_replicas, threads)) if changed else {}
         after |= {name: before[name] for name in unchanged if name in before}
         for name, (throughput, *times_ms) in after.items():
             figures_before = before[name]
@@ -70,40 +70,40 @@ def _figures(summary: Summary) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _worlds_with_more(
-    world: World, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table
-) -> dict[str, Callable[[], World]]:
-    """Return, by resource, a function that returns the world with 20 % more of it.
+def _inputs_with_more(
+    inputs: SimulationInputs, step_costs: pa.Table, step_shapes: pa.Table, shares: pa.Table
+) -> dict[str, Callable[[], SimulationInputs]]:
+    """Return, by resource, a function that returns the inputs with 20 % more of it.
 
-    Such a world has only the scenarios that use the resource.
+    They have only the scenarios that use the resource.
     """
     tables = (step_costs, step_shapes, shares)
     shares_of = by_deployment(shares)
 
-    def faster(column: str) -> World:
+    def faster(column: str) -> SimulationInputs:
         time_of = {key: pc.sum(shares_of[key][column]).as_py() or 0.0 for key in shares_of}
-        rows = [row for row in world.scenarios if any(time_of.get(key) for key in deployments_served(world, row))]
+        rows = [row for row in inputs.scenarios if any(time_of.get(key) for key in deployments_served(inputs, row))]
         relief = (RELIEF, lambda costs: _shorter(costs, shares_of[costs["deployment_id"][0].as_py()][column]))
-        return world._replace(scenarios=rows, costs=world.costs | moved_costs(world, rows, tables, column, relief))
+        return inputs._replace(scenarios=rows, costs=inputs.costs | moved_costs(inputs, rows, tables, column, relief))
 
-    def more(field: str, column: str) -> World:
+    def more(field: str, column: str) -> SimulationInputs:
         rows = {
             key: row | {column: math.ceil(row[column] * RELIEF)} if row[column] else row
-            for key, row in getattr(world, field).items()
+            for key, row in getattr(inputs, field).items()
         }
-        return world._replace(**{field: rows})
+        return inputs._replace(**{field: rows})
 
-    def sooner() -> World:
-        columns = {"arrival_s": world.columns["arrival_s"] / RELIEF}
-        waits = {name: wait._replace(pause_us=wait.pause_us / RELIEF) for name, wait in world.waits.items()}
+    def sooner() -> SimulationInputs:
+        columns = {"arrival_s": inputs.columns["arrival_s"] / RELIEF}
+        waits = {name: wait._replace(pause_us=wait.pause_us / RELIEF) for name, wait in inputs.waits.items()}
         # in a closed loop the end of a request is the arrival of the next: only delays of the client can shrink
-        rows = [row for row in world.scenarios if row["max_concurrency"] is None or any(row[name] for name in SENT)]
-        return world._replace(scenarios=rows, waits=waits, columns=world.columns | columns)
+        rows = [row for row in inputs.scenarios if row["max_concurrency"] is None or any(row[name] for name in SENT)]
+        return inputs._replace(scenarios=rows, waits=waits, columns=inputs.columns | columns)
 
     return {
         "arrivals": sooner,
         **{resource: lambda column=column: faster(column) for resource, column in RATES.items()},
-        "host": lambda: world._replace(hosts={key: _faster_host(row) for key, row in world.hosts.items()}),
+        "host": lambda: inputs._replace(hosts={key: _faster_host(row) for key, row in inputs.hosts.items()}),
         "KV cache": lambda: more("plans", "capacity_units"),
         "seats": lambda: more("deployments", "max_num_seqs"),
         "token budget": lambda: more("deployments", "max_num_batched_tokens"),

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.kernels.string_columns import strings_of
 from kernelsight.serving.costs.knots import PARTS
 from kernelsight.serving.engine import packed_costs, records
 from kernelsight.serving.engine.served import RequestParts, Served, ServedScenario, Totals, Uses
@@ -111,7 +112,7 @@ def event_rows(replicas: list[Replica], requests: pa.Table, spans: dict[str, tup
             "warmup": pc.fill_null(served["warmup"], False),
             "replica": engine,
             "prefill_replica": pa.array(prefill, mask=prefill < 0),
-            "status": _words(STATUS, status),
+            "status": strings_of(STATUS, status),
             "prompt_tokens": served["prompt_tokens"],
             "output_tokens": np.where(status == records.FINISHED, served["output_tokens"].to_numpy(), 0),
             "sent_ns": time_ns("sent_us"),
@@ -144,7 +145,7 @@ def part_rows(replicas: list[Replica], requests: pa.Table) -> pa.Table:
     table = {
         "scenario_id": _repeated_names((replica.scenario for replica in replicas), sizes),
         "request_id": _joined((np.tile(numbers[rows[done]], 2) for rows, _, done in served), np.int64),
-        "phase": _words(PHASES[:2], _joined((np.repeat([0, 1], size // 2) for size in sizes), np.int64)),
+        "phase": strings_of(PHASES[:2], _joined((np.repeat([0, 1], size // 2) for size in sizes), np.int64)),
     }
     for number, name in enumerate(PARTS_OF_REQUESTS):
         table[f"{name}_ns"] = phases(parts.nanoseconds[:, number] for _, parts, _ in served)
@@ -187,7 +188,7 @@ def use_rows(replicas: list[Replica], costs: dict[str, CostTables], deployments:
     return pa.table(
         {
             "scenario_id": _repeated_names((scenario for scenario, _ in groups), counts),
-            "phase": _words(PHASES, _joined(phases, np.int64)),
+            "phase": strings_of(PHASES, _joined(phases, np.int64)),
             "deployment_id": _repeated_names((deployment for _, deployment in groups), counts),
             "step_shape_id": _joined(ids, np.int64),
             "weight": _joined(weights, np.float64),
@@ -359,10 +360,6 @@ def _repeated(replicas: list[Replica], values: Iterable[int], size: Any) -> np.n
     return np.repeat(np.array(list(values), dtype=np.int64), [size(replica) for replica in replicas])
 
 
-def _words(words: tuple[str, ...], codes: np.ndarray) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words, pa.string())).cast(pa.string())
-
-
 def _repeated_names(names: Iterable[str], counts: list[int]) -> pa.Array:
     """Return each name repeated by its count, in one call: pyarrow takes 0.1 ms a call to look for pandas."""
-    return _words(tuple(names), np.repeat(np.arange(len(counts)), counts))
+    return strings_of(tuple(names), np.repeat(np.arange(len(counts)), counts))

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.sums import beside, in_order
+from kernelsight.dataflow.lookup import rows_by_key, sorted_by
 
 TIMES = tuple(f"{metric}_{name}_ms" for metric in ("ttft", "tpot", "e2e") for name in ("mean", "p50", "p90", "p99"))
 RATES = {"output_throughput": "output_tokens", "request_throughput": "completed"}
@@ -31,9 +31,9 @@ def intervals_of(
     """
     names = at_ends.filter(pc.equal(at_ends["end"], ENDS[0]))["scenario_id"].combine_chunks()
     names = names.take(pc.sort_indices(names))
-    served = {end: beside(at_ends.filter(pc.equal(at_ends["end"], end)), "scenario_id", names) for end in ENDS}
+    served = {end: rows_by_key(at_ends.filter(pc.equal(at_ends["end"], end)), "scenario_id", names) for end in ENDS}
     up, down = _moves({end: _figures(rows) for end, rows in served.items()})
-    planned = beside(scenarios, "scenario_id", names)
+    planned = rows_by_key(scenarios, "scenario_id", names)
     half = _halves(planned, served[ENDS[0]], settings, models, spread)
     with np.errstate(divide="ignore", invalid="ignore"):
         above, below = _hypotenuse(up, half), _hypotenuse(down, half)
@@ -41,7 +41,7 @@ def intervals_of(
             # throughput varies inversely with E2E latency, as far as it moves at all: arrivals may determine it
             above[rate] = up[rate] / _nonzero(down[WHOLE]) * _hypotenuse(down[WHOLE], half[rate])
             below[rate] = down[rate] / _nonzero(up[WHOLE]) * _hypotenuse(up[WHOLE], half[rate])
-    predicted = _columns(beside(summary, "scenario_id", names), METRICS)
+    predicted = _columns(rows_by_key(summary, "scenario_id", names), METRICS)
     has_interval = ~np.isnan(predicted) & ~np.isnan(half) & _is_served(served)
     scenario, metric = np.nonzero(has_interval.T)
     middle = predicted.T[has_interval.T]
@@ -100,11 +100,11 @@ def _halves(
     # an open loop: Little's law
     in_flight = np.where(np.isnan(max_in_flight), completed * e2e_ms / 1e3 / _nonzero(duration_s), max_in_flight)
     in_flight = np.where(np.isnan(in_flight), 1.0, in_flight)
-    model_names = beside(settings, "deployment_id", scenarios["deployment_id"].combine_chunks())["model"]
-    experts = beside(models, "model", model_names.combine_chunks())["experts"]
+    model_names = rows_by_key(settings, "deployment_id", scenarios["deployment_id"].combine_chunks())["model"]
+    experts = rows_by_key(models, "model", model_names.combine_chunks())["experts"]
     is_moe = pc.fill_null(pc.greater(experts, 0), False).to_numpy()
     halves = np.full((len(METRICS), in_flight.size), np.nan)
-    for row in in_order(spread, "in_flight_above").to_pylist():
+    for row in sorted_by(spread, "in_flight_above").to_pylist():
         rows = (is_moe == (row["model_class"] == "moe")) & (in_flight > row["in_flight_above"])
         of_rates = RATES if row["metric"] == "e2e" else ()
         for number, metric in enumerate(METRICS):

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.scenario.plan import deployments_of
+from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.serving.runs.interval_ends import MOST_REQUESTS, deployments_served
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.resource_gains import SENT
 from kernelsight.serving.runs.simulate import serve_replicas
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs, first_requests, split_by_deployment
 from kernelsight.serving.runs.statistics_tables import QUANTILES, statistics_table
 from kernelsight.serving.runs.summaries import summarise
-from kernelsight.serving.runs.world import World, first_requests, split_by_deployment
 
 # relative change of a fact, up and down, for the central difference
 STEP = 0.01
@@ -47,20 +47,24 @@ class Elasticities(NamedTuple):
 
 
 def sensitivities_of_scenarios(
-    world: World, step_costs: pa.Table, step_shapes: pa.Table, elasticities: pa.Table, threads: int | None = None
+    inputs: SimulationInputs,
+    step_costs: pa.Table,
+    step_shapes: pa.Table,
+    elasticities: pa.Table,
+    threads: int | None = None,
 ) -> pa.Table:
     """Return ``scenario_sensitivities`` of each scenario's first requests.
 
     ``elasticities``: ``step_cost_sensitivities``.
     """
-    short = first_requests(world, MOST_REQUESTS)
-    keys = list(dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)))
+    short = first_requests(inputs, MOST_REQUESTS)
+    keys = list(dict.fromkeys(key for row in inputs.scenarios for key in deployments_served(inputs, row)))
     costs, shapes, tables = (
         split_by_deployment(table.filter(pc.is_in(table["deployment_id"], pa.array(keys, pa.string()))))
         for table in (step_costs, step_shapes, elasticities)
     )
     moves = {key: _elasticities(table) for key, table in tables.items()}
-    methods = {row["scenario_id"]: ORDERED if keeps_order(short, row) else "replay" for row in world.scenarios}
+    methods = {row["scenario_id"]: ORDERED if keeps_order(short, row) else "replay" for row in inputs.scenarios}
     replayed = _replayed(short, costs, shapes, moves, threads) if short.scenarios else []
     rows = [(*row, methods[row[0]]) for row in replayed]
     names = ("scenario_id", "fact", "metric", "elasticity", "method")
@@ -69,17 +73,17 @@ def sensitivities_of_scenarios(
     return pa.table({name: pa.array(values, types[name]) for name, values in zip(names, columns, strict=True)})
 
 
-def keeps_order(world: World, scenario: Mapping[str, Any]) -> bool:
+def keeps_order(inputs: SimulationInputs, scenario: Mapping[str, Any]) -> bool:
     """Whether batches do not depend on the times of steps: a closed loop or one burst, on one engine of one stage."""
-    settings, one_pool = world.deployments[scenario["deployment_id"]], len(deployments_of(scenario)) == 1
+    settings, one_pool = inputs.deployments[scenario["deployment_id"]], len(deployments_of(scenario)) == 1
     engines = settings["dp"] * settings["pp"] * (scenario["replicas"] or 1)
-    if not one_pool or engines > 1 or settings["num_speculative_tokens"] or scenario["scenario_id"] not in world.spans:
+    if not one_pool or engines > 1 or settings["num_speculative_tokens"] or scenario["scenario_id"] not in inputs.spans:
         return False
-    in_load = slice(*world.spans[scenario["scenario_id"]])
-    arrivals = world.columns["arrival_s"][in_load]
-    if scenario["deployment_id"] in world.tiers:
+    in_load = slice(*inputs.spans[scenario["scenario_id"]])
+    arrivals = inputs.columns["arrival_s"][in_load]
+    if scenario["deployment_id"] in inputs.tiers:
         return False
-    one_burst = bool((arrivals == arrivals[:1]).all()) and scenario["scenario_id"] not in world.waits
+    one_burst = bool((arrivals == arrivals[:1]).all()) and scenario["scenario_id"] not in inputs.waits
     return one_burst or (scenario["max_concurrency"] is not None and not any(scenario[name] for name in SENT))
 
 
@@ -95,7 +99,7 @@ def _elasticities(table: pa.Table) -> Elasticities:
 
 
 def _replayed(
-    world: World,
+    inputs: SimulationInputs,
     costs: Mapping[str, pa.Table],
     shapes: Mapping[str, pa.Table],
     moves: Mapping[str, Elasticities],
@@ -114,12 +118,12 @@ def _replayed(
         }
         moved_scenarios = [
             row
-            for row in world.scenarios
-            if any(fact in moves[key].facts for key in _with_elasticities(world, row, moves))
+            for row in inputs.scenarios
+            if any(fact in moves[key].facts for key in _with_elasticities(inputs, row, moves))
         ]
-        replayed = [row for row in moved_scenarios if moved_deployments.intersection(deployments_served(world, row))]
+        replayed = [row for row in moved_scenarios if moved_deployments.intersection(deployments_served(inputs, row))]
         ends = [
-            _metrics(_moved(world._replace(scenarios=replayed), costs, shapes, moves, fact, factor), threads)
+            _metrics(_moved(inputs._replace(scenarios=replayed), costs, shapes, moves, fact, factor), threads)
             for factor in (1.0 + STEP, 1.0 - STEP)
             if replayed
         ]
@@ -131,26 +135,26 @@ def _replayed(
                 if value_up and value_down:
                     elasticity = float(np.log(value_up / value_down) / np.log((1.0 + STEP) / (1.0 - STEP)))
                     rows.append((scenario, fact, metric, elasticity))
-        for scenario, figures in _metrics(world._replace(scenarios=unmoved), threads).items() if unmoved else ():
+        for scenario, figures in _metrics(inputs._replace(scenarios=unmoved), threads).items() if unmoved else ():
             rows += [(scenario, fact, metric, 0.0) for metric, value in figures.items() if value]
     return rows
 
 
-def _with_elasticities(world: World, row: dict[str, Any], moves: Mapping[str, Elasticities]) -> list[str]:
-    return [key for key in deployments_served(world, row) if key in moves]
+def _with_elasticities(inputs: SimulationInputs, row: dict[str, Any], moves: Mapping[str, Elasticities]) -> list[str]:
+    return [key for key in deployments_served(inputs, row) if key in moves]
 
 
 def _moved(
-    world: World,
+    inputs: SimulationInputs,
     costs: Mapping[str, pa.Table],
     shapes: Mapping[str, pa.Table],
     moves: Mapping[str, Elasticities],
     fact: str,
     factor: float,
-) -> World:
-    """Return the world with the step costs of GPUs that have ``factor`` times a fact."""
-    costs_of = dict(world.costs)
-    for key in dict.fromkeys(key for row in world.scenarios for key in deployments_served(world, row)):
+) -> SimulationInputs:
+    """Return the inputs with the step costs of GPUs that have ``factor`` times a fact."""
+    costs_of = dict(inputs.costs)
+    for key in dict.fromkeys(key for row in inputs.scenarios for key in deployments_served(inputs, row)):
         if key in costs and key in moves and fact in moves[key].facts:
             table, elasticities = costs[key], moves[key]
             ids = table["step_shape_id"].to_numpy()
@@ -158,14 +162,14 @@ def _moved(
                 change = factor ** elasticities.values[elasticity][elasticities.facts.index(fact)][ids]
                 column = pa.array(table[name].to_numpy() * change)
                 table = table.set_column(table.column_names.index(name), name, column)
-            costs_of[key] = cost_tables(table, shapes[key], world.deployments[key])
-    return world._replace(costs=costs_of)
+            costs_of[key] = cost_tables(table, shapes[key], inputs.deployments[key])
+    return inputs._replace(costs=costs_of)
 
 
-def _metrics(world: World, threads: int | None) -> dict[str, dict[str, float | None]]:
+def _metrics(inputs: SimulationInputs, threads: int | None) -> dict[str, dict[str, float | None]]:
     """Return the metrics of each simulated scenario by their names in ``scenario_summary``."""
     figures_of = {}
-    for row in statistics_table(summarise(world, serve_replicas, threads).counted).to_pylist():
+    for row in statistics_table(summarise(inputs, serve_replicas, threads).counted).to_pylist():
         if row["completed"] and row["duration_s"]:
             figures = {
                 f"{name}_{word}_ms": row[f"{name}_{word}_ms"] for name in LATENCIES for word in ("mean", *QUANTILES)

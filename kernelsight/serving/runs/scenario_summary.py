@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.sums import beside, in_order, whole_sums
+from kernelsight.dataflow.lookup import rows_by_key, sorted_by
+from kernelsight.dataflow.sums import whole_sums
 
 LATENCIES = ("mean", "p50", "p90", "p99")
 PERCENTILES = (50, 90, 99)
@@ -46,9 +47,9 @@ class Results(NamedTuple):
 def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.Table:
     """Return ``scenario_summary``, sorted by scenario_id; ``status`` of a scenario that was not served says why."""
     planned = pc.is_in(scenarios["deployment_id"], deployed.memory_plan["deployment_id"].combine_chunks())
-    scenarios = in_order(scenarios.filter(planned), "scenario_id")
+    scenarios = sorted_by(scenarios.filter(planned), "scenario_id")
     names = scenarios["scenario_id"].combine_chunks()
-    statistics = beside(served.request_statistics, "scenario_id", names)
+    statistics = rows_by_key(served.request_statistics, "scenario_id", names)
     replicas = _replicas(names, served.replica_totals, deployed.memory_plan)
     columns = {"scenario_id": names, "deployment_id": scenarios["deployment_id"]}
     columns["status"] = _statuses(scenarios, deployed)
@@ -67,16 +68,16 @@ def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.T
         pc.is_valid(drafts), replicas["accepted_draft_tokens"].cast(pa.int64()), None
     )
     columns |= _hit_rates(statistics)
-    plans = beside(deployed.memory_plan, "deployment_id", scenarios["deployment_id"].combine_chunks())
+    plans = rows_by_key(deployed.memory_plan, "deployment_id", scenarios["deployment_id"].combine_chunks())
     columns["kv_cache_tokens"] = plans["kv_cache_tokens"]
     columns["peak_kv_share"] = replicas["peak_kv_share"]
     for name, spent in (("gpu_s", "gpu_ns"), ("host_exposed_s", "host_ns"), ("idle_s", "idle_ns")):
         columns[name] = pc.divide(replicas[spent], 1e9)
     energy, capacity = (
-        beside(each, "scenario_id", names) for each in (served.scenario_energy, served.scenario_capacity)
+        rows_by_key(each, "scenario_id", names) for each in (served.scenario_energy, served.scenario_capacity)
     )
     columns |= {name: energy[name] for name in ENERGY} | {name: capacity[name] for name in CAPACITY}
-    tiers = beside(deployed.tiers, "deployment_id", scenarios["deployment_id"].combine_chunks())
+    tiers = rows_by_key(deployed.tiers, "deployment_id", scenarios["deployment_id"].combine_chunks())
     return pa.table(columns | {name: tiers[name] for name in ("tier", "not_measured")})
 
 
@@ -105,7 +106,7 @@ def _replicas(names: pa.Array, totals: pa.Table, memory_plan: pa.Table) -> Colum
         *("draft_tokens", "accepted_draft_tokens"),
     ):
         columns[name] = pa.array(whole_sums(totals[name].to_numpy(), number, len(names)), mask=none_served)
-    units = beside(memory_plan, "deployment_id", totals["deployment_id"])["capacity_units"]
+    units = rows_by_key(memory_plan, "deployment_id", totals["deployment_id"])["capacity_units"]
     capacity = pc.fill_null(_nonzero(_float(units)), np.nan).to_numpy()
     fullest = np.full(len(names), -1.0)
     np.fmax.at(fullest, number, totals["peak_kv_units"].to_numpy() / capacity)
@@ -136,7 +137,7 @@ def _gpus(scenarios: pa.Table, settings: pa.Table) -> pa.Array:
     """Return the number of GPUs of all replicas; with P/D disaggregation prefill and decode replicas."""
 
     def engines(deployments: pa.ChunkedArray, *replicas: str) -> pa.Array:
-        settings_of_each = beside(settings, "deployment_id", deployments.combine_chunks())
+        settings_of_each = rows_by_key(settings, "deployment_id", deployments.combine_chunks())
         count = pc.coalesce(*(scenarios[name] for name in replicas), 1)
         gpus = pc.multiply(
             pc.multiply(settings_of_each["tp"], settings_of_each["pp"]), pc.multiply(settings_of_each["dp"], count)
@@ -156,7 +157,7 @@ def _inter_token_latencies(names: pa.Array, served: Results, sum_ns: pa.Array) -
     columns = {"itl_mean_ms": pc.divide(pc.divide(sum_ns, pa.array(count, mask=count == 0)), 1e6)}
     for percent in PERCENTILES:
         at_percent = percentiles.filter(pc.equal(percentiles["percentile"], percent))
-        columns[f"itl_p{percent}_ms"] = beside(at_percent, "scenario_id", names)["itl_ms"]
+        columns[f"itl_p{percent}_ms"] = rows_by_key(at_percent, "scenario_id", names)["itl_ms"]
     return columns
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.dataflow.cache import Recent
+from kernelsight.dataflow.memory_cache import LruCache
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
 from kernelsight.kernels.energy import held
@@ -141,7 +141,7 @@ class StepTimes:
         return visible(f"StepTimes({self.settings['model']} on {self.settings['gpu']}, tp {self.settings['tp']})")
 
 
-_known: Recent[StepTimes] = Recent(MOST_KNOWN)
+_known: LruCache[StepTimes] = LruCache(MOST_KNOWN)
 
 
 def step_times_of(deployment: Mapping[str, Any] | StepTimes, connect: Callable[[], Session]) -> StepTimes:

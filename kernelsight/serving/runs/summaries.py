@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.scenario.plan import deployments_of
+from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.many_scenarios import Columns, Loads, Workspace, serve_loads
 from kernelsight.serving.engine.records import LARGEST_BLOCK, NO_LIMIT
@@ -23,10 +23,11 @@ from kernelsight.serving.engine.request_blocks import BLOCK, LEAST_BLOCKS
 from kernelsight.serving.engine.served import REAL, WHOLE, Outcome, Totals
 from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests
 from kernelsight.serving.runs.result_tables import histogram_rows, histogram_table, total_rows, total_table
+from kernelsight.serving.runs.shared_prefixes import shares_prefixes
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs, pool_of, user_us_of
 from kernelsight.serving.runs.statistics_tables import QUANTILES, Counted, joined, quantiles_of
 from kernelsight.serving.runs.threads import over_threads
 from kernelsight.serving.runs.tiers import moved_rows
-from kernelsight.serving.runs.world import World, pool_of, shares_prefixes, user_us_of
 
 if TYPE_CHECKING:
     from kernelsight.serving.runs.result_tables import Replica
@@ -46,22 +47,24 @@ class Summary(NamedTuple):
     tiers: Callable[[], pa.Table]
 
 
-def summarise(world: World, serve_replicas: Callable[..., list[Replica]], threads: int | None = None) -> Summary:
+def summarise(
+    inputs: SimulationInputs, serve_replicas: Callable[..., list[Replica]], threads: int | None = None
+) -> Summary:
     """Simulate every scenario for its summary alone: no request has a row, no use of step costs is counted.
 
     ``serve_replicas`` simulates scenarios that need a call each; ``threads``: the number of cores by default.
     """
-    scenarios = [row for row in world.scenarios if row["scenario_id"] in world.spans]
+    scenarios = [row for row in inputs.scenarios if row["scenario_id"] in inputs.spans]
     single, others = [], []
-    shared = pc.is_valid(world.requests["hash_ids"]).to_numpy(zero_copy_only=False)
+    shared = pc.is_valid(inputs.requests["hash_ids"]).to_numpy(zero_copy_only=False)
     for row in scenarios:
-        (single if _is_single_engine(world, row, shared) else others).append(row)
-    summaries = _serve_together(world, single, threads) if single else []
+        (single if _is_single_engine(inputs, row, shared) else others).append(row)
+    summaries = _serve_together(inputs, single, threads) if single else []
     if others or not summaries:
         replicas = serve_replicas(
-            world._replace(scenarios=others), count_uses=False, keep_requests=False, threads=threads
+            inputs._replace(scenarios=others), count_uses=False, keep_requests=False, threads=threads
         )
-        summaries.append(summary_of_replicas(world, others, replicas))
+        summaries.append(summary_of_replicas(inputs, others, replicas))
     counted, *tables = zip(*summaries, strict=True)
     return Summary(joined(counted), *(partial(_concatenated, each) for each in tables))
 
@@ -70,15 +73,15 @@ def _concatenated(tables: Iterable[Callable[[], pa.Table]]) -> pa.Table:
     return pa.concat_tables([table() for table in tables])
 
 
-def summary_of_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> Summary:
+def summary_of_replicas(inputs: SimulationInputs, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> Summary:
     """Return the summary of scenarios that had a call each, from their engines."""
-    counted = count_replicas(world, scenarios, replicas)
+    counted = count_replicas(inputs, scenarios, replicas)
     return Summary(counted, *(partial(rows, replicas) for rows in (histogram_rows, total_rows, moved_rows)))
 
 
-def _columns_of(world: World) -> Columns:
+def _columns_of(inputs: SimulationInputs) -> Columns:
     """Return the columns of all requests in the types that the loop is compiled for; arrivals in us."""
-    columns = world.columns
+    columns = inputs.columns
     return Columns(
         columns["arrival_s"] * 1e6,
         columns["prompt_tokens"].astype(np.int64),
@@ -88,30 +91,30 @@ def _columns_of(world: World) -> Columns:
     )
 
 
-def _is_single_engine(world: World, scenario: dict[str, Any], shared: np.ndarray) -> bool:
+def _is_single_engine(inputs: SimulationInputs, scenario: dict[str, Any], shared: np.ndarray) -> bool:
     """Whether a scenario can share a call: one engine of one stage without drafts, no sessions, no shared prefixes.
 
     A scenario with a load so large that its records are kept in blocks takes its own call.
     """
     (deployment, *prefills) = deployments_of(scenario)
-    settings, plan = world.deployments[deployment], world.plans[deployment]
-    rows = slice(*world.spans[scenario["scenario_id"]])
+    settings, plan = inputs.deployments[deployment], inputs.plans[deployment]
+    rows = slice(*inputs.spans[scenario["scenario_id"]])
     return (
         not prefills
         and rows.stop - rows.start < LEAST_BLOCKS * BLOCK
         and settings["dp"] == settings["pp"] == (scenario["replicas"] or 1) == 1
         and settings["num_speculative_tokens"] == 0
         and 0 < plan["block_size"] <= LARGEST_BLOCK
-        and scenario["scenario_id"] not in world.waits
+        and scenario["scenario_id"] not in inputs.waits
         and not (shares_prefixes(settings, plan) and shared[rows].any())
     )
 
 
-def _serve_together(world: World, scenarios: list[dict[str, Any]], threads: int | None) -> list[Summary]:
+def _serve_together(inputs: SimulationInputs, scenarios: list[dict[str, Any]], threads: int | None) -> list[Summary]:
     """Simulate scenarios of a single engine, a few of one deployment in each call, calls spread over threads."""
-    calls, columns = list(_calls(world, scenarios)), _columns_of(world)
-    pools = {key: pool_of(world, key) for key in dict.fromkeys(call[0]["deployment_id"] for call in calls)}
-    most_requests = max(stop - start for start, stop in (world.spans[row["scenario_id"]] for row in scenarios))
+    calls, columns = list(_calls(inputs, scenarios)), _columns_of(inputs)
+    pools = {key: pool_of(inputs, key) for key in dict.fromkeys(call[0]["deployment_id"] for call in calls)}
+    most_requests = max(stop - start for start, stop in (inputs.spans[row["scenario_id"]] for row in scenarios))
     max_num_seqs = max(pool.limits.max_num_seqs for pool in pools.values())
     most_costs = max(pool.costs.values.size for pool in pools.values())
     workspaces = threading.local()
@@ -119,7 +122,7 @@ def _serve_together(world: World, scenarios: list[dict[str, Any]], threads: int 
     def serve(call: list[dict[str, Any]]) -> tuple:
         if not hasattr(workspaces, "own"):
             workspaces.own = Workspace.of(most_requests, max_num_seqs, most_costs)
-        loads = _loads_of(world, columns, call)
+        loads = _loads_of(inputs, columns, call)
         served = serve_loads(columns, loads, pools[call[0]["deployment_id"]], workspaces.own)
         names = [row["scenario_id"] for row in call]
         counted = Counted(names, served.counts, served.sums, quantiles_of(served.counts, served.samples), loads.most_ms)
@@ -139,7 +142,7 @@ def _serve_together(world: World, scenarios: list[dict[str, Any]], threads: int 
     ]
 
 
-def _calls(world: World, scenarios: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
+def _calls(inputs: SimulationInputs, scenarios: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
     """Yield the scenarios of each call: of one deployment, up to CALL_SCENARIOS and CALL_REQUESTS."""
     by_deployment: dict[str, list[dict[str, Any]]] = {}
     for row in scenarios:
@@ -148,7 +151,7 @@ def _calls(world: World, scenarios: list[dict[str, Any]]) -> Iterable[list[dict[
         call: list[dict[str, Any]] = []
         requests = 0
         for row in rows:
-            start, stop = world.spans[row["scenario_id"]]
+            start, stop = inputs.spans[row["scenario_id"]]
             if call and (len(call) == CALL_SCENARIOS or requests + stop - start > CALL_REQUESTS):
                 yield call
                 call, requests = [], 0
@@ -157,9 +160,9 @@ def _calls(world: World, scenarios: list[dict[str, Any]]) -> Iterable[list[dict[
         yield call
 
 
-def _loads_of(world: World, columns: Columns, scenarios: list[dict[str, Any]]) -> Loads:
+def _loads_of(inputs: SimulationInputs, columns: Columns, scenarios: list[dict[str, Any]]) -> Loads:
     """Return the loads of the scenarios of one call."""
-    spans = np.array([world.spans[row["scenario_id"]] for row in scenarios])
+    spans = np.array([inputs.spans[row["scenario_id"]] for row in scenarios])
     first, count = spans[:, 0].copy(), spans[:, 1] - spans[:, 0]
     warmups = [int(columns.warmup[start:stop].sum()) for start, stop in spans.tolist()]
     concurrency = [NO_LIMIT if row["max_concurrency"] is None else row["max_concurrency"] for row in scenarios]
@@ -174,16 +177,16 @@ def objectives_of(scenarios: list[dict[str, Any]]) -> np.ndarray:
     return largest_ms.reshape(-1, len(OBJECTIVES))
 
 
-def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> Counted:
+def count_replicas(inputs: SimulationInputs, scenarios: list[dict[str, Any]], replicas: list[Replica]) -> Counted:
     """Return the statistics of scenarios that had a call each, from the arrays of their engines."""
-    columns = _columns_of(world) if any(replica.tally is None for replica in replicas) else None
+    columns = _columns_of(inputs) if any(replica.tally is None for replica in replicas) else None
     counts, sums = np.zeros((len(scenarios), COUNTS), np.int64), np.zeros((len(scenarios), TIMES, 2), np.int64)
     largest_ms, quantiles = objectives_of(scenarios), []
     replicas_of_scenario: dict[str, list[Replica]] = {}
     for replica in replicas:
         replicas_of_scenario.setdefault(replica.scenario, []).append(replica)
     for number, row in enumerate(scenarios):
-        start, stop = world.spans[row["scenario_id"]]
+        start, stop = inputs.spans[row["scenario_id"]]
         if (tally := replicas_of_scenario[row["scenario_id"]][0].tally) is not None:
             counts[number], sums[number] = tally.counts, tally.sums
             quantiles.append(quantiles_of(counts[number : number + 1], tally.samples[np.newaxis]))
@@ -192,8 +195,8 @@ def count_replicas(world: World, scenarios: list[dict[str, Any]], replicas: list
         samples, front = np.empty((len(SAMPLES), stop - start)), deployments_of(row)[-1]
         count_requests(
             integers, real, columns.prompt_tokens[start:stop], columns.output_tokens[start:stop],
-            columns.warmup[start:stop], largest_ms[number], *front_end_of(world.hosts[front], world.deployments[front]),
-            counts[number], sums[number], samples,
+            columns.warmup[start:stop], largest_ms[number],
+            *front_end_of(inputs.hosts[front], inputs.deployments[front]), counts[number], sums[number], samples,
         )  # fmt: skip
         quantiles.append(quantiles_of(counts[number : number + 1], samples[np.newaxis]))
     if not scenarios:

@@ -11,7 +11,7 @@ import pytest
 
 from kernelsight.errors import InvalidInput, UnknownName
 from kernelsight.evaluation.searches.evaluate import evaluate
-from kernelsight.evaluation.searches.tuner_strategies import USUAL, believed, best_rows, expanded, measured_order
+from kernelsight.evaluation.searches.tuner_strategies import USUAL, best_rows, best_so_far, expanded, measured_order
 from kernelsight.searching.arrays import OK, space_arrays
 from kernelsight.searching.replay import replay
 from kernelsight.searching.targets import target_of, truth_of
@@ -42,7 +42,7 @@ def test_one_word_stands_for_the_usual_strategies():
 
 
 def test_the_best_so_far_is_the_lowest_latency_that_worked():
-    assert believed(np.array([5, 3, 8, 1]), np.array([np.nan, 4.0, 6.0, 2.0])).tolist() == [-1, 3, 3, 1]
+    assert best_so_far(np.array([5, 3, 8, 1]), np.array([np.nan, 4.0, 6.0, 2.0])).tolist() == [-1, 3, 3, 1]
 
 
 @pytest.mark.parametrize("name", USUAL)
@@ -59,7 +59,7 @@ def test_a_strategy_measures_different_candidates_within_its_budget_and_repeats_
     measured = replay(truth, ids, 3)(rows, np.ones(len(rows), dtype=int)).latency_us
     assert np.array_equal(latency_us, measured, equal_nan=True)
     assert np.isnan(latency_us).tolist() == (truth.status[rows] != OK).tolist()
-    assert np.array_equal(best_rows(f"tuner:{name}", arrays, truth, ids, 3, 40), believed(rows, latency_us))
+    assert np.array_equal(best_rows(f"tuner:{name}", arrays, truth, ids, 3, 40), best_so_far(rows, latency_us))
 
 
 def test_strategies_are_rows_of_the_report(made):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kernelsight.scenario.launch.commands import OPTIONS_FILE, LaunchCommand, launch_command
 from kernelsight.scenario.launch.lines import read_launch_line
-from kernelsight.scenario.plan import deployment_row, normalise
+from kernelsight.scenario.scenario_rows import deployment_row, normalise
 from tests.conftest import random_worlds
 
 MOE = {"huggingface_id": "deepseek-ai/DeepSeek-V3", "experts": 256}

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tests.serving.engine.reference_engine import PipelineEngine
 from tests.serving.engine.reference_pipeline import Pipeline
-from tests.serving.engine.reference_scenario import PipelineEngine
 from tests.serving.engine.reference_scheduler import Step, Work
 
 

@@ -33,9 +33,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kernelsight.serving.engine import inputs, records
+from kernelsight.serving.engine import inputs
+from tests.serving.engine.reference_engine import Engine, PipelineEngine, take_over
 from tests.serving.engine.reference_pipeline import Pipeline
-from tests.serving.engine.reference_scheduler import MOST_STEPS, Request, Run, Scheduler, Step, Work, step_time
+from tests.serving.engine.reference_router import DecodeRouter, Router
+from tests.serving.engine.reference_scheduler import MOST_STEPS, Request, Run, Work
 
 
 class Prefills(NamedTuple):
@@ -47,213 +49,6 @@ class Prefills(NamedTuple):
     engines: int
     transfer: inputs.Transfer
     pipeline: Callable[[], Pipeline] | None = None
-
-
-class Engine:
-    """One replica: its scheduler, and the step that it is in."""
-
-    def __init__(
-        self,
-        limits: Any,
-        host: Any,
-        gpu_time: Callable[[Work], float],
-        hash_tokens: int,
-        start: float,
-        tiers: inputs.Tiers | None = None,
-    ):
-        self.scheduler = Scheduler(limits, hash_tokens, tiers)
-        self.limits, self.host, self.gpu_time = limits, host, gpu_time
-        self.clock = self.horizon = self.last_end = start
-        if limits.batch_wait_us:
-            self.horizon = -math.inf  # nobody has looked yet
-        self.granted: dict[int, int] | None = None
-        self.run = Run([], [], 0.0)
-        self.in_flight = 0
-        self.link_free_us = -math.inf
-
-    @property
-    def is_underway(self) -> bool:
-        """In a step."""
-        return self.granted is not None
-
-    def due_us(self) -> float:
-        """When its step ends, or its next one begins."""
-        if self.granted is not None or self.scheduler.running or self.scheduler.head(self.horizon):
-            return self.clock
-        queue = self.scheduler.queue
-        return max(min((r.visible_us for r in queue), default=math.inf), self.clock) + self.limits.batch_wait_us
-
-    def begin(self, now: float) -> None:
-        """Begin a step."""
-        if not self.scheduler.running and self.scheduler.head(self.horizon) is None:
-            self.scheduler.reserve.rest()
-            self.clock = self.horizon = now
-        self.run.idle_us += now - self.last_end
-        received = self.scheduler.polling.received_until(bool(self.scheduler.running), self.horizon)
-        self.granted = self.scheduler.schedule(now, received)
-        work = self.scheduler.work(self.granted)
-        gpu_us = self.gpu_time(work)
-        self.clock = now + step_time(work, gpu_us, self.host)
-        running, units = len(self.scheduler.running), self.scheduler.memory.used
-        self.run.steps.append(Step(now, self.clock, work, running, self.in_flight - running, units, gpu_us))
-
-    def end(self) -> list[Request]:
-        """End the step; returns the requests that ended with it."""
-        ended = self.scheduler.advance(self.granted, self.clock)
-        self.granted = None
-        self.in_flight -= len(ended)
-        before_us = self.run.steps[-1].start_us + self.limits.batch_wait_us
-        self.horizon = before_us if self.limits.asynchronous else self.clock
-        self.last_end = self.clock
-        return ended
-
-    def close(self) -> None:
-        """All requests have ended."""
-
-    def sent_us(self, request: Request, transfer: inputs.Transfer, now: float) -> float:
-        """When the KV of a prompt that ended now has come to a decode engine."""
-        us = transfer.sequence_us + transfer.token_us * request.prompt_tokens
-        us += transfer.window_token_us * min(request.prompt_tokens, transfer.window_tokens)
-        self.link_free_us = max(self.link_free_us, now) + us
-        return self.link_free_us + transfer.latency_us
-
-
-class PipelineEngine(Engine):
-    """A replica with pipeline stages: its scheduler, and the batches in flight."""
-
-    def __init__(self, limits: Any, pipeline: Pipeline, hash_tokens: int, start: float):
-        super().__init__(limits, pipeline.host, pipeline.gpu_time, hash_tokens, start)
-        self.pipeline = pipeline
-        pipeline.open(start)
-        self.batches: deque[tuple[float, list[tuple[Request, int]]]] = deque()
-        self.waits = False  # for the oldest batch
-
-    @property
-    def is_underway(self) -> bool:
-        """Until the oldest batch comes back."""
-        return self.waits
-
-    def due_us(self) -> float:
-        """When the oldest batch comes back, or new ones are formed."""
-        if self.waits:
-            return self.batches[0][0]
-        return self.clock if self.batches else super().due_us()
-
-    def begin(self, now: float) -> None:
-        """Form batches."""
-        scheduler = self.scheduler
-        while len(self.batches) < len(self.pipeline.shares):
-            if not scheduler.running and scheduler.head(self.horizon) is None:
-                if self.batches:
-                    break
-                scheduler.reserve.rest()
-                self.horizon = now
-            received = scheduler.polling.received_until(bool(scheduler.running), self.horizon)
-            granted = scheduler.schedule(now, received)
-            self.clock, self.horizon = now, now + self.limits.batch_wait_us
-            work = scheduler.work(granted)
-            if not work.tokens:
-                break
-            passage = self.pipeline.send(work, now, len(scheduler.running))
-            counts = (len(scheduler.running), self.in_flight - len(scheduler.running), scheduler.memory.used)
-            times = (passage.gpu_us, passage.host_us)
-            self.run.steps.append(Step(passage.start_us, passage.end_us, work, *counts, *times))
-            self.batches.append((passage.end_us, scheduler.launch(granted, passage.end_us)))
-        self.waits = bool(self.batches)
-
-    def end(self) -> list[Request]:
-        """The oldest batch comes back; returns the requests that ended with it."""
-        self.clock, sampled = self.batches.popleft()
-        self.waits = False
-        ended = self.scheduler.land(sampled, self.clock)
-        self.in_flight -= len(ended)
-        if not self.limits.asynchronous:
-            self.horizon = self.clock
-        elif not self.batches and not self.scheduler.running:
-            self.horizon = min(self.horizon, self.clock)  # at rest there is no look beside a batch
-        self.last_end = self.clock
-        return ended
-
-    def close(self) -> None:
-        """All requests have ended."""
-        self.run.idle_us = self.pipeline.close(self.last_end)
-        self.run.proposed, self.run.accepted = self.scheduler.proposed, self.scheduler.accepted
-
-
-class Router:
-    """Chooses an engine; remembers what it sent where."""
-
-    def __init__(self, routing: inputs.Routing, engines: list[Engine], hash_tokens: int, session: list[int]):
-        self.routing, self.engines, self.hash_tokens = routing, engines, hash_tokens
-        self.session, self.begun = session, dict[int, int]()
-        self.routed = 0
-        self.sent: list[set[int]] = [set() for _ in engines]
-
-    def route(self, request: Request) -> int:
-        """The number of the engine that gets the request."""
-        order = [(self.routed + k) % len(self.engines) for k in range(len(self.engines))]
-        self.routed += 1
-        loads = [engine.in_flight for engine in self.engines]
-        lightest = min(order, key=lambda i: loads[i])
-        if self.routing.router == records.ROUND_ROBIN:
-            return order[0]
-        if self.routing.router == records.LEAST_LOADED:
-            return lightest
-        if self.routing.router == records.SCORED:
-            scores = self.scores(request)
-            return max(order, key=lambda i: scores[i])
-        if self.routing.router == records.SESSION_AFFINITY:
-            return self.begun.setdefault(self.session[request.number], lightest)
-        matches = [self.matched_blocks(i, request) for i in range(len(self.engines))]
-        best = matches.index(max(matches))
-        tokens = min(matches[best] * self.hash_tokens, request.prompt_tokens)
-        alike = max(loads) - min(loads) <= self.routing.balance_abs_threshold or max(
-            loads
-        ) <= self.routing.balance_rel_threshold * min(loads)
-        chosen = best if tokens > self.routing.cache_threshold * request.prompt_tokens and alike else lightest
-        self.sent[chosen].update(request.hashes)
-        return chosen
-
-    def scores(self, request: Request) -> list[float]:
-        """The sum of weight x score of each engine."""
-        weights = self.routing.weights
-        waiting = [engine.in_flight - len(engine.scheduler.running) for engine in self.engines]
-        running = [len(engine.scheduler.running) for engine in self.engines]
-
-        def among(counts: list[int], own: int) -> float:
-            return 1.0 if max(counts) == min(counts) else (max(counts) - own) / (max(counts) - min(counts))
-
-        found = []
-        for i, engine in enumerate(self.engines):
-            memory, limits = engine.scheduler.memory, engine.limits
-            own = memory.hit_tokens(request) // limits.block_size
-            behind = memory.load_tokens(request) // limits.block_size
-            cached = (own + weights.tier * behind) / max(request.prompt_tokens // limits.block_size, 1)
-            score = weights.prefix * cached
-            score += weights.kv_use * (1.0 - memory.used / max(limits.capacity_units, 1))
-            score += weights.queue * among(waiting, waiting[i])
-            score += weights.running * among(running, running[i])
-            score += weights.load * (0.5 * (1.0 - min(waiting[i], 128) / 128))
-            found.append(score)
-        return found
-
-    def matched_blocks(self, i: int, request: Request) -> int:
-        """Leading hash blocks of the prompt that engine ``i`` was sent before."""
-        return next((k for k, h in enumerate(request.hashes) if h not in self.sent[i]), len(request.hashes))
-
-
-class DecodeRouter:
-    """Chooses a decode engine."""
-
-    def __init__(self, routing: inputs.Routing, engines: list[Engine]):
-        self.in_turn, self.engines = routing.router == records.ROUND_ROBIN, engines
-        self.handed = 0
-
-    def route(self) -> int:
-        """The number of the decode engine that gets the next request."""
-        order = [(self.handed + k) % len(self.engines) for k in range(len(self.engines))]
-        self.handed += 1
-        return order[0] if self.in_turn else min(order, key=lambda i: self.engines[i].in_flight)
 
 
 def sessions(n: int, pairs: list[tuple[int, int]]) -> list[int]:
@@ -347,6 +142,87 @@ class Client:
                 self.give_up(turn)
 
 
+class Cluster:
+    """All engines with their client and routers; with ``prefills`` those that prefill come first, the others decode."""
+
+    def __init__(
+        self, requests: list[Request], load: inputs.Load, routing: inputs.Routing, engines: list[Engine],
+        prefills: Prefills | None, front: list[Engine],
+    ) -> None:  # fmt: skip
+        self.requests, self.prefills, self.front = requests, prefills, front
+        self.decoders = engines if prefills else []
+        self.engines = [*front, *engines] if prefills else engines
+        self.decode_router = DecodeRouter(routing, self.decoders)
+        self.client = Client(requests, load)
+        self.router = Router(routing, front, load.hash_tokens, self.client.session)
+        self.moving: set[int] = set()  # requests whose KV is on its way to a decode engine
+        self.number = {id(request): i for i, request in enumerate(requests)}
+        self.replicas = [0] * len(requests)
+
+    def next_us(self, now: float) -> float:
+        """When anything happens next."""
+        return max(min(self.client.next_send_us(now), *(engine.due_us() for engine in self.engines)), now)
+
+    def end_steps(self, now: float) -> None:
+        """End the steps that are over: their requests end, or their KV goes to a decode engine."""
+        for engine in self.engines:
+            if not engine.is_underway or engine.due_us() != now:
+                continue
+            for request in engine.end():
+                number = self.number[id(request)]
+                if request.prefill_only and request.output_tokens > 1:
+                    self.moving.add(number)
+                    heapq.heappush(self.client.turns, (engine.sent_us(request, self.prefills.transfer, now), number))
+                else:
+                    self.client.note_end(number, now, finished=True)
+
+    def send(self, now: float) -> None:
+        """Send what is due, one request after another."""
+        while self.client.next_send_us(now) <= now:
+            i = self.client.take(now)
+            if i in self.moving:
+                self.moving.remove(i)
+                self.requests[i].prefill_replica = self.replicas[i]
+                self.replicas[i] = len(self.front) + self.decode_router.route()
+                take_over(self.requests[i], self.engines[self.replicas[i]], now)
+            else:
+                self.send_new(i, now)
+
+    def send_new(self, i: int, now: float) -> None:
+        """Send a request for the first time; those that wait for one that is turned away never go out."""
+        self.replicas[i] = self.router.route(self.requests[i])
+        self.requests[i].sent_us = now
+        self.requests[i].prefill_only = self.prefills is not None
+        engine = self.engines[self.replicas[i]]
+        if self.is_accepted(self.requests[i], engine):
+            engine.in_flight += 1
+            return
+        self.client.note_end(i, now, finished=False)
+        for turn, _ in self.client.given_up:
+            self.replicas[turn] = self.replicas[i]
+        self.client.given_up.clear()
+
+    def is_accepted(self, request: Request, engine: Engine) -> bool:
+        """Queue a request; return whether its engine, and the one that decodes it, can ever serve it."""
+        handed_on_us = engine.scheduler.handed_on_us
+        accepted = engine.scheduler.accept(request, engine.host)
+        if accepted and self.prefills and request.output_tokens > 1:
+            request.prefill_only = False
+            request.status = self.decoders[0].scheduler.verdict(request)
+            request.prefill_only = True
+            accepted = request.status == "finished"
+            if not accepted:
+                engine.scheduler.queue.remove(request)
+                engine.scheduler.handed_on_us = handed_on_us
+        return accepted
+
+    def begin_steps(self, now: float) -> None:
+        """Begin the steps that are due."""
+        for engine in self.engines:
+            if not engine.is_underway and engine.due_us() <= now:
+                engine.begin(now)
+
+
 def serve_scenario(
     requests: list[Request],
     load: inputs.Load,
@@ -373,72 +249,21 @@ def serve_scenario(
             return PipelineEngine(own_limits, stages(), load.hash_tokens, start)
         return Engine(own_limits, own_host, own_time, load.hash_tokens, start, tiers)
 
-    fleet = made or [engine_of(limits, host, gpu_time, pipeline) for _ in range(engines)]
-    front = fleet
+    own = made or [engine_of(limits, host, gpu_time, pipeline) for _ in range(engines)]
+    front = own
     if prefills:
-        told = (prefills.limits, prefills.host, prefills.gpu_time, prefills.pipeline)
-        front = [engine_of(*told) for _ in range(prefills.engines)]
-        decoders, fleet = fleet, [*front, *fleet]
-        decode_router = DecodeRouter(routing, decoders)
-    client = Client(requests, load)
-    router = Router(routing, front, load.hash_tokens, client.session)
-    moving: set[int] = set()
-    number = {id(request): i for i, request in enumerate(requests)}
-    replicas = [0] * len(requests)
+        stated = (prefills.limits, prefills.host, prefills.gpu_time, prefills.pipeline)
+        front = [engine_of(*stated) for _ in range(prefills.engines)]
+    cluster = Cluster(requests, load, routing, own, prefills, front)
     now, rounds = start, 0
-    while client.left:
-        now = max(min(client.next_send_us(now), *(engine.due_us() for engine in fleet)), now)
-        for engine in fleet:
-            if engine.is_underway and engine.due_us() == now:
-                for request in engine.end():
-                    if request.prefill_only and request.output_tokens > 1:
-                        moving.add(number[id(request)])
-                        moment = engine.sent_us(request, prefills.transfer, now)
-                        heapq.heappush(client.turns, (moment, number[id(request)]))
-                    else:
-                        client.note_end(number[id(request)], now, finished=True)
-        while client.next_send_us(now) <= now:
-            i = client.take(now)
-            if i in moving:
-                moving.remove(i)
-                requests[i].prefill_replica, replicas[i] = replicas[i], len(front) + decode_router.route()
-                take_over(requests[i], fleet[replicas[i]], now)
-                continue
-            replicas[i] = router.route(requests[i])
-            requests[i].sent_us = now
-            requests[i].prefill_only = prefills is not None
-            engine = fleet[replicas[i]]
-            handed_on_us = engine.scheduler.handed_on_us
-            accepted = engine.scheduler.accept(requests[i], engine.host)
-            if accepted and prefills and requests[i].output_tokens > 1:
-                requests[i].prefill_only = False
-                requests[i].status = decoders[0].scheduler.verdict(requests[i])
-                requests[i].prefill_only = True
-                accepted = requests[i].status == "finished"
-                if not accepted:
-                    engine.scheduler.queue.remove(requests[i])
-                    engine.scheduler.handed_on_us = handed_on_us
-            fleet[replicas[i]].in_flight += accepted
-            if not accepted:
-                client.note_end(i, now, finished=False)
-                for turn, _ in client.given_up:
-                    replicas[turn] = replicas[i]
-                client.given_up.clear()
-        for engine in fleet:
-            if not engine.is_underway and engine.due_us() <= now:
-                engine.begin(now)
+    while cluster.client.left:
+        now = cluster.next_us(now)
+        cluster.end_steps(now)
+        cluster.send(now)
+        cluster.begin_steps(now)
         rounds += 1
         if rounds > MOST_STEPS:
-            raise RuntimeError(f"the reference took {MOST_STEPS} rounds and {client.left} requests have not ended")
-    for engine in fleet:
+            raise RuntimeError(f"the reference took {MOST_STEPS} rounds, {cluster.client.left} requests have not ended")
+    for engine in cluster.engines:
         engine.close()
-    return [engine.run for engine in fleet], replicas
-
-
-def take_over(request: Request, engine: Engine, now: float) -> None:
-    """Queue a request on a decode engine: the KV of its prompt has come."""
-    request.prefill_only = request.decoding = False
-    request.cached_tokens, request.received_tokens = 0, request.prompt_tokens
-    request.received_us = request.visible_us = now
-    engine.scheduler.queue.append(request)
-    engine.in_flight += 1
+    return [engine.run for engine in cluster.engines], cluster.replicas

@@ -11,7 +11,7 @@ from kernelsight.serving.costs.cuda_graphs import padded_tokens
 from kernelsight.serving.engine import inputs, packed_costs, records, replica
 from kernelsight.serving.engine.served import ServedScenario
 from kernelsight.serving.engine.steps import STAGE_WAIT
-from kernelsight.serving.runs.world import routing_of
+from kernelsight.serving.runs.simulation_inputs import routing_of
 from kernelsight.session import connect
 from tests.conftest import random_worlds
 from tests.serving.engine.reference_costs import PHASES, Costs

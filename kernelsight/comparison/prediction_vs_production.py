@@ -1,0 +1,82 @@
+"""Table ``prediction_vs_production``: measured and predicted latencies of each request, and the parts of its miss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.comparison.cause_sizes import State
+from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted_of
+from kernelsight.comparison.factors import PARAMETERS
+from kernelsight.comparison.miss_parts import PARTS, Misses, misses_of
+from kernelsight.comparison.replay import Replayed
+from kernelsight.comparison.replayed_log import base_of, explained_of, joined, table_of
+from kernelsight.comparison.residuals import NOTHING
+from kernelsight.comparison.sample import drawn_e2e
+from kernelsight.dataflow.session import Session
+
+
+class FittedExplanation(NamedTuple):
+    """The replay of logs as stated, and the fitted explanation: replays, parameters and causes."""
+
+    log_replays: pa.Table
+    explained_replays: pa.Table
+    fitted_parameters: pa.Table
+    fitted_causes: pa.Table
+
+
+def request_table(logs: Sequence[ComparedLog], explained: FittedExplanation, session: Session) -> pa.Table:
+    """Return ``prediction_vs_production``: one row per request of each log, times in ms."""
+    tables = []
+    for log in logs:
+        base = base_of(explained.log_replays, log.comparison_id)
+        explanation = state_of(log, base, explained)
+        described_load = log.question.stated
+        drawn = drawn_e2e(session, {**log.question.flags, **described_load}, base) if described_load else None
+        tables.append(_by_request(log, base, misses_of(log.measured, base, explanation, drawn)))
+    return joined("prediction_vs_production", tables)
+
+
+def state_of(log: ComparedLog, base: Replayed, explained: FittedExplanation) -> State:
+    """Return the explanation of a log, rebuilt from its tables; residuals are not stored and stay empty."""
+    comparison_id = log.comparison_id
+    values = {row["parameter"]: row["value"] for row in rows_of(explained.fitted_parameters, comparison_id).to_pylist()}
+    causes = [
+        row["cause"] if row["value"] is None else f"{row['cause']}={row['value']}"
+        for row in sorted(rows_of(explained.fitted_causes, comparison_id).to_pylist(), key=lambda row: row["place"])
+    ]
+    replayed = explained_of(explained.explained_replays, comparison_id, base)
+    sizes = np.array([values.get(name, 0.0) for name in PARAMETERS])
+    return State(log.question.flags, sizes, tuple(causes), replayed, NOTHING)
+
+
+def _by_request(log: ComparedLog, base: Replayed, misses: Misses) -> pa.Table:
+    """Return the rows of ``prediction_vs_production`` of one log."""
+    rows, measured = misses.rows, log.measured
+
+    def measured_ms(name: str) -> np.ndarray:
+        return measured_by_metric(measured)[name][rows]
+
+    def predicted_ms(name: str) -> np.ndarray:
+        return predicted_of(base, measured.output_tokens)[name][rows]
+
+    columns: dict[str, Callable[[], Any]] = {
+        "comparison_id": lambda: pa.repeat(log.comparison_id, rows.size),
+        **{name: lambda name=name: log.requests[name].take(pa.array(rows)) for name in ("log_id", "request_id")},
+        "prompt_tokens": lambda: measured.prompt_tokens[rows],
+        "output_tokens": lambda: measured.output_tokens[rows].astype(int),
+        **{f"measured_{name}_ms": lambda name=name: measured_ms(name) for name in METRICS},
+        **{f"predicted_{name}_ms": lambda name=name: predicted_ms(name) for name in METRICS},
+        **{f"{name}_miss_ms": lambda name=name: measured_ms(name) - predicted_ms(name) for name in METRICS},
+        "e2e_miss_ms": lambda: misses.miss_ns / 1e6,
+        "measured_queue_ms": lambda: measured.queue_ms[rows],
+        "predicted_queue_ms": lambda: base.queue_ms[rows],
+        "measured_cached_tokens": lambda: measured.cached_tokens[rows],
+        "predicted_cached_tokens": lambda: base.cached_tokens[rows],
+        **{f"{name}_ms": lambda name=name: misses.parts[name] / 1e6 for name in PARTS},
+    }
+    return table_of("prediction_vs_production", columns)

@@ -1,0 +1,80 @@
+"""Simulates the best deployments once more, for limits that a setting removes and for the most uncertain kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kernelsight.scenario.plan import give_plan, plan_rows
+from kernelsight.sweeps.cliffs import cliff_of
+from kernelsight.sweeps.rate_intervals import Rated
+from kernelsight.sweeps.trials import give_reach
+
+if TYPE_CHECKING:
+    from kernelsight.sizing.decision import Option
+    from kernelsight.sizing.search import SizeSearch
+
+# uncertainty of each family's time at the load: its time x the half width of its interval
+DOUBTS = """
+with halves as (
+  select calls.family, sum(calls.count * latencies.latency_us * ln(latencies.latency_p95_us / latencies.latency_us))
+           / sum(calls.count * latencies.latency_us) as half
+  from kernel_calls as calls
+  join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
+  where deployment_id = '{deployment_id}' and latencies.latency_us > 0
+  group by calls.family
+)
+select family, sum(total_us) * any_value(half) as doubt
+from kernel_breakdown
+join halves using (family)
+where scenario_id = '{scenario_id}'
+group by family
+order by doubt desc, family
+"""
+# share of the uncertainty of all kernels that the named families hold
+MOST_OF_IT = 0.8
+
+
+class OptionFindings(NamedTuple):
+    """Findings on one deployment.
+
+    ``cliff``: the sentence on CUDA graphs that end below the batch sizes; None: they do not. ``doubts``: the kernel
+    families with most of the uncertainty of the kernels' time, the most uncertain first.
+    """
+
+    cliff: str | None
+    doubts: tuple[str, ...]
+
+
+def findings_on(search: SizeSearch, option: Option) -> OptionFindings:
+    """Simulate the load of one instance of an option, and examine its steps and kernels.
+
+    A Ctrl-C ends this examination, not the answer.
+    """
+    try:
+        return _examine(search, option)
+    except KeyboardInterrupt:
+        search.note_interrupt()
+        return OptionFindings(None, ())
+
+
+def _examine(search: SizeSearch, option: Option) -> OptionFindings:
+    candidate = option.sized.candidate
+    session, _ = search.place_of(candidate)
+    flags = Rated(candidate.flags, option.sized.highest).flags_at(min(option.load, 1.0))
+    with session.fork() as fork:
+        plan = plan_rows(fork, [flags])
+        # only this deployment's kernels are examined
+        give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+        give_reach(fork, plan.planned)
+        names = {"deployment_id": candidate.deployment_id, "scenario_id": plan.planned[0]["scenario_id"]}
+        rows = fork.table("deployment_settings").to_pylist()
+        settings = next(row for row in rows if row["deployment_id"] == candidate.deployment_id)
+        cliff = cliff_of(fork, settings)
+        doubts = fork.query(DOUBTS.format(**names)).to_pylist()
+    remaining, families = MOST_OF_IT * sum(row["doubt"] for row in doubts), []
+    for row in doubts:
+        if remaining <= 0.0:
+            break
+        families.append(row["family"])
+        remaining -= row["doubt"]
+    return OptionFindings(cliff, tuple(families))

@@ -1,0 +1,81 @@
+"""All tables of a call: contracts, names of logs, times that are comparable, sessions that take them."""
+
+from __future__ import annotations
+
+import pytest
+
+import kernelsight as ks
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.contract import conform
+from kernelsight.logs import read_logs
+from kernelsight.logs.read_logs import TABLES
+from tests.logs.asked import refusal, rows
+from tests.logs.written import DATA, START, chrome_trace, inference_perf_request, lines, litellm, matrix, nsys, save
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """The tables of one call with every kind of file."""
+    folder = tmp_path_factory.mktemp("logs")
+    requests = ["vllm_bench.json", "sglang_bench.jsonl", "sglang_requests.log", "guidellm.json", "profile_export.jsonl"]
+    paths = [DATA / name for name in requests] + [save(folder / "a.jsonl", lines([litellm(n) for n in range(3)]))]
+    paths.append(save(folder / "per_request.json", [inference_perf_request(0)]))
+    series = {("vllm:num_requests_running", "a"): [1, 2, 3]}
+    kernels = [DATA / "forward.rank0.kernels.json", save(folder / "trace.json", chrome_trace()), nsys(folder / "p.db")]
+    steps = [DATA / "fpm.jsonl.gz", DATA / "vllm_iterations.log"]
+    return read_logs(paths, steps=steps, metrics=save(folder / "m.json", matrix(series)), kernels=kernels)
+
+
+def test_every_table_holds_its_contract(everything):
+    assert list(everything) == list(TABLES)
+    for name, table in everything.items():
+        assert table.num_rows > 0
+        conform(table, contracts()[name])  # with checks and keys, which reading skips
+
+
+def test_logs_and_their_rows_belong_together(everything):
+    logs = {row["log_id"]: row for row in everything["production_logs"].to_pylist()}
+    for name, table in everything.items():
+        if name == "production_files":  # some of them are in no log
+            continue
+        assert set(table["log_id"].to_pylist()) <= set(logs)
+    counted: dict[str, int] = {}
+    for row in rows(everything):
+        counted[row["log_id"]] = counted.get(row["log_id"], 0) + 1
+    assert counted == {name: row["requests"] for name, row in logs.items() if row["requests"]}
+
+
+def test_a_session_takes_the_tables(everything):
+    session = ks.connect()
+    for name, table in everything.items():
+        session.give(name, table)
+    query = "select count(*) from production_requests join production_logs using (log_id) where status = 'ok'"
+    assert session.sql(query).fetchall()[0][0] > 30
+
+
+def test_times_of_unix_clocks_are_comparable(tmp_path):
+    later = [litellm(100 + n) for n in range(2)]
+    first, second = save(tmp_path / "a.jsonl", lines([litellm(0)])), save(tmp_path / "b.jsonl", lines(later))
+    starts = [row["start_unix_s"] for row in rows(read_logs([first, second]), "production_logs")]
+    assert starts == [START, START + 100]
+
+
+def test_logs_of_one_name_are_told_from_one_another_by_folder(tmp_path):
+    paths = []
+    for folder in ("monday", "tuesday"):
+        (tmp_path / folder).mkdir()
+        paths.append(save(tmp_path / folder / "run.jsonl", lines([litellm(0)])))
+    names = [row["log_id"] for row in rows(read_logs(paths), "production_logs")]
+    assert names == ["monday/run", "tuesday/run"]
+
+
+def test_a_file_given_twice_is_two_logs():
+    path = DATA / "sglang_requests.log"
+    names = [row["log_id"] for row in rows(read_logs([path, path]), "production_logs")]
+    assert names == ["sglang_requests#1", "sglang_requests#2"]
+
+
+def test_values_of_other_types_are_refused_without_quoting_them(tmp_path):
+    wrong = {"tokenizer_id": 1, "num_prompts": 2, "model_id": 3, "ttfts": {"secret": 1}, "input_lens": [1]}
+    sentence = refusal(save(tmp_path / "a.json", wrong | {"output_lens": ["secret"]}))
+    assert "secret" not in sentence and "vllm bench serve" in sentence
