@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from kernelsight.comparison.answer import NO_CAUSE, as_cause
+from kernelsight.comparison.comparison_tables import ComparisonTables
 from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.log_pairs import TABLES
 from kernelsight.comparison.question import Question
 from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.comparison.verdict import AGREES, cause_sentence, verdict_table
 from kernelsight.dataflow.session import Session
-from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
 from kernelsight.number_format import number, percent
 
@@ -39,7 +38,7 @@ def merged_logs(after: Mapping[str, pa.Table], before: Mapping[str, pa.Table]) -
     return {name: pa.concat_tables([table, renamed(before[name])]) for name, table in after.items()}
 
 
-class BaselineComparison:
+class BaselineComparison(ComparisonTables):
     """A log and an earlier one: a view of the tables that the graph makes of both.
 
     >>> import kernelsight as ks
@@ -51,16 +50,18 @@ class BaselineComparison:
     'mean E2E is 24.4% longer than before (51 ms, before 41 ms)'
     """
 
+    _own = TABLES
+    _called = "a comparison of two logs"
+
     def __init__(
         self, session: Session, after: Mapping[str, pa.Table], before: Mapping[str, pa.Table], question: Question
     ) -> None:
-        self._session = session
         logs = merged_logs(after, before)
+        super().__init__(session, list(logs))
         ids = [logs["production_logs"]["log_id"].to_pylist()[rows] for rows in _row_slices(after)]
         session.give("comparisons", [question._replace(log_ids=tuple(ids[0]), baseline=tuple(ids[1])).as_row(NAME)])
         for name, table in logs.items():
             session.give(name, table, trusted=True)
-        self._logs = list(logs)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -90,24 +91,6 @@ class BaselineComparison:
         summary["occupancy"] = {"running_max": _pair(running_max)} if running_max else {}
         summary |= {"suspects": [], "fit": {}, "drift": [], "cached_tokens": {}, "evidence": {}, "not_separated": []}
         return summary | {"verdict": _verdict(summary)}
-
-    def table(self, name: str) -> pa.Table:
-        """Return a table of the comparison, or of the logs; InvalidInput for another name."""
-        if name in self._logs:
-            return self._session.table(name)
-        if name not in TABLES:
-            raise InvalidInput(
-                f"a comparison of two logs has no table {name!r}; it has {', '.join((*TABLES, *self._logs))}."
-            )
-        return self._session.table(name).drop_columns(["comparison_id"])
-
-    def save(self, path: str | Path) -> None:
-        """Write the comparison and both logs to a DuckDB file."""
-        self._session.save(path, ["comparisons", *TABLES, *self._logs])
-
-    def sql(self, query: str) -> Any:
-        """Return a DuckDB relation over the tables of the comparison and of the logs."""
-        return self._session.sql(query)
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         return self.table(name).to_pylist()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.comparison.answer import answer_of
 from kernelsight.comparison.compared_log import BESIDE, ComparedLog, compared_logs
+from kernelsight.comparison.comparison_tables import ComparisonTables
 from kernelsight.comparison.question import Question
 from kernelsight.comparison.settings import with_stated
 from kernelsight.comparison.verdict import verdict_table
-from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ TABLES = (
 )
 
 
-class Comparison:
+class Comparison(ComparisonTables):
     """A production log and its replay: a view of the tables that the graph makes of them.
 
     >>> import kernelsight as ks
@@ -38,8 +37,10 @@ class Comparison:
     (120, 120)
     """
 
+    _own = TABLES
+
     def __init__(self, session: Session, tables: Mapping[str, pa.Table], question: Question) -> None:
-        self._session, self._logs = session, list(tables)
+        super().__init__(session, list(tables))
         self.log: ComparedLog
         session.give("comparisons", [question.as_row(NAME)])
         for name, table in tables.items():
@@ -58,22 +59,6 @@ class Comparison:
     def summary(self) -> dict[str, Any]:
         """The comparison as ``kernelsight compare --format json`` prints it."""
         return answer_of(self.log, self._session.table)
-
-    def table(self, name: str) -> pa.Table:
-        """Return a table of the comparison, or of the log; InvalidInput for another name."""
-        if name in self._logs:
-            return self._session.table(name)
-        if name not in TABLES:
-            raise InvalidInput(f"a comparison has no table {name!r}; it has {', '.join((*TABLES, *self._logs))}.")
-        return self._session.table(name).drop_columns(["comparison_id"])
-
-    def save(self, path: str | Path) -> None:
-        """Write the comparison and the log to a DuckDB file."""
-        self._session.save(path, ["comparisons", *TABLES, *self._logs])
-
-    def sql(self, query: str) -> Any:
-        """Return a DuckDB relation over the tables of the comparison and of the log."""
-        return self._session.sql(query)
 
     def __repr__(self) -> str:
         return visible(f"Comparison({self.summary['verdict']})")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.answer import NO_CAUSE
 from kernelsight.comparison.compared_log import of_logs
+from kernelsight.comparison.comparison_tables import ComparisonTables
 from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import NO_LOAD, conformed
@@ -147,14 +147,17 @@ def _stage_rows(
     return rows
 
 
-class StageComparison:
+class StageComparison(ComparisonTables):
     """A production log without requests: the statistics of each stage, measured and simulated.
 
     InvalidInput: no stage states its requests, rate and lengths.
     """
 
+    _own = (TABLE, CORRECTIONS)
+    _logs: Mapping[str, pa.Table]
+
     def __init__(self, session: Session, tables: Mapping[str, pa.Table], question: Question) -> None:
-        self._session, self._logs = session, dict(tables)
+        super().__init__(session, dict(tables))
         row = question.as_row(TABLE)
         session.give("comparisons", [row])
         for name, table in tables.items():
@@ -244,19 +247,11 @@ class StageComparison:
         """Return ``stage_vs_prediction``, ``stage_corrections``, or a table of the log; InvalidInput: another name."""
         if name in self._logs:
             return self._logs[name]
-        if name not in (TABLE, CORRECTIONS):
+        if name not in self._own:
             raise InvalidInput(
                 f"a comparison of statistics has no table {name!r}; it has {TABLE}, {CORRECTIONS} and the log's."
             )
         return self._session.table(name).drop_columns(["comparison_id"])
-
-    def save(self, path: str | Path) -> None:
-        """Write the comparison and the log to a DuckDB file."""
-        self._session.save(path, ["comparisons", TABLE, CORRECTIONS, *self._logs])
-
-    def sql(self, query: str) -> Any:
-        """Return a DuckDB relation over the tables of the comparison and of the log."""
-        return self._session.sql(query)
 
     def __repr__(self) -> str:
         return visible(f"StageComparison({self.summary['verdict']})")
