@@ -135,7 +135,7 @@ def check_ending(path: Path) -> None:
 def _check_folder(path: Path) -> None:
     """Raise InvalidInput where the folder of a new file does not exist, or links lead in a circle."""
     file = Path(os.path.realpath(path))
-    if file.is_symlink():
+    if os.path.islink(file):
         raise InvalidInput(f"{path} is a link that leads nowhere; give a file name.")
     if not file.parent.is_dir():
         raise InvalidInput(f"{path} cannot be written: folder {file.parent} does not exist.")

@@ -14,6 +14,7 @@ from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
 from kernelsight.logs.proposed_columns import columns_flag
+from kernelsight.number_format import number
 from kernelsight.serving.load.traces import LATEST_S
 
 NAME = "table"
@@ -169,7 +170,7 @@ def read_rows(connection: duckdb.DuckDBPyConnection, run: LogRun, label: str, co
     frame = connection.sql(f"select {column_list}, line as {FILE_ROW} from made where not bad order by line").pl()
     starts = [value for name in TIMES if name in expressions and (value := frame[name].min()) is not None]
     if starts and max(starts) > LATEST_S:
-        what = f"has a time of sending of {max(starts):.4g} s, over 3,000 years"
+        what = f"has a time of sending of {number(max(starts))} s, over 3,000 years"
         raise unusable(label, what, "Name the unit in the file: --columns arrival_s=NAME[ms], or [us], [ns].")
     run.clock = "none" if not starts else "unix" if min(starts) >= EARLIEST_UNIX else "monotonic"
     run.requests = frame

@@ -252,7 +252,7 @@ def check_ending(path: str | None, allowed: tuple[str, ...] = ENDINGS, flag: str
     target = Path(path)
     file = Path(os.path.realpath(target))
     folder = file.parent
-    if file.is_symlink():  # links in a circle
+    if os.path.islink(file):  # links in a circle
         raise InvalidInput(f"{flag} {path!r} is a link that leads nowhere; give a file name.")
     if target.suffix not in allowed:
         ending = f"ends in {target.suffix!r}" if target.suffix else "has no file extension"
