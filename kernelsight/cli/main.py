@@ -275,7 +275,7 @@ def _unknown_words(arguments: argparse.Namespace, words: list[str]) -> KernelSig
 
 def _engine_option(flag: str, engine: str | None) -> str | None:
     """Return advice on an option of a serving engine, that of the deployment first, which is no flag here, or None."""
-    from kernelsight.scenario.deployment_flags import ENGINES, INSTEAD
+    from kernelsight.scenario.deployment_flags import ENGINES, ON_COMMAND_LINE
     from kernelsight.scenario.flags import FLAGS
     from kernelsight.scenario.launch.engine_options import options, spelled
 
@@ -284,7 +284,7 @@ def _engine_option(flag: str, engine: str | None) -> str | None:
     if option is None:
         return None
     if option.flag:
-        own_option = FLAGS[INSTEAD.get(option.flag, option.flag)].options[-1]
+        own_option = FLAGS[ON_COMMAND_LINE.get(option.flag, option.flag)].options[-1]
         return (
             f"{flag} is an option of {option.engine}, called {own_option} here; use that, or give the whole line to "
             "--launch."

@@ -50,8 +50,8 @@ class BaselineComparison(ComparisonTables):
     'mean E2E is 24.4% longer than before (51 ms, before 41 ms)'
     """
 
-    _own = TABLES
-    _called = "a comparison of two logs"
+    _derived = TABLES
+    _description = "a comparison of two logs"
 
     def __init__(
         self, session: Session, after: Mapping[str, pa.Table], before: Mapping[str, pa.Table], question: Question

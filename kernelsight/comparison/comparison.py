@@ -37,7 +37,7 @@ class Comparison(ComparisonTables):
     (120, 120)
     """
 
-    _own = TABLES
+    _derived = TABLES
 
     def __init__(self, session: Session, tables: Mapping[str, pa.Table], question: Question) -> None:
         super().__init__(session, list(tables))

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class ComparisonTables:
     """The tables that the graph makes of a comparison, and those of its logs."""
 
-    # the comparison's own tables, and what errors call it
-    _own: tuple[str, ...] = ()
-    _called: str = "a comparison"
+    # the tables that the graph makes, and the words of errors for the comparison
+    _derived: tuple[str, ...] = ()
+    _description: str = "a comparison"
 
     def __init__(self, session: Session, logs: Collection[str]) -> None:
         self._session, self._logs = session, logs
@@ -28,14 +28,14 @@ class ComparisonTables:
         """Return a table of the comparison, or of the log; InvalidInput for another name."""
         if name in self._logs:
             return self._session.table(name)
-        if name not in self._own:
-            has = ", ".join((*self._own, *self._logs))
-            raise InvalidInput(f"{self._called} has no table {name!r}; it has {has}.")
+        if name not in self._derived:
+            has = ", ".join((*self._derived, *self._logs))
+            raise InvalidInput(f"{self._description} has no table {name!r}; it has {has}.")
         return self._session.table(name).drop_columns(["comparison_id"])
 
     def save(self, path: str | Path) -> None:
         """Write the comparison and the log to a DuckDB file."""
-        self._session.save(path, ["comparisons", *self._own, *self._logs])
+        self._session.save(path, ["comparisons", *self._derived, *self._logs])
 
     def sql(self, query: str) -> Any:
         """Return a DuckDB relation over the tables of the comparison and of the log."""

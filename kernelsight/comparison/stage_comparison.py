@@ -153,7 +153,7 @@ class StageComparison(ComparisonTables):
     InvalidInput: no stage states its requests, rate and lengths.
     """
 
-    _own = (TABLE, CORRECTIONS)
+    _derived = (TABLE, CORRECTIONS)
     _logs: Mapping[str, pa.Table]
 
     def __init__(self, session: Session, tables: Mapping[str, pa.Table], question: Question) -> None:
@@ -247,7 +247,7 @@ class StageComparison(ComparisonTables):
         """Return ``stage_vs_prediction``, ``stage_corrections``, or a table of the log; InvalidInput: another name."""
         if name in self._logs:
             return self._logs[name]
-        if name not in self._own:
+        if name not in self._derived:
             raise InvalidInput(
                 f"a comparison of statistics has no table {name!r}; it has {TABLE}, {CORRECTIONS} and the log's."
             )

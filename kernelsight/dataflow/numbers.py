@@ -19,6 +19,15 @@ def read_number(text: str) -> float | int | str:
     if match:
         number = float(match[1]) * SUFFIXES[match[2]]
         return int(number) if number == int(number) else number
+    return number_or_text(text)
+
+
+def number_or_text(text: str) -> float | int | str:
+    """Parse a number without a suffix; any other text is returned unchanged.
+
+    >>> number_or_text("4"), number_or_text("0.5"), number_or_text("16k")
+    (4, 0.5, '16k')
+    """
     for number_type in (int, float):
         try:
             return number_type(text)

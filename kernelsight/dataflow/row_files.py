@@ -9,6 +9,7 @@ from typing import Any
 
 from kernelsight.dataflow.bounded_files import check_file, read_text
 from kernelsight.dataflow.bounded_values import SETTINGS, read_json
+from kernelsight.dataflow.numbers import number_or_text
 from kernelsight.errors import InvalidInput
 
 
@@ -65,9 +66,4 @@ def _plural(row_word: str) -> str:
 def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for number_type in (int, float):
-        try:
-            return number_type(text)
-        except ValueError:
-            continue
-    return text
+    return number_or_text(text)

@@ -82,15 +82,16 @@ def python_values(values: pa.ChunkedArray) -> list[Any]:
 def _is_text(arrow_type: pa.DataType) -> bool:
     """Return whether values are converted to text: with nanoseconds, intervals and bytes.
 
-    Arrow converts nanoseconds to pandas types, or fails without pandas, and intervals to a class of its own.
+    Arrow converts nanoseconds to pandas types, or fails without pandas, and intervals to ``pa.MonthDayNano``.
     """
     import pyarrow as pa
 
     if pa.types.is_dictionary(arrow_type):
         return _is_text(arrow_type.value_type)
     fields = [arrow_type.field(number).type for number in range(arrow_type.num_fields)]
-    own = getattr(arrow_type, "unit", None) == "ns" or pa.types.is_interval(arrow_type)
-    return own or pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type) or any(map(_is_text, fields))
+    is_time = getattr(arrow_type, "unit", None) == "ns" or pa.types.is_interval(arrow_type)
+    is_bytes = pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type)
+    return is_time or is_bytes or any(map(_is_text, fields))
 
 
 def _as_text(values: pa.ChunkedArray) -> list[str | None]:

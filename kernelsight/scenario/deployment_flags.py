@@ -279,8 +279,8 @@ EXPERT_PARALLEL = (
     Flag("expert_parallel_size", "whole", column="ep", most=LARGEST_PARALLEL_SIZE),
     Flag("prefill_expert_parallel_size", "whole", most=LARGEST_PARALLEL_SIZE),
 )
-# by flag that is not on the command line: the one that is
-INSTEAD = {"expert_parallel_size": "enable_expert_parallel"}
+# flags of Python and grids that the command line has as another
+ON_COMMAND_LINE = {"expert_parallel_size": "enable_expert_parallel"}
 # prefill pool of P/D disaggregation; unset flags take the decode pool's values
 PREFILL = (
     Flag(

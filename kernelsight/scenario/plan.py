@@ -172,13 +172,13 @@ def _refuse_namesakes(
         spelling, name = str(flags.get(flag)), resolved.get(flag)
         if flag not in flags or name is None:
             continue
-        own = None
+        config_rows = None
         is_file = spelling not in known_models.given and Path(spelling).exists()
         if is_file or (flag == "model" and "model_like" in flags):
             model, layers = model_rows(session, name)
-            own = {**model, "source": None}, layers
-        first, first_own = known_models.seen.setdefault(name, (spelling, own))
-        if own != first_own:
+            config_rows = {**model, "source": None}, layers
+        first, first_rows = known_models.seen.setdefault(name, (spelling, config_rows))
+        if config_rows != first_rows:
             raise InvalidInput(
                 f"two different models are named {name!r}: {first} and {spelling}; a config.json is named after its "
                 "folder: rename one, or simulate them apart."
