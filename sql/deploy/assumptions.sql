@@ -99,6 +99,16 @@ join gpu_formats on gpu_formats.gpu = settings.gpu and gpu_formats.format in (se
 join number_formats on number_formats.format = gpu_formats.format
 where not gpu_formats.native
 union all
+-- vLLM pull request 53400 and issue 49723: measured on B200 in 0.25.1 and 0.27.1; 0.33.0 still selects it
+select settings.deployment_id, 'matrix products',
+       'on this GPU vLLM multiplies FP8 weights with static scales by FlashInfer''s bmm_fp8, which took prompts about twice as long as CUTLASS in 0.25.1 and 0.27.1; CUTLASS is predicted'
+from deployment_settings as settings
+join deployments using (deployment_id)
+join gpus on gpus.gpu = settings.gpu
+where settings.engine = 'vllm' and settings.activation_scales = 'static' and 'fp8' in (settings.attention_format, settings.ffn_format)
+  and try_cast(gpus.compute_capability as double) between 10 and 11 and settings.tier <> 'roofline'
+  and coalesce(is_of_versions(deployments.engine_version, '0.25', null), true)
+union all
 select settings.deployment_id, 'kv cache',
        format('attention over the {} KV cache computes in {}', settings.kv_cache_dtype, settings.dtype)
 from deployment_settings as settings where settings.kv_cache_dtype <> settings.dtype
@@ -148,6 +158,7 @@ cross join lateral (values
   ('kv_tier', stated.kv_tier <> 'none' and not settings.enable_prefix_caching, 'prefix caching is off'),
   ('kv_write_policy', stated.kv_write_policy is not null and coalesce(stated.kv_tier, 'none') = 'none', 'no kv_tier is stated'),
   ('max_cudagraph_capture_size', stated.max_cudagraph_capture_size is not null and stated.enforce_eager, 'enforce_eager runs without CUDA graphs'),
+  ('prompt_graphs', stated.prompt_graphs in ('piecewise', 'chunk', 'flattened') and stated.enforce_eager, 'enforce_eager runs without CUDA graphs'),
   ('power_limit_w', settings.power_limit_w >= gpus.tdp_w, format('the board of {} draws {:.0f} W at most', settings.gpu, gpus.tdp_w))
 ) as unused (flag, holds, reason)
 where unused.holds

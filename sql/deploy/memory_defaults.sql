@@ -11,6 +11,7 @@ with asked as (
     device_words(gpus.name, gpus.compute_capability) as device,
     deployments.dp,
     deployments.pp,
+    coalesce(deployments.prompt_graphs in ('none', 'flattened'), false) as without_prompt_graphs,
     gpus.memory_bytes / 1048576.0 as memory_mib,
     models.kv_lora_rank is not null as latent,
     deployments.draft_deployment_id,
@@ -41,7 +42,7 @@ reserves as (
       reserved_mib + reserved_mib_per_gpu * group_gpus + reserved_mib_per_token * greatest(budget, 2048) + reserved_mib_per_request * captured_batch
         + case when lock_step then reserved_mib_ranks
                  + captured_batch * dp * (reserved_mib_per_rank_request + case when captured_batch > 300 then reserved_mib_per_far_request else 0 end)
-               when pp > 1 then 0
+               when pp > 1 or without_prompt_graphs then 0
                when latent then reserved_mib_latent_graphs
                else reserved_mib_prompt_graphs end,
       least_reserved_mib)

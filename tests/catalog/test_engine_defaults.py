@@ -13,6 +13,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.session import Session, connect
+from tests.cli.conftest import predict_all
 
 MIB, GIB = 2**20, 2**30
 BEYOND = 1e-6  # of a GiB: what is just below a boundary
@@ -305,6 +306,9 @@ def test_sglang_captures_prompts_of_plain_attention_from_0_5_10_on(settings) -> 
         ({"engine_version": "0.5.20", "pp": 2}, "none"),
         ({"engine_version": "0.5.20", "model": "deepseek-v3"}, "none"),
         ({"engine_version": "0.5.20", "num_speculative_tokens": 3, "draft_acceptance_rate": 0.5}, "none"),
+        ({"engine_version": "0.5.20", "kv_tier": "host:1GiB"}, "none"),
+        ({"engine_version": "0.5.20", "prompt_graphs": "none"}, "none"),
+        ({"engine_version": "0.5.9", "prompt_graphs": "chunk"}, "chunk"),
     )
     found = settings([({}, {"engine": "sglang", **stated}) for stated, _ in cases])
     assert [row["prompt_graphs"] for row in found] == [expected for _, expected in cases]
@@ -412,3 +416,22 @@ def test_rows_are_in_the_order_of_their_versions_and_name_their_sources() -> Non
 
 def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"-?\d+", version.replace("rc", ".-1."))] + [0]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "stated", "said"),
+    [
+        ("b200_sxm", {"engine_version": "0.27.1", "quantization": "fp8_static"}, True),
+        ("b200_sxm", {"quantization": "fp8_static"}, True),
+        ("b200_sxm", {"engine_version": "0.24.0", "quantization": "fp8_static"}, False),
+        ("b200_sxm", {"quantization": "fp8"}, False),
+        ("b200_sxm", {"engine": "trtllm", "quantization": "fp8_static"}, False),
+        ("h200_sxm", {"quantization": "fp8_static"}, False),
+    ],
+)
+def test_kernels_of_fp8_products_that_run_but_were_not_swept_are_said(gpu: str, stated: dict[str, Any], said: bool):
+    """vLLM pull request 53400: FlashInfer's products with one scale a tensor, on compute capability 10 alone."""
+    with connect() as session:
+        predict_all(session, {"asked": ({"model": "llama-3.1-8b", "gpu": gpu, **stated}, "decode", {"context_len": 9})})
+        sentences = session.table("assumptions")["sentence"].to_pylist()
+    assert any("bmm_fp8" in sentence for sentence in sentences) == said

@@ -15,7 +15,13 @@ STATED = (
     *("quantization", "kv_cache_dtype", "gpu_memory_utilization", "enable_chunked_prefill"),
     *("async_scheduling", "prefill_policy", "enable_expert_parallel", "moe_backend", "batch_wait_timeout_iters"),
     *("batch_wait_max_tokens_ratio", "sampling", "scheduler_recv_interval", "range_ratio", "num_speculative_tokens"),
-    *("expert_exchange", "attention_dp_balance", "attention_dp_timeout_iters", "attention_dp_batching_wait_iters"),
+    *(
+        "prompt_graphs",
+        "expert_exchange",
+        "attention_dp_balance",
+        "attention_dp_timeout_iters",
+        "attention_dp_batching_wait_iters",
+    ),
 )
 EQUAL = {
     "campaign": "campaign",

@@ -100,7 +100,7 @@ def _nested(name: str, value: Any, takes: Takes) -> Iterator[Setting]:
             yield from _nested(f"{name}.{field}", inner, takes)
         return
     if isinstance(value, list):
-        text = " ".join(str(item) for item in value)
+        text = " ".join(str(item) for item in value) or "[]"
     elif isinstance(value, bool) or value is None:
         text = {True: "true", False: "false", None: "null"}[value]
     else:

@@ -59,6 +59,16 @@ def _largest(reading: Reading, option: Option, setting: Setting, value: str) -> 
         reading.ignore(setting, "none", "an empty list: the engine chooses")
 
 
+def _cudagraph_mode(reading: Reading, option: Option, setting: Setting, value: str | None) -> None:
+    """vLLM's modes of CUDA graphs: NONE has none at all; in FULL_DECODE_ONLY steps with prompts have none."""
+    if setting.value.upper() in ("NONE", "0"):
+        reading.use(setting, "enforce_eager", "true")
+    elif value is not None and reading.flags.get(option.flag) == "flattened":
+        reading.ignore(setting, "none", "a model that is compiled as one graph has no graphs of prompts")
+    else:
+        reading.use(setting, option.flag, value, option.reason if value is None else None)
+
+
 def _negated(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     """A switch that turns the flag off."""
     reading.use(setting, option.flag, "false" if value == "true" else "true")
@@ -210,6 +220,7 @@ RULES: dict[str, Callable[[Reading, Option, Setting, Any], None]] = {
     "blocks": _blocks,
     "per_stage": _per_stage,
     "largest": _largest,
+    "cudagraph_mode": _cudagraph_mode,
     "negated": _negated,
     "chunked_prefill": _chunked_prefill,
     "attention_dp": _attention_dp,
