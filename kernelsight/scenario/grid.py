@@ -111,7 +111,7 @@ def expand(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
     >>> expand({"model": "qwen3-0.6b", "max_concurrency": [1, 2]})
     [{'model': 'qwen3-0.6b', 'max_concurrency': 1}, {'model': 'qwen3-0.6b', 'max_concurrency': 2}]
     """
-    lists = {name: values if isinstance(values, list) else [values] for name, values in axes.items()}
+    lists = {name: _values(values) for name, values in axes.items()}
     for name, values in lists.items():
         if not values:
             raise InvalidInput(f"the axis {name} is empty; give it a value, or remove it.")
@@ -121,6 +121,16 @@ def expand(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
     if size > LARGEST_GRID:
         raise InvalidInput(f"the axes make {size:,} scenarios; give at most {LARGEST_GRID:,}, for instance by a query.")
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())] if lists else []
+
+
+def _values(axis: Any) -> list[Any]:
+    """Return the values of an axis: a list, a tuple, a range or a NumPy array, or a scalar alone."""
+    if isinstance(axis, list | tuple | range):
+        return list(axis)
+    if hasattr(axis, "tolist"):  # as Python numbers
+        values = axis.tolist()
+        return values if isinstance(values, list) else [values]
+    return [axis]
 
 
 def grid_rows(grid: Any) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ def rows_of(
         row = {**fixed, **parallel, "gpu": gpu, **chosen}
         rows.append(row)
     if not rows:
-        raise InvalidInput(f"no parallel size fits {most_gpus} GPUs; give more with --max-gpus, or fewer stages.")
+        raise InvalidInput(f"no parallel size fits {most_gpus} GPUs; give more with --max-gpus, or smaller sizes.")
     if len(rows) > MOST_CANDIDATES:
         raise InvalidInput(
             f"{len(rows):,} deployments are to be searched; give fewer values, {MOST_CANDIDATES:,} at most."
@@ -115,7 +115,8 @@ def _parallel_sizes(fixed: Mapping[str, Any], most_gpus: int, experts: bool) -> 
     data = [fixed["data_parallel_size"]] if "data_parallel_size" in fixed else SIZES if experts else (1,)
     choices = []
     for tp, dp in itertools.product(tensor, data):
-        keep = "tensor_parallel_size" in fixed and dp == data[0]  # a size that is set is kept beyond most_gpus
+        # a size that is set is kept beyond the default of most_gpus, not beyond a smaller one
+        keep = "tensor_parallel_size" in fixed and dp == data[0] and most_gpus >= MOST_GPUS
         if tp * dp * stages > most_gpus and not keep:
             continue
         sizes = {"tensor_parallel_size": tp, "data_parallel_size": dp}

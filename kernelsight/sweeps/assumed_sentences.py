@@ -51,6 +51,8 @@ def _routing(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> 
     scenario = session.table("scenarios").to_pylist()[0]
     front = scenario["prefill_deployment_id"] or scenario["deployment_id"]
     engines = settings_of[front]["dp"] * (scenario["prefill_replicas"] or scenario["replicas"] or 1)
+    if engines == 1 and scenario["router"] not in (None, "round_robin") and (scenario["decode_replicas"] or 1) == 1:
+        return [f"router {scenario['router']} has no effect: one replica serves all requests"]
     sentences = [f"the {scenario['replicas']} replicas step independently"] if scenario["replicas"] else []
     if engines > 1 and scenario["router"] == "scored":
         return [

@@ -176,6 +176,13 @@ def test_burstiness_without_a_rate_is_called_so(session):
     assert said not in assumed(session, *OPEN, "--burstiness", 2)
 
 
+def test_a_router_without_a_choice_is_called_so(session):
+    said = "router scored has no effect: one replica serves all requests"
+    assert said in assumed(session, *OPEN, "--router", "scored")
+    assert said not in assumed(session, *OPEN, "--router", "scored", "--replicas", 2)
+    assert not [sentence for sentence in assumed(session, *OPEN, "--router", "round_robin") if "router" in sentence]
+
+
 def test_a_trace_with_fewer_requests_than_asked_for_is_called_so(session, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,2\n1,10,2\n")

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.errors import KernelSightError
+from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.scenario.grid import expand, read_grid
 from kernelsight.scenario.plan import plan_rows
 from kernelsight.session import Session
@@ -128,3 +129,13 @@ def test_a_refusal_names_the_row(session: Session, change: dict[str, Any], sente
 def test_an_objective_is_stated_once(session: Session):
     with pytest.raises(KernelSightError, match="row 1 of the grid: goodput_ttft_ms is set by the row and by --goodput"):
         plan_rows(session, [ROW | {"goodput_ttft_ms": 5.0}], {"goodput_ttft_ms": 9.0})
+
+
+def test_axes_may_be_tuples_ranges_and_arrays() -> None:
+    axes = {"model": "m", "max_concurrency": range(1, 3), "input_len": (5,), "gpu_memory_utilization": np.array([0.5])}
+    assert expand(axes) == [
+        {"model": "m", "max_concurrency": users, "input_len": 5, "gpu_memory_utilization": 0.5} for users in (1, 2)
+    ]
+    assert {type(value) for value in expand({"max_concurrency": np.array([3])})[0].values()} == {int}
+    with pytest.raises(InvalidInput, match="the axis input_len contains a list"):
+        expand({"input_len": np.ones((2, 2))})

@@ -255,8 +255,12 @@ def test_no_stated_cache_makes_room_for_weights(session: Session, tokens: int) -
         ),
         ({"gpus": []}, "no GPU is given; set gpus, such as gpus h100_sxm,h200_sxm."),
         (
+            {"max_gpus": 1, "tensor_parallel_size": 8},
+            "no parallel size fits 1 GPUs; give more with max_gpus, or smaller sizes.",
+        ),
+        (
             {"max_gpus": 1, "pipeline_parallel_size": 2},
-            "no parallel size fits 1 GPUs; give more with max_gpus, or fewer stages.",
+            "no parallel size fits 1 GPUs; give more with max_gpus, or smaller sizes.",
         ),
         ({"max_gpus": 0}, "max_gpus is 0; give a whole number of GPUs of one instance, at least 1."),
         ({"prices": {"l4": 1}}, "prices has no price for h100_sxm; add h100_sxm=PRICE, or leave prices out."),
@@ -270,7 +274,7 @@ def test_no_stated_cache_makes_room_for_weights(session: Session, tokens: int) -
         ),
         ({"search": {"quantization": []}}, "no value of quantization is given to search; give one or more."),
         (
-            {"tensor_parallel_size": 3},
+            {"max_gpus": 8, "tensor_parallel_size": 3},
             "no deployment can run: qwen3-0.6b has 16 attention heads, not divisible by tensor-parallel size 3; use a "
             "size that divides 16; qwen3-0.6b has 8 key-value heads, not divisible by tensor-parallel size 3; use a "
             "size that divides 8.",

@@ -24,17 +24,21 @@ def _quantization(reading: Reading, option: Option, setting: Setting, value: str
     from kernelsight.models.model_names import is_quantised
 
     model = reading.flags.get("model")
-    if value is None or (model is not None and _is_quantised(is_quantised, model)):
+    quantised = None if model is None else _is_quantised(is_quantised, model)
+    if value is None and quantised is False and setting.value != "unquant":
+        reading.ignore(setting, "not_modelled", "the checkpoint is not quantised, and no engine would load it so")
+    elif value is None or quantised:
         reading.use(setting, option.flag, None, "the checkpoint's formats, which come from the model")
     else:
         reading.use(setting, option.flag, value, "weights are quantised while they are loaded")
 
 
-def _is_quantised(is_known: Callable[[str], bool], model: str) -> bool:
+def _is_quantised(is_known: Callable[[str], bool], model: str) -> bool | None:
+    """Return whether a model's checkpoint is quantised; None: the model is not known."""
     try:
         return is_known(model)
     except KernelSightError:
-        return False
+        return None
 
 
 def _blocks(reading: Reading, option: Option, setting: Setting, value: str) -> None:

@@ -411,3 +411,19 @@ def test_replicas_of_prefill_and_decode_are_those_of_their_manifests():
     line = read_launch_line(prefill + decode.replace("scale: 3", "scale: 2"))
     assert (line.flags["prefill_replicas"], line.flags["decode_replicas"]) == (3, 2)
     assert {"prefill: replicas: 3", "decode: replicas: 2"} <= {word.words for word in line.words}
+
+
+@pytest.mark.parametrize(
+    ("line", "effect"),
+    [
+        ("vllm serve Qwen/Qwen3-8B --quantization awq", "not_modelled"),
+        ("vllm serve me/Qwen3-8B-AWQ --quantization awq", "used"),
+        ("vllm serve nobody/knows-it --quantization awq", "used"),
+        ("vllm serve Qwen/Qwen3-8B --quantization fp8", "used"),
+        ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B --quantization unquant", "used"),
+    ],
+)
+def test_formats_of_a_checkpoint_that_has_none_are_said(line: str, effect: str) -> None:
+    assert {words: found for words, found in effects(line).items() if "quant" in words} == {
+        " ".join(line.split()[-2:]): effect
+    }
