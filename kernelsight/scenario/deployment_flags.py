@@ -153,10 +153,9 @@ LIMITS = (
     _of_deployment(
         "prompt_graphs",
         "word",
-        "CUDA graphs of steps with prompts: in pieces between attention layers, up to the largest captured size or to "
-        "the tokens of a step; none; or none with the model compiled as one graph, which is slower to launch (vLLM: "
-        "splitting_ops []) (default: as the engine does)",
-        choices=("piecewise", "chunk", "none", "flattened"),
+        "CUDA graphs of steps with prompts: in pieces between attention layers, up to the largest captured size "
+        "(piecewise) or to the tokens of a step (chunk), or none (default: as the engine does)",
+        choices=("piecewise", "chunk", "none"),
     ),
     _of_deployment("enable_chunked_prefill", "switch", "split prompts into chunks that fit the token budget"),
     _of_deployment("enable_prefix_caching", "switch", "reuse KV cache blocks of shared prompt prefixes"),

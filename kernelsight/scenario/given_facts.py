@@ -125,7 +125,7 @@ def give_host_overheads(session: Session, path: Path) -> None:
     catalogue_rows = session.table("host_overheads").to_pylist()
     newest = {row["engine"]: row for row in catalogue_rows}
     numbers = [column.name for column in columns if column.type in ("float64", "bool")]
-    figures = set(numbers) - {SPREAD, "compiled", "flattened_launch_factor"}
+    figures = set(numbers) - {SPREAD, "compiled"}
     texts = {column.name for column in columns if column.type == "string"}
     rows = []
     for number, fields in enumerate(read_rows(path, texts, "--host-overheads", "row of host overheads"), start=1):

@@ -158,7 +158,7 @@ cross join lateral (values
   ('kv_tier', stated.kv_tier <> 'none' and not settings.enable_prefix_caching, 'prefix caching is off'),
   ('kv_write_policy', stated.kv_write_policy is not null and coalesce(stated.kv_tier, 'none') = 'none', 'no kv_tier is stated'),
   ('max_cudagraph_capture_size', stated.max_cudagraph_capture_size is not null and stated.enforce_eager, 'enforce_eager runs without CUDA graphs'),
-  ('prompt_graphs', stated.prompt_graphs in ('piecewise', 'chunk', 'flattened') and stated.enforce_eager, 'enforce_eager runs without CUDA graphs'),
+  ('prompt_graphs', stated.prompt_graphs <> 'none' and stated.enforce_eager, 'enforce_eager runs without CUDA graphs'),
   ('power_limit_w', settings.power_limit_w >= gpus.tdp_w, format('the board of {} draws {:.0f} W at most', settings.gpu, gpus.tdp_w))
 ) as unused (flag, holds, reason)
 where unused.holds

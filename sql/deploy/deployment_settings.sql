@@ -77,9 +77,8 @@ select
     case when coalesce(deployments.windows_freed, true) and pools.deployment_id is not null
          then coalesce(limits.swa_full_tokens_ratio, pools.swa_full_tokens_ratio) end as swa_full_tokens_ratio,
     case when coalesce(limits.enforce_eager, false) then 0 else limits.graph_max_tokens end as graph_max_tokens,
-    -- what a deployment states holds everywhere; flattened differs from none in its launches alone (host_settings)
-    case when limits.prompt_graphs = 'flattened' then 'none'
-         when deployments.prompt_graphs is null and limits.prompt_graphs = 'chunk'
+    -- what a deployment states holds everywhere
+    case when deployments.prompt_graphs is null and limits.prompt_graphs = 'chunk'
               and (gpus.vendor <> 'nvidia' or limits.pp > 1 or lock_step or limits.num_speculative_tokens > 0 or coalesce(limits.kv_tier, 'none') <> 'none'
                    or coalesce(models.kv_lora_rank, models.index_top_k, models.linear_key_heads) is not null)
          then 'none' else limits.prompt_graphs end as prompt_graphs

@@ -10,8 +10,6 @@ with held as (
     coalesce(deployments.api_server_count, 1) as front_ends,
     coalesce(deployments.cpu, gpus.cpu, 'x86') as cpu,
     case when coalesce(host_overheads.compiled, false) then 1.0 else coalesce(cpus.speed, 1.0) end as cpu_speed,
-    case when deployments.prompt_graphs = 'flattened' and not coalesce(deployments.enforce_eager, false)
-         then coalesce(host_overheads.flattened_launch_factor, 1.0) else 1.0 end as eager_launch_factor,
     host_overheads.*,
     holding_version(host_overheads.from_version, deployments.engine_version) as holding
   from deployments
@@ -50,7 +48,6 @@ select
   models.kv_lora_rank is not null as latent_attention,
   models.experts is not null as experts,
   (per_eager_launch_us + case when latent_attention then coalesce(latent_launch_us, 0) else 0 end) / cpu_speed as per_eager_launch_us,
-  eager_launch_factor,
   -- attention, its KV write, and the graph of the remaining kernels
   3 * models.layer_count as piecewise_launches,
   coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,

@@ -11,7 +11,7 @@ with asked as (
     device_words(gpus.name, gpus.compute_capability) as device,
     deployments.dp,
     deployments.pp,
-    coalesce(deployments.prompt_graphs in ('none', 'flattened'), false) as without_prompt_graphs,
+    coalesce(deployments.prompt_graphs = 'none', false) as without_prompt_graphs,
     gpus.memory_bytes / 1048576.0 as memory_mib,
     models.kv_lora_rank is not null as latent,
     deployments.draft_deployment_id,

@@ -67,8 +67,6 @@ def _cudagraph_mode(reading: Reading, option: Option, setting: Setting, value: s
     """vLLM's modes of CUDA graphs: NONE has none at all; in FULL_DECODE_ONLY steps with prompts have none."""
     if setting.value.upper() in ("NONE", "0"):
         reading.use(setting, "enforce_eager", "true")
-    elif value is not None and reading.flags.get(option.flag) == "flattened":
-        reading.ignore(setting, "none", "a model that is compiled as one graph has no graphs of prompts")
     else:
         reading.use(setting, option.flag, value, option.reason if value is None else None)
 

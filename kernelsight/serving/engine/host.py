@@ -79,7 +79,7 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     if deployment["tier"] == "roofline":
         return Host(0.0, wait_us, 0.0, 0.0, 0.0, 0.0, True, 0)
     gap_us = overhead["launch_gap_us"] * launches
-    launch_us = overhead["per_eager_launch_us"] * overhead["eager_launch_factor"]
+    launch_us = overhead["per_eager_launch_us"]
     pieces = min(overhead["piecewise_launches"], launches)
     largest, prompts = deployment["graph_max_tokens"], 0
     if deployment["prompt_graphs"] == "piecewise":

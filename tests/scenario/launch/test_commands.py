@@ -45,7 +45,7 @@ ROWS = st.fixed_dictionaries(
         "kv_cache_tokens": st.sampled_from((3200, 6400)),
         "enforce_eager": st.just(True),
         "max_cudagraph_capture_size": st.integers(1, 999),
-        "prompt_graphs": st.sampled_from(("none", "flattened")),
+        "prompt_graphs": st.just("none"),
         "enable_prefix_caching": st.just(False),
         "async_scheduling": st.just(False),
         "num_speculative_tokens": st.integers(1, 8),
@@ -67,7 +67,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, stated):
         row |= {"draft_acceptance_rate": 0.8, "speculative_method": "mtp"}
     if row["engine"] == "trtllm" and row.get("enforce_eager"):
         row.pop("max_cudagraph_capture_size", None)  # one field says both
-    if row["engine"] == "trtllm" or (row["engine"] == "sglang" and row.get("prompt_graphs") == "flattened"):
+    if row["engine"] == "trtllm":
         row.pop("prompt_graphs", None)  # no option says it
     if row["engine"] == "trtllm" and "max_num_seqs" in row:
         row["max_num_seqs"] *= row["pp"]  # each stage has as many
