@@ -27,6 +27,16 @@ agreed as (
   qualify row_number() over (
     partition by deployments.deployment_id order by holding_version(known.from_version, deployments.engine_version) desc) = 1
 ),
+-- products of FP8 weights with static scales, of attention and of dense layers
+products as (
+  select
+    deployment_id,
+    models.layer_count * (case when settings.attention_format = 'fp8' then 2 else 0 end + case when settings.ffn_format = 'fp8' and models.experts is null then 2 else 0 end) as count
+  from deployment_settings as settings
+  join models using (model)
+  join gpus using (gpu)
+  where settings.activation_scales = 'static' and try_cast(gpus.compute_capability as double) between 10 and 11
+),
 added as (
   select
     deployment_id,
@@ -48,6 +58,7 @@ select
   models.kv_lora_rank is not null as latent_attention,
   models.experts is not null as experts,
   (per_eager_launch_us + case when latent_attention then coalesce(latent_launch_us, 0) else 0 end) / cpu_speed as per_eager_launch_us,
+  coalesce(fp8_dispatch_us * products.count, 0) / cpu_speed as eager_dispatch_us,
   -- attention, its KV write, and the graph of the remaining kernels
   3 * models.layer_count as piecewise_launches,
   coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
@@ -72,6 +83,7 @@ select
 from held
 join models using (model)
 join gpus using (gpu)
+left join products using (deployment_id)
 left join added using (deployment_id)
 left join agreed using (deployment_id)
 -- versions older than every row use the oldest row
