@@ -90,7 +90,9 @@ def run(arguments: Any) -> None:
             raise InvalidInput(f"--sample {arguments.sample} leaves no run; give at least 1.")
         runs = runs._replace(table=runs.table.take(spread_runs(runs.table.to_pylist(), arguments.sample)))
     if runs.table.num_rows == 0:
-        raise InvalidInput(f"{', '.join(arguments.runs)} has no run that can be replayed: all rows were excluded.")
+        excluded = "; ".join(f"{count:,}: {reason}" for reason, count in runs.excluded)
+        why = f"all {runs.read:,} rows were excluded ({excluded})" if excluded else "it has no rows"
+        raise InvalidInput(f"{', '.join(arguments.runs)} has no run that can be replayed: {why}.")
     if arguments.against:
         predictions([])  # fails early if the tool cannot start
     question = {

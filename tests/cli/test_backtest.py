@@ -157,7 +157,17 @@ def test_a_file_without_runs_is_refused(command, tmp_path: Path) -> None:
     path.write_text("\n".join([HEADER, RUNS[0].replace("l4", "gb300")]))
     answer = command("backtest", "--runs", path)
     assert answer.status == 2
-    assert "has no run that can be replayed" in answer.err
+    assert "has no run that can be replayed: all 1 rows were excluded (1: " in answer.err
+    path.write_text(f"{HEADER}\n")
+    assert "has no run that can be replayed: it has no rows." in command("backtest", "--runs", path).err
+
+
+def test_runs_without_ttft_or_tpot_are_counted_at_the_head(command, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([HEADER, RUNS[1], RUNS[2].replace(",70,9,", ",,9,"), RUNS[3].replace(",60,9,", ",,,")]))
+    page = command("backtest", "--runs", path).out
+    assert "3 rows read, 3 replayed" in page
+    assert "2 lack TTFT, TPOT or lengths and are scored by campaign alone; tier" in page
 
 
 def test_constants_that_no_run_is_kept_for_are_refused(refusal, tmp_path: Path) -> None:

@@ -60,7 +60,9 @@ def words(sweep: Path, target: Path | None, **given: Any) -> argparse.Namespace:
         ),
         ([*sound(), gemm("h100_sxm", 1, 8, 8, 0.0)], {}, r"1 rows have a latency that is not a positive number"),
         (sound(), {"train_gpus": "a100_sxm"}, r"unknown GPU 'a100_sxm'.*h100_sxm"),
+        (sound(), {"train_gpus": "mi300x"}, r"unknown GPU 'mi300x'\. The sweeps have rows of h100_sxm\."),
         (sound(), {"families": "gem"}, r"unknown kernel family 'gem'. Did you mean gemm"),
+        (sound(), {"families": "zzz"}, r"unknown kernel family 'zzz'\. Measured families are gemm, "),
     ],
 )
 def test_sweeps_and_words_that_are_refused(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kernelsight.cli.main import main
+from kernelsight.cli.main import main, parser
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.catalogue import (
     catalogue_name,
@@ -36,6 +36,7 @@ from kernelsight.measure.cuda.cublaslt import (
     Plan,
     _Heuristic,
 )
+from kernelsight.measure.cuda.device import open_gpu
 from kernelsight.measure.cuda.kernels import PREPARE
 from kernelsight.measure.cuda.nvml import Nvml
 from kernelsight.measure.families import FAMILIES
@@ -213,6 +214,19 @@ def test_without_a_gpu_the_verb_says_what_is_missing(tmp_path: Path, capsys: pyt
         assert "measuring needs CuPy, which is not installed" in told or "needs an NVIDIA GPU" in told
         assert told.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_that_a_missing_gpu_names_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise fake_cupy.CUDARuntimeError("cudaErrorInsufficientDriver")
+
+    fake_cupy.install(monkeypatch)
+    monkeypatch.setattr("cupy.cuda.runtime.getDeviceCount", refuse)
+    with pytest.raises(InvalidInput, match="cudaErrorInsufficientDriver") as refusal:
+        open_gpu(0, None)
+    words = str(refusal.value).split("`")[1].split()
+    assert words[:3] == ["python", "-m", "kernelsight"]
+    assert parser().parse_args(words[3:]).part == "measure"
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> None:
     check_sweeps(sweeps)
     measured, gpu_rows = sorted(measured_gpus(sweeps)), _known_gpus(arguments)
     _refuse_unusable(sweeps, measured, gpu_rows["gpu"].to_pylist())
-    gpus = _listed(arguments.train_gpus, measured, "GPU") or measured
-    families = _listed(arguments.families, list(MEASURED), "kernel family")
+    gpus = _listed(arguments.train_gpus, measured, "GPU", "The sweeps have rows of") or measured
+    families = _listed(arguments.families, list(MEASURED), "kernel family", "Measured families are")
     base = _base(arguments.onto)
     tables = (gpu_rows, facts("fabrics"), facts("kernel_implementations"))
     if arguments.few:
@@ -113,10 +113,10 @@ def _refuse_unusable(sweeps: list[Path], measured: list[str], gpu_names: list[st
         )
 
 
-def _listed(text: str | None, allowed: list[str], kind: str) -> list[str]:
-    """Return the names of a comma-separated list; UnknownName: one that is not allowed."""
+def _listed(text: str | None, allowed: list[str], kind: str, found: str) -> list[str]:
+    """Return the names of a comma-separated list; UnknownName: one that is not allowed, with ``found`` and these."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in allowed:
-            raise unknown(kind, name, allowed)
+            raise unknown(kind, name, allowed, f"{found} {', '.join(allowed)}.")
     return names

@@ -38,10 +38,12 @@ def page(answer: Mapping[str, Any]) -> list[str]:
 
 def _head(answer: Mapping[str, Any]) -> list[str]:
     """Return the line on runs that were read and replayed, and the legend of scores."""
+    partly = answer["partly_measured"]
+    lacking = f", {partly:,} lack TTFT, TPOT or lengths and are scored by campaign alone" if partly else ""
     return [
         f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
         f"id modulo 5 is 0) are for fitting and not scored ({answer['repeated']} of these repeat the measurement of a "
-        f"scored run and are not fitted on), {answer['stated_again']} state a scored measurement again; tier "
+        f"scored run and are not fitted on), {answer['stated_again']} state a scored measurement again{lacking}; tier "
         f"{answer['tier']}, host constants {answer['constants']}",
         "median APE / MAPE, 90th percentile, median signed error",
     ]

@@ -152,6 +152,7 @@ def report_of(
         "read": runs.read,
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
+        "partly_measured": sum(not measured_both(row) for row in rows),
         "fitted_on": sum(row["fitting"] and not is_scored_separately(row) for row in rows),
         "repeated": len(repeats([row for row in rows if not row.get("scored_separately")])),
         "tier": tier or "auto",

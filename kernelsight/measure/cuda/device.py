@@ -27,7 +27,7 @@ def open_gpu(ordinal: int, gpu: str | None) -> Gpu:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise InvalidInput(
             f"measuring needs an NVIDIA GPU, but CUDA finds none ({error}); run it on the machine with the GPU: "
-            "`python -m kernelsight.measure` needs only numpy, pyarrow and cupy."
+            "`python -m kernelsight calibrate measure` needs only numpy, pyarrow and CuPy."
         ) from None
     if not 0 <= ordinal < count:
         raise InvalidInput(f"--device {ordinal} does not exist; CUDA finds {count} GPUs, numbered from 0.")
