@@ -75,7 +75,7 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--advise", action="store_true", help="also simulate each setting one step away: what one change would bring"
     )
-    load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine step")
+    load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine step in the run that -o FILE.duckdb saves")
     add_output(verb, "also save the run (.duckdb), or one row per request (.parquet, .csv, .json)")
 
 
@@ -87,6 +87,8 @@ def run(arguments: Any) -> None:
     flags = deployment_flags(arguments) | load_flags(arguments)
     line = launch_line(arguments, flags)
     steps = "steps" in (arguments.keep or [])
+    if steps and (target is None or target.suffix != ".duckdb"):
+        note("--keep steps has no effect here: steps are a table of a saved run; add -o FILE.duckdb.")
     with open_session(arguments) as session:
         run = Run.of(session, flags, arguments.correction)
         with Waiting("simulating"):

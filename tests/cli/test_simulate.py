@@ -96,6 +96,18 @@ def test_keeping_steps_changes_nothing_else(saved_run, saved_steps):
     assert {name: plain[name] for name in KEYS} == {name: kept[name] for name in KEYS}
 
 
+@pytest.mark.parametrize("output", [(), ("-o", "requests.parquet")])
+def test_steps_that_no_saved_run_holds_are_said(command, tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    answer = command(*SIMULATE, *OPEN, "--keep", "steps", *output)
+    assert answer.status == 0
+    assert "--keep steps has no effect here" in answer.err and "-o FILE.duckdb" in answer.err
+
+
+def test_steps_of_a_saved_run_need_no_sentence(saved_steps):
+    assert "--keep" not in saved_steps[1].err
+
+
 def test_the_page_prints_settings_metrics_and_what_was_assumed(command):
     page = command(*SIMULATE, *OPEN).out
     for words in (
