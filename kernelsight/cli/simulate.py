@@ -75,7 +75,12 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--advise", action="store_true", help="also simulate each setting one step away: what one change would bring"
     )
-    load.add_argument("--keep", nargs="+", choices=("steps",), help="keep one row per engine step in the run that -o FILE.duckdb saves")
+    load.add_argument(
+        "--keep",
+        nargs="+",
+        choices=("steps",),
+        help="keep one row per engine step in the run that -o FILE.duckdb saves",
+    )
     add_output(verb, "also save the run (.duckdb), or one row per request (.parquet, .csv, .json)")
 
 
