@@ -65,9 +65,11 @@ def check_faults(table: pa.Table, columns: list[Column], rows: Sequence[int] | N
         count = 0 if passed is None else table.num_rows - pc.sum(passed).as_py()
         if count:
             row = pc.index(passed, False).as_py()
+            value = table.column(column.name)[row].as_py()
+            unit = f" {column.unit}" if column.unit and value is not None else ""
             faults.append(
                 f"column {column.name}: {_rows(count)} fail{'' if count > 1 else 's'} '{column.check}' "
-                f"(row {_number(row, rows)}: {_show(table.column(column.name)[row].as_py())})"
+                f"(row {_number(row, rows)}: {_show(value)}{unit})"
             )
     return faults
 

@@ -83,6 +83,8 @@ def _typed_value(name: str, value: Any) -> Any:
         return weights_text(parse_weights(value, name))
     if flag.kind == "version" and not (isinstance(value, str) and VERSION.fullmatch(value)):
         raise InvalidInput(f"{name} is {value!r}; give a version such as 0.11.0, or leave it unset.")
+    if flag.kind == "text" and not flag.choices and not isinstance(value, str):
+        raise InvalidInput(f"{name} is {value!r}; give a value of type string.")
     if flag.choices and value not in flag.choices:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(flag.choices)}.")
     return value

@@ -235,8 +235,8 @@ def test_keys_of_several_columns_are_compared_as_a_whole_nulls_too(rows: list[tu
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [
-        ({"size": [3, -4]}, "column size: 1 row fails 'size > 0' (row 2: -4)"),
-        ({"size": [0, -4]}, "column size: 2 rows fail 'size > 0' (row 1: 0)"),
+        ({"size": [3, -4]}, "column size: 1 row fails 'size > 0' (row 2: -4 mm)"),
+        ({"size": [0, -4]}, "column size: 2 rows fail 'size > 0' (row 1: 0 mm)"),
         ({"part": ["nut", "nut"], "size": [3, 3]}, "1 duplicate key (part 'nut', size 3)"),
     ],
 )

@@ -163,7 +163,7 @@ def test_a_file_is_written_whole_and_the_number_of_rows_noted(tmp_path: Path, ca
         ({"shape": {"m": "a", "n": "4", "k": "4"}}, "the shape field m must hold whole numbers"),
         ({"shape": [16, 4, 4]}, "column shape is list<int64>, expected struct<"),
         ({"flops": float("nan")}, "column flops has NaN or infinity"),
-        ({"flops": -1.0}, "column flops: 1 row fails 'flops >= 0' (row 1: -1.0)"),
+        ({"flops": -1.0}, "column flops: 1 row fails 'flops >= 0' (row 1: -1.0 FLOP)"),
         ({"count": 0}, "a gemm call has count = 0; give at least one launch."),
         ({"math": "fp7"}, "a gemm call has math = fp7; give one of bf16"),
     ],

@@ -187,6 +187,7 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
         ({"request_rate": float("nan")}, InvalidInput, "request_rate is nan; give a finite number above 0."),
         ({"request_rate": "fast"}, InvalidInput, "request_rate is 'fast'; give a finite number above 0."),
         ({"enable_prefix_caching": "yes"}, InvalidInput, "enable_prefix_caching is 'yes'; give a value of type bool."),
+        ({"trace": 2**31, "request_rate": None}, InvalidInput, "trace is 2147483648; give a value of type string."),
         ({"scheduling": "dynamic"}, InvalidInput, "scheduling is 'dynamic'; give one of continuous, static."),
         ({"scheduling_policy": "lifo"}, InvalidInput, "scheduling_policy is 'lifo'; give one of fcfs, priority."),
         ({"num_priorities": 0}, InvalidInput, "num_priorities is 0; give a whole number of at least 1."),

@@ -148,6 +148,14 @@ def test_a_file_of_measured_runs_is_taken_but_for_held_back_gpus(tmp_path: Path)
     assert (found.table["run_id"].to_pylist(), found.excluded) == (["a"], [(REASONS[-1], 1)])
 
 
+def test_times_in_seconds_are_refused(tmp_path: Path) -> None:
+    columns = "run_id,campaign,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,ttft_ms,tpot_ms,source"
+    path = tmp_path / "mine.csv"
+    path.write_text(f"{columns}\na,given,qwen3-0.6b,l4,1,1,1,1,vllm,100,10,2,1,0.03,0.005,mine\n")
+    with pytest.raises(ContractBroken, match=r"column tpot_ms: .* \(row 1: 0\.005 ms\)"):
+        read_runs(str(path))
+
+
 @pytest.mark.parametrize("lengths", ["300,50,", "300,,2000", ",50,2000", "300,400,2000", "300,50,200"])
 def test_an_interval_of_lengths_has_two_ends_around_its_length(tmp_path: Path, lengths: str) -> None:
     columns = "run_id,campaign,model,gpu,tp,pp,dp,ep,engine,isl,isl_low,isl_high,osl,max_concurrency,workers,ttft_ms"
