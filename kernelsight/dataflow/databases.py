@@ -26,6 +26,7 @@ SETTINGS = {
     "autoload_known_extensions": False,
     "allow_persistent_secrets": False,
 }
+INTERRUPTED_AGAIN_S = 0.1
 # subfolder of sql/ whose files are CREATE MACRO statements, not nodes
 MACROS = "macros"
 
@@ -84,9 +85,9 @@ def interruptible(connection: duckdb.DuckDBPyConnection, fetch: Callable[[], pa.
     try:
         return rows.result()
     finally:
-        if not rows.done():  # a signal came: Ctrl-C, or one that ends the command
-            connection.interrupt()
-            wait([rows])
+        while not rows.done():  # a signal came: Ctrl-C, or one that ends the command
+            connection.interrupt()  # lost where the query has not begun yet: asked again
+            wait([rows], INTERRUPTED_AGAIN_S)
 
 
 @cache

@@ -89,6 +89,29 @@ while numbers:
     assert "Traceback" not in ended.stderr
 
 
+def test_a_signal_before_a_query_has_begun_stops_it_too() -> None:
+    """DuckDB forgets an interrupt that comes before the query: the command waited for the query's end."""
+    program = """
+import os, signal, threading, time
+from kernelsight.dataflow.databases import interruptible, open_database
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+database = open_database()
+
+def fetch():
+    time.sleep(1)
+    return database.execute("select sum(range) from range(1000000000000000)").to_arrow_table()
+
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    interruptible(database, fetch)
+except KeyboardInterrupt:
+    print("ended", flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "ended\n", ended.stderr
+
+
 def test_a_process_that_forks_after_a_query_can_ask_another() -> None:
     """The thread that asks queries for the main thread is not there after a fork."""
     program = """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,8 +36,14 @@ def children_of(parent: int) -> set[int]:
     return found
 
 
-def running(tmp_path: Path) -> subprocess.Popen:
-    """Start a sweep in two workers and return it once its first partition is finished."""
+def words_of(process: int) -> bytes:
+    """Return the command line of a process."""
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+@contextlib.contextmanager
+def running(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    """Start a sweep in two workers and yield it once its first partition is finished."""
     grid = tmp_path / "grid.json"
     grid.write_text(json.dumps(SMALL | LOAD | {"max_concurrency": list(range(1, 65))}))
     words = [sys.executable, "-m", "kernelsight", "sweep", grid, "--workers", "2", "-o", tmp_path / "out.csv"]
@@ -44,7 +52,18 @@ def running(tmp_path: Path) -> subprocess.Popen:
     run = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while run.poll() is None and not list(tmp_path.glob("out.csv.parts/*.parquet")):
         time.sleep(0.02)
-    return run
+    with ended(run):
+        yield run
+
+
+@contextlib.contextmanager
+def ended(run: subprocess.Popen) -> Iterator[None]:
+    """Kill a process at the end of the block, which a test would wait for otherwise."""
+    with run:
+        try:
+            yield
+        finally:
+            run.kill()
 
 
 def left_of(processes: set[int]) -> set[int]:
@@ -88,8 +107,9 @@ def test_a_signal_to_the_command_ends_its_workers_and_keeps_what_is_finished(tmp
 def test_a_pool_that_is_stopped_ends_its_tasks_and_runs_their_cleaning(tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:
-        pool.submit(work, sleep_beside, draft)
+        task = pool.submit(work, sleep_beside, draft)
         while not draft.exists():
+            assert not task.done()
             time.sleep(0.02)
         raise KeyboardInterrupt
     assert not draft.exists()
@@ -102,3 +122,45 @@ def sleep_beside(draft: Path) -> None:
         time.sleep(3600)
     finally:
         draft.unlink()
+
+
+LONG_RESULTS = """
+import sys
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from kernelsight.dataflow.signals import ending_signals
+from kernelsight.dataflow.workers import work, worker_pool
+
+if __name__ == "__main__":
+    with ending_signals():
+        try:
+            with worker_pool(2) as pool:
+                for done in as_completed([pool.submit(work, bytes, 3_000_000) for _ in range(2000)]):
+                    assert len(done.result()) == 3_000_000
+                    print("received", flush=True)
+        except (KeyboardInterrupt, BrokenProcessPool) as error:
+            print(type(error).__name__)
+"""
+
+
+@from_proc
+@pytest.mark.parametrize(("to", "error"), [("the command", "KeyboardInterrupt"), ("a worker", "BrokenProcessPool")])
+def test_a_signal_while_long_results_are_received_ends_the_pool(to: str, error: str, tmp_path: Path) -> None:
+    """A worker that ended halfway through a message left its reader waiting for the rest, for ever."""
+    program, folder = tmp_path / "program.py", tmp_path / "temporary"
+    program.write_text(LONG_RESULTS)
+    folder.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    for moment in range(3):
+        run = subprocess.Popen([sys.executable, program], env=environment, stdout=subprocess.PIPE, text=True)
+        with ended(run):
+            for _ in range(1 + 3 * moment):
+                assert run.stdout.readline() == "received\n"
+            if to == "the command":
+                run.terminate()
+            else:  # as the system does where memory is short
+                workers = [each for each in children_of(run.pid) if b"spawn_main" in words_of(each)]
+                os.kill(workers[0], signal.SIGKILL)
+            out, _ = run.communicate(timeout=120)
+        assert out.splitlines()[-1] == error
+        assert list(folder.iterdir()) == []
