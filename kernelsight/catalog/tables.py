@@ -62,8 +62,13 @@ def _read(name: str) -> pa.Table:
     return read_facts(_FOLDER / f"{name}.csv", contracts()[name])
 
 
-def read_facts(path: Path, contract: Contract, former: Mapping[str, str] | None = None) -> pa.Table:
-    """Return a CSV file as a table of a contract, empty fields as null; ContractBroken lists all violations.
+def read_facts(path: Path, contract: Contract) -> pa.Table:
+    """Return a CSV file as a table of a contract, empty fields as null; ContractBroken lists all violations."""
+    return conform(read_columns(path, contract), contract, origin=path.name)
+
+
+def read_columns(path: Path, contract: Contract, former: Mapping[str, str] | None = None) -> pa.Table:
+    """Return a CSV file with the types of a contract's columns, empty fields as null; ContractBroken: unreadable.
 
     ``former``: current names of columns, by the names that they have in older files.
     """
@@ -78,7 +83,7 @@ def read_facts(path: Path, contract: Contract, former: Mapping[str, str] | None 
         raise ContractBroken(
             f"{path.name} cannot be read as table {contract.table!r}: {str(error).splitlines()[0]}."
         ) from None
-    return conform(renamed(table, former or {}), contract, origin=path.name)
+    return renamed(table, former or {})
 
 
 def renamed(table: pa.Table, former: Mapping[str, str]) -> pa.Table:

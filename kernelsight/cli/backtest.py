@@ -45,7 +45,8 @@ def declare(verb: argparse.ArgumentParser) -> None:
         action="append",
         metavar="FILE",
         help="aiconfigurator (the runs shipped in aiconfigurator-core), a .csv or .parquet file of measured_runs or of "
-        "a known source, or a folder of such files or of one run of inference-perf; may be repeated",
+        "a known source, or a folder of such files or of one run of inference-perf; may be repeated; columns that "
+        "measured_runs may lack: campaign and source (the name of the file), pp, dp, ep, workers (1)",
     )
     verb.add_argument("--tier", choices=TIERS, help="kernel latency model to use")
     add_pack(verb)

@@ -49,7 +49,7 @@ def read_tokenizer(path: Path) -> Callable[[str], np.ndarray]:
 
 
 def chat_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the messages of a chat as one text; parts other than text, such as images, count no tokens.
+    """Return the messages of a chat as one text.
 
     >>> chat_text([{"role": "user", "content": [{"type": "text", "text": "Hello"}]}])
     '<|user|>\\nHello<|end|>\\n<|assistant|>\\n'

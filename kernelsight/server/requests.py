@@ -12,6 +12,8 @@ from kernelsight.server.prompts import chat_text
 # vLLM's default max_tokens of a completion
 COMPLETION_TOKENS = 16
 MOST_CHOICES = 128
+# types of the parts of a message that are text
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 class Refused(Exception):
@@ -83,7 +85,7 @@ def read_request(
 
 
 def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the messages of a chat request. Refused: not a list of messages with text or parts."""
+    """Return the messages of a chat request. Refused: not a list of messages with text or parts of text."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(entry, Mapping) for entry in messages):
         raise Refused("`messages` is not a list of messages.", param="messages")
@@ -91,6 +93,11 @@ def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         content = message.get("content")
         if content is not None and not isinstance(content, str | list):
             raise Refused("`content` of a message is neither text nor a list of parts.", param="messages")
+        for part in content if isinstance(content, list) else []:
+            kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+            if kind not in TEXT_PARTS:
+                message = f"a part of type {kind!r} cannot be timed: no encoder is modelled; give text alone."
+                raise Refused(message, param="messages")
     return messages
 
 

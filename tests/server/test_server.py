@@ -132,6 +132,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
         (CHAT, {}, 400, "`messages` is not a list of messages"),
         (CHAT, {"messages": [3]}, 400, "`messages` is not a list"),
         (CHAT, {"messages": [{"role": "user", "content": 3}]}, 400, "`content` of a message"),
+        (CHAT, {"messages": [{"content": [{"type": "image_url"}]}]}, 400, "'image_url' cannot be timed"),
         (CHAT, {"messages": MESSAGES, "max_completion_tokens": -1}, 400, "max_completion_tokens must be at least 1"),
         (TEXT, b"{", 400, "the body is not JSON"),
         (TEXT, b"\xff", 400, "the body is not JSON"),

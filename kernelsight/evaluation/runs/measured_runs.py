@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import polars as pl
 import pyarrow as pa
 
-from kernelsight.catalog.tables import contracts, from_rows, read_facts, renamed
+from kernelsight.catalog.tables import contracts, from_rows, read_columns, renamed
 from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.parquet_files import read_parquet
@@ -179,13 +179,20 @@ def _read_file(path: Path) -> Runs:
         if "silicon_ttft_ms" in columns:
             return _clean(raw, path)
         contract = contracts()["measured_runs"]
-        if parquet_rows is None:
-            table = read_facts(path, contract, FORMER)
-        else:
-            table = conform(renamed(parquet_rows, FORMER), contract, origin=path.name)
+        rows = read_columns(path, contract, FORMER) if parquet_rows is None else renamed(parquet_rows, FORMER)
+        table = conform(_with_defaults(rows, path), contract, origin=path.name)
     except (pl.exceptions.PolarsError, pa.ArrowException, OSError, ValueError) as error:
         raise _refusal(path, f"cannot be read ({str(error).splitlines()[0].rstrip('.')})") from None
     return _unsealed(table, table.num_rows, [])
+
+
+def _with_defaults(rows: pa.Table, path: Path) -> pa.Table:
+    """Return rows with the columns that a file may lack: sizes of 1, and the name of the file."""
+    defaults = {"campaign": path.stem, **dict.fromkeys(("pp", "dp", "ep", "workers"), 1), "source": path.name}
+    for name, value in defaults.items():
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+    return rows
 
 
 def _of_source(rows: list[dict[str, Any]], excluded: list[tuple[str, int]], path: Path) -> Runs:

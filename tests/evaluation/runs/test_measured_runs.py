@@ -6,6 +6,7 @@ import csv
 import importlib.util
 from pathlib import Path
 
+import polars as pl
 import pyarrow.compute as pc
 import pytest
 
@@ -148,12 +149,29 @@ def test_a_file_of_measured_runs_is_taken_but_for_held_back_gpus(tmp_path: Path)
     assert (found.table["run_id"].to_pylist(), found.excluded) == (["a"], [(REASONS[-1], 1)])
 
 
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_columns_that_a_deployment_need_not_state_have_defaults(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"mine{ending}"
+    (tmp_path / "rows.csv").write_text(
+        "run_id,model,gpu,tp,engine,isl,osl,max_concurrency,ttft_ms,tpot_ms\na,qwen3-0.6b,l4,2,vllm,100,10,2,30,5\n"
+    )
+    write_rows = {".csv": pl.DataFrame.write_csv, ".parquet": pl.DataFrame.write_parquet}[ending]
+    write_rows(pl.read_csv(tmp_path / "rows.csv"), path)
+    (run,) = read_runs(str(path)).table.to_pylist()
+    assert [run[name] for name in ("tp", "pp", "dp", "ep", "workers")] == [2, 1, 1, 1, 1]
+    assert (run["campaign"], run["source"]) == ("mine", path.name)
+    pl.read_csv(tmp_path / "rows.csv").drop("tp").write_csv(tmp_path / "none.csv")
+    with pytest.raises(ContractBroken, match="missing column tp"):
+        read_runs(str(tmp_path / "none.csv"))
+
+
 def test_times_in_seconds_are_refused(tmp_path: Path) -> None:
     columns = "run_id,campaign,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,ttft_ms,tpot_ms,source"
     path = tmp_path / "mine.csv"
-    path.write_text(f"{columns}\na,given,qwen3-0.6b,l4,1,1,1,1,vllm,100,10,2,1,0.03,0.005,mine\n")
-    with pytest.raises(ContractBroken, match=r"column tpot_ms: .* \(row 1: 0\.005 ms\)"):
-        read_runs(str(path))
+    for ttft, tpot, column, value in (("30", "0.005", "tpot_ms", "0.005"), ("0.3", "", "ttft_ms", "0.3")):
+        path.write_text(f"{columns}\na,given,qwen3-0.6b,l4,1,1,1,1,vllm,100,10,2,1,{ttft},{tpot},mine\n")
+        with pytest.raises(ContractBroken, match=rf"column {column}: .* \(row 1: {value} ms\)"):
+            read_runs(str(path))
 
 
 @pytest.mark.parametrize("lengths", ["300,50,", "300,,2000", ",50,2000", "300,400,2000", "300,50,200"])
