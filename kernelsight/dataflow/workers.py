@@ -45,18 +45,18 @@ def worker_pool(count: int, begin: Callable[..., None] | None = None, *words: An
         resource_tracker.ensure_running()
     # closing the pool's end stops the workers: an Event would wait for those that have died
     worker_end, pool_end = spawn.Pipe(duplex=False)
-    folder = tempfile.mkdtemp(prefix="kernelsight-")
-    pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=_begin, initargs=(worker_end, folder, begin, words))
-    try:
-        yield pool
-    except BaseException:
-        pool_end.close()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        pool_end.close()
-        worker_end.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="kernelsight-", ignore_cleanup_errors=True) as folder:
+        begun = (worker_end, folder, begin, words)
+        pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=_begin, initargs=begun)
+        try:
+            yield pool
+        except BaseException:
+            pool_end.close()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            pool_end.close()
+            worker_end.close()
 
 
 @dataclass(frozen=True)
