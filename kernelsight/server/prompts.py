@@ -49,17 +49,12 @@ def read_tokenizer(path: Path) -> Callable[[str], np.ndarray]:
 
 
 def chat_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the messages of a chat as one text.
+    """Return the messages of a chat, whose contents are texts, as one text.
 
-    >>> chat_text([{"role": "user", "content": [{"type": "text", "text": "Hello"}]}])
+    >>> chat_text([{"role": "user", "content": "Hello"}])
     '<|user|>\\nHello<|end|>\\n<|assistant|>\\n'
     """
-    turns = []
-    for message in messages:
-        content = message.get("content") or ""
-        if not isinstance(content, str):
-            content = "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
-        turns.append(TURN.format(role=message.get("role"), text=content))
+    turns = [TURN.format(role=message.get("role"), text=message["content"]) for message in messages]
     return "".join(turns) + "<|assistant|>\n"
 
 

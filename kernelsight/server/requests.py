@@ -12,8 +12,8 @@ from kernelsight.server.prompts import chat_text
 # vLLM's default max_tokens of a completion
 COMPLETION_TOKENS = 16
 MOST_CHOICES = 128
-# types of the parts of a message that are text
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+# field with the text of a part, by type (vLLM 0.11.0: MM_PARSER_MAP of entrypoints/chat_utils.py)
+TEXT_FIELDS = {"text": "text", "input_text": "text", "refusal": "refusal", "thinking": "thinking"}
 
 
 class Refused(Exception):
@@ -84,21 +84,34 @@ def read_request(
     )
 
 
-def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the messages of a chat request. Refused: not a list of messages with text or parts of text."""
+def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of a chat request, each with its content as one text. Refused: content that is no text."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(entry, Mapping) for entry in messages):
         raise Refused("`messages` is not a list of messages.", param="messages")
-    for message in messages:
-        content = message.get("content")
-        if content is not None and not isinstance(content, str | list):
-            raise Refused("`content` of a message is neither text nor a list of parts.", param="messages")
-        for part in content if isinstance(content, list) else []:
-            kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-            if kind not in TEXT_PARTS:
-                message = f"a part of type {kind!r} cannot be timed: no encoder is modelled; give text alone."
-                raise Refused(message, param="messages")
-    return messages
+    return [{**message, "content": _text_of(message.get("content"))} for message in messages]
+
+
+def _text_of(content: Any) -> str:
+    """Return the content of a message as one text: a text, a list of parts, or null."""
+    if not isinstance(content, str | list | None):
+        raise Refused("`content` of a message is neither text nor a list of parts.", param="messages")
+    return content if isinstance(content, str) else "".join(map(_text_of_part, content or []))
+
+
+def _text_of_part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise Refused("a part of a message is neither text nor an object.", param="messages")
+    kind = part.get("type", next(iter(part), None))
+    if not isinstance(kind, str) or kind not in TEXT_FIELDS:
+        message = f"a part of type {kind!r} cannot be timed: no encoder is modelled; give text alone."
+        raise Refused(message, param="messages")
+    text = part.get(TEXT_FIELDS[kind]) or ""
+    if not isinstance(text, str):
+        raise Refused(f"`{TEXT_FIELDS[kind]}` of a part is not text.", param="messages")
+    return text
 
 
 def _prompts(prompt: Any, tokens_of: Callable[[str], np.ndarray]) -> list[np.ndarray]:

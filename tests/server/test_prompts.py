@@ -9,6 +9,7 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.server.prompts import WORDS, block_keys, chat_text, estimated_tokens, read_tokenizer
+from kernelsight.server.requests import read_request
 from kernelsight.server.start import tokens_of
 
 TEXT = "the and you for are not but all can has was out one new"
@@ -57,6 +58,17 @@ def test_a_chat_is_its_messages() -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     assert chat_text(messages).startswith(chat_text(messages[:1]).removesuffix("<|assistant|>\n"))
     assert "Hi" in chat_text(messages)
-    parts = [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}]
-    assert chat_text(parts) == chat_text([{"role": "user", "content": "Hi"}])
-    assert chat_text([{"role": "user", "content": None}])
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (["Hel", {"type": "text", "text": "lo"}], "Hello"),
+        ([{"text": "Hel"}, {"type": "refusal", "refusal": "lo"}, {"type": "text", "text": None}], "Hello"),
+        (None, ""),
+    ],
+)
+def test_a_message_counts_all_its_parts_of_text(content: object, text: str) -> None:
+    body, asked = {"messages": [{"role": "user", "content": content}]}, []
+    read_request(body, True, "m", {"m"}, 100, lambda words: asked.append(words) or np.arange(3))
+    assert asked == [chat_text([{"role": "user", "content": text}])]

@@ -125,7 +125,6 @@ def sleep_beside(draft: Path) -> None:
 
 
 LONG_RESULTS = """
-import sys
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from kernelsight.dataflow.signals import ending_signals

@@ -71,14 +71,6 @@ def _cudagraph_mode(reading: Reading, option: Option, setting: Setting, value: s
         reading.use(setting, option.flag, value, option.reason if value is None else None)
 
 
-def _compilation_mode(reading: Reading, option: Option, setting: Setting, value: str | None) -> None:
-    """vLLM's modes below the default compile no pieces, and have CUDA graphs only where their mode is stated."""
-    if value is None or any(other.rule == "cudagraph_mode" for other, _, _ in reading.pending):
-        reading.ignore(setting, "none" if value is None else "not_modelled", option.reason)
-    else:
-        reading.use(setting, option.flag, value, f"no CUDA graphs; {option.reason}")
-
-
 def _negated(reading: Reading, option: Option, setting: Setting, value: str) -> None:
     """A switch that turns the flag off."""
     reading.use(setting, option.flag, "false" if value == "true" else "true")
@@ -231,7 +223,6 @@ RULES: dict[str, Callable[[Reading, Option, Setting, Any], None]] = {
     "per_stage": _per_stage,
     "largest": _largest,
     "cudagraph_mode": _cudagraph_mode,
-    "compilation_mode": _compilation_mode,
     "negated": _negated,
     "chunked_prefill": _chunked_prefill,
     "attention_dp": _attention_dp,
