@@ -14,10 +14,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kernelsight.laboratory.energy.scores import evaluate
 from record import ROOT, record
 
 import kernelsight as ks
-from kernelsight.evaluation.energy.scores import evaluate
 from kernelsight.evaluation.runs.measured_runs import read_runs
 
 RUNS = "../shared/data/servers/mlenergy.csv"

@@ -34,10 +34,10 @@ PARTS: dict[str, tuple[str, ...]] = {
     "serving": ("kernelsight/serving", "sql/serve"),
     "backtest": ("kernelsight/evaluation/runs",),
     "fitting": ("kernelsight/fitting", "kernelsight/evaluation/kernels"),
-    "search": ("kernelsight/searching", "kernelsight/evaluation/searches"),
+    "search": ("kernelsight/searching", "benches/evaluation/searches"),
     "compare": ("kernelsight/comparison", "kernelsight/logs"),
     "sizing": ("kernelsight/sizing",),
-    "energy": ("kernelsight/evaluation/energy",),
+    "energy": ("benches/evaluation/energy",),
     "sweep": ("kernelsight/sweeps",),
     "server": ("kernelsight/server",),
 }

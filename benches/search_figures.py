@@ -7,8 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-
-from kernelsight.evaluation.searches.tuner_strategies import is_tuner
+from kernelsight.laboratory.searches.tuner_strategies import is_tuner
 
 
 def figures_of(evaluation: Mapping[str, Any], seeds: int) -> dict[str, Any]:

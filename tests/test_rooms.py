@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 # from the ground up: a room imports what stands before it
 ROOMS = tuple(
     """
-    version number_format escape errors dataflow catalog models kernels fitting scenario forward serving logs
+    version number_format escape errors dataflow laboratory catalog models kernels fitting scenario forward serving logs
     present measure sweeps sizing comparison searching choices nodes shipped_tables project_graph session
     public_functions __init__ server plugins evaluation cli __main__
     """.split()
@@ -130,6 +130,13 @@ def test_places_have_levels() -> None:
 def test_what_serves_users_imports_nothing_that_scores_it() -> None:
     users = {module for module, others in all_imports().items() if "evaluation" in {room_of(other) for other in others}}
     assert not {module for module in users if room_of(module) in PRODUCT}
+
+
+def test_no_module_of_the_package_imports_the_laboratory_by_name() -> None:
+    """Modules of benches/evaluation are reached by registration alone: a wheel does not hold them."""
+    assert not {
+        name for names in all_imports().values() for name in names if name.startswith("kernelsight.laboratory.")
+    }
 
 
 def test_no_folder_bears_the_name_of_a_public_function() -> None:

@@ -122,7 +122,7 @@ def recorded_spaces() -> SpaceTables:
 
 def search() -> dict[str, float]:
     """Return the regret of one search per policy on two spaces, one seed, 30 measurements."""
-    from kernelsight.evaluation.searches.cases import Case, replayed
+    from kernelsight.laboratory.searches.cases import Case, replayed
 
     tables = recorded_spaces()
     names = sorted(set(tables.kernel_spaces["space"].to_pylist()))[:2]

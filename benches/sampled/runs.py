@@ -7,13 +7,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from kernelsight.laboratory.decisions import decisions_of
+from kernelsight.laboratory.energy.fit import Constants
+from kernelsight.laboratory.energy.simulated import simulated
 from record import ROOT, read
 
 import kernelsight as ks
-from kernelsight.evaluation.energy.fit import Constants
-from kernelsight.evaluation.energy.simulated import simulated
 from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_runs
-from kernelsight.evaluation.runs.decisions import decisions_of
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.replays import replay
 from kernelsight.evaluation.runs.scores import is_fitting, is_scored_separately

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn, cast
 
+from kernelsight import laboratory
 from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, flags_in_errors, unknown
 from kernelsight.escape import visible
@@ -73,7 +74,7 @@ VERBS: dict[str, tuple[str, str | None]] = {
     "search run": ("search one kernel on one GPU under a budget of measurements", "kernelsight.cli.search.run"),
     "search evaluate": (
         "replay searches on every GPU of a file and score the policies",
-        "kernelsight.cli.search.evaluate",
+        "kernelsight.laboratory.cli.search_evaluate",
     ),
     "search choose": (
         "choose the fastest implementation per shape, on a GPU measured little or never",
@@ -132,7 +133,7 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     command = None if words is None else [word for word in words if not word.startswith("-")]
     verb_words = command if words and not words[0].startswith("-") else None
     for name, (text, module) in VERBS.items():
-        if not _may_be_meant(name, verb_words or []):
+        if not _may_be_meant(name, verb_words or []) or (_is_of_laboratory(name) and not laboratory.is_here()):
             continue
         group, _, short = name.rpartition(" ")
         how = {"help": text, "description": text[0].upper() + text[1:] + "."}
@@ -148,6 +149,11 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         if command is None or command[: len(name.split())] == name.split():
             importlib.import_module(module).declare(verb)
     return top
+
+
+def _is_of_laboratory(verb: str) -> bool:
+    """Return whether a verb's module lies in the laboratory, which only a checkout holds."""
+    return (VERBS[verb][1] or "").startswith(laboratory.__name__)
 
 
 def _may_be_meant(verb: str, words: Sequence[str]) -> bool:
@@ -239,6 +245,8 @@ def _with_help(words: list[str]) -> list[str]:
         verb = " ".join(verb_words[:2])  # of a group
     if verb and verb not in VERBS:
         raise unknown("verb", verb, VERBS, "`kernelsight --help` lists them.")
+    if verb and _is_of_laboratory(verb):
+        laboratory.check(f"`kernelsight {verb}`")
     return words
 
 

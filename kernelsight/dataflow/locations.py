@@ -14,8 +14,12 @@ def folder(name: str) -> Path:
     >>> (folder("schemas") / "table.schema.json").is_file()
     True
     """
-    checkout = _PACKAGE.parent
-    # site-packages may hold a stranger's schemas/ folder: only ours has this file.
-    if (checkout / "schemas" / "table.schema.json").is_file():
-        return checkout / name
-    return Path(str(resources.files("kernelsight"))) / f"_{name}"
+    root = checkout()
+    return root / name if root else Path(str(resources.files("kernelsight"))) / f"_{name}"
+
+
+def checkout() -> Path | None:
+    """Return the root of the checkout that holds the package; None: it is installed without one."""
+    root = _PACKAGE.parent
+    # site-packages may hold a stranger's schemas/ folder: only ours has this file
+    return root if (root / "schemas" / "table.schema.json").is_file() else None

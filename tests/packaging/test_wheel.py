@@ -71,6 +71,15 @@ def test_the_unpacked_wheel_is_what_runs(alone: dict[str, str], tmp_path: Path) 
     assert sorted(listed) == sorted(contracts | {f"{family}_latencies" for family in LOWERED})
 
 
+def test_it_refuses_what_only_the_checkout_holds(alone: dict[str, str], tmp_path: Path) -> None:
+    found = run(alone, tmp_path, "-m", "kernelsight", "search", "evaluate", "--space", "x.parquet")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(
+        "kernelsight: `kernelsight search evaluate` is part of the evaluation of KernelSight"
+    )
+    assert "evaluate" not in run(alone, tmp_path, "-m", "kernelsight", "search", "--help").stdout
+
+
 @pytest.mark.whole
 def test_it_predicts_as_the_checkout_does(alone: dict[str, str], tmp_path: Path) -> None:
     words = ["-m", "kernelsight", *"predict --model qwen3-0.6b --gpu l4 --context-len 100 --format json".split()]

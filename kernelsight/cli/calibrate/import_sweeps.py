@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernelsight.cli.options import add_families, add_output
-from kernelsight.errors import InvalidInput, unknown
+from kernelsight.errors import InvalidInput
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.fitting.kernel_sweeps.importing import SUMMARY, import_sweep
-from kernelsight.fitting.kernel_sweeps.sources import READERS, SEVERAL_PATHS
+from kernelsight.fitting.kernel_sweeps.sources import SEVERAL_PATHS, names, reader
 from kernelsight.present.output import check_ending, note, print_rows
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    verb.add_argument(
-        "source", metavar="SOURCE", help="aiconfigurator, aisimulate, aiter, neusight, vidur, llmservingsim or parquet"
-    )
+    verb.add_argument("source", metavar="SOURCE", help=", ".join(names()))
     verb.add_argument(
         "path",
         nargs="*",
@@ -32,12 +30,9 @@ def declare(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Import one source: write the sweep, print the rows read, kept and rejected."""
-    if arguments.source not in READERS:
-        raise unknown("source of sweeps", arguments.source, READERS, f"Known: {', '.join(READERS)}.")
+    read_source = reader(arguments.source)
     target = check_ending(arguments.output, (".parquet",))
-    batches = READERS[arguments.source](
-        _paths(arguments.source, arguments.path), _names(arguments.gpus), _names(arguments.families)
-    )
+    batches = read_source(_paths(arguments.source, arguments.path), _names(arguments.gpus), _names(arguments.families))
     rows, unlisted, unread = import_sweep(batches, target)
     print_rows(rows, list(SUMMARY), arguments.format)
     read, kept, points = (sum(row[name] or 0 for row in rows) for name in ("read", "kept", "points"))

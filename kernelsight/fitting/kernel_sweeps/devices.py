@@ -20,10 +20,6 @@ DEVICES = {
     "NVIDIA H100 80GB HBM3": "h100_sxm",
     "NVIDIA H200": "h200_sxm",
 }
-# Vidur's folders; its documentation names DGX boxes for A100 and H100
-VIDUR = {"a100": "a100_sxm", "h100": "h100_sxm", "a40": "a40", "v100": "v100_sxm"}
-# LLMServingSim's folders; H100 is the SXM board of its paper's testbed
-LLMSERVINGSIM = {"H100": "h100_sxm", "A6000": "a6000", "RTX3090": "rtx_3090", "RTX4090": "rtx_4090"}
 NOT_IN_CATALOGUE = "gpu_not_in_catalogue"
 # held out for one last check: no choice may be made by their data
 SEALED = ("b300_sxm", "gb300")

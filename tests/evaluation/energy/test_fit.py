@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kernelsight.laboratory.energy.fit import Constants, Servers, baselines, family_of, fit, left_out, power_of
 
-from kernelsight.evaluation.energy.fit import Constants, Servers, baselines, family_of, fit, left_out, power_of
 from kernelsight.kernels.energy import Work
 
 TRUE = Constants(

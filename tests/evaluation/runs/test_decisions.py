@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-
-from kernelsight.evaluation.runs.decisions import (
+from kernelsight.laboratory.decisions import (
     LEAST,
     MOST,
     Decision,
@@ -17,6 +16,7 @@ from kernelsight.evaluation.runs.decisions import (
     decisions_of,
     reliability,
 )
+
 from kernelsight.serving.engine.host import Z_90
 
 WIDTH = 0.2

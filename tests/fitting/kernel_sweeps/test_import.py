@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.cli.main import main
 from kernelsight.errors import InvalidInput, RunFailed, UnknownName
-from kernelsight.fitting.kernel_sweeps.sources import READERS
+from kernelsight.fitting.kernel_sweeps.sources import RESEARCH, names
 
 GEMM = {"op_name": "gemm", "kernel_source": "torch.nn.functional.linear", "gemm_dtype": "bfloat16"}
 GEMM |= {"m": 16, "n": 4096, "k": 4096, "latency": 0.02}
@@ -17,10 +17,17 @@ def test_an_unknown_source_gets_the_nearest(import_from, tmp_path) -> None:
         import_from("aiconfig", tmp_path)
 
 
-@pytest.mark.parametrize("source", READERS)
+@pytest.mark.parametrize("source", names())
 def test_a_path_that_is_not_there_is_refused(import_from, tmp_path, source) -> None:
     with pytest.raises(InvalidInput, match="does not exist"):
         import_from(source, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("source", RESEARCH)
+def test_an_installed_package_says_where_research_readers_are(import_from, tmp_path, monkeypatch, source) -> None:
+    monkeypatch.setattr("kernelsight.laboratory.is_here", lambda: False)
+    with pytest.raises(InvalidInput, match=f"calibrate import {source} is part of the evaluation .* from a checkout"):
+        import_from(source, tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_told(put, import_from, tmp_path) -> None:

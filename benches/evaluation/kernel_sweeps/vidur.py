@@ -12,10 +12,12 @@ from pathlib import Path
 
 import polars as pl
 
-from kernelsight.fitting.kernel_sweeps.devices import NOT_IN_CATALOGUE, VIDUR
+from kernelsight.fitting.kernel_sweeps.devices import NOT_IN_CATALOGUE
 from kernelsight.fitting.kernel_sweeps.points import Batch, measured, read_csv, reader, without_family
 
 PUBLISHER = "Vidur"
+# GPUs by folder; its documentation names DGX boxes for A100 and H100
+GPUS = {"a100": "a100_sxm", "h100": "h100_sxm", "a40": "a40", "v100": "v100_sxm"}
 MODEL = (
     "n_head",
     "n_kv_head",
@@ -61,7 +63,7 @@ OPERATORS = {
 
 def _batches(file: Path) -> Iterator[Batch]:
     folders = file.resolve().parts
-    gpu_folders = [folder for folder in folders if folder in VIDUR]
+    gpu_folders = [folder for folder in folders if folder in GPUS]
     if file.name not in ("mlp.csv", "attention.csv") or not gpu_folders:
         height = read_csv(file, (), PUBLISHER).height
         yield without_family(
@@ -70,7 +72,7 @@ def _batches(file: Path) -> Iterator[Batch]:
             height,
         )
         return
-    gpu = VIDUR[gpu_folders[-1]]
+    gpu = GPUS[gpu_folders[-1]]
     if file.name == "attention.csv":
         rows = read_csv(file, ATTENTION + ATTENTION_TIMES, PUBLISHER)
         for family, points in attention(rows, LABELS | {"dtype": "fp16/fp16"}):

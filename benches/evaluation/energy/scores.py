@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from kernelsight.laboratory.energy.fit import Servers, baselines, family_of, fit, left_out
+from kernelsight.laboratory.energy.mean_steps import architectures, drawn_power, mean_steps_of
+from kernelsight.laboratory.energy.simulated import simulated
 
-from kernelsight.evaluation.energy.fit import Servers, baselines, family_of, fit, left_out
-from kernelsight.evaluation.energy.mean_steps import architectures, drawn_power, mean_steps_of
-from kernelsight.evaluation.energy.simulated import simulated
 from kernelsight.evaluation.runs.scores import score
 
 if TYPE_CHECKING:

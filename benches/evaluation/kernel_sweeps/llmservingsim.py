@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from kernelsight.laboratory.kernel_sweeps import vidur
 
-from kernelsight.fitting.kernel_sweeps import vidur
-from kernelsight.fitting.kernel_sweeps.devices import LLMSERVINGSIM, NOT_IN_CATALOGUE
+from kernelsight.fitting.kernel_sweeps.devices import NOT_IN_CATALOGUE
 from kernelsight.fitting.kernel_sweeps.points import Batch, measured, read_csv, reader, without_family
 from kernelsight.models.config import load_catalogue
 
 PUBLISHER = "LLMServingSim"
+# GPUs by folder; H100 is the SXM board of its paper's testbed
+GPUS = {"H100": "h100_sxm", "A6000": "a6000", "RTX3090": "rtx_3090", "RTX4090": "rtx_4090"}
 FORMATS = ("bf16", "fp16", "fp8")
 PLACE = re.compile(r"(?P<gpu>[^/]+)/(?P<model>[^/]+/[^/]+)(?:/(?P<format>bf16|fp16|fp8))?/tp(?P<tp>\d+)/[^/]+\.csv$")
 Model = dict[str, Any]
@@ -33,7 +35,7 @@ def _batches(file: Path) -> Iterator[Batch]:
     reader = _READERS.get(file.name)
     rows = read_csv(file, (), PUBLISHER)
     device = path_match["gpu"] if path_match else file.parent.name
-    gpu = LLMSERVINGSIM.get(device)
+    gpu = GPUS.get(device)
     model = _models().get(path_match["model"]) if path_match else None
     if path_match is None or reader is None:
         yield without_family(gpu or device, "unknown_table", rows.height)
