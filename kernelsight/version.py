@@ -1,3 +1,3 @@
 """The version of the program, as stated in packages, results and measured rows."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

@@ -6,8 +6,8 @@ log latency of a candidate = level of its site + w x likely contrast
 where the likely contrast, relative to the site's mean, is that of a GPU of the same generation measured at this very
 shape, or else the kernel model's. Each effect is a Gaussian process over the shape (Matern 5/2 and a constant;
 Rasmussen and Williams 2006, section 4.2). The level of a site is free, so that only contrasts are learned. Sizes of the
-effects (standard deviations) were chosen by holding out generations (docs/lab/choices.md); measurements of the target
-change them within their priors.
+effects (standard deviations) were chosen by holding out generations (benches/evaluation/lab/choices.md); measurements
+of the target change them within their priors.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from kernelsight.measure.families import FAMILIES
 from kernelsight.searching.gaussian_process import matern, squared_distances
 
 # share of a budget that is chosen at random before expected regret decides: without measurements, expectations mislead
-# (docs/lab/choices.md)
+# (benches/evaluation/lab/choices.md)
 BY_CHANCE = 0.3
 # columns that define kinds of sites, which behave similarly; random sites of each kind that precede all others
 KINDS, OF_KIND = ("dtype", "distribution", "head_dim", "window"), 2

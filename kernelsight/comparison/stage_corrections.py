@@ -23,7 +23,7 @@ from kernelsight.scenario.corrections import fingerprint
 
 METRICS = ("ttft_ms", "tpot_ms")
 # prior standard deviations of logarithms of factors; NOISE: of the scatter of repeated runs and neighbouring loads.
-# Chosen on InferenceX for gap analysis, and vice versa (docs/lab/end_to_end.md)
+# Chosen on InferenceX for gap analysis, and vice versa (benches/evaluation/lab/end_to_end.md)
 KERNELS_SD = {
     **{"prefill_gemm": 0.2, "prefill_attention": 0.2, "prefill_moe": 0.3},
     **{"decode_gemm": 0.1, "decode_attention": 0.3, "moe": 0.2, "communication": 0.2},

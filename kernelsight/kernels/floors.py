@@ -2,8 +2,8 @@
 
 Errors of short kernels on one GPU are correlated across families, though not fully: of the log error of the shortest
 calls of some families, the share CARRIED predicts the others best, on A100, L40S, H100 and RTX PRO 6000 with fits
-without their generations (docs/lab/kernels.md). Without a measured launch the floors are those of the fitted
-generations, and the intervals cover how these differ.
+without their generations (benches/evaluation/lab/kernels.md). Without a measured launch the floors are those of the
+fitted generations, and the intervals cover how these differ.
 """
 
 from __future__ import annotations

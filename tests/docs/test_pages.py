@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.docs.conftest import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benches" / "README.md"]
-PAGES += sorted(DOCS.rglob("*.md"))
+PAGES += [*sorted(DOCS.rglob("*.md")), *sorted((ROOT / "benches" / "evaluation").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
 
@@ -28,9 +29,10 @@ def test_links_and_pictures_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def test_every_page_stands_in_the_navigation_once() -> None:
+def test_every_page_stands_in_the_navigation_once(reference: ModuleType) -> None:
     named = re.findall(r"([\w/]+\.md)$", (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
-    assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    made = [f"reference/{name}" for name in reference.reference()]
+    assert sorted(named) == sorted([*made, *(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))])
 
 
 def test_every_picture_is_shown() -> None:
