@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from kernelsight.cli.main import parser
 from tests.conftest import WORLDS_PERCENT
 from tests.docs.conftest import ROOT, load_generator
 
@@ -62,11 +63,11 @@ def test_examples_print_what_the_page_shows(generator: ModuleType, page: Path) -
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_page_are_commands(generator: ModuleType, page: Path) -> None:
-    parser = generator.parser()
+    parser_of_all = parser()
     for body in generator.FENCE.findall(page.read_text(encoding="utf-8")):
         for words in generator.commands(body):
             if words[0] == "kernelsight":
-                parser.parse_args(words[1:])
+                parser_of_all.parse_args(words[1:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
