@@ -14,13 +14,13 @@ import contextlib
 import json
 from pathlib import Path
 
-from kernelsight.laboratory.decisions import LEAST, MOST, Decision, decision_scores, decisions_of, reliability
 from record import ROOT, record
 
 import kernelsight as ks
 from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.replays import replay_left_out
+from kernelsight.laboratory.decisions import LEAST, MOST, Decision, decision_scores, decisions_of, reliability
 
 SOURCES = ("aiconfigurator", "../shared/data/servers", "../shared/data/inference-perf-example")
 SAMPLE = 100

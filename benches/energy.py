@@ -14,11 +14,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kernelsight.laboratory.energy.scores import evaluate
 from record import ROOT, record
 
 import kernelsight as ks
 from kernelsight.evaluation.runs.measured_runs import read_runs
+from kernelsight.laboratory.energy.scores import evaluate
 
 RUNS = "../shared/data/servers/mlenergy.csv"
 CONSTANTS = ROOT / "kernelsight/catalog/energy_constants.csv"

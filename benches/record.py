@@ -32,7 +32,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "kernels": ("kernelsight/kernels", "sql/kernel", "sql/lower", "sql/macros"),
     "deployments": ("kernelsight/scenario", "kernelsight/models", "sql/deploy"),
     "serving": ("kernelsight/serving", "sql/serve"),
-    "backtest": ("kernelsight/evaluation/runs",),
+    "backtest": ("kernelsight/evaluation/runs", "benches/evaluation/runs"),
     "fitting": ("kernelsight/fitting", "kernelsight/evaluation/kernels"),
     "search": ("kernelsight/searching", "benches/evaluation/searches"),
     "compare": ("kernelsight/comparison", "kernelsight/logs"),

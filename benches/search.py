@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernelsight.laboratory.searches.cases import Case, Result, replayed
-from kernelsight.laboratory.searches.evaluate import evaluate
-from kernelsight.laboratory.searches.tuner_strategies import check_strategy, expanded, is_tuner
 from record import ROOT, record
 from search_figures import figures_of, tuner_figures
 
+from kernelsight.laboratory.searches.cases import Case, Result, replayed
+from kernelsight.laboratory.searches.evaluate import evaluate
+from kernelsight.laboratory.searches.tuner_strategies import check_strategy, expanded, is_tuner
 from kernelsight.present.output import as_text
 from kernelsight.searching import scores
 from kernelsight.searching.arrays import SpaceArrays, space_arrays

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+
 from kernelsight.laboratory.searches.tuner_strategies import is_tuner
 
 

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 from kernelsight.dataflow.locations import checkout
 from kernelsight.errors import InvalidInput
 
+# options that the laboratory adds to verbs, with their values in a package that lacks it
+OPTIONS: dict[str, dict[str, Any]] = {
+    "backtest": {"--constants": "shipped", "--leave-out": None, "--against": None},
+}
 _CHECKOUT = checkout()
 __path__ = [str(_CHECKOUT / "benches" / "evaluation")] if _CHECKOUT else []
 
@@ -28,6 +33,14 @@ def part(module: str, requested: str) -> ModuleType:
     """
     check(requested)
     return importlib.import_module(f"{__name__}.{module}")
+
+
+def declare(verb: str, parser: Any) -> None:
+    """Add the laboratory's options of a verb to its ``argparse`` parser; without it, set their values."""
+    if is_here():
+        part(f"cli.{verb.replace(' ', '_')}_options", f"`kernelsight {verb}`").declare(parser)
+    else:
+        parser.set_defaults(**{flag.strip("-").replace("-", "_"): value for flag, value in OPTIONS[verb].items()})
 
 
 def check(requested: str) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from kernelsight.laboratory.decisions import decisions_of
-from kernelsight.laboratory.energy.fit import Constants
-from kernelsight.laboratory.energy.simulated import simulated
 from record import ROOT, read
 
 import kernelsight as ks
@@ -17,6 +14,10 @@ from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_ru
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.replays import replay
 from kernelsight.evaluation.runs.scores import is_fitting, is_scored_separately
+from kernelsight.laboratory.decisions import decisions_of
+from kernelsight.laboratory.energy.fit import Constants
+from kernelsight.laboratory.energy.simulated import simulated
+from kernelsight.laboratory.runs.levels import fit_levels
 from sampled import first_by_hash
 
 RUNS = 10
@@ -36,7 +37,7 @@ def published(count: int) -> list[dict[str, Any]]:
 def errors(runs: list[dict[str, Any]], levels: tuple[str, ...], tier: str | None = None) -> dict[str, float]:
     """Return mean absolute errors of runs by level of host constants and metric."""
     with ks.connect() as session:
-        replayed, _ = replay(session, runs, tier, levels)
+        replayed, _ = replay(session, runs, tier, partial(fit_levels, levels=levels))
     return {
         f"{level} {metric}": float(np.mean([abs(row["errors"][metric]) for row in rows]))
         for level, rows in replayed.items()

@@ -7,14 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from kernelsight import laboratory
 from kernelsight.cli.options import add_output, add_pack, open_session
 from kernelsight.cli.pages.backtest_page import page
 from kernelsight.errors import InvalidInput
-from kernelsight.evaluation.runs.backtests import TABLES, flat_rows, scopes
+from kernelsight.evaluation.runs.backtests import TABLES, check_options, flat_rows, scopes
 from kernelsight.evaluation.runs.campaigns import spread_runs
-from kernelsight.evaluation.runs.levels import check_levels
 from kernelsight.evaluation.runs.measured_runs import read_runs
-from kernelsight.evaluation.runs.peer import predictions
 from kernelsight.evaluation.runs.plots import check_picture, draw
 from kernelsight.evaluation.runs.scores import GROUP, METRICS
 from kernelsight.present.output import (
@@ -51,26 +50,11 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--tier", choices=TIERS, help="kernel latency model to use")
     add_pack(verb)
     verb.add_argument(
-        "--constants",
-        default="shipped",
-        metavar="LEVEL[,LEVEL]",
-        help="host time: shipped (catalogue, default), none, or fitted on a fifth of the runs, which is then not "
-        "scored: transfer (on all groups of runs but the own), group (on the own, plus a factor on its kernels), all "
-        "(on all groups, which the catalogue ships); the first level is reported in full",
-    )
-    verb.add_argument(
-        "--leave-out",
-        choices=("campaign",),
-        help="also score each campaign with host constants fitted on the others alone: their table in place of that of "
-        "--constants",
-    )
-    verb.add_argument(
         "--sample",
         type=int,
         metavar="N",
         help="at most N runs of each campaign, spread evenly over its engines, models and GPUs (default: all)",
     )
-    verb.add_argument("--against", choices=("aiconfigurator",), help="also score this tool on the same runs")
     verb.add_argument(
         "--plot", metavar="FILE", help="plots of predicted vs measured and error vs load: .svg .png .html"
     )
@@ -78,13 +62,15 @@ def declare(verb: argparse.ArgumentParser) -> None:
         verb,
         "also write the report (.json), one row per run (.parquet, .csv), or the backtest with its tables (.duckdb)",
     )
+    laboratory.declare("backtest", verb)
 
 
 def run(arguments: Any) -> None:
     """Replay the measured runs, print the scores, and write the report, plots and tables."""
     target = check_ending(arguments.output)
     picture = check_picture(arguments.plot)
-    levels = check_levels(arguments.constants)
+    levels = tuple(dict.fromkeys(arguments.constants.split(",")))
+    check_options(levels, arguments.against)
     runs = read_runs(*arguments.runs)
     if arguments.sample is not None:
         if arguments.sample < 1:
@@ -94,8 +80,6 @@ def run(arguments: Any) -> None:
         excluded = "; ".join(f"{count:,}: {reason}" for reason, count in runs.excluded)
         why = f"all {runs.read:,} rows were excluded ({excluded})" if excluded else "it has no rows"
         raise InvalidInput(f"{', '.join(arguments.runs)} has no run that can be replayed: {why}.")
-    if arguments.against:
-        predictions([])  # fails early if the tool cannot start
     question = {
         "backtest_id": "asked",
         "tier": arguments.tier,

@@ -275,6 +275,8 @@ def _unknown_words(arguments: argparse.Namespace, words: list[str]) -> KernelSig
     flag = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
     options = [name for action in arguments.flags._actions for name in action.option_strings]
     kind = "flag" if flag.startswith("-") else "argument"
+    if flag in laboratory.OPTIONS.get(arguments.flags.prog.partition(" ")[2], ()):
+        laboratory.check(f"{flag} of `{arguments.flags.prog}`")
     engine_option = _engine_option(flag, getattr(arguments, "engine", None)) if "--launch" in options else None
     if engine_option:
         return InvalidInput(engine_option)

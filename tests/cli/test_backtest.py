@@ -144,8 +144,8 @@ def test_what_cannot_be_used_is_refused(command, words: tuple, sentence: str) ->
 
 
 def test_a_tool_that_cannot_be_started_is_told_before_anything_is_simulated(command, runs: Path, monkeypatch) -> None:
-    monkeypatch.setattr("kernelsight.evaluation.runs.peer.PACKAGE", "json")
-    monkeypatch.setattr("kernelsight.evaluation.runs.peer.WORKER", "kernelsight.evaluation.runs.no_such_worker")
+    monkeypatch.setattr("kernelsight.laboratory.runs.peer.PACKAGE", "json")
+    monkeypatch.setattr("kernelsight.laboratory.runs.peer.WORKER", "kernelsight.evaluation.runs.no_such_worker")
     monkeypatch.setattr("kernelsight.evaluation.runs.backtests.replay", None)
     answer = command("backtest", "--runs", runs, "--against", "aiconfigurator")
     assert answer.status == 1

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from kernelsight.evaluation.runs.scores import score
 from kernelsight.laboratory.energy.fit import Servers, baselines, family_of, fit, left_out
 from kernelsight.laboratory.energy.mean_steps import architectures, drawn_power, mean_steps_of
 from kernelsight.laboratory.energy.simulated import simulated
-
-from kernelsight.evaluation.runs.scores import score
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

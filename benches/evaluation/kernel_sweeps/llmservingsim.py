@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from kernelsight.laboratory.kernel_sweeps import vidur
 
 from kernelsight.fitting.kernel_sweeps.devices import NOT_IN_CATALOGUE
 from kernelsight.fitting.kernel_sweeps.points import Batch, measured, read_csv, reader, without_family
+from kernelsight.laboratory.kernel_sweeps import vidur
 from kernelsight.models.config import load_catalogue
 
 PUBLISHER = "LLMServingSim"

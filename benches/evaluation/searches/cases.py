@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from kernelsight.laboratory.searches import tuner_strategies
 
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.dataflow.workers import work, worker_pool
+from kernelsight.laboratory.searches import tuner_strategies
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching import scores
 from kernelsight.searching.arrays import SpaceArrays

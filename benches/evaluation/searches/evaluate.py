@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernelsight.laboratory.searches.cases import CALIBRATED_AT, Calibration, Case, Result, kept_results, replayed
-from kernelsight.laboratory.searches.tuner_strategies import check_strategy, expanded, is_tuner
 
 from kernelsight import searching
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.laboratory.searches.cases import CALIBRATED_AT, Calibration, Case, Result, kept_results, replayed
+from kernelsight.laboratory.searches.tuner_strategies import check_strategy, expanded, is_tuner
 from kernelsight.searching import scores
 from kernelsight.searching.arrays import OK, SpaceArrays, space_arrays
 from kernelsight.searching.journal import digest

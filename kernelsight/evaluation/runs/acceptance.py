@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelsight.evaluation.runs.host_constants import Constants
+from kernelsight.evaluation.runs.host_constants import HostConstants
 from kernelsight.evaluation.runs.scores import group_of
 from kernelsight.evaluation.runs.simulate_runs import plan_runs, serve_runs
 
@@ -38,7 +38,7 @@ def proposer_of(run: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def fit_acceptance(
-    session: Session, runs: Sequence[Mapping[str, Any]], constants: Mapping[tuple, Constants]
+    session: Session, runs: Sequence[Mapping[str, Any]], constants: Mapping[tuple, HostConstants]
 ) -> dict[tuple[str, str], float]:
     """Return the acceptance rate by (engine, model) at which simulated TPOT is closest to measured in fitting runs.
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from kernelsight import laboratory
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
-from kernelsight.evaluation.runs.campaign_fit import left_out_rows
-from kernelsight.evaluation.runs.campaigns import campaign_scores, scored_of_campaigns
-from kernelsight.evaluation.runs.levels import constant_rows
 from kernelsight.evaluation.runs.measured_runs import Runs
-from kernelsight.evaluation.runs.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
-from kernelsight.evaluation.runs.replays import replay, replay_left_out
-from kernelsight.evaluation.runs.report import level_scores, report_of, report_of_peer, spread_rows
-from kernelsight.evaluation.runs.scores import GROUP, METRICS
+from kernelsight.evaluation.runs.replays import SHIPPED, FitLevels, replay
+from kernelsight.evaluation.runs.report import level_scores, report_of, spread_rows
+from kernelsight.evaluation.runs.scores import GROUP, METRICS, group_of
 from kernelsight.scenario.stated_flags import object_text
 
 if TYPE_CHECKING:
@@ -52,27 +50,52 @@ def _report_and_runs(
     levels, tier = backtest["constants"], backtest["tier"]
     excluded = [(exclusion["reason"], exclusion["n"]) for exclusion in backtest["excluded"] or ()]
     runs = Runs(measured, measured.num_rows if backtest["rows_read"] is None else backtest["rows_read"], excluded)
-    replayed, fitted = replay(session, measured.to_pylist(), tier, levels)
+    replayed, fitted = replay(session, measured.to_pylist(), tier, **_fit_of(levels))
     rows = replayed[levels[0]]
     if all(row["status"] != "served" for row in rows):
         raise InvalidInput(f"none of the {len(rows)} runs could be simulated: {rows[0]['status']}")
     basis = dict(zip(*(session.table("recipes")[name].to_pylist() for name in ("recipe", "basis")), strict=True))
     report = report_of(runs, rows, tier, basis)
-    report |= {"constants": levels[0], "fitted_constants": constant_rows(fitted[levels[0]], rows)}
+    report |= {"constants": levels[0], "fitted_constants": _constant_rows(fitted[levels[0]], rows)}
     spread = session.table("serving_spread").to_pylist()
     report["serving_spread"] = spread_rows(rows, spread)
     report["levels"] = {level: level_scores(replayed[level], spread, basis) for level in levels}
     if backtest["leave_out"]:
-        left_out, constants = replay_left_out(session, measured.to_pylist(), tier)
+        campaign_fit = laboratory.part("runs.campaign_fit", "--leave-out campaign")
         report["campaigns_shipped"] = report["campaigns"]
-        report["campaigns"] = campaign_scores(scored_of_campaigns(left_out))
-        report["left_out_constants"] = left_out_rows(constants)
+        report |= campaign_fit.left_out_report(session, measured.to_pylist(), tier)
     if backtest["against"]:
-        peer_predictions = predictions(rows)
-        report["peer"] = report_of_peer(replayed, peer_predictions[LAUNCHED])
-        report["peer_nominal"] = report_of_peer(replayed, peer_predictions[NOMINAL])
-        report["peer_step_tokens"] = report_of_peer(replayed, peer_predictions[STEP_TOKENS])
+        report |= laboratory.part("runs.peer_scores", f"--against {backtest['against']}").peer_reports(replayed)
     return report, rows
+
+
+def check_options(levels: Sequence[str], against: str | None) -> None:
+    """Check levels of host constants and a peer before anything is simulated.
+
+    UnknownName: a level. InvalidInput, RunFailed: the peer cannot be started; or only a checkout has what is requested.
+    """
+    if list(levels) != [SHIPPED]:
+        laboratory.part("runs.levels", f"--constants {','.join(levels)}").check_levels(levels)
+    if against:
+        laboratory.part("runs.peer", f"--against {against}").predictions([])
+
+
+def _fit_of(levels: Sequence[str]) -> dict[str, FitLevels]:
+    """Return the argument of ``replay`` that fits host constants at some levels: none for the catalogue's alone."""
+    if list(levels) == [SHIPPED]:
+        return {}
+    fitting = laboratory.part("runs.levels", f"--constants {','.join(levels)}")
+    return {"fit_levels": partial(fitting.fit_levels, levels=levels)}
+
+
+def _constant_rows(fitted: Mapping[tuple, Any], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row per group of the runs: its fitted constants."""
+    groups = {group_of(row) for row in rows}
+    return [
+        {**dict(zip(GROUP, group, strict=True)), **constants._asdict()}
+        for group, constants in sorted(fitted.items(), key=lambda item: str(item[0]))
+        if group in groups
+    ]
 
 
 def scopes(report: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:

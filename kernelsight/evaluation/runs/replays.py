@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.evaluation.runs.acceptance import (
@@ -11,10 +11,8 @@ from kernelsight.evaluation.runs.acceptance import (
     proposer_of,
     with_acceptance_rate,
 )
-from kernelsight.evaluation.runs.campaign_fit import MOST_RUNS, EngineHost, fit_over_campaigns, log_errors
-from kernelsight.evaluation.runs.campaigns import compared, spread_runs
-from kernelsight.evaluation.runs.host_constants import Constants
-from kernelsight.evaluation.runs.levels import fit_levels
+from kernelsight.evaluation.runs.campaigns import compared
+from kernelsight.evaluation.runs.host_constants import HostConstants
 from kernelsight.evaluation.runs.recipes import flags_of, is_prose, prompt_text_of
 from kernelsight.evaluation.runs.scores import (
     group_of,
@@ -31,17 +29,27 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 
+SHIPPED = "shipped"
+# by level of host constants: constants of groups of runs, which replace the catalogue's
+Levels = Mapping[str, Mapping[tuple, HostConstants]]
+FitLevels = Callable[["Session", Sequence[Mapping[str, Any]], Sequence[Planned]], Levels]
+
+
 def replay(
-    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None, levels: Sequence[str] = ("shipped",)
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[tuple, Constants]]]:
+    session: Session,
+    runs: Sequence[Mapping[str, Any]],
+    tier: str | None = None,
+    fit_levels: FitLevels = lambda *_: {SHIPPED: {}},
+) -> tuple[dict[str, list[dict[str, Any]]], Levels]:
     """Return the runs with flags, recipes, predictions and errors, by level of host constants; and the constants.
 
-    ``runs``: rows of ``measured_runs``; ``tier``: of kernel latencies, None: the best available. Constants are by level
-    and group of runs, fitted on the fitting fifth (none with ``shipped``). A run that cannot be simulated has the
-    reason as its ``status``. InvalidInput: malformed recipes.
+    ``runs``: rows of ``measured_runs``; ``tier``: of kernel latencies, None: the best available; ``fit_levels``:
+    returns the host constants of planned runs by level, default: those of the catalogue alone. A run that cannot be
+    simulated has the reason as its ``status``. InvalidInput: malformed recipes.
     """
     replayed, planned = planned_runs(session, runs, tier)
-    fitted = fit_levels(session, replayed, planned, levels)
+    fitted = fit_levels(session, replayed, planned)
+    levels = list(fitted)
     fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])
     hosts = [[fitted[level].get(group_of(run)) for run in replayed] for level in levels]
     served = _served(session, replayed, planned, hosts)
@@ -83,35 +91,11 @@ def planned_runs(
     return replayed, planned
 
 
-def replay_left_out(
-    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None
-) -> tuple[list[dict[str, Any]], dict[str, dict[tuple[str, str], float]]]:
-    """Return the runs simulated with host constants of the other campaigns, and these constants by left-out campaign.
-
-    Runs that are scored separately are neither simulated nor fitted on.
-    """
-    scorable = [run for run in runs if not is_scored_separately(run)]
-    replayed, planned = planned_runs(session, scorable, tier)
-    prose = [is_prose(run) for run in replayed]
-    chosen = spread_runs(replayed, MOST_RUNS)
-    fitting = [replayed[i] for i in chosen]
-    errors = log_errors(session, fitting, [planned[i] for i in chosen], [prose[i] for i in chosen])
-    rows, constants = [], {}
-    for campaign in sorted({run["campaign"] for run in replayed}):
-        constants[campaign] = fit_over_campaigns(fitting, *errors, without=campaign)
-        indices = [index for index, run in enumerate(replayed) if run["campaign"] == campaign]
-        hosts = [[EngineHost(constants[campaign])] * len(indices)]
-        campaign_runs, plans = [replayed[i] for i in indices], [planned[i] for i in indices]
-        (served,) = served_with_lengths(session, campaign_runs, plans, hosts, [prose[i] for i in indices])
-        rows += [scored_row(replayed[i], row) for i, row in zip(indices, served, strict=True)]
-    return rows, constants
-
-
 def _served(
     session: Session,
     runs: Sequence[Mapping[str, Any]],
     planned: Sequence[Planned],
-    hosts: Sequence[Sequence[Constants | None]],
+    hosts: Sequence[Sequence[HostConstants | None]],
 ) -> list[list[dict[str, Any]]]:
     """Return the predictions of every run by level; separately scored runs are simulated at the first level only."""
     not_simulated = "scored separately, with the first level of --constants alone"
@@ -130,7 +114,7 @@ def _served(
 
 
 def fill_acceptance_rates(
-    session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, Constants]
+    session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, HostConstants]
 ) -> None:
     """Set unknown acceptance rates in the flags of runs with speculative decoding, in place, and plan these again.
 

@@ -13,7 +13,7 @@ from kernelsight.sweeps.partitions import Partition
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-    from kernelsight.evaluation.runs.host_constants import Constants
+    from kernelsight.evaluation.runs.host_constants import HostConstants
 
 # deployments whose step costs are in memory at once
 DEPLOYMENTS = 24
@@ -87,7 +87,7 @@ def settings_of(session: Session, planned: Sequence[Planned], table: str, column
 def serve_runs(
     session: Session,
     planned: Sequence[Planned],
-    hosts: Sequence[Sequence[Constants | None]],
+    hosts: Sequence[Sequence[HostConstants | None]],
     prose: Sequence[bool] | None = None,
     *,
     parts: bool = True,
@@ -146,7 +146,7 @@ def _deployments_of_prose(planned: Sequence[Planned], prose: Sequence[bool]) -> 
 
 
 def _serve(
-    session: Session, constants_by_deployment: Mapping[str, Constants], prose: Collection[str], parts: bool
+    session: Session, constants_by_deployment: Mapping[str, HostConstants], prose: Collection[str], parts: bool
 ) -> list[dict[str, Any]]:
     """Return the rows of a session's scenarios under host constants by deployment_id; see ``serve_runs``."""
     from kernelsight.evaluation.runs.host_constants import with_host

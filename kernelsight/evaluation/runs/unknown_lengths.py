@@ -11,7 +11,7 @@ from kernelsight.evaluation.runs.simulate_runs import FURTHER_INTERVALS, INTERVA
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-    from kernelsight.evaluation.runs.host_constants import Constants
+    from kernelsight.evaluation.runs.host_constants import HostConstants
 
 ENDS = ("isl_low", "isl_high")
 
@@ -20,7 +20,7 @@ def served_with_lengths(
     session: Session,
     runs: Sequence[Mapping[str, Any]],
     planned: Sequence[Planned],
-    hosts: Sequence[Sequence[Constants | None]],
+    hosts: Sequence[Sequence[HostConstants | None]],
     prose: Sequence[bool],
 ) -> list[list[dict[str, Any]]]:
     """Return ``serve_runs`` of these runs, with intervals widened by the uncertainty of estimated prompt lengths."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernelsight.laboratory.energy.fit import Constants, Servers, baselines, family_of, fit, left_out, power_of
 
 from kernelsight.kernels.energy import Work
+from kernelsight.laboratory.energy.fit import Constants, Servers, baselines, family_of, fit, left_out, power_of
 
 TRUE = Constants(
     {"hopper": 0.05, "blackwell": 0.2},

@@ -6,10 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.evaluation.runs.constants import constants_of
-from kernelsight.evaluation.runs.fit_host import fit, fit_near, loss
-from kernelsight.evaluation.runs.host_constants import REQUESTS_HALF, Constants, a_priori, with_host
-from kernelsight.evaluation.runs.responses import GRID, Response, means_of
+from kernelsight.evaluation.runs.host_constants import with_host
+from kernelsight.laboratory.runs.constants import constants_of
+from kernelsight.laboratory.runs.fit_host import fit, fit_near, loss
+from kernelsight.laboratory.runs.host_constants import REQUESTS_HALF, Constants, a_priori
+from kernelsight.laboratory.runs.responses import GRID, Response, means_of
 
 TRUTH = Constants(
     30.0, 20.0, eager_launch_us=45.0, latent_launch_us=35.0, experts_request_ms=90.0, per_prompt_token_us=4.0

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from kernelsight.laboratory.decisions import (
     LEAST,
     MOST,
@@ -16,7 +17,6 @@ from kernelsight.laboratory.decisions import (
     decisions_of,
     reliability,
 )
-
 from kernelsight.serving.engine.host import Z_90
 
 WIDTH = 0.2

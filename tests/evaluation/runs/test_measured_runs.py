@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import pytest
 
 from kernelsight.errors import ContractBroken, InvalidInput
-from kernelsight.evaluation.runs.measured_runs import COLUMNS, FILTERS, UNRECORDED, read_runs
+from kernelsight.evaluation.runs.measured_runs import read_runs
+from kernelsight.laboratory.runs.sources.aiconfigurator import COLUMNS, FILTERS, UNRECORDED
 
 REASONS = [reason for reason, _ in FILTERS]
 SOUND = {

@@ -5,7 +5,12 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from kernelsight.evaluation.runs.parallel_sizes import DATA_PARALLEL, RESTORED, measured_elsewhere, with_launched_sizes
+from kernelsight.laboratory.runs.sources.parallel_sizes import (
+    DATA_PARALLEL,
+    RESTORED,
+    measured_elsewhere,
+    with_launched_sizes,
+)
 
 DUMP = "db-dump/2026-04-27; silicon_concurrency=16"
 EARLIER = "source_file=2026-03-25.csv; silicon_concurrency=16"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.evaluation.runs import peer
+from kernelsight.laboratory.runs import peer
 
 RUN = {"isl": 1000, "osl": 100, "step_tokens": 2048, "flags": {"range_ratio": 0.8, "kv_cache_dtype": "fp8_e4m3"}}
 RUNS = [

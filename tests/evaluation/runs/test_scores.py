@@ -9,9 +9,10 @@ import pytest
 
 from kernelsight.evaluation.runs.data_quality import FRONT_END, MANY_WORKERS, STALLS, signs_of
 from kernelsight.evaluation.runs.error_parts import PARTS, attribute, parts_of
-from kernelsight.evaluation.runs.report import behind, calibrated, compared_with, report, report_of_peer
+from kernelsight.evaluation.runs.report import report
 from kernelsight.evaluation.runs.scores import is_fitting, repeats, score, stated_again, with_errors
 from kernelsight.evaluation.runs.subsets import by_basis, by_fitted_flags, over_groups
+from kernelsight.laboratory.runs.peer_scores import behind, calibrated, compared_with, report_of_peer
 
 RUN = {
     "campaign": "inferencex",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from kernelsight.laboratory.searches import cases
-from kernelsight.laboratory.searches.evaluate import evaluate, without_nearest
 
 from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.laboratory.searches import cases
+from kernelsight.laboratory.searches.evaluate import evaluate, without_nearest
 from kernelsight.searching.arrays import space_arrays
 from tests.searching.made_spaces import made_tables
 

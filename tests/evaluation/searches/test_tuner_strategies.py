@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
-from kernelsight.laboratory.searches.evaluate import evaluate
-from kernelsight.laboratory.searches.tuner_strategies import USUAL, best_rows, best_so_far, expanded, measured_order
 
 from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.laboratory.searches.evaluate import evaluate
+from kernelsight.laboratory.searches.tuner_strategies import USUAL, best_rows, best_so_far, expanded, measured_order
 from kernelsight.searching.arrays import OK, space_arrays
 from kernelsight.searching.replay import replay
 from kernelsight.searching.targets import target_of, truth_of

@@ -13,8 +13,8 @@ import pytest
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.recipes import flags_of
-from kernelsight.evaluation.runs.sources.http_stages import requests_of
-from kernelsight.evaluation.runs.sources.mlenergy import BUNDLED, FALLING, OUTRUN, SLOWER, exclusion_reasons
+from kernelsight.laboratory.runs.sources.http_stages import requests_of
+from kernelsight.laboratory.runs.sources.mlenergy import BUNDLED, FALLING, OUTRUN, SLOWER, exclusion_reasons
 
 STAGE = {"shared_prompt_tokens": 100, "question_tokens": 47, "answer_tokens": 20}
 STAGES = [STAGE | {"requests_per_s": 2.0, "seconds": 100}, STAGE | {"requests_per_s": 5.0, "seconds": 50}]

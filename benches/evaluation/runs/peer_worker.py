@@ -1,6 +1,6 @@
 """Worker process that runs AIConfigurator: one JSON line in and one out per prediction.
 
-Started by ``kernelsight.evaluation.runs.peer``; the only place where that package is imported. Its newest database of
+Started by ``kernelsight.laboratory.runs.peer``; the only place where that package is imported. Its newest database of
 the GPU and engine is used: measured rows if there are any, else its own transfers.
 """
 

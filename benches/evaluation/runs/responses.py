@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.evaluation.runs.host_constants import LATE_EXPERTS, REQUESTS_HALF, Constants, with_host
+from kernelsight.evaluation.runs.host_constants import with_host
 from kernelsight.evaluation.runs.simulate_runs import Planned, partitions
+from kernelsight.laboratory.runs.host_constants import LATE_EXPERTS, REQUESTS_HALF, Constants
 from kernelsight.scenario.plan import give_plan
 
 if TYPE_CHECKING:

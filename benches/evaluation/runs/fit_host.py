@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.evaluation.runs.host_constants import Constants, a_priori
-from kernelsight.evaluation.runs.responses import Response, means_of
 from kernelsight.evaluation.runs.scores import GROUP
+from kernelsight.laboratory.runs.host_constants import Constants, a_priori
+from kernelsight.laboratory.runs.responses import Response, means_of
 
 Pair = tuple[Any, Response]
 LAUNCHES_US = (0.0, 4.0, 8.0, 15.0, 25.0, 35.0, 45.0, 55.0, 65.0, 75.0, 90.0, 110.0)

@@ -7,28 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.evaluation.runs.acceptance import needs_acceptance_rate
-from kernelsight.evaluation.runs.constants import LEVELS, constants_of
-from kernelsight.evaluation.runs.host_constants import Constants
 from kernelsight.evaluation.runs.recipes import is_prose
-from kernelsight.evaluation.runs.responses import responses
-from kernelsight.evaluation.runs.scores import GROUP, group_of, is_scored_separately, repeats
+from kernelsight.evaluation.runs.scores import is_scored_separately, repeats
 from kernelsight.evaluation.runs.simulate_runs import Planned
+from kernelsight.laboratory.runs.constants import LEVELS, constants_of
+from kernelsight.laboratory.runs.host_constants import Constants
+from kernelsight.laboratory.runs.responses import responses
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 
-def check_levels(words: str) -> tuple[str, ...]:
-    """Return the levels of host constants in a comma-separated list; UnknownName: one that does not exist.
-
-    >>> check_levels("transfer,none")
-    ('transfer', 'none')
-    """
-    levels = tuple(dict.fromkeys(words.split(",")))
+def check_levels(levels: Sequence[str]) -> None:
+    """Check levels of host constants; UnknownName: one that does not exist."""
     for level in levels:
         if level not in LEVELS:
             raise unknown("level of --constants", level, LEVELS, f"Known: {', '.join(LEVELS)}.")
-    return levels
 
 
 def fit_levels(
@@ -61,13 +55,3 @@ def fit_levels(
     return {
         level: {} if level == "shipped" else constants_of(level, runs, fitting, fitting_responses) for level in levels
     }
-
-
-def constant_rows(fitted: Mapping[tuple, Constants], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per group of the runs: its fitted constants."""
-    groups = {group_of(row) for row in rows}
-    return [
-        {**dict(zip(GROUP, group, strict=True)), **constants._asdict()}
-        for group, constants in sorted(fitted.items(), key=lambda item: str(item[0]))
-        if group in groups
-    ]

@@ -12,7 +12,7 @@ from typing import Any
 from kernelsight.errors import RunFailed, extra_missing
 
 PACKAGE = "aiconfigurator_core"
-WORKER = "kernelsight.evaluation.runs.peer_worker"
+WORKER = "kernelsight.laboratory.runs.peer_worker"
 # columns of a run that the package takes as inputs
 INPUTS = ("run_id", "model", "gpu", "engine", "tp", "ep", "isl", "osl", "max_concurrency", "workers")
 INPUTS += ("gemm_label", "expert_label")

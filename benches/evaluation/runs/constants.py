@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.evaluation.runs.fit_host import fit, fit_near
-from kernelsight.evaluation.runs.host_constants import Constants, a_priori
-from kernelsight.evaluation.runs.responses import Response
 from kernelsight.evaluation.runs.scores import group_of
+from kernelsight.laboratory.runs.fit_host import fit, fit_near
+from kernelsight.laboratory.runs.host_constants import Constants, a_priori
+from kernelsight.laboratory.runs.responses import Response
 
 FEWEST_RUNS = 2
 LEVELS = ("transfer", "group", "all", "shipped", "none")

@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.evaluation.runs.campaigns import METRICS, compared
-from kernelsight.evaluation.runs.host_constants import priors
+from kernelsight.evaluation.runs.campaigns import (
+    METRICS,
+    campaign_scores,
+    compared,
+    scored_of_campaigns,
+    spread_runs,
+)
+from kernelsight.evaluation.runs.recipes import is_prose
+from kernelsight.evaluation.runs.replays import planned_runs, scored_row
+from kernelsight.evaluation.runs.scores import is_scored_separately
 from kernelsight.evaluation.runs.simulate_runs import Planned, serve_runs
+from kernelsight.evaluation.runs.unknown_lengths import served_with_lengths
+from kernelsight.laboratory.runs.host_constants import priors
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -183,6 +193,36 @@ def fit_over_campaigns(
         if best == before:
             break
     return best
+
+
+def replay_left_out(
+    session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None = None
+) -> tuple[list[dict[str, Any]], dict[str, dict[tuple[str, str], float]]]:
+    """Return the runs simulated with host constants of the other campaigns, and these constants by left-out campaign.
+
+    Runs that are scored separately are neither simulated nor fitted on.
+    """
+    scorable = [run for run in runs if not is_scored_separately(run)]
+    replayed, planned = planned_runs(session, scorable, tier)
+    prose = [is_prose(run) for run in replayed]
+    chosen = spread_runs(replayed, MOST_RUNS)
+    fitting = [replayed[i] for i in chosen]
+    errors = log_errors(session, fitting, [planned[i] for i in chosen], [prose[i] for i in chosen])
+    rows, constants = [], {}
+    for campaign in sorted({run["campaign"] for run in replayed}):
+        constants[campaign] = fit_over_campaigns(fitting, *errors, without=campaign)
+        indices = [index for index, run in enumerate(replayed) if run["campaign"] == campaign]
+        hosts = [[EngineHost(constants[campaign])] * len(indices)]
+        campaign_runs, plans = [replayed[i] for i in indices], [planned[i] for i in indices]
+        (served,) = served_with_lengths(session, campaign_runs, plans, hosts, [prose[i] for i in indices])
+        rows += [scored_row(replayed[i], row) for i, row in zip(indices, served, strict=True)]
+    return rows, constants
+
+
+def left_out_report(session: Session, runs: Sequence[Mapping[str, Any]], tier: str | None) -> dict[str, Any]:
+    """Return ``campaigns``, scores of each campaign with constants of the others, and ``left_out_constants``."""
+    rows, constants = replay_left_out(session, runs, tier)
+    return {"campaigns": campaign_scores(scored_of_campaigns(rows)), "left_out_constants": left_out_rows(constants)}
 
 
 def left_out_rows(constants: Mapping[str, Mapping[tuple[str, str], float]]) -> list[dict[str, Any]]:
