@@ -28,7 +28,6 @@ QUESTIONS = {
     "advice_questions": ("setting_advice",),
     "choice_questions": ("choice_candidates", "choices"),
     "kernel_evaluations": ("kernel_scores",),
-    "version_evaluations": ("version_scores", "version_evaluation_reports"),
     "backtests": ("backtest_scores", "replayed_runs"),
     "comparisons": ("prediction_vs_production", "causes"),
     "search_scenarios": ("search_summary",),

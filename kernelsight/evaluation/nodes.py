@@ -21,14 +21,6 @@ def evaluations(kernel_evaluations: pa.Table) -> dict[str, pa.Table]:
     return evaluation_tables(kernel_evaluations)
 
 
-@produces("version_evaluation_reports", "version_scores")
-def evaluations_of_versions(version_evaluations: pa.Table) -> dict[str, pa.Table]:
-    """Score a fitted kernel model on engine versions that its sweeps lack: reports and scores."""
-    from kernelsight.evaluation.kernels.evaluations import version_tables
-
-    return version_tables(version_evaluations)
-
-
 @reads("recipes", "serving_spread", "scenario_summary", "scenario_intervals", "kernel_breakdown")
 @produces("backtest_reports", "backtest_scores", "replayed_runs")
 def replays_of_runs(

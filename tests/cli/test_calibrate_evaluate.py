@@ -62,6 +62,7 @@ def test_a_budget_and_the_tier_go_together(given: dict[str, Any], tier: str, bud
         ({"whole_layers": True}, "--whole-layers says which sites are measured together"),
         ({"points": 0}, "--points is 0; give the points of each kernel, such as 3"),
         ({"random_points": -1}, "--random-points is -1; give the points"),
+        ({"points": 3, "random_points": 3}, "--points plans what to measure and --random-points draws it"),
         ({"points": 3, "budget": 0.1}, "--points measures calls of the test GPU in place of sites"),
         ({"points": 3, "tier": "cross-generation"}, "leave out --budget, --whole-layers and --tier cross-generation"),
         ({"test_gpus": " , "}, "--test-gpus is empty"),

@@ -56,27 +56,24 @@ def test_kernel_models_are_scored_in_one_call(sweep: Path) -> None:
             session.table("kernel_scores")
 
 
-def test_newer_versions_are_scored_in_sql_and_kept(tmp_path: Path, capsys: Any) -> None:
+def test_newer_versions_are_scored_and_kept(tmp_path: Path, capsys: Any) -> None:
     versions = {"old": ("0.24.0", 50.0), "new": ("0.25.0", 40.0), "newest": ("0.26.0", 25.0)}
     files = {
         name: write(tmp_path / f"{name}.parquet", [gemm("h100_sxm", 512, 4096, 4096, us, engine_version=version)])
         for name, (version, us) in versions.items()
     }
-    sweeps = {"train_sweeps": [str(files["old"])], "sweeps": [str(files["new"]), str(files["newest"])]}
-    rows = [sweeps | {"evaluation_id": "all"}, sweeps | {"evaluation_id": "one", "versions": ["vllm:0.26.0"]}]
-    with connect() as session:
-        assert session.explain("version_scores").startswith("missing   version_evaluations\n")
-        session.give("version_evaluations", rows)
-        scores = session.sql("select evaluation_id, n, floor_bias from version_scores where family is null").fetchall()
-        assert scores == [("all", 2, pytest.approx((0.25 + 1.0) / 2)), ("one", 1, pytest.approx(1.0))]
-    kept = tmp_path / "scores.duckdb"
-    words = ["--sweep", *sweeps["sweeps"], "--train", *sweeps["train_sweeps"], "--test-versions", "vllm:0.26.0"]
-    assert main(["calibrate", "evaluate", *words, "--format", "json", "-o", str(kept)]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["engine_version_used"] == ["vllm:0.26.0"] and printed["rows"][0]["floor_bias"] == pytest.approx(1.0)
-    with connect(kept, read_only=True) as saved:
-        assert saved.sql("select versions[1] from version_evaluations").fetchall() == [("vllm:0.26.0",)]
-        assert saved.sql("select n, family from version_scores").fetchall() == [(1, None), (1, "gemm")]
+    kept = tmp_path / "scores.csv"
+    words = ["--sweep", str(files["new"]), str(files["newest"]), "--train", str(files["old"])]
+    for versions_asked, n, bias in (("new", 2, (0.25 + 1.0) / 2), ("vllm:0.26.0", 1, 1.0)):
+        asked = [*words, "--test-versions", versions_asked, "--format", "json", "-o", str(kept)]
+        assert main(["calibrate", "evaluate", *asked]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        first = printed["rows"][0]
+        assert (first["family"], first["n"], first["floor_bias"]) == (None, n, pytest.approx(bias))
+    assert printed["engine_version_used"] == ["vllm:0.26.0"]
+    assert kept.read_text().splitlines()[1].startswith("same key,,")
+    assert main(["calibrate", "evaluate", *words, "--test-versions", "new", "-o", "x.duckdb"]) == 2
+    assert "no .duckdb" in capsys.readouterr().err
 
 
 def test_replayed_runs_are_scored_in_sql(runs: Path) -> None:

@@ -1,4 +1,4 @@
-"""`kernelsight calibrate evaluate`: fits on some GPUs, scores on others, with baselines; or scores newer versions."""
+"""`kernelsight calibrate evaluate`: fits on some GPUs, scores on others, with baselines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight import laboratory
 from kernelsight.cli.options import add_output, add_sweeps
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.kernels.scores import COLUMNS, score_rows
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     add_sweeps(verb, "GPUs to fit on (default: a100_sxm,l40s,h100_sxm,h200_sxm)")
-    verb.add_argument("--test-gpus", metavar="C", help="GPUs to predict and score (with --test-versions: default all)")
+    verb.add_argument("--test-gpus", metavar="C", help="GPUs to predict and score")
     verb.add_argument(
         "--tier",
         choices=("cross-generation", "target-measured"),
@@ -33,31 +34,23 @@ def declare(verb: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the test GPU's sites (distinct kernel shapes) used as measurements",
     )
-    points = verb.add_mutually_exclusive_group()
-    points.add_argument(
+    verb.add_argument(
         "--points",
         type=int,
         metavar="K",
         help="measure K planned points of each kernel of the test GPU instead of a share of its sites, and score the "
         "other calls",
     )
-    points.add_argument("--random-points", type=int, metavar="K", help="the same with points drawn at random")
     verb.add_argument(
         "--whole-layers",
         action="store_true",
         help="with --budget: measure or hold out a layer of experts at all of its parallel splits together",
     )
-    verb.add_argument(
-        "--test-versions",
-        metavar="V",
-        help="score engine versions that the sweeps of --train lack: new (all of them) or engine:version,...",
-    )
-    verb.add_argument("--train", nargs="+", metavar="S", help="sweeps of the older versions, for --test-versions")
-    verb.add_argument("--pack", metavar="FILE", help="kernel model to score with --test-versions (default: as shipped)")
     verb.add_argument("--final", action="store_true", help="also score the GPUs held out for the final evaluation")
     add_output(
         verb, "also write the report (.json), its scores (.csv, .parquet), or the evaluation with its tables (.duckdb)"
     )
+    laboratory.declare("calibrate evaluate", verb)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -66,7 +59,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     target = check_ending(arguments.output)
     if arguments.test_versions or arguments.train:
-        _evaluate_versions(arguments, target)
+        versions = laboratory.part("cli.calibrate_evaluate_options", "--test-versions")
+        show(*versions.evaluate_versions(arguments), arguments.format, target)
     else:
         _evaluate_gpus(arguments, target)
 
@@ -79,8 +73,8 @@ def _evaluate_gpus(arguments: argparse.Namespace, target: Path | None) -> None:
 
     split = split_of(arguments)
     options = {"sweeps": list(arguments.sweep), "final": arguments.final}
-    options["families"] = list(_names(arguments.families)) or None
-    report = _report("kernel_evaluations", row_of_split(split, points_of(arguments), **options), target)
+    options["families"] = list(names_of(arguments.families)) or None
+    report = _report(row_of_split(split, points_of(arguments), **options), target)
     if systems_folder() is None:
         note("aiconfigurator-core is not installed: baselines use the peak rates of the table gpus.")
     if split.budget:
@@ -91,41 +85,16 @@ def _evaluate_gpus(arguments: argparse.Namespace, target: Path | None) -> None:
             note(f"rejected {number(rejected['n'])}: {rejected['reason']}")
 
 
-def _evaluate_versions(arguments: argparse.Namespace, target: Path | None) -> None:
-    """Score a fitted kernel model on newer engine versions."""
-    from kernelsight.evaluation.kernels.versions import COLUMNS as VERSION_COLUMNS
-    from kernelsight.evaluation.kernels.versions import NEW
-    from kernelsight.present.output import note
-
-    if not arguments.test_versions or not arguments.train:
-        raise InvalidInput("--test-versions and --train belong together: versions to score, and sweeps without them.")
-    split_arguments = (arguments.tier, arguments.budget, arguments.train_gpus, arguments.final, arguments.whole_layers)
-    if any(split_arguments) or points_of(arguments):
-        raise InvalidInput(
-            "--test-versions scores a fitted model; "
-            "leave out --tier, --budget, --points, --whole-layers, --train-gpus and --final."
-        )
-    versions = "" if arguments.test_versions == NEW else arguments.test_versions
-    row = {"evaluation_id": "asked", "sweeps": list(arguments.sweep), "train_sweeps": list(arguments.train)}
-    row |= {"versions": list(_names(versions)) or None, "pack": arguments.pack}
-    row |= {"gpus": list(_names(arguments.test_gpus)) or None, "families": list(_names(arguments.families)) or None}
-    report = _report("version_evaluations", row, target)
-    show(report, report["rows"], VERSION_COLUMNS, arguments.format, target)
-    if arguments.format != "json":
-        note(f"engine_version_used: {', '.join(report['engine_version_used'])}")
-
-
-def _report(question: str, row: dict[str, Any], target: Path | None) -> dict[str, Any]:
-    """Return the report on one row of ``question``, a table of evaluations; a .duckdb target stores all its tables."""
+def _report(row: dict[str, Any], target: Path | None) -> dict[str, Any]:
+    """Return the report on one row of ``kernel_evaluations``; a .duckdb target stores all its tables."""
     from kernelsight.evaluation.kernels.evaluations import TABLES
     from kernelsight.session import connect
 
-    reports, scores = TABLES[question]
     with connect() as session:
-        session.give(question, [row])
-        report = json.loads(session.table(reports)["report"][0].as_py())
+        session.give("kernel_evaluations", [row])
+        report = json.loads(session.table(TABLES[0])["report"][0].as_py())
         if target and target.suffix == ".duckdb":
-            session.save(target, [question, reports, scores])
+            session.save(target, ["kernel_evaluations", *TABLES])
     return report
 
 
@@ -144,10 +113,10 @@ def split_of(arguments: Any) -> Split:
             )
     elif tier == "target-measured" and not budget:
         budget = 0.05
-    train = _names(arguments.train_gpus) or HEADLINE_TRAIN
+    train = names_of(arguments.train_gpus) or HEADLINE_TRAIN
     if arguments.test_gpus is None:
-        raise InvalidInput("calibrate evaluate needs --test-gpus, the GPUs to score, or --test-versions.")
-    test = _names(arguments.test_gpus)
+        raise InvalidInput("calibrate evaluate needs --test-gpus, the GPUs to score.")
+    test = names_of(arguments.test_gpus)
     if not test:
         raise InvalidInput("--test-gpus is empty; name at least one GPU of the sweep.")
     if arguments.whole_layers and not budget:
@@ -160,6 +129,8 @@ def points_of(arguments: Any) -> PointBudget | None:
     """Return the budget of points that the flags set, or None; InvalidInput: fewer than one point."""
     from kernelsight.evaluation.kernels.few_shot import PointBudget
 
+    if arguments.points is not None and arguments.random_points is not None:
+        raise InvalidInput("--points plans what to measure and --random-points draws it; give one of them.")
     for how in ("planned", "random"):
         points = arguments.points if how == "planned" else arguments.random_points
         if points is not None and points < 1:
@@ -170,7 +141,7 @@ def points_of(arguments: Any) -> PointBudget | None:
     return None
 
 
-def _names(words: str | None) -> tuple[str, ...]:
+def names_of(words: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in (words or "").split(",") if word.strip()))
 
 

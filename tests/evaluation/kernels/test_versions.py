@@ -12,14 +12,14 @@ import pytest
 
 from kernelsight.cli.calibrate import evaluate as calibrate_evaluate
 from kernelsight.errors import InvalidInput, UnknownName
-from kernelsight.evaluation.kernels.versions import (
+from kernelsight.kernels.pack import default_pack
+from kernelsight.laboratory.kernels.versions import (
     new_versions,
     packed_latency,
     scored_versions,
     version_rows,
     version_scores,
 )
-from kernelsight.kernels.pack import default_pack
 from tests.fitting.measured import gemm, write
 
 PACK = default_pack()
