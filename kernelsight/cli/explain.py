@@ -14,6 +14,9 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--format", choices=("text", "table", "json", "csv", "mermaid"), default="text", help="mermaid: a flow chart"
     )
+    verb.add_argument(
+        "--open", action="store_true", help="also show what runs inside of questions: the simulations of size_answers"
+    )
     verb.add_argument("-o", "--output", metavar="FILE", help="also write the steps: .parquet, .csv, .json")
 
 
@@ -38,4 +41,4 @@ def run(arguments: argparse.Namespace) -> None:
             return
         if target:
             write_table(pa.table(columns), target)
-        print_page(session.explain(arguments.table, format=arguments.format).split("\n"))
+        print_page(session.explain(arguments.table, format=arguments.format, opened=arguments.open).split("\n"))

@@ -12,6 +12,7 @@ from typing import Any
 from kernelsight.dataflow.contract import Contract
 from kernelsight.dataflow.databases import read_macros
 from kernelsight.dataflow.generated_nodes import Groups, generated_nodes, member_contracts, members_of, union_of
+from kernelsight.dataflow.graph_text import mermaid, tree
 from kernelsight.dataflow.python_nodes import PythonNode, produces, python_nodes, reads
 from kernelsight.dataflow.sql_nodes import read_sql_node, sql_files
 from kernelsight.errors import InvalidInput, missing_table, unknown
@@ -255,15 +256,27 @@ class Graph:
             if self.contracts[name].kind == "derived":
                 raise InvalidInput(f"{name} is declared as derived, but no node computes it.")
 
-    def explain(self, wanted: Iterable[str], available: Collection[str] = (), format: str = "text") -> str:
-        """Return what would run for the wanted tables, as "text" or as a "mermaid" flow chart."""
+    def explain(
+        self, wanted: Iterable[str], available: Collection[str] = (), format: str = "text", opened: bool = False
+    ) -> str:
+        """Return what would run for the wanted tables, as "text" or as a "mermaid" flow chart.
+
+        ``opened``: the text also shows what runs inside of nodes that compute tables for rows of their own.
+        """
         wanted = list(wanted)
         nodes, missing = self.needed(wanted, available)
         if format == "mermaid":
-            return _mermaid(nodes, missing)
+            return mermaid(nodes, missing)
         if format != "text":
             raise unknown("format", format, ["text", "mermaid"])
-        return _text(wanted, nodes, missing)
+        if not nodes and not missing:
+            return f"{', '.join(wanted)}: available, nothing to run."
+        lines = tree(nodes, missing, ", ".join(wanted))
+        for node in nodes if opened else ():
+            if "fork" in node.services and node.fetches:
+                inside, given = self.needed(node.fetches, available)
+                lines += ["", *tree(inside, given, f"inside {node.names[0]}, which gives what is missing")]
+        return "\n".join(lines)
 
 
 def _cycle(names: list[str]) -> str:
@@ -271,35 +284,3 @@ def _cycle(names: list[str]) -> str:
     cycle = names[:-1]
     start = cycle.index(min(cycle))
     return " → ".join([*cycle[start:], *cycle[:start], cycle[start]])
-
-
-def _text(wanted: list[str], nodes: list[Node], missing: Mapping[str, str]) -> str:
-    if not nodes and not missing:
-        return f"{', '.join(wanted)}: available, nothing to run."
-    width = max([len(", ".join(node.names)) for node in nodes], default=0)
-    made = {name for node in nodes for name in node.names}
-    read = sorted({name for node in nodes for name in node.inputs} - made)
-    lines = [
-        f"{position:>3}  {node.kind:<6}  {', '.join(node.names):<{width}}  from {', '.join(node.inputs) or 'nothing'}"
-        f"{f', columns of {len(node.fetches)} more tables' if node.fetches else ''}  -- {node.doc}"
-        for position, node in enumerate(nodes, start=1)
-    ]
-    available = [name for name in read if name not in missing]
-    if available:
-        lines.insert(0, f"available {', '.join(available)}")
-    if missing:
-        lines.insert(0, f"missing   {', '.join(sorted(missing))}")
-    return "\n".join(lines)
-
-
-def _mermaid(nodes: list[Node], missing: Collection[str]) -> str:
-    made = {name for node in nodes for name in node.names}
-    lines = ["flowchart LR"]
-    for name in sorted({name for node in nodes for name in node.inputs} - made | set(missing)):
-        lines.append(f'    {name}[("{name}")]')
-    for node in nodes:
-        for name in node.names:
-            lines.append(f'    {name}["{name}<br>{node.kind}"]')
-            lines.extend(f"    {source} --> {name}" for source in node.inputs)
-            lines.extend(f"    {source} -.-> {name}" for source in node.fetches)
-    return "\n".join(lines)

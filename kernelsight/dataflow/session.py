@@ -228,15 +228,18 @@ class Session(NodeRuns):
             stop_if_interrupted(error)
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
 
-    def explain(self, name: str, format: str = "text") -> str:
-        """Return the nodes that would run for a table, as "text" or as a "mermaid" flow chart.
+    def explain(self, name: str, format: str = "text", opened: bool = False) -> str:
+        """Return the nodes that would run for a table, as "text" by stage or as a "mermaid" flow chart.
+
+        ``opened``: the text also shows what runs inside of nodes such as ``sizes``, which compute tables for rows of
+        their own.
 
         >>> from kernelsight import connect
         >>> with connect() as session:
         ...     print(session.explain("gpus"))
         gpus: available, nothing to run.
         """
-        return self.graph.explain([name], self.available(), format)
+        return self.graph.explain([name], self.available(), format, opened)
 
     def tables(self) -> pa.Table:
         """Return all tables: kind, grain, description, node and inputs."""

@@ -38,7 +38,7 @@ def test_several_questions_are_answered_in_one_call(path: Path) -> None:
 def test_what_makes_choices_is_explained() -> None:
     with connect() as session:
         drawn = session.explain("choices")
-    assert drawn.startswith("missing   choice_questions") and "choice_candidates  from choice_questions, gpus" in drawn
+    assert "\nmissing   choice_questions\n" in drawn and "from choice_questions, gpus" in drawn
 
 
 def test_a_question_is_kept_with_its_answer(path: Path, tmp_path: Path, capsys: Any) -> None:

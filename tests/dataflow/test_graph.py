@@ -95,10 +95,17 @@ def test_what_depends_on_a_table_is_known_through_several_nodes_and_stops_at_wha
 
 def test_explain_as_text(flow: Flow) -> None:
     assert flow("good").explain(["item_totals"], {"items"}) == dedent("""\
+        item_totals: 2 steps
         missing   orders
         available items
-          1  sql     order_totals  from items, orders  -- what each order costs
-          2  sql     item_totals   from order_totals  -- what each item earned""")
+
+        good
+           1  order_totals
+              sql: what each order costs
+              from items, orders
+           2  item_totals
+              sql: what each item earned
+              from order_totals""")
     assert flow("good").explain(["items"], {"items"}) == "items: available, nothing to run."
 
 

@@ -93,7 +93,11 @@ def test_what_makes_an_answer_is_explained() -> None:
     with connect() as session:
         for name in TABLES:
             drawn = session.explain(name)
-            assert drawn.startswith("missing   size_questions") and f"python  {TABLES[0]}" in drawn
+            assert f"{name}: 1 step\nmissing   size_questions\n" in drawn and f"   1  {TABLES[0]}, " in drawn
+            assert "function: Search GPUs, parallel sizes and settings" in drawn and "step_costs" not in drawn
+        opened = session.explain("size_answers", opened=True)
+    assert "inside size_answers, which gives what is missing: " in opened and "  step_costs, " in opened
+    assert max(map(len, opened.splitlines())) <= 100
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def test_questions_with_objectives_of_their_own_are_answered_in_one_call() -> No
 def test_what_makes_found_rates_is_explained() -> None:
     with connect() as session:
         drawn = session.explain("rate_statistics")
-    assert drawn.startswith("missing   rate_questions") and "python  found_rates, rate_statistics" in drawn
+    assert drawn.startswith("rate_statistics: 1 step\nmissing   rate_questions\n")
+    assert "   1  found_rates, rate_statistics\n      function: " in drawn
 
 
 @pytest.mark.parametrize(
