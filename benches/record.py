@@ -33,7 +33,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "deployments": ("kernelsight/scenario", "kernelsight/models", "sql/deploy"),
     "serving": ("kernelsight/serving", "sql/serve"),
     "backtest": ("kernelsight/evaluation/runs", "benches/evaluation/runs"),
-    "fitting": ("kernelsight/fitting", "kernelsight/evaluation/kernels"),
+    "fitting": ("kernelsight/fitting", "kernelsight/evaluation/kernels", "benches/evaluation/kernels"),
     "search": ("kernelsight/searching", "benches/evaluation/searches"),
     "compare": ("kernelsight/comparison", "kernelsight/logs"),
     "sizing": ("kernelsight/sizing",),

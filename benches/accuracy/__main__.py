@@ -18,11 +18,12 @@ import recorded
 import tables
 
 from kernelsight.errors import extra_missing
-from kernelsight.evaluation.kernels.baselines import systems_folder
 from kernelsight.evaluation.kernels.evaluate import evaluate
 from kernelsight.evaluation.kernels.predict import fit_and_predict
 from kernelsight.fitting.splits import GENERATIONS, HEADLINE_TRAIN, Split, generation_folds
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.laboratory.kernels.baselines import shipped_baselines
+from kernelsight.laboratory.kernels.remeasurement import remeasurement_floors
 from kernelsight.present.output import as_json, note
 
 ALL_GPUS = tuple(gpu for members in GENERATIONS.values() for gpu in members)
@@ -103,8 +104,9 @@ def run(
             continue
         started = time.perf_counter(), time.process_time()
         report, scored = evaluate(
-            sweeps, split, fit_and_predict, modelled=FAMILIES, families=families, systems=systems_folder()
+            sweeps, split, fit_and_predict, modelled=FAMILIES, families=families, baselines=shipped_baselines()
         )
+        report["remeasurement"] = remeasurement_floors(sweeps, split.test_gpus)
         if split.name.startswith("fp4"):
             report = only_fp4(report)
         report["cpu_s"] = time.process_time() - started[1]

@@ -15,12 +15,12 @@ from record import ROOT
 
 import kernelsight as ks
 from kernelsight.cli.main import main as kernelsight
-from kernelsight.evaluation.kernels.baselines import systems_folder
 from kernelsight.evaluation.kernels.evaluate import evaluate
 from kernelsight.evaluation.kernels.few_shot import PointBudget, rows_after_points
 from kernelsight.evaluation.kernels.predict import fit_and_predict
 from kernelsight.fitting.splits import Split
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.laboratory.kernels.baselines import baseline_columns, shipped_baselines
 from kernelsight.searching.arrays import space_arrays
 from kernelsight.searching.space_files import SpaceTables, read_spaces
 
@@ -47,8 +47,8 @@ def swept(source: str, families: str, gpus: str) -> Path:
 def scored(split: Split, source: str = "aiconfigurator", families: str = "batched_gemm", **how: Any) -> dict[str, Any]:
     """Return the report of a split of some families."""
     sweep = swept(source, families, ",".join(sorted({*split.train_gpus, *split.test_gpus})))
-    systems = systems_folder() if source == "aiconfigurator" else None
-    return evaluate([sweep], split, fit_and_predict, modelled=FAMILIES, systems=systems, **how)[0]
+    baselines = shipped_baselines() if source == "aiconfigurator" else baseline_columns
+    return evaluate([sweep], split, fit_and_predict, modelled=FAMILIES, baselines=baselines, **how)[0]
 
 
 def medians(report: dict[str, Any], shapes: str = "serving") -> dict[str, float]:

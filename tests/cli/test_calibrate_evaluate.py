@@ -86,7 +86,7 @@ def test_whole_layers_are_held_out_where_asked():
 def test_a_sweep_that_is_not_there_is_refused_before_anything_is_said(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("kernelsight.evaluation.kernels.baselines.systems_folder", lambda: None)
+    monkeypatch.setattr("kernelsight.laboratory.kernels.baselines.systems_folder", lambda: None)
     with pytest.raises(InvalidInput, match="file nowhere.parquet does not exist; `kernelsight calibrate import"):
         calibrate_evaluate.run(words(sweep=["nowhere.parquet"]))
     printed = capsys.readouterr()

@@ -67,7 +67,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _evaluate_gpus(arguments: argparse.Namespace, target: Path | None) -> None:
     """Fit on some GPUs and score on others."""
-    from kernelsight.evaluation.kernels.baselines import systems_folder
     from kernelsight.evaluation.kernels.evaluations import row_of_split
     from kernelsight.present.output import note
 
@@ -75,7 +74,7 @@ def _evaluate_gpus(arguments: argparse.Namespace, target: Path | None) -> None:
     options = {"sweeps": list(arguments.sweep), "final": arguments.final}
     options["families"] = list(names_of(arguments.families)) or None
     report = _report(row_of_split(split, points_of(arguments), **options), target)
-    if systems_folder() is None:
+    if laboratory.is_here() and laboratory.part("kernels.baselines", "a baseline").systems_folder() is None:
         note("aiconfigurator-core is not installed: baselines use the peak rates of the table gpus.")
     if split.budget:
         note(f"families with fewer than {SITES_OF_A_GOAL} sites are reported, but not part of this tier's goals.")

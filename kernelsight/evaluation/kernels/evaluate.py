@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 from kernelsight.dataflow.bounded_files import decoded
 from kernelsight.dataflow.bounded_values import parse_json
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.evaluation.kernels import baselines
-from kernelsight.evaluation.kernels.remeasurement import remeasurement_floors
+from kernelsight.evaluation.kernels.scores import BASELINES
 from kernelsight.evaluation.kernels.unmeasured import as_unmeasured
 from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
@@ -32,10 +31,14 @@ from kernelsight.kernels.families import MEASURED
 
 Prediction = tuple[np.ndarray, np.ndarray, np.ndarray]
 Model = Callable[[Mapping[str, pa.Table], Mapping[str, pa.Table], str], Mapping[str, Prediction]]
-ScoreRows = Callable[[Sequence[Path], Split, Sequence[str], Path | None], tuple[dict[str, pa.Table], dict[str, Any]]]
+# from a family, its training and its test rows to columns of baselines, us; NaN without an answer
+Baselines = Callable[[str, pa.Table, pa.Table], dict[str, np.ndarray]]
+ScoreRows = Callable[
+    [Sequence[Path], Split, Sequence[str], Baselines | None], tuple[dict[str, pa.Table], dict[str, Any]]
+]
 # measurements of one call per graph replay include a few microseconds that served graphs do not; negligible above this
 LONG_US = 20.0
-BASELINE_COLUMNS = {name: f"{name}_us" for name in baselines.NAMES}
+BASELINE_COLUMNS = {name: f"{name}_us" for name in BASELINES}
 # predictions with an interval: of the kernel that the sweep names, and of the one assumed for an unmeasured GPU
 NAMED = ("predicted_us", "p05_us", "p95_us")
 UNMEASURED = ("unmeasured_us", "unmeasured_p05_us", "unmeasured_p95_us")
@@ -53,7 +56,7 @@ SCORED = (
         "same_kernel",
         "serving",
     ),
-    *("flops", "bytes", "latency_us", *NAMED, *UNMEASURED, *BASELINE_COLUMNS.values()),
+    *("flops", "bytes", "latency_us", *NAMED, *UNMEASURED),
 )
 # key of a Parquet file's metadata that holds the rows an import rejected: JSON array of {gpu, reason, n}
 REJECTED_KEY = b"kernelsight.rejected"
@@ -76,16 +79,15 @@ def check_gpus(split: Split, measured: set[str], final: bool) -> None:
 
 
 def scored_rows(
-    sweeps: Sequence[Path], split: Split, model: Model, families: Sequence[str], systems: Path | None
+    sweeps: Sequence[Path], split: Split, model: Model, families: Sequence[str], baselines: Baselines | None
 ) -> Iterator[tuple[str, pa.Table]]:
     """Yield (family, test rows with predictions): the columns SCORED, and the fields of the family's shape.
 
-    ``systems``: folder of system files for the baselines, see ``baselines.systems_folder``.
+    ``baselines``: makes further columns; None: none.
     """
     for family in families:
         train = training_rows(sweeps, family, split.train_gpus, extra="and not_fitted is null")
         test = training_rows(sweeps, family, split.test_gpus)
-        roofline = baselines.roofline_us(family, train, systems)
         fitted = train
         if split.budget:
             in_fit = in_budget(family, test, split.budget, split.whole_layers)
@@ -97,7 +99,7 @@ def scored_rows(
         scores_unmeasured = test.num_rows and fitted.num_rows and not split.budget
         unmeasured_test = as_unmeasured(family, sweeps, train, test) if scores_unmeasured else None
         predicted = _predictions(family, fitted, test, unmeasured_test, model, split.tier)
-        yield family, labelled(family, train, fitted, test, roofline, predicted, systems)
+        yield family, labelled(family, train, fitted, test, predicted, baselines)
 
 
 def _predictions(
@@ -127,15 +129,13 @@ def labelled(
     train: pa.Table,
     fitted: pa.Table,
     test: pa.Table,
-    train_roofline: np.ndarray,
     predicted: Mapping[str, np.ndarray],
-    systems: Path | None,
+    baselines: Baselines | None,
 ) -> pa.Table:
     """Return one family's test rows with labels (covered, seen, serving, ...), predictions and baselines.
 
     ``train``: rows of the training GPUs; ``fitted``: all rows that were fitted on; ``predicted``: columns by name.
     """
-    roofline = baselines.roofline_us(family, test, systems)
     gpus = measured_by(train)
     seen, same_kernel = is_seen(family, fitted, test)
     covered = {dtype: is_covered(dtype_gpus) for dtype, dtype_gpus in gpus.items()}
@@ -146,12 +146,10 @@ def labelled(
         "same_kernel": same_kernel,
         "serving": is_serving(family, test),
         **predicted,
-        "roofline_us": roofline,
-        "roofline_waves_us": baselines.roofline_waves_us(family, test, roofline),
-        "affine_roofline_us": baselines.affine_roofline_us(train, train_roofline, test, roofline),
-        "nearest_gpu_us": baselines.nearest_gpu_us(shape_columns(family), train, train_roofline, test, roofline),
     }
-    names = dict.fromkeys((*SCORED, *shape_columns(family)))
+    others = baselines(family, train, test) if baselines else {}
+    names = dict.fromkeys((*SCORED, *others, *shape_columns(family)))
+    columns |= others
     labelled = {name: columns[name] if name in columns else test[name] for name in names}
     return pa.table(labelled).replace_schema_metadata({"train_gpus": json.dumps(gpus)})
 
@@ -171,7 +169,8 @@ def report(scored: Mapping[str, pa.Table], rejected: Sequence[Mapping[str, Any]]
     return {
         "overall": _mean_pair([cell["seen"] for cell in covered]),
         "overall_baselines": {
-            name: _mean_pair([cell["seen"]["baselines"][name] for cell in covered]) for name in baselines.NAMES
+            name: _mean_pair([cell["seen"]["baselines"][name] for cell in covered])
+            for name in (covered[0]["baselines"] if covered else BASELINES)
         },
         "pooled": pair_of(list(seen_rows.values())),
         "covered": _mean_pair(covered),
@@ -233,13 +232,13 @@ def evaluate(
     modelled: Container[str] = MEASURED,
     families: Sequence[str] | None = None,
     final: bool = False,
-    systems: Path | None = None,
+    baselines: Baselines | None = None,
     score_rows: ScoreRows | None = None,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Return the report of a model that is fitted without the test GPUs, or with a budget of their sites; and its rows.
 
     ``modelled``: families that the model can predict; rows of others are counted under ``rejected``; ``families``: to
-    score, None: all; ``systems``: see ``scored_rows``; ``score_rows``: makes the rows of all families where they are
+    score, None: all; ``baselines``: see ``scored_rows``; ``score_rows``: makes the rows of all families where they are
     not one model a family; its second value adds keys to the report. InvalidInput, UnknownName: GPUs or families that
     the sweeps do not hold, or that are held out.
     """
@@ -255,9 +254,9 @@ def evaluate(
     chosen_families = [family for family in scorable if not families or family in families]
     more: dict[str, Any] = {}
     if score_rows is not None:
-        scored, more = score_rows(sweeps, split, chosen_families, systems)
+        scored, more = score_rows(sweeps, split, chosen_families, baselines)
     elif model is not None:
-        scored = dict(scored_rows(sweeps, split, model, chosen_families, systems))
+        scored = dict(scored_rows(sweeps, split, model, chosen_families, baselines))
     left_out = {}
     for family, n in counts.items():
         if families and family not in families:
@@ -266,9 +265,8 @@ def evaluate(
             left_out[f"no expression for the family {family}"] = n
         elif family not in scored:
             left_out[f"every site of the family {family} is in the budget"] = n
-    floors = remeasurement_floors(sweeps, split.test_gpus)
     rejected = rejected_rows(sweeps, (*split.train_gpus, *split.test_gpus), left_out)
-    return report(scored, rejected, remeasurement=floors, split=split._asdict(), **more), scored
+    return report(scored, rejected, split=split._asdict(), **more), scored
 
 
 def _cell(family: str, dtype: str, rows: pa.Table) -> dict[str, Any]:
@@ -296,6 +294,7 @@ def _with_baselines(rows: pa.Table) -> dict[str, Any]:
             # a baseline without an answer for some rows is compared on those that it has one for
             name: {**pair_of([rows], (column,)), "model_there": pair_of([rows.filter(pc.is_finite(rows[column]))])}
             for name, column in BASELINE_COLUMNS.items()
+            if column in rows.column_names
         },
     }
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from kernelsight import laboratory
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.rows import as_table
 from kernelsight.evaluation.kernels import predict
-from kernelsight.evaluation.kernels.baselines import systems_folder
 from kernelsight.evaluation.kernels.evaluate import evaluate
 from kernelsight.evaluation.kernels.few_shot import PointBudget, rows_after_points
 from kernelsight.evaluation.kernels.scores import score_rows
@@ -57,6 +57,7 @@ def _gpu_report(row: Mapping[str, Any]) -> dict[str, Any]:
     gpus = tuple(row["train_gpus"]), tuple(row["test_gpus"])
     split = Split(row["evaluation_id"], *gpus, row["tier"], row["budget"] or 0.0, bool(row["whole_layers"]))
     points = PointBudget(row["points"], row["point_choice"] or "planned") if row["points"] else None
+    others = laboratory.part("kernels.baselines", "a baseline") if laboratory.is_here() else None
     result, _ = evaluate(
         [Path(name) for name in row["sweeps"]],
         split,
@@ -64,7 +65,10 @@ def _gpu_report(row: Mapping[str, Any]) -> dict[str, Any]:
         modelled=FAMILIES,
         families=row["families"],
         final=bool(row["final"]),
-        systems=systems_folder(),
+        baselines=others.shipped_baselines() if others else None,
         score_rows=partial(rows_after_points, points) if points else None,
     )
+    if others:
+        floors = laboratory.part("kernels.remeasurement", "a remeasurement")
+        result["remeasurement"] = floors.remeasurement_floors([Path(name) for name in row["sweeps"]], gpus[1])
     return result

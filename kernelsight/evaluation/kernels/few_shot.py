@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
-from kernelsight.evaluation.kernels import baselines
-from kernelsight.evaluation.kernels.evaluate import UNMEASURED, labelled, mean_over_cells
+from kernelsight.evaluation.kernels.evaluate import UNMEASURED, Baselines, labelled, mean_over_cells
 from kernelsight.fitting.cells import generation_of, is_serving
 from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.few_shot import measured_calls
@@ -62,14 +61,14 @@ class Family(NamedTuple):
 
 
 def rows_after_points(
-    budget: PointBudget, sweeps: Sequence[Path], split: Split, families: Sequence[str], systems: Path | None
+    budget: PointBudget, sweeps: Sequence[Path], split: Split, families: Sequence[str], baselines: Baselines | None
 ) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Return test rows of each family with predictions, points left out, and keys of the report.
 
     The keys: ``points``, the number of measured points, and ``unmeasured_sites``, scores of sites without a point.
     """
     fits = dict(fitted(sweeps, split.train_gpus, split.test_gpus, families))
-    return scored_after(budget, fits, split.test_gpus, remaining_errors_after(fits), systems)
+    return scored_after(budget, fits, split.test_gpus, remaining_errors_after(fits), baselines)
 
 
 def fitted(
@@ -121,7 +120,7 @@ def scored_after(
     fits: Mapping[str, Family],
     gpus: Sequence[str],
     remaining: Mapping[int, Mapping[str, RemainingErrors]],
-    systems: Path | None = None,
+    baselines: Baselines | None = None,
 ) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Return test rows of GPUs of one generation with predictions, points left out, and keys of the report.
 
@@ -141,8 +140,7 @@ def scored_after(
             continue
         scored_test = pa.concat_tables([table for table, _, _ in by_gpu_parts])
         predicted = {key: np.concatenate([values[key] for _, values, _ in by_gpu_parts]) for key in by_gpu_parts[0][1]}
-        roofline = baselines.roofline_us(name, train, systems)
-        scored[name] = labelled(name, train, train, scored_test, roofline, predicted, systems)
+        scored[name] = labelled(name, train, train, scored_test, predicted, baselines)
         is_new_site = np.concatenate([unmeasured for _, _, unmeasured in by_gpu_parts])
         points += (
             sum(family_calls.test[gpu].num_rows for gpu in gpus if gpu in family_calls.test) - scored_test.num_rows

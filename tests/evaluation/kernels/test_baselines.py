@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.errors import UnknownName
-from kernelsight.evaluation.kernels import baselines
-from kernelsight.evaluation.kernels.baselines import fit_affine, peaks_of
+from kernelsight.laboratory.kernels import baselines
+from kernelsight.laboratory.kernels.baselines import fit_affine, peaks_of
 
 SYSTEM = """\
 gpu:

@@ -13,6 +13,8 @@ import pytest
 from kernelsight.errors import ContractBroken, InvalidInput, UnknownName
 from kernelsight.evaluation.kernels.evaluate import REJECTED_KEY, evaluate
 from kernelsight.fitting.splits import Split
+from kernelsight.laboratory.kernels.baselines import baseline_columns
+from kernelsight.laboratory.kernels.remeasurement import remeasurement_floors
 from tests.fitting.measured import gemm, point, write
 
 SPLIT = Split("test", ("l40s", "h100_sxm"), ("gb200",))
@@ -71,8 +73,10 @@ def test_overall_is_the_mean_of_cells_and_pooled_that_of_rows(tmp_path: Path):
 
 
 def test_baselines_stand_beside_each_cell(sweep: Path):
-    found, scored = evaluate([sweep], SPLIT, one_answer)
+    (without,) = evaluate([sweep], SPLIT, one_answer)[0]["families"]
+    found, scored = evaluate([sweep], SPLIT, one_answer, baselines=baseline_columns)
     (cell,) = found["families"]
+    assert without["baselines"] == {} and without["grid"] == cell["grid"]
     assert set(cell["baselines"]) == {"roofline", "roofline_waves", "affine_roofline", "nearest_gpu"}
     rows = scored["gemm"].to_pylist()
     assert all(row["roofline_us"] < row["latency_us"] for row in rows)
@@ -196,8 +200,7 @@ def test_rejected_rows_are_those_that_the_import_noted_for_these_gpus(tmp_path: 
 def test_two_measurements_of_a_kernel_show_how_far_they_lie_apart(tmp_path: Path):
     rows = [gemm(gpu, *SHAPES[0], 10.0, engine=engine) for gpu in ("l40s", "h100_sxm") for engine in ("vllm", "sglang")]
     rows += [gemm("gb200", *SHAPES[0], 10.0), gemm("gb200", *SHAPES[0], 9.0, engine="sglang")]
-    found, _ = evaluate([write(tmp_path / "s.parquet", rows)], SPLIT, one_answer)
-    (floor,) = found["remeasurement"]
+    (floor,) = remeasurement_floors([write(tmp_path / "s.parquet", rows)], SPLIT.test_gpus)
     assert floor["family"] == "gemm"
     assert floor["grid"]["n"] == 1
     assert floor["grid"]["mape"] == pytest.approx(0.1)
@@ -236,7 +239,7 @@ def test_words_that_fit_no_row_are_refused(sweep: Path):
 
 
 def test_scored_rows_come_with_what_a_plot_needs(sweep: Path):
-    _, scored = evaluate([sweep], SPLIT, one_answer)
+    _, scored = evaluate([sweep], SPLIT, one_answer, baselines=baseline_columns)
     assert isinstance(scored["gemm"], pa.Table)
     assert {"flops", "bytes", "latency_us", "predicted_us", "roofline_us"} <= set(scored["gemm"].column_names)
 

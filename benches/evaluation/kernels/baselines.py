@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import unknown
+from kernelsight.evaluation.kernels.evaluate import Baselines
+from kernelsight.fitting.splits import shape_columns
 from kernelsight.kernels.families import FAMILIES
 
-NAMES = ("roofline", "roofline_waves", "affine_roofline", "nearest_gpu")
 NEAREST = "h100_sxm"
 TILE = 128
 PACKAGE = "aiconfigurator-core"
@@ -44,6 +45,24 @@ class Peaks(NamedTuple):
     memory_bytes_per_s: float
     link_bytes_per_s: float
     sm_count: int
+
+
+def shipped_baselines() -> Baselines:
+    """Return the baselines with the peak rates of the installed aiconfigurator-core, else of the table ``gpus``."""
+    return partial(baseline_columns, systems=systems_folder())
+
+
+def baseline_columns(
+    family: str, train: pa.Table, test: pa.Table, systems: Path | None = None
+) -> dict[str, np.ndarray]:
+    """Return the baselines of a family's test rows, us, by column; ``systems``: folder of system files."""
+    of_train, of_test = roofline_us(family, train, systems), roofline_us(family, test, systems)
+    return {
+        "roofline_us": of_test,
+        "roofline_waves_us": roofline_waves_us(family, test, of_test),
+        "affine_roofline_us": affine_roofline_us(train, of_train, test, of_test),
+        "nearest_gpu_us": nearest_gpu_us(shape_columns(family), train, of_train, test, of_test),
+    }
 
 
 def systems_folder() -> Path | None:
