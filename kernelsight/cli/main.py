@@ -96,10 +96,38 @@ VERBS: dict[str, tuple[str, str | None]] = {
 
 
 class _Parser(argparse.ArgumentParser):
+    def format_help(self) -> str:
+        """Return the help; of a verb with flags that are not everyday ones, without these and with their number."""
+        rare = [action for action in self._actions if not getattr(action, "everyday", True)]
+        if not rare:
+            return super().format_help()
+        texts, usage = [action.help for action in rare], self.usage
+        for action in rare:
+            action.help = argparse.SUPPRESS
+        self.usage = f"{self.prog} [flags]"
+        try:
+            return f"{super().format_help()}\n--help-all shows {len(rare)} more flags.\n"
+        finally:
+            self.usage = usage
+            for action, text in zip(rare, texts, strict=True):
+                action.help = text
+
+    def format_help_of_all(self) -> str:
+        """Return the help with all flags."""
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         """Print one sentence for wrong arguments, and exit with status 2."""
         print(f"kernelsight: {visible(message)}; `{self.prog} --help` shows the flags.", file=sys.stderr)
         sys.exit(2)
+
+
+class _HelpOfAll(argparse.Action):
+    """Prints the help of a verb with all of its flags, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(cast(_Parser, parser).format_help_of_all(), end="")
+        parser.exit()
 
 
 class _Undocumented:
@@ -148,6 +176,8 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         verbosity.add_argument("-v", "--verbose", action="store_true", help="report each computed table on stderr")
         if command is None or command[: len(name.split())] == name.split():
             importlib.import_module(module).declare(verb)
+            if any(not getattr(action, "everyday", True) for action in verb._actions):
+                verb.add_argument("--help-all", action=_HelpOfAll, nargs=0, help="show all flags and exit")
     return top
 
 

@@ -114,7 +114,8 @@ def add_flags(group: argparse._ActionsContainer, added: tuple[Flag, ...]) -> Non
                 how["type"] = float
         if flag.name == "launch":
             how["action"] = _Once
-        group.add_argument(*flag.options, **how)
+        option = group.add_argument(*flag.options, **how)
+        option.everyday = flag.name in flags.EVERYDAY
 
 
 def add_output(verb: argparse.ArgumentParser, file_help: str, formats: tuple[str, ...] = FORMATS) -> None:

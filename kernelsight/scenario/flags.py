@@ -26,6 +26,15 @@ FLAGS = {
     )
     for flag in group
 }
+# flags that --help shows; --help-all shows all
+EVERYDAY = frozenset(
+    """
+    launch model gpu tensor_parallel_size pipeline_parallel_size data_parallel_size enable_expert_parallel engine
+    engine_version kv_cache_dtype quantization max_model_len max_num_seqs max_num_batched_tokens gpu_memory_utilization
+    enable_prefix_caching num_speculative_tokens prefill_replicas decode_replicas trace request_rate max_concurrency
+    num_prompts num_turns think_time_s input_len output_len prefix_len replicas router
+    """.split()
+)
 # flag: column of ``deployments``
 DEPLOYMENT_FLAGS = {flag.name: flag.column for flag in FLAGS.values() if flag.column}
 # flags that set other flags

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from kernelsight.cli.main import main
+from kernelsight.scenario.flags import EVERYDAY, FLAGS
+from kernelsight.scenario.load_flags import GOODPUT
 
 ROOT = Path(__file__).resolve().parents[2]
 START = (sys.executable, "-m", "kernelsight")
@@ -49,6 +51,18 @@ def test_help_of_a_verb_is_what_its_flag_shows(words, command):
     answer = command("help", *words)
     assert answer.status == 0 and answer == command(*words, "--help")
     assert answer.out.startswith(" ".join(("usage: kernelsight", *words)))
+
+
+def test_help_has_everyday_flags_and_help_all_has_every_flag(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = (command("simulate", how).out for how in ("--help", "--help-all"))
+    assert len(short.splitlines()) <= 120
+    of_grids = {name for name, flag in FLAGS.items() if flag.options[-1] not in whole}
+    assert of_grids == {"expert_parallel_size", "prefill_expert_parallel_size", *(each.name for each in GOODPUT)}
+    for name, flag in FLAGS.items():
+        assert (f"  {flag.options[0]}" in short) == (name in EVERYDAY)
+    hidden = whole.count("\n  -") - short.count("\n  -")
+    assert short.endswith(f"\n--help-all shows {hidden} more flags.\n")
 
 
 def test_a_misspelt_flag_gets_the_nearest_ones(refusal):
