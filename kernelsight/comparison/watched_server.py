@@ -18,6 +18,13 @@ from kernelsight.errors import InvalidInput
 from kernelsight.logs.prometheus import used_lines
 from kernelsight.logs.read_logs import read_logs
 
+# metric, the column of its mean, and the column that weighs it; the first that a server exposes is used
+MEANS = (
+    ("ttft", "ttft_mean_ms", "first_tokens"),
+    ("tpot", "tpot_mean_ms", "finished"),
+    ("tpot", "itl_mean_ms", "output_tokens"),
+    ("e2e", "e2e_mean_ms", "finished"),
+)
 # fewer requests between two polls are not compared; bounds of the requests that are drawn to predict their means
 LEAST_REQUESTS, LEAST_DRAWN, MOST_DRAWN = 5, 200, 2000
 
@@ -42,13 +49,11 @@ def counters_between(before: str, later: str) -> dict[str, float] | None:
             return None
     counts = ("prompt_tokens", "output_tokens", "cached_tokens", "first_tokens", "finished", "running", "waiting")
     counters = {name: float(sum(row[name] or 0.0 for row in windows)) for name in counts}
-    for metric, count in (("ttft", "first_tokens"), ("tpot", "finished"), ("e2e", "finished")):
-        measured_windows = [row for row in windows if row[f"{metric}_mean_ms"] is not None and row[count]]
+    for metric, mean, count in MEANS:
+        measured_windows = [row for row in windows if row[mean] is not None and row[count]]
         weight = sum(row[count] for row in measured_windows)
-        if weight:
-            counters[metric] = sum(row[f"{metric}_mean_ms"] * row[count] for row in measured_windows) / weight
-    if "tpot" not in counters and (mean := _mean_itl(windows)) is not None:
-        counters["tpot"] = mean
+        if weight and metric not in counters:
+            counters[metric] = sum(row[mean] * row[count] for row in measured_windows) / weight
     return counters
 
 
@@ -82,9 +87,3 @@ def window_between(
                 "log_factor": math.log(counters[metric] / expected_mean),
             }
     return figures
-
-
-def _mean_itl(windows: list[dict[str, Any]]) -> float | None:
-    """Return the mean inter-token latency over windows, ms; None if none has one."""
-    means_ms = [row["itl_mean_ms"] for row in windows if row["itl_mean_ms"] is not None]
-    return float(np.mean(means_ms)) if means_ms else None

@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.comparison import watch as watching
+from kernelsight.comparison.drift import Drift, with_window
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import LOAD, Variant, conformed
 from kernelsight.comparison.watch import Targets, Watch
+from kernelsight.comparison.watched_server import counters_between, window_between
 from kernelsight.dataflow.bounded_http import get_text
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.session import Session, connect
@@ -84,6 +86,28 @@ def test_drift_is_said_once_and_restarts_lose_and_double_nothing(tmp_path: Path,
     assert [row["window"] for row in rows] == list(range(9))
     assert "kernelsight_drift 1\n" in (tmp_path / "out.prom").read_text()
     assert f"kernelsight_requests_total {9 * EACH - 1}\n" in (tmp_path / "out.prom").read_text()
+
+
+@pytest.mark.parametrize(
+    ("factors", "events", "since_s"),
+    [
+        # two windows in a row begin a drift, which began with the first of them, and two usual ones end it
+        ([1.0, 1.0, 1.0, 1.3, 1.3], {4: "begins"}, 3.0),
+        ([1.0, 1.0, 1.0, 1.3, 1.0, 1.3, 1.0], {}, None),
+        ([1.0, 1.0, 1.0, 1.3, 1.3, 1.0, 1.3, 1.0, 1.0], {4: "begins", 8: "ends"}, None),
+        # below a tenth is no drift, and where windows differ more anyway, four times their usual deviation
+        ([1.0, 1.0, 1.0, 1.09, 1.09, 1.13, 1.13], {6: "begins"}, 5.0),
+        ([0.9, 1.1, 1.0, 1.3, 1.3, 1.3], {}, None),
+        # however long a drift lasts, the usual level is that before it
+        ([1.0, 1.0, 1.0, *[1.3] * 40, 1.0, 1.0], {4: "begins", 44: "ends"}, None),
+    ],
+)
+def test_a_drift_is_of_windows_in_a_row(factors: list[float], events: dict[int, str], since_s: float | None) -> None:
+    drift, found = Drift(), {}
+    for number, factor in enumerate(factors):
+        drift, event = with_window(drift, math.log(factor), float(number))
+        found |= {number: event} if event else {}
+    assert (found, drift.since) == (events, since_s)
 
 
 def test_a_poll_that_was_cut_off_is_done_again(tmp_path: Path, monkeypatch) -> None:
@@ -191,6 +215,59 @@ def test_a_server_is_watched_by_its_counters(address: str, tmp_path: Path, sessi
     own = found[0].metrics
     assert own["ttft"]["measured_mean"] > 0 < own["ttft"]["expected_mean"] and found[0].counts["end_s"] == 160.0
     assert one.poll() == [], "no request in this interval"
+
+
+def scrape(*engines: dict[str, float]) -> str:
+    """Return a text of ``/metrics`` of some engines; names without vLLM's prefix."""
+    lines = [
+        f'vllm:{name}{{engine="{number}"}} {value}'
+        for number, values in enumerate(engines)
+        for name, value in values.items()
+    ]
+    return "\n".join(["# TYPE kept untyped", *lines]) + "\n"
+
+
+def engine(requests: int, cached: int, ttft_s: float, itl_s: float) -> dict[str, float]:
+    """Return counters of an engine after requests of 300 prompt tokens, and of 41 output tokens of ``itl_s`` each."""
+    counts = {"prompt_tokens": 300 * requests, "generation_tokens": 41 * requests, "prefix_cache_hits": cached}
+    spans = {
+        "time_to_first_token": (requests, ttft_s),
+        "inter_token_latency": (40 * requests, itl_s),
+        "e2e_request_latency": (requests, ttft_s + 40 * itl_s),
+    }
+    return {f"{name}_total": float(value) for name, value in counts.items()} | {
+        f"{name}_seconds_{end}": count * (seconds if end == "sum" else 1.0)
+        for name, (count, seconds) in spans.items()
+        for end in ("sum", "count")
+    }
+
+
+def test_means_of_a_server_are_those_of_all_its_requests() -> None:
+    """30 requests of one engine and 10 of another: a mean over both lies nearer that of the first."""
+    before = scrape(engine(0, 0, 0.1, 0.01), engine(0, 0, 0.5, 0.03))
+    found = counters_between(before, scrape(engine(30, 6000, 0.1, 0.01), engine(10, 0, 0.5, 0.03)))
+    assert (found["prompt_tokens"], found["cached_tokens"], found["output_tokens"]) == (12000.0, 6000.0, 1640.0)
+    assert (found["first_tokens"], found["finished"]) == (40.0, 40.0)
+    assert (found["ttft"], found["tpot"]) == (pytest.approx(200.0), pytest.approx(15.0))
+    assert found["e2e"] == pytest.approx(200.0 + 40 * 15.0)
+
+
+def test_the_load_of_a_server_is_what_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 began and 50 ended in a minute: prompts less what the cache held, and outputs of those that ended."""
+    loads = []
+
+    def serve(replayer: LogReplayer, *_: object, **__: object) -> list[object]:
+        loads.append(replayer._load)
+        raise RuntimeError
+
+    monkeypatch.setattr(LogReplayer, "serve", serve)
+    counters = {"first_tokens": 60.0, "finished": 50.0, "prompt_tokens": 18000.0, "cached_tokens": 6000.0}
+    counters |= {"output_tokens": 2000.0, "ttft": 100.0}
+    with pytest.raises(RuntimeError):
+        window_between(counters, 60.0, FLAGS, None)
+    (load,) = loads
+    assert set(load["prompt_tokens"].to_pylist()) == {200} and set(load["output_tokens"].to_pylist()) == {40}
+    assert load.num_rows == 200 and load["arrival_s"][199].as_py() == pytest.approx(200.0, rel=0.3)
 
 
 def test_the_command_goes_on_until_it_is_ended(tmp_path: Path, monkeypatch) -> None:
