@@ -100,7 +100,7 @@ def choice_candidates(choice: Choice, posterior: Contrasts, tolerance: float) ->
     errors = choice.level_errors
     shift, half = 0.0, float(np.quantile(np.abs(errors), 0.9)) if errors.size else 1.0
     if np.unique(candidates.site[measured]).size >= LEAST_LEVELS:
-        residual = candidates.log_us[measured] - posterior.mean[measured]
+        residual = _level_errors(candidates, posterior.mean, is_complete)[measured]
         shift = float(np.median(residual))
         half = max(float(np.quantile(np.abs(residual - shift), 0.9)), SIGMAS * REPEATED)
     latency = np.exp(log_level + posterior.mean + np.where(is_complete, 0.0, shift))
@@ -130,6 +130,17 @@ def choice_candidates(choice: Choice, posterior: Contrasts, tolerance: float) ->
     }
     schema = contracts()["choice_candidates"].schema
     return pl.DataFrame(columns).with_columns(pl.col("measured_us").cast(pl.Float64)).to_arrow().cast(schema)
+
+
+def _level_errors(candidates: Candidates, mean: np.ndarray, is_complete: np.ndarray) -> np.ndarray:
+    """Return for each candidate log(measured / model) of its site's level; NaN: not measured.
+
+    Contrasts of a site that was measured whole (``is_complete``) add to 0: its error is the mean of its candidates. In
+    others it is what a candidate differs by from the ``mean`` that was expected of it.
+    """
+    site = candidates.site - candidates.site.min()
+    error = np.bincount(site, np.where(is_complete, candidates.log_us, 0.0)) / np.maximum(np.bincount(site), 1)
+    return np.where(is_complete, error[site], candidates.log_us - mean)
 
 
 def _is_measured_site(candidates: Candidates) -> np.ndarray:

@@ -49,7 +49,7 @@ def sibling_differences(
 
     ``measured``: rows of GPUs with ``latency_us``; ``site``: the columns of a site beside its GPU; ``sibling_of``: the
     sibling of each GPU. By the same kernel, else by the fastest one of the same engine. The mean over a site's known
-    candidates is zero; all are zero where fewer than two are known.
+    candidates is zero, and so is each that is known alone, or not known.
     """
     key = [*site, "engine"]
     sibling_rows = rows.select("gpu", *key, "implementation").with_columns(
@@ -63,7 +63,7 @@ def sibling_differences(
     is_known = ~np.isnan(differences)
     count = np.bincount(site_of_row, is_known)
     mean = np.bincount(site_of_row, np.where(is_known, differences, 0.0)) / np.maximum(count, 1)
-    return np.where(is_known & (count[site_of_row] > 1), differences - mean[site_of_row], 0.0)
+    return np.where(is_known, differences - mean[site_of_row], 0.0)
 
 
 def _with_latency(rows: pl.DataFrame, measured_kernels: pl.DataFrame, key: list[str]) -> np.ndarray:

@@ -12,8 +12,16 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.catalog.tables import contracts, facts
-from kernelsight.choices.candidates import Choice, measured_rows
-from kernelsight.choices.choices import Contrasts, choice_candidates, contrasts
+from kernelsight.choices.candidates import (
+    SITES_PER_GPU,
+    Choice,
+    existing_candidates,
+    hidden_octaves,
+    measured_rows,
+    spread_sites,
+)
+from kernelsight.choices.choices import LEAST_LEVELS, REPEATED, SIGMAS, Contrasts, choice_candidates, contrasts
+from kernelsight.choices.contrasts import Candidates
 from kernelsight.choices.inputs import candidates_like, choice_of
 from kernelsight.choices.plan import budget_of, plan, planned_rows, suite_of_plan
 from kernelsight.dataflow.contract import conform
@@ -226,3 +234,73 @@ def test_one_engine_alone_is_no_choice(tmp_path: Path) -> None:
 def test_budgets_that_are_no_share_are_refused(never: Choice, share: float) -> None:
     with pytest.raises(InvalidInput, match="give the share of shapes to measure, above 0 and at most 1"):
         budget_of(never, share)
+
+
+def decodes(windows: list[int], contexts: list[int], **fields: Any) -> pl.DataFrame:
+    """Return call columns of decode attention of one sequence."""
+    sizes = {"batch": 1.0, "heads": 32.0, "kv_heads": 8.0, "head_dim": 128.0}
+    rows = [sizes | {"context": float(context), "window": float(window)} for context in contexts for window in windows]
+    named = {"dtype": "bf16/bf16", "distribution": None, "gpu": "h100_sxm", "math": "bf16", "format": "bf16"}
+    frame = pl.DataFrame([named | row | {"latency_us": 9.0} for row in rows])
+    return frame.with_columns(**{name: pl.lit(value) for name, value in fields.items()})
+
+
+def test_implementations_exist_with_windows_or_without() -> None:
+    """Of which width a window is does not matter, and a new token is a key too."""
+    like = pl.concat(
+        [
+            decodes([0], [4095], engine="vllm", implementation="a"),
+            decodes([1024], [4095], engine="sglang", implementation="b"),
+        ]
+    )
+    shapes = decodes([0, 512], [4095, 255])
+    found = existing_candidates("decode_attention", shapes, like, "h100_sxm")
+    kernels = {(row["context"], row["window"], row["implementation"], row["latency_us"]) for row in found.to_dicts()}
+    assert kernels == {(4095, 0, "a", 9.0), (4095, 512, "b", None), (255, 0, "a", None), (255, 512, "b", None)}
+    assert hidden_octaves(shapes).tolist() == [0.0, 3.0, 0.0, 0.0]
+
+
+def test_training_sites_are_thinned_by_gpu_and_number_format() -> None:
+    counts = {("h100_sxm", "bf16"): 3 * SITES_PER_GPU, ("h100_sxm", "fp8"): SITES_PER_GPU, ("l4", "bf16"): 9}
+    sites = [
+        {"gpu": gpu, "dtype": dtype, "distribution": None, "m": float(m), "n": 1024.0, "k": 1024.0}
+        for (gpu, dtype), count in counts.items()
+        for m in range(1, count + 1)
+    ]
+    found = spread_sites("gemm", pl.DataFrame([site | {"engine": engine} for site in sites for engine in ("a", "b")]))
+    kept = {key: part["m"].to_list() for key, part in found.filter(pl.col("engine") == "b").group_by("gpu", "dtype")}
+    assert {key: len(ms) for key, ms in kept.items()} == {key: min(n, SITES_PER_GPU) for key, n in counts.items()}
+    assert set(np.diff(kept["h100_sxm", "bf16"])) == {3.0}, "evenly spaced"
+    assert found.height == 2 * (2 * SITES_PER_GPU + 9)
+
+
+@pytest.mark.parametrize("measured_sites", [LEAST_LEVELS, LEAST_LEVELS - 1])
+def test_guessed_latencies_have_the_level_of_the_measured_ones(measured_sites: int) -> None:
+    """The GPU takes twice what the model says, give or take up to 5 % from site to site; half were measured."""
+    sites, sd = 2 * LEAST_LEVELS, 0.1
+    site, contrast = np.repeat(np.arange(sites), 2), np.tile([-0.2, 0.2], sites)
+    level = np.log(2.0) + np.linspace(-0.05, 0.05, measured_sites)
+    log_us = np.full(2 * sites, np.nan)
+    log_us[: 2 * measured_sites] = np.repeat(level, 2) + contrast[: 2 * measured_sites]
+    known, none = np.isfinite(log_us), np.zeros(2 * sites)
+    mean = np.where(known, log_us, contrast)
+    posterior = Contrasts(mean, np.tile([0.0, 0.4], sites), np.tile([0.0, sd], sites), none, none)
+    shapes = pl.DataFrame({"m": site + 1, "n": 64, "k": 64, "engine": ["a", "b"] * sites})
+    rows = shapes.select(pl.lit("l4").alias("gpu"), pl.lit("bf16").alias("dtype"), pl.lit("").alias("distribution"),
+                         "m", "n", "k", "engine", pl.lit("x").alias("implementation"),
+                         pl.Series("latency_us", 10.0 * np.exp(log_us), nan_to_null=True))  # fmt: skip
+    labelled = Candidates(**dict.fromkeys(Candidates._fields, none) | {"site": site, "log_us": log_us})
+    model_us, model_errors = np.full(2 * sites, 10.0), np.linspace(-0.5, 0.5, 11)
+    found = Choice("gemm", "l4", (), rows, model_us, labelled, labelled, model_errors)
+    table = pl.from_arrow(choice_candidates(found, posterior, 0.02))
+    shift, errors = (np.log(2.0), level - np.log(2.0)) if measured_sites == LEAST_LEVELS else (0.0, model_errors)
+    half = float(np.quantile(abs(errors), 0.9))
+    assert table["latency_us"].to_numpy() == pytest.approx(10.0 * np.exp(np.where(known, mean, contrast + shift)))
+    halves = np.where(known, SIGMAS * REPEATED, np.hypot(half, 1.645 * np.tile([0.0, sd], sites)))
+    assert np.log(table["p95_us"] / table["latency_us"]).to_numpy() == pytest.approx(halves)
+    assert np.log(table["latency_us"] / table["p05_us"]).to_numpy() == pytest.approx(halves)
+    assert set(table["tier"]) == {"target-measured"}
+    assert set(table["evidence"]) == {f"{measured_sites} shapes measured on l4; contrasts of other GPUs: none"}
+    ends = (table[name].to_numpy() for name in ("log_ratio_p05", "log_ratio_p95"))
+    for end, sigmas in zip(ends, (-1.645, 1.645), strict=True):
+        assert end == pytest.approx(np.tile([0.0, 0.4 + sigmas * sd], sites))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from kernelsight.catalog.tables import contracts, facts
+from kernelsight.choices import questions
 from kernelsight.cli.main import main
 from kernelsight.errors import InvalidInput
 from kernelsight.session import connect
@@ -33,6 +36,30 @@ def test_several_questions_are_answered_in_one_call(path: Path) -> None:
         session.give("choice_questions", [asked | {"gpu": TARGET, "sources": [TARGET]}])
         with pytest.raises(InvalidInput, match="the GPU to choose for"):
             session.table("choices")
+
+
+def test_names_and_tolerances_of_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alias is the GPU of the catalogue, unless a GPU was given under that very name; a tolerance of 0 is one."""
+    asked = []
+
+    def choice_of(sweeps: list[Path], family: str, gpu: str, *_: Any) -> str:
+        return gpu
+
+    def candidates(gpu: str, _: Any, tolerance: float) -> Any:
+        asked.append((gpu, tolerance))
+        return contracts()["choice_candidates"].schema.empty_table()
+
+    monkeypatch.setattr(questions, "choice_of", choice_of)
+    monkeypatch.setattr(questions, "contrasts", lambda choice: (None, None))
+    monkeypatch.setattr(questions, "choice_candidates", candidates)
+    gpus = facts("gpus")
+    rows = [{"gpu": gpu, "tolerance": tolerance} for gpu, tolerance in (("A100", None), ("A100", 0.0), ("l40s", 0.5))]
+    schema = contracts()["choice_questions"].schema
+    rows = [{"family": "gemm", "sweeps": ["sweep.parquet"]} | row for row in rows]
+    questions.answer_questions(pa.Table.from_pylist(rows, schema), gpus)
+    own_name = gpus.set_column(gpus.column_names.index("gpu"), "gpu", [["A100", *gpus["gpu"].to_pylist()[1:]]])
+    questions.answer_questions(pa.Table.from_pylist(rows[:1], schema), own_name)
+    assert asked == [("a100_sxm", 0.02), ("a100_sxm", 0.0), ("l40s", 0.5), ("A100", 0.02)]
 
 
 def test_what_makes_choices_is_explained() -> None:
