@@ -33,6 +33,17 @@ def test_a_step_is_split_into_its_base_and_its_requests() -> None:
     assert loud["step_base_us"] == pytest.approx(BASE_US, rel=0.1)
 
 
+def test_one_slow_run_shifts_no_step() -> None:
+    """The first of a batch, and one of three long ones, take a second longer."""
+    quiet, calls = engine(0.0), []
+
+    def run(sequences: int, tokens: int) -> float:
+        calls.append(sequences)
+        return quiet(sequences, tokens) + (1.0 if calls.count(sequences) in (1, 6) else 0.0)
+
+    assert probe(run)["step_base_us"] == pytest.approx(BASE_US)
+
+
 def test_what_was_found_is_written(tmp_path: Path) -> None:
     found = probe_vllm(tmp_path / "host.json", engine(0.0), "0.24.0")
     assert json.loads((tmp_path / "host.json").read_text()) == found

@@ -16,10 +16,11 @@ from kernelsight.fitting.kernel_sweeps.importing import import_sweep
 from kernelsight.fitting.kernel_sweeps.sources import READERS
 from kernelsight.fitting.training import training_rows
 from kernelsight.measure.journal import read_points
-from kernelsight.measure.rows import sweep_schema
-from kernelsight.measure.run import Outcome, measure_suite
-from kernelsight.measure.suite import Point, Suite, suite_of
-from tests.measure.simulated import FLUSH_US, L2_BYTES, Simulated
+from kernelsight.measure.rows import row_of, sweep_schema
+from kernelsight.measure.run import RECENT, Outcome, _line, _replays, measure_suite, time_point
+from kernelsight.measure.suite import Point, Rule, Suite, suite_of
+from kernelsight.measure.timing import Watch
+from tests.measure.simulated import FLUSH_US, L2_BYTES, Simulated, any_point
 
 STATED = {
     "suite": "tiny",
@@ -90,9 +91,10 @@ def test_a_kill_loses_the_point_under_way_alone(at: int, tmp_path: Path) -> None
         measured(tmp_path, Simulated(latency, killed_at=at))
     _, records = read_points(journal_path(tmp_path / "sweep.parquet"))
     assert len(records) == at - 1
-    again = Simulated(latency)
-    found = measured(tmp_path, again, resume=True)
+    again, lines = Simulated(latency), []
+    found = measured(tmp_path, again, resume=True, log=lines.append)
     assert (found.measured, found.left) == (16, 0)
+    assert lines[0] == f"{at - 1} points kept from the earlier run, {17 - at} left to measure", "by the same software"
     assert [point.key for point in again.prepared] == [point.key for point in tiny().points[at - 1 :]]
     assert pq.read_table(tmp_path / "sweep.parquet").num_rows == 16
 
@@ -173,3 +175,28 @@ def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
         (tmp_path / "other.parquet.journal").write_bytes(words)
         with pytest.raises(InvalidInput, match=sentence):
             measure_suite(Simulated(latency), tiny(), tmp_path / "other.parquet", resume=True)
+
+
+def test_the_time_left_is_that_of_the_latest_points() -> None:
+    """Six points are left, and the latest took 15 s each."""
+    spent_s = [900.0] * 9 + [10.0, 20.0] * (RECENT // 2)
+    line = _line(4, 10, any_point(), {"latency_us": 12.0, "relative_error": 0.004}, None, spent_s)
+    assert line == "4/10 gemm cublas bf16 warm k=64 m=64 n=64: 12 us +- 0.4%; 1.5 min left"
+
+
+@pytest.mark.parametrize(("cache", "launches"), [("cold", 32), ("warm", 167)])
+def test_a_cold_launch_never_reads_a_copy_again(cache: str, launches: int) -> None:
+    """A millisecond takes 167 replays of one launch, of 6 us; there are 32 copies of the data."""
+    device, point = Simulated(lambda point: 1.0, noise=0.0), any_point(cache=cache)
+    kernel = device.prepare(point)
+    assert kernel.copies == 32
+    assert _replays(device, point, kernel)[1].launches == launches
+
+
+@pytest.mark.parametrize(("captured", "flushes"), [(True, 4), (False, 0)])
+def test_launches_by_the_host_are_not_flushed(captured: bool, flushes: int) -> None:
+    device, point = Simulated(lambda point: 50.0), any_point(cache="cold")
+    kernel = device.prepare(point)
+    kernel.captured = captured
+    row = row_of(point, kernel, time_point(device, point, Rule(), Watch(), kernel), device.identity())
+    assert row["working_set_bytes"] == flushes * L2_BYTES + 2**20

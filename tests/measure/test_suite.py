@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from kernelsight.errors import InvalidInput, KernelSightError, UnknownName
+from kernelsight.measure import suite as suites
 from kernelsight.measure.families import FAMILIES
 from kernelsight.measure.suite import read_suite, suite_of, suites_folder
 
 GEMM = {"family": "gemm", "axes": {"m": [1, 2], "n": 64, "k": 64}}
+DECODE = {"family": "decode_attention", "axes": {"batch": 1, "context": 64, "heads": 8, "kv_heads": 8, "head_dim": 64}}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in suites_folder().glob("*.json")))
@@ -31,6 +33,31 @@ def test_axes_are_multiplied_and_points_are_listed() -> None:
         {"m": m, "n": n, "k": k} for n, k in ((8, 16), (4, 4)) for m in (1, 2)
     ]
     assert suite.digest != suite_of({"entries": [{**stated, "cache": "warm"}]}, "mine.json").digest
+
+
+def test_sizes_that_may_be_left_out_are_0() -> None:
+    """A window of 0 tokens is none."""
+    axes = [DECODE["axes"] | more for more in ({"window": [0, 128]}, {"batch": 2})]
+    points = suite_of({"entries": [{**DECODE, "axes": one} for one in axes]}, "mine.json").points
+    assert {(point.sizes["batch"], point.sizes["window"]) for point in points} == {(1, 0), (1, 128), (2, 0)}
+
+
+def test_launches_come_first_and_an_entry_of_one_point_in_the_middle() -> None:
+    entries = [GEMM | {"cache": "cold", "axes": {"m": [1, 2, 3, 4], "n": 64, "k": 64}}]
+    entries += [{"family": "embedding", "axes": {"rows": 1, "columns": 64}}, {"family": "launch"}]
+    names = [(point.family, point.sizes.get("m")) for point in suite_of({"entries": entries}, "mine.json").points]
+    products = [("gemm", m) for m in (1, 2, 3, 4)]
+    assert names == [("launch", None), *products[:2], ("embedding", None), *products[2:]]
+
+
+def test_a_suite_has_a_most_of_points_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten: of all entries together, and in both cache states."""
+    monkeypatch.setattr(suites, "MOST_POINTS", 10)
+    two, five, six = (GEMM | {"axes": {"m": list(range(1, m + 1)), "n": 64, "k": 64}} for m in (2, 5, 6))
+    assert len(suite_of({"entries": [five]}, "mine.json").points) == 10
+    for entries, where in (([six], "entry 1"), ([two, two, two], "entry 3")):
+        with pytest.raises(InvalidInput, match=f"{where} makes more than 10 points of the suite"):
+            suite_of({"entries": entries}, "mine.json")
 
 
 def test_any_part_of_the_time_measures_a_like_part_of_every_entry() -> None:
@@ -59,7 +86,8 @@ def test_any_part_of_the_time_measures_a_like_part_of_every_entry() -> None:
         ({"entries": [{**GEMM, "axes": {"m": 1, "n": 1, "k": 1, "l": 1}}]}, "unknown size 'l'"),
         ({"entries": [{**GEMM, "axes": {"m": 0, "n": 1, "k": 1}}]}, "m is 0; give a whole number of at least 1"),
         ({"entries": [{**GEMM, "axes": {"m": 1.5, "n": 1, "k": 1}}]}, "m is 1.5; give a whole number"),
-        ({"entries": [{**GEMM, "axes": {"m": 2**60, "n": 1, "k": 1}}]}, "give a whole number"),
+        ({"entries": [{**GEMM, "axes": {"m": 2**40, "n": 1, "k": 1}}]}, "give a whole number"),
+        ({"entries": [{**DECODE, "axes": DECODE["axes"] | {"window": -1}}]}, "window is -1; give .* at least 0"),
         ({"entries": [{**GEMM, "axes": [1]}]}, "axes must be an object of lists"),
         ({"entries": [GEMM], "rule": {"samples": 3}}, "unknown field 'samples'"),
         (

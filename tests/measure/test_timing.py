@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
+from kernelsight.measure.device import Readings
 from kernelsight.measure.run import time_point
 from kernelsight.measure.suite import Rule
-from kernelsight.measure.timing import Timing, Watch
+from kernelsight.measure.timing import Block, Timing, Watch, _timing
 from tests.measure.simulated import CLOCK_HZ, EAGER_US, GAP_US, Simulated, any_point
 
 RULE = Rule()
@@ -73,6 +75,7 @@ def test_a_gpu_that_never_cools_gives_a_row_that_is_not_fitted() -> None:
     found = timed(device)
     assert found.fault == "slowed by heat or a power brake"
     assert found.repeated > RULE.most_repeats and "sw_thermal" in found.limits
+    assert device.waited == RULE.most_repeats * RULE.cool_seconds
     assert found.latency_us == pytest.approx(165.0, rel=0.02)
 
 
@@ -91,3 +94,57 @@ def test_launches_cost_more_from_the_host_than_in_a_graph() -> None:
         costs[name] = time_point(device, point, Rule(), Watch(), device.prepare(point)).latency_us
     assert costs["graph_launch"] == pytest.approx(1.1, rel=0.02)
     assert costs["eager_launch"] == pytest.approx(EAGER_US, rel=0.02)
+
+
+def state(mhz: float | None, *limits: str, celsius: float | None = None) -> Readings:
+    return Readings(None if mhz is None else mhz * 1e6, None, celsius, frozenset(limits))
+
+
+@pytest.mark.parametrize(
+    ("highest_mhz", "states", "kept", "then_mhz"),
+    [
+        # at least 97 % of the point's highest clock, and at least 90 % of the run's
+        (0.0, [state(1000.0), state(971.0), state(969.0)], [0, 1], 1000.0),
+        (1000.0, [state(920.0), state(901.0)], [0, 1], 1000.0),
+        (1000.0, [state(901.0), state(899.0)], [0], 1000.0),
+        # a power limit is normal; heat is not, at whatever clock, which is then no clock to reach
+        (0.0, [state(1000.0), state(600.0, "power_cap")], [0, 1], 1000.0),
+        (0.0, [state(1000.0), state(1000.0, "power_cap", "sw_thermal")], [0], 1000.0),
+        (0.0, [state(1500.0, "hw_thermal"), state(1000.0)], [1], 1000.0),
+        # a clock that cannot be read is not throttled
+        (0.0, [state(1000.0), state(None)], [0, 1], 1000.0),
+    ],
+)
+def test_blocks_are_throttled_by_the_clocks_of_the_point_and_of_the_run(
+    highest_mhz: float, states: list[Readings], kept: list[int], then_mhz: float
+) -> None:
+    watch, blocks = Watch(), [Block(np.zeros(1), np.zeros(1), reading) for reading in states]
+    watch.highest_hz = highest_mhz * 1e6
+    found = watch.unthrottled(blocks)
+    assert [any(block is one for one in found) for block in blocks] == [place in kept for place in range(len(blocks))]
+    assert watch.highest_hz == then_mhz * 1e6
+
+
+def test_a_point_is_calculated_as_by_hand() -> None:
+    """Medians 13 us of one launch and 50 us of five: 37 / 4 a launch, and two outliers, one on each side."""
+    blocks = [
+        Block(np.array([12.0, 13.0]), np.array([49.0, 50.0, 1.0]), state(1000.0, "power_cap", celsius=70.0)),
+        Block(np.array([14.0, 13.0]), np.array([51.0, 50.0, 99.0]), state(None, celsius=61.0)),
+    ]
+    found = _timing(blocks, 1, 5, 3)
+    # deviations from the medians: 1 0 1 0, and 1 0 49 1 0 49, of which the medians are 0.5 and 1
+    of_reference, of_full = (1.2533 * 1.4826 * median / n**0.5 for median, n in ((0.5, 4), (1.0, 6)))
+    assert found.latency_us == 9.25 and found.gap_us == 13.0 - 9.25
+    assert found.relative_error == pytest.approx(math.hypot(of_reference, of_full) / 4 / 9.25)
+    assert (found.samples, found.outliers, found.repeated) == (6, 2, 3)
+    assert found.cv == pytest.approx(math.sqrt(2.0 / 3.0) / 50.0), "of 49, 50, 51 and 50"
+    assert (found.sm_clock_hz, found.temperature_c, found.limits) == (1e9, 70.0, frozenset({"power_cap"}))
+
+
+def test_throttled_points_are_counted_in_a_row() -> None:
+    """Three in a row are hopeless; one good point between them ends the row."""
+    watch, point = Watch(), any_point()
+    for hot, slowed_points in ((True, 1), (True, 2), (False, 0), (True, 1)):
+        device = Simulated(lambda point: 100.0, hot=(0.0, 1e9 if hot else 0.0))
+        time_point(device, point, RULE, watch, device.prepare(point))
+        assert watch.slowed_points == slowed_points

@@ -60,8 +60,9 @@ def test_a_file_without_its_columns(session: Session, tmp_path: Path):
 
 
 def test_rows_of_a_grid_take_them(session: Session):
-    rows = priced(session, [{"gpu": "H100"}, {"gpu": "l4"}], {"h100_sxm": 2.0, "l4": 1.0})
-    assert [row["price_per_gpu_hour"] for row in rows] == [2.0, 1.0]
+    grid = [{"gpu": "H100"}, {"gpu": "l4"}, {"gpu": "h100_sxm", "prefill_gpu": "H100"}]
+    rows = priced(session, grid, {"h100_sxm": 2.0, "l4": 1.0})
+    assert [row["price_per_gpu_hour"] for row in rows] == [2.0, 1.0, 2.0]
     for row, sentence in (
         (
             {"gpu": "l4", "price_per_gpu_hour": 1},

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
 from kernelsight.server.app import Server
+from kernelsight.server.engine_driver import RequestTimes
+from kernelsight.server.metrics import Metrics
 from kernelsight.server.start import server_of
 from tests.server.asgi import Reply, VirtualLoop, ask, on_loop
 
@@ -234,6 +237,34 @@ def test_times_are_those_of_the_simulation(server: Server, session: ks.Session) 
     }
     assert sums["vllm:time_to_first_token_seconds_sum"] * 1e3 == pytest.approx(own["ttft_ms"][0].as_py(), abs=1e-5)
     assert sums["vllm:e2e_request_latency_seconds_sum"] * 1e3 == pytest.approx(own["e2e_ms"][0].as_py(), abs=1e-5)
+
+
+def test_metrics_are_calculated_as_by_hand() -> None:
+    """A request waits 1 s, is prefilled in 2 s and decodes 11 tokens for 5 s; two others wait, and one runs."""
+    fields = [("free_units", "i8"), ("running", "i8"), ("in_flight", "i8"), ("preempted", "i8")]
+    engines = np.array([(30, 1, 3, 4), (40, 0, 0, 0)], fields)
+    arrays = SimpleNamespace(limits={"capacity_units": np.array([40, 40])})
+    metrics = Metrics("tiny", SimpleNamespace(engines=engines, arrays=arrays), 1024, {})
+    metrics.note_first(0, 500, 200, 3.0)
+    metrics.note_tokens(0, 1, None)
+    metrics.note_tokens(0, 10, 0.5)
+    metrics.note_finished(0, 500, 11, RequestTimes(1e6, 2e6, 4e6, 9e6, 200), "stop")
+    metrics.text()
+    engines["preempted"][0] += 2
+    text = metrics.text().decode()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    own, other = (f'{{engine="{number}",model_name="tiny"}}' for number in (0, 1))
+    times = {"queue": 1.0, "prefill": 2.0, "decode": 5.0, "inference": 7.0}
+    expected = {f"request_{name}_time_seconds_sum": seconds for name, seconds in times.items()}
+    expected |= {"time_to_first_token_seconds_sum": 3.0, "e2e_request_latency_seconds_sum": 8.0}
+    expected |= {"request_time_per_output_token_seconds_sum": 0.5, "inter_token_latency_seconds_sum": 0.5}
+    expected |= {"prompt_tokens_total": 500.0, "generation_tokens_total": 11.0}
+    expected |= {"prefix_cache_queries_total": 500.0, "prefix_cache_hits_total": 200.0}
+    expected |= {"num_requests_running": 1.0, "num_requests_waiting": 2.0, "kv_cache_usage_perc": 0.25}
+    expected |= {"request_prompt_tokens_sum": 500.0, "request_generation_tokens_sum": 11.0}
+    expected |= {"num_preemptions_total": 6.0}
+    assert {name: float(values[f"vllm:{name}{own}"]) for name in expected} == expected
+    assert {float(values[f"vllm:{name}{other}"]) for name in expected} == {0.0}
 
 
 @pytest.mark.whole

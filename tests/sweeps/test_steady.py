@@ -12,10 +12,11 @@ import pytest
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.serving.engine.records import ITL_BINS
+from kernelsight.sweeps.capacity import capacity_of
 from kernelsight.sweeps.rate_search import FULL, RateSearch, _rounded, seeds_for
 from kernelsight.sweeps.steady import COUNTED, STAYS, judge, noise_of, student
 from kernelsight.sweeps.trial_cache import TrialCache
-from kernelsight.sweeps.trials import Trial
+from kernelsight.sweeps.trials import Trial, bin_centres
 
 MOST_MS = 200.0
 SERVICE_S = 0.02
@@ -144,3 +145,60 @@ def test_sizes_of_runs():
     assert _rounded(1) == 1200 and all(n <= _rounded(n) <= 1.11 * n for n in range(1200, 90_000, 997))
     assert [seeds_for(n, FULL) for n in (1200, 8000, 50_000)] == [8, 5, 4]
     assert STAYS > COUNTED >= 20
+
+
+class ClosedLoop(OneServer):
+    """Trials of an engine that takes 10 ms a decode step and half a millisecond a request in it; 10 steps a request."""
+
+    def __init__(self, rate: float | None) -> None:
+        super().__init__()
+        self.rate, self.levels = rate, []
+
+    def scenario(self, _: str) -> dict[str, Any]:
+        return super().scenario(_) | {"request_rate": self.rate, "decode_replicas": 2}
+
+    def settings(self, _: str) -> dict[str, Any]:
+        return {"max_num_seqs": 16, "dp": 4}
+
+    def serve(self, _: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
+        level = load["max_concurrency"]
+        self.levels.append(level)
+        gaps = np.zeros(ITL_BINS, np.int64)
+        gaps[np.abs(bin_centres() - gap_ms(level)).argmin()] = 10 * requests
+        # the last of them run beside fewer and fewer: half of that time is lost
+        lasts_s = requests / served_per_s(level) / (1.0 - 0.5 * level / requests)
+        return [Trial(dict.fromkeys(("ttft", "tpot", "queue"), np.full(requests, 10.0)), gaps, False, (1, 1), lasts_s)]
+
+
+def gap_ms(level: int) -> float:
+    return 10.0 + level / 2.0
+
+
+def served_per_s(level: int) -> float:
+    return level / (10 * gap_ms(level) / 1e3)
+
+
+def test_no_rate_is_higher_than_that_of_the_longest_step() -> None:
+    """A step of 40 requests takes 30 ms: with more no objective holds that is met at 60 ms too."""
+    slo = [Objective("tpot", 99.0, 60.0), Objective("tpot", 50.0, 30.0)]
+    assert served_per_s(40) <= capacity_of(ClosedLoop(5.0), "s", slo).most <= 1.1 * served_per_s(46)
+    assert 40 <= capacity_of(ClosedLoop(None), "s", slo).most <= 1.1 * 46
+
+
+def test_users_find_a_seat_on_every_rank_and_replica() -> None:
+    """16 x 4 x 2 seats; who waits a second longer needs twice what is served in it."""
+    trials = ClosedLoop(None)
+    assert capacity_of(trials, "s", [Objective("itl", 99.0, 100.0)]).most == 128 == max(trials.levels)
+    waiting = [Objective("ttft", 99.0, 1000.0), Objective("queue", 50.0, 500.0)]
+    assert capacity_of(ClosedLoop(None), "s", waiting).most == pytest.approx(128 + 2 * 0.5 * served_per_s(128))
+    assert capacity_of(ClosedLoop(5.0), "s", waiting).most == pytest.approx(1.1 * served_per_s(128))
+
+
+@pytest.mark.parametrize(("percent", "most_ms", "misses"), [(99.0, 20.0, False), (99.0, 9.0, True), (None, 9.0, True)])
+def test_requests_alone_are_held_to_their_middle(percent: float | None, most_ms: float, misses: bool) -> None:
+    trials = ClosedLoop(5.0)
+    one = trials.serve("s", 24, [0], max_concurrency=1)[0]
+    one.latencies["ttft"][-1] = 30.0  # of 24 requests one says nothing of a tail
+    trials.serve = lambda *_, **load: [one] if load["max_concurrency"] == 1 else ClosedLoop.serve(trials, *_, **load)
+    found = capacity_of(trials, "s", [Objective("ttft", percent, most_ms)])
+    assert (found.misses is not None, found.most == 0.0) == (misses, misses)

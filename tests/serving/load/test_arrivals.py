@@ -48,3 +48,8 @@ def test_a_ramp_between_equal_rates_is_a_constant_rate_that_is_not_scaled():
     steady = steady_arrivals(generator(), 500, 4.0, 1.0)
     assert ramped[1:] / steady[1:] == pytest.approx(np.full(499, ramped[-1] / steady[-1]))
     assert ramped[-1] != pytest.approx(steady[-1], rel=1e-3)
+
+
+def test_the_first_gap_is_before_the_clock_starts():
+    """Five sends take 5 / 4 s with the gap before the first, from which arrivals count."""
+    assert steady_arrivals(generator(), 5, 4.0, 1e12) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
