@@ -1,9 +1,9 @@
-"""Compiles the scheduler for any processor of this architecture, to ship in wheels: ``python .ci/carried_code.py``.
+"""Compiles the scheduler for processors of a feature level; the package carries it: ``python .ci/carried_code.py``.
 
-Run in a checkout before a wheel is built, once for each version of Python that the wheel shall support. Machine code is
-written to ``kernelsight/serving/engine/carried``, in a folder named by the digest of the sources; each file begins with
-its own digest, and the wheel includes the folder. An installation that nothing there fits (other sources, another
-numba, Python or processor architecture) compiles at its first simulation.
+Run in a checkout whenever a file of ``kernelsight/serving/engine`` changed, and commit what it writes: the folder
+``kernelsight/serving/engine/carried``, with a folder in it that is named by the level and the digest of the sources.
+Each file begins with its own digest. The code depends on neither Python's nor numba's version. Where it does not fit
+(other sources, another processor), the first simulation compiles.
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from kernelsight.serving.engine.machine_code import (  # noqa: E402
-    ANY_PROCESSOR,
-    CARRIED,
-    ENDING,
-    PLACES,
-    PROCESSOR_VARIABLES,
-)
+from kernelsight.serving.engine.machine_code import CARRIED, ENDING, LEVEL, PROCESSOR_VARIABLES  # noqa: E402
 
 LOAD = {"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 1.0, "num_prompts": 2, "input_len": 8, "output_len": 2}
 # one call of each kind, so that every function is compiled for its argument types
 QUESTIONS = """
 import json, sys
 import kernelsight as ks
+from kernelsight.dataflow.private_folder import stamped
+from kernelsight.serving.engine import linking, machine_code
 load = json.loads(sys.argv[1])
+machine_code.PLACES = []  # compile everything: no code of earlier compilations is read
+compile_entry = linking.compile_entry
+
+def compiled(entry, kinds):
+    code, is_lasting = compile_entry(entry, kinds)
+    assert is_lasting
+    key = entry.key.carried(kinds)
+    (machine_code.CARRIED / f"{key}{machine_code.ENDING}").write_bytes(stamped(key, code.kept()))
+    return code, is_lasting
+
+linking.compile_entry = compiled
 with ks.connect() as session:
     run = session.simulate(**load)
     run.summary, run.table("steps"), run.table("request_parts")
@@ -43,20 +49,13 @@ with ks.connect() as session:
 
 
 def carry() -> list[Path]:
-    """Compile all entry points; return the files for wheels, after removing those of other sources."""
-    processor = dict(zip(PROCESSOR_VARIABLES, ANY_PROCESSOR, strict=True))
-    for folder in CARRIED.parent.glob("numba-*"):
-        if folder != CARRIED:
-            shutil.rmtree(folder)
-    CARRIED.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as home:
-        before = {path for place in PLACES for path in place.glob(f"*{ENDING}")}
-        environment = processor | {"KERNELSIGHT_CACHE": "", "XDG_CACHE_HOME": home, "PYTHONPATH": str(ROOT)}
-        subprocess.run([sys.executable, "-c", QUESTIONS, json.dumps(LOAD)], env=os.environ | environment, check=True)
-        folders = (PLACES[0], Path(home) / "kernelsight" / PLACES[0].name)
-        for path in sorted({path for place in folders for path in place.glob(f"*{ENDING}")} - before):
-            shutil.copyfile(path, CARRIED / path.name)
-            path.unlink()
+    """Compile all entry points; return the files that are carried, after removing those of other sources."""
+    if CARRIED.parent.is_dir():
+        shutil.rmtree(CARRIED.parent)
+    CARRIED.mkdir(parents=True)
+    processor = dict(zip(PROCESSOR_VARIABLES, (LEVEL, ""), strict=True))
+    environment = processor | {"KERNELSIGHT_CACHE": "", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", QUESTIONS, json.dumps(LOAD)], env=os.environ | environment, check=True)
     return sorted(CARRIED.glob(f"*{ENDING}"))
 
 

@@ -10,7 +10,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import gc
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.compiled_scheduler import start_compiling, wait_for_compiled
 from tests.fast_tier import is_fast
 from tests.known_queries import KnownQueries, asked_anew
 from tests.special_files import interrupted
@@ -31,10 +29,6 @@ WORLDS_PERCENT = float(os.environ.get("KERNELSIGHT_WORLDS", "5"))
 # what faults need that no worked-out world shows (benches/worlds.py --faults); rarer ones have a pinned world
 LEAST_WORLDS = 60
 LEFT_TO_CI = pytest.mark.skip(reason=".ci/run runs it (KERNELSIGHT_WORLDS=100)")
-# folders whose tests do without the compiled scheduler: workers begin there
-UNCOMPILED = ("catalog", "dataflow", "fitting", "kernels", "logs", "lowering", "measure", "models", "sql")
-HERE = Path(__file__).resolve().parent
-COMPILING = pytest.StashKey[subprocess.Popen | None]()
 QUERIES = KnownQueries()
 QUERIES.start()
 
@@ -120,8 +114,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("whole"):
                 item.add_marker(LEFT_TO_CI)
-    if worker_of(config):
-        items.sort(key=needs_compiled)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -129,22 +121,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # what is there by now stays to the end: it is looked at no more, and the rest less often
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    # before the other workers run a test: they wait for what is started here
-    if worker_of(session.config) == "gw0" and any(map(needs_compiled, session.items)):
-        session.config.stash[COMPILING] = start_compiling()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     QUERIES.anew = asked_anew(item.path)
-    if worker_of(item.config) and needs_compiled(item):
-        wait_for_compiled()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if compiling := session.config.stash.get(COMPILING, None):
-        compiling.terminate()
-        compiling.wait()
     if not worker_of(session.config):
         QUERIES.tidy()
 
@@ -161,8 +145,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def worker_of(config: pytest.Config) -> str:
     """Return the name of the worker that this process is, or nothing."""
     return getattr(config, "workerinput", {}).get("workerid", "")
-
-
-def needs_compiled(item: pytest.Item) -> bool:
-    """Tell whether a test may run the scheduler."""
-    return not (item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in UNCOMPILED)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled_scheduler import start_compiling
-
 ROOT = Path(__file__).resolve().parents[1]
 ASK = """
 import contextlib, io, sys
@@ -54,10 +52,8 @@ RUN = (
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is kept of a deployment and its step is computed by DuckDB, once; the compiler, which runs once, too."""
+    """What is kept of a deployment and its step is computed by DuckDB, once."""
     folder = tmp_path_factory.mktemp("kept")
-    if compiling := start_compiling():
-        compiling.wait()
     environment = {**os.environ, "KERNELSIGHT_CACHE": str(folder)}
     command = [sys.executable, "-c", ASK, *STEP, "and", *RUN]
     subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)

@@ -182,6 +182,11 @@ def checked(key: str, content: bytes, decode: Callable[[bytes], Read]) -> Read:
         raise Damaged(f"{key} is damaged") from None
 
 
+def stamped(key: str, content: bytes) -> bytes:
+    """Return a file's content under a key as ``checked`` takes it: its digest first."""
+    return _digest(key, content) + content
+
+
 def user_cache() -> Path:
     """Return the folder of this user's caches; OSError: the user has no home folder."""
     try:

@@ -50,7 +50,7 @@ class Entry(Rule):
         super().__init__(function, options)
         self._notice = notice
         # by the sources as they were imported: files may change before they are compiled
-        self._key = EntryKey(function, inspect.getfile(function))
+        self.key = EntryKey(function, inspect.getfile(function))
         self._ready: dict[Kinds, Callable[[list[Any]], Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -72,8 +72,8 @@ class Entry(Rule):
 
     def _prepared(self, kinds: Kinds, words: str) -> Callable[[list[Any]], Any]:
         """Return the machine code for arguments of these kinds: from a cache, the installation, or compiled now."""
-        key = self._key.of(kinds)
-        kept_code = read_code(key, lambda content: _loaded(Code.of(content), words))
+        key = self.key.of(kinds)
+        kept_code = read_code(key, self.key.carried(kinds), lambda content: _loaded(Code.of(content), words))
         if kept_code is not None:
             return kept_code
         made_of = self._made_of(kinds)

@@ -6,8 +6,9 @@ contains rules of several modules. Code that an edit does not affect is copied f
 folder (never in a shared place, because its files are executed). A damaged file is removed, and its entry point
 compiled again.
 
-An installation may carry machine code for all processors of a kind (``.ci/carried_code.py`` makes it). It is used if it
-was compiled from these very sources by this version of numba, for this version of Python and kind of processor.
+The package carries machine code for processors of a feature level (``carried/``, made by ``.ci/carried_code.py``). It
+depends on neither Python's nor numba's version, and is used where it was compiled from these very sources and the
+processor has the features.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ Read = TypeVar("Read")
 ENDING = ".obj"
 # the name of the function in every object file
 SYMBOL = "kernelsight_entry"
-# numba's names for code that runs on every processor of a kind, and the environment variables that select it
-ANY_PROCESSOR = ("generic", "")
+# feature level of carried code, with LLVM's names of what it needs of a processor of that architecture
+ARCHITECTURE, LEVEL = "x86_64", "x86-64-v3"
+NEEDED = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+# environment variables of numba that select a processor
 PROCESSOR_VARIABLES = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
 LARGEST_FOLDER = 256 * 2**20
 DAMAGED = "compiled code of the scheduler was damaged; compiling it again"
@@ -80,6 +83,11 @@ class EntryKey:
         made_from += _enclosed(function)
         return lambda machine: hashlib.sha256(repr(machine).encode() + made_from).hexdigest()
 
+    def carried(self, kinds: tuple) -> str:
+        """Return the key of carried code for arguments of these kinds; a function with a closure has none there."""
+        function = self._function
+        return hashlib.sha256(repr((function.__module__, function.__qualname__, kinds)).encode()).hexdigest()[:32]
+
 
 def _enclosed(function: Callable[..., Any]) -> bytes:
     """Return the values in a function's closure, serialised; functions of a module have none."""
@@ -100,16 +108,17 @@ def machine() -> tuple[str, str, str]:
     return llvm.get_process_triple(), name or llvm.get_host_cpu_name(), features
 
 
-def read_code(key: Callable[[tuple[str, ...]], str], decode: Callable[[bytes], Read]) -> Read | None:
-    """Return the cached code of a key, or the code that this installation carries, decoded; None: neither."""
-    own = machine()
+def read_code(key: Callable[[tuple[str, ...]], str], carried_key: str, decode: Callable[[bytes], Read]) -> Read | None:
+    """Return the code that the package carries, or the cached code of a key, decoded; None: neither."""
+    carried_code = read_carried(carried_key, decode)
+    if carried_code is not None:
+        return carried_code
     folder = code_folder()
     try:
-        own_code = folder and folder.read(key(own), decode)
+        return folder and folder.read(key(machine()), decode)
     except Damaged:
         _notice(DAMAGED)
         return None
-    return own_code or read_carried(key((own[0], *ANY_PROCESSOR)), decode)
 
 
 def code_made_of(made_of: str) -> Code | None:
@@ -157,9 +166,9 @@ def _file_digest(path: str) -> bytes:
     return b""
 
 
-def sources_digest(folder: Path) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of numba's version and a folder's Python files, with names."""
-    digest = hashlib.sha256(numba_version())
+def sources_digest(folder: Path, compiler: bytes = b"") -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of a compiler's version and a folder's Python files, with names."""
+    digest = hashlib.sha256(compiler)
     for path in sorted(folder.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -181,20 +190,30 @@ def code_places(sources: Path) -> list[Path]:
     parents = [sources / "__pycache__"]
     with contextlib.suppress(OSError):
         parents.append(user_cache() / "kernelsight")
-    return [parent / f"numba-{sources_digest(sources)}" for parent in parents]
+    return [parent / f"numba-{sources_digest(sources, numba_version())}" for parent in parents]
 
 
 # by the sources as they were imported: files may change before they are compiled
-PLACES = code_places(Path(__file__).resolve().parent)
-# code that an installation carries is beside the sources, and as trusted as they are; same name: same sources
-CARRIED = PLACES[0].parent.parent / "carried" / PLACES[0].name
+SOURCES = Path(__file__).resolve().parent
+PLACES = code_places(SOURCES)
+# carried code is beside the sources, and as trusted as they are; same name: same sources
+CARRIED = SOURCES / "carried" / f"{LEVEL}-{sources_digest(SOURCES)}"
 
 
 def read_carried(key: str, decode: Callable[[bytes], Read]) -> Read | None:
-    """Return the code that this installation carries for a key, decoded; None: none, or it is damaged."""
+    """Return the code that the package carries for a key, decoded; None: none for this processor, or it is damaged."""
     with contextlib.suppress(OSError, Damaged):
-        return checked(key, (CARRIED / f"{key}{ENDING}").read_bytes(), decode)
+        content = (CARRIED / f"{key}{ENDING}").read_bytes()
+        if runs_here():
+            return checked(key, content, decode)
     return None
+
+
+@cache
+def runs_here() -> bool:
+    """Return whether this machine's processor has the features of carried code."""
+    triple, _, features = machine()
+    return triple.startswith(ARCHITECTURE) and {f"+{name}" for name in NEEDED} <= set(features.split(","))
 
 
 def folders_there() -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelsight.dataflow.private_folder import stamped
 from kernelsight.serving.engine import compiled, linking, machine_code
 
 FOLDER = Path(machine_code.__file__).parent
@@ -140,30 +142,65 @@ def test_the_damaged_file_alone_goes(place: Path) -> None:
 
 @pytest.fixture
 def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that an installation carries, for the processor at hand."""
-    monkeypatch.setattr(machine_code, "ANY_PROCESSOR", machine_code.machine()[1:])
+    """A folder of carried code, for the processor at hand."""
     monkeypatch.setattr(machine_code, "CARRIED", tmp_path / "carried")
+    monkeypatch.setattr(machine_code, "runs_here", lambda: True)
     (tmp_path / "carried").mkdir()
     return tmp_path / "carried"
 
 
-def test_what_an_installation_carries_is_not_compiled(place: Path, carried: Path) -> None:
+def test_what_the_package_carries_is_not_compiled(place: Path, carried: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called(quadrupled, 3)
     [path] = place.iterdir()
-    path.rename(carried / path.name)
+    key = machine_code.EntryKey(quadrupled, __file__).carried(("q",))
+    content = stamped(key, path.read_bytes()[32:])
+    path.unlink()
+    (carried / f"{key}.obj").write_bytes(content)
     assert called(quadrupled, 3) == (12, True)
     assert not list(place.iterdir())
-    # of another function, or damaged, it is as good as none, and stays as it is
-    assert called(increased, 3) == (4, False)
-    (carried / path.name).write_bytes(b"\1" + (carried / path.name).read_bytes()[1:])
+    # for another processor, of another function, or damaged, it is as good as none, and stays as it is
+    monkeypatch.setattr(machine_code, "runs_here", lambda: False)
     assert called(quadrupled, 3) == (12, False)
-    assert [each.name for each in carried.iterdir()] == [path.name]
+    monkeypatch.setattr(machine_code, "runs_here", lambda: True)
+    assert called(increased, 3) == (4, False)
+    for each in place.iterdir():
+        each.unlink()
+    (carried / f"{key}.obj").write_bytes(b"\1" + content[1:])
+    assert called(quadrupled, 3) == (12, False)
+    assert [each.name for each in carried.iterdir()] == [f"{key}.obj"]
 
 
-def test_what_is_carried_is_of_these_sources_and_of_any_processor() -> None:
-    assert machine_code.CARRIED.name == f"numba-{machine_code.sources_digest(FOLDER)}"
-    assert machine_code.CARRIED.parent == FOLDER / "carried"
-    assert machine_code.ANY_PROCESSOR == ("generic", "")
+def test_what_is_carried_is_of_these_sources() -> None:
+    """An edit of the scheduler needs `python .ci/carried_code.py`, and a commit of what it writes."""
+    assert [path.name for path in (FOLDER / "carried").iterdir()] == [machine_code.CARRIED.name]
+    assert machine_code.CARRIED.name == f"x86-64-v3-{machine_code.sources_digest(FOLDER)}"
+
+
+@pytest.mark.skipif(not machine_code.runs_here(), reason="carried code needs a processor of the level x86-64-v3")
+def test_the_first_simulation_in_a_fresh_home_needs_no_compiler(tmp_path: Path) -> None:
+    words = "simulate --model qwen3-0.6b --gpu l4 --request-rate 20 --num-prompts 40 --isl 64 --osl 9 --format json"
+    blocked = f"import sys; sys.modules['numba'] = None; from kernelsight.cli.main import main; main({words.split()})"
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, "-c", blocked], env=os.environ | home, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (found.returncode, found.stderr.count("compiling")) == (0, 0)
+    assert json.loads(found.stdout)["completed"] == 40
+
+
+@pytest.mark.whole
+def test_carried_code_answers_as_code_compiled_now(tmp_path: Path) -> None:
+    """With another folder of sources' names, nothing carried fits: both entries of the loop are compiled."""
+    words = "simulate --model qwen3-0.6b --gpu l4 --request-rate 90 --num-prompts 300 --isl 640 --osl 90 --format json"
+    found = []
+    for setting in ("", "machine_code.CARRIED = machine_code.CARRIED.with_name('none'); machine_code.PLACES = []; "):
+        code = f"from kernelsight.serving.engine import machine_code; {setting}"
+        code += f"from kernelsight.cli.main import main; main({[*words.split()]})"
+        run = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+                             capture_output=True, text=True)  # fmt: skip
+        found.append((run.returncode, run.stdout, "compiling" in run.stderr))
+    assert [status for status, _, _ in found] == [0, 0] and [compiles for *_, compiles in found] == [False, True]
+    assert found[0][1] == found[1][1]
 
 
 def test_machine_code_that_takes_other_words_is_compiled_again(place: Path) -> None:
@@ -179,12 +216,26 @@ def test_machine_code_that_takes_other_words_is_compiled_again(place: Path) -> N
 
 def test_the_key_names_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     key = machine_code.EntryKey(increased, __file__).of(("q",))
-    assert key(machine_code.machine()) != key((machine_code.machine()[0], *machine_code.ANY_PROCESSOR))
+    assert key(machine_code.machine()) != key((machine_code.machine()[0], "generic", ""))
     machine_code.machine.cache_clear()
-    for variable, value in zip(machine_code.PROCESSOR_VARIABLES, machine_code.ANY_PROCESSOR, strict=True):
+    for variable, value in zip(machine_code.PROCESSOR_VARIABLES, ("generic", ""), strict=True):
         monkeypatch.setenv(variable, value)
-    assert machine_code.machine()[1:] == machine_code.ANY_PROCESSOR
+    assert machine_code.machine()[1:] == ("generic", "")
     machine_code.machine.cache_clear()
+
+
+def test_carried_code_needs_each_feature_of_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = ",".join(f"+{name}" for name in machine_code.NEEDED)
+    for triple, those, runs in (
+        ("x86_64-unknown-linux-gnu", features, True),
+        ("x86_64-unknown-linux-gnu", features.replace("+bmi2", "-bmi2"), False),
+        ("aarch64-unknown-linux-gnu", features, False),
+    ):
+        monkeypatch.setattr(machine_code, "machine", lambda triple=triple, those=those: (triple, "some", those))
+        machine_code.runs_here.cache_clear()
+        assert machine_code.runs_here() == runs
+    monkeypatch.undo()
+    machine_code.runs_here.cache_clear()
 
 
 def test_compiling_is_logged_once(place: Path, caplog: pytest.LogCaptureFixture) -> None:
