@@ -210,7 +210,10 @@ def _page(answer: dict[str, Any]) -> list[str]:
     """Return the lines of a comparison for a terminal: verdict, errors, parts, suspects, corrections."""
     page = [answer["verdict"][0].upper() + answer["verdict"][1:], ""]
     page.append(f"{answer['requests']:,} requests compared")
-    page += [f"  {row['rows']}: {row['n']:,} x {row['reason']}" for row in answer["dropped"]]
+    page += [
+        f"  {row['rows']}: {row['n']:,} x {row['reason']}{f', first {row["example"]}' if row['example'] else ''}"
+        for row in answer["dropped"]
+    ]
     page += _files(answer["files"])
     if answer.get("cached_tokens"):
         measured, predicted = (answer["cached_tokens"][name] for name in ("measured", "predicted"))

@@ -168,11 +168,12 @@ def read_rows(connection: duckdb.DuckDBPyConnection, run: LogRun, label: str, co
     run.faults.add("unreadable_value", count, f"row {first_row}")
     column_list = ", ".join(quote(column) for column in expressions)
     frame = connection.sql(f"select {column_list}, line as {FILE_ROW} from made where not bad order by line").pl()
-    starts = [value for name in TIMES if name in expressions and (value := frame[name].min()) is not None]
-    if starts and max(starts) > LATEST_S:
-        what = f"has a time of sending of {number(max(starts))} s, over 3,000 years"
+    times = [frame[name].filter(frame[name].is_finite()).median() for name in TIMES if name in expressions]
+    usual_s = max((float(value) for value in times if value is not None), default=None)  # type: ignore[arg-type]
+    if usual_s is not None and usual_s > LATEST_S:
+        what = f"has times of sending around {number(usual_s)} s, over 3,000 years"
         raise unusable(label, what, "Name the unit in the file: --columns arrival_s=NAME[ms], or [us], [ns].")
-    run.clock = "none" if not starts else "unix" if min(starts) >= EARLIEST_UNIX else "monotonic"
+    run.clock = "none" if usual_s is None else "unix" if usual_s >= EARLIEST_UNIX else "monotonic"
     run.requests = frame
 
 
