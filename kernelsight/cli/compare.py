@@ -210,10 +210,9 @@ def _page(answer: dict[str, Any]) -> list[str]:
     """Return the lines of a comparison for a terminal: verdict, errors, parts, suspects, corrections."""
     page = [answer["verdict"][0].upper() + answer["verdict"][1:], ""]
     page.append(f"{answer['requests']:,} requests compared")
-    page += [
-        f"  {row['rows']}: {row['n']:,} x {row['reason']}{f', first {row["example"]}' if row['example'] else ''}"
-        for row in answer["dropped"]
-    ]
+    for row in answer["dropped"]:
+        first = f", first {row['example']}" if row["example"] else ""
+        page.append(f"  {row['rows']}: {row['n']:,} x {row['reason']}{first}")
     page += _files(answer["files"])
     if answer.get("cached_tokens"):
         measured, predicted = (answer["cached_tokens"][name] for name in ("measured", "predicted"))

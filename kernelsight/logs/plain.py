@@ -160,14 +160,19 @@ def read_rows(connection: duckdb.DuckDBPyConnection, run: LogRun, label: str, co
         if types[column] in ("int64", "float64") and source.value is None
     ]
     selected = ", ".join(f"{expression} as {quote(column)}" for column, expression in expressions.items())
-    is_bad = f"coalesce({' or '.join(is_wrong) or 'false'}, false)"
-    connection.execute(
-        f"create temp table made as select row_number() over () as line, {is_bad} as bad, {selected} from given"
+    is_empty = " and ".join(f"given.{quote(source.column)} is null" for source in sources.values() if source.column)
+    fault = (
+        f"case when {is_empty} then 'unreadable_line' "
+        f"when coalesce({' or '.join(is_wrong) or 'false'}, false) then 'unreadable_value' end"
     )
-    count, first_row = connection.execute("select count(*), min(line) from made where bad").fetchall()[0]
-    run.faults.add("unreadable_value", count, f"row {first_row}")
+    connection.execute(
+        f"create temp table made as select row_number() over () as line, {fault} as fault, {selected} from given"
+    )
+    faults = "select fault, count(*), min(line) from made where fault is not null group by fault order by fault"
+    for rule, count, first_row in connection.execute(faults).fetchall():
+        run.faults.add(rule, count, f"row {first_row}")
     column_list = ", ".join(quote(column) for column in expressions)
-    frame = connection.sql(f"select {column_list}, line as {FILE_ROW} from made where not bad order by line").pl()
+    frame = connection.sql(f"select {column_list}, line as {FILE_ROW} from made where fault is null order by line").pl()
     times = [frame[name].filter(frame[name].is_finite()).median() for name in TIMES if name in expressions]
     usual_s = max((float(value) for value in times if value is not None), default=None)  # type: ignore[arg-type]
     if usual_s is not None and usual_s > LATEST_S:
