@@ -214,7 +214,7 @@ def _page(answer: dict[str, Any]) -> list[str]:
     page = [answer["verdict"][0].upper() + answer["verdict"][1:], ""]
     page.append(f"{answer['requests']:,} requests compared")
     for row in answer["dropped"]:
-        first = f", first {row['example']}" if row["example"] else ""
+        first = f", first {row['example']}" if row["example"] and row["rows"] != "noted" else ""
         page.append(f"  {row['rows']}: {row['n']:,} x {row['reason']}{first}")
     page += _files(answer["files"])
     if answer.get("cached_tokens"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from kernelsight.dataflow.bounded_files import open_file
 from kernelsight.dataflow.contract import Contract, ddl
 from kernelsight.dataflow.databases import first_line, literal, quote, stop_if_interrupted
 from kernelsight.dataflow.durable import draft_of
@@ -49,10 +50,10 @@ def _foreign(path: Path, read_only: bool) -> str:
     if not path.is_file():
         return "it is not a file"
     try:
-        with path.open("rb") as file:
+        with open_file(path, InvalidInput) as file:
             start = file.read(12)
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
+    except InvalidInput as error:
+        return str(error)
     if not start:
         return "it is empty" if read_only else ""
     if start[8:12] == b"DUCK":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import duckdb
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.databases import cursor_for_values, first_line, literal, quote
+from kernelsight.dataflow.parquet_files import check_parquet
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
@@ -70,6 +72,9 @@ def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns
     """Create the view ``given`` of the file's columns: text from CSV and JSON, any type from Parquet."""
     compression = f"compression='{'gzip' if file.compressed else 'none'}'"
     if file.kind == "parquet":
+        mapped = {_source(column, file_column).column for column, file_column in columns.items()}
+        read_columns = mapped | {column.name for column in contracts()["production_requests"].columns}
+        check_parquet(file.path, file.size, partial(unusable, file.path, advice="Give a part of it."), read_columns)
         source = f"read_parquet({file.sql_path})"
     elif file.kind == "json":
         lists = {"hash_ids": "BIGINT[]", "chunk_gaps_ms": "FLOAT[]"}
