@@ -182,6 +182,21 @@ def unpacked_file(path: Path, refuse: Refuse) -> Iterator[bytes]:
         yield from unpacked(pieces, os.fstat(file.fileno()).st_size, refuse)
 
 
+def most_of_table(size: int) -> int:
+    """Return the bytes that a packed table may unpack to: those of any that is read whole, more if it is large itself.
+
+    >>> most_of_table(25_000), most_of_table(50_000_000), most_of_table(1 << 40)
+    (1073741824, 5000000000, 8589934592)
+    """
+    return max(ROWS_BYTES, min(MOST_RATIO * size, WHOLE_BYTES))
+
+
+def too_many_rows(rows: int, gigabytes: str, most: int) -> str:
+    """Return the predicate of a packed table that unpacks to more than ``most`` bytes; see :func:`most_of_table`."""
+    limit = f"{most / 1e9:.1f} GB"
+    return f"holds {rows:,} rows, which unpack to {gigabytes} GB; the most for a file of its size is {limit}"
+
+
 def _most_unpacked(packed: int) -> int:
     return max(FREE_UNPACKED, MOST_RATIO * packed)
 

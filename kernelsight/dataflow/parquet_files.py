@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from kernelsight.dataflow.bounded_files import (
-    MOST_RATIO,
-    ROWS_BYTES,
     TOO_MUCH_MEMORY,
-    WHOLE_BYTES,
     Refuse,
     check_file,
+    most_of_table,
+    too_many_rows,
 )
 
 if TYPE_CHECKING:
@@ -97,11 +96,6 @@ def unreadable(problem: Exception) -> str:
     return f"cannot be read as Parquet ({reason})"
 
 
-def _most_unpacked(size: int) -> int:
-    """Return the bytes that a file may unpack to: those of any table that is read whole, more if it is large itself."""
-    return max(ROWS_BYTES, min(MOST_RATIO * size, WHOLE_BYTES))
-
-
 def _bounded(
     source: str | os.PathLike[str] | pa.Buffer,
     size: int,
@@ -120,10 +114,10 @@ def _bounded(
     file = pq.ParquetFile(source)
     names = [name for name in file.schema_arrow.names if columns is None or name in columns]
     schema = pa.schema([file.schema_arrow.field(name) for name in names], file.schema_arrow.metadata)
-    most = _most_unpacked(size)
+    most = most_of_table(size)
     known, texts = _stated_bytes(file.metadata, set(names))
     if known > most:
-        raise refuse(_too_much(file.metadata.num_rows, f"{known / 1e9:.1f}", most))
+        raise refuse(too_many_rows(file.metadata.num_rows, f"{known / 1e9:.1f}", most))
     doubtful = known + sum(texts.values()) > most
     if only_doubtful and not doubtful:
         return schema, iter(())
@@ -151,7 +145,7 @@ def _counted(
             else:
                 total += column.nbytes
         if total > most:
-            raise refuse(_too_much(rows, f"more than {total / 1e9:.1f}", most))
+            raise refuse(too_many_rows(rows, f"more than {total / 1e9:.1f}", most))
         yield pa.RecordBatch.from_arrays(
             [column if column.type == field.type else column.cast(field.type)
              for column, field in zip(batch.columns, schema, strict=True)], schema=schema)  # fmt: skip
@@ -182,8 +176,3 @@ def _is_text(kind: pa.DataType) -> bool:
 
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(test(kind) for test in tests)
-
-
-def _too_much(rows: int, gigabytes: str, most: int) -> str:
-    limit = f"{most / 1e9:.1f} GB"
-    return f"holds {rows:,} rows, which unpack to {gigabytes} GB; the most for a file of its size is {limit}"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.dataflow import parquet_files
+from kernelsight.dataflow import bounded_files
 from kernelsight.dataflow.parquet_files import check_parquet, read_parquet, read_schema
 from kernelsight.errors import InvalidInput
 from tests.special_files import SPECIAL, special_file
@@ -56,7 +56,7 @@ def repeated(path: Path, rows: int, columns: int, length: int) -> None:
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let a small file unpack to 16 MiB at most."""
-    monkeypatch.setattr(parquet_files, "ROWS_BYTES", 1 << 24)
+    monkeypatch.setattr(bounded_files, "ROWS_BYTES", 1 << 24)
     return 1 << 24
 
 

@@ -75,7 +75,17 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "candidates": (".parquet", (*FORECAST, "--candidates", "FILE", "--measurements", "FILE")),
     "saved run": (".duckdb", ("sql", "select 1", "--db", "FILE")),
 }
-FOLDERS_ARE_READ = ("trace", "lengths", "model", "config.json", "log", "wheel", "runs", "runs as Parquet")
+FOLDERS_ARE_READ = (
+    "trace",
+    "lengths",
+    "model",
+    "config.json",
+    "log",
+    "earlier log",
+    "wheel",
+    "runs",
+    "runs as Parquet",
+)
 LOG = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n5,100,11,40,90\n"
 
 
