@@ -26,7 +26,6 @@ MADE = "a file or bytes that the program itself wrote a moment ago"
 OURS = "names or a lock beside a file that is written, and nothing of its content"
 GATED = "opened by a gate, or handed over as bytes that one read"
 SWEEPS = "sweeps that check_sweeps has read"
-RUNS = "a table of runs that _read_file has checked"
 ALLOWED = {
     "catalog/tables.py::_implementations": OWN,
     "catalog/tables.py::read_columns": "the catalogue, and runs that _read_file has checked",
@@ -51,10 +50,6 @@ ALLOWED = {
     "dataflow/sql_nodes.py::read_sql_node": "nodes of the package, or a folder of nodes, which are programs",
     "dataflow/workers.py::_received": MADE,
     "evaluation/kernels/evaluate.py::rejected_rows": SWEEPS,
-    "evaluation/kernels/remeasurement.py::_pairs": SWEEPS,
-    "evaluation/kernels/versions.py::new_versions": SWEEPS,
-    "evaluation/kernels/versions.py::scored_versions": SWEEPS,
-    "evaluation/searches/evaluate.py::evaluate": OWN,
     "fitting/sweep_files.py::launches_us": SWEEPS,
     "fitting/sweep_files.py::measured_families": SWEEPS,
     "fitting/sweep_files.py::measured_gpus": SWEEPS,
@@ -66,8 +61,6 @@ ALLOWED = {
     "dataflow/private_folder.py::_is_free": "checks owner and kind itself",
     "dataflow/private_folder.py::_open_step": "checks owner and kind itself",
     "dataflow/private_folder.py::_replace": "checks owner and kind itself",
-    "evaluation/runs/sources/mlenergy.py::read": RUNS,
-    "evaluation/runs/sources/trtllm_tables.py::read": RUNS,
     "fitting/kernel_sweeps/plain.py::read": "its own _check has read the file",
     "kernels/compiled_jax.py::_processor": "/proc/cpuinfo",
     "logs/files.py::lines": "LogFile.open is a gate",
