@@ -40,7 +40,7 @@ MODELS = (
 )
 GPUS = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm")
 ENGINES = ("vllm", "sglang")
-PRICES = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations", "gpu_power")
+PRICES = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations", "dies", "gpu_power")
 BULK_ROWS = 4_000_000
 MIX = {"gemm": 0.4, "prefill_attention": 0.2, "decode_attention": 0.4}
 

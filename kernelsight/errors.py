@@ -1,6 +1,7 @@
 """Error classes, and builders of the error messages that several modules share.
 
-One base class, few subclasses. A message states the input, the problem, and what to do.
+Two kinds: InvalidInput, faults of what was given, and RunFailed. A message states the input, the problem, and what to
+do.
 """
 
 from __future__ import annotations
@@ -24,20 +25,23 @@ class KernelSightError(Exception):
         return visible(" ".join(super().__str__().splitlines()))
 
 
-class UnknownName(KernelSightError):
+class InvalidInput(KernelSightError):
+    """Arguments, values or files that cannot be used; every other fault of an input is one of its subclasses.
+
+    Whoever passes over an unusable input, such as a row or a file of many, catches this class.
+    """
+
+
+class UnknownName(InvalidInput):
     """A table, column, GPU, model or flag value that does not exist."""
 
 
-class MissingTable(KernelSightError):
+class MissingTable(InvalidInput):
     """A required input table is missing."""
 
 
-class ContractBroken(KernelSightError):
+class ContractBroken(InvalidInput):
     """A table whose columns or rows violate its contract."""
-
-
-class InvalidInput(KernelSightError):
-    """Arguments, values or files that cannot be used."""
 
 
 class RunFailed(KernelSightError):

@@ -51,6 +51,7 @@ def step_costs(
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
     kernel_implementations: pa.Table,
+    dies: pa.Table,
     gpu_power: pa.Table,
     knot_corrections: pa.Table,
     *,
@@ -61,7 +62,7 @@ def step_costs(
     """GPU time of each step shape (knot): its kernels' latencies added up; and the evidence for them."""
     from kernelsight.kernels.step_costs import step_costs_of
 
-    facts = (gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
+    facts = (gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power)
     return step_costs_of(
         *(step_shapes, launch_signatures, deployment_settings, sharded_layers, layer_weights, facts, knot_corrections),
         *(read, threads, "step_cost_shares" in wanted),
@@ -85,6 +86,7 @@ def kernel_sensitivities(
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
     kernel_implementations: pa.Table,
+    dies: pa.Table,
     gpu_power: pa.Table,
     *,
     read: Reader,
@@ -94,7 +96,9 @@ def kernel_sensitivities(
     from kernelsight.kernels.pricing_tables import PricingTables
     from kernelsight.kernels.sensitivities import sensitivities_of_families
 
-    tables = PricingTables(deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
+    tables = PricingTables(
+        deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power
+    )
     families = launched_families(deployment_settings, sharded_layers, layer_weights)
     return sensitivities_of_families(families, tables, read)
 
@@ -114,6 +118,7 @@ def _family_latencies(
     fabrics: pa.Table,
     eta_coefficients: pa.Table,
     kernel_implementations: pa.Table,
+    dies: pa.Table,
     gpu_power: pa.Table,
     *,
     family: str,
@@ -121,5 +126,7 @@ def _family_latencies(
     """Latencies of {family}."""
     from kernelsight.kernels.pricing_tables import PricingTables
 
-    tables = PricingTables(deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power)
+    tables = PricingTables(
+        deployment_settings, gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power
+    )
     return _latencies(family, family_calls, tables)

@@ -169,6 +169,14 @@ def test_a_lost_column_names_the_table_that_has_it(session: Session) -> None:
     found = session.what_if(FLAGS | {"gpu": ["l4", "t4"]})
     with pytest.raises(InvalidInput, match=r"; gpu is in table deployments: join it using \(deployment_id\)"):
         found.sql("select gpu, ttft_p50_ms from scenario_summary")
+    log = pa.table({"gpu": ["l4"], "measured_ms": [9.0]})  # noqa: F841 - the queries name it
+    for query in (
+        "from scenario_summary join log using (gpu)",
+        "select s.gpu from scenario_summary s",
+        "from scenario_summary s join log l on s.gpu = l.gpu",
+    ):
+        with pytest.raises(InvalidInput, match=r"; gpu is in table deployments: join it using \(deployment_id\)"):
+            found.sql(query)
     joined = found.sql("select gpu from scenario_summary join deployments using (deployment_id)").fetchall()
     assert sorted(joined) == [("l4",), ("t4",)]
     with pytest.raises(InvalidInput) as refused:

@@ -34,7 +34,10 @@ METRICS = ("ttft", "tpot", "e2e")
 BY_KEY = {"stages": "stage_vs_prediction", "changes": "log_changes"}
 MOST_SHOWN = 8
 # names of changes, where the column's name with spaces would not do
-WORDS = {"power_w": "power (W)", "energy_per_output_token_j": "energy per output token (J)"}
+WORDS = {
+    **{"e2e_ms": "mean E2E", "ttft_at_the_same_load": "TTFT at the same load"},
+    **{"power_w": "power", "energy_per_output_token_j": "energy per output token"},
+}
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -210,7 +213,9 @@ def _page(answer: dict[str, Any]) -> list[str]:
     """Return the lines of a comparison for a terminal: verdict, errors, parts, suspects, corrections."""
     page = [answer["verdict"][0].upper() + answer["verdict"][1:], ""]
     page.append(f"{answer['requests']:,} requests compared")
-    page += [f"  {row['rows']}: {row['n']:,} x {row['reason']}" for row in answer["dropped"]]
+    for row in answer["dropped"]:
+        first = f", first {row['example']}" if row["example"] and row["rows"] != "noted" else ""
+        page.append(f"  {row['rows']}: {row['n']:,} x {row['reason']}{first}")
     page += _files(answer["files"])
     if answer.get("cached_tokens"):
         measured, predicted = (answer["cached_tokens"][name] for name in ("measured", "predicted"))
@@ -272,6 +277,7 @@ def _changes(answer: dict[str, Any]) -> list[str]:
     shown = [
         {
             "what changed": WORDS.get(row["what"], row["what"].replace("_", " ")),
+            "unit": row["unit"] or "",
             "before": _shown(row["before"], row["before_word"]),
             "now": _shown(row["after"], row["after_word"]),
             "factor": number(row["factor"], missing="-"),

@@ -12,6 +12,7 @@ import pyarrow as pa
 from kernelsight.comparison.answer import NO_CAUSE, as_cause
 from kernelsight.comparison.comparison_tables import ComparisonTables
 from kernelsight.comparison.errors import METRICS
+from kernelsight.comparison.log_changes import LENGTHEN
 from kernelsight.comparison.log_pairs import TABLES
 from kernelsight.comparison.question import Question
 from kernelsight.comparison.unused_rows import fault_counts, unused_clause
@@ -160,7 +161,9 @@ def _verdict(summary: Mapping[str, Any]) -> str:
         else f"mean {name} is {percent(abs(change), 1)} {'longer' if change > 0 else 'shorter'} than before {times}"
     ]
     load = next((row["miss_ms"] for row in summary["parts"] if row["part"] == "workload"), None)
-    if load is not None and name == "E2E" and not agrees and abs(load) >= AGREES * latency["predicted"]:
+    changed = {row["what"] for row in summary["changes"] if row["certain"]}
+    is_load = load is not None and bool(changed & set(LENGTHEN))
+    if is_load and name == "E2E" and not agrees and abs(load) >= AGREES * latency["predicted"]:
         clauses.append(f"the load makes {'+' if load >= 0 else '-'}{number(abs(load), 3)} ms of it")
     clauses += [cause_sentence(cause, "what it was before", "before") for cause in summary["causes"]]
     power_change = next((row for row in summary["changes"] if row["what"] == "power_w" and row["certain"]), None)
@@ -168,7 +171,9 @@ def _verdict(summary: Mapping[str, Any]) -> str:
         clauses.append(
             f"its GPUs drew {number(power_change['after'], 3)} W, before {number(power_change['before'], 3)} W"
         )
-    if not summary["causes"] and not agrees:
+    if not changed and not summary["causes"] and not agrees:
+        clauses.append("no change beyond chance")
+    elif not summary["causes"] and not agrees:
         unexplained = next((row["miss_ms"] for row in summary["parts"] if row["part"] == "unexplained"), None)
         if unexplained is None:
             clauses.append("too few requests with times of sending for a cause")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +22,23 @@ from kernelsight.comparison.signature_causes import AGREES, Cause, best_fitting,
 
 # smallest change of the load that counts, and its smallest number of standard errors
 LEAST_CHANGE, CHANCE = 0.05, 3.0
-# figures that exist where power was measured
-POWER = ("power_w", "energy_per_output_token_j", "measured_gpus")
+# parts of a log, in order of sending, whose means vary as those of other logs of the same server would
+PARTS = 10
+# unit of each figure, by kind; a ratio is that of the later log's times over those expected of the earlier engine
+FIGURES: Mapping[str, Mapping[str, str]] = {
+    "load": {
+        **{"request_rate": "requests/s", "prompt_tokens": "tokens", "output_tokens": "tokens"},
+        **{"cached_share": "share of prompt tokens", "failed_share": "share of requests", "in_flight": "requests"},
+    },
+    "speed": {
+        **{"e2e_ms": "ms", "ttft_at_the_same_load": "ratio", "decode_at_the_same_load": "ratio"},
+        "running_max": "requests",
+    },
+    "power": {"power_w": "W", "energy_per_output_token_j": "J/token", "measured_gpus": "GPUs"},
+}
+KIND_OF = {figure: kind for kind, figures in FIGURES.items() for figure in figures}
+# changes of the load that can lengthen latencies
+LENGTHEN = ("request_rate", "prompt_tokens", "output_tokens", "cached_share")
 # settings that are reported as causes if both logs state them and they differ
 NAMED = ("model", "tensor_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens")
 
@@ -64,7 +79,7 @@ def changes_between(pair: LogPair, replay: Callable[[], tuple[Replayed, Replayed
     ``replay``: returns replays of the earlier and the later log on the deployment, where one is stated: then the load's
     effect is simulated, and errors that the model makes in both logs cancel. Without it, ``earlier_log`` predicts.
     """
-    rows = _load_rows(pair) + _setting_rows(pair) + _power_rows(pair)
+    rows = _load_rows(pair) + _setting_rows(pair) + _power_rows(pair) + _latency_rows(pair)
     load, settings = _load_causes(rows), _setting_causes(rows)
     base = _base(pair, replay) if pair.enough else None
     if base is None:
@@ -72,8 +87,9 @@ def changes_between(pair: LogPair, replay: Callable[[], tuple[Replayed, Replayed
     answered = pair.after.ok & base.served & np.isfinite(pair.after.e2e_ms)
     earlier_ms = float(np.nanmean(np.where(pair.before.ok, pair.before.e2e_ms, np.nan)))
     expected, later_ms = float(base.e2e_ms[answered].mean()), float(pair.after.e2e_ms[answered].mean())
-    rows += _speed_rows(pair, base)
-    engine = _engine_causes(pair, base)
+    seats = _seats(pair)
+    rows += _speed_rows(pair, base, seats)
+    engine = _engine_causes(pair, base, seats, {row["what"] for row in rows if row["certain"]})
     load_ms = expected - earlier_ms
     by_size = [load, engine] if abs(load_ms) > abs(later_ms - expected) else [engine, load]
     return Changes(rows, [*settings, *by_size[0], *by_size[1]], load_ms, base)
@@ -116,16 +132,48 @@ def _load_rows(pair: LogPair) -> list[dict[str, Any]]:
     rows.append(
         _row("failed_share", *failed_shares, 0.0, abs((failed_shares[1] or 0.0) - (failed_shares[0] or 0.0)) >= 0.01)
     )
-    in_flight = [
-        float(concurrency_of(measured).mean()) if not measured.drawn and measured.ok.any() else None
-        for measured in logs
-    ]
-    rows.append(_row("in_flight", *in_flight, 0.0, False))
+    if not any(measured.drawn or not measured.ok.any() for measured in logs):
+        rows.append(_row_of_means("in_flight", *map(concurrency_of, logs)))
     return rows
 
 
-def _speed_rows(pair: LogPair, base: Replayed) -> list[dict[str, Any]]:
-    """Return rows for speed at the same load (earlier log 1, later log measured over predicted), and running_max."""
+def _latency_rows(pair: LogPair) -> list[dict[str, Any]]:
+    """Return a row for mean E2E; none if a log has none."""
+    e2e_ms = [measured.e2e_ms[measured.ok & np.isfinite(measured.e2e_ms)] for measured in (pair.before, pair.after)]
+    return [_row_of_means("e2e_ms", *e2e_ms)] if all(times_ms.size for times_ms in e2e_ms) else []
+
+
+def _row_of_means(figure: str, before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
+    """Return a row of the means of a figure by request, in order of sending; neighbours have the same queue and batch.
+
+    The error of a mean is that of the means of PARTS parts: requests of one part depend on each other, parts hardly.
+    """
+    means = [float(values.mean()) for values in (before, after)]
+    errors = [
+        _error_of_mean(values) / mean if mean else 0.0 for values, mean in zip((before, after), means, strict=True)
+    ]
+    return _row(figure, *means, float(np.hypot(*errors)))
+
+
+def _error_of_mean(values: np.ndarray) -> float:
+    """Return the standard error of the mean of values that depend on their neighbours; infinity with few values."""
+    if values.size < 2 * PARTS:
+        return float("inf")
+    parts = np.array([part.mean() for part in np.array_split(values, PARTS)])
+    return float(parts.std(ddof=1) / np.sqrt(PARTS))
+
+
+def _seats(pair: LogPair) -> int | None:
+    """Return the max_num_seqs that the later log shows, which the earlier log exceeds; None: it shows none."""
+    seats = seats_seen(pair.after, pair.before.ttft_ms[pair.before.ok])
+    return seats if seats is not None and seats < most_running(*decoding(pair.before)) else None
+
+
+def _speed_rows(pair: LogPair, base: Replayed, seats: int | None) -> list[dict[str, Any]]:
+    """Return rows for speed at the same load (earlier log 1, later log measured over predicted), and running_max.
+
+    ``seats``: the limit that the later log holds while requests wait: then its running_max is no chance.
+    """
     predicted_ms = {"ttft": base.ttft_ms, "decode": (base.finish_ns - base.first_ns) / 1e6}
     measured_ms = {"ttft": pair.after.ttft_ms, "decode": pair.after.decode_ms}
     rows = []
@@ -134,10 +182,9 @@ def _speed_rows(pair: LogPair, base: Replayed) -> list[dict[str, Any]]:
             ratio = measured_ms[name] / times_ms
         ratio = ratio[pair.after.ok & base.served & np.isfinite(ratio) & (times_ms > 0.0) & (measured_ms[name] > 0.0)]
         if ratio.size:
-            factor = float(np.median(ratio))
-            rows.append(_row(f"{name}_at_the_same_load", 1.0, factor, 0.0, abs(factor - 1.0) >= LEAST_CHANGE))
+            rows.append(_row(f"{name}_at_the_same_load", 1.0, float(np.median(ratio)), _error_of_mean(np.log(ratio))))
     most = [most_running(*decoding(measured)) for measured in (pair.before, pair.after)]
-    return [*rows, _row("running_max", *map(float, most), 0.0, False)]
+    return [*rows, _row("running_max", *map(float, most), 0.0, seats is not None)]
 
 
 def _power_rows(pair: LogPair) -> list[dict[str, Any]]:
@@ -177,12 +224,9 @@ def _row(
     factor = after / before if before and after is not None else None
     if certain is None:
         certain = bool(factor and abs(np.log(factor)) >= max(np.log1p(LEAST_CHANGE), CHANCE * error))
-    kind = "load"
-    if figure.endswith("_at_the_same_load") or figure == "running_max":
-        kind = "speed"
-    elif figure in POWER:
-        kind = "power"
-    return {"what": figure, "kind": kind, "before": before, "after": after, "factor": factor, "certain": certain}
+    kind = KIND_OF[figure]
+    values = {"before": before, "after": after, "factor": factor, "certain": certain}
+    return {"what": figure, "kind": kind, "unit": FIGURES[kind][figure], **values}
 
 
 def _cached_share(measured: Measured) -> float | None:
@@ -195,8 +239,7 @@ def _cached_share(measured: Measured) -> float | None:
 
 def _load_causes(rows: Sequence[Mapping[str, Any]]) -> list[Cause]:
     """Return the significant changes of the load as causes, the largest factor first."""
-    names = ("request_rate", "prompt_tokens", "output_tokens")
-    changed_rows = [row for row in rows if row["what"] in names and row["certain"]]
+    changed_rows = [row for row in rows if row["what"] in LENGTHEN[:3] and row["certain"]]
     changed_rows.sort(key=lambda row: -abs(np.log(row["factor"])))
     return [Cause("load", row["what"], row["factor"]) for row in changed_rows]
 
@@ -209,19 +252,22 @@ def _setting_causes(rows: Sequence[Mapping[str, Any]]) -> list[Cause]:
     ]
 
 
-def _engine_causes(pair: LogPair, base: Replayed) -> list[Cause]:
-    """Return causes in the later log's engine: incidents, batch limit, prefix cache, then the signature's best fit."""
+def _engine_causes(pair: LogPair, base: Replayed, seats: int | None, certain: Collection[str]) -> list[Cause]:
+    """Return causes in the later log's engine: incidents, batch limit, prefix cache, then the signature's best fit.
+
+    ``certain``: the figures that changed beyond chance. The signature's fit explains times at the same load, and the
+    prefix cache the cached share: neither is a cause if these did not change.
+    """
     after = pair.after
     incidents = incidents_of(after, base, pair.gaps)
     causes = [cause_of_incident(incident, after) for incident in incidents]
-    seats = seats_seen(after, pair.before.ttft_ms[pair.before.ok]) if not causes else None
-    if seats is not None and seats < most_running(*decoding(pair.before)):
+    if seats is not None and not causes:
         return [Cause("setting", "max_num_seqs", float(seats))]
-    if caches_nothing(after, base):
+    if "cached_share" in certain and caches_nothing(after, base):
         return [*causes, Cause("setting", "enable_prefix_caching", "false")]
     quiet = quiet_requests(after, incidents)
     half = after.sent_s <= np.median(after.sent_s)
-    if quiet.sum() < LEAST_QUIET:
+    if quiet.sum() < LEAST_QUIET or not {"ttft_at_the_same_load", "decode_at_the_same_load"} & set(certain):
         return causes
     observed = signature(after, base, quiet & half)
     if not observed.misfit > AGREES:

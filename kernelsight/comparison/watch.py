@@ -7,7 +7,6 @@ before it and writes the same files: a restart neither loses nor duplicates anyt
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -15,14 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from kernelsight.comparison.drift import Drift, with_window
 from kernelsight.comparison.verdict import cause_sentence
+from kernelsight.comparison.watch_history import check_history, write_window
+from kernelsight.comparison.watch_state import state_of
 from kernelsight.comparison.watched_requests import (
-    COLUMNS,
-    RecentRequests,
     due_count,
     requests_table,
     window_of,
@@ -30,48 +26,19 @@ from kernelsight.comparison.watched_requests import (
     without_compared,
 )
 from kernelsight.comparison.watched_server import counters_between, scraped, window_between
-from kernelsight.dataflow.bounded_files import read_text
 from kernelsight.dataflow.bounded_http import get_text
 from kernelsight.dataflow.durable import durable_file, locked
 from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.logs.appended_lines import Position, appended, rows_of
+from kernelsight.logs.appended_lines import Appended, appended, requests_of
 from kernelsight.number_format import number
-from kernelsight.present.watch_windows import Window, as_prometheus, history_rows, moment
+from kernelsight.present.watch_windows import Window, as_prometheus, moment
 
-VERSION = 1
-TIMEOUT_S, MOST_BYTES, MOST_STATE_BYTES = 10.0, 8 << 20, 1 << 26
+TIMEOUT_S, MOST_BYTES = 10.0, 8 << 20
+# notes on unused lines of one part
+MOST_NOTES = 5
 Compare = Callable[..., Any]
-
-
-@dataclass
-class State:
-    """State of a watch, saved after each poll.
-
-    ``place``: how far the log was read; ``kept``: recent requests; ``scrape``, ``scraped_at``: the last metrics of a
-    server, and their unix time; ``drifts``: drift detectors by metric; ``looks_like``: likely causes of the drift;
-    ``windows``, ``totals``: number of windows and of requests so far.
-    """
-
-    source: str
-    place: Position = field(default_factory=Position)
-    kept: RecentRequests = field(default_factory=lambda: RecentRequests([]))
-    scrape: str = ""
-    scraped_at: float = 0.0
-    drifts: dict[str, Drift] = field(default_factory=dict)
-    looks_like: str = ""
-    windows: int = 0
-    totals: dict[str, float] = field(default_factory=lambda: {"requests": 0.0, "failed": 0.0, "refused": 0.0})
-
-    @property
-    def drifting_since(self) -> float | None:
-        """Start of the earliest drift that has not ended, s; None without one."""
-        return min((drift.since for drift in self.drifts.values() if drift.since is not None), default=None)
-
-    def as_json(self) -> str:
-        """Return the state as the JSON text that is saved."""
-        return json.dumps({"version": VERSION, **vars(self)})
 
 
 @dataclass
@@ -81,31 +48,6 @@ class Targets:
     state: Path | None = None
     metrics: Path | None = None
     history: Path | None = None
-
-
-def state_of(path: Path | None, source: str) -> State:
-    """Return the state in a file, or a new one without a file; InvalidInput: not a state, or of another source."""
-    shown_source = redacted_text(source)
-    if path is None or not path.exists():
-        return State(shown_source)
-
-    def refuse(problem: str) -> InvalidInput:
-        return InvalidInput(f"--state {path} {problem}; give another file, or remove it to begin anew.")
-
-    try:
-        fields = json.loads(read_text(path, refuse, MOST_STATE_BYTES))
-        if fields.pop("version") != VERSION:
-            raise refuse("was written by another version")
-        state = State(**fields)
-        state.place, state.kept = Position(*state.place), RecentRequests(*state.kept)
-        state.drifts = {name: Drift(*drift) for name, drift in state.drifts.items()}
-        if any(len(row) != len(COLUMNS) for row in state.kept.rows):
-            raise refuse("is no state of a watch")
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        raise refuse("is no state of a watch") from None
-    if state.source != shown_source:
-        raise refuse(f"is of {state.source}")
-    return state
 
 
 @dataclass
@@ -127,7 +69,14 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.is_server = "://" in self.source
+        is_saved = self.targets.state is not None and self.targets.state.exists()
         self.state = state_of(self.targets.state, self.source)
+        # the window that an interrupted poll may have written already, and that is written again
+        self.repeated = self.state.windows if is_saved else None
+        if self.targets.history is not None:
+            check_history(self.targets.history, self.state, self.repeated)
+        if not is_saved:
+            self._save()  # from now on windows in the history are those of this state
 
     @contextlib.contextmanager
     def locked_state(self) -> Any:
@@ -149,17 +98,25 @@ class Watch:
                 "rotated": [f"{path} was rotated: reading goes on in the new file"],
                 "truncated": [f"{path} was truncated: it is read from its beginning"],
             }.get(appended_part.event, [])
-            if appended_part.lines:
-                try:
-                    requests = rows_of(appended_part, path, self.log_format, self.columns)
-                    self.state.kept = with_requests(self.state.kept, requests)
-                except InvalidInput as refused:
-                    self.state.totals["refused"] += appended_part.lines.count(b"\n")
-                    notes.append(f"lines were not used: {refused}")
+            notes += self._keep(appended_part, path)
             self.state.place = appended_part.place
             windows += self._windows(notes)
             self._save()
         return windows
+
+    def _keep(self, appended_part: Appended, path: Path) -> list[str]:
+        """Keep the requests in appended lines, count the lines that are none; return a note on each kind of them."""
+        frames, unused = requests_of(appended_part, path, self.log_format, self.columns)
+        for requests in frames:
+            self.state.kept = with_requests(self.state.kept, requests)
+        self.state.totals["refused"] += sum(lines.count for lines in unused)
+        notes = [
+            f"{path}: not used: {lines.count:,} line{'s' if lines.count > 1 else ''}, first {lines.place}: "
+            f"{lines.reason.rstrip('.')}"
+            for lines in unused[:MOST_NOTES]
+        ]
+        left = sum(lines.count for lines in unused[MOST_NOTES:])
+        return [*notes, f"{path}: not used: {left:,} more lines"] if left else notes
 
     def _windows(self, notes: list[str]) -> list[Window]:
         """Return a window of the requests that can be compared now; without any, a window of notes alone."""
@@ -214,9 +171,7 @@ class Watch:
         window = self._new_window(metrics, counts, notes + drift_notes)
         self.state.windows += 1
         if self.targets.history is not None:
-            self.targets.history.mkdir(parents=True, exist_ok=True)
-            with durable_file(self.targets.history / f"{window.number:08d}.parquet") as draft:
-                pq.write_table(pa.Table.from_pylist(history_rows(window)), draft)
+            write_window(self.targets.history, self.state, window, self.repeated)
         if self.targets.metrics is not None:
             with durable_file(self.targets.metrics) as draft:
                 draft.write_text(as_prometheus(window), encoding="utf-8")

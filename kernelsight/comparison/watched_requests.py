@@ -21,19 +21,32 @@ from kernelsight.dataflow.session import Session
 MOST_KEPT = 3000
 # requests that were sent this long before the last end are compared, however long others take
 LONGEST_S = 600.0
-# columns of production_requests in a kept row
-COLUMNS = (
-    *("sent_s", "prompt_tokens", "output_tokens", "cached_tokens", "ttft_ms", "tpot_ms", "e2e_ms", "ttft_clock"),
-    "status",
-)
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-Row = list[Any]
+
+
+class KeptRequest(NamedTuple):
+    """A request that is kept: columns of ``production_requests``, times in s of the log's clock, durations in ms."""
+
+    sent_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    e2e_ms: float | None
+    ttft_clock: str | None
+    status: str
+
+    @property
+    def duration_s(self) -> float:
+        """E2E of the request, s; TTFT without it, 0 without both."""
+        return ((self.ttft_ms if self.e2e_ms is None else self.e2e_ms) or 0.0) / 1e3
 
 
 class RecentRequests(NamedTuple):
-    """Recent requests in order of sending, rows of COLUMNS; the first ``compared`` of them were in a window already."""
+    """Recent requests in order of sending; the first ``compared`` of them were in a window already."""
 
-    rows: list[Row]
+    rows: list[KeptRequest]
     compared: int = 0
 
 
@@ -42,9 +55,9 @@ def with_requests(recent: RecentRequests, requests: pl.DataFrame) -> RecentReque
 
     A new request that was sent before compared ones is compared with the next window.
     """
-    new = [list(row) for row in requests.select(COLUMNS).iter_rows() if row[0] is not None]
+    new = [KeptRequest(*row) for row in requests.select(KeptRequest._fields).iter_rows() if row[0] is not None]
     compared, waiting = recent.rows[: recent.compared], recent.rows[recent.compared :] + new
-    return RecentRequests(compared + sorted(waiting, key=lambda row: row[0]), recent.compared)
+    return RecentRequests(compared + sorted(waiting, key=lambda row: row.sent_s), recent.compared)
 
 
 def due_count(recent: RecentRequests) -> int:
@@ -53,11 +66,11 @@ def due_count(recent: RecentRequests) -> int:
     A log holds only requests that have ended. Of those sent within the longest duration before the last end some may
     be missing, and with them a part of the load.
     """
-    ends_s = [row[0] + _duration_s(row) for row in recent.rows]
+    ends_s = [row.sent_s + row.duration_s for row in recent.rows]
     if not ends_s:
         return 0
-    longest = min(max(_duration_s(row) for row in recent.rows), LONGEST_S)
-    due = sum(row[0] <= max(ends_s) - longest for row in recent.rows[recent.compared :])
+    longest = min(max(row.duration_s for row in recent.rows), LONGEST_S)
+    due = sum(row.sent_s <= max(ends_s) - longest for row in recent.rows[recent.compared :])
     # compare early when more rows wait than are kept
     return recent.compared + max(due, len(recent.rows) - recent.compared - MOST_KEPT // 2)
 
@@ -77,7 +90,7 @@ def window_of(
     measured over expected.
     """
     # rows that are not compared yet are load too
-    rows = sorted(recent.rows, key=lambda row: row[0])
+    rows = sorted(recent.rows, key=lambda row: row.sent_s)
     table = requests_table(rows)
     measured, new_ids = measured_of(table), {id(row) for row in recent.rows[recent.compared : due]}
     is_new = np.array([id(row) in new_ids for row in rows])
@@ -95,10 +108,10 @@ def window_of(
     return figures, counts | {"start_s": float(sent_s.min()), "end_s": float(sent_s.max())}
 
 
-def requests_table(rows: Sequence[Row]) -> pa.Table:
-    """Return rows of COLUMNS as ``production_requests``."""
+def requests_table(rows: Sequence[KeptRequest]) -> pa.Table:
+    """Return kept requests as ``production_requests``."""
     request_rows = [
-        {"log_id": "watched", "request_id": index, "arrival_s": row[0], **dict(zip(COLUMNS, row, strict=True))}
+        {"log_id": "watched", "request_id": index, "arrival_s": row.sent_s, **row._asdict()}
         for index, row in enumerate(rows)
     ]
     return as_table(contracts()["production_requests"], request_rows)
@@ -114,9 +127,3 @@ def _figures(measured: np.ndarray, expected: np.ndarray) -> dict[str, float]:
             for quantile_name, quantile in SHARES.items()
         }
     return figures
-
-
-def _duration_s(row: Row) -> float:
-    """Return the E2E of a request, s; TTFT without it, 0 without both."""
-    e2e_ms, ttft_ms = row[COLUMNS.index("e2e_ms")], row[COLUMNS.index("ttft_ms")]
-    return ((ttft_ms if e2e_ms is None else e2e_ms) or 0.0) / 1e3

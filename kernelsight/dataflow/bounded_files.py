@@ -12,7 +12,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from kernelsight.errors import KernelSightError
 
@@ -69,14 +69,25 @@ def read_bytes(
     """
     if piped and _PIPED.fullmatch(os.fspath(path)):
         return _piped_bytes(path, refuse, most)
-    size = check_file(path, refuse, most)
+    with open_file(path, refuse, most) as file:
+        try:
+            return _all_of(file, os.fstat(file.fileno()).st_size, refuse, most)
+        except (OSError, MemoryError) as problem:
+            raise refuse(_unreadable(problem)) from None
+
+
+def open_file(path: str | os.PathLike[str], refuse: Refuse, most: int = LOG_BYTES) -> BinaryIO:
+    """Open a regular file of at most ``most`` bytes to read it; ``refuse`` makes the error that is raised."""
+    check_file(path, refuse, most)
     try:
         # non-blocking: the path may have become a pipe since the check
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        with os.fdopen(handle, "rb", buffering=0) as file:
-            return _all_of(file, size, refuse, most)
-    except (OSError, MemoryError) as problem:
+    except OSError as problem:
         raise refuse(_unreadable(problem)) from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise refuse("is no longer a file")
+    return os.fdopen(handle, "rb")
 
 
 def _piped_bytes(path: str | os.PathLike[str], refuse: Refuse, most: int) -> bytes:
@@ -90,7 +101,7 @@ def _piped_bytes(path: str | os.PathLike[str], refuse: Refuse, most: int) -> byt
         raise refuse(_unreadable(problem)) from None
 
 
-def _all_of(file: IO[bytes], size: int, refuse: Refuse, most: int) -> bytes:
+def _all_of(file: BinaryIO, size: int, refuse: Refuse, most: int) -> bytes:
     """Return the bytes of an open file to its end; ``size``: its size when it was checked, since when it may grow."""
     pieces: list[bytes] = []
     total, step = 0, max(size, PIECE_BYTES)
@@ -166,9 +177,24 @@ def within_ratio(pieces: Iterable[bytes], packed: int, refuse: Refuse) -> Iterat
 
 def unpacked_file(path: Path, refuse: Refuse) -> Iterator[bytes]:
     """Decompress a gzip file, as :func:`unpacked` does; OSError: it cannot be read."""
-    packed = check_file(path, refuse)
-    with path.open("rb") as file:
-        yield from unpacked(iter(functools.partial(file.read, PIECE_BYTES), b""), packed, refuse)
+    with open_file(path, refuse) as file:
+        pieces = iter(functools.partial(file.read, PIECE_BYTES), b"")
+        yield from unpacked(pieces, os.fstat(file.fileno()).st_size, refuse)
+
+
+def most_of_table(size: int) -> int:
+    """Return the bytes that a packed table may unpack to: those of any that is read whole, more if it is large itself.
+
+    >>> most_of_table(25_000), most_of_table(50_000_000), most_of_table(1 << 40)
+    (1073741824, 5000000000, 8589934592)
+    """
+    return max(ROWS_BYTES, min(MOST_RATIO * size, WHOLE_BYTES))
+
+
+def too_many_rows(rows: int, gigabytes: str, most: int) -> str:
+    """Return the predicate of a packed table that unpacks to more than ``most`` bytes; see :func:`most_of_table`."""
+    limit = f"{most / 1e9:.1f} GB"
+    return f"holds {rows:,} rows, which unpack to {gigabytes} GB; the most for a file of its size is {limit}"
 
 
 def _most_unpacked(packed: int) -> int:

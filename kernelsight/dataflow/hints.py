@@ -10,7 +10,12 @@ import duckdb
 from kernelsight.dataflow.contract import Contract
 from kernelsight.dataflow.databases import complaint
 
-_UNKNOWN_COLUMN = re.compile(r'Referenced column "([^"]+)" not found')
+# of a column, of one of a join's two sides, and of one table of a query
+_UNKNOWN_COLUMN = re.compile(
+    r'(?:Referenced column|Column|does not have a column named) "([^"]+)"'
+    r"(?: not found| does not exist on (?:left|right) side|$)",
+    re.M,
+)
 _SHOW_TABLES = re.compile(r"(--[^\n]*\n|\s)*show\s+tables\s*;?\s*", re.I)
 MOST_NAMED = 2
 
@@ -26,7 +31,7 @@ def query_fault(
     ``read``: the columns of the tables that the query names; ``available``: tables that have rows, suggested first.
     """
     message = f"the query cannot be run: {complaint(error)}"
-    column = _UNKNOWN_COLUMN.search(str(error))
+    column = _UNKNOWN_COLUMN.search(complaint(error))
     tables = _tables_to_join(column[1].lower(), read, contracts, available) if column else []
     return f"{message}; {column[1]} is in {' and in '.join(tables)}." if column and tables else f"{message}."
 

@@ -1,14 +1,31 @@
-"""Reads untrusted Parquet files: one regular file, every value validated."""
+"""Reads untrusted Parquet files: one regular file, bounded in what it unpacks to, every value validated.
+
+A column of a few bytes may hold millions of equal rows, or of long texts. What a file says of itself is asked first,
+and what is unpacked is counted as it is read: texts while they are still numbers of a dictionary.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from kernelsight.dataflow.bounded_files import Refuse, check_file
+from kernelsight.dataflow.bounded_files import (
+    TOO_MUCH_MEMORY,
+    Refuse,
+    check_file,
+    most_of_table,
+    too_many_rows,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
+
+# rows that are unpacked at once; of lists of texts, which may repeat a long one
+BATCH_ROWS, NESTED_ROWS = 1 << 16, 1 << 10
+# bytes of a value by physical type; those of BYTE_ARRAY are counted
+WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 
 
 def read_parquet(path: str | os.PathLike[str], refuse: Refuse, columns: list[str] | None = None) -> pa.Table:
@@ -19,17 +36,40 @@ def read_parquet(path: str | os.PathLike[str], refuse: Refuse, columns: list[str
     Traceback (most recent call last):
     kernelsight.errors.InvalidInput: the grid none.parquet does not exist.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    return read_source(path, check_file(path, refuse), refuse, columns)
 
-    check_file(path, refuse)
+
+def read_source(
+    source: str | os.PathLike[str] | pa.Buffer, size: int, refuse: Refuse, columns: list[str] | None = None
+) -> pa.Table:
+    """Read a Parquet file, or its bytes in memory, of ``size`` bytes, as :func:`read_parquet` does."""
+    import pyarrow as pa
+
     try:
-        table = pq.read_table(path, columns=columns, partitioning=None)
+        schema, batches = _bounded(source, size, refuse, columns)
+        table = pa.Table.from_batches(list(batches), schema).select(columns or schema.names)
         table.validate(full=True)  # the reader accepts text that is not UTF-8
         _ = table.column_names  # in names too
-    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as problem:
+    except MemoryError:
+        raise refuse(TOO_MUCH_MEMORY) from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as problem:
         raise refuse(unreadable(problem)) from None
     return table
+
+
+def check_parquet(
+    source: str | os.PathLike[str] | pa.Buffer, size: int, refuse: Refuse, columns: Collection[str] | None = None
+) -> None:
+    """Check what the columns of a Parquet file unpack to, for another reader; the error says by how much it is more."""
+    import pyarrow as pa
+
+    try:
+        for _ in _bounded(source, size, refuse, columns, only_doubtful=True)[1]:
+            pass
+    except MemoryError:
+        raise refuse(TOO_MUCH_MEMORY) from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
+        raise refuse(unreadable(problem)) from None
 
 
 def read_schema(path: str | os.PathLike[str], refuse: Refuse) -> pa.Schema:
@@ -54,3 +94,85 @@ def unreadable(problem: Exception) -> str:
     """
     reason = str(problem).splitlines()[0].rstrip(".") if str(problem) else type(problem).__name__
     return f"cannot be read as Parquet ({reason})"
+
+
+def _bounded(
+    source: str | os.PathLike[str] | pa.Buffer,
+    size: int,
+    refuse: Refuse,
+    columns: Collection[str] | None,
+    *,
+    only_doubtful: bool = False,
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Return the schema of some columns and their batches, which raise ``refuse`` once they are too much.
+
+    ``only_doubtful``: no batches of a file whose footer says enough.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(source)
+    names = [name for name in file.schema_arrow.names if columns is None or name in columns]
+    schema = pa.schema([file.schema_arrow.field(name) for name in names], file.schema_arrow.metadata)
+    most = most_of_table(size)
+    known, texts = _stated_bytes(file.metadata, set(names))
+    if known > most:
+        raise refuse(too_many_rows(file.metadata.num_rows, f"{known / 1e9:.1f}", most))
+    doubtful = known + sum(texts.values()) > most
+    if only_doubtful and not doubtful:
+        return schema, iter(())
+    encoded = [name for name in texts if doubtful and _is_text(schema.field(name).type)]
+    rows = NESTED_ROWS if doubtful and len(encoded) < len(texts) else BATCH_ROWS
+    if encoded:
+        file = pq.ParquetFile(source, read_dictionary=encoded)
+    return schema, _counted(file.iter_batches(rows, columns=names), schema, most, refuse)
+
+
+def _counted(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, most: int, refuse: Refuse
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches with their texts decoded, and count their bytes before that."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    total = rows = 0
+    for batch in batches:
+        rows += batch.num_rows
+        for column in batch.columns:
+            if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
+                lengths = pc.fill_null(pc.take(pc.binary_length(column.dictionary), column.indices), 0)
+                total += (pc.sum(lengths).as_py() or 0) + 4 * len(column)
+            else:
+                total += column.nbytes
+        if total > most:
+            raise refuse(too_many_rows(rows, f"more than {total / 1e9:.1f}", most))
+        yield pa.RecordBatch.from_arrays(
+            [column if column.type == field.type else column.cast(field.type)
+             for column, field in zip(batch.columns, schema, strict=True)], schema=schema)  # fmt: skip
+
+
+def _stated_bytes(metadata: pq.FileMetaData, names: Collection[str]) -> tuple[int, dict[str, int]]:
+    """Return the unpacked bytes of columns of numbers, and by column of texts the most that they may have."""
+    known, texts = 0, dict[str, int]()
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for index in range(metadata.num_columns):
+            chunk = row_group.column(index)
+            name = chunk.path_in_schema.partition(".")[0]
+            if name not in names:
+                continue
+            if chunk.physical_type == "BYTE_ARRAY":
+                # each value may be the longest of the dictionary
+                times = chunk.num_values if chunk.has_dictionary_page else 1
+                texts[name] = texts.get(name, 0) + chunk.total_uncompressed_size * max(times, 1) + 4 * chunk.num_values
+            else:
+                width = WIDTHS.get(chunk.physical_type) or metadata.schema.column(index).length
+                known += chunk.num_values * width
+    return known, texts
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(kind) for test in tests)

@@ -10,6 +10,14 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from kernelsight.dataflow.bounded_files import (
+    TOO_MUCH_MEMORY,
+    Refuse,
+    check_file,
+    most_of_table,
+    open_file,
+    too_many_rows,
+)
 from kernelsight.dataflow.contract import Contract, ddl
 from kernelsight.dataflow.databases import first_line, literal, quote, stop_if_interrupted
 from kernelsight.dataflow.durable import draft_of
@@ -49,10 +57,10 @@ def _foreign(path: Path, read_only: bool) -> str:
     if not path.is_file():
         return "it is not a file"
     try:
-        with path.open("rb") as file:
+        with open_file(path, InvalidInput) as file:
             start = file.read(12)
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
+    except InvalidInput as error:
+        return str(error)
     if not start:
         return "it is empty" if read_only else ""
     if start[8:12] == b"DUCK":
@@ -61,14 +69,37 @@ def _foreign(path: Path, read_only: bool) -> str:
 
 
 def read_table(connection: duckdb.DuckDBPyConnection, alias: str, table: str, origin: object = "the file") -> pa.Table:
-    """Read a table of an attached file; InvalidInput: the file, ``origin`` in the message, is damaged."""
+    """Read a table of an attached file; InvalidInput: the file, ``origin`` in the message, is damaged or too large."""
+
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"table {table} of {origin} {problem}; read a part of it with DuckDB.")
+
+    source = f"{quote(alias)}.main.{quote(table)}"
     try:
-        return connection.sql(f"select * from {quote(alias)}.main.{quote(table)}").to_arrow_table()
+        if isinstance(origin, Path):
+            _check_unpacked(connection, source, origin, refuse)
+        return connection.sql(f"select * from {source}").to_arrow_table()
+    except (duckdb.OutOfMemoryException, MemoryError):
+        raise refuse(TOO_MUCH_MEMORY) from None
     except (duckdb.Error, RuntimeError) as error:
         stop_if_interrupted(error)
         raise InvalidInput(
             f"table {table} of {origin} cannot be read: {first_line(error)}; the file is damaged, use another copy."
         ) from None
+
+
+def _check_unpacked(connection: duckdb.DuckDBPyConnection, source: str, path: Path, refuse: Refuse) -> None:
+    """Check what the rows of a table unpack to: a column of equal values takes no space in its file."""
+    columns = [(quote(row[0]), row[1]) for row in connection.execute(f"describe {source}").fetchall()]
+    sizes = (
+        f"coalesce(sum(strlen({name})), 0)" if kind == "VARCHAR"
+        else f"coalesce(8 * sum(len({name})), 0)" if kind.endswith("[]") else "8 * count(*)"
+        for name, kind in columns
+    )  # fmt: skip
+    rows, size = connection.execute(f"select count(*), {' + '.join(sizes)} from {source}").fetchall()[0]
+    most = most_of_table(check_file(path, refuse))
+    if size > most:
+        raise refuse(too_many_rows(rows, f"{size / 1e9:.1f}", most))
 
 
 def change_tables(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.column import Column
-from kernelsight.dataflow.conditions import holds
+from kernelsight.dataflow.conditions import columns_of, holds, parse
 from kernelsight.dataflow.types import can_become, has_floats, is_finite, leaf_arrays, type_name
 from kernelsight.errors import dangling_reference
 
@@ -72,6 +72,26 @@ def check_faults(table: pa.Table, columns: list[Column], rows: Sequence[int] | N
                 f"(row {_number(row, rows)}: {_show(value)}{unit})"
             )
     return faults
+
+
+def failing_rows(
+    table: pa.Table, columns: Iterable[Column], rows: Sequence[int] | None = None
+) -> tuple[np.ndarray, list[str]]:
+    """Return which rows of a table fail a check over its columns, bool [rows], and ``check_faults`` of these checks.
+
+    Checks that read other columns are skipped.
+
+    >>> columns = [Column("x", "int64", "an x", check="x > 0"), Column("y", "int64", "a y", check="y > x")]
+    >>> failing, sentences = failing_rows(pa.table({"x": [1, 0]}), columns)
+    >>> failing.tolist(), sentences
+    ([False, True], ["column x: 1 row fails 'x > 0' (row 2: 0)"])
+    """
+    names = set(table.column_names)
+    checked = [column for column in columns if column.check and columns_of(parse(column.check)) <= names]
+    failing = np.zeros(table.num_rows, bool)
+    for column in checked:
+        failing |= ~holds(column.check, table).to_numpy()
+    return failing, check_faults(table, checked, rows) if failing.any() else []
 
 
 def duplicate_fault(table: pa.Table, keys: list[str]) -> str:

@@ -12,8 +12,9 @@ import duckdb
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.bounded_files import check_file
 from kernelsight.dataflow.databases import first_line, literal
-from kernelsight.dataflow.parquet_files import read_schema
+from kernelsight.dataflow.parquet_files import check_parquet, read_schema
 from kernelsight.errors import InvalidInput, breaks_contract, extra_missing
 from kernelsight.fitting.kernel_sweeps import aiconfigurator, plain
 from kernelsight.fitting.kernel_sweeps.importing import imported_points
@@ -25,6 +26,7 @@ def check_sweeps(sweeps: Sequence[Path]) -> None:
     """Check sweep files: InvalidInput for one that is missing or not Parquet, ContractBroken for columns or figures."""
     needed = [name for name in contracts()["sweep_points"].schema.names if name not in MEASURED_HERE]
     for path in sweeps:
+        check_parquet(path, check_file(path, partial(no_sweep, path)), partial(no_sweep, path))
         columns = read_schema(path, partial(no_sweep, path)).names
         if missing := [name for name in needed if name not in columns]:
             raise breaks_contract("sweep_points", [f"missing column {name}" for name in missing], str(path))

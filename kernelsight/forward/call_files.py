@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernelsight.dataflow.array_expressions import in_one_piece
-from kernelsight.dataflow.bounded_files import check_file
+from kernelsight.dataflow.bounded_files import Refuse, check_file
 from kernelsight.dataflow.contract import Column, conform
-from kernelsight.dataflow.parquet_files import unreadable
+from kernelsight.dataflow.parquet_files import check_parquet, unreadable
 from kernelsight.errors import ContractBroken, InvalidInput
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"file {path} {problem}; --calls takes a Parquet table of kernel calls.")
 
-    check_file(path, refuse)
+    size = check_file(path, refuse)
     try:
-        table = _read(path)
+        table = _read(path, size, refuse)
         table.validate(full=True)
         _ = table.column_names  # raises for names that are not UTF-8
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -76,11 +76,12 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
         raise ContractBroken(f"{error} `kernelsight tables kernel_calls` lists the columns.") from None
 
 
-def _read(path: Path) -> pa.Table:
-    """Return the file's rows, columns in WORDS dictionary-encoded."""
+def _read(path: Path, size: int, refuse: Refuse) -> pa.Table:
+    """Return the file's rows, columns in WORDS dictionary-encoded; ``size``: of the file, bytes."""
     with pq.ParquetFile(path) as file:
         strings = {field.name for field in file.schema_arrow if pa.types.is_string(field.type)}
         words = [name for name in (*WORDS, KERNEL.name) if name in strings]
+        check_parquet(path, size, refuse, [name for name in file.schema_arrow.names if name not in words])
         with pq.ParquetFile(path, metadata=file.metadata, read_dictionary=words, pre_buffer=True) as encoded:
             return encoded.read()
 

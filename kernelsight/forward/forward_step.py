@@ -360,6 +360,6 @@ def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa
         tier or "auto",
         *(
             session.table(name)
-            for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations", "gpu_power")
+            for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations", "dies", "gpu_power")
         ),
     )

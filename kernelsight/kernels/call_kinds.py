@@ -57,7 +57,7 @@ from kernelsight.kernels.string_columns import combinations
 ALONE = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0}
 SERVED = {**ALONE, "row_padding": 0.5}
 TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor", "points-measured")
-# the GPU was measured, but not this kernel, or not at shapes like these
+# the GPU was measured, but not this kernel, or not at shapes like these; or a sibling of its die bounds the answer
 TIERS += ("gpu-measured",)
 # tiers that answer from the fit of one GPU, with its correction
 FITTED = ("target-measured", "hypothetical")

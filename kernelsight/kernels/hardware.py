@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from kernelsight.dataflow.memory_cache import memoised
 
 MATH = ("bf16", "fp16", "fp32", "fp8", "fp4", "int8")
 # columns with an axis of MATH; an expression gets that of its call
@@ -28,6 +32,11 @@ UNCUT_16_BIT_PER_CLOCK = {
 }  # fmt: skip
 # FLOP rate of a format over that of 16 bits (the same documents)
 NARROW_RATIO = {"bf16": 1.0, "fp16": 1.0, "fp32": 0.0, "fp8": 2.0, "fp4": 4.0, "int8": 2.0}
+# columns that only collectives read, by the start of their names; CLOCK and SM_COUNT are read by all families
+LINKS = ("link_", "peak_link_", "pcie_", "network_")
+CLOCK, SM_COUNT = "clock_per_us", "sm_count"
+# columns that are better where they are lower
+LOWER_IS_BETTER = ("l2_partitions", "inline_ecc", "link_latency_us", "link_over_pcie", "pcie_latency_us")
 # share by which clocks of published rates differ from the boost clock: a part this close to the full rate is uncut
 CLOCK_TOLERANCE = 0.02
 
@@ -76,6 +85,45 @@ def hardware_columns(gpus: pa.Table, fabrics: pa.Table) -> dict[str, np.ndarray]
         "pcie_latency_us": fabrics["latency_us"].to_numpy()[_nearest_pcie(fabrics, read["pcie_bytes_per_s"])],
         "network_bytes_per_us": np.full(gpus.num_rows, network_bytes_per_us),
     }
+
+
+def is_read(column: str, is_collective: bool, tensor_work: bool) -> bool:
+    """Return whether expressions read a hardware column: those of collectives, of tensor work, or all others."""
+    if column in (CLOCK, SM_COUNT):
+        return True
+    if column.startswith(LINKS) or is_collective:
+        return column.startswith(LINKS) == is_collective
+    if column in BY_MATH:
+        return tensor_work
+    return "flops" not in column or tensor_work != (column == "vector_flops_per_us")
+
+
+def at_least_matrix(gpus: pa.Table, fabrics: pa.Table, is_collective: bool, math: str | None) -> np.ndarray:
+    """Return whether every fact of the second GPU that expressions read is at least as good as the first's.
+
+    Booleans, (GPUs, GPUs); where these facts are equal, all other facts decide. ``math``: the arithmetic of tensor
+    work; None: vector work, or a collective.
+    """
+
+    def read() -> np.ndarray:
+        hardware = memoised((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
+        columns = {
+            name: values[:, MATH.index(math or MATH[0])] if name in BY_MATH else values
+            for name, values in hardware.items()
+        }
+        reads = [name for name in columns if is_read(name, is_collective, math is not None)]
+        matrix, by_all = _no_worse(columns, reads), _no_worse(columns, columns)
+        # equal in all facts, or better and worse in others: neither is the better one
+        is_worse = matrix & matrix.T & by_all.T & ~by_all
+        return matrix & ~is_worse
+
+    return memoised((gpus, fabrics), ("at least", is_collective, math), read)
+
+
+def _no_worse(columns: Mapping[str, np.ndarray], names: Iterable[str]) -> np.ndarray:
+    """Return whether each of some columns of the second GPU is at least as good as the first's, (GPUs, GPUs)."""
+    signed = np.stack([-columns[name] if name in LOWER_IS_BETTER else columns[name] for name in names])
+    return (signed[:, :, None] <= signed[:, None, :]).all(axis=0)
 
 
 def _rate(read: dict[str, np.ndarray], math: str) -> np.ndarray:

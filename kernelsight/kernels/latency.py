@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -12,6 +12,16 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.array_expressions import evaluate
 from kernelsight.kernels.call_kinds import TIERS, interval_half_widths
+from kernelsight.kernels.die_order import (
+    REPEAT_NOISE,
+    Comparison,
+    calls_of_siblings,
+    comparisons,
+    in_order,
+    ranks,
+    sentence_of,
+    with_gpu,
+)
 from kernelsight.kernels.energy import DRAWN_AT_REST, dynamic_j
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
@@ -40,7 +50,7 @@ class EvaluatedCalls(NamedTuple):
 
     kinds: list[dict[str, Any]]  # distinct configurations of calls, see ``call_kinds``
     kind_of_row: np.ndarray  # (rows,)
-    evidence: list[str]  # of each kind; then of each kind at sizes beyond its sweep; shape (2 x kinds,)
+    evidence: list[str]  # of each kind; of each kind at sizes beyond its sweep; of answers that a sibling's bounds
     evidence_of_row: np.ndarray  # (rows,)
     results: dict[str, np.ndarray]  # of the expression: roofline_us, bound, tiles where it has some; (rows,)
     tier: np.ndarray  # (rows,) positions in TIERS
@@ -122,7 +132,56 @@ def columns_read(family: str, available: Collection[str]) -> list[str]:
 
 
 def evaluate_calls(family: str, calls: pa.Table, tables: PricingTables, *, backend: str = "auto") -> EvaluatedCalls:
-    """Return the latencies of a family's calls before power limits; ``calls``: the columns of :func:`columns_read`."""
+    """Return the latencies of a family's calls before power limits; ``calls``: the columns of :func:`columns_read`.
+
+    They keep the order of GPUs of one die (:mod:`kernelsight.kernels.die_order`).
+    """
+    evaluated = _of_own_fits(family, calls, tables, backend)
+    row_ranks = ranks(evaluated.tier)
+    compared = [
+        (one, rows)
+        for one in comparisons(family, evaluated.kinds, tables)
+        if (rows := np.flatnonzero((evaluated.kind_of_row == one.kind) & (row_ranks == one.rank))).size
+    ]
+    if not compared:
+        return evaluated
+    rows, gpus, gpu_of_row = calls_of_siblings(compared)
+    sibling_calls = with_gpu(calls.take(pa.array(rows)), dictionary_of(gpus, gpu_of_row))
+    return _in_order(evaluated, compared, _of_own_fits(family, sibling_calls, tables, backend))
+
+
+def _in_order(
+    evaluated: EvaluatedCalls, compared: Sequence[tuple[Comparison, np.ndarray]], of_siblings: EvaluatedCalls
+) -> EvaluatedCalls:
+    """Return answers in the order of their die; one that moves by more than REPEAT_NOISE is not target-measured.
+
+    ``of_siblings``: answers to ``calls_of_siblings(compared)``.
+    """
+    latency, tier, evidence_of_row = (
+        values.copy() for values in (evaluated.latency_us, evaluated.tier, evaluated.evidence_of_row)
+    )
+    evidence, start = list(evaluated.evidence), 0
+    for one, rows in compared:
+        size = (len(one.gpus) - 1) * rows.size
+        siblings = slice(start, start := start + size)
+        shape = (-1, rows.size)
+        raw = np.vstack([latency[rows], of_siblings.latency_us[siblings].reshape(shape)])
+        row_ranks = np.vstack([ranks(tier[rows]), ranks(of_siblings.tier[siblings]).reshape(shape)])
+        final = in_order(raw, row_ranks, one.at_least, one.width)
+        latency[rows] = final[0]
+        moved = np.flatnonzero(np.abs(np.log(final[0] / raw[0])) > REPEAT_NOISE)
+        nearest = 1 + np.abs(np.log(final[1:, moved] / final[0, moved])).argmin(axis=0)
+        codes = np.stack([evidence_of_row[rows[moved]], nearest, final[0, moved] < raw[0, moved]])
+        distinct, code_of_row = np.unique(codes, axis=1, return_inverse=True)
+        evidence_of_row[rows[moved]] = len(evidence) + code_of_row.reshape(-1)
+        evidence += [sentence_of(evidence[said], one.gpus[member], bool(lower)) for said, member, lower in distinct.T]
+        is_measured = tier[rows[moved]] == TIERS.index("target-measured")
+        tier[rows[moved][is_measured]] = TIERS.index("gpu-measured")
+    return evaluated._replace(evidence=evidence, evidence_of_row=evidence_of_row, tier=tier, latency_us=latency)
+
+
+def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables, backend: str) -> EvaluatedCalls:
+    """Return the latencies of a family's calls, each by the fit of its own GPU."""
     ready = prepare_calls(family, calls, tables)
     results: dict[str, np.ndarray] = {}
     beyond_sweep = np.zeros(calls.num_rows, bool)

@@ -103,7 +103,7 @@ def prepare_calls(family: str, calls: pa.Table, tables: PricingTables) -> Prepar
 
     InvalidInput: a deployment's tier needs a sweep or points that its GPU does not have.
     """
-    settings, gpus, fabrics, coefficients, implementations, _ = tables
+    settings, gpus, fabrics, coefficients, implementations, *_ = tables
     declared = FAMILIES[family]
     columns = numeric(calls, [*declared.latency_model.reads, "flops", "bytes"])
     columns["gpu"] = positions(calls["gpu"], gpus["gpu"])

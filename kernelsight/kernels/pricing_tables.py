@@ -1,4 +1,4 @@
-"""The tables that kernel calls are priced by, as one argument: settings, GPUs, fabrics, pack, kernels, power."""
+"""The tables that kernel calls are priced by, as one argument: settings, GPUs, fabrics, pack, kernels, dies, power."""
 
 from __future__ import annotations
 
@@ -15,4 +15,5 @@ class PricingTables(NamedTuple):
     fabrics: pa.Table
     coefficients: pa.Table  # eta_coefficients, the rows of a pack
     implementations: pa.Table  # kernel_implementations
+    dies: pa.Table
     gpu_power: pa.Table

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from kernelsight.kernels.compiled_jax import compiled
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
+from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns, is_read
 from kernelsight.kernels.latency import columns_read, kernel_of
 from kernelsight.kernels.limited_power import CallFacts, PowerLimits, power_limits
 from kernelsight.kernels.network import BY_NODE
@@ -49,9 +49,6 @@ SMOOTH = 0.02
 KINKS = (None, "above", "below", "both")
 # hardware columns are products of powers of facts: a step this small shows the powers to eight digits
 TINY = 1e-6
-# hardware columns that only collectives read, beside the clock
-LINKS = ("link_", "peak_link_", "pcie_")
-CLOCK = "clock_per_us"
 SIDES = 3  # at the fact, above it, below it
 # rows of one compiled call, the fewest and the most; between them eightfold steps, so that few lengths are compiled
 LENGTHS = (4096, 262_144)
@@ -94,7 +91,7 @@ def sensitivities_of_families(families: Sequence[str], tables: PricingTables, re
 
 def kernel_sensitivities_of(family: str, calls: pa.Table, tables: PricingTables) -> pa.Table:
     """Return ``kernel_sensitivities`` of one family's calls: a row for each fact that the GPU of a call states."""
-    settings, gpus, fabrics, coefficients, _, gpu_power = tables
+    settings, gpus, fabrics, coefficients, _, _, gpu_power = tables
     every_call = prepare_calls(family, calls, tables)
     used_gpus = gpus.take(pa.array(np.unique(every_call.columns["gpu"]).astype(np.int64)))
     power = power_limits(family, calls, settings, used_gpus, gpu_power, FACTS)
@@ -160,10 +157,10 @@ def _elasticities(
         rows = np.arange(size)[group.rows]
         if not rows.size:
             continue
-        is_read = _is_read(ready, group, gpu[rows], moved)
+        reads_fact = _reads_fact(ready, group, gpu[rows], moved)
         if power is not None:
-            is_read[np.isfinite(power.limit_w[rows])] = True
-        call, fact = np.nonzero(moved.has_fact[gpu[rows]] & is_read)
+            reads_fact[np.isfinite(power.limit_w[rows])] = True
+        call, fact = np.nonzero(moved.has_fact[gpu[rows]] & reads_fact)
         gpu_fact = gpu[rows][call] * len(FACTS) + fact
         latency, slope = _latency_and_slope(ready, group, (call, gpu_fact), moved, coefficients)
         at_fact, ratios = slope[:, 0] / latency[:, 0], latency[:, 1:] / latency[:, :1]
@@ -181,21 +178,16 @@ def _elasticities(
     return elasticity, central, kink
 
 
-def _is_read(ready: PreparedCalls, group: CallGroup, gpu: np.ndarray, moved: MovedHardware) -> np.ndarray:
+def _reads_fact(ready: PreparedCalls, group: CallGroup, gpu: np.ndarray, moved: MovedHardware) -> np.ndarray:
     """Return whether a fact moves a hardware column that the expression of a call may read, (calls, FACTS)."""
-    is_collective = FAMILIES[ready.family].wire_share is not None
-    is_read = np.zeros((gpu.size, len(FACTS)), bool)
+    is_collective, tensor_work = FAMILIES[ready.family].wire_share is not None, "math" in group.columns
+    reads_fact = np.zeros((gpu.size, len(FACTS)), bool)
     for name, powers in moved.powers.items():
-        if name != CLOCK and name.startswith(LINKS) != is_collective:
+        if not is_read(name, is_collective, tensor_work):
             continue
         moves = np.abs(powers.reshape(-1, len(FACTS), *powers.shape[1:])) > 0.5 * TINY
-        if name not in BY_MATH:
-            is_rate = "flops" in name
-            if not is_rate or ("math" in group.columns) != (name == "vector_flops_per_us"):
-                is_read |= moves[gpu]
-        elif "math" in group.columns:
-            is_read |= moves[gpu, :, group.columns["math"]]
-    return is_read
+        reads_fact |= moves[gpu, :, group.columns["math"]] if name in BY_MATH else moves[gpu]
+    return reads_fact
 
 
 def _latency_and_slope(

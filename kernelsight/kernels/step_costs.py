@@ -54,7 +54,7 @@ def step_costs_of(
 ) -> dict[str, pa.Table]:
     """Return ``step_costs`` of knots that launch a kernel, in the order of ``step_shapes``, and ``kernel_evidence``.
 
-    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations, gpu_power; ``corrections``:
+    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power; ``corrections``:
     ``knot_corrections``; ``read``: reads call tables by family, and latencies where they are given; ``threads``: number
     of threads that price calls; ``shares``: also ``step_cost_shares``, for which calls are priced on faster GPUs too.
     """

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import polars as pl
 
+from kernelsight.dataflow.bounded_files import open_file
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import unusable
+from kernelsight.logs.log_run import RULES, Faults
 from kernelsight.logs.read_logs import read_requests
 
-# bytes that are read at once; bytes of a file's beginning that identify it
-MOST_BYTES, HEAD_BYTES = 1 << 24, 256
+# bytes that are read at once; bytes of a file's beginning that identify it; a log may grow without end
+MOST_BYTES, HEAD_BYTES, ENDLESS = 1 << 24, 256, 1 << 62
+# readings of one part, which is halved again and again around lines that its reader refuses
+MOST_READINGS = 64
+_PLACE = re.compile(r"^(row|line) (\d+)")
 
 
 class Position(NamedTuple):
-    """Position up to which a log was read: file (inode), byte offset.
+    """Position up to which a log was read: file (inode), byte offset, number of lines.
 
     ``head``: digest of the file's first bytes; ``header``: first line of a CSV, "" of JSON lines.
     """
@@ -29,6 +36,7 @@ class Position(NamedTuple):
     offset: int = 0
     head: str = ""
     header: str = ""
+    line: int = 0
 
 
 class Appended(NamedTuple):
@@ -39,67 +47,131 @@ class Appended(NamedTuple):
     event: str = ""
 
 
+class UnusedLines(NamedTuple):
+    """Lines of a log that are no usable requests: how many, the place of the first, such as "line 7", and why."""
+
+    count: int
+    place: str
+    reason: str
+
+
 def appended(path: Path, position: Position, most: int = MOST_BYTES) -> Iterator[Appended]:
     """Yield the lines appended to a log after a position, at most ``most`` bytes at once; nothing while it is missing.
 
     A file with another inode was rotated: the rest of the old file is read if it lies beside the new one. A file that
     is shorter than the position, or has another beginning, was truncated, and is read from its beginning.
-    InvalidInput: a line is longer than ``most`` bytes.
+    InvalidInput: the log is no regular file, or a line is longer than ``most`` bytes.
     """
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
+    if not path.exists():
         return
-    event = ""
-    if position.offset and status.st_ino != position.inode:
-        event = "rotated"
-        old = _rotated_file(path, position)
-        if old is not None:
-            for appended_part in _lines_after(old, position, most, is_last=True):
+    with _open(path) as file:
+        status, event = os.fstat(file.fileno()), ""
+        if position.offset and status.st_ino != position.inode:
+            event = "rotated"
+            for appended_part in _rest_of_rotated(path, position, most):
                 yield appended_part
-                position = appended_part.place
-        position = Position()
-    elif position.offset and (status.st_size < position.offset or _digest(path, position.offset) != position.head):
-        event, position = "truncated", Position()
-    is_first = True
-    for appended_part in _lines_after(path, position._replace(inode=status.st_ino), most):
-        yield appended_part._replace(event=event if is_first else "")
-        is_first = False
-    if is_first and event:
-        yield Appended(b"", Position(), event)
+            position = Position()
+        elif position.offset and (status.st_size < position.offset or _digest(file, position.offset) != position.head):
+            event, position = "truncated", Position()
+        is_first = True
+        for appended_part in _lines_after(file, path, position._replace(inode=status.st_ino), most):
+            yield appended_part._replace(event=event if is_first else "")
+            is_first = False
+        if is_first and event:
+            yield Appended(b"", Position(), event)
 
 
-def rows_of(appended_part: Appended, path: Path, log_format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
-    """Return the requests in appended lines, with times of the log's own clock; see ``read_requests``."""
+def requests_of(
+    appended_part: Appended, path: Path, log_format: str, columns: Mapping[str, str] | None
+) -> tuple[list[pl.DataFrame], list[UnusedLines]]:
+    """Return the requests in appended lines, with times of the log's own clock, and the lines that are none.
+
+    Where the reader refuses the lines they are halved until those at fault are found; see ``read_requests``.
+    """
+    lines = appended_part.lines.splitlines(keepends=True)
+    before, frames, unused = appended_part.place.line - len(lines), [], []
+    halves, readings = [(0, len(lines))], 0
+    while halves:
+        begin, end = halves.pop()
+        if not b"".join(lines[begin:end]).strip():
+            continue
+        readings += 1
+        try:
+            requests, faults = _read(lines[begin:end], appended_part.place.header, path, log_format, columns)
+        except InvalidInput as refused:
+            if end - begin > 1 and readings < MOST_READINGS:
+                middle = (begin + end) // 2
+                halves += [(middle, end), (begin, middle)]
+            else:
+                unused.append(UnusedLines(end - begin, f"line {before + begin + 1}", str(refused)))
+        else:
+            frames.append(requests)
+            unused += _unused(faults, before + begin, bool(appended_part.place.header))
+    return frames, unused
+
+
+def _read(
+    lines: list[bytes], header: str, path: Path, log_format: str, columns: Mapping[str, str] | None
+) -> tuple[pl.DataFrame, Faults]:
+    """Read lines as a file of their own; errors name the log instead."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / path.name.removesuffix(".gz")
-        file.write_bytes(appended_part.place.header.encode() + appended_part.lines)
+        file.write_bytes(header.encode() + b"".join(lines))
         try:
             return read_requests(file, log_format, columns)
         except InvalidInput as refused:
             raise InvalidInput(str(refused).replace(str(file), str(path))) from None
 
 
-def _lines_after(path: Path, position: Position, most: int, is_last: bool = False) -> Iterator[Appended]:
+def _unused(faults: Faults, before: int, has_header: bool) -> Iterator[UnusedLines]:
+    """Yield the lines that a reader dropped; ``before``: the number of the log's lines before those that it read."""
+
+    def in_log(place: re.Match[str]) -> str:
+        # readers count rows after a header, and lines with it
+        own = int(place[2]) - (1 if has_header and place[1] == "line" else 0)
+        return f"line {before + own}"
+
+    for rule, (count, example, more) in faults.counted.items():
+        effect, reason = RULES[rule]
+        if effect == "dropped":
+            yield UnusedLines(count, _PLACE.sub(in_log, example or ""), f"{reason}{more}")
+
+
+def _open(path: Path) -> BinaryIO:
+    return open_file(path, partial(unusable, path, advice="Give the path to a file."), ENDLESS)
+
+
+def _rest_of_rotated(path: Path, position: Position, most: int) -> Iterator[Appended]:
+    """Yield the lines after a position of a rotated file, if it lies beside the new one."""
+    old = _rotated_file(path, position)
+    if old is not None:
+        with _open(old) as file:
+            yield from _lines_after(file, old, position, most, is_last=True)
+
+
+def _lines_after(
+    file: BinaryIO, path: Path, position: Position, most: int, is_last: bool = False
+) -> Iterator[Appended]:
     """Yield the complete lines after a position; ``is_last``: the file is finished, its last line needs no newline."""
-    with path.open("rb") as file:
-        file.seek(position.offset)
-        while chunk := file.read(most):
-            end = chunk.rfind(b"\n") + 1
-            if is_last and len(chunk) < most and end < len(chunk):
-                chunk, end = chunk + b"\n", len(chunk) + 1
-            if not end:
-                if len(chunk) == most:
-                    raise unusable(path, f"has a line of more than {most >> 20} MiB", "Give a log of requests by line.")
-                return
-            lines, start = chunk[:end], position.offset
-            if not start and lines[:1] not in (b"{", b"["):
-                header, _, lines = lines.partition(b"\n")
-                position = position._replace(header=header.decode("utf-8", "replace") + "\n")
-            offset = start + end
-            position = position._replace(offset=offset, head=_digest(path, offset))
-            file.seek(offset)
-            yield Appended(lines, position)
+    file.seek(position.offset)
+    while chunk := file.read(most):
+        end = chunk.rfind(b"\n") + 1
+        if is_last and len(chunk) < most and end < len(chunk):
+            chunk, end = chunk + b"\n", len(chunk) + 1
+        if not end:
+            if len(chunk) == most:
+                raise unusable(path, f"has a line of more than {most >> 20} MiB", "Give a log of requests by line.")
+            return
+        lines, start = chunk[:end], position.offset
+        offset, line = start + end, position.line + lines.count(b"\n")
+        header, _, others = lines.partition(b"\n")
+        if lines[:1] == b"{" or (not start and others[:1] == b"{"):  # JSON lines; the first one may be cut off
+            position = position._replace(header="")
+        elif not start and lines[:1] != b"[":
+            position, lines = position._replace(header=header.decode("utf-8", "replace") + "\n"), others
+        position = position._replace(offset=offset, head=_digest(file, offset), line=line)
+        file.seek(offset)
+        yield Appended(lines, position)
 
 
 def _rotated_file(path: Path, position: Position) -> Path | None:
@@ -107,12 +179,12 @@ def _rotated_file(path: Path, position: Position) -> Path | None:
     with os.scandir(path.parent) as entries:
         for entry in entries:
             if entry.is_file(follow_symlinks=False) and entry.inode() == position.inode:
-                old = Path(entry.path)
-                return old if _digest(old, position.offset) == position.head else None
+                with _open(Path(entry.path)) as old:
+                    return Path(entry.path) if _digest(old, position.offset) == position.head else None
     return None
 
 
-def _digest(path: Path, offset: int) -> str:
+def _digest(file: BinaryIO, offset: int) -> str:
     """Return the SHA-256 of a file's first HEAD_BYTES bytes, or of those before ``offset``."""
-    with path.open("rb") as file:
-        return hashlib.sha256(file.read(min(offset, HEAD_BYTES))).hexdigest()
+    file.seek(0)
+    return hashlib.sha256(file.read(min(offset, HEAD_BYTES))).hexdigest()

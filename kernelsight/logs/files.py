@@ -16,7 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kernelsight.dataflow.bounded_files import TOO_MUCH_MEMORY, WHOLE_BYTES, check_file, decoded, unpacked_file
+from kernelsight.dataflow.bounded_files import (
+    TOO_MUCH_MEMORY,
+    WHOLE_BYTES,
+    check_file,
+    decoded,
+    open_file,
+    unpacked_file,
+)
 from kernelsight.dataflow.databases import literal
 from kernelsight.dataflow.parquet_files import read_schema
 from kernelsight.errors import InvalidInput
@@ -103,7 +110,8 @@ class LogFile:
 
     def open(self) -> BinaryIO:
         """Open the decompressed file."""
-        return gzip.open(self.path, "rb") if self.compressed else self.path.open("rb")  # type: ignore[return-value]
+        check_file(self.path, self.refuse)
+        return gzip.open(self.path, "rb") if self.compressed else open_file(self.path, self.refuse)  # type: ignore[return-value]
 
     def read(self) -> bytes:
         """Return the decompressed file; InvalidInput: damaged compression, or more than WHOLE_BYTES."""
@@ -129,7 +137,7 @@ class LogFile:
             if self.compressed:
                 yield from unpacked_file(self.path, self.refuse)
                 return
-            with self.path.open("rb") as file:
+            with self.open() as file:
                 while chunk := file.read(PIECE_BYTES):
                     yield chunk
         except (OSError, EOFError, zlib.error) as problem:
@@ -168,14 +176,14 @@ def open_log(path: str | os.PathLike[str]) -> LogFile:
     ('json', 'run', ['server', 'server.tp', 'ttfts'])
     """
     path = Path(path)
-    size = check_file(path, lambda reason: unusable(path, reason, "Give the path to a file."))
     try:
-        with path.open("rb") as file:
-            compressed = file.read(2) == b"\x1f\x8b"
+        with open_file(path, lambda reason: unusable(path, reason, "Give the path to a file.")) as file:
+            head, size = file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size
+        compressed = head[:2] == b"\x1f\x8b"
         if compressed:  # unpacked once to check its size: readers of formats need not
-            size = sum(map(len, unpacked_file(path, lambda reason: unusable(path, reason, UNPACK))))
-        with gzip.open(path) if compressed else path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
+            head, size = b"", 0
+            for piece in unpacked_file(path, lambda reason: unusable(path, reason, UNPACK)):
+                head, size = head + piece[: HEAD_BYTES - len(head)], size + len(piece)
     except (OSError, EOFError, zlib.error) as problem:
         raise unusable(path, f"cannot be read ({problem})", DAMAGED) from None
     if not head.strip():

@@ -28,6 +28,9 @@ RULES: Mapping[str, tuple[str, str]] = {
     "retried": ("noted", "requests that a client or gateway sent again: their latency holds several attempts"),
     "impossible_kernel": ("dropped", "kernels whose time, calls or rank is negative or beyond all measure"),
     "negative_duration": ("excluded", "requests that end before they begin: clocks are mixed, or were set"),
+    "other_clock": ("dropped", "requests sent before 0, or years before or after the others: their clock is another"),
+    "impossible_value": ("dropped", "rows with a value that no request, step or kernel can have"),
+    "unset_value": ("noted", "requests with a value, or an element of a list, that is no finite number: it is unset"),
     "not_finite": ("excluded", "requests with a latency that is not a finite number"),
     "order_of_times": ("noted", "requests whose TTFT is longer than their E2E: they start at different times"),
     "cached_above_prompt": ("excluded", "requests with more cached tokens than prompt tokens: cached_tokens is unset"),
@@ -73,6 +76,11 @@ class Faults:
             before, first, text = self.counted.get(rule, (0, None, ""))
             shown = None if example is None else str(example)[:120]
             self.counted[rule] = (before + int(n), first if before else shown, text or more)
+
+    def add_all(self, others: Faults) -> None:
+        """Add the counts of other faults, such as those of another run of the same file."""
+        for rule, (n, example, more) in others.counted.items():
+            self.add(rule, n, example, more)
 
     def rows(self, log_id: str) -> list[dict[str, Any]]:
         """Return the rows of ``log_faults``.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import duckdb
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.databases import cursor_for_values, first_line, literal, quote
+from kernelsight.dataflow.parquet_files import check_parquet
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
@@ -70,6 +72,9 @@ def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns
     """Create the view ``given`` of the file's columns: text from CSV and JSON, any type from Parquet."""
     compression = f"compression='{'gzip' if file.compressed else 'none'}'"
     if file.kind == "parquet":
+        mapped = {_source(column, file_column).column for column, file_column in columns.items()}
+        read_columns = mapped | {column.name for column in contracts()["production_requests"].columns}
+        check_parquet(file.path, file.size, partial(unusable, file.path, advice="Give a part of it."), read_columns)
         source = f"read_parquet({file.sql_path})"
     elif file.kind == "json":
         lists = {"hash_ids": "BIGINT[]", "chunk_gaps_ms": "FLOAT[]"}
@@ -160,19 +165,25 @@ def read_rows(connection: duckdb.DuckDBPyConnection, run: LogRun, label: str, co
         if types[column] in ("int64", "float64") and source.value is None
     ]
     selected = ", ".join(f"{expression} as {quote(column)}" for column, expression in expressions.items())
-    is_bad = f"coalesce({' or '.join(is_wrong) or 'false'}, false)"
-    connection.execute(
-        f"create temp table made as select row_number() over () as line, {is_bad} as bad, {selected} from given"
+    is_empty = " and ".join(f"given.{quote(source.column)} is null" for source in sources.values() if source.column)
+    fault = (
+        f"case when {is_empty} then 'unreadable_line' "
+        f"when coalesce({' or '.join(is_wrong) or 'false'}, false) then 'unreadable_value' end"
     )
-    count, first_row = connection.execute("select count(*), min(line) from made where bad").fetchall()[0]
-    run.faults.add("unreadable_value", count, f"row {first_row}")
+    connection.execute(
+        f"create temp table made as select row_number() over () as line, {fault} as fault, {selected} from given"
+    )
+    faults = "select fault, count(*), min(line) from made where fault is not null group by fault order by fault"
+    for rule, count, first_row in connection.execute(faults).fetchall():
+        run.faults.add(rule, count, f"row {first_row}")
     column_list = ", ".join(quote(column) for column in expressions)
-    frame = connection.sql(f"select {column_list}, line as {FILE_ROW} from made where not bad order by line").pl()
-    starts = [value for name in TIMES if name in expressions and (value := frame[name].min()) is not None]
-    if starts and max(starts) > LATEST_S:
-        what = f"has a time of sending of {number(max(starts))} s, over 3,000 years"
+    frame = connection.sql(f"select {column_list}, line as {FILE_ROW} from made where fault is null order by line").pl()
+    times = [frame[name].filter(frame[name].is_finite()).median() for name in TIMES if name in expressions]
+    usual_s = max((float(value) for value in times if value is not None), default=None)  # type: ignore[arg-type]
+    if usual_s is not None and usual_s > LATEST_S:
+        what = f"has times of sending around {number(usual_s)} s, over 3,000 years"
         raise unusable(label, what, "Name the unit in the file: --columns arrival_s=NAME[ms], or [us], [ns].")
-    run.clock = "none" if not starts else "unix" if min(starts) >= EARLIEST_UNIX else "monotonic"
+    run.clock = "none" if usual_s is None else "unix" if usual_s >= EARLIEST_UNIX else "monotonic"
     run.requests = frame
 
 

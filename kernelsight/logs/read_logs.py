@@ -18,8 +18,9 @@ from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput
 from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable
 from kernelsight.logs.folders import ROLES, GivenFile, open_folder
-from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
+from kernelsight.logs.log_run import FILE_ROW, Faults, LogFormat, LogRun
 from kernelsight.logs.plain import read_plain, read_rows
+from kernelsight.logs.possible_rows import possible_rows
 from kernelsight.logs.registry import PLAIN, format_named, recognise, with_known_fields
 from kernelsight.logs.requests import finish_requests, first_time
 
@@ -73,18 +74,20 @@ def read_logs(
     return _all_tables([], files_given + _files_by_role(steps, metrics, kernels), rows, columns)
 
 
-def read_requests(path: str | os.PathLike[str], format: str, columns: Mapping[str, str] | None) -> pl.DataFrame:
-    """Return the requests of one file as rows of ``production_requests``, with times of the log's own clock.
+def read_requests(
+    path: str | os.PathLike[str], format: str, columns: Mapping[str, str] | None
+) -> tuple[pl.DataFrame, Faults]:
+    """Return the requests in a part of a log as rows of ``production_requests``, and the faults of rows that are none.
 
-    InvalidInput: as of ``read_logs``.
+    Times are those of the log's own clock; a part may hold failed requests alone. InvalidInput: as of ``read_logs``.
     """
-    given = _open_file(path, "requests", format, columns)
-    runs = [
-        finish_requests(run) for run in _read_files(given.format, [given.file], columns) if run.requests is not None
-    ]
-    for requests in runs:
+    given, faults = _open_file(path, "requests", format, columns), Faults()
+    runs = [run for run in _read_files(given.format, [given.file], columns) if run.requests is not None]
+    frames = [finish_requests(run, is_whole=False) for run in runs]
+    for run, requests in zip(runs, frames, strict=True):
         _checked_frame("production_requests", requests.with_columns(pl.lit("").alias("log_id")), given.file.path)
-    return pl.concat(runs).drop(FILE_ROW)
+        faults.add_all(run.faults)
+    return pl.concat(frames).drop(FILE_ROW), faults
 
 
 def read_table(
@@ -243,7 +246,8 @@ def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
         if frame is not None:
             relative_times = [(pl.col(name) - (start or 0.0)).clip(0.0) for name in times]
             log_frame = frame.with_columns([*relative_times, pl.lit(log_id).alias("log_id")])
-            tables[table] = _checked_frame(table, log_frame, path)
+            possible = log_frame if frame is requests else possible_rows(table, log_frame, run.faults)
+            tables[table] = _checked_frame(table, possible, path)
     settings = [
         {"log_id": log_id, "setting": name, "found": value, "found_in": place}
         for name, (value, place) in run.settings.items()

@@ -9,6 +9,7 @@ import polars as pl
 from kernelsight.catalog.tables import contracts
 from kernelsight.logs.files import unusable
 from kernelsight.logs.log_run import FILE_ROW, RULES, Faults, LogRun
+from kernelsight.logs.possible_rows import possible_rows
 from kernelsight.number_format import number
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -19,23 +20,35 @@ DURATIONS = (
 # a rate differs from the requested one by more than this share, and by this many standard errors of the mean gap
 RATE_TOLERANCE, CHANCE = 0.02, 3.0
 LONGEST_MS = 1e12
+TIMES = ("arrival_s", "sent_s")
+# columns without a rule of their own whose values may not be finite, and lists with elements that are no number
+MEASURES = ("tokens_per_chunk", "power_w")
+BAD_ELEMENTS = {
+    "chunk_gaps_ms": pl.element().is_null() | ~pl.element().is_finite(),
+    "hash_ids": pl.element().is_null(),
+}
+# three years: a request that was sent so long before or after the others was not timed by their clock
+FARTHEST_S = 1e8
 
 
-def finish_requests(run: LogRun) -> pl.DataFrame:
+def finish_requests(run: LogRun, *, is_whole: bool = True) -> pl.DataFrame:
     """Return the requests of a run with all columns of ``production_requests`` except log_id, and FILE_ROW.
 
     Rows that break a rule are excluded or dropped, and counted in ``run.faults``; times stay those of the log's clock.
-    InvalidInput: no request of the run has a latency.
+    ``is_whole``: the run is a whole log. InvalidInput: no request of a whole log has a latency.
     """
     assert run.requests is not None
     frame, run.requests = _with_all_columns(run.requests), None
     frame = _drop_unusable(frame, run.faults)
     frame = _check_values(frame, run.faults)
+    frame = _drop_other_clocks(frame, run.faults)
     frame = _derive(frame, run.faults)
     frame = _exclude(frame, run.faults)
+    frame = possible_rows("production_requests", frame, run.faults)
     frame = _in_order(frame, run.faults)
-    _check_latencies(run, frame)
-    _compare_rate(run, frame)
+    if is_whole:
+        _check_latencies(run, frame)
+        _compare_rate(run, frame)
     return frame
 
 
@@ -56,11 +69,11 @@ def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _count(frame: pl.DataFrame, rule: str, rows: pl.Expr, faults: Faults) -> None:
-    """Count the rows for which an expression is true as a rule's, with the id or number of the first one."""
-    counted = frame.with_row_index("row_counted").filter(rows).select("row_counted", "external_id")
+    """Count the rows for which an expression is true as a rule's, with the number in the file and id of the first."""
+    counted = frame.select(FILE_ROW, "external_id", rows.alias("is_counted")).filter("is_counted")
     if counted.height:
-        row_index, external = counted.row(0)
-        faults.add(rule, counted.height, external if external is not None else f"row {row_index + 1}")
+        row, external, _ = counted.row(0)
+        faults.add(rule, counted.height, f"row {row}" if external is None else f"row {row} ({external})")
 
 
 def _drop_unusable(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
@@ -93,17 +106,34 @@ def _check_values(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
     _count(frame, "negative_duration", negative, faults)
     _count(frame, "not_finite", not_finite, faults)
     _count(frame, "cached_above_prompt", cached_is_wrong, faults)
+    unset = [~pl.col(name).is_finite() for name in MEASURES]
+    unset += [pl.col(name).list.eval(is_bad).list.any() for name, is_bad in BAD_ELEMENTS.items()]
+    _count(frame, "unset_value", pl.any_horizontal(unset), faults)
     has_wrong_times = (negative | not_finite).fill_null(False)
     durations = [pl.when(has_wrong_times).then(None).otherwise(pl.col(name)).alias(name) for name in DURATIONS]
-    times = [pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name) for name in ("arrival_s", "sent_s")]
+    finite = [pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name) for name in (*TIMES, *MEASURES)]
+    lists = [
+        pl.when(~is_bad).then(pl.col(name)).alias(name)
+        for name, is_bad in zip(BAD_ELEMENTS, unset[len(MEASURES) :], strict=True)
+    ]
     counts = [
         pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name)
         for name in ("turn", "preemptions", "accepted_tokens", "decode_steps")
     ]
     cached_tokens = pl.when(~cached_is_wrong).then(pl.col("cached_tokens")).alias("cached_tokens")
     return frame.with_columns(
-        durations + times + counts + [cached_tokens, pl.col("output_tokens").fill_null(0).clip(0)]
+        durations + finite + lists + counts + [cached_tokens, pl.col("output_tokens").fill_null(0).clip(0)]
     )
+
+
+def _drop_other_clocks(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
+    """Drop and count requests that were sent before 0, or farther than FARTHEST_S from the median of the log."""
+    median = frame.select(pl.coalesce(*TIMES).median()).item()
+    if median is None:
+        return frame
+    is_other = pl.any_horizontal((pl.col(name) < 0) | ((pl.col(name) - median).abs() > FARTHEST_S) for name in TIMES)
+    _count(frame, "other_clock", is_other, faults)
+    return frame.filter(~is_other.fill_null(False)) if frame.select(is_other.any()).item() else frame
 
 
 def _derive(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:

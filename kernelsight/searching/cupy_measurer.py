@@ -114,7 +114,7 @@ def _expected(expected: Mapping[str, Any], arguments: int, path: Path) -> tuple[
     check_file(file, refuse)
     try:
         return argument, np.load(file, allow_pickle=False), float(expected.get("tolerance", 1e-3))
-    except (ValueError, TypeError, EOFError, OSError) as error:
+    except (ValueError, TypeError, EOFError, OSError, MemoryError) as error:
         raise refuse(f"cannot be read ({error})") from None
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.dataflow.bounded_files import read_text
 from kernelsight.dataflow.durable import draft_of, locked, reason
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed, extra_missing
 from kernelsight.scenario.plan import give_plan
@@ -225,13 +226,14 @@ class Store:
             raise InvalidInput(
                 f"{self.folder} has partitions of an unfinished sweep; continue it with --resume, or remove the folder."
             )
+        again = f"remove {self.folder} and start again."
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest = json.loads(read_text(path, lambda problem: InvalidInput(f"{path} {problem}; {again}")))
             names = {name for name in (*facts, *manifest) if name.endswith(("sha256", "version"))}
             differing = sorted(name for name in names if manifest.get(name) != facts.get(name))
             manifest["requests_per_partition"]
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise InvalidInput(f"{path} is not a manifest of a sweep; remove {self.folder} and start again.") from None
+            raise InvalidInput(f"{path} is not a manifest of a sweep; {again}") from None
         if differing:
             names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in differing)
             raise InvalidInput(f"{self.folder} belongs to a sweep with another {names}; remove it, or use another -o.")

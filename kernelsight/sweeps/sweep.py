@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.errors import InvalidInput
+from kernelsight.dataflow.bounded_files import WHOLE_BYTES, read_bytes
+from kernelsight.errors import InvalidInput, trace_unusable
 from kernelsight.scenario.objectives import meets_slo, with_costs
 from kernelsight.scenario.plan import Plan, flag_columns, plan_rows
 from kernelsight.scenario.run_info import run_facts
@@ -171,7 +172,7 @@ def _facts(session: Session, plan: Plan) -> dict[str, Any]:
         "grid_sha256": digest_of(
             [
                 *rows,
-                *((str(file), digest_of(file.read_bytes().hex())) for path in sorted(paths) for file in files_of(path)),
+                *((str(file), _digest_of_file(file)) for path in sorted(paths) for file in files_of(path)),
             ]
         ),
         **run_facts(session, left_out=PLANNED),
@@ -226,3 +227,10 @@ def _scenarios_of(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
         return pa.repeat(pa.scalar(LOAD_DEFAULTS.get(column.name), column.arrow_type), rows.num_rows)
 
     return pa.table({column.name: values(column) for column in columns})
+
+
+def _digest_of_file(file: Path) -> str:
+    def refuse(problem: str) -> InvalidInput:
+        return trace_unusable(file, f"the file {problem}", "Give the path to a readable trace file.")
+
+    return digest_of(read_bytes(file, refuse, WHOLE_BYTES).hex())

@@ -12,7 +12,7 @@ import pytest
 from kernelsight import connect
 from kernelsight.comparison.baseline_comparison import BaselineComparison
 from kernelsight.comparison.log_replayer import LogReplayer
-from kernelsight.comparison.replay import Variant
+from kernelsight.comparison.replay import LOAD, Variant, conformed
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session
 from tests.cli.conftest import run_command
@@ -66,7 +66,7 @@ def test_two_runs_of_one_server_agree(session: Session) -> None:
     found = answer(session, served(seed=2))
     assert found["cause"]["kind"] == "none" and found["causes"] == []
     assert not any(row["certain"] for row in found["changes"])
-    assert found["verdict"].endswith("at the same load the engine is as fast as before.")
+    assert found["verdict"].endswith("no change beyond chance.")
     assert found["requests"] == found["baseline"]["requests"] == N
 
 
@@ -111,6 +111,79 @@ def test_fewer_seats_are_read_off(session: Session) -> None:
     assert (found["cause"]["kind"], found["cause"]["name"], found["cause"]["value"]) == ("setting", "max_num_seqs", 6)
 
 
+def simulated(seed: int, rate: float = 12.0, longer: float = 1.0, **changed: int) -> pa.Table:
+    """What a client writes of the simulated server: planted are its load and its settings."""
+    dice = np.random.default_rng(seed)
+    arrival = np.cumsum(dice.exponential(1.0 / rate, N))
+    prompts, outputs = (dice.integers(200, 2500, N) * longer).astype(int), dice.integers(20, 300, N)
+    columns = {"load_id": [LOAD] * N, "request_id": np.arange(N), "arrival_s": arrival - arrival[0]}
+    load = conformed({**columns, "prompt_tokens": prompts, "output_tokens": outputs})
+    with connect() as session:
+        (served,) = LogReplayer(session, load).serve([Variant({**FLAGS, **changed})], with_parts=False)
+    return log_of(load, served)
+
+
+@pytest.fixture(scope="module")
+def before() -> pa.Table:
+    return simulated(1, max_num_seqs=39)
+
+
+def certain(found: dict) -> set[str]:
+    return {row["what"] for row in found["changes"] if row["certain"]}
+
+
+# figures that a cause of a name changes; one of them has to be beyond chance where the cause is named
+ROWS_OF = {
+    "max_num_seqs": {"running_max"},
+    "enable_prefix_caching": {"cached_share"},
+    "request_rate": {"request_rate"},
+    "prompt_tokens": {"prompt_tokens"},
+    "output_tokens": {"output_tokens"},
+}
+SPEED = {"ttft_at_the_same_load", "decode_at_the_same_load"}
+
+
+def agrees_with_its_table(found: dict) -> bool:
+    """Whether each cause has a row beyond chance, and the load is none where all of its rows are chance."""
+    rows = certain(found)
+    of_load = rows & {"request_rate", "prompt_tokens", "output_tokens", "cached_share"}
+    return all(rows & ROWS_OF.get(cause["name"], SPEED) for cause in found["causes"]) and (
+        "the load makes" not in found["verdict"] or bool(of_load)
+    )
+
+
+def test_fewer_seats_are_the_cause_and_beyond_chance_and_the_load_is_none(session: Session, before: pa.Table) -> None:
+    """Fewer requests run at once, so that each is decoded faster: that is no change of the load."""
+    found = answer(session, simulated(2, max_num_seqs=14), before)
+    assert [(cause["name"], cause["value"]) for cause in found["causes"]] == [("max_num_seqs", 14)]
+    running = next(row for row in found["changes"] if row["what"] == "running_max")
+    assert (running["before"], running["after"], running["certain"]) == (39, 14, True) and "e2e_ms" in certain(found)
+    assert "the load makes" not in found["verdict"] and agrees_with_its_table(found)
+
+
+@pytest.mark.parametrize(("changed", "name"), [({"rate": 16.0}, "request_rate"), ({"longer": 1.4}, "prompt_tokens")])
+def test_a_changed_load_alone_is_the_only_cause(session: Session, before: pa.Table, changed: dict, name: str) -> None:
+    found = answer(session, simulated(2, max_num_seqs=39, **changed), before)
+    assert [cause["name"] for cause in found["causes"]] == [name] and name in certain(found)
+    assert agrees_with_its_table(found)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_another_run_of_the_same_server_and_load_is_chance(session: Session, before: pa.Table, seed: int) -> None:
+    found = answer(session, simulated(seed, max_num_seqs=39), before)
+    assert found["causes"] == [] and certain(found) == set() and agrees_with_its_table(found)
+    assert "both logs agree" in found["verdict"] or "no change beyond chance" in found["verdict"]
+
+
+def test_every_figure_has_a_unit(session: Session) -> None:
+    watts = pa.array([400.0] * N)
+    logs = [served(seed=seed).append_column("power_w", watts) for seed in (1, 2)]
+    found = answer(session, *logs)
+    units = {row["what"]: row["unit"] for row in found["changes"]}
+    assert None not in units.values() and units["in_flight"] == "requests" and units["request_rate"] == "requests/s"
+    assert units["energy_per_output_token_j"] == "J/token" and units["e2e_ms"] == "ms"
+
+
 def test_means_and_percentiles_are_those_of_the_logs(session: Session) -> None:
     after, before = served(seed=2), served()
     found = session.compare(requests=after, baseline=before)
@@ -146,6 +219,7 @@ def test_the_command_needs_no_model(tmp_path: Path) -> None:
     words = ["compare", "--log", tmp_path / "after.parquet", "--baseline", tmp_path / "before.parquet"]
     page = run_command(*words).out
     assert "requests per second are 1.79 times what was before" in page and "beyond chance" in page
+    assert "requests/s" in page and "J/token" not in page
     found = run_command(*words, "--format", "json").json
     assert found["cause"]["name"] == "request_rate" and {row["what"] for row in found["changes"]} >= {"in_flight"}
 

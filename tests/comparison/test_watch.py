@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import math
 import threading
 from collections.abc import Iterator
@@ -45,10 +46,10 @@ def lines(part: int, slow: float = 1.0) -> str:
 def expected(kept, due, flags, session):
     """Stands for the simulation: what is expected takes 250 ms."""
     rows = kept.rows[kept.compared : due]
-    factor = float(np.median([row[6] for row in rows])) / 200.0
+    factor = float(np.median([row.e2e_ms for row in rows])) / 200.0
     figures = {"n": float(len(rows)), "log_factor": math.log(factor)}
     figures |= {f"{side}_mean": 250.0 for side in ("measured", "expected")}
-    counts = {"requests": float(len(rows)), "failed": 0.0, "start_s": rows[0][0], "end_s": rows[-1][0]}
+    counts = {"requests": float(len(rows)), "failed": 0.0, "start_s": rows[0].sent_s, "end_s": rows[-1].sent_s}
     return {"e2e": figures}, counts
 
 
@@ -133,11 +134,101 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch) -> None:
     assert len(one.state.kept.rows) <= 50 and sum(row["requests"] for row in history(tmp_path)) == 8 * EACH
 
 
-def test_lines_that_are_no_requests_are_counted_and_passed_over(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("row", ["x,y,z,1,2\n", "-1.0,64,9,20,250\n", "nan,64,9,20,250\n", "4,0,9,20,250\n"])
+def test_lines_that_are_no_requests_are_counted_and_passed_over(tmp_path: Path, monkeypatch, row: str) -> None:
     monkeypatch.setattr(watching, "window_of", expected)
+    log, one = tmp_path / "log.csv", watch(tmp_path)
+    log.write_text(f"{HEADER}{lines(0)}{row}{lines(1)}")
+    (window,) = one.poll()
+    assert window.counts["requests"] == 2 * EACH
+    if "nan" not in row:  # a request that was answered, but not known when it was sent, is none of a window
+        assert window.notes[0].startswith(f"{log}: not used: 1 line, first line {EACH + 2}: ")
+        assert one.state.totals["refused"] == 1.0
+    assert not any(str(tmp_path) in note.replace(str(log), "") for note in window.notes)
+    # and the next poll, or watch, goes on
+    with log.open("a") as file:
+        file.write(f"{row}{lines(2)}")
+    assert watch(tmp_path).poll()[0].counts["requests"] == EACH
+
+
+def test_requests_that_failed_are_failures_even_where_no_other_is_appended(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(watching, "window_of", expected)
+    log, one = tmp_path / "log.csv", watch(tmp_path)
+    header = HEADER.replace("\n", ",status\n")
+    log.write_text(header + lines(0).replace("\n", ",ok\n"))
+    one.poll()
+    with log.open("a") as file:
+        file.write("10.0,64,0,,,error\n")
+    assert one.poll() == [] and one.state.totals["refused"] == 0.0 and one.state.kept.rows[-1].status == "error"
+
+
+WRONG = [None, -1, {}, [], "x", float("inf"), [[[]]], True, 1.5, 2**70, {"a": 1}]
+
+
+def places(tree: object, path: tuple = ()) -> Iterator[tuple]:
+    """Every place in a tree of JSON."""
+    yield path
+    for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree if isinstance(tree, list) else []):
+        yield from places(value, (*path, name))
+
+
+def test_a_state_with_any_other_value_is_refused_or_goes_on(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(watching, "window_of", expected)
+    log, path = tmp_path / "log.csv", tmp_path / "state.json"
+    log.write_text(HEADER + "".join(lines(part)[: 5 * 20] for part in range(2)))
+    one = Watch(str(log), FLAGS, None, lambda **asked: _Found({"causes": []}), Targets(path))
+    one.poll()
+    sound, refused = path.read_text(), 0
+    for place in places(json.loads(sound)):
+        for wrong in WRONG:
+            tree = {"it": json.loads(sound)}
+            holder, last = tree, "it"
+            for name in place:
+                holder, last = holder[last], name
+            holder[last] = wrong
+            path.write_text(json.dumps(tree["it"]))
+            try:
+                Watch(str(log), FLAGS, None, one.compare, Targets(path)).poll()
+            except InvalidInput as sentence:
+                assert str(sentence).startswith(f"--state {path} ") and len(str(sentence)) < 300
+                refused += 1
+    assert refused > 500
+
+
+def test_a_history_of_another_watch_is_not_overwritten(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(watching, "window_of", expected)
+    log, folder = tmp_path / "log.csv", tmp_path / "history"
+    log.write_text(HEADER + lines(0))
+    without_state = Targets(history=folder)
+    one = Watch(str(log), FLAGS, None, None, without_state)
+    one.poll()
+    before = (folder / "00000000.parquet").read_bytes()
+    with pytest.raises(InvalidInput, match=r"holds 1 windows of an earlier watch, and window 0 would be overwritten"):
+        Watch(str(log), FLAGS, None, None, without_state)
+    other = tmp_path / "other.csv"
+    other.write_text(HEADER + lines(3))
+    with pytest.raises(InvalidInput, match="give --state FILE to continue a watch, or another folder"):
+        Watch(str(other), FLAGS, None, None, Targets(tmp_path / "s.json", history=folder))
+    # two watches that began together, and one whose state is of another log
+    late = Watch(str(other), FLAGS, None, None, Targets(tmp_path / "s.json", history=tmp_path / "later"))
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "00000000.parquet").write_bytes(before)
+    with pytest.raises(InvalidInput, match="00000000.parquet is a window of another watch"):
+        late.poll()
+    with pytest.raises(InvalidInput, match="would be overwritten"):
+        Watch(str(other), FLAGS, None, None, Targets(tmp_path / "s.json", history=tmp_path / "later"))
+    assert (folder / "00000000.parquet").read_bytes() == before == (tmp_path / "later/00000000.parquet").read_bytes()
+
+
+def test_a_first_poll_that_was_cut_off_is_done_again(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(watching, "window_of", expected)
+    (tmp_path / "log.csv").write_text(HEADER + lines(0))
     one = watch(tmp_path)
-    (tmp_path / "log.csv").write_text(HEADER + "x,y,z,1,2\n")
-    assert "lines were not used" in one.poll()[0].notes[0] and one.state.totals["refused"] == 1.0
+    before = (tmp_path / "state.json").read_text()
+    one.poll()
+    (tmp_path / "state.json").write_text(before)  # killed after it had written the window
+    watch(tmp_path).poll()
+    assert [row["window"] for row in history(tmp_path)] == [0]
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 1}', '{"version": 99, "source": "a"}'])

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import duckdb
 import pyarrow as pa
 import pytest
 
+from kernelsight.dataflow import bounded_files
 from kernelsight.dataflow.databases import private_cursor, stop_if_interrupted
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
 from kernelsight.errors import InvalidInput, RunFailed, UnknownName
@@ -118,3 +120,31 @@ def test_links_in_a_circle_are_no_file(tmp_path: Path) -> None:
         session.save(tmp_path / "a.duckdb", ["gpus"])
     with pytest.raises(InvalidInput, match="a.duckdb is a link that leads nowhere"):
         connect(tmp_path / "a.duckdb")
+
+
+def test_a_saved_table_of_more_rows_than_its_file_can_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal values take no space in a DuckDB file: ten million rows of one are a few hundred kilobytes."""
+    monkeypatch.setattr(bounded_files, "ROWS_BYTES", 1 << 24)
+    monkeypatch.setattr(bounded_files, "MOST_RATIO", 1)
+    path = tmp_path / "run.duckdb"
+    connection = duckdb.connect(str(path))
+    connection.execute("create table t as select 7 as x, 'word' as w, [1, 2] as l from range(1000000)")
+    connection.execute("create table small as select 7 as x")
+    connection.close()
+    with connect(path, read_only=True) as session:
+        assert session.table("small").num_rows == 1
+        with pytest.raises(
+            InvalidInput, match=rf"table t of {path} holds 1,000,000 rows, which unpack to 0\.0 GB; the"
+        ):
+            session.table("t")
+
+
+def test_out_of_memory_is_no_damage_of_a_saved_table(tmp_path: Path) -> None:
+    class Exhausted:
+        def sql(self, _: str) -> None:
+            raise duckdb.OutOfMemoryException("failed to allocate")
+
+    with pytest.raises(InvalidInput, match="does not fit into the memory of this machine"):
+        read_table(Exhausted(), "run", "t")  # type: ignore[arg-type]

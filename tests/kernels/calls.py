@@ -13,7 +13,7 @@ from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.session import connect
 
-NAMES = ("gpus", "fabrics", "eta_coefficients", "kernel_implementations", "gpu_power")
+NAMES = ("gpus", "fabrics", "eta_coefficients", "kernel_implementations", "dies", "gpu_power")
 with connect() as _session:
     FACTS = {name: _session.table(name) for name in NAMES}
 ENERGY = catalogue("energy_constants")

@@ -13,7 +13,7 @@ from kernelsight.kernels.latency import evaluate_calls, latency_columns
 from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.kernels.sensitivities import FACTS, SMOOTH, STEP, kernel_sensitivities_of, moved_hardware
 
-INPUTS = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations", "gpu_power")
+INPUTS = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations", "dies", "gpu_power")
 DEPLOYMENT = {"tp": 2, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
 # the worst that a central difference of 1 % differs from a derivative where nothing kinks
 CURVED = 0.01

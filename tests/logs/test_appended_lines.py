@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.logs.appended_lines import Position, appended, rows_of
+from kernelsight.logs.appended_lines import Position, appended, requests_of
+from tests.special_files import SPECIAL, special_file
 
 HEADER = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n"
 
@@ -27,8 +28,8 @@ def read(path: Path, place: Position, most: int = 1 << 20) -> tuple[list[int], P
     """Return the numbers of the lines that are new, the place behind them, and what happened to the file."""
     numbers, events = [], []
     for part in appended(path, place, most):
-        found = rows_of(part, path, "auto", None) if part.lines else None
-        numbers += [tokens - 100 for tokens in found["prompt_tokens"].to_list()] if found is not None else []
+        for found in requests_of(part, path, "auto", None)[0]:
+            numbers += [tokens - 100 for tokens in found["prompt_tokens"].to_list()]
         place = Position(*json.loads(json.dumps(part.place)))  # as a state keeps it
         events += [part.event] if part.event else []
     return numbers, place, events
@@ -64,7 +65,8 @@ def test_times_are_those_of_the_log_and_not_of_the_piece(tmp_path: Path) -> None
     (first,) = appended(path, Position())
     write(path, 7)
     (second,) = appended(path, first.place)
-    assert rows_of(second, path, "auto", None)["sent_s"].to_list() == [1007.0]
+    (found,), unused = requests_of(second, path, "auto", None)
+    assert found["sent_s"].to_list() == [1007.0] and not unused
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -111,6 +113,70 @@ def test_a_refusal_names_the_log_and_not_the_piece(tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
     path.write_text("a,b\n1,2\n")
     (part,) = appended(path, Position())
-    with pytest.raises(InvalidInput) as refused:
-        rows_of(part, path, "auto", None)
-    assert str(path) in str(refused.value)
+    frames, (unused,) = requests_of(part, path, "auto", None)
+    assert not frames and unused[:2] == (1, "line 2")
+    assert str(path) in unused.reason and not unused.reason.count(str(tmp_path)) > unused.reason.count(str(path))
+
+
+ROW = {"arrival_s": 5.0, "prompt_tokens": 101, "output_tokens": 3, "e2e_ms": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"arrival_s": -1.0}, "sent before 0"),
+        ({"arrival_s": 3e9}, "years before or after"),
+        ({"hash_block_tokens": 0}, "column hash_block_tokens: 1 row fails"),
+        ({"prompt_tokens": "many"}, "a value that is not a number"),
+        ({"prompt_tokens": None}, "without a prompt length"),
+        (None, "cut off, or no record"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_a_bad_line_takes_no_other_with_it(bad: dict | None, reason: str, place: int, tmp_path: Path) -> None:
+    path = tmp_path / "day.jsonl"
+    rows = [json.dumps(ROW | {"prompt_tokens": 101 + number}) for number in range(6)]
+    path.write_text("".join(f"{row}\n" for row in rows[:2]))
+    _, start, _ = read(path, Position())
+    rows.insert(place, "line that is cut" if bad is None else json.dumps(ROW | bad))
+    with path.open("a") as file:
+        file.write("".join(f"{row}\n" for row in rows))
+    (part,) = appended(path, start)
+    frames, unused = requests_of(part, path, "auto", None)
+    assert sum(frame.height for frame in frames) == 6 and sum(lines.count for lines in unused) == 1
+    # alone, a line that is no JSON is taken for the header of a table
+    reason = f"{path} is of no known format" if bad is None and place == 0 else reason
+    assert unused[0].place == f"line {3 + place}" and reason in unused[0].reason
+
+
+def test_lines_count_in_the_file_whatever_the_piece(tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    write(path, 1, 2, header=HEADER)
+    (first,) = appended(path, Position())
+    with path.open("a") as file:
+        file.write(f"{line(3)}-1,7,10,20,50\n{line(4)}x,y\n{line(5)}")
+    (second,) = appended(path, first.place)
+    frames, unused = requests_of(second, path, "auto", None)
+    assert frames[0].height == 3 and sorted(lines.place for lines in unused) == ["line 5", "line 7"]
+
+
+def test_a_log_whose_first_line_was_cut_off_is_json_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "day.jsonl"
+    path.write_text(f'"e2e_ms": 9.0}}\n{json.dumps(ROW)}\n')
+    numbers, place, _ = read(path, Position())
+    assert numbers == [1] and place.header == ""
+
+
+def test_halving_ends_where_nothing_is_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "day.jsonl"
+    path.write_text("nothing\n" * 5000)
+    (part,) = appended(path, Position(offset=0, header=""))
+    frames, unused = requests_of(part, path, "auto", None)
+    assert not frames and sum(lines.count for lines in unused) in (4999, 5000) and len(unused) <= 64
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_regular_file_is_not_watched(kind: str, tmp_path: Path, in_time: None) -> None:
+    path = special_file(tmp_path / "day.jsonl", kind)
+    with pytest.raises(InvalidInput, match=f"{path} {SPECIAL[kind]}"):
+        list(appended(path, Position()))

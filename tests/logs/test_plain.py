@@ -82,7 +82,7 @@ def test_dates_without_a_zone_are_refused(tmp_path):
 def test_times_in_milliseconds_that_would_be_read_as_seconds_are_refused(tmp_path):
     text = "arrival_s,prompt_tokens,output_tokens,e2e_ms\n1732000000000,1,2,3\n1732000000100,1,2,3\n"
     path = save(tmp_path / "a.csv", text)
-    assert "has a time of sending of 1,732,000,000,000 s, over 3,000 years. Name the unit in the file" in refusal(path)
+    assert "has times of sending around 1,732,000,000,050 s, over 3,000 years. Name the unit" in refusal(path)
     found = rows(read_logs(path, columns={"arrival_s": "arrival_s[ms]"}))
     assert found[1]["arrival_s"] == pytest.approx(0.1, abs=1e-6)
 
@@ -122,21 +122,53 @@ def test_missing_columns_are_all_named(tmp_path):
     ("column", "value", "sentence"),
     [
         ("power_w", "-3", "column power_w: 1 row fails 'power_w is null or power_w >= 0' (row 2: -3.0 W)"),
-        ("power_w", "inf", "column power_w has NaN or infinity in row 2"),
         ("hash_block_tokens", "0", "column hash_block_tokens: 1 row fails 'hash_block_tokens is null or "),
         ("tokens_from", "guess", "column tokens_from: 1 row fails"),
         ("ttft_clock", "sundial", "column ttft_clock: 1 row fails"),
     ],
 )
-def test_a_value_that_the_contract_refuses_is_named_with_file_row_and_column(column, value, sentence, tmp_path):
+def test_a_value_that_the_contract_refuses_is_its_row_s(column, value, sentence, tmp_path):
     """Rows count as in the file: this log is not sorted, and its last row has no prompt."""
     text = f"arrival_s,prompt_tokens,output_tokens,e2e_ms,ttft_ms,{column}\n"
     path = save(tmp_path / "a.csv", f"{text}9,10,5,60,9,\n3,10,5,60,9,{value}\n5,0,5,60,9,\n")
+    tables = read_logs(path)
+    assert tables["production_requests"]["arrival_s"].to_pylist() == [0.0]
+    (fault,) = [row for row in tables["log_faults"].to_pylist() if row["rule"] == "impossible_value"]
+    assert (fault["n"], fault["example"]) == (1, "row 2") and sentence in fault["explanation"]
+    requests, faults = read_requests(path, "auto", None)
+    assert requests.height == 1 and faults.counted["impossible_value"][:2] == (1, "row 2")
+    # where no row is left the file is at fault, and the row is the file's
+    save(path, f"{text}5,0,5,60,9,\n9,10,5,60,9,{value}\n3,10,5,60,9,{value}\n")
     found = refusal(path)
-    assert found.startswith(f"table 'production_requests' (from {path}) violates its contract: {sentence}")
-    assert "row 2" in found
-    with pytest.raises(KernelSightError, match="row 2"):
-        read_requests(path, "auto", None)
+    assert found.startswith(f"table 'production_requests' (from {path}) violates its contract: column {column}")
+    assert "(row 3: " in found
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("power_w", "inf"), ("power_w", "nan"), ("chunk_gaps_ms", '"[1.0,nan]"'), ("hash_ids", '"[1,null]"')],
+)
+def test_a_value_that_is_no_finite_number_is_unset(column, value, tmp_path):
+    text = f"arrival_s,prompt_tokens,output_tokens,e2e_ms,ttft_ms,{column}\n"
+    tables = read_logs(save(tmp_path / "a.csv", f"{text}9,10,5,60,9,{value}\n3,10,5,60,9,\n"))
+    assert tables["production_requests"][column].null_count == 2
+    (fault,) = [row for row in tables["log_faults"].to_pylist() if row["rule"] == "unset_value"]
+    assert (fault["n"], fault["example"]) == (1, "row 1")
+
+
+@pytest.mark.parametrize(
+    ("start", "other"),
+    [(1.7e9, "-1.0"), (1.7e9, "0"), (1.7e9, "1e300"), (5.0, "-1.0"), (5.0, "1.7e9"), (5.0, "2e11")],
+)
+def test_a_time_of_another_clock_is_its_row_s(start, other, tmp_path):
+    """Such a row would be the start of the log, or its end, and the time between them decades."""
+    text = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n"
+    rows = "".join(f"{start + number},10,5,9,60\n" for number in range(4))
+    tables = read_logs(save(tmp_path / "a.csv", f"{text}{rows}{other},10,5,9,60\n{start + 4},10,5,9,60\n"))
+    assert tables["production_requests"]["arrival_s"].to_pylist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert tables["production_logs"]["clock"].to_pylist() == ["unix" if start > 1e8 else "monotonic"]
+    (fault,) = [row for row in tables["log_faults"].to_pylist() if row["rule"] == "other_clock"]
+    assert (fault["n"], fault["rows"], fault["example"]) == (1, "dropped", "row 5")
 
 
 def test_damaged_tables_are_refused(tmp_path):

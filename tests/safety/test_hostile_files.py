@@ -8,6 +8,9 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.logs import read_logs
@@ -54,6 +57,9 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prices": (".csv", (*SIZE, "--gpus", "l4", "--prices", "FILE")),
     "gpus to size": (".csv", (*SIZE, "--gpus", "FILE")),
     "log": (".jsonl", (*COMPARE, "--log", "FILE")),
+    "watched log": (".jsonl", (*COMPARE, "--log", "FILE", "--watch", "1")),
+    "state of a watch": (".json", (*COMPARE, "--log", "LOG", "--watch", "1", "--state", "FILE")),
+    "earlier log": (".jsonl", ("compare", "--log", "LOG", "--baseline", "FILE")),
     "steps": (".jsonl", (*COMPARE, "--log", "LOG", "--steps", "FILE")),
     "metrics": (".txt", (*COMPARE, "--log", "LOG", "--metrics", "FILE")),
     "kernels": (".json", (*COMPARE, "--log", "LOG", "--kernels", "FILE")),
@@ -69,7 +75,17 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "candidates": (".parquet", (*FORECAST, "--candidates", "FILE", "--measurements", "FILE")),
     "saved run": (".duckdb", ("sql", "select 1", "--db", "FILE")),
 }
-FOLDERS_ARE_READ = ("trace", "lengths", "model", "config.json", "log", "wheel", "runs", "runs as Parquet")
+FOLDERS_ARE_READ = (
+    "trace",
+    "lengths",
+    "model",
+    "config.json",
+    "log",
+    "earlier log",
+    "wheel",
+    "runs",
+    "runs as Parquet",
+)
 LOG = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n5,100,11,40,90\n"
 
 
@@ -229,6 +245,20 @@ def test_a_packed_trace_that_unpacks_to_far_too_much_is_refused(tmp_path: Path, 
         read_trace(path)
     path.write_bytes(gzip.compress(b"arrival_s,prompt_tokens,output_tokens\n" + b"0,1,1\n" * 100_000))
     assert read_trace(path).num_rows == 100_000
+
+
+def test_a_trace_of_more_rows_than_its_size_allows_is_refused_by_its_footer(
+    tmp_path: Path, refusal: Callable, in_time: None
+) -> None:
+    """Ten requests are asked for; 400 million rows of the same three numbers are a few megabytes on disk."""
+    path, rows = tmp_path / "t.parquet", 1_000_000
+    one = np.ones(rows, np.int64)
+    table = pa.table({"arrival_s": one.astype(float), "prompt_tokens": one, "output_tokens": one})
+    with pq.ParquetWriter(path, table.schema, compression="zstd", write_statistics=False) as writer:
+        for _ in range(60):
+            writer.write_table(table)
+    sentence = refusal(*SIMULATE, "--trace", path, "--num-prompts", "10")
+    assert f"trace {path}: the file holds 60,000,000 rows, which unpack to 1.4 GB; the most for" in sentence
 
 
 def test_a_name_with_patterns_is_that_file_alone(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
-from kernelsight.errors import unknown
+from kernelsight.dataflow.bounded_files import read_text
+from kernelsight.errors import InvalidInput, unknown
 from kernelsight.evaluation.kernels.evaluate import Baselines
 from kernelsight.fitting.splits import shape_columns
 from kernelsight.kernels.families import FAMILIES
@@ -90,7 +91,7 @@ def peaks_of(gpu: str, systems: Path | None) -> Peaks:
     peaks["fp32"] = row["fp32_matrix_flops_per_s"] or peaks["fp32"]
     memory, link = row["memory_bandwidth_bytes_per_s"], row["link_bytes_per_s"]
     if systems and (file := systems / f"{gpu}.yaml").is_file():
-        fields = _numbers(file.read_text(encoding="utf-8"))
+        fields = _numbers(read_text(file, lambda problem: InvalidInput(f"file {file} {problem}; give another folder.")))
         peaks |= {math: fields.get(field) for math, field in SYSTEM_FIELDS.items()}
         memory, link = fields["mem_bw"], fields["intra_node_bw"]
     flops = {math: rate or peaks["bf16"] or peaks["fp16"] for math, rate in peaks.items()}

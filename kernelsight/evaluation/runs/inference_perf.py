@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file
+from kernelsight.dataflow.bounded_files import ROWS_BYTES, read_text
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch.lines import read_launch_line
 
@@ -43,10 +43,9 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
 
 
 def _text(path: Path) -> str:
-    check_file(
+    return read_text(
         path, lambda problem: InvalidInput(f"file {path} {problem}; give the whole folder of the run."), ROWS_BYTES
     )
-    return path.read_text(encoding="utf-8")
 
 
 def _run(

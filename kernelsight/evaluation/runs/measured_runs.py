@@ -6,6 +6,7 @@ A checkout reads the files of published campaigns too (``kernelsight.laboratory.
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from kernelsight import laboratory
 from kernelsight.catalog.tables import contracts, from_rows, read_columns, renamed
-from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file
+from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file, open_file
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput
@@ -87,8 +88,8 @@ def _published() -> tuple[Any, ...]:
 
 def _header(path: Path) -> list[str]:
     """Return the column names of a CSV file."""
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        return next(csv.reader(file), [])
+    with open_file(path, lambda problem: _refusal(path, problem), ROWS_BYTES) as file:
+        return next(csv.reader(io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")), [])
 
 
 def _refusal(path: Path, problem: str) -> InvalidInput:

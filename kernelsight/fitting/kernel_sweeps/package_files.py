@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import polars as pl
+import pyarrow as pa
 
-from kernelsight.dataflow.bounded_files import check_file
-from kernelsight.dataflow.parquet_files import unreadable
+from kernelsight.dataflow.bounded_files import check_file, read_bytes
+from kernelsight.dataflow.parquet_files import check_parquet, unreadable
 from kernelsight.errors import InvalidInput
 
 PATTERN = "*/*/*/*/*.parquet"
@@ -96,11 +97,17 @@ def _in_wheel(path: Path) -> list[SweepFile]:
 
 def read_table(file: SweepFile) -> pl.DataFrame:
     """Read one table; InvalidInput where it is not Parquet."""
+
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"{file} {problem}; give a Parquet file.")
+
     try:
         if not file.member:
-            check_file(file.path, lambda problem: InvalidInput(f"{file} {problem}; give a Parquet file."))
-            return pl.read_parquet(file.path, glob=False)
-        with zipfile.ZipFile(file.path) as wheel:
-            return pl.read_parquet(io.BytesIO(wheel.read(file.member)))
+            content = read_bytes(file.path, refuse, MOST_BYTES)
+        else:
+            with zipfile.ZipFile(file.path) as wheel:
+                content = wheel.read(file.member)
+        check_parquet(pa.py_buffer(content), len(content), refuse)
+        return pl.read_parquet(io.BytesIO(content))
     except (pl.exceptions.PolarsError, zipfile.BadZipFile, OSError) as error:
         raise InvalidInput(f"{file} {unreadable(error)}.") from None

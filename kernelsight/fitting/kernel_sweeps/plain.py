@@ -10,8 +10,9 @@ import polars as pl
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts, facts
+from kernelsight.dataflow.bounded_files import check_file
 from kernelsight.dataflow.contract import check_values
-from kernelsight.dataflow.parquet_files import read_parquet, read_schema, unreadable
+from kernelsight.dataflow.parquet_files import check_parquet, read_parquet, read_schema, unreadable
 from kernelsight.errors import InvalidInput, breaks_contract
 from kernelsight.fitting.kernel_sweeps.devices import NOT_IN_CATALOGUE
 from kernelsight.fitting.kernel_sweeps.points import MEASURED_HERE, Batch, without_family
@@ -46,7 +47,9 @@ def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str
 def _check(path: Path) -> set[str]:
     """Return the columns of the file; ContractBroken where they are not those of sweep_points."""
     contract = contracts()["sweep_points"]
-    schema = read_schema(path, partial(_refused, path))
+    refuse = partial(_refused, path)
+    check_parquet(path, check_file(path, refuse), refuse)
+    schema = read_schema(path, refuse)
     needed = [name for name in contract.column_names if name not in MAY_LACK]
     faults = [f"missing column {name}" for name in needed if name not in schema.names]
     faults += [f"unknown column {name}" for name in schema.names if name not in contract.column_names]

@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.bounded_files import check_file, unpacked_file
+from kernelsight.dataflow.bounded_files import open_file, unpacked_file
 from kernelsight.errors import InvalidInput
 
 # columns that only `calibrate measure` writes: a published sweep may lack them
@@ -165,9 +165,8 @@ def read_csv(file: Path, needed: Iterable[str], publisher: str) -> pl.DataFrame:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"{file} {problem}; give a sweep of {publisher}.")
 
-    check_file(file, refuse)
     try:
-        with file.open("rb") as content:
+        with open_file(file, refuse) as content:
             is_gzip = content.read(2) == b"\x1f\x8b"
         for _ in unpacked_file(file, refuse) if is_gzip else ():
             pass  # checks the limit of its size: polars unpacks without one

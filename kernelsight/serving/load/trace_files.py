@@ -20,6 +20,7 @@ import pyarrow.json
 
 from kernelsight import errors
 from kernelsight.dataflow.bounded_files import WHOLE_BYTES, pieces_of, read_bytes, unpacked, within_ratio
+from kernelsight.dataflow.parquet_files import read_source
 from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise, shown
 
 ZSTD_PIECE = 1 << 20
@@ -68,14 +69,17 @@ def _too_dense(path: Path, problem: str) -> errors.InvalidInput:
 def _read_parquet(path: Path, data: bytes) -> RawTrace:
     import pyarrow.parquet as pq  # imported here: it takes longer than drawing a synthetic load
 
+    def refuse(problem: str) -> errors.InvalidInput:
+        return errors.trace_unusable(path, f"the file {problem}", "Give a complete trace of a size that can be served.")
+
+    buffer = pa.py_buffer(data)
     try:
-        file = pq.ParquetFile(pa.py_buffer(data))
-        trace_format = recognise(path, file.schema_arrow.names)
-        columns = file.read(columns=[f for f in trace_format.fields() if f in file.schema_arrow.names])
-        columns.validate(full=True)  # the reader accepts text that is not UTF-8
+        names = pq.read_schema(buffer).names
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         what = f"it is not a complete Parquet file ({_first_line(problem)})"
         raise errors.trace_unusable(path, what, DAMAGED) from None
+    trace_format = recognise(path, names)
+    columns = read_source(buffer, len(data), refuse, [field for field in trace_format.fields() if field in names])
     return RawTrace(path, trace_format, columns, lambda row: f"row {row + 1}")
 
 

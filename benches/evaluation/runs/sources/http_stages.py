@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file
 from kernelsight.errors import InvalidInput
 
 COLUMNS = frozenset(("run", "workload", "e2e_mean", "e2e_p99", "ttft_mean", "itl_mean", "max_num_batched_tokens"))
@@ -36,10 +37,12 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
     InvalidInput: the file of workloads beside it (``<name>_workloads.csv``) is missing.
     """
     workloads_file = path.with_name(f"{path.stem}_workloads.csv")
-    if not workloads_file.is_file():
-        raise InvalidInput(
-            f"{path} names workloads; put the file {workloads_file.name} that describes them into {path.parent}."
-        )
+
+    def refuse(problem: str) -> InvalidInput:
+        place = f"put the file {workloads_file.name} that describes them into {path.parent}"
+        return InvalidInput(f"{path} names workloads, and {workloads_file.name} {problem}; {place}.")
+
+    check_file(workloads_file, refuse, ROWS_BYTES)
     workloads: dict[str, list[dict[str, Any]]] = {}
     for stage in pl.read_csv(workloads_file, glob=False).sort("workload", "stage").to_dicts():
         workloads.setdefault(stage["workload"], []).append(stage)

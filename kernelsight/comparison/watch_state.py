@@ -1,0 +1,97 @@
+"""State of a watch: how far it has read, what it keeps, and its drift detectors, saved as JSON, checked when read."""
+
+from __future__ import annotations
+
+import json
+import typing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from kernelsight.comparison.drift import Drift
+from kernelsight.comparison.errors import METRICS
+from kernelsight.comparison.watched_requests import RecentRequests
+from kernelsight.dataflow.bounded_files import read_text
+from kernelsight.dataflow.redaction import redacted_text
+from kernelsight.dataflow.typed_json import WrongType, typed
+from kernelsight.errors import InvalidInput
+from kernelsight.logs.appended_lines import Position
+from kernelsight.present.watch_windows import TOTALS
+
+VERSION = 2
+MOST_BYTES = 1 << 26
+# moments of the log's clock lie before the year 5000
+LATEST_S = 1e11
+
+
+@dataclass
+class State:
+    """State of a watch, saved after each poll.
+
+    ``place``: how far the log was read; ``kept``: recent requests; ``scrape``, ``scraped_at``: the last metrics of a
+    server, and their unix time; ``drifts``: drift detectors by metric; ``looks_like``: likely causes of the drift;
+    ``windows``, ``totals``: number of windows and of requests so far.
+    """
+
+    source: str
+    place: Position = field(default_factory=Position)
+    kept: RecentRequests = field(default_factory=lambda: RecentRequests([]))
+    scrape: str = ""
+    scraped_at: float = 0.0
+    drifts: dict[str, Drift] = field(default_factory=dict)
+    looks_like: str = ""
+    windows: int = 0
+    totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0.0))
+
+    @property
+    def drifting_since(self) -> float | None:
+        """Start of the earliest drift that has not ended, s; None without one."""
+        return min((drift.since for drift in self.drifts.values() if drift.since is not None), default=None)
+
+    def as_json(self) -> str:
+        """Return the state as the JSON text that is saved."""
+        return json.dumps({"version": VERSION, **vars(self)})
+
+
+def state_of(path: Path | None, source: str) -> State:
+    """Return the state in a file, or a new one without a file; InvalidInput: not a state, or of another source."""
+    shown_source = redacted_text(source)
+    if path is None or not path.exists():
+        return State(shown_source)
+
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"--state {path} {problem}; give another file, or remove it to begin anew.")
+
+    try:
+        values = json.loads(read_text(path, refuse, MOST_BYTES))
+    except (ValueError, RecursionError):
+        raise refuse("is no state of a watch") from None
+    names = [each.name for each in fields(State)]
+    if not isinstance(values, dict) or "version" not in values:
+        raise refuse("is no state of a watch")
+    if values.pop("version") != VERSION:
+        raise refuse("was written by another version")
+    if values.keys() != set(names):
+        raise refuse("is no state of a watch")
+    hints = typing.get_type_hints(State)
+    try:
+        state = State(**{name: typed(values[name], hints[name], name) for name in names})
+        _check(state)
+    except WrongType as problem:
+        raise refuse(f"is no state of a watch ({problem})") from None
+    if state.source != shown_source:
+        raise refuse(f"is of {state.source}")
+    return state
+
+
+def _check(state: State) -> None:
+    """Check what types do not say; WrongType names the place."""
+    if state.kept.compared > len(state.kept.rows):
+        raise WrongType("kept.compared is more than the kept requests")
+    if state.totals.keys() != TOTALS.keys():
+        raise WrongType(f"totals are not {', '.join(TOTALS)}")
+    if not state.drifts.keys() <= set(METRICS):
+        raise WrongType("drifts has an unknown metric")
+    moments = [state.scraped_at, *(row.sent_s for row in state.kept.rows)]
+    moments += [each for drift in state.drifts.values() for each in (drift.first_away, drift.since) if each is not None]
+    if not all(0.0 <= each <= LATEST_S for each in moments):
+        raise WrongType("a time is before 0 or after the year 5000")
