@@ -51,7 +51,7 @@ class EngineDriver:
         self.engines, self.speed = engines, speed
         self._now_s = now_s or asyncio.get_running_loop().time
         self._start_s, self._start_us = self._now_s(), engines.reached_us
-        # by slot while their engine still samples: it ends, and its slot is used again, before its last token is due
+        # by slot, requests with tokens to sample; by receiver, those with tokens to deliver: the last are due later
         self._in_slot: dict[int, _Sent] = {}
         self._undelivered: dict[TokenReceiver, _Sent] = {}
         self._waiting: list[tuple[float, int, Delivery, _Sent]] = []
