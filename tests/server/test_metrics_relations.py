@@ -149,26 +149,3 @@ def test_two_slots_serve_many_requests() -> None:
     )
     assert queued + prefill == pytest.approx(first)
     assert found["prompt_tokens_total"] == [24 * 30.0] and not any(found["num_requests_running"])
-
-
-def test_gauges_of_requests_that_run_and_wait() -> None:
-    """Four run and two wait; what a repeated prompt finds in the prefix cache is counted as found, and no more."""
-    with ks.connect() as session:
-        deployed = deploy(session, {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 4})
-    server = server_of(deployed, None, OPTIONS | {"speed": 1.0})
-
-    async def main() -> dict[str, list[float]]:
-        body = {"prompt": [7] * 100, "max_tokens": 200}
-        await ask(server.app, "POST", "/v1/completions", body | {"max_tokens": 1})
-        answers = [asyncio.ensure_future(ask(server.app, "POST", "/v1/completions", body)) for _ in range(6)]
-        await asyncio.sleep(0.5)
-        found = stated(server)
-        await asyncio.gather(*answers)
-        return found
-
-    found = on_loop(server.app, main)
-    assert (found["num_requests_running"], found["num_requests_waiting"]) == ([4.0], [2.0])
-    assert 0.0 < found["kv_cache_usage_perc"][0] < 1.0 and found["gpu_cache_usage_perc"] == found["kv_cache_usage_perc"]
-    after = stated(server)
-    cached = 100 // server.engines.hash_tokens * server.engines.hash_tokens
-    assert (after["prefix_cache_queries_total"], after["prefix_cache_hits_total"]) == ([700.0], [6.0 * cached])

@@ -21,8 +21,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
 from kernelsight.server.app import Server
-from kernelsight.server.engine_driver import RequestTimes
-from kernelsight.server.metrics import Metrics
+from kernelsight.server.metrics import Metrics, RequestTimes
 from kernelsight.server.start import server_of
 from tests.server.asgi import Reply, VirtualLoop, ask, on_loop
 
@@ -255,7 +254,7 @@ def test_metrics_are_calculated_as_by_hand() -> None:
     metrics.note_first(0, 500, 200, 3.0)
     metrics.note_tokens(0, 1, None)
     metrics.note_tokens(0, 10, 0.5)
-    metrics.note_finished(0, 500, 11, RequestTimes(1e6, 2e6, 4e6, 9e6, 200), "stop")
+    metrics.note_finished(0, 500, 11, RequestTimes(1e6, 2e6, 4e6, 9e6), "stop")
     metrics.text()
     engines["preempted"][0] += 2
     text = metrics.text().decode()
