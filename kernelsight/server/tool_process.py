@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelsight.errors import KernelSightError, RunFailed
+from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
 
 # most bytes of a line: an answer as JSON, each character as up to six bytes
 LINE_BYTES = 1 << 20
@@ -39,7 +39,7 @@ class ToolProcess:
     async def call(self, tool: str, flags: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return a tool's answer, see ``answer_of``; a call that is cancelled ends the process.
 
-        KernelSightError: the tool's own, or RunFailed: it took too long, or its process ended.
+        InvalidInput: the tool refuses. RunFailed: it took too long, or its process ended.
         """
         async with self._one_call:
             line = b""
@@ -60,7 +60,7 @@ class ToolProcess:
             raise RunFailed(f"the process of {tool} ended, perhaps for lack of memory; ask for less at once.")
         answer = json.loads(line)
         if "error" in answer:
-            raise KernelSightError(answer["error"])
+            raise InvalidInput(answer["error"])
         return answer["answer"]
 
     async def _start(self) -> asyncio.subprocess.Process:
