@@ -7,12 +7,16 @@ do.
 from __future__ import annotations
 
 import difflib
+import itertools
 import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from kernelsight.escape import visible
+
+# characters of a user's value in a message, and of a message
+SHOWN, MOST_MESSAGE = 60, 4000
 
 
 class KernelSightError(Exception):
@@ -21,8 +25,11 @@ class KernelSightError(Exception):
     exit_code = 2
 
     def __str__(self) -> str:
-        """Return the message on one line: names from files may have line ends and control characters."""
-        return visible(" ".join(super().__str__().splitlines()))
+        """Return the message on one line: names from files may have line ends and control characters, or be long."""
+        message = super().__str__()
+        if len(message) > MOST_MESSAGE:
+            message = f"{message[: MOST_MESSAGE // 2]} … {message[-MOST_MESSAGE // 2 :]}"
+        return visible(" ".join(message.splitlines()))
 
 
 class InvalidInput(KernelSightError):
@@ -68,6 +75,16 @@ def speaks_flags() -> bool:
     return _SPEAKS_FLAGS.get()
 
 
+def shown(value: object) -> str:
+    """Return the representation of a user's value for messages, truncated to SHOWN characters.
+
+    >>> shown("abc"), shown("x" * 80)[-3:], len(shown([["x" * 80] * 80] * 80)) <= SHOWN
+    ("'abc'", 'xx…', True)
+    """
+    text = repr(value[: SHOWN + 1]) if isinstance(value, str | bytes) else reprlib.repr(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
 def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
     """Return the known names most similar to ``name``, best first; similar names that begin with it come first.
 
@@ -82,20 +99,34 @@ def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
     return list(dict.fromkeys(beginning + close + containing))[:limit]
 
 
+def familiar(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return those of a file's names that resemble known ones, at most 12.
+
+    Others are not for messages: where a file is not what it is taken for, they are its content.
+
+    >>> familiar(["Arrival_time", "db.example:5432:prod:admin:secret", "x" * 10**6], ["arrival_s"])
+    ['Arrival_time']
+    """
+    by_lowercase = {name.lower() for name in known}
+    short = dict.fromkeys(name for name in itertools.islice(names, 1000) if len(name) <= SHOWN)
+    near = (name for name in short if difflib.get_close_matches(name.lower(), by_lowercase, n=1, cutoff=0.7))
+    return list(itertools.islice(near, 12))
+
+
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownName:
     """Build "unknown <kind> <name>" with the nearest names.
 
     >>> str(unknown("GPU", "h100", ["h100_sxm", "h100_pcie", "t4"]))
     "unknown GPU 'h100'. Did you mean h100_sxm or h100_pcie?"
     """
-    close = nearest(str(name), known)
+    close = nearest(str(name)[:SHOWN], known)
     if len(close) > 1:
         tail = f"Did you mean {', '.join(close[:-1])} or {close[-1]}?"
     elif close:
         tail = f"Did you mean {close[0]}?"
     else:
         tail = ""
-    sentence = f"unknown {kind} {name!r}. {tail}".rstrip()
+    sentence = f"unknown {kind} {shown(name)}. {tail}".rstrip()
     return UnknownName(f"{sentence} {hint}".rstrip())
 
 

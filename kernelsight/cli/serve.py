@@ -13,6 +13,7 @@ from kernelsight.present.output import note, print_notes
 
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
+    verb.epilog = "It serves until Ctrl-C or SIGTERM, and then ends with status 0; answers underway end with an error."
     add_deployment(verb)
     group = verb.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
@@ -52,7 +53,7 @@ def run(arguments: Any) -> None:
     launch_line(arguments, flags)
     print_notes()  # now, because the server runs until it is stopped
     from kernelsight.server.prompts import estimated_tokens
-    from kernelsight.server.start import check_packages, listening_socket, serve_until_stopped, server_of
+    from kernelsight.server.start import check_packages, is_local, listening_socket, serve_until_stopped, server_of
     from kernelsight.serving.runs.deployed import deploy
 
     check_packages()
@@ -65,6 +66,10 @@ def run(arguments: Any) -> None:
         note(f"assumed: {sentence}")
     if server.serving.tokens_of is estimated_tokens:
         note("the tokens of texts are estimated, 4 bytes each; prompts as token ids, or --tokenizer, are exact")
+    if not is_local(host):
+        note(
+            f"whoever reaches {host} can use this server: it has no key and no TLS; 127.0.0.1 is for this machine alone"
+        )
     shown = f"[{host}]" if ":" in host else host
     note(
         f"serving {settings['model']} on {settings['gpu']} ({settings['engine']}) at http://{shown}:"

@@ -110,9 +110,11 @@ def run(arguments: Any) -> None:
             raise
         _print(run, arguments.format, line)
         if answer["completed"] == 0:
-            note(
-                f"no request was served: the KV cache of a replica has {answer['kv_cache_tokens']:,} tokens, and "
-                f"model takes {answer['settings']['max_model_len']:,}; table request_events says why of each."
+            from kernelsight.serving.runs.scenario_summary import NONE_SERVED
+
+            raise InvalidInput(
+                f"{NONE_SERVED}: the KV cache of a replica has {answer['kv_cache_tokens']:,} tokens, the model takes "
+                f"{answer['settings']['max_model_len']:,}; shorten them. Table request_events says why of each."
             )
 
 

@@ -27,6 +27,8 @@ PIPED_BYTES = 1 << 30
 FREE_UNPACKED, MOST_RATIO = 1 << 24, 100
 PIECE_BYTES = 1 << 16
 TOO_MUCH_MEMORY = "does not fit into the memory of this machine"
+# folders below which untrusted files are read; empty: anywhere
+_ROOTS: list[Path] = []
 _PIPED = re.compile(r"/dev/(stdin|fd/\d+)|/proc/self/fd/\d+")
 _KINDS = {
     stat.S_IFDIR: "is a folder",
@@ -35,6 +37,22 @@ _KINDS = {
     stat.S_IFCHR: "is a device",
     stat.S_IFBLK: "is a device",
 }
+
+
+def confine(root: Path) -> None:
+    """Let this process read untrusted files below ``root`` alone, and those of the package, from now on."""
+    _ROOTS[:] = [root.resolve(), Path(__file__).resolve().parents[1]]
+
+
+def check_place(path: str | os.PathLike[str], refuse: Refuse) -> None:
+    """Raise the error of ``refuse`` for a path that this process may not read, see :func:`confine`; follows links."""
+    if _ROOTS:
+        try:
+            place = Path(path).expanduser().resolve()
+        except (OSError, ValueError, RuntimeError):
+            raise refuse(f"lies outside of {_ROOTS[0]}, below which files are read") from None
+        if not any(place.is_relative_to(root) for root in _ROOTS):
+            raise refuse(f"lies outside of {_ROOTS[0]}, below which files are read")
 
 
 def check_file(path: str | os.PathLike[str], refuse: Refuse, most: int = LOG_BYTES) -> int:
@@ -47,6 +65,7 @@ def check_file(path: str | os.PathLike[str], refuse: Refuse, most: int = LOG_BYT
     Traceback (most recent call last):
     kernelsight.errors.InvalidInput: the grid / is a folder.
     """
+    check_place(path, refuse)
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -91,6 +110,7 @@ def open_file(path: str | os.PathLike[str], refuse: Refuse, most: int = LOG_BYTE
 
 
 def _piped_bytes(path: str | os.PathLike[str], refuse: Refuse, most: int) -> bytes:
+    check_place(path, refuse)
     try:
         with open(path, "rb", buffering=0) as file:
             kind = os.fstat(file.fileno()).st_mode

@@ -37,7 +37,7 @@ def read_rows(path: Path, texts: set[str], flag: str, row_word: str) -> list[dic
         raise InvalidInput(f"{path} has no {row_word}; give a header, and a line for each.")
     header = lines[0]
     if len(set(header)) < len(header):
-        raise InvalidInput(f"{path} has duplicate columns: {', '.join(header)}; keep one of each.")
+        raise InvalidInput(f"{path} has duplicate columns in its {len(header)}; keep one of each.")
     for number, line in enumerate(lines[1:], start=1):
         if len(line) != len(header):
             raise InvalidInput(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,6 +225,23 @@ class Session(NodeRuns):
         try:
             return interruptible(self._connection, relation.to_arrow_table)
         except (duckdb.Error, RuntimeError) as error:
+            stop_if_interrupted(error)
+            raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
+
+    def batches(self, query: str, rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the result of ``sql`` in batches of at most ``rows`` rows, one at a time in memory; see ``query``.
+
+        >>> from kernelsight import connect
+        >>> with connect() as session:
+        ...     [batch.num_rows for batch in session.batches("select * from range(5)", 3)]
+        [3, 2]
+        """
+        import duckdb
+
+        relation = self.sql(query)
+        try:
+            yield from relation.to_arrow_reader(rows)
+        except (duckdb.Error, OSError, RuntimeError) as error:
             stop_if_interrupted(error)
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
 

@@ -113,11 +113,14 @@ def recognise(file: LogFile, role: str) -> LogFormat:
 
 
 def fields_shown(file: LogFile) -> str:
-    """Return a description of a file by its outer field names; lines of a text, possibly prompts, are not quoted."""
+    """Return a description of a file by its outer field names; lines of a text, possibly prompts or secrets, are not
+    quoted, and so is no first line without the columns of a table of requests."""
     if file.kind == "sqlite":
         return "it is an SQLite database"
     if file.kind == "text" and (len(file.columns) < 2 or max(map(len, file.columns)) > 40):
         return "it is a text without a header of fields"
+    if file.kind == "text" and not columns_flag(sorted(file.columns)):
+        return f"it is a text with {len(file.columns)} columns"
     outer = sorted(name for name in file.fields if name.count(".") < 2 and len(name) <= 40)
     shown = ", ".join(outer[:12]) + (", …" if len(outer) > 12 else "")
     return f"its fields are {shown}" if shown else "it has no named fields"

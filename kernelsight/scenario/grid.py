@@ -60,7 +60,7 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
     table = read_parquet(path, refuse) if path.suffix == ".parquet" else _read_csv(path, refuse)
     names = table.column_names
     if len(set(names)) < len(names):
-        raise InvalidInput(f"the grid {path} has duplicate columns: {', '.join(names)}; keep one of each.")
+        raise InvalidInput(f"the grid {path} has duplicate columns in its {len(names)}; keep one of each.")
     try:
         return python_rows(table)
     except ValueError as error:  # Arrow holds times that Python does not

@@ -1,13 +1,17 @@
-"""MCP server (Model Context Protocol) with KernelSight's verbs as read-only tools for agents, with bounded answers.
+"""MCP server (Model Context Protocol) with KernelSight's verbs as read-only tools for agents.
 
-Nothing is written, and a query reads no local files. Traces, logs and configs are read if a call names them.
+Each call is computed in another process, within limits on its time, the size of its answer and the files it reads.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
-import math
+import os
+import signal
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
@@ -15,171 +19,101 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from kernelsight.dataflow.rows import python_rows
-from kernelsight.errors import KernelSightError, flags_in_errors
-from kernelsight.scenario.deployment_flags import DEPLOYMENT, LIMITS, POLICIES, PREFILL, SPECULATION
+from kernelsight.dataflow.signals import ENDING
+from kernelsight.errors import InvalidInput, KernelSightError, shown
 from kernelsight.scenario.flag import Flag
 from kernelsight.scenario.flags import FLAGS
-from kernelsight.scenario.load_flags import LENGTHS, LOAD, POOLS, ROUTER, SITE
-from kernelsight.session import Session, connect
+from kernelsight.server.tool_functions import TOOLS
+from kernelsight.server.tool_process import ToolProcess
 from kernelsight.version import VERSION
 
-MOST_ROWS = 200
 INSTRUCTIONS = """Predicts LLM serving on GPUs: kernel latencies, forward steps, TTFT, TPOT, throughput, capacity.
 Start with `size` (which GPUs, how many), `simulate` (latencies of one deployment under a load) or `predict` (one step,
 kernel by kernel). Answers state a 90 % interval and what they assume: repeat both. Names of GPUs and models: tables
-gpus and models, through `sql`."""
-DEPLOYED = (*DEPLOYMENT, *LIMITS, *POLICIES, *SPECULATION)
-LOADED = (*POOLS, *PREFILL, *LOAD, *LENGTHS, *ROUTER, *SITE)
+gpus and models, through `sql`. What an option means is said at `simulate`; options mean the same in every tool."""
 TYPES = {"whole": int, "switch": bool, "yes": bool, "positive": float, "share": float, "not_negative": float}
 TYPES |= {"span": float, "share_or_none": float}
+# the tool whose schema describes the options; in others they have names and types alone
+DESCRIBING = "simulate"
 
 
-def parameters(flags: Iterable[Flag]) -> list[inspect.Parameter]:
-    """Return flags as optional keyword parameters with their help, from which MCP derives a tool's schema."""
+def parameters(flags: Iterable[Flag], described: bool) -> list[inspect.Parameter]:
+    """Return flags as optional keyword parameters, from which MCP derives a tool's schema; with help if described."""
     keyword_parameters = []
     for flag in flags:
-        annotation = TYPES.get(flag.kind, str) | None
-        field_options = {
-            "description": flag.help or flag.name,
-            **({"examples": list(flag.choices)} if flag.choices else {}),
-        }
-        annotated = Annotated[annotation, Field(**field_options)]
+        options: dict[str, Any] = {"description": flag.help or flag.name} if described else {}
+        if described and flag.choices:
+            options["examples"] = list(flag.choices)
+        annotation = Annotated[TYPES.get(flag.kind, str) | None, Field(**options)]
         keyword_parameters.append(
-            inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotated)
+            inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         )
     return keyword_parameters
 
 
-def with_flags(function: Callable[..., Any], flags: Iterable[Flag]) -> Callable[..., Any]:
+def with_flags(function: Callable[..., Any], flags: Iterable[Flag], process: ToolProcess) -> Callable[..., Any]:
     """Return a tool that takes flags in addition to the parameters of a function ``(session, flags, parameters...)``.
 
-    KernelSightError becomes ToolError, which an agent can read; every call has its own session.
+    KernelSightError becomes ToolError, which an agent can read.
     """
     parameters_of_tool = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
-    added = parameters(flags)
+    added = parameters(flags, function.__name__ == DESCRIBING)
 
-    def tool(**arguments: Any) -> dict[str, Any]:
-        flag_values = {
-            parameter.name: arguments[parameter.name]
-            for parameter in added
-            if arguments.get(parameter.name) is not None
-        }
+    async def tool(**arguments: Any) -> dict[str, Any]:
+        given = {name: value for name, value in arguments.items() if value is not None}
+        flag_values = {parameter.name: given.pop(parameter.name) for parameter in added if parameter.name in given}
         try:
-            with connect(files=False) as session, flags_in_errors(False):
-                return function(
-                    session,
-                    flag_values,
-                    **{
-                        parameter.name: arguments[parameter.name]
-                        for parameter in parameters_of_tool
-                        if parameter.name in arguments
-                    },
-                )
+            for name, value in (flag_values | given).items():
+                if name != "query":
+                    _check_paths(name, value, process.root)
+            return await process.call(function.__name__, flag_values, given)
         except KernelSightError as error:
             raise ToolError(str(error)) from None
 
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters_of_tool]
     tool.__signature__ = inspect.Signature([*keywords, *added], return_annotation=dict[str, Any])
-    tool.__name__, tool.__doc__ = function.__name__, function.__doc__
+    tool.__name__, tool.__doc__ = function.__name__, inspect.cleandoc(function.__doc__ or "")
     return tool
 
 
-def bounded(table: Any) -> dict[str, Any]:
-    """Return the first MOST_ROWS rows of an Arrow table, its row count, and whether it is truncated."""
-    return {
-        "rows": python_rows(table.slice(0, MOST_ROWS)),
-        "row_count": table.num_rows,
-        "truncated": table.num_rows > MOST_ROWS,
-    }
+def _check_paths(name: str, value: Any, root: Path) -> None:
+    """Check that texts of an argument which are paths lie below a folder, whether or not there is such a file.
+
+    A path relative to the folder may still be a link: its reader follows it, and checks again.
+    """
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            _check_paths(name, each, root)
+    if not isinstance(value, str):
+        return
+    path = Path(value.removeprefix("@"))
+    if path.is_absolute() or ".." in path.parts or value.removeprefix("@").startswith("~"):
+        place = Path(os.path.normpath(root / path.expanduser())) if "~" not in path.parts[0] else Path("/")
+        if not place.is_relative_to(root):
+            raise InvalidInput(f"{name} {shown(value)} lies outside of {root}, below which files are read.")
 
 
-def tables(session: Session, _: dict[str, Any], table: str | None = None) -> dict[str, Any]:
-    """List all tables with their grain and description, or the columns of one."""
-    return bounded(session.columns(table) if table else session.tables())
+def compact(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool's input schema without what clients do not need: titles, null types, defaults of null.
+
+    >>> field = {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None, "title": "N", "description": "n"}
+    >>> compact({"title": "t", "type": "object", "properties": {"n": field}})
+    {'type': 'object', 'properties': {'n': {'description': 'n', 'type': 'integer'}}}
+    """
+    fields = {}
+    for name, field in schema.get("properties", {}).items():
+        short = {key: value for key, value in field.items() if key not in ("title", "anyOf")}
+        if short.get("default", 0) is None:
+            del short["default"]
+        types = [each for each in field.get("anyOf", []) if each != {"type": "null"}]
+        fields[name] = short | types[0] if len(types) == 1 else short | ({"anyOf": types} if types else {})
+    return {key: value for key, value in schema.items() if key != "title"} | {"properties": fields}
 
 
-def explain(session: Session, _: dict[str, Any], table: str) -> dict[str, Any]:
-    """Show which queries and functions compute a table, in order."""
-    return {"text": session.explain(table)}
-
-
-def sql(session: Session, _: dict[str, Any], query: str) -> dict[str, Any]:
-    """Run one DuckDB SELECT over given and derived tables, such as gpus and models; it reads no files."""
-    return bounded(session.query(query))
-
-
-def predict(
-    session: Session,
-    flags: dict[str, Any],
-    phase: str = "decode",
-    batch_size: int | None = None,
-    input_len: int | None = None,
-    context_len: int | None = None,
-) -> dict[str, Any]:
-    """Predict one forward step, kernel by kernel: phase prefill (batch_size prompts of input_len new tokens), decode
-    (batch_size sequences with context_len cached tokens) or mixed (both)."""
-    step = session.predict(
-        phase=phase, batch_size=batch_size, input_len=input_len, context_len=context_len, **flags
-    ).as_dict()
-    return step | {"kernels": step["kernels"][:MOST_ROWS]}
-
-
-def simulate(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
-    """Simulate serving a load on a deployment: TTFT, TPOT, ITL, E2E, throughput, KV cache, where the GPU time goes."""
-    return session.simulate(**flags).summary
-
-
-def sweep(session: Session, _: dict[str, Any], grid: dict[str, Any], slo: list[str] | None = None) -> dict[str, Any]:
-    """Simulate every scenario of a grid: keys are flags of simulate, values a scalar or a list (their product);
-    slo such as ["ttft_p95:1000"] adds meets_slo."""
-    return bounded(session.sweep(grid, slo=slo).table("scenario_summary"))
-
-
-def size(
-    session: Session,
-    flags: dict[str, Any],
-    gpus: list[str],
-    slo: list[str],
-    rate: float | None = None,
-    requests_per_day: float | None = None,
-    users: int | None = None,
-    total_gpus: int | None = None,
-    daily_peak: float | None = None,
-    prices: dict[str, float] | None = None,
-    max_gpus: int = 8,
-) -> dict[str, Any]:
-    """Find the cheapest deployment for a request rate within objectives such as ["ttft_p95:1000", "tpot_p99:40"];
-    in place of a rate users (each with one request in flight), or total_gpus (what these can serve); daily_peak: the
-    peak of a day over its mean; prices: dollars per GPU-hour by name. It takes a minute."""
-    question = {"gpus": gpus, "slo": slo, "rate": rate, "requests_per_day": requests_per_day, "prices": prices}
-    question |= {"users": users, "total_gpus": total_gpus, "daily_peak": daily_peak}
-    answer = session.size(**question, max_gpus=max_gpus, **flags).as_dict()
-    return answer | {"rows": answer["rows"][:MOST_ROWS]}
-
-
-def compare(session: Session, flags: dict[str, Any], log: list[str], log_format: str = "auto") -> dict[str, Any]:
-    """Replay a production or benchmark log on a deployment: how far measurement and prediction differ, and why."""
-    return session.compare(log=log, log_format=log_format, **flags).summary
-
-
-def step_time(session: Session, flags: dict[str, Any], batch: list[tuple[int, int]]) -> dict[str, Any]:
-    """Return the time of one engine step from (new tokens, past tokens) of each sequence, with its 90 % interval, and
-    the energy of all GPUs (null: unknown)."""
-    step = session.step_times(**flags)(batch)._asdict()
-    return {name: None if math.isnan(value) else value for name, value in step.items()}
-
-
-# every tool, with the flags that it takes in addition to its own parameters
-TOOLS = (
-    *((tables, ()), (explain, ()), (sql, ()), (sweep, ())),
-    *((predict, DEPLOYED), (step_time, DEPLOYED), (compare, DEPLOYED)),
-    *((simulate, (*DEPLOYED, *LOADED)), (size, (*DEPLOYED, *LOADED))),
-)
-
-
-def agent_server() -> MCPServer:
-    """Return the MCP server with all TOOLS."""
+def agent_server(process: ToolProcess) -> MCPServer:
+    """Return the MCP server with all TOOLS, computed in ``process``."""
     server = MCPServer("kernelsight", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING")
     for function, flags in TOOLS:
         parameters_of_tool = inspect.signature(function).parameters
@@ -187,5 +121,27 @@ def agent_server() -> MCPServer:
         annotations = ToolAnnotations(
             read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
         )
-        server.add_tool(with_flags(function, tool_flags), annotations=annotations)
+        server.add_tool(with_flags(function, tool_flags, process), annotations=annotations)
+        tool = server._tool_manager.get_tool(function.__name__)
+        assert tool is not None
+        tool.parameters = compact(tool.parameters)
     return server
+
+
+def serve_agent(root: Path, most_s: float) -> None:
+    """Serve a client on stdin and stdout until it disconnects; a signal ends the program with 128 plus its number."""
+    asyncio.run(_serve(ToolProcess(root, most_s)))
+
+
+async def _serve(process: ToolProcess) -> None:
+    def stop(number: int) -> None:
+        process.end()
+        os._exit(128 + number)  # a thread that waits for stdin would hold up any other end
+
+    for number in (signal.SIGINT, *ENDING):
+        with contextlib.suppress(NotImplementedError):
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    try:
+        await agent_server(process).run_stdio_async()
+    finally:
+        await process.close()

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import functools
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from kernelsight.server.engine_driver import EngineDriver
+from kernelsight.server.engine_driver import Delivery, EngineDriver
 from kernelsight.server.live_engines import LiveEngines
-from kernelsight.server.metrics import Metrics
+from kernelsight.server.metrics import Metrics, RequestTimes
 from kernelsight.server.prompts import block_keys
-from kernelsight.server.requests import CompletionRequest, Refused, read_request
-from kernelsight.server.responses import Choice, Job
+from kernelsight.server.requests import STOPPED, CompletionRequest, Refused, largest_body, read_request
+from kernelsight.server.responses import ENCODE, Choice, Job
 from kernelsight.version import VERSION
 
-# of a request body, bytes; a prompt of a million token ids as text is 7 MB
-LARGEST_BODY = 32 * 2**20
+# a body of more bytes is read in another thread, so that others' tokens are not late
+READ_AT_ONCE = 1 << 16
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -57,6 +57,7 @@ class Server:
         self.metrics = Metrics(serving.names[0], serving.engines, serving.max_model_len, serving.cache)
         self._generator, self._started = np.random.default_rng(serving.seed), int(time.time())
         self.driver: EngineDriver | None = None
+        self._jobs, self._stopping = set[Job](), False
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", self._complete, methods=["POST"]),
@@ -83,43 +84,47 @@ class Server:
         return await self._answer(request, True)
 
     async def _answer(self, request: Request, chat: bool) -> Response | _Stream:
-        serving = self.serving
         try:
-            body = await _body_of(request)
-            completion = read_request(
-                body, chat, serving.names[0], set(serving.names), serving.max_model_len, serving.tokens_of
-            )
-            model = (body.get("model") if isinstance(body, dict) else None) or serving.names[0]
-            job = self._send(completion, model, request.headers.get("x-request-id") or uuid.uuid4().hex)
+            content = await _content_of(request, largest_body(self.serving.max_model_len))
+            read = functools.partial(self._read, content, chat)
+            completion, keys = read() if len(content) <= READ_AT_ONCE else await asyncio.to_thread(read)
+            job = self._send(completion, keys, request.headers.get("x-request-id") or uuid.uuid4().hex)
         except Refused as refused:
-            return JSONResponse(refused.as_dict(), refused.status)
+            return _json(refused.as_dict(), refused.status)
         except ClientDisconnect:
             return Response(status_code=499)
         return _Stream(self, job)
 
-    def _send(self, request: CompletionRequest, model: str, name: str) -> Job:
+    def _read(self, content: bytes, chat: bool) -> tuple[CompletionRequest, list[list[bytes]]]:
+        """Return the request of a body, and the keys of each prompt's hash blocks. Refused: it cannot be served."""
+        serving = self.serving
+        completion = read_request(content, chat, serving.names, serving.max_model_len, serving.tokens_of)
+        return completion, [block_keys(prompt, self.engines.hash_tokens) for prompt in completion.prompts]
+
+    def _send(self, request: CompletionRequest, keys: list[list[bytes]], name: str) -> Job:
         """Send all choices of a request to the engines, and return it as a job.
 
-        Refused: the queue is full, or a choice does not fit into the KV cache.
+        Refused: the queue is full, a choice does not fit into the KV cache, or the server is being stopped.
         """
         assert self.driver is not None
-        job = Job(request, model, name, self._note)
+        job = Job(request, name, self._note)
+        if self._stopping:
+            raise STOPPED
         if len(request.prompts) * request.choices > self.engines.free:
             raise Refused(
                 f"{len(self.engines.active)} requests wait or run, as many as this server keeps; try again later.",
                 429, "TooManyRequestsError",
             )  # fmt: skip
-        for prompt in request.prompts:
-            keys = block_keys(prompt, self.engines.hash_tokens)
+        for prompt, prompt_keys in zip(request.prompts, keys, strict=True):
             for _ in range(request.choices):
                 output, reason = self._length(request, prompt.size)
                 choice = Choice(len(job.choices), prompt.size, output, reason, job)
                 job.choices.append(choice)
-                choice.slot = self.driver.send(prompt.size, output, keys, request.priority, choice)
-                if choice.slot < 0:
+                if not self.driver.send(prompt.size, output, prompt_keys, request.priority, choice):
                     job.choices.pop()
                     self.leave(job)
                     raise Refused("the KV cache of the engine is smaller than this request; shorten it.")
+        self._jobs.add(job)
         return job
 
     def _length(self, request: CompletionRequest, prompt: int) -> tuple[int, str]:
@@ -131,36 +136,43 @@ class Server:
         limit = self.serving.max_model_len - prompt
         return (length, "stop") if length < limit else (limit, "length")
 
-    def _note(self, choice: Choice, count: int, time_us: float) -> None:
-        """Update metrics before ``count`` tokens are given to a choice."""
-        record = self.engines.requests[choice.slot]
-        engine, first = int(record["replica"]), choice.given == 0
+    def _note(self, choice: Choice, tokens: Delivery) -> None:
+        """Update metrics before tokens are given to a choice."""
+        engine, first = tokens.engine, choice.given == 0
         if first:
-            choice.cached = int(record["cached_tokens"])
-            self.metrics.note_first(engine, choice.prompt, choice.cached, (time_us - record["sent_us"]) / 1e6)
-        self.metrics.note_tokens(engine, count, None if first else (time_us - choice.last_us) / 1e6)
-        if choice.given + count == choice.output:
-            times = self.driver.times(choice.slot, time_us)
+            seconds = (tokens.time_us - tokens.sent_us) / 1e6
+            self.metrics.note_first(engine, choice.prompt, choice.cached, seconds)
+        self.metrics.note_tokens(engine, tokens.count, None if first else (tokens.time_us - choice.last_us) / 1e6)
+        if choice.given + tokens.count == choice.output:
+            times = RequestTimes(tokens.sent_us, tokens.scheduled_us, choice.first_us, tokens.time_us)
             self.metrics.note_finished(engine, choice.prompt, choice.output, times, choice.reason)
 
     def leave(self, job: Job) -> None:
-        """Cancel the unfinished choices of a request whose client disconnected."""
+        """Forget a job, and cancel its unfinished choices: its client disconnected, or the server is being stopped."""
+        self._jobs.discard(job)
         for choice in job.choices:
-            if choice.given < choice.output:
-                self.metrics.note_aborted(int(self.engines.requests[choice.slot]["replica"]))
-                self.driver.cancel(choice.slot, choice)
+            engine = self.driver.cancel(choice)
+            if engine is not None:
+                self.metrics.note_aborted(engine)
+
+    def stop(self) -> None:
+        """Refuse new requests, and end all answers now: their clients get an error."""
+        self._stopping = True
+        for job in self._jobs:
+            job.stopped = True
+            job.ready.set()
 
     async def _models(self, _: Request) -> Response:
         serving = self.serving
         shared = {"object": "model", "created": self._started, "owned_by": "kernelsight"}
         cards = [{"id": name, **shared, "root": name, "max_model_len": serving.max_model_len} for name in serving.names]
-        return JSONResponse({"object": "list", "data": cards})
+        return _json({"object": "list", "data": cards})
 
     async def _health(self, _: Request) -> Response:
         return Response()
 
     async def _version(self, _: Request) -> Response:
-        return JSONResponse({"version": f"kernelsight {VERSION}"})
+        return _json({"version": f"kernelsight {VERSION}"})
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -182,12 +194,13 @@ class _Stream:
             while not last and not watching.done():
                 await job.ready.wait()
                 job.ready.clear()
-                last = job.finished
+                last = job.finished or job.stopped
                 if job.request.stream and not watching.done():
                     # a slow client blocks here; its next event has all tokens that arrived meanwhile
                     await send({"type": "http.response.body", "body": job.chunks(), "more_body": not last})
             if last and not job.request.stream and not watching.done():
-                await JSONResponse(job.body())(scope, receive, send)
+                answer = _json(job.body()) if job.finished else _json(STOPPED.as_dict(), STOPPED.status)
+                await answer(scope, receive, send)
         finally:
             watching.cancel()
             self._server.leave(job)
@@ -199,19 +212,28 @@ class _Stream:
         self._job.ready.set()
 
 
-async def _body_of(request: Request) -> Any:
-    """Return the JSON body of a request. Refused: not JSON, or larger than LARGEST_BODY."""
+async def _content_of(request: Request, most: int) -> bytes:
+    """Return the body of a request. Refused: it has more than ``most`` bytes, or says so, and is not read further."""
+    said = request.headers.get("content-length", "")
     content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > LARGEST_BODY:
-            raise Refused(f"the body is larger than {LARGEST_BODY >> 20} MiB.", 413, "RequestEntityTooLargeError")
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"the body is not JSON: {error}.") from None
+    too_large = said.isdecimal() and (len(said) > 18 or int(said) > most)
+    if not too_large:
+        async for part in request.stream():
+            content += part
+            too_large = len(content) > most
+            if too_large:
+                break
+    if too_large:
+        message = f"the body is larger than {most:,} bytes, the most for this model; send prompts in several requests."
+        raise Refused(message, 413, "RequestEntityTooLargeError")
+    return bytes(content)
+
+
+def _json(content: object, status: int = 200) -> Response:
+    """Return a JSON response in ASCII, which any text can be written in."""
+    return Response(ENCODE(content), status, media_type="application/json")
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    return JSONResponse({"detail": "Not Found" if status == 404 else "Method Not Allowed"}, status)
+    return _json({"detail": "Not Found" if status == 404 else "Method Not Allowed"}, status)

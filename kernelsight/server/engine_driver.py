@@ -12,26 +12,33 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from kernelsight.server.live_engines import LAST_US, LiveEngines
+from kernelsight.server.live_engines import LAST_US, LiveEngines, Tokens
 
 
-class RequestTimes(NamedTuple):
-    """Moments of a finished request in simulated time, us, and its prompt tokens found in the prefix cache."""
+class Delivery(NamedTuple):
+    """Tokens of one request, and what its engine knew of the request when it sampled them; times in simulated us."""
 
+    time_us: float
+    count: int
+    engine: int
     sent_us: float
     scheduled_us: float
-    first_token_us: float
-    finish_us: float
-    cached_tokens: int
+    cached_tokens: int  # of the prompt, found in the prefix cache
 
 
 class TokenReceiver(Protocol):
-    """The receiver of a request's tokens."""
+    """The receiver of one request's tokens; compared by identity."""
 
-    target: int  # tokens that are still to come
+    def give(self, tokens: Delivery) -> None:
+        """Receive tokens of the request."""
 
-    def give(self, count: int, time_us: float) -> None:
-        """Receive ``count`` tokens that the engine sampled at ``time_us``."""
+
+class _Sent:
+    """A request that was sent: its slot and engine, tokens still to sample and to deliver, and their receiver."""
+
+    def __init__(self, slot: int, engine: int, output: int, receiver: TokenReceiver) -> None:
+        self.slot, self.engine, self.receiver = slot, engine, receiver
+        self.to_sample = self.to_deliver = output
 
 
 class EngineDriver:
@@ -44,8 +51,10 @@ class EngineDriver:
         self.engines, self.speed = engines, speed
         self._now_s = now_s or asyncio.get_running_loop().time
         self._start_s, self._start_us = self._now_s(), engines.reached_us
-        self._answers: dict[int, TokenReceiver] = {}
-        self._waiting: list[tuple[float, int, int, int, TokenReceiver]] = []
+        # by slot, requests with tokens to sample; by receiver, those with tokens to deliver: the last are due later
+        self._in_slot: dict[int, _Sent] = {}
+        self._undelivered: dict[TokenReceiver, _Sent] = {}
+        self._waiting: list[tuple[float, int, Delivery, _Sent]] = []
         self._count, self._timer = 0, None
 
     def now_us(self) -> float:
@@ -53,47 +62,57 @@ class EngineDriver:
         passed_us = (self._now_s() - self._start_s) * 1e6 * self.speed
         return max(self._start_us + passed_us, math.nextafter(self.engines.reached_us, math.inf))
 
-    def send(self, prompt: int, output: int, keys: Sequence[bytes], priority: int, answer: TokenReceiver) -> int:
-        """Send a request now; return its slot, or -1 if the engine rejects it. See ``LiveEngines.add``."""
+    def send(self, prompt: int, output: int, keys: Sequence[bytes], priority: int, receiver: TokenReceiver) -> bool:
+        """Send a request now; return whether the engine takes it. See ``LiveEngines.add``.
+
+        Tokens may be delivered before this returns: each delivery says all that its receiver needs to know.
+        """
         slot, tokens = self.engines.add(self.now_us(), prompt, output, keys, priority)
-        self._keep(tokens)
+        self._keep(tokens)  # of other requests: no step begins at the moment that this one is sent
         if slot >= 0:
-            self._answers[slot] = answer
+            sent = _Sent(slot, int(self.engines.requests["replica"][slot]), output, receiver)
+            self._in_slot[slot] = self._undelivered[receiver] = sent
         self.turn()
-        return slot
+        return slot >= 0
 
-    def cancel(self, slot: int, answer: TokenReceiver) -> None:
-        """Cancel a request, unless its slot already belongs to another answer."""
-        if self._answers.get(slot) is answer:
-            del self._answers[slot]
-            self.engines.cancel(slot)
+    def cancel(self, receiver: TokenReceiver) -> int | None:
+        """Cancel the request of a receiver; return its engine, None if nothing of it was still to be delivered."""
+        sent = self._undelivered.pop(receiver, None)
+        if sent is None:
+            return None
+        if self._in_slot.get(sent.slot) is sent:
+            del self._in_slot[sent.slot]
+            self.engines.cancel(sent.slot)
             self.turn()
+        return sent.engine
 
-    def times(self, slot: int, finish_us: float) -> RequestTimes:
-        """Return the moments of a request whose last token was just delivered."""
-        record = self.engines.requests[slot]
-        moments = (float(record[name]) for name in ("sent_us", "scheduled_us", "first_token_us"))
-        return RequestTimes(*moments, finish_us, int(record["cached_tokens"]))
-
-    def _keep(self, tokens: Sequence) -> None:
-        """Queue tokens until their time."""
+    def _keep(self, tokens: Sequence[Tokens]) -> None:
+        """Queue tokens until their time, with what the records of their requests say now."""
         for time_us, slot, count in tokens:
-            answer = self._answers.get(slot)
-            if answer is not None:  # not cancelled
-                self._count += 1
-                heapq.heappush(self._waiting, (time_us, self._count, slot, count, answer))
+            sent = self._in_slot.get(slot)
+            if sent is None:
+                continue  # cancelled
+            record = self.engines.requests[slot]
+            moments = float(record["sent_us"]), float(record["scheduled_us"])
+            delivery = Delivery(time_us, count, sent.engine, *moments, int(record["cached_tokens"]))
+            self._count += 1
+            heapq.heappush(self._waiting, (time_us, self._count, delivery, sent))
+            sent.to_sample -= count
+            if sent.to_sample == 0:
+                del self._in_slot[slot]
 
     def turn(self) -> None:
         """Advance the engines, deliver due tokens, and schedule the next wake-up."""
         now_us = self.now_us()
         self._keep(self.engines.advance(now_us))
         while self._waiting and self._waiting[0][0] <= now_us:
-            time_us, _, slot, count, answer = heapq.heappop(self._waiting)
-            if self._answers.get(slot) is answer:
-                answer.target -= count
-                if answer.target == 0:
-                    del self._answers[slot]
-                answer.give(count, time_us)
+            _, _, delivery, sent = heapq.heappop(self._waiting)
+            if self._undelivered.get(sent.receiver) is not sent:
+                continue  # cancelled
+            sent.to_deliver -= delivery.count
+            if sent.to_deliver == 0:
+                del self._undelivered[sent.receiver]
+            sent.receiver.give(delivery)
         self._sleep(now_us)
 
     def _sleep(self, now_us: float) -> None:

@@ -6,10 +6,11 @@ Source: ``vllm/v1/metrics/loggers.py`` of vllm-project/vllm @ 005a810, and the n
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kernelsight.server.engine_driver import RequestTimes
 from kernelsight.server.live_engines import LiveEngines
 
 FIRST_TOKEN_S = (
@@ -47,6 +48,15 @@ def token_buckets(limit: int) -> list[int]:
     [1, 2, 5, 10, 20, 50, 100]
     """
     return [value for power in range(12) for digit in (1, 2, 5) if (value := digit * 10**power) <= limit]
+
+
+class RequestTimes(NamedTuple):
+    """Moments of a finished request in simulated time, us."""
+
+    sent_us: float
+    scheduled_us: float
+    first_token_us: float
+    finish_us: float
 
 
 class Metrics:

@@ -18,17 +18,18 @@ from kernelsight.errors import InvalidInput, extra_missing
 BYTES_PER_TOKEN = 4
 # template of a chat message: its role and two special tokens
 TURN = "<|{role}|>\n{text}<|end|>\n"
-# words of filler text, four bytes each: one token for most tokenizers
+# words of filler text, each of WORD_BYTES: one token for most tokenizers
+WORD_BYTES = 4
 WORDS = (" the", " and", " you", " for", " are", " not", " but", " all", " can", " has", " was", " out", " one", " new")
 
 
 def estimated_tokens(text: str) -> np.ndarray:
-    """Return estimated token ids of a text, one per four bytes.
+    """Return estimated token ids of a text, one per four bytes; UnicodeEncodeError: half of a surrogate pair.
 
     >>> estimated_tokens("one two three").size, (estimated_tokens("one two") == estimated_tokens("one two")).all()
     (4, np.True_)
     """
-    content = text.encode("utf-8", "surrogatepass")
+    content = text.encode()
     return np.frombuffer(content + b"\0" * (-len(content) % BYTES_PER_TOKEN), "<u4").astype(np.int64)
 
 
@@ -45,7 +46,13 @@ def read_tokenizer(path: Path) -> Callable[[str], np.ndarray]:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises Exception itself
         raise InvalidInput(f"cannot read the tokenizer {file}: {error}.") from None
-    return lambda text: np.array(tokenizer.encode(text).ids, np.int64)
+
+    def tokens_of(text: str) -> np.ndarray:
+        text.encode()  # UnicodeEncodeError, as of estimated_tokens
+        # of a batch: it lets other threads run meanwhile
+        return np.array(tokenizer.encode_batch([text])[0].ids, np.int64)
+
+    return tokens_of
 
 
 def chat_text(messages: Sequence[Mapping[str, Any]]) -> str:

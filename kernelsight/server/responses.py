@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
-from kernelsight.server.prompts import WORDS
-from kernelsight.server.requests import CompletionRequest
+from kernelsight.server.engine_driver import Delivery
+from kernelsight.server.prompts import WORD_BYTES, WORDS
+from kernelsight.server.requests import STOPPED, CompletionRequest
 
 DONE = b"data: [DONE]\n\n"
 # reused: json.dumps creates an encoder per call for other than default separators
@@ -21,39 +23,45 @@ def filler(first: int, count: int) -> str:
     >>> filler(0, 2), len(filler(12, 5)) // 4
     (' the and', 5)
     """
-    return "".join(WORDS[number % len(WORDS)] for number in range(first, first + count))
+    start = first % len(WORDS)
+    words = "".join(WORDS) * ((start + count) // len(WORDS) + 1)
+    return words[WORD_BYTES * start : WORD_BYTES * (start + count)]
 
 
 class Choice:
     """One choice of a response: its prompt and output length, and tokens given by the engine and sent so far.
 
-    ``reason``: finish_reason; ``target``: tokens that are still to come; ``cached``: prompt tokens found in the prefix
-    cache; ``slot``: in the engines, -1 before it is sent; ``last_us``: time of the last token.
+    ``reason``: finish_reason; ``cached``: prompt tokens found in the prefix cache; ``first_us``, ``last_us``: simulated
+    times of the first and the last token so far, -1 before them.
     """
 
     def __init__(self, index: int, prompt: int, output: int, reason: str, job: Job) -> None:
         self.index, self.prompt, self.output, self.reason, self._job = index, prompt, output, reason, job
-        self.target, self.given, self.sent, self.cached = output, 0, 0, 0
-        self.slot, self.last_us = -1, -1.0
+        self.given, self.sent, self.cached = 0, 0, 0
+        self.first_us = self.last_us = -1.0
 
-    def give(self, count: int, time_us: float) -> None:
-        """Receive ``count`` tokens that the engine sampled at ``time_us``, simulated time."""
-        self._job.note(self, count, time_us)
-        self.given += count
-        self.last_us = time_us
+    def give(self, tokens: Delivery) -> None:
+        """Receive tokens of the engine."""
+        if self.given == 0:
+            self.cached, self.first_us = tokens.cached_tokens, tokens.time_us
+        self._job.note(self, tokens)
+        self.given += tokens.count
+        self.last_us = tokens.time_us
         self._job.ready.set()
 
 
 class Job:
     """One HTTP request and the choices of its response.
 
-    ``note``: called with (choice, count, time_us) before tokens are given; ``ready``: set when tokens arrive.
+    ``note``: called with (choice, delivery) before tokens are given; ``ready``: set when tokens arrive, or when it is
+    ``stopped``: the server ends before the answer does.
     """
 
-    def __init__(self, request: CompletionRequest, model: str, name: str, note: Any) -> None:
-        self.request, self.model, self.note = request, model, note
+    def __init__(self, request: CompletionRequest, name: str, note: Callable[[Choice, Delivery], None]) -> None:
+        self.request, self.note = request, note
         self.name, self.created = ("chatcmpl-" if request.chat else "cmpl-") + name, int(time.time())
         self.choices: list[Choice] = []
+        self.stopped = False
         self.ready = asyncio.Event()
 
     @property
@@ -84,7 +92,8 @@ class Job:
         return self._body(kind, choices) | {"usage": self.usage()}
 
     def chunks(self) -> bytes:
-        """Return the server-sent events of tokens given since the last call; when finished, also usage and [DONE]."""
+        """Return the server-sent events of tokens given since the last call; when finished, also usage and [DONE];
+        when stopped, an error."""
         events = []
         for choice in self.choices:
             if choice.sent == choice.given:
@@ -100,6 +109,8 @@ class Job:
             if self.request.include_usage:
                 events.append(_event(self._body(self._kind, []) | {"usage": self.usage()}))
             events.append(DONE)
+        elif self.stopped:
+            events.append(_event(STOPPED.as_dict()))
         return b"".join(events)
 
     @property
@@ -118,7 +129,13 @@ class Job:
         return _event(body)
 
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.name, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        return {
+            "id": self.name,
+            "object": kind,
+            "created": self.created,
+            "model": self.request.model,
+            "choices": choices,
+        }
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -83,6 +84,18 @@ def tokens_of(path: str | None, model: str | None) -> Callable[[str], np.ndarray
     return estimated_tokens
 
 
+def is_local(host: str) -> bool:
+    """Return whether only this machine reaches an address to listen at.
+
+    >>> is_local("127.0.0.1"), is_local("localhost"), is_local("::1"), is_local("0.0.0.0"), is_local("")
+    (True, True, True, False, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """Return a listening socket; InvalidInput: the port is in use, or the host is not an address of this machine.
 
@@ -101,11 +114,16 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def serve_until_stopped(server: Server, listener: socket.socket) -> None:
-    """Serve requests until a signal; an interrupt is a normal end."""
+    """Serve requests until a signal, which is a normal end: answers that are underway end with an error, at once."""
     import uvicorn
+
+    class Stoppable(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            server.stop()
+            await super().shutdown(sockets)
 
     config = uvicorn.Config(
         server.app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=1
     )
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+        Stoppable(config).run(sockets=[listener])

@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from kernelsight.dataflow.contract import load_contracts
+from kernelsight.dataflow.locations import folder
+from kernelsight.errors import KernelSightError
 from kernelsight.session import connect
 from tests.cli.conftest import predict_all
 
@@ -195,12 +198,16 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
             "memory_bandwidth_bytes_per_s has NaN or infinity",
         ),
         (FAST | {"sm_count": 1.5}, ".json", "sm_count is 1.5; give a value of type int64."),
-        (FAST | {"sm_count": 0}, ".json", "column sm_count: 1 row fails 'sm_count > 0' (row 1: 0)"),
+        (
+            FAST | {"sm_count": 0},
+            ".json",
+            "column sm_count: 1 row fails 'sm_count > 0 and sm_count <= 100000' (row 1: 0)",
+        ),
         ([FAST, FAST], ".json", "1 duplicate key (gpu 'fast')"),
         (FAST | {"link_fabric": "wire"}, ".json", "gpus.link_fabric is 'wire', which is not in fabrics.fabric."),
         ("", ".csv", "has no GPU; give a header, and a line for each."),
         ("gpu,like\n", ".csv", "has no GPU; give a header, and a line for each."),
-        ("gpu,gpu\na,b\n", ".csv", "has duplicate columns: gpu, gpu; keep one of each."),
+        ("gpu,gpu\na,b\n", ".csv", "has duplicate columns in its 2; keep one of each."),
         (
             "gpu,like\nfast,h100_sxm,3\n",
             ".csv",
@@ -219,3 +226,25 @@ def test_a_file_that_is_not_there(refusal, tmp_path):
     assert (
         refusal(*STEP, "--gpus", tmp_path) == f"file {tmp_path} is a folder; --gpus takes a CSV or JSON file of GPUs."
     )
+
+
+IMPOSSIBLE = {"int64": (2**62,), "float64": (2.0**62, 1e308)}
+
+
+@pytest.mark.parametrize("column", [each for each in load_contracts(folder("schemas"))["gpus"].columns if each.unit])
+def test_every_quantity_of_a_gpu_is_bounded(column):
+    """A table of hypothetical GPUs cannot state what no GPU has: 2^62 W were served as 3.7e17 W."""
+    with connect() as session:
+        row = session.query("select * from gpus where gpu = 'mi300x'").to_pylist()[0]
+        for value in IMPOSSIBLE[column.type]:
+            with pytest.raises(KernelSightError, match=f"column {column.name}: 1 row fails"):
+                session.give("gpus", [row | {column.name: value if column.type == "int64" else float(value)}])
+
+
+@pytest.mark.parametrize("value", ["1e400", "nan", "9", "", "gfx", "9.0 or so", "-9.0"])
+def test_a_compute_capability_has_the_form_of_one(value):
+    with connect() as session:
+        row = session.query("select * from gpus where gpu = 'h100_sxm'").to_pylist()[0]
+        with pytest.raises(KernelSightError, match="column compute_capability: 1 row fails"):
+            session.give("gpus", [row | {"compute_capability": value}])
+        session.give("gpus", [row | {"compute_capability": "13.5"}])

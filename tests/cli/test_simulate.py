@@ -248,7 +248,7 @@ def test_files_that_are_no_trace(refusal, tmp_path):
     )
     for content, words in (
         (b"", "the file is empty."),
-        (b"a,b\n1,2\n", "unknown format with the fields 'a', 'b'. Known formats: "),
+        (b"a,b\n1,2\n", "unknown format with 2 fields: none with the name of a known one. Known formats: "),
         (b"prompt_tokens,output_tokens\n1,2\n", "fields of the KernelSight format are missing: arrival_s."),
         (b"PAR1junk", "it is not a complete Parquet file"),
         (b"\x1f\x8bjunk", "it cannot be decompressed"),
@@ -401,3 +401,15 @@ def test_an_option_of_an_engine_is_explained(refusal):
     called = "called --enable-expert-parallel here; use that, or give the whole line to --launch."
     assert refusal(*SIMULATE, "--ep", "8") == f"--ep is an option of sglang, {called}"
     assert refusal(*SIMULATE, "--engine", "trtllm", "--ep", "8") == f"--ep is an option of trtllm, {called}"
+
+
+def test_a_scenario_of_which_no_request_is_served_ends_with_status_2(command):
+    """Prompts longer than a step, which are not split: the page is printed, and the command fails as others do."""
+    load = ("--max-concurrency", 2, "--num-prompts", 3, "--isl", 12_000, "--osl", 4)
+    limits = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", 8192)
+    answer = command("simulate", "--model", "phi-4", "--gpu", "rtx_pro_6000_server", *limits, *load)
+    assert answer.status == 2
+    assert "requests completed                                  0 of 3" in answer.out
+    assert "too long: prompt and output may have 16,384 tokens (--max-model-len), the prompt 8,192" in answer.out
+    sentence = "no request was served: each is longer than the model, the KV cache or a step of the engine allows"
+    assert f"kernelsight: {sentence}: the KV cache of a replica has" in answer.err

@@ -21,8 +21,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
 from kernelsight.server.app import Server
-from kernelsight.server.engine_driver import RequestTimes
-from kernelsight.server.metrics import Metrics
+from kernelsight.server.metrics import Metrics, RequestTimes
 from kernelsight.server.start import server_of
 from tests.server.asgi import Reply, VirtualLoop, ask, on_loop
 
@@ -83,6 +82,13 @@ def test_a_chat_stream(server: Server) -> None:
     assert {each["usage"] for each in chunks} == {None}
 
 
+def test_a_stream_has_the_text_of_the_whole_answer(server: Server) -> None:
+    body = {"prompt": [1] * 20, "max_tokens": 40}
+    events = post(server, "completions", body | {"stream": True}).events()[:-1]
+    whole = post(server, "completions", body).json()["choices"][0]["text"]
+    assert "".join(each["choices"][0]["text"] for each in events) == whole and len(events) == 40
+
+
 def test_several_prompts_and_choices(server: Server) -> None:
     answer = post(server, "completions", {"prompt": ["one", "two"], "n": 2, "max_tokens": 3}).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
@@ -129,7 +135,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
         (TEXT, {"prompt": [1], "max_tokens": 0}, 400, "max_tokens must be at least 1, got 0"),
         (TEXT, {"prompt": [1], "max_tokens": True}, 400, "max_tokens must be at least 1"),
         (TEXT, {"prompt": [1], "n": 1000}, 400, "1000 answers are asked for"),
-        (TEXT, {"prompt": [1], "priority": "high"}, 400, "`priority` is not a whole number"),
+        (TEXT, {"prompt": [1], "priority": "high"}, 400, "priority must be at least -2147483648, got 'high'"),
         (TEXT, {"prompt": [1], "stream_options": {"include_usage": True}}, 400, "only be defined when `stream=True`"),
         (TEXT, {"prompt": [1], "stream": True, "stream_options": 3}, 400, "`stream_options` is not an object"),
         (CHAT, {}, 400, "`messages` is not a list of messages"),
@@ -143,9 +149,9 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
         (CHAT, {"messages": MESSAGES, "max_completion_tokens": -1}, 400, "max_completion_tokens must be at least 1"),
         (TEXT, b"{", 400, "the body is not JSON"),
         (TEXT, b"\xff", 400, "the body is not JSON"),
-        (TEXT, b"[" * 100_000, 400, "the body is not JSON"),
+        (TEXT, b"[" * 100_000, 400, "the body is nested too deeply"),
         (TEXT, [1], 400, "the body is not a JSON object"),
-        (TEXT, b" " * (33 << 20), 413, "larger than 32 MiB"),
+        (TEXT, b" " * (2 << 20), 413, "larger than 1,081,344 bytes"),
     ],
 )
 def test_refusals(server: Server, path: str, body: Any, status: int, message: str) -> None:
@@ -248,7 +254,7 @@ def test_metrics_are_calculated_as_by_hand() -> None:
     metrics.note_first(0, 500, 200, 3.0)
     metrics.note_tokens(0, 1, None)
     metrics.note_tokens(0, 10, 0.5)
-    metrics.note_finished(0, 500, 11, RequestTimes(1e6, 2e6, 4e6, 9e6, 200), "stop")
+    metrics.note_finished(0, 500, 11, RequestTimes(1e6, 2e6, 4e6, 9e6), "stop")
     metrics.text()
     engines["preempted"][0] += 2
     text = metrics.text().decode()

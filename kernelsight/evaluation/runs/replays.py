@@ -141,5 +141,5 @@ def scored_row(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, A
         if measured_both(run):
             row["errors"] = with_errors(run, served["ttft_mean_ms"], served["tpot_mean_ms"])
     elif served["status"] == "served":
-        row["status"] = "no request was served: longer than the model or the KV cache allows"
+        row["status"] = "served, but outputs of one token have no TPOT"
     return row

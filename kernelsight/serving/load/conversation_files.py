@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelsight import errors
+from kernelsight.errors import shown
 from kernelsight.serving.load.dependencies import Dependencies, first_bad_pause, pause_fault
-from kernelsight.serving.load.trace_formats import shown
 
 LARGEST_SIZE = 2**53
 ADVICE = "Correct it, or remove the file."

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelsight.serving.load.trace_formats import shown
+from kernelsight.errors import shown
 
 LONGEST_S = 1e9  # the simulated clock counts nanoseconds in 64 bits
 

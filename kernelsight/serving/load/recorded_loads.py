@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight import errors
+from kernelsight.errors import shown
 from kernelsight.scenario.load_rules import CONVERSATION_ENDINGS
 from kernelsight.serving.load import dependencies as waiting
 from kernelsight.serving.load.conversation_files import Conversations, is_conversation, read_conversations
 from kernelsight.serving.load.dependencies import Dependencies
 from kernelsight.serving.load.trace_files import content_of, read_container
-from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, shown
+from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace
 from kernelsight.serving.load.traces import TRACE_SCHEMA, numbers, requests_of_trace, text_of
 
 

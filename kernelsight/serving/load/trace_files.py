@@ -21,7 +21,8 @@ import pyarrow.json
 from kernelsight import errors
 from kernelsight.dataflow.bounded_files import WHOLE_BYTES, pieces_of, read_bytes, unpacked, within_ratio
 from kernelsight.dataflow.parquet_files import read_source
-from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise, shown
+from kernelsight.errors import shown
+from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise
 
 ZSTD_PIECE = 1 << 20
 HUGE = 1e300  # JSON may have whole numbers beyond float64; capped here, rejected as a size later

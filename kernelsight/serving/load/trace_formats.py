@@ -7,6 +7,7 @@ that of github.com/HPMLL/BurstGPT.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -97,29 +98,22 @@ class RawTrace(NamedTuple):
 
 def recognise(path: Path, fields: list[str]) -> TraceFormat:
     """Return the format whose required fields are present; InvalidInput names those missing in the closest one."""
-    repeated = sorted({f for f in fields if fields.count(f) > 1})
+    # other fields are not shown: the file may be no trace, and its first line a secret
+    shown_fields = errors.familiar(fields, {field for each in FORMATS for field in each.fields()})
+    repeated = sorted(field for field, count in Counter(fields).items() if count > 1)
     if repeated:
-        advice = "Keep one of each."
-        raise errors.trace_unusable(path, f"duplicate columns {', '.join(repeated)}", advice)
+        found = ", ".join(field for field in repeated if field in shown_fields) or "in its first line"
+        raise errors.trace_unusable(path, f"duplicate columns {found}", "Keep one of each.")
     nearest = max(FORMATS, key=lambda f: len(set(f.required()) & set(fields)))
     missing = [field for field in nearest.required() if field not in fields]
     if len(missing) == len(nearest.required()):
         formats = "; ".join(f"{f.name} ({', '.join(f.required())})" for f in FORMATS)
-        names = ", ".join(shown(f) for f in fields[:12]) + (", …" if len(fields) > 12 else "")
-        raise errors.trace_unusable(path, f"unknown format with the fields {names}", f"Known formats: {formats}.")
+        found = ", ".join(map(repr, shown_fields)) or "none with the name of a known one"
+        problem = f"unknown format with {len(fields)} field{'s' * (len(fields) > 1)}: {found}"
+        raise errors.trace_unusable(path, problem, f"Known formats: {formats}.")
     if missing:
         advice = f"Add {'it' if len(missing) == 1 else 'them'}, or use another known format."
         raise errors.trace_unusable(
             path, f"fields of the {nearest.name} format are missing: {', '.join(missing)}", advice
         )
     return nearest
-
-
-def shown(value: object) -> str:
-    """Return the representation of a value for messages, truncated to 60 characters.
-
-    >>> shown("abc"), shown("x" * 80)[-3:]
-    ("'abc'", 'xx…')
-    """
-    text = repr(value)
-    return text if len(text) <= 60 else text[:59] + "…"

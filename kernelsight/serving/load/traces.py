@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 
 from kernelsight import errors
 from kernelsight.dataflow.rows import python_values
-from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, shown
+from kernelsight.errors import shown
+from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace
 
 TRACE_SCHEMA = pa.schema(
     [

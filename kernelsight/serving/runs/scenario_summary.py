@@ -44,6 +44,10 @@ class Results(NamedTuple):
     scenario_energy: pa.Table
 
 
+# status of a scenario whose deployment runs, and whose requests are all rejected
+NONE_SERVED = "no request was served: each is longer than the model, the KV cache or a step of the engine allows"
+
+
 def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.Table:
     """Return ``scenario_summary``, sorted by scenario_id; ``status`` of a scenario that was not served says why."""
     planned = pc.is_in(scenarios["deployment_id"], deployed.memory_plan["deployment_id"].combine_chunks())
@@ -52,8 +56,10 @@ def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.T
     statistics = rows_by_key(served.request_statistics, "scenario_id", names)
     replicas = _replicas(names, served.replica_totals, deployed.memory_plan)
     columns = {"scenario_id": names, "deployment_id": scenarios["deployment_id"]}
-    columns["status"] = _statuses(scenarios, deployed)
     columns |= {name: pc.fill_null(statistics[name], 0) for name in ("requests", "completed")}
+    columns["status"] = _statuses(scenarios, deployed)
+    none_served = pc.and_(pc.equal(columns["status"], "served"), pc.equal(columns["completed"], 0))
+    columns["status"] = pc.if_else(none_served, NONE_SERVED, columns["status"])
     columns["duration_s"] = statistics["duration_s"]
     columns |= {
         f"{metric}_{name}_ms": statistics[f"{metric}_{name}_ms"] for metric in ("ttft", "tpot") for name in LATENCIES

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kernelsight.serving.runs.scenario_summary import NONE_SERVED
 from kernelsight.session import Session, connect
 from tests.asked import give_plan
 from tests.sweeps.conftest import rows_of
@@ -74,6 +75,12 @@ def test_statistics_are_those_of_the_queries(sessions: tuple[Session, Session]):
     recomputed = "select distinct scenario_id from request_events where recomputed_ns > 0"
     preempted = {row["scenario_id"] for row in rows if row["preempted_ns"]}
     assert {row["scenario_id"] for row in session.query(recomputed).to_pylist()} & preempted
+
+
+def test_a_scenario_of_which_no_request_was_served_is_not_served(sessions: tuple[Session, Session]):
+    rows = rows_of_table(sessions[0], "scenario_summary")
+    assert {row["status"] for row in rows if row["completed"] == 0} == {NONE_SERVED}
+    assert {row["status"] for row in rows if row["completed"]} == {"served"}
 
 
 def test_rejections_are_counted_by_reason(sessions: tuple[Session, Session]):
