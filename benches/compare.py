@@ -25,6 +25,7 @@ from record import record
 import kernelsight as ks
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import Variant, give_log
+from kernelsight.models.model_names import is_mixture
 
 DEPLOYMENTS = (
     ({"model": "llama-3.1-8b", "gpu": "h100_sxm"}, 12.0),
@@ -52,8 +53,7 @@ ITERATION = (
 
 def faults_of(deployment: Mapping[str, Any]) -> list[str]:
     """Return the names of the faults that a deployment can have."""
-    moe = deployment["model"] in ("qwen3-30b-a3b", "gpt-oss-120b")
-    kernels = [name for name in KERNELS if name != "moe" or moe]
+    kernels = [name for name in KERNELS if name != "moe" or is_mixture(deployment["model"])]
     if deployment.get("tensor_parallel_size", 1) == 1:
         kernels.remove("communication")
     return [*kernels, "host", "host", "client", "enable_prefix_caching", "max_num_batched_tokens", "workload"]

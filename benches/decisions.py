@@ -14,7 +14,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from record import ROOT, record
+from record import ROOT, SERVERS, record
 
 import kernelsight as ks
 from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_runs
@@ -22,7 +22,6 @@ from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.replays import replay_left_out
 from kernelsight.laboratory.decisions import LEAST, MOST, Decision, decision_scores, decisions_of, reliability
 
-SOURCES = ("aiconfigurator", "../shared/data/servers", "../shared/data/inference-perf-example")
 SAMPLE = 100
 
 
@@ -30,7 +29,7 @@ def decided(sample: int) -> list[Decision]:
     """Return the decisions on at most ``sample`` runs of each campaign."""
     with contextlib.chdir(ROOT), ks.connect() as session:
         session.progress = None
-        runs = read_runs(*SOURCES).table.to_pylist()
+        runs = read_runs("aiconfigurator", *SERVERS).table.to_pylist()
         chosen = [runs[number] for number in spread_runs(runs, sample)]
         rows, _ = replay_left_out(session, chosen)
     return decisions_of(scored_of_campaigns(rows))

@@ -25,6 +25,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
+# measured servers, beside the runs of aiconfigurator-core
+SERVERS = (
+    *(
+        f"../shared/data/servers/{name}.csv"
+        for name in (*("gpustack_lab", "mlenergy", "sglang_cookbook", "trtllm_throughput", "vllm_0_15_1"),)
+    ),
+    "../shared/data/inference-perf-example",
+)
 # parts of the program that results depend on: files and folders
 PARTS: dict[str, tuple[str, ...]] = {
     "pack": ("kernelsight/packs",),

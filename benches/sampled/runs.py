@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from record import ROOT, read
+from record import ROOT, SERVERS, read
 
 import kernelsight as ks
 from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_runs
@@ -23,7 +23,6 @@ from sampled import first_by_hash
 RUNS = 10
 ACROSS = 3
 A_CAMPAIGN = 2
-SERVERS = ("../shared/data/servers", "../shared/data/inference-perf-example")
 ML_ENERGY = "../shared/data/servers/mlenergy.csv"
 
 

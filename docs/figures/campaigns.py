@@ -15,6 +15,8 @@ CAMPAIGNS = {
     "inference_perf": "inference-perf, vLLM 0.11",
     "mlenergy": "ML.ENERGY v3, vLLM, text",
     "trtllm_tables": "TensorRT-LLM's throughput tables",
+    "sglang_cookbook": "SGLang's cookbook",
+    "gpustack_lab": "GPUStack's laboratory",
 }
 METRICS = {
     "ttft_mean": "TTFT, mean",
@@ -59,6 +61,8 @@ FIRST = {
     "inference_perf": ("e2e_mean", "throughput"),
     "mlenergy": ("itl_p50",),
     "trtllm_tables": ("throughput",),
+    "sglang_cookbook": ("ttft_mean", "tpot_mean"),
+    "gpustack_lab": ("tpot_mean", "throughput"),
 }
 
 
@@ -69,9 +73,25 @@ def short() -> str:
     for campaign, metrics in FIRST.items():
         for metric in metrics:
             columns = [recorded.get(name, {}).get(campaign, {}).get(metric) for name in NAMES]
+            if columns[1] is None:
+                continue
             cells = [percent(each["median_ape"]) if each else NONE for each in columns]
             rows.append([CAMPAIGNS[campaign], METRICS[metric], count(columns[1]["n"]), *cells])
     return table(["campaign", "metric", "runs", "before", "as shipped", "fitted without it"], rows)
+
+
+def coverage() -> str:
+    """Table of the coverage and width of 90 % intervals by what is known of a prediction beforehand."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in figures()["coverage"]:
+        cell = f"{percent(row['coverage_90'], 0)} of {count(row['n'])}, {row['width_90']:.2f}"
+        cells.setdefault((row["label"], row["value"]), {})[row["metric"]] = cell
+    names = {"ttft": "TTFT", "tpot": "TPOT or ITL", "e2e": "E2E", "throughput": "output throughput"}
+    rows = [
+        [" ".join(dict.fromkeys(key)), *(by_metric.get(metric, NONE) for metric in names)]
+        for key, by_metric in cells.items()
+    ]
+    return table(["", *names.values()], rows)
 
 
 def _cell(score: Mapping[str, Any] | None) -> str:

@@ -19,6 +19,9 @@ def fitted() -> str:
     with (record.ROOT / "kernelsight" / "catalog" / "gpus.csv").open(encoding="utf-8") as file:
         gaps = {row["gpu"]: row["kernel_gap_us"] for row in csv.DictReader(file)}
 
+    with (record.ROOT / "kernelsight" / "catalog" / "recipes.csv").open(encoding="utf-8") as file:
+        delays = {row["recipe"]: row["request_delay_ms"] for row in csv.DictReader(file)}
+
     def ms(us: str) -> str:
         return f"{float(us) / 1000:g} ms"
 
@@ -57,8 +60,8 @@ def fitted() -> str:
             f"{vllm['per_prompt_token_us']} µs; none for natural text",
         ],
         [
-            f"each request to a mixture of experts on SGLang from {sglang['from_version']} on",
-            f"{ms(sglang['experts_request_us'])}; cause unknown",
+            "each request of InferenceX's runs on SGLang, beside that, by their recipe (`recipes.request_delay_ms`)",
+            f"{delays['ix_sglang_delay']} ms, fitted on their own fifth; cause unknown, and not seen in other campaigns",
         ],
     ]
     return table(["cause", "figure"], rows)

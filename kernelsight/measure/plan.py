@@ -66,12 +66,12 @@ def served_calls(
     from kernelsight.scenario.scenario_rows import deployment_row, normalise, resolve_names
 
     deployments, steps = [], []
-    model_rows = {row["model"]: row for row in session.table("models").to_pylist()}
     for model, engine, size in itertools.product(models, engines, TENSOR_PARALLEL_SIZES):
         flags = {"model": model, "gpu": gpu, "engine": engine, "tensor_parallel_size": size}
-        flags = resolve_names(session, normalise(flags))
+        flags = resolve_names(session, normalise(flags))  # adds the model of a config.json to ``models``
         row = {**deployment_row(flags), "deployment_id": f"{model}-{engine}-{size}"}
-        if size > 1 and model_rows.get(row["model"], {}).get("heads", 0) % size:
+        heads = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "heads")), strict=True))
+        if heads[row["model"]] % size:
             continue
         deployments.append(row)
         steps += [{"deployment_id": row["deployment_id"], **step} for step in _steps()]

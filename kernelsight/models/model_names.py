@@ -84,16 +84,29 @@ def is_quantised(name: str) -> bool:
     >>> is_quantised("Qwen/Qwen3-8B"), is_quantised("Qwen/Qwen3-32B-FP8"), is_quantised("me/Qwen3-8B-AWQ")
     (False, True, True)
     """
+    base, row = _base_of(name)
+    return bool(base and base.quantization) or any(row[column] != row["dtype"] for column in FORMATS)
+
+
+def is_mixture(name: str) -> bool:
+    """Return whether a model is a mixture of experts, by its config or, of a variant, that of its base.
+
+    >>> is_mixture("Qwen/Qwen3-30B-A3B-FP8"), is_mixture("nvidia/Qwen3-32B-NVFP4"), is_mixture("mixtral-8x7b-v0.1")
+    (True, False, True)
+    """
+    return _base_of(name)[1]["experts"] is not None
+
+
+def _base_of(name: str) -> tuple[Variant | None, Mapping[str, Any]]:
+    """Return what a model is a variant of, or None, and the ``models`` row of its base or of its own config."""
     row = _rows().get(name)
-    if row is None:
-        try:
-            row = _rows()[resolve(name)]
-        except KernelSightError:
-            variant = find_variant(name)
-            if variant is not None:
-                return variant.quantization is not None or is_quantised(variant.base)
-            row = read_config_file(name)[0]
-    return any(row[column] != row["dtype"] for column in FORMATS)
+    if row is not None:
+        return None, row
+    try:
+        return None, _rows()[resolve(name)]
+    except KernelSightError:
+        variant = find_variant(name)
+        return (variant, _rows()[variant.base]) if variant else (None, read_config_file(name)[0])
 
 
 def variant_rows(name: str, variant: Variant, row: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Rows:

@@ -93,6 +93,13 @@ DEPLOYMENT = (
         most=LARGEST_PARALLEL_SIZE,
     ),
     _of_deployment(
+        "request_delay_ms",
+        "span",
+        "time of each request before the engine's front end: of a client, proxy or gateway (default: 0)",
+        "MS",
+        least=0.0,
+    ),
+    _of_deployment(
         "cpu",
         help="CPU of the server, from the table cpus: times of the host go with the speed of one thread (default: the "
         "one that the GPU is sold with, else x86)",

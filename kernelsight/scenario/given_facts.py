@@ -117,7 +117,7 @@ def give_host_overheads(session: Session, path: Path) -> None:
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
     measured, on the CPU that serves, and as exact unless it states its step_log_sd. Terms that refine a stated figure
-    are 0 unless stated: with request_us those of tokens and experts, with per_eager_launch_us those of latent attention
+    are 0 unless stated: with request_us those of tokens, with per_eager_launch_us those of latent attention
     and FP8 products, with per_request_us that of requests of other stages; with exposed_per_request_us all requests
     cost the same.
     InvalidInput: the file cannot be read, or a value is invalid.
@@ -139,7 +139,7 @@ def give_host_overheads(session: Session, path: Path) -> None:
         if unknown_columns:
             raise unknown("column of host_overheads", unknown_columns[0], [column.name for column in columns])
         if "request_us" in fields:
-            fields = {"per_prompt_token_us": 0.0, "per_output_token_us": 0.0, "experts_request_us": 0.0} | fields
+            fields = {"per_prompt_token_us": 0.0, "per_output_token_us": 0.0} | fields
         if "per_request_us" in fields:
             fields = {"per_active_us": 0.0} | fields
         if "per_eager_launch_us" in fields:

@@ -1,5 +1,5 @@
 -- Host overhead of each deployment: the engine's latest row up to the deployment's version, or its newest row if no version is stated
--- Additions: launches of latent attention (MLA), and requests of MoE models. Times of Python and PyTorch scale with the CPU;
+-- Additions: launches of latent attention (MLA), and the stated delay of requests. Times of Python and PyTorch scale with the CPU;
 -- gaps between kernels belong to the GPU, and times from log_corrections were measured.
 with held as (
   select
@@ -8,6 +8,7 @@ with held as (
     deployments.gpu,
     deployments.engine_version,
     coalesce(deployments.api_server_count, 1) as front_ends,
+    coalesce(deployments.request_delay_ms, 0) * 1000 as request_delay_us,
     coalesce(deployments.cpu, gpus.cpu, 'x86') as cpu,
     case when coalesce(host_overheads.compiled, false) then 1.0 else coalesce(cpus.speed, 1.0) end as cpu_speed,
     host_overheads.*,
@@ -62,11 +63,8 @@ select
   -- attention, its KV write, and the graph of the remaining kernels
   3 * models.layer_count as piecewise_launches,
   coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
-  greatest(
-    held.request_us / cpu_speed + case when models.experts is not null then coalesce(experts_request_us, 0) else 0 end
-      + coalesce(added.request_us, 0),
-    0
-  ) as request_us,
+  greatest(held.request_us / cpu_speed + request_delay_us + coalesce(added.request_us, 0), 0) as request_us,
+  request_delay_us,
   coalesce(per_prompt_token_us, 0) / cpu_speed as per_prompt_token_us,
   coalesce(per_output_token_us, 0) / cpu_speed as per_output_token_us,
   coalesce(per_active_us, 0) / cpu_speed as per_active_us,

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import kernelsight as ks
 from kernelsight.catalog.tables import facts
 from kernelsight.cli.main import main
 from kernelsight.errors import KernelSightError
-from kernelsight.measure.plan import _positions, _seconds, features_of_points, measurable, of_families
+from kernelsight.measure.plan import _positions, _seconds, features_of_points, measurable, of_families, served_calls
 from kernelsight.measure.suite import read_suite
 
 
@@ -62,6 +63,21 @@ def test_calls_that_no_suite_can_measure_give_no_point() -> None:
     twice = measurable([{**call, **more, "format": "fp8"}] * 2)
     assert len(twice) == 1 and twice[0]["weight"] == 2.0
     assert _seconds({"latency_us": 9000.0}) > _seconds({"latency_us": 5.0}) > 0.0
+
+
+def test_heads_of_a_config_of_ones_own_are_divided_as_those_of_the_catalogue(tmp_path: Path) -> None:
+    """Six heads are divided by two GPUs and not by four."""
+    config = {
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 384, "head_dim": 64},
+        **{"intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 6},
+        **{"vocab_size": 512, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu"},
+        **{"torch_dtype": "bfloat16", "tie_word_embeddings": False},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with ks.connect() as session:
+        calls = served_calls(session, "l4", [str(tmp_path / "config.json")])
+        sizes = session.table("deployments")["tp"].to_pylist()
+    assert calls and sizes == [1, 2]
 
 
 def test_points_lie_apart_by_what_a_correction_sees_of_them() -> None:

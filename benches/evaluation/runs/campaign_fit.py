@@ -92,7 +92,10 @@ class EngineHost(NamedTuple):
     pace: float = 1.0
 
     def host(self, row: Mapping[str, Any]) -> dict[str, float]:
-        """Return the replaced columns of a row of ``host_settings``, us; latent attention adds a prior to launches."""
+        """Return the replaced columns of a row of ``host_settings``, us.
+
+        Latent attention adds a prior to launches. A stated delay is left out: recipes fit it on their campaign.
+        """
         engine_loop = loop_of(row["engine"], row["from_version"])
         columns = {column: value for (loop, column), value in self.values.items() if loop == engine_loop}
         if row["latent_attention"] and LAUNCHES in columns:

@@ -1,6 +1,6 @@
 """Fit of host constants to measured runs: least log error of TTFT and TPOT, regularised towards constants of more runs.
 
-The model was chosen by cross-validation inside the fitting fifth, with whole groups left out: six constants shared by
+The model was chosen by cross-validation inside the fitting fifth, with whole groups left out: five constants shared by
 all engines predict a left-out group as well as constants of its engine or its version.
 """
 
@@ -28,7 +28,6 @@ CHOICES: dict[str, tuple[float, ...]] = {
     "request_ms": (0.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 160.0, 200.0),
     "eager_launch_us": LAUNCHES_US,
     "latent_launch_us": LAUNCHES_US,
-    "experts_request_ms": (0.0, 15.0, 30.0, 60.0, 90.0, 120.0, 160.0, 200.0),
     "per_prompt_token_us": (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0),
 }
 HOST = tuple(name for name in CHOICES if name not in ("pace", "gap"))
@@ -37,7 +36,7 @@ OF_GROUP = ("pace", "gap", "per_request_us", "request_ms", "eager_launch_us", "p
 # prior spread of a group's constants around those of all (pace: logarithmic); PULL: weight of the penalty
 SPREADS = {
     **{"pace": 0.1, "gap": 1.0, "per_request_us": 20.0, "request_ms": 40.0, "eager_launch_us": 20.0},
-    **{"latent_launch_us": 20.0, "experts_request_ms": 40.0, "per_prompt_token_us": 4.0},
+    **{"latent_launch_us": 20.0, "per_prompt_token_us": 4.0},
 }
 PULL = 0.05
 # larger errors do not come from host time
@@ -85,7 +84,7 @@ def distance(constants: Constants, centre: Constants) -> float:
 
 def fit(pairs: Sequence[Pair]) -> Constants:
     """Return the host constants of least loss, starting from ``a_priori``; ``pace`` and ``gap`` stay 1."""
-    return _descend(_errors(pairs), HOST, a_priori()) if pairs else a_priori()
+    return _descend(_errors(pairs), HOST, a_priori()._replace(delay=1.0)) if pairs else a_priori()
 
 
 def fit_near(pairs: Sequence[Pair], centre: Constants) -> Constants:

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernelsight.evaluation.runs.host_constants import with_host
 from kernelsight.evaluation.runs.simulate_runs import Planned, partitions
-from kernelsight.laboratory.runs.host_constants import LATE_EXPERTS, REQUESTS_HALF, Constants
+from kernelsight.laboratory.runs.host_constants import REQUESTS_HALF, Constants
 from kernelsight.scenario.plan import give_plan
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Response(NamedTuple):
     """Mean TTFT and TPOT of a run on the grid of host times, ms, shape [steps, requests, launches].
 
     ``running``: mean number of running requests; ``prompt_tokens``: mean prompt length (0: natural text, whose
-    tokenisation time is 0); ``gaps_ms``: gaps between the kernels of a forward pass; ``latent``, ``late``: 1 for
-    latent attention, and for experts whose answers come late. Of many runs, every field has a first axis of runs.
+    tokenisation time is 0); ``gaps_ms``: gaps between the kernels of a forward pass; ``latent``: 1 for latent
+    attention. Of many runs, every field has a first axis of runs.
     """
 
     ttft_ms: np.ndarray
@@ -48,7 +48,6 @@ class Response(NamedTuple):
     prompt_tokens: float | np.ndarray
     gaps_ms: float | np.ndarray
     latent: float | np.ndarray = 0.0
-    late: float | np.ndarray = 0.0
 
     @classmethod
     def together(cls, responses: Sequence[Response]) -> Response:
@@ -112,11 +111,10 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     }
 
 
-def _traits(row: dict[str, Any], launches: dict[str, float]) -> tuple[float, float, float]:
-    """Return ``gaps_ms``, ``latent`` and ``late`` of a deployment; see Response."""
-    late = row["experts"] and row["engine"] == LATE_EXPERTS
+def _traits(row: dict[str, Any], launches: dict[str, float]) -> tuple[float, float]:
+    """Return ``gaps_ms`` and ``latent`` of a deployment; see Response."""
     gaps_ms = row["launch_gap_us"] * launches.get(row["deployment_id"], 0.0) / 1000.0
-    return gaps_ms, float(row["latent_attention"]), float(late)
+    return gaps_ms, float(row["latent_attention"])
 
 
 def means_of(runs: Response, constants: Constants) -> np.ndarray:
@@ -128,11 +126,7 @@ def means_of(runs: Response, constants: Constants) -> np.ndarray:
     values = np.stack([runs.ttft_ms, runs.tpot_ms], axis=1)
     running = runs.running / (1.0 + runs.running / REQUESTS_HALF)
     step_ms = constants.gap * runs.gaps_ms + constants.per_request_us * running / 1000.0
-    request_ms = (
-        constants.request_ms
-        + constants.experts_request_ms * runs.late
-        + constants.per_prompt_token_us * runs.prompt_tokens / 1000.0
-    )
+    request_ms = constants.request_ms + constants.per_prompt_token_us * runs.prompt_tokens / 1000.0
     launch_us = constants.eager_launch_us + constants.latent_launch_us * runs.latent
     intervals = [
         _grid_interval(grid, value / constants.pace)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kernelsight.evaluation.runs.coverage import METRICS as COVERED
+from kernelsight.evaluation.runs.label_coverage import METRICS as LABELLED
 from kernelsight.evaluation.runs.scores import GROUP, METRICS
 from kernelsight.evaluation.runs.subsets import KINDS
 from kernelsight.number_format import deviation, number, percent
@@ -29,6 +30,7 @@ def page(answer: Mapping[str, Any]) -> list[str]:
         _flags_and_groups(answer),
         _basis(answer),
         _intervals(answer),
+        coverage_lines(answer),
         _groups(answer),
     )
     separate = (_implausible(answer), _disaggregated(answer), _scored_separately(answer), _speculative(answer))
@@ -106,6 +108,23 @@ def _intervals(answer: Mapping[str, Any]) -> list[str]:
         "90 % intervals, their spread beyond kernels and host fitted on other groups; median p95 / p05, and in "
         "brackets that of one fixed factor a metric that covers as many runs:",
         *table_lines(_interval_rows(answer["levels"]), ["", *COVERED], terminal_width()),
+    ]
+
+
+def coverage_lines(answer: Mapping[str, Any]) -> list[str]:
+    """Return a table of the coverage and width of 90 % intervals by label, with the first level of constants."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in answer["coverage"]:
+        line = cells.setdefault((row["label"], row["value"]), {"": f"{row['label']} {row['value']}"})
+        line[row["metric"]] = f"{percent(row['coverage_90'], 0)} of {row['n']}, {number(row['width_90'])}"
+    if not cells:
+        return []
+    rows = [dict.fromkeys(LABELLED, "") | line for line in cells.values()]
+    rows[0][""] = "all"
+    return [
+        "runs within the 90 % interval of a prediction, of all runs with the metric, and its median p95 / p05, by what "
+        "is known beforehand:",
+        *table_lines(rows, ["", *LABELLED], terminal_width()),
     ]
 
 

@@ -36,3 +36,13 @@ def weakest_of(rows: Iterable[Mapping[str, Any]]) -> str:
     if weakest is None or CERTAINTY.index(weakest["tier"]) <= CERTAINTY.index("target-measured"):
         return "all measured"
     return f"{weakest['component']} {weakest['tier']}"
+
+
+def measured_share_of(rows: Iterable[Mapping[str, Any]]) -> float:
+    """Return the share of a run's GPU time that was measured: same GPU and kernels, at similar sizes.
+
+    >>> row = {"gpu_share": 0.8, "measured_share": 0.5}
+    >>> measured_share_of([row, {"gpu_share": 0.2, "measured_share": 1.0}, {"gpu_share": None, "measured_share": 0.0}])
+    0.6
+    """
+    return round(sum((row["gpu_share"] or 0.0) * row["measured_share"] for row in rows), 6)

@@ -88,8 +88,11 @@ def _published() -> tuple[Any, ...]:
 
 def _header(path: Path) -> list[str]:
     """Return the column names of a CSV file."""
-    with open_file(path, lambda problem: _refusal(path, problem), ROWS_BYTES) as file:
-        return next(csv.reader(io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")), [])
+    with (
+        open_file(path, lambda problem: _refusal(path, problem), ROWS_BYTES) as file,
+        io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="") as text,
+    ):
+        return next(csv.reader(text), [])
 
 
 def _refusal(path: Path, problem: str) -> InvalidInput:

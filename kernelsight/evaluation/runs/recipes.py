@@ -21,6 +21,7 @@ STATED = (
         "attention_dp_balance",
         "attention_dp_timeout_iters",
         "attention_dp_batching_wait_iters",
+        "request_delay_ms",
     ),
 )
 EQUAL = {
@@ -149,8 +150,8 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         flags |= {name: run.get(name) for name in ("num_speculative_tokens", "draft_acceptance_rate")}
     if flags.get("enable_expert_parallel"):
         del flags["expert_parallel_size"]
-    if run.get("stated_flags"):
-        flags |= json.loads(run["stated_flags"])
+    stated = json.loads(run["stated_flags"]) if run.get("stated_flags") else {}
+    flags |= stated
     # a repeated prompt is a shared prefix of all its tokens but the last
     if distinct_prompts := flags.pop("distinct_prompts", recipe_fields.get("distinct_prompts")):
         flags |= {"num_prefixes": distinct_prompts, "prefix_len": run["isl"] - 1, "input_len": 1}
@@ -158,6 +159,6 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         flags = with_limited_outputs(flags, limit)
     if "ramp_up_strategy" in flags:  # the stated rate is the ramp's mean
         flags["request_rate"] = None
-    if "trace" in flags:  # a trace replaces synthetic loads
-        flags = {name: value for name, value in flags.items() if name not in OF_SYNTHETIC_LOADS}
+    if "trace" in flags:  # a trace replaces synthetic loads; its requests may be those of a closed loop
+        flags = {name: value for name, value in flags.items() if name not in OF_SYNTHETIC_LOADS or name in stated}
     return {name: value for name, value in flags.items() if value is not None}, names

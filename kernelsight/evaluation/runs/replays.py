@@ -68,11 +68,11 @@ def planned_runs(
     InvalidInput: malformed recipes.
     """
     recipes = session.table("recipes").to_pylist()
-    experts = dict(zip(*(session.table("models")[name].to_pylist() for name in ("model", "experts")), strict=True))
     flags_and_recipes = [flags_of(run, recipes) for run in runs]
     flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in flags_and_recipes]
     planned = plan_runs(session, [with_acceptance_rate(run_flags, None) for run_flags in flags])
-    versions = settings_of(session, planned, "host_settings", "from_version")
+    versions, experts = (settings_of(session, planned, "host_settings", name) for name in ("from_version", "experts"))
+    vendors = dict(zip(*(session.table("gpus")[name].to_pylist() for name in ("gpu", "vendor")), strict=True))
     budgets = settings_of(session, planned, "deployment_settings", "max_num_batched_tokens")
     replayed = [
         {
@@ -81,11 +81,12 @@ def planned_runs(
             "step_tokens": tokens,
             "engine_version_used": run_flags.get("engine_version") or f"newest ({version})",
             **{"flags": run_flags, "recipes": names, "fitting": is_fitting(run["run_id"])},
-            "is_moe": bool(experts.get(run_flags["model"])),
+            "is_moe": bool(is_moe),
+            "vendor": vendors[plan.deployments[0]["gpu"]] if plan.deployments else None,
             "prompt_text": prompt_text_of(run, recipes),
         }
-        for run, run_flags, (_, names), version, tokens in zip(
-            runs, flags, flags_and_recipes, versions, budgets, strict=True
+        for run, plan, run_flags, (_, names), version, is_moe, tokens in zip(
+            runs, planned, flags, flags_and_recipes, versions, experts, budgets, strict=True
         )
     ]
     return replayed, planned

@@ -10,6 +10,7 @@ from kernelsight.evaluation.runs.coverage import METRICS as COVERED
 from kernelsight.evaluation.runs.coverage import coverage, spread_lacking, with_spread_of_others
 from kernelsight.evaluation.runs.data_quality import signs_of
 from kernelsight.evaluation.runs.error_parts import attribute
+from kernelsight.evaluation.runs.label_coverage import label_coverage
 from kernelsight.evaluation.runs.measured_runs import Runs
 from kernelsight.evaluation.runs.scores import (
     GROUP,
@@ -49,9 +50,9 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ``rows``: runs with ``status``, ``errors`` if served, ``is_moe``, ``fitting``. Runs of the fitting fifth are not
     scored, and duplicates of a measurement are scored once. Disaggregated runs, runs with inferred speculative decoding
     and those with ``scored_separately``, a reason, are scored separately. Runs without TTFT or TPOT are only in
-    ``campaigns``.
+    ``campaigns`` and in ``coverage``, that of intervals by label.
     """
-    campaigns, all_rows = campaign_scores(scored_of_campaigns(rows)), rows
+    of_campaigns, all_rows = scored_of_campaigns(rows), rows
     rows = [row for row in rows if measured_both(row)]
     scored = [dict(row) for row in scored_runs(rows)]
     disaggregated = [row for row in rows if row.get("prefill_workers") and not row.get("scored_separately")]
@@ -64,7 +65,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     served = [row for row in scored if row.get("errors")]
     return {
         **scores(served),
-        "campaigns": campaigns,
+        "campaigns": campaign_scores(of_campaigns),
+        "coverage": label_coverage(of_campaigns),
         "dense": scores(row for row in served if not row["is_moe"]),
         "moe": scores(row for row in served if row["is_moe"]),
         "groups": grouped(served, GROUP, group_of),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.evaluation.runs.evidence import tiers_of, weakest_of
+from kernelsight.evaluation.runs.evidence import measured_share_of, tiers_of, weakest_of
 from kernelsight.evaluation.runs.full_loops import FULL_THROUGHPUT, full_throughputs
 from kernelsight.kernels.families import COMMUNICATION
 from kernelsight.scenario.plan import give_plan, plan_rows
@@ -30,6 +30,7 @@ PREDICTED = ("itl_mean_ms", "itl_p50_ms", "tpot_p50_ms", "e2e_mean_ms", "e2e_p99
 # columns that are divided by ``pace``
 RATES = (THROUGHPUT, FULL_THROUGHPUT, "request_throughput")
 SUMMARY = (
+    "tier",
     *(
         "ttft_mean_ms",
         "tpot_mean_ms",
@@ -179,6 +180,7 @@ def _serve(
     for row in rows.values() if parts else ():
         its_evidence = evidence.get(row["deployment_id"], [])
         row |= {"tiers": tiers_of(its_evidence), "weakest": weakest_of(its_evidence)}
+        row["measured_share"] = measured_share_of(its_evidence)
     for row in rows.values():
         pace = (
             constants_by_deployment[row["deployment_id"]].pace

@@ -84,10 +84,12 @@ def test_the_campaign_that_is_left_out_decides_nothing() -> None:
 def test_constants_are_those_of_the_engine() -> None:
     host = EngineHost({("vllm", "request_us"): 1.0, ("sglang", "request_us"): 2.0, ("sglang", LAUNCHES): 30.0})
 
-    def of(engine: str, from_version: str, latent: bool = False) -> dict[str, float]:
-        return host.host({"engine": engine, "from_version": from_version, "latent_attention": latent})
+    def of(engine: str, from_version: str, latent: bool = False, delay_us: float = 0.0) -> dict[str, float]:
+        row = {"engine": engine, "from_version": from_version, "latent_attention": latent}
+        return host.host(row | {"request_delay_us": delay_us})
 
     assert of("sglang", "0.5.6") == {"request_us": 2.0, LAUNCHES: 30.0}
     assert of("sglang", "0.5.6", latent=True)[LAUNCHES] == 30.0 + priors()["latent_launch_us"]
     assert of("vllm", "0.10", latent=True) == {"request_us": 1.0}
+    assert of("vllm", "0.10", delay_us=160.0) == {"request_us": 1.0}  # a delay that a recipe fits on the campaign
     assert of("vllm", "0.14") == of("trtllm", "0") == {}

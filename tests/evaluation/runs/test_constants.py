@@ -12,9 +12,7 @@ from kernelsight.laboratory.runs.fit_host import fit, fit_near, loss
 from kernelsight.laboratory.runs.host_constants import REQUESTS_HALF, Constants, a_priori
 from kernelsight.laboratory.runs.responses import GRID, Response, means_of
 
-TRUTH = Constants(
-    30.0, 20.0, eager_launch_us=45.0, latent_launch_us=35.0, experts_request_ms=90.0, per_prompt_token_us=4.0
-)
+TRUTH = Constants(30.0, 20.0, eager_launch_us=45.0, latent_launch_us=35.0, per_prompt_token_us=4.0)
 NOTHING = Constants(0.0, 0.0)
 # time of each of 50 running requests of which 20 us are seen
 TWENTY = 20.0 * (1.0 + 50.0 / REQUESTS_HALF)
@@ -45,14 +43,10 @@ def run_of(found: Response, at: Constants, **names: object) -> dict:
 
 
 def world(at: Constants, **names: object) -> list[tuple[dict, Response]]:
-    """Return runs of models of different size and class under different load."""
+    """Return runs of models of different size under different load."""
     loads = [(2.0, 8000.0), (30.0, 200.0), (100.0, 2000.0)]
-    models = [(3.0, 0.3, 0.0, 0.0), (8.0, 1.2, 1.0, 0.0), (20.0, 0.9, 0.0, 1.0)]
-    found = [
-        response(base, *load, gaps_ms, latent=latent, late=late)
-        for base, gaps_ms, latent, late in models
-        for load in loads
-    ]
+    models = [(3.0, 0.3, 0.0), (8.0, 1.2, 1.0), (20.0, 0.9, 0.0)]
+    found = [response(base, *load, gaps_ms, latent=latent) for base, gaps_ms, latent in models for load in loads]
     return [(run_of(one, at, **names), one) for one in found]
 
 
@@ -72,39 +66,38 @@ def test_means_are_read_between_the_simulated_points() -> None:
     assert means_at(found, Constants(12.0 * TWENTY, 300.0)) == pytest.approx((3 * 17.0 + 300.0, 17.0))
 
 
-def test_a_class_of_model_has_what_it_adds() -> None:
-    at = Constants(0.0, 10.0, eager_launch_us=20.0, latent_launch_us=30.0, experts_request_ms=50.0)
-    plain, latent, late = (means_at(response(5.0, 50.0, **kind), at) for kind in ({}, {"latent": 1.0}, {"late": 1.0}))
+def test_latent_attention_has_what_it_adds() -> None:
+    at = Constants(0.0, 10.0, eager_launch_us=20.0, latent_launch_us=30.0)
+    plain, latent = (means_at(response(5.0, 50.0, **kind), at) for kind in ({}, {"latent": 1.0}))
     assert plain == pytest.approx((15.0 + 10.0 + 2.0, 5.1))
     assert latent == pytest.approx((15.0 + 10.0 + 5.0, 5.25))
-    assert late == pytest.approx((15.0 + 60.0 + 2.0, 5.1))
 
 
 def test_slower_kernels_are_the_same_run_in_another_unit_of_time() -> None:
     # kernels take 1.2 times as long, host time what is stated
     slow = response(5.0, 50.0, gaps_ms=0.5)
     assert means_at(slow, Constants(TWENTY, 7.5, 1.2)) == pytest.approx((3 * 7.5 + 7.5, 7.5))
-    figures = ("launch_gap_us", "request_us", "per_eager_launch_us", "per_prompt_token_us")
+    figures = ("launch_gap_us", "request_us", "request_delay_us", "per_eager_launch_us", "per_prompt_token_us")
     schema = pa.schema(
         [("deployment_id", pa.string()), ("engine", pa.string()), ("latent_attention", pa.bool_())]
-        + [("experts", pa.bool_()), ("step_exposed_us", pa.float64()), ("exposed_per_request_us", pa.float64())]
+        + [("step_exposed_us", pa.float64()), ("exposed_per_request_us", pa.float64())]
         + [(name, pa.float64()) for name in figures]
     )
     plain = {
         "engine": "vllm",
         "latent_attention": False,
-        "experts": True,
         "request_us": 1.0,
+        "request_delay_us": 0.0,
         "per_prompt_token_us": 5.0,
         "launch_gap_us": 1.3,
     }
     rows = [
         plain | {"deployment_id": "a"},
         plain | {"deployment_id": "b"},
-        plain | {"deployment_id": "c", "engine": "sglang", "latent_attention": True},
+        plain | {"deployment_id": "c", "latent_attention": True, "request_delay_us": 12000.0},
         plain | {"deployment_id": "d"},
     ]
-    at = Constants(24.0, 6.0, 1.2, 2.4, 60.0, 30.0, 12.0, 3.0)
+    at = Constants(24.0, 6.0, 1.2, 2.4, 60.0, 30.0, 3.0)
     given = with_host(
         pa.Table.from_pylist(rows, schema=schema),
         lambda row: at.host(row) if row["deployment_id"] in "ac" else None,
@@ -113,7 +106,7 @@ def test_slower_kernels_are_the_same_run_in_another_unit_of_time() -> None:
     a, b, c, d = given.to_pylist()
     assert (a["launch_gap_us"], a["exposed_per_request_us"]) == pytest.approx((2.6, 20.0))
     assert (a["per_eager_launch_us"], a["per_prompt_token_us"], a["request_us"]) == pytest.approx((50.0, 2.5, 5000.0))
-    # latent attention, and experts on SGLang
+    # latent attention, and a stated delay of requests, which scales with the unit of time
     assert (c["per_eager_launch_us"], c["request_us"]) == pytest.approx((75.0, 15000.0))
     assert (b["request_us"], b["per_prompt_token_us"]) == (1.0, 5.0)  # what has no constants stays as it is
     assert d["per_prompt_token_us"] == 0.0  # prose
@@ -134,7 +127,7 @@ def test_a_group_finds_its_pace_and_a_few_runs_stay_near_the_others() -> None:
     near = fit_near([(run, response(8.0, 30.0))], TRUTH)
     assert near.pace > 1.0
     assert near.per_request_us == TRUTH.per_request_us
-    assert (near.latent_launch_us, near.experts_request_ms) == (TRUTH.latent_launch_us, TRUTH.experts_request_ms)
+    assert near.latent_launch_us == TRUTH.latent_launch_us
 
 
 def test_one_run_that_is_far_off_moves_nothing() -> None:

@@ -8,7 +8,14 @@ from types import ModuleType
 from typing import NamedTuple
 
 from kernelsight.evaluation.runs.measured_runs import Runs, runs_of
-from kernelsight.laboratory.runs.sources import aiconfigurator, http_stages, mlenergy, trtllm_tables
+from kernelsight.laboratory.runs.sources import (
+    aiconfigurator,
+    gpustack,
+    http_stages,
+    mlenergy,
+    sglang_cookbook,
+    trtllm_tables,
+)
 
 
 class Source(NamedTuple):
@@ -26,6 +33,8 @@ def _reader(module: ModuleType) -> Callable[[Path], Runs]:
 SOURCES = (
     Source(mlenergy.COLUMNS, _reader(mlenergy)),
     Source(trtllm_tables.COLUMNS, _reader(trtllm_tables)),
+    Source(sglang_cookbook.COLUMNS, _reader(sglang_cookbook)),
+    Source(gpustack.COLUMNS, _reader(gpustack)),
     Source(http_stages.COLUMNS, _reader(http_stages), http_stages.STAGES),
     Source(frozenset((aiconfigurator.MARK,)), aiconfigurator.read),
 )

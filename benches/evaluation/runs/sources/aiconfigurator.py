@@ -8,11 +8,12 @@ import polars as pl
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.evaluation.runs.measured_runs import HELD_OUT, Runs
 from kernelsight.fitting.kernel_sweeps.aiconfigurator import installed_package
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.laboratory.runs.sources.parallel_sizes import DATA_PARALLEL, measured_elsewhere, with_launched_sizes
+from kernelsight.models.model_names import is_mixture
 
 FILE = "systems/silicon_sample.csv"
 # a column that names the file
@@ -43,6 +44,16 @@ COLUMNS = (
 INFERENCEX = r"^db-dump/|^source_file=(\d{4}-|[a-z][^/]*-gap-analysis\.csv)"
 _source = pl.col("silicon_data_source")
 _concurrency = _source.str.extract(r"silicon_concurrency=(\d+)").cast(pl.Int64)
+
+
+def _is_dense(model: str) -> bool:
+    """Whether a model is known to have no routed experts."""
+    try:
+        return not is_mixture(model)
+    except KernelSightError:
+        return False
+
+
 UNRECORDED = "DeepSeek-R1: speculative decoding not recorded (pairs whose TPOTs show it are scored separately)"
 REPEATED = "same TTFT and TPOT as an earlier row"
 _unrecorded = pl.col("model_path").str.contains("DeepSeek-R1")
@@ -61,7 +72,7 @@ FILTERS: tuple[tuple[str, pl.Expr], ...] = (
     ),
     (
         "experts on other GPUs than attention",
-        pl.col("model_path").str.contains("Qwen3-32B|Llama-3.1")
+        pl.col("model_path").map_elements(_is_dense, return_dtype=pl.Boolean)
         | (pl.col("moe_tp_size") * pl.col("moe_ep_size") == pl.col("tp_size") * _ranks),
     ),
     (UNRECORDED, ~_unrecorded),

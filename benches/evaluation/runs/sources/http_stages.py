@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file
 from kernelsight.errors import InvalidInput
+from kernelsight.laboratory.runs.sources.trace_files import trace_file
 
 COLUMNS = frozenset(("run", "workload", "e2e_mean", "e2e_p99", "ttft_mean", "itl_mean", "max_num_batched_tokens"))
 STAGES = frozenset(("workload", "shared_prompt_tokens", "question_tokens", "answer_tokens", "stage", "seconds"))
@@ -47,7 +45,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
     for stage in pl.read_csv(workloads_file, glob=False).sort("workload", "stage").to_dicts():
         workloads.setdefault(stage["workload"], []).append(stage)
     rows = pl.read_csv(path, infer_schema_length=None, glob=False).to_dicts()
-    traces = {name: str(_trace_file(name, stages)) for name, stages in workloads.items()}
+    traces = {name: trace_file(name, requests_of(stages)) for name, stages in workloads.items()}
     return [_run(row, workloads[row["workload"]], traces[row["workload"]], path.stem) for row in rows], []
 
 
@@ -77,19 +75,6 @@ def requests_of(stages: Sequence[Mapping[str, Any]]) -> pa.Table:
             "hash_block_tokens": np.full(arrival_s.size, BLOCK),
         }
     )
-
-
-@cache
-def _folder() -> TemporaryDirectory:
-    """Return a temporary folder for traces, removed when the process ends."""
-    return TemporaryDirectory(prefix="kernelsight-replays-")
-
-
-def _trace_file(name: str, stages: Sequence[Mapping[str, Any]]) -> Path:
-    """Write the trace of a workload, and return its path."""
-    path = Path(_folder().name) / f"{name}.parquet"
-    pq.write_table(requests_of(stages), path)
-    return path
 
 
 def _run(row: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], trace: str, campaign: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.recipes import flags_of
 from kernelsight.laboratory.runs.sources.http_stages import requests_of
 from kernelsight.laboratory.runs.sources.mlenergy import BUNDLED, FALLING, OUTRUN, SLOWER, exclusion_reasons
+from kernelsight.laboratory.runs.sources.sglang_cookbook import COMPILING
 
 STAGE = {"shared_prompt_tokens": 100, "question_tokens": 47, "answer_tokens": 20}
 STAGES = [STAGE | {"requests_per_s": 2.0, "seconds": 100}, STAGE | {"requests_per_s": 5.0, "seconds": 50}]
@@ -103,21 +104,58 @@ def test_gaps_of_tokens_in_bundles_are_no_steps() -> None:
 
 
 def test_what_is_here_of_other_campaigns_is_read() -> None:
-    servers = Path(__file__).parents[5] / "shared" / "data"
-    if not (servers / "servers").is_dir():
+    data = Path(__file__).parents[5] / "shared" / "data"
+    if not (data / "servers").is_dir():
         pytest.skip("the folder of measured servers is not here")
-    runs = read_runs(str(servers / "servers"), str(servers / "inference-perf-example"))
+    names = ("gpustack_lab", "mlenergy", "sglang_cookbook", "trtllm_throughput", "vllm_0_15_1")
+    runs = read_runs(*(str(data / "servers" / f"{name}.csv") for name in names), str(data / "inference-perf-example"))
     rows = runs.table.to_pylist()
     counted = Counter(row["campaign"] for row in rows)
-    assert counted == {"trtllm_tables": 349, "mlenergy": 304, "vllm_0_15_1": 19, "inference_perf": 7}
+    known = {"trtllm_tables": 349, "mlenergy": 304, "vllm_0_15_1": 19, "inference_perf": 7}
+    assert counted == known | {"gpustack_lab": 28, "sglang_cookbook": 17}
     completions = [row for row in rows if row["campaign"] == "mlenergy" and row["task"] == "sourcegraph-fim"]
     # 1,024 prompts, sent again where more are asked for
     again = [row["num_prompts"] for row in completions if "distinct_prompts" in json.loads(row["stated_flags"])]
     assert again and all(count % 1024 == 0 for count in again)
-    assert runs.read == 704 + 236 and sum(count for _, count in runs.excluded) == 261
+    assert runs.read == 704 + 236 + 28 + 18 and sum(count for _, count in runs.excluded) == 262
     saturated = [row for row in rows if row["campaign"] == "inference_perf" and row["output_throughput"]]
     assert [row["run_id"][-1] for row in saturated] == ["4", "5", "6"]
     assert all(json.loads(row["stated_flags"])["max_num_seqs"] == 192 for row in saturated)
+
+
+def test_the_cookbook_s_loops_have_the_length_of_every_request(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    measured = "ttft_mean_ms,ttft_p50_ms,tpot_mean_ms,itl_mean_ms,output_tokens_per_s"
+    path.write_text(
+        "model,gpu,engine_version,flags,requests,users,input_len_max,output_len_max,total_output_tokens,"
+        f"{measured}\n"
+        "qwen3-30b-a3b,b200_sxm,0.5.6,-tp 2 --ep 2 --mem-fraction-static 0.8,10,1,1000,1000,4210,99,92,10,10,97"
+        "\nqwen3-30b-a3b,b200_sxm,0.5.6,-tp 2,80,16,1000,1000,40805,900,92,10,10,97"
+        "\nqwen3-30b-a3b,b200_sxm,0.5.6,-tp 2,10,1,1000,1000,4210,900,92,10,10,97\n"
+    )
+    runs = read_runs(str(path))
+    first, second = runs.table.to_pylist()
+    assert runs.excluded == [(COMPILING, 1)]  # of one user alone, who waits for no other
+    assert (first["tp"], first["ep"], first["engine"], first["ttft_ms"], first["isl"]) == (2, 2, "sglang", 99.0, None)
+    flags = flags_of(first, [])[0]
+    assert (flags["max_concurrency"], flags["num_warmups"], flags["gpu_memory_utilization"]) == (1, 1, 0.8)
+    sent = pq.read_table(flags["trace"])
+    assert [sum(sent[name].to_pylist()) for name in ("prompt_tokens", "output_tokens")] == [6101, 4210]
+    sent = pq.read_table(flags_of(second, [])[0]["trace"])
+    assert [sum(sent[name].to_pylist()) for name in ("prompt_tokens", "output_tokens")] == [39668, 40805]
+
+
+def test_prompts_sent_at_once_are_a_loop_of_all_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "document,gpu,launch,engine,engine_version,prompts,input_tokens,output_tokens,duration_s,ttft_mean_ms,"
+        "tpot_mean_ms,total_tokens_per_s\n"
+        "d,a100_sxm,vllm serve Qwen/Qwen3-14B --async-scheduling,vllm,,500,2000,100.0,96,40000,350,21000\n"
+    )
+    (run,) = read_runs(str(path)).table.to_pylist()
+    flags = flags_of(run, [])[0]
+    assert (flags["num_prompts"], flags["max_concurrency"], flags["async_scheduling"]) == (500, 500, True)
+    assert (run["model"], run["isl"], run["osl"], run["output_throughput"]) == ("Qwen/Qwen3-14B", 2000, 100, 1000.0)
 
 
 def test_an_older_file_names_its_campaign_harness(tmp_path: Path) -> None:
