@@ -1,9 +1,9 @@
 """Order of GPUs of one die: where every fact of a GPU is at least as good as a sibling's, no kernel of it is slower.
 
 Two sweeps of one die may rest on other engine versions, shapes or kernels, so that their fits contradict the order.
-What was measured better decides (``RANKS``): an answer is at most that of a lesser sibling and at least that of a better
-one whose evidence ranks higher, and at most that of a lesser sibling of equal rank. Where both sweeps ran the kernel,
-an answer falls by no more than the narrowest 90 % interval of its own sweep: a larger difference was measured.
+What was measured better decides (``RANKS``): an answer is at most that of a lesser sibling and at least that of a
+better one whose evidence ranks higher, and at most that of a lesser sibling of equal rank. Where both sweeps ran the
+kernel, an answer falls by no more than the narrowest 90 % interval of its own sweep: a larger difference was measured.
 """
 
 from __future__ import annotations
