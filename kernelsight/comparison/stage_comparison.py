@@ -16,6 +16,7 @@ from kernelsight.comparison.comparison_tables import ComparisonTables
 from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import NO_LOAD, conformed
+from kernelsight.comparison.replayed_log import served_label
 from kernelsight.comparison.stage_logs import Stage, client_of, findings, load_of_stage, stages_of
 from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.comparison.verdict import verdict_table
@@ -72,7 +73,8 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
                     interval["low"],
                     interval["high"],
                 )
-            tiers.append({"comparison_id": comparison.comparison_id, **fork.table("deployment_tiers").to_pylist()[0]})
+            tier = fork.table("deployment_tiers").to_pylist()[0] | served_label(fork)
+            tiers.append({"comparison_id": comparison.comparison_id, **tier})
         for stage, summary in zip(comparison.stages, summaries, strict=True):
             rows += [
                 {"comparison_id": comparison.comparison_id, **values}

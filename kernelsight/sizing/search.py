@@ -10,21 +10,19 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.refusals import decisive
-from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned_candidates
 from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, nothing_fits
 from kernelsight.sizing.tuning import changed_rows, changes_nothing
 from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.find_rate import open_trials, status_of
 from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, HighestRate, RateSearch
-from kernelsight.sweeps.run_summary import evidence_rows
 from kernelsight.sweeps.trial_cache import trial_cache
 from kernelsight.sweeps.work_budget import SearchEnded, Work
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-MEASURED = ("target-measured", "log-corrected", "points-measured")
+MEASURED = ("target-measured", "gpu-measured", "log-corrected", "points-measured")
 # factor by which a rough rate may be wrong: deployments within it of the best are searched in full
 DOUBT = 1.08
 # most by which other step sizes raise a rate
@@ -330,13 +328,6 @@ class SizeSearch:
     def tier_of(self, candidate: Candidate) -> dict[str, Any]:
         """Return the row of ``deployment_tiers`` of a deployment."""
         return self._fact_of(candidate, "deployment_tiers")
-
-    def evidence_of(self, candidate: Candidate) -> list[dict[str, Any]]:
-        """Return the evidence of each component of a deployment's steps, as rows of ``size_evidence``."""
-        session, plan = self.place_of(candidate)
-        (scenario,) = (row for row in plan.planned if row["scenario_id"] == candidate.scenario_id)
-        rows = evidence_rows(session, candidate.deployment_id, deployments_of(scenario))
-        return [{"pool": "decode", **row} for row in rows]
 
     def weights_bytes(self, candidate: Candidate) -> float:
         """Return the bytes of the weights that one replica of a deployment loads, on all of its GPUs."""
