@@ -195,7 +195,7 @@ def scenario_tiers(replica_totals: pa.Table, deployment_tiers: pa.Table) -> pa.T
     """Label of each scenario's kernel latencies: how much of the GPU time that was served is measured."""
     from kernelsight.catalog.tables import contracts
     from kernelsight.dataflow.rows import as_table
-    from kernelsight.serving.runs.served_labels import tiers_of
+    from kernelsight.serving.breakdown.served_labels import tiers_of
 
     return as_table(contracts()["scenario_tiers"], tiers_of(replica_totals, deployment_tiers))
 
@@ -206,7 +206,7 @@ def scenario_evidence(
     """Data behind each component of the steps that a scenario ran: the kernels of every knot, weighted by its uses."""
     from kernelsight.catalog.tables import contracts
     from kernelsight.dataflow.rows import as_table
-    from kernelsight.serving.runs.served_labels import evidence_of
+    from kernelsight.serving.breakdown.served_labels import evidence_of
 
     rows = evidence_of(step_cost_uses, knot_evidence, host_evidence, eta_coefficients)
     return as_table(contracts()["scenario_evidence"], rows)

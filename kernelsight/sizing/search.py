@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.kernels.labels import GPU_MEASURED
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.refusals import decisive
@@ -22,7 +23,7 @@ from kernelsight.sweeps.work_budget import SearchEnded, Work
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-MEASURED = ("target-measured", "gpu-measured", "log-corrected", "points-measured")
+MEASURED = ("target-measured", "log-corrected", "points-measured")
 # factor by which a rough rate may be wrong: deployments within it of the best are searched in full
 DOUBT = 1.08
 # most by which other step sizes raise a rate
@@ -323,7 +324,9 @@ class SizeSearch:
         Others rarely hold with the confidence: they are searched in full only once they are known to.
         """
         ranked = self.ranked()
-        return [sized for sized in ranked if self.tier_of(sized.candidate)["tier"] in MEASURED] or ranked
+        return [
+            sized for sized in ranked if self.tier_of(sized.candidate)["tier"] in (*MEASURED, GPU_MEASURED)
+        ] or ranked
 
     def tier_of(self, candidate: Candidate) -> dict[str, Any]:
         """Return the row of ``deployment_tiers`` of a deployment."""
