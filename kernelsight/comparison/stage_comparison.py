@@ -65,7 +65,7 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
         comparison = stages_of_comparison(row, production_summaries)
         with session.fork() as fork:
             give_stages(fork, comparison)
-            fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers")
+            fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
             summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
             intervals: dict[str, dict[str, Any]] = {}
             for interval in fork.table("scenario_intervals").to_pylist():
