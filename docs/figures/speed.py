@@ -75,7 +75,7 @@ def kernels() -> str:
             f"{speeds['gemm']} and {speeds['mixed']} million rows per CPU-second",
         ],
         ["`predict --calls`, a file of distinct GEMM calls", f"{speeds['predict_calls']} million rows per CPU-second"],
-        ["lowering in SQL, 50 deployments", f"{million(recorded['lowering'])} million rows/s"],
+        ["lowering in SQL, 50 deployments", f"{million(recorded['lowering'])} million rows per CPU-second"],
     ]
     return table(["work", "speed"], rows)
 
