@@ -1,4 +1,4 @@
-"""Speed of lowering to kernel calls, of latency expressions and of step costs: ``python benches/speed.py``.
+"""Speed of lowering to kernel calls, of their latencies and of step costs: ``python benches/speed.py``.
 
 Each figure, in rows per second, is the fastest of several runs; every run that computes tables starts with a new
 session.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,18 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from record import record
 
-from kernelsight.dataflow.array_expressions import by_blocks, numeric
-from kernelsight.kernels import latency
-from kernelsight.kernels.call_kinds import interval_half_widths
-from kernelsight.kernels.families import FAMILIES, LOWERED
-from kernelsight.kernels.hardware import MATH
-from kernelsight.kernels.intervals import spread
+from kernelsight.forward.forward_step import predict_calls
+from kernelsight.kernels.families import LOWERED
 from kernelsight.kernels.latency import latencies
-from kernelsight.kernels.network import Network
-from kernelsight.kernels.pack_contents import network_at
-from kernelsight.kernels.prepared_calls import prepare_calls
 from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.session import Session, connect
 
@@ -41,7 +36,10 @@ MODELS = (
 GPUS = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm")
 ENGINES = ("vllm", "sglang")
 PRICES = ("deployment_settings", "gpus", "fabrics", "eta_coefficients", "kernel_implementations", "dies", "gpu_power")
-BULK_ROWS = 4_000_000
+BULK_ROWS = 1_000_000
+# column of each family's calls that grows with the tokens of a step, and its largest value
+TOKENS = {"gemm": "m", "prefill_attention": "new_tokens", "decode_attention": "context"}
+LARGEST_TOKENS = 1 << 17
 MIX = {"gemm": 0.4, "prefill_attention": 0.2, "decode_attention": 0.4}
 
 
@@ -101,7 +99,7 @@ def session_measurements(repeats: int) -> list[dict[str, Any]]:
 
 
 def expression_measurements(repeats: int) -> list[dict[str, Any]]:
-    """Measure the expressions, Arrow in and Arrow out, over the calls of 50 deployments' step costs."""
+    """Measure latencies by numpy and by JAX, Arrow in and out, over the calls of 50 deployments' step costs."""
     jax.devices()  # starts JAX, which is not part of compiling
     with fresh(50) as session:
         calls = {family: session.table(f"{family}_calls") for family in LOWERED}
@@ -128,58 +126,52 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
 
 
 def bulk_measurements(repeats: int) -> list[dict[str, Any]]:
-    """Measure latency, p05 and p95 of float32 columns in blocks: by expression alone, and corrected."""
+    """Measure what a user's call gives, Arrow in and out, latency, interval and tier, on distinct calls of one GPU."""
     with fresh(1) as session:
         calls = {family: session.table(f"{family}_calls") for family in MIX}
         prices = PricingTables(*(session.table(name) for name in PRICES))
-    measurements = []
-    for tier in ("cross-generation", "auto"):
+        measurements = []
         for name, shares in (("gemm", {"gemm": 1.0}), ("mixed families", MIX)):
-            runs = [
-                _bulk(family, calls[family], prices, tier, int(share * BULK_ROWS)) for family, share in shares.items()
-            ]
-            tiers = {kind for kind, _ in runs}
-            functions = [run for _, run in runs]
-            seconds = fastest(lambda functions=functions: [run() for run in functions], repeats)
-            measurements.append(
-                measurement(f"columns to latency, p05, p95: {name}, {' '.join(sorted(tiers))}", BULK_ROWS, *seconds)
-            )
+            tables = {
+                family: distinct(family, calls[family], int(share * BULK_ROWS)) for family, share in shares.items()
+            }
+
+            def run(tables: dict[str, pa.Table] = tables) -> None:
+                for family, table in tables.items():
+                    latencies(family, table, prices)
+
+            measurements.append(measurement(f"latencies(), distinct calls: {name}", BULK_ROWS, *fastest(run, repeats)))
+        with tempfile.TemporaryDirectory() as folder:
+            path, rows = str(Path(folder) / "calls.parquet"), BULK_ROWS // 4
+            pq.write_table(file_of(distinct("gemm", calls["gemm"], rows)), path)
+            seconds = fastest(lambda: predict_calls(session, path, GPUS[0], None), repeats)
+            measurements.append(measurement("predict_calls(), a file of distinct calls: gemm", rows, *seconds))
     return measurements
 
 
-def _bulk(family: str, calls: pa.Table, prices: PricingTables, tier: str, rows: int) -> tuple[str, Callable[[], Any]]:
-    """Return the tier of the answer, and a run over one kernel's calls repeated to ``rows`` rows."""
-    settings, coefficients = prices.settings, prices.coefficients
-    index = settings.column_names.index("tier")
-    settings = settings.set_column(index, "tier", pa.array([tier] * settings.num_rows))
-    prepared = prepare_calls(family, calls, prices._replace(settings=settings))
-    kinds, kind_of_row, hardware, at = prepared.kinds, prepared.kind_of_row, prepared.hardware, prepared.at
-    half_widths = interval_half_widths(family, kinds, coefficients)[0].astype(np.float32)
-    at = {name: np.float32(values[0]) for name, values in at.items()}
-    uniform = {
-        "gpu": prices.gpus["gpu"].to_pylist().index(kinds[0]["gpu"]),
-        "math": MATH.index(kinds[0]["math"]),
-    }
-    if kinds[0]["corrected"]:
-        network, nodes = network_at(coefficients, family, kinds[0]["gpu"])
-        at["network"] = Network(*(np.asarray(part, np.float32) for part in network))
-        uniform["node"] = nodes.index(kinds[0]["kernel"]) if kinds[0]["kernel"] in nodes else -1
-    columns = numeric(
-        calls.filter(pa.array(kind_of_row == 0)), [*FAMILIES[family].latency_model.reads, "flops", "bytes"]
+def distinct(family: str, calls: pa.Table, rows: int) -> pa.Table:
+    """Return ``rows`` calls with different sizes: the calls given, repeated, each with another number of tokens."""
+    table = calls.take(pa.array(np.resize(np.arange(calls.num_rows), rows)))
+    column = TOKENS[family]
+    before, tokens = table[column].to_numpy(), 1 + np.random.default_rng(0).permutation(rows) % LARGEST_TOKENS
+    table = table.set_column(table.column_names.index(column), column, pa.array(tokens))
+    for name in {"flops", "bytes", "visible_pairs"} & set(table.column_names):
+        work = table[name].to_numpy() * tokens / np.maximum(before, 1)
+        table = table.set_column(table.column_names.index(name), name, pa.array(work))
+    return table
+
+
+def file_of(calls: pa.Table) -> pa.Table:
+    """Return products as the columns that ``predict --calls`` reads."""
+    sizes = [calls[name].combine_chunks().cast(pa.int64()) for name in ("m", "n", "k")]
+    shape = pa.StructArray.from_arrays(sizes, ["m", "n", "k"])
+    return pa.table(
+        {
+            "family": pa.repeat("gemm", calls.num_rows),
+            "shape": shape,
+            **{name: calls[name] for name in ("name", "count", "engine", "math", "format", "flops", "bytes")},
+        }
     )
-    columns = {name: np.resize(values, rows).astype(np.float32) for name, values in columns.items()}
-    hardware = {name: np.asarray(values, np.float32) for name, values in hardware.items()}
-    expression = latency.kernel_of(family)
-
-    def run(start: int, stop: int) -> dict[str, np.ndarray]:
-        block = {name: values[start:stop] for name, values in columns.items()}
-        time_us = expression(np, block, uniform, hardware, at)["latency_us"]
-        factor = spread(np, time_us, half_widths)
-        return {"latency_us": time_us, "p05_us": time_us / factor, "p95_us": time_us * factor}
-
-    probe = run(0, 1000)
-    assert {values.dtype for values in probe.values()} == {np.dtype(np.float32)}
-    return kinds[0]["answer_tier"], lambda: by_blocks(run, rows)
 
 
 def measurement(name: str, rows: float | None, wall: float, process: float) -> dict[str, Any]:
@@ -201,18 +193,11 @@ def show(measurements: list[dict[str, Any]]) -> None:
 
 
 def figures_of(measurements: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures that the pages show: rows per second of latencies and of lowering 50 deployments."""
-    bulk = [row for row in measurements if row["measured"].startswith("columns to latency")]
-    # the tiers and mixes in the order of bulk_measurements
-    parts = {"expression": bulk[:2], "corrected": bulk[2:]}
-    figures: dict[str, Any] = {
-        name: {mix: row["rows_per_s"] for mix, row in zip(("gemm", "mixed"), rows, strict=True)}
-        for name, rows in parts.items()
-    }
-    figures["corrected_per_cpu_s"] = {
-        mix: row["rows_per_cpu_s"] for mix, row in zip(("gemm", "mixed"), parts["corrected"], strict=True)
-    }
-    lowered = [row["rows_per_s"] for row in measurements if row["measured"] == "lowering in SQL, 50 deployments"]
+    """Return the figures that the pages show: rows per CPU-second of latencies and of lowering 50 deployments."""
+    # in the order of bulk_measurements
+    calls = zip(("gemm", "mixed", "predict_calls"), measurements, strict=False)
+    figures: dict[str, Any] = {"per_cpu_s": {name: row["rows_per_cpu_s"] for name, row in calls}}
+    lowered = [row["rows_per_cpu_s"] for row in measurements if row["measured"] == "lowering in SQL, 50 deployments"]
     return figures | {"lowering": lowered[0] if lowered else None}
 
 
@@ -221,7 +206,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json", help="also write the measurements as JSON")
     parser.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts (default 3)")
-    parser.add_argument("--bulk-only", action="store_true", help="only numeric columns to latencies, without a session")
+    parser.add_argument("--bulk-only", action="store_true", help="only the calls of a user")
     parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     if arguments.repeats < 1:

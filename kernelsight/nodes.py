@@ -40,7 +40,7 @@ def launch_signatures(
 
 
 @reads("kernel_latencies", "family_latencies", "family_calls")
-@produces("step_costs", "kernel_evidence", "step_cost_shares")
+@produces("step_costs", "kernel_evidence", "step_cost_shares", "knot_evidence")
 def step_costs(
     step_shapes: pa.Table,
     launch_signatures: pa.Table,
@@ -65,8 +65,36 @@ def step_costs(
     facts = (gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power)
     return step_costs_of(
         *(step_shapes, launch_signatures, deployment_settings, sharded_layers, layer_weights, facts, knot_corrections),
-        *(read, threads, "step_cost_shares" in wanted),
+        *(read, threads, wanted),
     )
+
+
+def deployment_tiers(
+    deployment_settings: pa.Table,
+    gpus: pa.Table,
+    gpu_engines: pa.Table,
+    kernel_evidence: pa.Table,
+    eta_coefficients: pa.Table,
+    corrections: pa.Table,
+    host_settings: pa.Table,
+) -> pa.Table:
+    """Label of the kernels of each deployment over its step shapes, and what was not measured."""
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.rows import as_table
+    from kernelsight.kernels.deployment_tiers import tier_rows
+
+    facts = (gpus, gpu_engines, host_settings, corrections)
+    rows = tier_rows(deployment_settings, kernel_evidence, eta_coefficients, *facts)
+    return as_table(contracts()["deployment_tiers"], rows)
+
+
+def deployment_evidence(kernel_evidence: pa.Table, host_evidence: pa.Table, eta_coefficients: pa.Table) -> pa.Table:
+    """Data behind each component of a deployment's steps, over its step shapes: kernels used, and host times."""
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.rows import as_table
+    from kernelsight.kernels.deployment_tiers import evidence_rows
+
+    return as_table(contracts()["deployment_evidence"], evidence_rows(kernel_evidence, host_evidence, eta_coefficients))
 
 
 def deployment_families(kernel_evidence: pa.Table) -> pa.Table:

@@ -15,7 +15,16 @@ CACHED = (
     *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
     *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
     *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
-    *("deployment_evidence", "step_cost_shares", "gpu_power", "gpu_engines", "deployment_presets", "memory_defaults"),
+    *(
+        "deployment_evidence",
+        "host_evidence",
+        "knot_evidence",
+        "step_cost_shares",
+        "gpu_power",
+        "gpu_engines",
+        "deployment_presets",
+        "memory_defaults",
+    ),
 )
 # modules with Python nodes
 MODULES = tuple(

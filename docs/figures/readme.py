@@ -67,11 +67,11 @@ def end_to_end() -> str:
 def speed() -> str:
     """List of CPU times beside BLIS, and of latencies per second."""
     whole, short, *_ = result("speed_peers")["rows"]
-    rates = result("speed_kernels")["expression"].values()
+    rates = result("speed_kernels")["per_cpu_s"].values()
     *_, predict = (row for row in result("speed_waits")["rows"] if row["wait"] == "predict, one step")
     return (
         f"- Simulating 10,000 requests takes {whole['ours']} with start-up (BLIS: {whole['theirs']}); 100 requests {short['ours']} (BLIS: "
         f"{short['theirs']}).\n"
-        f"- Kernels: {min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} million latencies per second with "
-        f"intervals; `predict` takes {predict['again CPU s']:.1f} CPU-s."
+        f"- Kernels: {min(rates) / 1e6:.1f} to {max(rates) / 1e6:.1f} million latencies of distinct calls per CPU-second, with "
+        f"intervals, Arrow in and out; `predict` takes {predict['again CPU s']:.1f} CPU-s."
     )

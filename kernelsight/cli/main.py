@@ -16,7 +16,7 @@ from typing import NoReturn, cast
 
 from kernelsight import laboratory
 from kernelsight.dataflow.signals import ending_signals
-from kernelsight.errors import InvalidInput, KernelSightError, flags_in_errors, unknown
+from kernelsight.errors import InvalidInput, KernelSightError, UnknownName, flags_in_errors, unknown
 from kernelsight.escape import visible
 from kernelsight.present.output import NORMAL, QUIET, VERBOSE, print_notes, set_verbosity
 from kernelsight.version import VERSION
@@ -93,6 +93,12 @@ VERBS: dict[str, tuple[str, str | None]] = {
     "completion": ("print a completion script for a shell", "kernelsight.cli.completion"),
     "backtest": ("simulate measured end-to-end runs and score the predictions", "kernelsight.cli.backtest"),
 }
+
+
+# what other tools, or words for the task, call a verb; without hyphens
+KNOWN_AS = {"whatif": "sweep", "capacity": "size, or sweep --find-rate"}
+# flags of one verb that another has under its own name
+SAME_FLAG = {"--users": "--max-concurrency", "--rate": "--request-rate"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -274,10 +280,25 @@ def _with_help(words: list[str]) -> list[str]:
     if verb in VERBS and VERBS[verb][1] is None:
         verb = " ".join(verb_words[:2])  # of a group
     if verb and verb not in VERBS:
-        raise unknown("verb", verb, VERBS, "`kernelsight --help` lists them.")
+        raise _unknown_verb(verb)
     if verb and _is_of_laboratory(verb):
         laboratory.check(f"`kernelsight {verb}`")
     return words
+
+
+def _unknown_verb(verb: str) -> KernelSightError:
+    """Build the error for a word that is no verb: a table, another name of a verb, or one with near names.
+
+    >>> str(_unknown_verb("models")), str(_unknown_verb("what-if"))
+    ("unknown verb 'models'. It is a table: kernelsight tables models.", "unknown verb 'what-if'. Use sweep.")
+    """
+    from kernelsight.catalog.tables import contracts
+
+    if known_as := KNOWN_AS.get(verb.replace("-", "").replace("_", "")):
+        return UnknownName(f"unknown verb {verb!r}. Use {known_as}.")
+    if verb in contracts():
+        return UnknownName(f"unknown verb {verb!r}. It is a table: kernelsight tables {verb}.")
+    return unknown("verb", verb, VERBS, "`kernelsight --help` lists them.")
 
 
 class _NoPandas:
@@ -310,7 +331,16 @@ def _unknown_words(arguments: argparse.Namespace, words: list[str]) -> KernelSig
     engine_option = _engine_option(flag, getattr(arguments, "engine", None)) if "--launch" in options else None
     if engine_option:
         return InvalidInput(engine_option)
+    if (own := SAME_FLAG.get(flag)) in options:
+        verbs = " and ".join(_verbs_with(flag))
+        return UnknownName(f"unknown flag {flag!r}. It is a flag of {verbs}; here it is {own}.")
     return unknown(kind, flag, options if kind == "flag" else (), f"`{arguments.flags.prog} --help` lists them.")
+
+
+def _verbs_with(flag: str) -> list[str]:
+    """Return the verbs that take a flag."""
+    (verbs,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return [name for name, verb in verbs.choices.items() if flag in verb._option_string_actions]
 
 
 def _engine_option(flag: str, engine: str | None) -> str | None:

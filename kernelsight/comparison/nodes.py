@@ -45,7 +45,7 @@ def log_replays(
         return replay_tables(compared_logs(comparisons, log_settings, compared_requests), session)
 
 
-@reads("scenario_intervals", "deployment_tiers", "step_costs", "knot_corrections")
+@reads("scenario_intervals", "deployment_tiers", "scenario_tiers", "step_costs", "knot_corrections")
 @produces("log_intervals", "log_tiers")
 def log_intervals(
     comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, *, fork: Callable[[], Session]
@@ -217,7 +217,7 @@ def log_changes(
         return change_tables(comparisons, tables, session)
 
 
-@reads("scenario_summary", "scenario_intervals", "deployment_tiers")
+@reads("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
 @produces("stage_vs_prediction", "stage_tiers")
 def stage_replays(
     comparisons: pa.Table, production_summaries: pa.Table, *, fork: Callable[[], Session]

@@ -136,7 +136,7 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
         with session.fork() as fork:
             give_log(fork, log.load, [variant])
             by_metric = interval_factors(fork.table("scenario_intervals"))
-            tiers.append({**key, **fork.table("deployment_tiers").to_pylist()[0]})
+            tiers.append({**key, **fork.table("deployment_tiers").to_pylist()[0], **served_label(fork)})
         chance = chance_of_requests(log, session) if by_metric else {}
         for metric, (low, high) in by_metric.items():
             factors = {"low": low, "high": high}
@@ -148,6 +148,12 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
             intervals.append({**key, "metric": metric, **factors})
     rows = {"log_intervals": intervals, "log_tiers": tiers}
     return {name: as_table(contracts()[name], values) for name, values in rows.items()}
+
+
+def served_label(session: Session) -> dict[str, Any]:
+    """Return tier and measured share of the scenario of which least was measured; nothing where none was served."""
+    rows = session.table("scenario_tiers").drop_columns(["scenario_id"]).to_pylist()
+    return min(rows, key=lambda row: row["measured_share"], default={})
 
 
 def chance_of_requests(log: ComparedLog, session: Session) -> dict[str, float]:

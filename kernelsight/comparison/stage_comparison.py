@@ -16,6 +16,7 @@ from kernelsight.comparison.comparison_tables import ComparisonTables
 from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import NO_LOAD, conformed
+from kernelsight.comparison.replayed_log import served_label
 from kernelsight.comparison.stage_logs import Stage, client_of, findings, load_of_stage, stages_of
 from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.comparison.verdict import verdict_table
@@ -64,7 +65,7 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
         comparison = stages_of_comparison(row, production_summaries)
         with session.fork() as fork:
             give_stages(fork, comparison)
-            fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers")
+            fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
             summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
             intervals: dict[str, dict[str, Any]] = {}
             for interval in fork.table("scenario_intervals").to_pylist():
@@ -72,7 +73,8 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
                     interval["low"],
                     interval["high"],
                 )
-            tiers.append({"comparison_id": comparison.comparison_id, **fork.table("deployment_tiers").to_pylist()[0]})
+            tier = fork.table("deployment_tiers").to_pylist()[0] | served_label(fork)
+            tiers.append({"comparison_id": comparison.comparison_id, **tier})
         for stage, summary in zip(comparison.stages, summaries, strict=True):
             rows += [
                 {"comparison_id": comparison.comparison_id, **values}

@@ -8,12 +8,11 @@ from typing import Any
 from kernelsight.comparison.errors import METRICS, are_as_claimed
 from kernelsight.comparison.unused_rows import unused_clause
 from kernelsight.escape import html_table
+from kernelsight.kernels.labels import GPU_MEASURED
 from kernelsight.number_format import deviation, number, percent, rounded
 
 # deviations below this share of E2E are agreement: repeats of one run differ by 2 to 5 % in TTFT
 AGREES = 0.02
-# if measured kernels take less than this share of the GPU's time, the verdict lists families that were not measured
-MOSTLY = 0.8
 WORDS = {
     "gpu": "all kernels",
     "front_end": "the front end",
@@ -47,11 +46,7 @@ def verdict_of(summary: Mapping[str, Any], no_search_reason: str | None = None) 
         )
     if summary["tier"] == "cross-generation":
         return f"{sentence[:-1]}; kernels of this GPU were not measured but predicted from other GPUs."
-    if (
-        summary["tier"] == "target-measured"
-        and summary["measured_share"] < MOSTLY
-        and (families := summary["assumed_families"])
-    ):
+    if summary["tier"] == GPU_MEASURED and (families := summary["assumed_families"]):
         names = families.replace("_", " ")
         return f"{sentence[:-1]}; kernels of {names} were not measured as they run here: their constants are assumed."
     return sentence

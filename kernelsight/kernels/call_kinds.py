@@ -289,12 +289,13 @@ def _note_answer(
 
 
 def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coefficients: pa.Table) -> np.ndarray:
-    """Return half widths of the logarithm of 90 % intervals, (kinds, knots): of each kind at KNOTS_US of latency.
+    """Return half widths of the logarithm of 90 % intervals, (kinds, 2, knots): of each kind at KNOTS_US of latency.
 
-    ``kinds`` with ``octaves``: the distance of each GPU to the nearest fitted one; ``coefficients``:
-    ``eta_coefficients``.
+    The first: at sizes of its sweep; the second: beyond them. ``kinds`` with ``octaves``: the distance of each GPU to
+    the nearest fitted one; ``coefficients``: ``eta_coefficients``. What the sweep of a measured GPU does not hold, a
+    kernel, format or size, has at least the interval of a GPU without a sweep.
     """
-    half_widths = np.full((len(kinds), len(KNOTS_US)), np.log(FAMILIES[family].latency_model.spread))
+    half_widths = np.full((len(kinds), 2, len(KNOTS_US)), np.log(FAMILIES[family].latency_model.spread))
     for number, kind in enumerate(kinds):
         # errors of a sweep on its own GPU say nothing about a hypothetical GPU
         is_measured = kind["answer_tier"] == "target-measured"
@@ -305,7 +306,11 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
         elif kind["answer_tier"] == "unmeasured-vendor":
             half_widths[number] = UNMEASURED_HALF
         elif own_curves:
-            half_widths[number] = measured_half_widths(own_curves, fit_curves, kind["kernel"], kind["interval_group"])
+            half = measured_half_widths(own_curves, fit_curves, kind["kernel"], kind["interval_group"])
+            unmeasured = half_widths_for(fit_curves, [kind["interval_group"]])[0] if fit_curves else half
+            half_widths[number] = np.maximum(half, unmeasured)
+            if kind["kernel_swept"]:
+                half_widths[number, 0] = half
         elif fit_curves and not is_measured:
             group = kind["interval_group"] if kind["point_count"] is None else points_group(kind["point_count"])
             # a pack without intervals of points has those of no point

@@ -134,8 +134,8 @@ def saturating(size: Any, half: Any) -> Any:
     return size / (size + half)
 
 
-def ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients, passes: float) -> Any:
-    """Return the time of NCCL's ring, microseconds: the faster of its low-latency and its bulk protocol.
+def ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients, passes: float) -> tuple[Any, Any]:
+    """Return (time, floor) of NCCL's ring, microseconds: the faster of its low-latency and its bulk protocol.
 
     t = start + hops + min(W/(e_ll B), bulk + growth + W/(e B) + S/(n own)), W = passes (n-1)/n S; ``passes``: 2 for an
     all-reduce, 1 for a gather or scatter. Beyond eight GPUs the hops are those of a tree; beyond a node, rings leave it
@@ -147,7 +147,8 @@ def ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients, passes: float) 
     sent = passes * (n - 1.0) / n * size
     steps = 1.0 + passes * xp.minimum(n - 1.0, 7.0 + 2.0 * xp.log2(xp.maximum(n, 8.0) / 8.0))
     woken = at["nccl_ramp_us"] * saturating(size, at["nccl_ramp_bytes"])
-    start = pace(gpu) * (at["nccl_floor_us"] + woken) + steps * at["nccl_hop"] * hop_us + network_us
+    hops_us = steps * at["nccl_hop"] * hop_us
+    start = pace(gpu) * (at["nccl_floor_us"] + woken) + hops_us + network_us
     small = start + sent / (rate * at["nccl_low_latency"])
     bulk_us = pace(gpu) * at["nccl_bulk_us"]
     pipeline = saturating(size, at["nccl_growth_bytes"] * rate / REFERENCE_BYTES_PER_US)
@@ -163,11 +164,11 @@ def ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients, passes: float) 
         in_switch = (gpu["link_multicast"] > 0.0) & (n >= SWITCH_REDUCTION_GPUS) & (n <= gpu["link_max_gpus"])
         switch = start + bulk_us + pace(gpu) * at["switch_us"] + sent / (rate * at["switch_efficiency"])
         bulk = xp.where(in_switch, xp.minimum(bulk, switch), bulk)
-    return xp.minimum(small, bulk)
+    return xp.minimum(small, bulk), pace(gpu) * at["nccl_floor_us"] + hops_us + network_us
 
 
-def all_reduce(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """Return (latency_us, None) of an all-reduce: an engine's kernel for small messages, NCCL's ring for larger ones.
+def all_reduce(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any, Any]:
+    """Return (latency_us, None, floor_us) of an all-reduce: an engine's kernel for small messages, else NCCL's ring.
 
     One shot reads all peers, (n-1) S/B; two shots scatter and gather, 2 (n-1)/n S/B (Thakur et al. 2005); multicast
     reduces in the switch. A larger message never takes less time than the largest one of the kernel before.
@@ -184,13 +185,14 @@ def all_reduce(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[
         ("two_shot", floor + pace(gpu) * at["two_shot_us"] * n / 4.0, share / (peak * at["two_shot_efficiency"])),
         ("one_shot", floor, (n - 1.0) / (peak * at["one_shot_efficiency"])),
     )
-    time, outgrown_us = ring(xp, call, gpu, at, 2.0), 0.0
+    (time, floor_us), outgrown_us = ring(xp, call, gpu, at, 2.0), 0.0
     for name, start, slope in kernels:
         below = xp.where(usable, largest(xp, n, at, name), 0.0)
         time = xp.where(size < below, start + slope * size, time)
+        floor_us = xp.where(size < below, start, floor_us)
         outgrown = (below > 0.0) & (size >= below)
         outgrown_us = xp.maximum(outgrown_us, xp.where(outgrown, start + slope * below, 0.0))
-    return xp.maximum(time, outgrown_us), None
+    return xp.maximum(time, outgrown_us), None, floor_us
 
 
 def largest(xp: Any, n: Any, at: Coefficients, kernel: str) -> Any:
@@ -199,26 +201,31 @@ def largest(xp: Any, n: Any, at: Coefficients, kernel: str) -> Any:
     return xp.where(n <= 2.0, at[f"{kernel}_below_2"], many)
 
 
-def half_ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """Return (latency_us, None) of an all-gather or reduce-scatter: one pass of NCCL's ring."""
-    return ring(xp, call, gpu, at, 1.0), None
+def half_ring(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any, Any]:
+    """Return (latency_us, None, floor_us) of an all-gather or reduce-scatter: one pass of NCCL's ring."""
+    time_us, floor_us = ring(xp, call, gpu, at, 1.0)
+    return time_us, None, floor_us
 
 
-def exchange(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """Return (latency_us, None) of an all-to-all: S/n to every peer at once, over the node's links or the network."""
+def exchange(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any, Any]:
+    """Return (latency_us, None, floor_us) of an all-to-all: S/n to every peer at once, over links or the network."""
     n = call["group_size"]
     near = xp.minimum(n, link(xp, call, gpu, at).joined)
-    return sent_at_once(xp, call, gpu, at, (near - 1.0) / n, (n - near) / n, 1.0 + xp.log2(n)), None
+    time_us, floor_us = sent_at_once(xp, call, gpu, at, (near - 1.0) / n, (n - near) / n, 1.0 + xp.log2(n))
+    return time_us, None, floor_us
 
 
-def transfer(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """Return (latency_us, None) of a point-to-point message: start + hop + S/B."""
+def transfer(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any, Any]:
+    """Return (latency_us, None, floor_us) of a point-to-point message: start + hop + S/B."""
     near = xp.where(call["group_size"] <= link(xp, call, gpu, at).joined, 1.0, 0.0)
-    return sent_at_once(xp, call, gpu, at, near, 1.0 - near, 1.0), None
+    time_us, floor_us = sent_at_once(xp, call, gpu, at, near, 1.0 - near, 1.0)
+    return time_us, None, floor_us
 
 
-def sent_at_once(xp: Any, call: Columns, gpu: Columns, at: Coefficients, near: Any, far: Any, hops: Any) -> Any:
-    """Return start + hops + terms that saturate with the size + bytes over links and network, microseconds.
+def sent_at_once(
+    xp: Any, call: Columns, gpu: Columns, at: Coefficients, near: Any, far: Any, hops: Any
+) -> tuple[Any, Any]:
+    """Return (start + hops + terms that saturate with the size + bytes over links and network, start + hops), us.
 
     ``near``, ``far``: shares of the bytes that go over the node's links and over the network.
     """
@@ -227,4 +234,5 @@ def sent_at_once(xp: Any, call: Columns, gpu: Columns, at: Coefficients, near: A
     pipeline = saturating(size, at["growth_bytes"] * peak / REFERENCE_BYTES_PER_US)
     on_gpu = at["start_us"] + at["ramp_us"] * saturating(size, at["ramp_bytes"]) + at["growth_us"] * pipeline
     sent = size * (near / (peak * at["exchange_efficiency"]) + far / xp.minimum(peak, gpu["network_bytes_per_us"]))
-    return pace(gpu) * on_gpu + hops * at["hop"] * hop_us + network_us + sent
+    hops_us = hops * at["hop"] * hop_us
+    return pace(gpu) * on_gpu + hops_us + network_us + sent, pace(gpu) * at["start_us"] + hops_us + network_us

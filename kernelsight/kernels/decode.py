@@ -87,8 +87,8 @@ LATENT_COLUMNS = {
 }
 
 
-def decode_attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, blocks), (rows,) each, of one new token's attention over ``context`` tokens, for ``batch``.
+def decode_attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:
+    """Return (latency_us, blocks, floor_us), (rows,), of the attention of ``batch`` new tokens over ``context`` each.
 
     ``call``: batch, context, heads, kv_heads, head_dim, window (0: none), flops, bytes, working_set_bytes (bytes that
     are read before the same keys and values are read again).
@@ -105,8 +105,8 @@ def decode_attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple
     return _split_kv(xp, call, gpu, at, lanes, keys, group, passes, masked, query_bytes, 2.0 * width, wasted)
 
 
-def mla_decode(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, blocks), (rows,) each, of MLA decode: all heads of a sequence read one vector per token.
+def mla_decode(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:
+    """Return (latency_us, blocks, floor_us), (rows,), of MLA decode: all heads of a sequence read one vector a token.
 
     ``call``: batch, context, heads, kv_lora_rank, rope_dim, flops, bytes, working_set_bytes.
     """
@@ -130,8 +130,8 @@ def _split_kv(
     query_bytes: Any,
     width: Any,
     wasted: Any,
-) -> tuple[Any, Any]:
-    """Return (latency_us, blocks) of ``lanes`` independent KV streams of ``keys`` tokens, each read ``passes`` times.
+) -> tuple[Any, Any, Any]:
+    """Return (latency_us, blocks, floor_us) of ``lanes`` KV streams of ``keys`` tokens, each read ``passes`` times.
 
     t = floor + gap + narrow + queries + overlap-norm(8-norm(memory, stream, tensor), 2-norm(blocks, combine)).
     ``group``: query heads of a lane; ``masked``: whether CUDA cores replace tensor cores; ``width``: elements that a
@@ -172,7 +172,7 @@ def _split_kv(
     larger = xp.maximum(core_us, blocks_us)
     joined_us = larger * (1.0 + (xp.minimum(core_us, blocks_us) / larger) ** at["overlap"]) ** (1.0 / at["overlap"])
     small_us = at["floor_us"] + at["gap_us"] + narrow * at["narrow_us"] + query_bytes / dram
-    return small_us + joined_us, blocks
+    return small_us + joined_us, blocks, at["floor_us"]
 
 
 def _l2_hits(xp: Any, filling: Any) -> Any:

@@ -124,7 +124,7 @@ def _comparisons(family: str, number: int, kind: Mapping[str, Any], tables: Pric
         if siblings := _needed(own, rank, others, may_rank_higher, matrix):
             members = [own, *siblings]
             rows = [member.row for member in members]
-            halves = interval_half_widths(family, [member.kind for member in members], tables.coefficients)
+            halves = interval_half_widths(family, [member.kind for member in members], tables.coefficients)[:, 0]
             gpus = tuple(member.gpu for member in members)
             found.append(Comparison(number, rank, gpus, matrix[np.ix_(rows, rows)], np.exp(halves.min(axis=1))))
     return found

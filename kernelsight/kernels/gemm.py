@@ -81,8 +81,8 @@ BATCHED_COLUMNS = {
 }
 
 
-def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, tiles), (rows,) each, of ``batch`` products (m x k) times (k x n).
+def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:
+    """Return (latency_us, tiles, floor_us), (rows,) each, of ``batch`` products (m x k) times (k x n).
 
     t = floor + throttled(min over tiles of sqrt(c^2 + d^2)) + quantisation, where compute c takes whole waves of tiles,
     or a split-K sum where that is faster than an idle part of the last wave, and d is DRAM or L2 time.
@@ -114,15 +114,16 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     # bytes are the same for every tile, so that the fastest compute gives the fastest time
     best = xp.sqrt(best * best + stream_us * stream_us)
     floor_us = at["floor_us"] + at["floor_clocks"] / clock
-    return floor_us + _throttled(xp, best, call, gpu, at) + at["quantizes"] * _quantize_us(
-        xp, batch * m, k, gpu, at
-    ), best_tiles
+    latency_us = (
+        floor_us + _throttled(xp, best, call, gpu, at) + at["quantizes"] * _quantize_us(xp, batch * m, k, gpu, at)
+    )
+    return latency_us, best_tiles, floor_us
 
 
-def batched_gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, tiles), (rows,) each, of a batched GEMM, with the gap that a sweep measures."""
-    latency_us, tiles = gemm(xp, call, gpu, at)
-    return at["gap_us"] + latency_us, tiles
+def batched_gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:
+    """Return (latency_us, tiles, floor_us), (rows,) each, of a batched GEMM, with the gap that a sweep measures."""
+    latency_us, tiles, floor_us = gemm(xp, call, gpu, at)
+    return at["gap_us"] + latency_us, tiles, floor_us
 
 
 def _memory_us(xp: Any, call: Columns, gpu: Columns, at: Columns) -> Any:

@@ -19,6 +19,7 @@ class KnotCosts(NamedTuple):
     picoseconds: np.ndarray
     p05: np.ndarray  # every kernel at the low end of its interval
     p95: np.ndarray  # every kernel at the high end
+    measured: np.ndarray  # of the picoseconds, kernels that are target-measured
     # of the picoseconds, what scales with the rate of each resource
     compute: np.ndarray
     memory: np.ndarray
@@ -48,6 +49,7 @@ class KernelTimes(NamedTuple):
     picoseconds: np.ndarray
     p05: np.ndarray
     p95: np.ndarray
+    measured: np.ndarray
     compute: np.ndarray
     memory: np.ndarray
     link: np.ndarray
@@ -75,11 +77,11 @@ class LaunchGroups(NamedTuple):
 
 
 class EvidenceTime(NamedTuple):
-    """Picoseconds of a family's kernels on one tier and evidence, for a launch signature on a GPU."""
+    """Time of a family's kernels on one tier and evidence, for a launch signature on a GPU."""
 
     tier: str
     evidence: str
-    picoseconds: float
+    picoseconds: np.ndarray  # (knots,)
 
 
 class PricedFamily(NamedTuple):

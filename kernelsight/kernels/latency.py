@@ -42,7 +42,7 @@ from kernelsight.kernels.string_columns import dictionary_of, positions
 # columns of kernel_latencies, in their order
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
 COLUMNS += ["latency_us", "latency_p05_us", "latency_p95_us", "tier", "evidence", "energy_j"]
-BOUNDS = ("compute", "memory", "link")
+BOUNDS = ("compute", "memory", "link", "launch")
 
 
 class EvaluatedCalls(NamedTuple):
@@ -50,7 +50,8 @@ class EvaluatedCalls(NamedTuple):
 
     kinds: list[dict[str, Any]]  # distinct configurations of calls, see ``call_kinds``
     kind_of_row: np.ndarray  # (rows,)
-    evidence: list[str]  # of each kind; of each kind at sizes beyond its sweep; of answers that a sibling's bounds
+    # of each kind; then at sizes beyond its sweep; then in groups larger than any that ran there; of siblings' bounds
+    evidence: list[str]
     evidence_of_row: np.ndarray  # (rows,)
     results: dict[str, np.ndarray]  # of the expression: roofline_us, bound, tiles where it has some; (rows,)
     tier: np.ndarray  # (rows,) positions in TIERS
@@ -117,7 +118,8 @@ def interval(
     """Return latency, p05 and p95 of each row, microseconds; no p05 lies below the roofline."""
     roofline, latency = evaluated.results["roofline_us"], evaluated.latency_us
     half_widths = interval_half_widths(family, evaluated.kinds, coefficients)
-    width = spread(np, latency, half_widths[evaluated.kind_of_row])
+    is_beyond = (evaluated.evidence_of_row >= len(evaluated.kinds)).astype(np.int64)
+    width = spread(np, latency, half_widths[evaluated.kind_of_row, is_beyond])
     return latency, np.maximum(latency / width, np.minimum(roofline, latency)), latency * width
 
 
@@ -184,32 +186,46 @@ def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables, backend: s
     """Return the latencies of a family's calls, each by the fit of its own GPU."""
     ready = prepare_calls(family, calls, tables)
     results: dict[str, np.ndarray] = {}
-    beyond_sweep = np.zeros(calls.num_rows, bool)
+    beyond_sizes = np.zeros(calls.num_rows, bool)
     for group in ready.groups():
         group_results = _evaluate_group(ready, group, backend)
         if "outside_octaves" in group_results:
-            beyond_sweep[group.rows] = group_results.pop("outside_octaves") > FADE_OCTAVES
+            beyond_sizes[group.rows] = group_results.pop("outside_octaves") > FADE_OCTAVES
         for factor in ready.factors(group, tables.coefficients):
             latency_us, roofline_us = group_results["latency_us"], group_results["roofline_us"]
             group_results["latency_us"] = times_factor(np, ready.is_cold, latency_us, roofline_us, factor)
         for name, values in group_results.items():
             results.setdefault(name, np.empty(calls.num_rows))[group.rows] = values
     latency = within_bounds(np, results["latency_us"], results["roofline_us"], ready.bounds)
-    tier, evidence_of_row = _tier_and_evidence(ready, beyond_sweep)
+    pays_launch = ~(ready.bounds.is_roofline | ready.bounds.beside)
+    results["bound"][pays_launch & (results.pop("floor_us") > results["roofline_us"])] = BOUNDS.index("launch")
+    most_gpus = ready.most_gpus(tables.coefficients)
+    tier, evidence_of_row = _tier_and_evidence(ready, beyond_sizes, most_gpus)
     evidence = [*ready.evidence, *(f"{sentence}, at sizes beyond its own" for sentence in ready.evidence)]
+    evidence += [
+        f"{sentence}, in groups of up to {most:.0f} GPUs"
+        for sentence, most in zip(ready.evidence, most_gpus.tolist(), strict=False)  # without calls there is no kind
+    ]
     return EvaluatedCalls(ready.kinds, ready.kind_of_row, evidence, evidence_of_row, results, tier, latency)
 
 
-def _tier_and_evidence(ready: PreparedCalls, beyond_sweep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return tier and evidence of each row, (rows,); ``beyond_sweep``: at sizes that its GPU's sweep does not reach.
+def _tier_and_evidence(
+    ready: PreparedCalls, beyond_sizes: np.ndarray, most_gpus: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return tier and evidence of each row, (rows,).
 
-    On a measured GPU, target-measured are the kernels that its sweep ran, at sizes like these; others are gpu-measured.
+    ``beyond_sizes``: whether its GPU's sweep reaches no such sizes, (rows,); ``most_gpus``: the largest group in which
+    the sweep ran each kind's collective, (kinds,): a larger one may span nodes, or another switch. On a measured GPU,
+    target-measured are the kernels that its sweep ran, at sizes and in groups like these; others are gpu-measured.
     """
     measured = ready.tier == TIERS.index("target-measured")
     kernel_swept = np.array([kind["kernel_swept"] for kind in ready.kinds], bool)[ready.kind_of_row]
-    beyond_sweep = beyond_sweep & measured
-    tier = np.where(measured & (beyond_sweep | ~kernel_swept), TIERS.index("gpu-measured"), ready.tier)
-    return tier, ready.kind_of_row + len(ready.evidence) * beyond_sweep
+    beyond = np.where(beyond_sizes, 1, 0)
+    if "group_size" in ready.columns:
+        beyond[ready.columns["group_size"] > most_gpus[ready.kind_of_row]] = 2
+    beyond[~measured] = 0
+    tier = np.where(measured & ((beyond > 0) | ~kernel_swept), TIERS.index("gpu-measured"), ready.tier)
+    return tier, ready.kind_of_row + len(ready.evidence) * beyond
 
 
 def _evaluate_group(ready: PreparedCalls, group: CallGroup, backend: str) -> dict[str, np.ndarray]:
@@ -234,8 +250,9 @@ def _evaluate_group(ready: PreparedCalls, group: CallGroup, backend: str) -> dic
 def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
     """Return a family's whole expression, ``kernel(xp, columns, uniform, hardware, at)``, of numpy or JAX arrays.
 
-    It gathers hardware and constants by row and returns ``roofline_us``, ``bound`` (position in BOUNDS), ``latency_us``
-    and, where the family has them, ``tiles``; with a correction ``outside_octaves``, the distance from its sweep.
+    It gathers hardware and constants by row and returns ``roofline_us``, ``bound`` (of the roofline, position in
+    BOUNDS), ``latency_us``, ``floor_us`` (of it, launch and drain) and, where the family has them, ``tiles``; with a
+    correction ``outside_octaves``, the distance from its sweep.
     """
     declared = FAMILIES[family]
     latency_model, wire_share = declared.latency_model, declared.wire_share
@@ -263,7 +280,7 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
             # queries, keys and values of a prompt, and activations, were written by the kernel before: warm in L2
             columns["working_set_bytes"] = columns["bytes"]
         call = latency_model.view(xp, columns)
-        latency, tiles = latency_model.expression(xp, call, gpu, at)
+        latency, tiles, floor_us = latency_model.expression(xp, call, gpu, at)
         distance = {}
         if network is not None:
             call_features = features(xp, family, call, gpu)
@@ -273,7 +290,8 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
             # cold data cannot beat the roofline; kernels that move activations may, from L2
             latency = xp.maximum(latency, roofline)
         # a call without work gets a roofline above 0: its eta stays finite
-        results = {"roofline_us": xp.maximum(roofline, 2.0**-20), "bound": bound, "latency_us": latency, **distance}
+        results = {"roofline_us": xp.maximum(roofline, 2.0**-20), "bound": bound, "latency_us": latency}
+        results |= {"floor_us": floor_us, **distance}
         return results if tiles is None else {**results, "tiles": tiles}
 
     return kernel

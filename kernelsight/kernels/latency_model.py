@@ -1,8 +1,9 @@
 """The latency model of a kernel family: its expression, the columns it reads, its features, and maths that all share.
 
 An expression takes ``xp`` (``numpy`` or ``jax.numpy``), the columns of its call table, the hardware columns of
-:mod:`kernelsight.kernels.hardware` and its coefficients, all broadcastable float64, and returns ``latency_us`` and
-``tiles`` (None where it has none). It is elementwise: a row's latency does not depend on other rows. It never rises
+:mod:`kernelsight.kernels.hardware` and its coefficients, all broadcastable float64, and returns ``latency_us``,
+``tiles`` (None where it has none) and ``floor_us``, the part of the latency that a call pays whatever its size: launch,
+drain, synchronisation. It is elementwise: a row's latency does not depend on other rows. It never rises
 when a rate of the hardware rises (INV-10).
 """
 
@@ -18,7 +19,7 @@ Coefficients = Mapping[str, Any]
 
 
 class LatencyModel(NamedTuple):
-    """A family's latency model: ``expression(xp, call, gpu, at) -> (latency_us, tiles or None)``."""
+    """A family's latency model: ``expression(xp, call, gpu, at) -> (latency_us, tiles or None, floor_us)``."""
 
     expression: Callable[..., Any]
     reads: tuple[str, ...]  # columns of the family's call table that the view needs, beside flops and bytes

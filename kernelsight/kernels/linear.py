@@ -62,8 +62,8 @@ COLUMNS = {
 }
 
 
-def gated_delta_net(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """Return (latency_us, None), (rows,), of a gated delta net's kernel (Yang et al., arXiv 2412.06464).
+def gated_delta_net(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any, Any]:
+    """Return (latency_us, None, floor_us), (rows,) each, of a gated delta net's kernel (Yang et al., arXiv 2412.06464).
 
     t = floor + sequences x time each + 3-norm(multiprocessors, DRAM, tokens one after another). ``call``: rows,
     columns, sequences, flops, bytes, working_set_bytes.
@@ -89,4 +89,5 @@ def gated_delta_net(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> t
     token_us = at["token_us"] * REFERENCE_CLOCK_PER_US / gpu["clock_per_us"]
     serial_us = xp.where(chunked, token_us * rows / sequences, 0.0)
     busy_us = power_mean(xp, power_mean(xp, unit_us, dram_us, NORM_EXPONENT), serial_us, NORM_EXPONENT)
-    return role("floor_us") + role("sequence_us") * sequences + busy_us, None
+    floor_us = role("floor_us")
+    return floor_us + role("sequence_us") * sequences + busy_us, None, floor_us

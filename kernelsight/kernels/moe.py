@@ -95,8 +95,8 @@ COLUMNS = {
 }
 
 
-def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, tiles), (rows,) each, of both grouped GEMMs and the kernels around them.
+def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:
+    """Return (latency_us, tiles, floor_us), (rows,) each, of both grouped GEMMs and the kernels around them.
 
     ``call``: columns of :func:`view`.
     """
@@ -152,7 +152,7 @@ def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
     block_flops = 2.0 * call["block_rows"] * hidden * width * call["matrices"]
     blocks_us = weights_us + block_flops / (BLOCK_EFFICIENCY * gpu["math_flops_per_us"])
     core_us = xp.where(call["block_rows"] > 0.0, blocks_us, core_us)
-    return at["floor_us"] + at["gap_us"] + at["expert_us"] * active + core_us + moved_us, tiles
+    return at["floor_us"] + at["gap_us"] + at["expert_us"] * active + core_us + moved_us, tiles, at["floor_us"]
 
 
 def small_tiles_us(xp: Any, call: Columns, active: Any, per_expert: Any, units: Any, clock: Any) -> Any:

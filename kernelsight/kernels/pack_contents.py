@@ -117,6 +117,35 @@ def network_at(coefficients: pa.Table, family: str, gpu: str) -> tuple[Network, 
     return memoised((coefficients,), ("network", family, gpu), read)
 
 
+def assumed_families(coefficients: pa.Table) -> frozenset[str]:
+    """Return the kernel families with an assumed constant: no sweep contains their kernels."""
+
+    def read() -> frozenset[str]:
+        names = [family for family, part in parts_there(coefficients) if part == "constant"]
+        rows = {family: rows_of_part(coefficients, family, "constant")["assumed"] for family in names}
+        return frozenset(family for family, assumed in rows.items() if assumed.null_count < len(assumed))
+
+    return memoised((coefficients,), "assumed families", read)
+
+
+def largest_groups(coefficients: pa.Table, family: str, gpu: str) -> dict[str, float]:
+    """Return the number of GPUs of the largest group in which a GPU's sweep ran each kernel of a collective.
+
+    Group sizes are the first feature: of the sweep's points of the kernel, where the pack has these, else of all.
+    """
+
+    def read() -> dict[str, float]:
+        network, nodes = network_at(coefficients, family, gpu)
+        scale, centre = float(network.scale[0]), float(network.centre[0])
+        logs = dict.fromkeys(nodes, float(network.high[0]))
+        near_points = nearby_at(coefficients, family, gpu)
+        logs |= {kernel: float(near.points[:, 0].max()) * scale + centre for kernel, near in near_points.items()}
+        # features are stored in 16 bits
+        return {kernel: float(round(2.0**log)) for kernel, log in logs.items()}
+
+    return memoised((coefficients,), ("groups", family, gpu), read)
+
+
 def nearby_at(coefficients: pa.Table, family: str, gpu: str) -> dict[str, Nearby]:
     """Return the points of a GPU's small sweep by kernel; empty where the pack has none."""
 

@@ -100,8 +100,8 @@ LATENT_COLUMNS = {
 }
 
 
-def attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, tiles), (rows,) each, of fused attention of new tokens over all keys that they attend to.
+def attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:
+    """Return (latency_us, tiles, floor_us), (rows,), of fused attention of new tokens over the keys that they see.
 
     t = floor + gap + sqrt(tiles^2 + memory^2) + copies. ``call``: batch, new_tokens, cached_tokens, heads,
     visible_pairs, flops, bytes; kv_heads (missing: one per head) and window (missing: none); working_set_bytes (bytes
@@ -123,7 +123,7 @@ def attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, A
     memory_us = (query_bytes + kv_bytes) * byte_us + cached_bytes * dram_us
     copied_bytes = at["query_passes"] * query_bytes + at["kv_passes"] * kv_bytes
     copies_us = copied_bytes * (byte_us + 1.0 / (COPIED_BYTES_PER_CLOCK * units * clock))
-    return at["floor_us"] + at["gap_us"] + _root_of_squares(xp, tiles_us, memory_us) + copies_us, tiles
+    return at["floor_us"] + at["gap_us"] + _root_of_squares(xp, tiles_us, memory_us) + copies_us, tiles, at["floor_us"]
 
 
 def _tiles_us(

@@ -24,7 +24,7 @@ from kernelsight.kernels.hardware import MATH, hardware_columns
 from kernelsight.kernels.kernel_constants import family_facts, fitted_gpus, siblings
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, scaled
-from kernelsight.kernels.pack_contents import nearby_at, network_at, points_at, words_of
+from kernelsight.kernels.pack_contents import largest_groups, nearby_at, network_at, points_at, words_of
 from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.kernels.string_columns import positions
 
@@ -90,6 +90,16 @@ class PreparedCalls(NamedTuple):
             yield _nearby_factor(*common, self.networks[group.corrected][0], nearby)
         if any(kind["point_count"] is not None for kind in self.kinds):
             yield _points_factor(*common, coefficients)
+
+    def most_gpus(self, coefficients: pa.Table) -> np.ndarray:
+        """Return the largest group in which a sweep ran each kind's collective, (kinds,); inf: not known, or none.
+
+        ``coefficients``: ``eta_coefficients``.
+        """
+        if "group_size" not in FAMILIES[self.family].features.sizes:
+            return np.full(len(self.kinds), np.inf)
+        largest = {gpu: largest_groups(coefficients, self.family, gpu) for gpu in self.networks}
+        return np.array([largest.get(kind["corrected"], {}).get(kind["kernel"], np.inf) for kind in self.kinds])
 
     def nodes_of_rows(self, group: CallGroup) -> np.ndarray:
         """Return the node of each row's kernel in the correction of its GPU, (rows,); -1: the sweep did not run it."""

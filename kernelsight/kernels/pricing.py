@@ -14,6 +14,7 @@ from kernelsight.kernels.call_kinds import TIERS
 from kernelsight.kernels.energy import has_limit
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.knot_costs import RELIEF, EvidenceTime, KernelTimes, LaunchGroups, PricedFamily
+from kernelsight.kernels.labels import MEASURED
 from kernelsight.kernels.latency import EvaluatedCalls, evaluate_calls, interval, under_power_limits
 from kernelsight.kernels.launch_signatures import PRICED_BY
 from kernelsight.kernels.pricing_tables import PricingTables
@@ -59,15 +60,18 @@ def priced(
         latency, p05, p95 = interval(family, evaluated, tables.coefficients)
         zeros = np.zeros_like(latency)
         rates = _rate_shares(family, batch, tables, latency) if shares else (zeros, zeros, zeros)
-        times = KernelTimes(*map(in_picoseconds, (latency, p05, p95, *rates)), in_nanojoules(joules))
+        measured = np.where(evaluated.tier == TIERS.index(MEASURED), latency, 0.0)
+        times = KernelTimes(*map(in_picoseconds, (latency, p05, p95, measured, *rates)), in_nanojoules(joules))
         for span in spans:
             rows, latency_row = span.rows, span.latency_row
             total = times.at_knots(latency_row, count[rows], knot[rows], ends[-1])
             picoseconds = times.picoseconds[latency_row] * count[rows]
-            rests = _rests(evaluated, latency_row, picoseconds, group[rows], len(groups.names))
+            rests = _rests(evaluated, latency_row, picoseconds, knot[rows], ends[-1])
             for number in span.groups:
                 knots = slice(ends[number] - groups.knots[number], ends[number])
-                priced_units.append(PricedFamily((number, span.gpu), total.of(knots), launches[knots], rests[number]))
+                own = [rest._replace(picoseconds=rest.picoseconds[knots]) for rest in rests]
+                own = [rest for rest in own if rest.picoseconds.any()]
+                priced_units.append(PricedFamily((number, span.gpu), total.of(knots), launches[knots], own))
     return priced_units
 
 
@@ -155,22 +159,18 @@ def faster(gpus: pa.Table, resource: str) -> pa.Table:
 
 
 def _rests(
-    evaluated: EvaluatedCalls, latency_row: np.ndarray, picoseconds: np.ndarray, group: np.ndarray, groups: int
-) -> list[list[EvidenceTime]]:
-    """Return by launch signature the picoseconds of launches by tier and evidence.
+    evaluated: EvaluatedCalls, latency_row: np.ndarray, picoseconds: np.ndarray, knot: np.ndarray, knots: int
+) -> list[EvidenceTime]:
+    """Return the picoseconds of launches at ``knots`` knots by tier and evidence.
 
-    ``latency_row``: row of each launch in ``evaluated``; ``group``: its signature, of ``groups``; (launches,) each.
+    ``latency_row``: row of each launch in ``evaluated``; ``knot``: its knot; (launches,) each.
     """
     evidence, sentences = evaluated.evidence, len(evaluated.evidence)
-    codes = sentences * len(TIERS)
-    code = (evaluated.tier * sentences + evaluated.evidence_of_row)[latency_row]
-    sums = np.bincount(group * codes + code, picoseconds, groups * codes).reshape(groups, codes)
+    used, place = _used((evaluated.tier * sentences + evaluated.evidence_of_row)[latency_row], sentences * len(TIERS))
+    sums = np.bincount(place * knots + knot, picoseconds, used.size * knots).reshape(used.size, knots)
     return [
-        [
-            EvidenceTime(TIERS[code // sentences], evidence[code % sentences], float(sums_of_group[code]))
-            for code in np.flatnonzero(sums_of_group).tolist()
-        ]
-        for sums_of_group in sums
+        EvidenceTime(TIERS[code // sentences], evidence[code % sentences], sums_of_code)
+        for code, sums_of_code in zip(used.tolist(), sums, strict=True)
     ]
 
 

@@ -47,8 +47,8 @@ COLUMNS = {
 }
 
 
-def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any]:
-    """Return (latency_us, None), (rows,): floor + 4-norm(compute, DRAM) + selection.
+def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any, Any]:
+    """Return (latency_us, None, floor_us), (rows,) each: floor + 4-norm(compute, DRAM) + selection.
 
     Compute takes at least as long as one query on one multiprocessor. ``call``: queries, visible_pairs, heads, width,
     flops, bytes, and selects in sweeps.
@@ -67,4 +67,4 @@ def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> 
     selects = xp.where(attends, 0.0, call.get("selects", 1.0))
     each_us = at["select_pair_clocks"] * pairs / (units * gpu["clock_per_us"])
     selection_us = selects * (waves * at["select_query_us"] + each_us)
-    return at["floor_us"] + power_mean(xp, compute_us, memory_us, NORM_EXPONENT) + selection_us, None
+    return at["floor_us"] + power_mean(xp, compute_us, memory_us, NORM_EXPONENT) + selection_us, None, at["floor_us"]

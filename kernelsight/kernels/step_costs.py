@@ -6,7 +6,7 @@ made. Times are summed in whole picoseconds, so that no order of rows changes a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,10 +17,12 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.memory_cache import LruCache, memoised
 from kernelsight.kernels.families import LOWERED
 from kernelsight.kernels.knot_costs import KernelTimes, KnotCosts, LaunchGroups
+from kernelsight.kernels.labels import MEASURED
 from kernelsight.kernels.latency import BOUNDS, columns_read
 from kernelsight.kernels.launch_signatures import launched_families
 from kernelsight.kernels.pricing import RATES, in_nanojoules, in_picoseconds, priced
 from kernelsight.kernels.pricing_tables import PricingTables
+from kernelsight.kernels.string_columns import strings_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader
@@ -37,7 +39,7 @@ class SignatureCosts(NamedTuple):
     """Costs of a launch signature on a GPU, and what they rest on."""
 
     costs: KnotCosts
-    rests: list[tuple[str, str, str, float]]  # family, tier, evidence, picoseconds
+    rests: list[tuple[str, str, str, np.ndarray]]  # family, tier, evidence, picoseconds at knots
 
 
 def step_costs_of(
@@ -50,16 +52,18 @@ def step_costs_of(
     corrections: pa.Table,
     read: Reader,
     threads: int | None,
-    shares: bool = True,
+    wanted: Collection[str],
 ) -> dict[str, pa.Table]:
     """Return ``step_costs`` of knots that launch a kernel, in the order of ``step_shapes``, and ``kernel_evidence``.
 
     ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power; ``corrections``:
     ``knot_corrections``; ``read``: reads call tables by family, and latencies where they are given; ``threads``: number
-    of threads that price calls; ``shares``: also ``step_cost_shares``, for which calls are priced on faster GPUs too.
+    of threads that price calls; ``wanted``: further tables: ``step_cost_shares``, for which calls are priced on faster
+    GPUs too, and ``knot_evidence``.
     """
     deployment_tables = (step_shapes, signatures, settings, sharded_layers, layer_weights)
-    costs, evidence = _costs(*deployment_tables, facts, read, threads, shares)
+    shares = "step_cost_shares" in wanted
+    costs, rests = _costs(*deployment_tables, facts, read, threads, shares)
     knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))
     knots = knots.select(["deployment_id", "part", "step_shape_id", "x", "y"])
     knot_costs = _corrected(_at_knots(knots, costs), knots, corrections)
@@ -68,12 +72,15 @@ def step_costs_of(
     kept = kept.append_column("gpu_us", pa.array(knot_costs.picoseconds[launching] / 1e6))
     for name in ("p05", "p95"):
         kept = kept.append_column(f"gpu_{name}_us", pa.array(getattr(knot_costs, name)[launching] / 1e6))
+    kept = kept.append_column("measured_us", pa.array(knot_costs.measured[launching] / 1e6))
     kept = kept.append_column("launches", pa.array(knot_costs.launches[launching].astype(np.int64)))
     joules = knot_costs.nanojoules[launching] / 1e9
     kept = kept.append_column("dynamic_energy_j", pa.array(joules, mask=np.isnan(joules)))
     for name in ("embedding", "transfer", "moe", "communication"):
         kept = kept.append_column(f"{name}_us", pa.array(getattr(knot_costs, name)[launching] / 1e6))
-    made = {"step_costs": kept, "kernel_evidence": evidence}
+    made = {"step_costs": kept, "kernel_evidence": _evidence_table(rests)}
+    if "knot_evidence" in wanted:
+        made["knot_evidence"] = _knot_evidence(rests)
     if shares:
         by_rate = {f"{name}_us": pa.array(getattr(knot_costs, name)[launching] / 1e6) for name in RATES}
         keys = {name: kept[name] for name in ("deployment_id", "step_shape_id")}
@@ -92,7 +99,7 @@ def _corrected(costs: KnotCosts, knots: pa.Table, corrections: pa.Table) -> Knot
     # a log's correction says nothing about the remaining error: the interval keeps its width. The work is the same:
     # energy changes only by what an active GPU draws in the time
     ratio = made["picoseconds"] / np.maximum(costs.picoseconds, 1.0)
-    shares = {name: _scaled(getattr(costs, name), ratio) for name in ("p05", "p95", *RATES)}
+    shares = {name: _scaled(getattr(costs, name), ratio) for name in ("p05", "p95", "measured", *RATES)}
     return costs._replace(**made, **shares)
 
 
@@ -140,8 +147,10 @@ def _costs(
     read: Reader,
     threads: int | None,
     shares: bool,
-) -> tuple[Mapping[str, KnotCosts], pa.Table]:
-    """Return the costs of step shapes by deployment, each in the order of their ids, and ``kernel_evidence``.
+) -> tuple[Mapping[str, KnotCosts], list[tuple]]:
+    """Return the costs of step shapes by deployment, each in the order of their ids, and what they rest on.
+
+    That is, for each deployment, the rows of :class:`SignatureCosts`.
 
     A launch signature that was priced for a GPU before, from the same tables, is not priced again.
     """
@@ -179,13 +188,13 @@ def _costs(
         _add_launched(families, PricingTables(settings, *facts), groups, unit_costs, read, threads, shares)
     costs = {name: known.costs for name, known in cost_of_deployment.items()}
     for name in given_latencies:
-        columns = ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "roofline_us", "bound", "energy_j"]
+        columns = ["deployment_id", "step_shape_id", "family", "count", *LATENCIES, "bound", "tier", "energy_j"]
         _add_given(read(name, columns), costs, _at_rest_w(gpus, facts[-1]))
     for name in groups.unit_of.keys() & known_keys.keys():
         recent.put(known_keys[name], cost_of_deployment[name])
-    return costs, _evidence_table(
-        [(row["deployment_id"], *rest) for row in rows for rest in cost_of_deployment[row["deployment_id"]].rests]
-    )
+    return costs, [
+        (row["deployment_id"], *rest) for row in rows for rest in cost_of_deployment[row["deployment_id"]].rests
+    ]
 
 
 def _add_launched(
@@ -216,11 +225,24 @@ def _evidence_table(rows: list[tuple]) -> pa.Table:
     """Return ``kernel_evidence``; ``rows``: deployment, family, tier, evidence, picoseconds. Given latencies: none."""
     names = ("deployment_id", "family", "tier", "evidence", "picoseconds")
     columns = zip(*rows, strict=True) if rows else [[]] * len(names)
-    table = pa.table({name: list(values) for name, values in zip(names, columns, strict=True)})
+    *words, times = columns
+    table = pa.table({name: pa.array(values, pa.string()) for name, values in zip(names, words, strict=False)})
+    table = table.append_column(names[-1], pa.array([float(picoseconds.sum()) for picoseconds in times], pa.float64()))
     sums = table.group_by(list(names[:-1]), use_threads=False).aggregate([("picoseconds", "sum")])
     return sums.append_column("gpu_us", pc.divide(sums["picoseconds_sum"].cast(pa.float64()), 1e6)).drop_columns(
         "picoseconds_sum"
     )
+
+
+def _knot_evidence(rows: Sequence[tuple]) -> pa.Table:
+    """Return ``knot_evidence``; ``rows``: as of :func:`_evidence_table`."""
+    names = ("deployment_id", "family", "tier", "evidence")
+    knots = [np.flatnonzero(picoseconds) for *_, picoseconds in rows]
+    owner = np.repeat(np.arange(len(rows)), [each.size for each in knots])
+    table = pa.table({name: strings_of([row[place] for row in rows], owner) for place, name in enumerate(names)})
+    times = [picoseconds[each] / 1e6 for (*_, picoseconds), each in zip(rows, knots, strict=True)]
+    table = table.append_column("step_shape_id", pa.array(np.concatenate([*knots, np.zeros(0, np.int64)])))
+    return table.append_column("gpu_us", pa.array(np.concatenate([*times, np.zeros(0)])))
 
 
 def _sizes(step_shapes: pa.Table) -> dict[str, int]:
@@ -257,11 +279,12 @@ def _add_given(latencies: pa.Table, costs: Mapping[str, KnotCosts], at_rest_w: M
     knot, count = latencies["step_shape_id"].to_numpy(), latencies["count"].to_numpy()
     figures = [latencies[name].to_numpy() for name in LATENCIES]
     bound = pc.index_in(latencies["bound"], pa.array(BOUNDS)).to_numpy()
-    # how given latencies scale with rates is not known: all of each with the rate that bounds it
-    bounded = [np.where(bound == number, figures[0], 0.0) for number in range(len(BOUNDS))]
+    # how given latencies scale with rates is not known: all of each with the rate that bounds it, if one does
+    bounded = [np.where(bound == BOUNDS.index(name), figures[0], 0.0) for name in RATES]
     rest_w = np.array([at_rest_w[name] for name in names.dictionary.to_pylist()])[names.indices.to_numpy()]
     joules = np.asarray(latencies["energy_j"].to_numpy(), dtype=float) - rest_w * figures[0] / 1e6
-    launch_times = KernelTimes(*map(in_picoseconds, (*figures, *bounded)), in_nanojoules(joules))
+    measured = np.where(pc.equal(latencies["tier"], MEASURED).to_numpy(), figures[0], 0.0)
+    launch_times = KernelTimes(*map(in_picoseconds, (*figures, measured, *bounded)), in_nanojoules(joules))
     for code, name in enumerate(names.dictionary.to_pylist()):
         for number, family in enumerate(families.dictionary.to_pylist()):
             rows = np.flatnonzero((names.indices.to_numpy() == code) & (families.indices.to_numpy() == number))

@@ -50,20 +50,23 @@ EMBEDDING_COLUMNS = streamed("0.0", "embedding_bytes(rows, columns)")
 SAMPLING_COLUMNS = streamed("sampling_flops(rows, columns)", "sampling_bytes(rows, columns, implementation = 'argmax')")
 
 
-def streaming(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, None), (rows,): t = floor + bytes / rate."""
-    return at["floor_us"] + _moving_us(call, gpu, at, xp), None
+def streaming(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:
+    """Return (latency_us, None, floor_us), (rows,) each: t = floor + bytes / rate."""
+    return at["floor_us"] + _moving_us(call, gpu, at, xp), None, at["floor_us"]
 
 
-def quantize(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, None), (rows,): t = floor + sqrt((passes x bytes / rate)^2 + (dispatch of the rows)^2)."""
+def quantize(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:
+    """Return (latency_us, None, floor_us), (rows,) each.
+
+    t = floor + sqrt((passes x bytes / rate)^2 + (dispatch of the rows)^2).
+    """
     moving_us = at["passes"] * _moving_us(call, gpu, at, xp)
     dispatch_us = call["rows"] * at["row_clocks"] / gpu["clock_per_us"]
-    return at["floor_us"] + xp.sqrt(moving_us * moving_us + dispatch_us * dispatch_us), None
+    return at["floor_us"] + xp.sqrt(moving_us * moving_us + dispatch_us * dispatch_us), None, at["floor_us"]
 
 
-def sample(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]:
-    """Return (latency_us, None), (rows,): t = floor + passes x bytes / rate + terms of a top-k or top-p filter.
+def sample(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:
+    """Return (latency_us, None, floor_us), (rows,): t = floor + passes x bytes / rate + terms of a filter.
 
     A filter sorts one row after another below ``serial_rows``, and all rows at once from there on.
     """
@@ -72,7 +75,8 @@ def sample(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any]
     serial_us = at["serial_passes"] * moving_us + call["rows"] * row_us
     all_us = at["many_rows_us"] + at["passes"] * moving_us
     drawn_us = xp.where(call["rows"] < at["serial_rows"], serial_us, all_us)
-    return at["floor_us"] + at["filter_us"] + at["column_ns"] * call["columns"] / 1e3 + drawn_us, None
+    launches_us = at["floor_us"] + at["filter_us"]
+    return launches_us + at["column_ns"] * call["columns"] / 1e3 + drawn_us, None, launches_us
 
 
 def _moving_us(call: Columns, gpu: Columns, at: Columns, xp: Any) -> Any:

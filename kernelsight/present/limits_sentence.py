@@ -14,8 +14,10 @@ LEAST_GAIN = 0.005
 LITTLE_LONGER = -0.2
 
 
-def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def verdict_of(gains: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Return ``limit``, ``slowed_by`` and ``verdict`` from a scenario's rows of ``resource_gains``; None without rows.
+
+    ``kernels``: its rows of ``kernel_breakdown``, of which the verdict says whether launches bound most of the time.
 
     >>> row = {"resource": "seats", "throughput_gain": 0.12, "e2e_gain": 0.1, "ttft_gain": 0.2}
     >>> verdict_of([row, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.3}])["verdict"]
@@ -23,11 +25,13 @@ def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     >>> sooner = row | {"resource": "arrivals", "throughput_gain": 0.03, "e2e_gain": -0.6}
     >>> verdict_of([sooner, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.0}])["verdict"]
     'nearly saturated: 20% more requests/s make E2E 60% longer'
+    >>> verdict_of([sooner], [{"bound": "launch", "share": 0.6}, {"bound": "memory", "share": 0.4}])["verdict"]
+    'nearly saturated: 20% more requests/s make E2E 60% longer; kernel launches bound 60% of the GPU time'
     """
     if not gains:
         return dict.fromkeys(("limit", "slowed_by", "verdict"))
     best = max(gains, key=lambda row: row["throughput_gain"])
-    slow = max((row for row in gains if row["resource"] in ENGINE), key=lambda row: row["e2e_gain"])
+    slow = max((row for row in gains if row["resource"] in ENGINE), key=lambda row: row["e2e_gain"], default=None)
     if best["throughput_gain"] < LEAST_GAIN:
         sentence = "no resource limits throughput alone: 20% more of any give less than 0.5%"
     elif best["resource"] == "arrivals" and best["e2e_gain"] >= LITTLE_LONGER:
@@ -36,8 +40,19 @@ def verdict_of(gains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         sentence = f"nearly saturated: 20% more requests/s make E2E {percent(-best['e2e_gain'])} longer"
     else:
         sentence = f"limited by {best['resource']}: 20% more give {percent(best['throughput_gain'])} more throughput"
-    if slow["e2e_gain"] >= LEAST_GAIN:
+    if slow and slow["e2e_gain"] >= LEAST_GAIN:
         more = "faster" if slow["resource"] == "host" else "more"
         sentence += f"; 20% {more} {slow['resource']} would cut E2E by {percent(slow['e2e_gain'])}"
     limit = best["resource"] if best["throughput_gain"] >= LEAST_GAIN else None
-    return {"limit": limit, "slowed_by": slow["resource"], "verdict": sentence}
+    slowed_by = slow["resource"] if slow else None
+    return {"limit": limit, "slowed_by": slowed_by, "verdict": sentence + _launches(kernels)}
+
+
+def _launches(kernels: Sequence[Mapping[str, Any]]) -> str:
+    """Return the clause on kernels that launch bounds, where these take most of the GPU time; else nothing."""
+    shares: dict[str, float] = {}
+    for row in kernels:
+        shares[row["bound"]] = shares.get(row["bound"], 0.0) + row["share"]
+    if not shares or max(shares, key=lambda bound: shares[bound]) != "launch":
+        return ""
+    return f"; kernel launches bound {percent(shares['launch'])} of the GPU time"

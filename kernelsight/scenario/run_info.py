@@ -25,7 +25,7 @@ ANSWERS = (
     *("kv_transfers", "request_events", "request_metrics", "request_statistics", "itl_percentiles"),
     *("scenario_summary", "kernel_breakdown", "cache_over_time", "scenario_intervals", "resource_gains"),
     *("request_statistics_at_ends", "kernel_evidence", "deployment_tiers", "kv_tier_settings", "kv_tier_totals"),
-    "deployment_evidence",
+    *("deployment_evidence", "scenario_tiers", "scenario_evidence"),
 )
 
 

@@ -191,12 +191,34 @@ def simulation(
     return (simulate_scenarios(inputs, others, threads) if others else {}) | tables
 
 
+def scenario_tiers(replica_totals: pa.Table, deployment_tiers: pa.Table) -> pa.Table:
+    """Label of each scenario's kernel latencies: how much of the GPU time that was served is measured."""
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.rows import as_table
+    from kernelsight.serving.breakdown.served_labels import tiers_of
+
+    return as_table(contracts()["scenario_tiers"], tiers_of(replica_totals, deployment_tiers))
+
+
+def scenario_evidence(
+    step_cost_uses: pa.Table, knot_evidence: pa.Table, host_evidence: pa.Table, eta_coefficients: pa.Table
+) -> pa.Table:
+    """Data behind each component of the steps that a scenario ran: the kernels of every knot, weighted by its uses."""
+    from kernelsight.catalog.tables import contracts
+    from kernelsight.dataflow.rows import as_table
+    from kernelsight.serving.breakdown.served_labels import evidence_of
+
+    rows = evidence_of(step_cost_uses, knot_evidence, host_evidence, eta_coefficients)
+    return as_table(contracts()["scenario_evidence"], rows)
+
+
 def scenario_summary(
     scenarios: pa.Table,
     deployment_settings: pa.Table,
     deployment_faults: pa.Table,
     memory_plan: pa.Table,
     deployment_tiers: pa.Table,
+    scenario_tiers: pa.Table,
     request_statistics: pa.Table,
     itl_histogram: pa.Table,
     itl_percentiles: pa.Table,
@@ -209,7 +231,7 @@ def scenario_summary(
 
     deployed = Deployed(deployment_settings, memory_plan, deployment_faults, deployment_tiers)
     gaps = (itl_histogram, itl_percentiles)
-    results = Results(request_statistics, *gaps, replica_totals, scenario_capacity, scenario_energy)
+    results = Results(request_statistics, *gaps, replica_totals, scenario_capacity, scenario_energy, scenario_tiers)
     return summary_of(scenarios, deployed, results)
 
 

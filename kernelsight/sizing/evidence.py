@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.plan import Plan
+from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.sizing.probability import Chances, chances_of
 from kernelsight.sweeps.rate_intervals import (
     RATES,
@@ -18,10 +19,12 @@ from kernelsight.sweeps.rate_intervals import (
     serve_at,
 )
 from kernelsight.sweeps.rate_search import HighestRate
+from kernelsight.sweeps.run_summary import evidence_rows
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
     from kernelsight.sizing.prospects import Sized
+    from kernelsight.sizing.search import SizeSearch
 
 # factor on the highest rate at which limits are examined: there an objective breaks
 ABOVE = 1.1
@@ -71,6 +74,28 @@ def evidence_of(
         for sized, intervals, limit in zip(members, at_rates, limits, strict=True):
             evidence[sized.candidate.scenario_id] = _evidence(sized.highest, intervals, limit, objectives)
     return evidence
+
+
+def labels_of(search: SizeSearch, sized: Sequence[Sized]) -> dict[str, tuple[str, list[dict[str, Any]]]]:
+    """Return tier and rows of ``size_evidence`` of sized deployments by scenario, as served at their highest rates."""
+    labels: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+    for session, plan in zip(search.forks, search.plans, strict=True):
+        planned = {row["scenario_id"]: row for row in plan.planned}
+        members = [each.candidate for each in sized if each.candidate.scenario_id in planned]
+        rated = [Rated(each.candidate.flags, each.highest) for each in sized if each.candidate.scenario_id in planned]
+        if not members:
+            continue
+        names = serve_at(session, plan, [(row, 1.0) for row in rated])
+        session.compute("scenario_tiers", "scenario_evidence")
+        tiers = {row["scenario_id"]: row["tier"] for row in session.table("scenario_tiers").to_pylist()}
+        evidence: dict[str, list[dict[str, Any]]] = {}
+        for row in session.table("scenario_evidence").to_pylist():
+            evidence.setdefault(row["scenario_id"], []).append(row)
+        for candidate, name in zip(members, names, strict=True):
+            deployments = deployments_of(planned[candidate.scenario_id])
+            rows = evidence_rows(evidence[name], candidate.deployment_id, deployments)
+            labels[candidate.scenario_id] = tiers[name], [{"pool": "decode", **row} for row in rows]
+    return labels
 
 
 def _limits(session: Session, plan: Plan, rows: Sequence[Rated]) -> list[str | None]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @reads(
     *("step_costs", "deployment_faults", "deployment_tiers", "memory_plan", "resource_gains", "scenario_intervals"),
-    *("kernel_latencies", "kernel_breakdown", "deployment_evidence"),
+    *("kernel_latencies", "kernel_breakdown", "scenario_tiers", "scenario_evidence"),
 )
 @produces(
     *("size_answers", "sized_deployments", "size_statistics", "size_evidence", "unsized_deployments", "size_hours"),

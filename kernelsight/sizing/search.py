@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.kernels.labels import GPU_MEASURED
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.refusals import decisive
-from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned_candidates
 from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, nothing_fits
 from kernelsight.sizing.tuning import changed_rows, changes_nothing
 from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.find_rate import open_trials, status_of
 from kernelsight.sweeps.rate_search import FULL, LENIENT, ROUGH, HighestRate, RateSearch
-from kernelsight.sweeps.run_summary import evidence_rows
 from kernelsight.sweeps.trial_cache import trial_cache
 from kernelsight.sweeps.work_budget import SearchEnded, Work
 
@@ -325,18 +324,13 @@ class SizeSearch:
         Others rarely hold with the confidence: they are searched in full only once they are known to.
         """
         ranked = self.ranked()
-        return [sized for sized in ranked if self.tier_of(sized.candidate)["tier"] in MEASURED] or ranked
+        return [
+            sized for sized in ranked if self.tier_of(sized.candidate)["tier"] in (*MEASURED, GPU_MEASURED)
+        ] or ranked
 
     def tier_of(self, candidate: Candidate) -> dict[str, Any]:
         """Return the row of ``deployment_tiers`` of a deployment."""
         return self._fact_of(candidate, "deployment_tiers")
-
-    def evidence_of(self, candidate: Candidate) -> list[dict[str, Any]]:
-        """Return the evidence of each component of a deployment's steps, as rows of ``size_evidence``."""
-        session, plan = self.place_of(candidate)
-        (scenario,) = (row for row in plan.planned if row["scenario_id"] == candidate.scenario_id)
-        rows = evidence_rows(session, candidate.deployment_id, deployments_of(scenario))
-        return [{"pool": "decode", **row} for row in rows]
 
     def weights_bytes(self, candidate: Candidate) -> float:
         """Return the bytes of the weights that one replica of a deployment loads, on all of its GPUs."""

@@ -18,6 +18,7 @@ from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
 from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, rows_of
 from kernelsight.sizing.decision import Demand, Option, options_of
 from kernelsight.sizing.deployment_rows import day_values, deployment_row, flag_values, hour_rows, statistic_rows
+from kernelsight.sizing.evidence import labels_of
 from kernelsight.sizing.option_findings import OptionFindings, findings_on
 from kernelsight.sizing.question import Question, question_of
 from kernelsight.sizing.search import SizeSearch
@@ -96,10 +97,12 @@ def _rows(
 ) -> Rows:
     """Return the rows by table; ``closer``: of the first two options; ``model``: as the user named it."""
     objectives = question.objectives
-    sized = [
-        deployment_row(option, search.tier_of(option.sized.candidate), search.is_sure(option.sized), demand)
-        for option in options
-    ]
+    labels = labels_of(search, [option.sized for option in options])
+    sized = []
+    for option in options:
+        candidate = option.sized.candidate
+        tier = {**search.tier_of(candidate), "tier": labels[candidate.scenario_id][0]}
+        sized.append(deployment_row(option, tier, search.is_sure(option.sized), demand))
     left_out = [{**flag_values(failed.flags), "reason": failed.reason} for failed in search.left_out.values()]
     not_tried = [{**flag_values(candidate.flags), "reason": None} for candidate in search.not_tried]
     measurable = [name for name, family in FAMILIES.items() if "gpus" not in family.sizes]
@@ -124,7 +127,7 @@ def _rows(
         "size_evidence": [
             {"place": rank, **row}
             for rank, option in enumerate(options, start=1)
-            for row in search.evidence_of(option.sized.candidate)
+            for row in labels[option.sized.candidate.scenario_id][1]
         ],
         "unsized_deployments": [{"place": rank, **row} for rank, row in enumerate([*left_out, *not_tried], start=1)],
         "size_hours": hour_rows(options[0], demand) if day else [],

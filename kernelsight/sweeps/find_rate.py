@@ -112,7 +112,7 @@ def _rows_at(
     give_plan(session, list(found_plan.deployments.values()), plan.planned)
     summary = {row["scenario_id"]: row for row in session.table("scenario_summary").to_pylist()}
     measured = {column.name for column in session.graph.known("scenario_summary").columns if column.nullable}
-    measured -= {"tier", "not_measured"}
+    measured -= {"tier", "measured_share", "not_measured"}
     objectives = objectives_of(grid.slo)
     end_rates = _rates_at_ends(session, found_plan, started_rows, rates, objectives)
     answer_rows = []

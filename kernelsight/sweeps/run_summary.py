@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.present.capacity_sentence import near_capacity
@@ -17,6 +17,7 @@ METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 PERCENTILES = ("mean", "p50", "p90", "p99")
 # tables of the simulation itself, computed together so that it runs once
 SERVED = ("scenario_summary", "request_statistics", "kernel_breakdown", "cache_over_time", "step_cost_shares")
+SERVED += ("scenario_evidence",)
 # tables of the summary; intervals and gains simulate the first requests again
 TABLES = (*SERVED, "scenario_intervals", "resource_gains")
 FIGURES = (
@@ -80,9 +81,6 @@ def run_summary(session: Session) -> dict[str, Any]:
     intervals = {
         item["metric"]: [item["low"], item["high"]] for item in session.table("scenario_intervals").to_pylist()
     }
-    (tiers,) = (
-        item for item in session.table("deployment_tiers").to_pylist() if item["deployment_id"] == row["deployment_id"]
-    )
     statistics = next(iter(session.table("request_statistics").to_pylist()), {})
     return {
         "scenario_id": row["scenario_id"],
@@ -100,13 +98,13 @@ def run_summary(session: Session) -> dict[str, Any]:
             for end, value in _with_ends(row, column, (name, f"{name}_low", f"{name}_high")).items()
         },
         "interval_90": intervals,
-        **verdict_of(session.table("resource_gains").to_pylist()),
+        **verdict_of(*(session.table(name).to_pylist() for name in ("resource_gains", "kernel_breakdown"))),
         "near_capacity": _near_capacity(session),
         "cliff": cliff_of(session, settings),
         "tier": row["tier"],
-        "measured_share": tiers["measured_share"],
+        "measured_share": row["measured_share"],
         "not_measured": row["not_measured"],
-        "evidence": evidence_rows(session, row["deployment_id"], settings_of),
+        "evidence": evidence_rows(session.table("scenario_evidence").to_pylist(), row["deployment_id"], settings_of),
         "mean_kv_share": _mean_kv_share(session.table("cache_over_time").to_pylist()),
         "status": _statuses(statistics),
         "memory": {name: value for name, value in plan.items() if name != "deployment_id"},
@@ -163,12 +161,20 @@ def _sessions(session: Session) -> dict[str, Any]:
     return {"sessions": {"n": row["n"], "completed": row["completed"], "duration_s": times}}
 
 
-def evidence_rows(session: Session, deployment_id: str, deployments: Collection[str]) -> list[dict[str, Any]]:
-    """Return the evidence of each component of the steps; for prefill deployments ``pool`` is prefill."""
-    rows = [row for row in session.table("deployment_evidence").to_pylist() if row["deployment_id"] in deployments]
+def evidence_rows(
+    rows: Iterable[Mapping[str, Any]], deployment_id: str, deployments: Collection[str]
+) -> list[dict[str, Any]]:
+    """Return the evidence of each component of a scenario's steps; for prefill deployments ``pool`` is prefill.
+
+    ``rows``: of ``scenario_evidence``, of the scenario.
+    """
     pools = {name: {} if name == deployment_id else {"pool": "prefill"} for name in deployments}
-    rows.sort(key=lambda row: row["deployment_id"] != deployment_id)
-    return [pools[row.pop("deployment_id")] | row for row in rows]
+    own = sorted(
+        (row for row in rows if row["deployment_id"] in deployments),
+        key=lambda row: row["deployment_id"] != deployment_id,
+    )
+    names = ("component", "tier", "evidence", "measured_share", "gpu_share")
+    return [pools[row["deployment_id"]] | {name: row[name] for name in names} for row in own]
 
 
 def _statuses(statistics: dict[str, Any]) -> dict[str, int]:

@@ -50,6 +50,17 @@ from deployment_settings as settings
 join host_settings as overheads using (deployment_id)
 where overheads.engine_version is null and settings.tier <> 'roofline'
 union all
+select deployments.deployment_id, 'engine version',
+       format('engine_version {} is before {} {}: {} (table engine_versions)', engine_version, engine, modelled_from, before)
+from deployments join engine_versions using (engine)
+where version_numbers(engine_version) < version_numbers(modelled_from) and coalesce(tier, 'auto') <> 'roofline'
+union all
+select deployments.deployment_id, 'engine version',
+       format('engine_version {} is newer than {} {}, the newest of which kernels were measured: what is known of that version stands in (table engine_versions)',
+              engine_version, engine, swept_to)
+from deployments join engine_versions using (engine)
+where version_numbers(engine_version) > version_numbers(swept_to) and coalesce(tier, 'auto') <> 'roofline'
+union all
 select settings.deployment_id, 'expert tiles',
        format('{} {} has no tuned tiles for {} experts of width {} on {}, and takes small ones in steps of more tokens than experts (table engine_expert_tiles)',
               settings.engine, deployments.engine_version, any_value(layers.experts // layers.moe_ep), any_value(layers.intermediate), settings.gpu)

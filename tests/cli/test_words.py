@@ -41,6 +41,19 @@ def test_a_misspelt_verb_gets_the_nearest_ones(words, nearest, refusal):
     assert sentence.startswith(nearest) and sentence.endswith("`kernelsight --help` lists them.")
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("gpus",), "unknown verb 'gpus'. It is a table: kernelsight tables gpus."),
+        (("whatif",), "unknown verb 'whatif'. Use sweep."),
+        (("capacity", "--gpu", "l4"), "unknown verb 'capacity'. Use size, or sweep --find-rate."),
+        (("simulate", "--users", "3"), "unknown flag '--users'. It is a flag of size; here it is --max-concurrency."),
+    ],
+)
+def test_a_word_of_another_verb_or_tool_gets_the_one_that_is_meant(words, sentence, refusal):
+    assert refusal(*words) == sentence
+
+
 @pytest.mark.parametrize("words", [("--api-key", "s3cr3t", "simulate"), ("--api-key=s3cr3t",)])
 def test_a_flag_before_the_verb_is_refused_without_its_value(words, refusal):
     assert refusal(*words) == "--api-key stands before the verb; give the verb first, such as `kernelsight simulate`."

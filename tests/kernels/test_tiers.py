@@ -198,3 +198,41 @@ def test_collectives_follow_the_link_that_is_stated() -> None:
     row = {**likeness, "gpu": "mine", "measured_as": "h100_sxm", "link_fabric": None}
     known = pa.concat_tables([gpus, pa.Table.from_pylist([row], schema=gpus.schema)])
     assert price("gemm", products, gpus=known)["tier"].to_pylist() == ["hypothetical"]
+
+
+@pytest.mark.parametrize(("gpus", "tier"), [(8, "target-measured"), (16, "gpu-measured")])
+@pytest.mark.parametrize("family", ["all_reduce", "all_gather", "all_to_all"])
+def test_a_sweep_inside_a_node_measures_no_exchange_between_nodes(family: str, gpus: int, tier: str) -> None:
+    sizes = {"group_size": np.array([float(gpus)]), "elements": np.array([2.0**20])}
+    found = answer_of(family, sizes, "h100_sxm")
+    assert found["tier"] == tier
+    assert found["evidence"].endswith("in groups of up to 8 GPUs") == (gpus == 16)
+
+
+def test_deepep_was_measured_between_nodes() -> None:
+    calls = call_table({**EXCHANGED, **work("all_to_all", EXCHANGED), "format": ["bf16"]}, "h100_sxm", None)
+    calls = with_column(calls, "engine", ["sglang"])
+    calls = calls.append_column("implementation", pa.array(["deepep_normal_dispatch"]))
+    assert price("all_to_all", calls).to_pylist()[0]["tier"] == "target-measured"
+
+
+EXCHANGED = {"group_size": np.array([16.0]), "elements": np.array([2.0**20])}
+
+
+def answer_of(family: str, sizes: dict[str, Any], gpu: str, math: str | None = None) -> dict[str, Any]:
+    """Return the latency row of one call by the pack that ships."""
+    return price(family, call_table({**sizes, **work(family, sizes)}, gpu, math)).to_pylist()[0]
+
+
+def test_what_a_sweep_does_not_hold_is_at_least_as_uncertain_as_without_a_sweep() -> None:
+    """Widths of a product at sizes of the sweep, beyond them, and on the same GPU as if no sweep held it."""
+    widths = {}
+    for name, n in (("within", 4096.0), ("beyond", 2.0**22)):
+        sizes = {"m": np.array([4096.0]), "n": np.array([n]), "k": np.array([4096.0])}
+        calls = call_table({**sizes, **work("gemm", sizes), "format": ["bf16"]}, "h100_sxm", "bf16")
+        for tier in ("auto", "cross-generation"):
+            row = price("gemm", calls, tier=tier).to_pylist()[0]
+            widths[name, tier] = row["tier"], row["latency_p95_us"] / row["latency_us"]
+    assert widths["within", "auto"][0] == "target-measured" and widths["beyond", "auto"][0] == "gpu-measured"
+    assert widths["within", "auto"][1] < 0.95 * widths["within", "cross-generation"][1]
+    assert widths["beyond", "auto"][1] > 1.2 and widths["beyond", "auto"][1] > widths["within", "auto"][1] + 0.05

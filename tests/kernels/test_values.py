@@ -44,25 +44,25 @@ CHUNK = {"batch": 1.0, "new_tokens": 4.0, "cached_tokens": 6.0, **GROUPED, "wind
 
 
 @pytest.mark.parametrize(
-    ("family", "sizes", "flops", "least_bytes"),
+    ("family", "sizes", "flops", "least_bytes", "floor_us"),
     [
-        ("gemm", {"m": 4096.0, "n": 4096.0, "k": 4096.0}, 2 * 4096**3, 3 * 2 * 4096**2),
-        ("gemm", {"m": 1.0, "n": 4096.0, "k": 4096.0}, 2 * 4096**2, 2 * (4096**2 + 2 * 4096)),
-        ("batched_gemm", {"batch": 16.0, "m": 64.0, "n": 512.0, "k": 128.0}, 134_217_728, 16 * 2 * 106_496),
-        ("decode_attention", {**PAIR, "window": 0.0}, 4 * 2 * 4096 * 100, 2 * (4 * 4096 + 4 * 1024 * 100)),
-        ("decode_attention", {**PAIR, "window": 10.0}, 4 * 2 * 4096 * 10, 2 * (4 * 4096 + 4 * 1024 * 10)),
+        ("gemm", {"m": 4096.0, "n": 4096.0, "k": 4096.0}, 2 * 4096**3, 3 * 2 * 4096**2, 2.6),
+        ("gemm", {"m": 1.0, "n": 4096.0, "k": 4096.0}, 2 * 4096**2, 2 * (4096**2 + 2 * 4096), 2.6),
+        ("batched_gemm", {"batch": 16.0, "m": 64.0, "n": 512.0, "k": 128.0}, 134_217_728, 16 * 2 * 106_496, 2.6),
+        ("decode_attention", {**PAIR, "window": 0.0}, 4 * 2 * 4096 * 100, 2 * (4 * 4096 + 4 * 1024 * 100), 1.5),
+        ("decode_attention", {**PAIR, "window": 10.0}, 4 * 2 * 4096 * 10, 2 * (4 * 4096 + 4 * 1024 * 10), 1.5),
         # four new tokens see six cached ones each, and 1 + 2 + 3 + 4 of themselves
-        ("prefill_attention", CHUNK, 4 * 4096 * 34, 2 * (2 * 4 * 4096 + 2 * 10 * 1024)),
-        ("mla_decode", LATENT, 2 * 4 * 128 * 1088 * 1000, 4 * 2 * (1000 * 576 + 128 * 1088)),
+        ("prefill_attention", CHUNK, 4 * 4096 * 34, 2 * (2 * 4 * 4096 + 2 * 10 * 1024), 2.0),
+        ("mla_decode", LATENT, 2 * 4 * 128 * 1088 * 1000, 4 * 2 * (1000 * 576 + 128 * 1088), 1.5),
     ],
 )
-def test_roofline_is_the_larger_of_dense_compute_and_least_bytes(
-    family: str, sizes: dict[str, float], flops: float, least_bytes: float
+def test_roofline_is_the_larger_of_dense_compute_and_least_bytes_and_a_longer_launch_bounds_the_call(
+    family: str, sizes: dict[str, float], flops: float, least_bytes: float, floor_us: float
 ) -> None:
     row = one(family, sizes)
     compute, memory = flops / BF16_PER_US, least_bytes / BYTES_PER_US
     assert row["roofline_us"] == near(max(compute, memory))
-    assert row["bound"] == ("compute" if compute > memory else "memory")
+    assert row["bound"] == ("launch" if floor_us > row["roofline_us"] else "compute" if compute > memory else "memory")
     assert row["eta"] == near(row["latency_us"] / row["roofline_us"])
 
 
@@ -73,9 +73,12 @@ def test_gemm_roofline_takes_the_rate_of_its_arithmetic(math: str) -> None:
 
 
 def test_vector_kernels_take_the_vector_rate() -> None:
-    calls = call_table({"rows": 1.0, "columns": 1.0, "flops": 66.9e6, "bytes": 4.0})
-    row = price("norm", calls).to_pylist()[0]
-    assert (row["roofline_us"], row["bound"]) == (near(1.0), "compute")
+    calls = call_table({"rows": 1.0, "columns": 1.0, "flops": np.array([66.9e6, 669e6]), "bytes": 4.0})
+    rows = price("norm", calls).to_pylist()
+    # a norm's launch takes 1.8 us
+    assert [(row["roofline_us"], row["bound"]) for row in rows] == [(near(1.0), "launch"), (near(10.0), "compute")]
+    (bare,) = price("norm", calls.slice(0, 1), tier="roofline").to_pylist()
+    assert bare["bound"] == "compute"
 
 
 @pytest.mark.parametrize(
@@ -89,8 +92,9 @@ def test_vector_kernels_take_the_vector_rate() -> None:
     ],
 )
 def test_collective_roofline_is_the_busiest_link_at_its_peak(family: str, gpus: int, share: float) -> None:
-    row = one(family, {"group_size": float(gpus), "elements": MIB}, math=None)
-    assert (row["roofline_us"], row["bound"]) == (near(2.0 * MIB * share / LINK_PER_US), "link")
+    for elements, bound in ((MIB / 64.0, "launch"), (64.0 * MIB, "link")):
+        row = one(family, {"group_size": float(gpus), "elements": elements}, math=None)
+        assert (row["roofline_us"], row["bound"]) == (near(2.0 * elements * share / LINK_PER_US), bound)
 
 
 def starts(family: str) -> dict[str, float]:

@@ -8,6 +8,8 @@ select
   sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)::double / 1e6 as gpu_us,
   sum((round(kernel_latencies.latency_p05_us * 1e6) * kernel_latencies.count)::hugeint)::double / 1e6 as gpu_p05_us,
   sum((round(kernel_latencies.latency_p95_us * 1e6) * kernel_latencies.count)::hugeint)::double / 1e6 as gpu_p95_us,
+  coalesce(sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)
+    filter (where kernel_latencies.tier = 'target-measured'), 0)::double / 1e6 as measured_us,
   sum(kernel_latencies.count)::bigint as launches,
   coalesce(sum((round(kernel_latencies.latency_us * 1e6) * kernel_latencies.count)::hugeint)
     filter (where kernel_latencies.family = 'embedding'), 0)::double / 1e6 as embedding_us,

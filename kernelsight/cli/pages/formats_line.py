@@ -44,9 +44,12 @@ def rests_on(answer: Mapping[str, Any]) -> str:
     'kernel latencies: target-measured (97% of GPU time)'
     >>> rests_on({"tier": "cross-generation", "measured_share": 0.0, "not_measured": "kernels on b300_sxm"})
     'kernel latencies: cross-generation; not measured: kernels on b300_sxm'
+    >>> rests_on({"tier": "gpu-measured", "measured_share": 0.4, "not_measured": "moe with these kernels or sizes"})
+    'kernel latencies: gpu-measured (measured: 40% of GPU time); not measured: moe with these kernels or sizes'
     """
-    is_measured = answer["tier"] in ("target-measured", "log-corrected")
-    share = f" ({percent(answer['measured_share'])} of GPU time)" if is_measured else ""
+    share = f"{percent(answer['measured_share'])} of GPU time" if answer["measured_share"] is not None else ""
+    words = {"target-measured": f" ({share})", "log-corrected": f" ({share})", "gpu-measured": f" (measured: {share})"}
+    share = words.get(answer["tier"], "")
     missing = answer["not_measured"]
     return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"
 

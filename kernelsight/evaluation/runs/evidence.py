@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# tiers by decreasing certainty; a log's corrections are those of the deployment itself
-CERTAINTY = (
-    *("log-corrected", "target-measured", "points-measured", "gpu-measured"),
-    *("cross-generation", "hypothetical", "unmeasured-vendor", "a-priori", "roofline"),
-)
+from kernelsight.kernels.labels import CERTAINTY, MEASURED
+
 # smallest share of GPU time of a component that is considered
 LEAST_SHARE = 0.1
 # component of every run: analytic terms that no sweep measures
@@ -17,14 +14,14 @@ ALWAYS_ANALYTIC = "other kernels"
 
 
 def tiers_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the tier of each component of one deployment; ``rows``: of ``deployment_evidence``."""
+    """Return the tier of each component of one run's steps; ``rows``: of ``scenario_evidence``."""
     return {row["component"]: row["tier"] for row in rows}
 
 
 def weakest_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return "component tier" of the least certain component of one deployment's kernels, or "all measured".
+    """Return "component tier" of the least certain component of one run's kernels, or "all measured".
 
-    ``rows``: of ``deployment_evidence``. Components with little of the GPU time do not count, nor do host times, which
+    ``rows``: of ``scenario_evidence``. Components with little of the GPU time do not count, nor do host times, which
     no run measured separately.
 
     >>> row = {"component": "experts", "tier": "gpu-measured", "gpu_share": 0.4}
@@ -33,7 +30,7 @@ def weakest_of(rows: Iterable[Mapping[str, Any]]) -> str:
     """
     counted = [row for row in rows if (row["gpu_share"] or 0.0) >= LEAST_SHARE and row["component"] != ALWAYS_ANALYTIC]
     weakest = max(counted, key=lambda row: (CERTAINTY.index(row["tier"]), row["gpu_share"]), default=None)
-    if weakest is None or CERTAINTY.index(weakest["tier"]) <= CERTAINTY.index("target-measured"):
+    if weakest is None or CERTAINTY.index(weakest["tier"]) <= CERTAINTY.index(MEASURED):
         return "all measured"
     return f"{weakest['component']} {weakest['tier']}"
 

@@ -158,7 +158,7 @@ def _serve(
 
     session.give("host_settings", with_host(session.table("host_settings"), fitted, prose), trusted=True)
     if parts:
-        session.compute("scenario_summary", "kernel_breakdown", "scenario_intervals")
+        session.compute("scenario_summary", "kernel_breakdown", "scenario_intervals", "scenario_evidence")
     summary = session.table("scenario_summary").select(["scenario_id", "deployment_id", "status", *SUMMARY, *PREDICTED])
     rows = {row["scenario_id"]: row for row in summary.to_pylist()}
     for row in rows.values():  # time before a request's first step: front end and queue
@@ -174,11 +174,11 @@ def _serve(
         for names, field_name in ((INTERVALS, "interval_factors"), (INTERVALS | FURTHER_INTERVALS, "factors")):
             if row["metric"] in names:
                 rows[row["scenario_id"]].setdefault(field_name, {})[names[row["metric"]]] = factors
-    evidence: dict[str, list[dict[str, Any]]] = {}
-    for row in session.table("deployment_evidence").to_pylist() if parts else ():
-        evidence.setdefault(row["deployment_id"], []).append(row)
-    for row in rows.values() if parts else ():
-        its_evidence = evidence.get(row["deployment_id"], [])
+    evidence: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in session.table("scenario_evidence").to_pylist() if parts else ():
+        evidence.setdefault((row["scenario_id"], row["deployment_id"]), []).append(row)
+    for name, row in rows.items() if parts else ():
+        its_evidence = evidence.get((name, row["deployment_id"]), [])
         row |= {"tiers": tiers_of(its_evidence), "weakest": weakest_of(its_evidence)}
         row["measured_share"] = measured_share_of(its_evidence)
     for row in rows.values():

@@ -104,7 +104,8 @@ def _run_sentences(session: Session, summary: Mapping[str, Any], settings: Mappi
         f"{text['request_throughput']} requests/s, {text['output_throughput']} output tokens/s "
         f"({text['output_throughput_per_gpu']} per GPU)."
     ]
-    verdict = verdict_of(session.table("resource_gains").to_pylist())["verdict"]
+    gains, kernels = (session.table(name).to_pylist() for name in ("resource_gains", "kernel_breakdown"))
+    verdict = verdict_of(gains, kernels)["verdict"]
     if verdict:
         sentences.append(f"{verdict[0].upper()}{verdict[1:]}.")
     intervals = {row["metric"]: row for row in session.table("scenario_intervals").to_pylist()}

@@ -71,7 +71,7 @@ def breakdown_of(
     cells = len(phases) * len(kernels)
     spent = Spent(WholeSums(cells), WholeSums(cells), WholeSums(cells), np.zeros(cells), np.zeros(cells))
     weight = uses["weight"].to_numpy()
-    for use, row in _launched(used_key, knots.key):
+    for use, row in launched_pairs(used_key, knots.key):
         _add(spent, phase[use] * len(kernels) + knots.kernel[row], weight[use], knots, row)
     return _rows(phases, kernels, spent, scenario_energy)
 
@@ -117,8 +117,11 @@ def _knots(
     return Knots(*(values[order] for values in columns))
 
 
-def _launched(used: np.ndarray, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (rows of uses, rows of kernels), block by block: a pair for each kernel that a used knot launches."""
+def launched_pairs(used: np.ndarray, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (rows of uses, rows of kernels), block by block: a pair for each kernel that a used knot launches.
+
+    ``used``: the knot of each use; ``keys``: that of each kernel, sorted.
+    """
     first = np.searchsorted(keys, used)
     count = np.searchsorted(keys, used, side="right") - first
     ends = np.cumsum(count)

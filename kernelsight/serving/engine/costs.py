@@ -59,9 +59,10 @@ def surface_us(costs: np.ndarray, part: np.void, x: int, y: float, j: int) -> fl
 
 @inlined
 def spend(engine: np.void, costs: StepCosts, phase: int, at: int, times: float) -> None:
-    """Add ``times`` uses of the cost at ``at`` in a phase, and its energy to the engine's."""
+    """Add ``times`` uses of the cost at ``at`` in a phase, and its energy and measured time to the engine's."""
     costs.uses[phase, at] += times
     engine.energy_j += times * costs.values[costs.layout.energy_at + at]
+    engine.measured_us += times * costs.values[2 * costs.layout.energy_at + at]
 
 
 @inlined

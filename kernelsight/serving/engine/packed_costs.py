@@ -13,25 +13,32 @@ from kernelsight.serving.engine.served import Uses
 
 
 class PackedCosts(NamedTuple):
-    """A surface as the loop reads it: one flat array, times in us, then energies in J; and the offsets of its parts."""
+    """A surface as the loop reads it, and the offsets of its parts.
+
+    One flat array: times, us; then energies, J; then what of the times was measured, us.
+    """
 
     values: np.ndarray
     layout: np.void
     surface: Surface
 
 
-def pack(surface: Surface, energy: Surface | None = None) -> PackedCosts:
+def pack(surface: Surface, energy: Surface | None = None, measured: Surface | None = None) -> PackedCosts:
     """Pack a surface into one array; token costs are those of the CUDA-graph size that pads the tokens.
 
-    ``energy``: the same surface in joules; None: energies are 0.
+    ``energy``: the same surface in joules; ``measured``: the part of it that was measured, us; None: all 0.
     """
     layout = np.zeros(1, LAYOUT)[0]
     most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
     between = {name: _between(getattr(surface, f"{name}_x"), size - 1) for name, size in most.items()}
     times = _placed(surface, layout, between)
     layout["energy_at"] = size = sum(values.size for values in times)
-    energies = [np.zeros(size)] if energy is None else _placed(energy, layout, between)
-    return PackedCosts(np.concatenate([*times, *energies]), layout, surface)
+    others = [
+        values
+        for other in (energy, measured)
+        for values in ([np.zeros(size)] if other is None else _placed(other, layout, between))
+    ]
+    return PackedCosts(np.concatenate([*times, *others]), layout, surface)
 
 
 def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:

@@ -88,7 +88,7 @@ LAYOUT = record(
     experts_at=_WHOLE,
     experts_communication_at=_WHOLE,
     padded_at=_WHOLE,  # the size of the CUDA graph that serves a number of tokens
-    # distance from the time of a cost to its energy, joules
+    # distance from the time of a cost to its energy, joules, and from there to the part of the time that was measured
     energy_at=_WHOLE,
 )
 
@@ -331,6 +331,7 @@ ENGINE = record(
     idle_us=_REAL,
     energy_j=_REAL,  # dynamic, of kernels on one GPU of the engine; with pipeline stages on one of each
     row_energy_j=_REAL,  # the same at the last step row
+    measured_us=_REAL,  # GPU time of kernels that a sweep of the GPU measured
     first_us=_REAL,
     last_us=_REAL,
     preempted=_WHOLE,

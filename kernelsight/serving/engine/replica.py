@@ -41,6 +41,7 @@ from kernelsight.serving.engine.waits import fresh_sums, request_parts
 TOTALS = (
     *("steps", "gpu_us", "host_us", "idle_us", "first_us", "last_us"),
     *("preempted", "peak_units", "gap_sum_us", "prompt_tokens", "draft_tokens", "accepted_tokens", "energy_j"),
+    "measured_us",
 )
 
 

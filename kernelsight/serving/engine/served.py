@@ -59,7 +59,10 @@ class Uses(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Counts and times of one engine, us; ``energy_j``: of its kernels on one GPU of each stage, joules."""
+    """Counts and times of one engine, us; ``energy_j``: of its kernels on one GPU of each stage, joules.
+
+    ``measured_us``: of its GPU time, kernels that a sweep of the GPU measured.
+    """
 
     steps: int
     gpu_us: float
@@ -74,6 +77,7 @@ class Totals(NamedTuple):
     draft_tokens: int
     accepted_tokens: int
     energy_j: float
+    measured_us: float
 
 
 class Windows(NamedTuple):

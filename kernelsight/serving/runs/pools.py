@@ -53,6 +53,7 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
         return values
 
     gpu_us, launches, energy_j = by_id("gpu_us"), by_id("launches"), by_id("dynamic_energy_j")
+    measured_us = np.nan_to_num(by_id("measured_us"))
     tokens, stage_columns = axes["tokens"][0], ("embedding_us", "transfer_us") if deployment["pp"] > 1 else ()
     for name in (*stage_columns, "moe_us", "communication_us"):
         parts_us[name] = dense(tokens, by_id(name)[ids["tokens"][:, 0]], int(tokens[-1]))
@@ -87,7 +88,8 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     # of the layers: their knots do not depend on the loads
     ends = [float(by_id(f"gpu_{end}_us")[ids["tokens"]].sum()) or 1.0 for end in ("p05", "p95")]
     spread = math.sqrt(ends[1] / ends[0])
-    return CostTables(packed_costs.pack(surface_of(gpu_us), surface_of(energy_j)), axes, ids, passes, window, spread)
+    packed = packed_costs.pack(*map(surface_of, (gpu_us, energy_j, measured_us)))
+    return CostTables(packed, axes, ids, passes, window, spread)
 
 
 def _laid_out(

@@ -260,6 +260,7 @@ def total_table(scenarios: list[str], numbers: list[int], deployments: list[str]
             "deployment_id": pa.array(deployments, pa.string()),
             "steps": whole(totals.steps),
             "gpu_ns": nanoseconds(totals.gpu_us),
+            "measured_ns": nanoseconds(totals.measured_us),
             "host_ns": nanoseconds(totals.host_us),
             "idle_ns": nanoseconds(totals.idle_us),
             "first_ns": nanoseconds(totals.first_us),

@@ -42,6 +42,7 @@ class Results(NamedTuple):
     replica_totals: pa.Table
     scenario_capacity: pa.Table
     scenario_energy: pa.Table
+    scenario_tiers: pa.Table
 
 
 # status of a scenario whose deployment runs, and whose requests are all rejected
@@ -84,7 +85,9 @@ def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.T
     )
     columns |= {name: energy[name] for name in ENERGY} | {name: capacity[name] for name in CAPACITY}
     tiers = rows_by_key(deployed.tiers, "deployment_id", scenarios["deployment_id"].combine_chunks())
-    return pa.table(columns | {name: tiers[name] for name in ("tier", "not_measured")})
+    labels = rows_by_key(served.scenario_tiers, "scenario_id", names)
+    columns |= {name: labels[name] for name in ("tier", "measured_share")}
+    return pa.table(columns | {"not_measured": tiers["not_measured"]})
 
 
 def _float(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
