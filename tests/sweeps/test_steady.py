@@ -242,7 +242,7 @@ def test_users_whom_nothing_lets_wait_are_at_most_what_the_cache_holds() -> None
     trials.held = 5.0
     assert capacity_of(trials, "s", [itl]).most == 5.0
     # an objective on waiting bounds them instead
-    assert capacity_of(trials, "s", [itl, Objective("e2e", 99.0, 1000.0)]).most > 128
+    assert capacity_of(trials, "s", [itl, Objective("ttft", 99.0, 1000.0)]).most > 128
 
 
 @pytest.mark.parametrize(("percent", "most_ms", "misses"), [(99.0, 20.0, False), (99.0, 9.0, True), (None, 9.0, True)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from kernelsight.serving.engine.records import LARGEST_BLOCK, MOST_GROUPS
 if TYPE_CHECKING:
     from kernelsight.serving.engine.inputs import Load
     from kernelsight.serving.engine.limits import Limits
-    from kernelsight.serving.engine.replica import Pool
 
 # least value of limits by which the loop divides or counts down; the others may be 0
 LEAST_LIMITS = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1}
@@ -22,8 +21,8 @@ NOT_NEGATIVE = ("full_units", "window_units", "window_blocks", "sequence_units",
 UNBOUNDED = "exposed_requests_half"
 
 
-def check_inputs(load: Load, pools: Sequence[Pool]) -> None:
-    """Raise InvalidInput for a load, or an engine, that cannot be simulated.
+def check_inputs(load: Load, pools: Sequence[Any]) -> None:
+    """Raise InvalidInput for a load, or an engine of ``pools`` (``replica.Pool``), that cannot be simulated.
 
     >>> from kernelsight.serving.engine.inputs import Load
     >>> check_inputs(Load(np.zeros(1), np.ones(1, int), np.ones(1, int), max_concurrency=0), [])
@@ -54,7 +53,7 @@ def check_lengths(arrival_us: np.ndarray, prompt_tokens: np.ndarray, output_toke
             raise InvalidInput(f"a request has {name} of {tokens.min()}; give a whole number of tokens, at least 1.")
 
 
-def check_pools(pools: Sequence[Pool]) -> None:
+def check_pools(pools: Sequence[Any]) -> None:
     """Raise InvalidInput for engines with limits, host times or step costs that no engine can have."""
     for pool in pools:
         for fault in (*_limit_faults(pool.limits), *_engine_faults(pool)):
@@ -93,7 +92,7 @@ def _limit_faults(limits: Limits) -> Iterator[str]:
         yield f"batch_wait_timeout_ms is {limits.batch_wait_us / 1e3:g}; give a number from 0."
 
 
-def _engine_faults(pool: Pool) -> Iterator[str]:
+def _engine_faults(pool: Any) -> Iterator[str]:
     if pool.engines < 1 or pool.ranks < 1:
         yield f"{pool.engines} engines of {pool.ranks} ranks cannot serve; give at least one of each."
     if not 1 <= len(pool.layers) < MOST_GROUPS:
