@@ -250,7 +250,9 @@ class SizeSearch(OpenedDeployments):
         """Leave a prospect out for its cost, with the bound that this rests on: the rate that it does not exceed."""
         self.sized.pop(prospect.candidate.scenario_id, None)
         flags = prospect.candidate.flags
-        self.left_out[prospect.candidate.scenario_id] = LeftOut(flags, reason, None, prospect, most_rate)
+        # below it, so that what would be cheaper at that very rate is not open for ever
+        below = most_rate * (1.0 - 1e-6)
+        self.left_out[prospect.candidate.scenario_id] = LeftOut(flags, reason, None, prospect, below)
 
     def _least_cost(self, prospect: Prospect) -> tuple[float, str]:
         """Return the least possible cost of a prospect, by the bound on its rate; ties by scenario."""
