@@ -244,6 +244,7 @@ class Session(dataflow.Session):
         margin: float = 0.0,
         peak: float = 1.0,
         time_limit: float | None = None,
+        effort: int = 1,
         total_gpus: int | None = None,
         users: float | str | None = None,
         daily_peak: float | str | Path | None = None,
@@ -264,7 +265,8 @@ class Session(dataflow.Session):
         table), for the deployments that it is for; ``flags``: the deployment's and the load's, which are not
         searched. As many instances as keep every objective with probability ``confidence``, and leave the share
         ``margin`` of what they sustain unused, at ``peak`` times the rate. ``time_limit``: seconds after which the best
-        so far is the answer. ``total_gpus``, in place of a rate: the highest that they can serve. ``daily_peak``: how
+        so far is the answer; ``effort``: 1 to 5, each doubles the requests that the search may simulate.
+        ``total_gpus``, in place of a rate: the highest that they can serve. ``daily_peak``: how
         many times the mean of a day its peak is, or a trace of a day: instances follow the hours, each start taking
         ``startup_seconds``, or the time to read its weights at ``disk_rate`` (GB/s, or ``"800MB/s"``).
         ``electricity_price``: dollars a kilowatt-hour of energy, which is added to what instances cost. ``report`` is
@@ -277,7 +279,7 @@ class Session(dataflow.Session):
         day = {"daily_peak": daily_peak, "startup_seconds": startup_seconds, "disk_rate": disk_rate}
         cost = {"prices": prices, "electricity_price": electricity_price}
         margins = {"confidence": confidence, "margin": margin, "peak": peak}
-        searched = {"max_gpus": max_gpus, "search": search, "tune": tune, "time_limit": time_limit}
+        searched = {"max_gpus": max_gpus, "search": search, "tune": tune, "time_limit": time_limit, "effort": effort}
         question = amount | day | cost | margins | searched
         return Sizing.of(self, flags, gpus=gpus, slo=slo, correction=correction, report=report, **question)
 

@@ -39,10 +39,7 @@ if TYPE_CHECKING:
 
 # flags of the load and the router that the search sets
 VARIED = frozenset(
-    (
-        "replicas trace request_rate max_concurrency concurrency_ramp_s "
-        "ramp_up_strategy ramp_up_start_rps ramp_up_end_rps"
-    ).split()
+    "replicas trace request_rate max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps".split()
 )
 FILES = (".csv", ".json")
 
@@ -134,6 +131,13 @@ def _declare_certainty(group: argparse._ArgumentGroup) -> None:
         "--time-limit", type=float, metavar="S", help="seconds after which the best so far is the answer; Ctrl-C too"
     )
     group.add_argument(
+        "--effort",
+        type=int,
+        default=1,
+        metavar="1-5",
+        help="each step doubles the requests that the search may simulate (default: 1); it goes on from where it ended",
+    )
+    group.add_argument(
         "--slo",
         nargs="+",
         metavar="METRIC:MS",
@@ -197,6 +201,7 @@ def run(arguments: Any) -> None:
             margin=arguments.margin,
             peak=arguments.peak,
             time_limit=arguments.time_limit,
+            effort=arguments.effort,
             total_gpus=arguments.total_gpus,
             users=arguments.users,
             daily_peak=arguments.daily_peak,

@@ -47,7 +47,8 @@ LOAD = (
     Flag(
         "concurrency_ramp_s",
         "span",
-        "closed loop: seconds over which its users (or sessions) join, one after another at equal distances",
+        "closed loop: seconds over which its users (or sessions) join, one after another at equal distances (default: "
+        "the pauses of one conversation)",
         "S",
         least=0.0,
         spellings=("--concurrency-ramp", "--concurrency-ramp-duration"),
@@ -70,10 +71,16 @@ LOAD = (
     Flag(
         "think_time_s",
         "span",
-        "seconds between the turns of a conversation",
+        "mean seconds between the turns of a conversation",
         "S",
         least=0.0,
         spellings=("--think-time",),
+    ),
+    Flag(
+        "think_time_cv",
+        "not_negative",
+        "spread of think times: standard deviation / mean (default: 1, as TPC-C draws them; 0: all equal)",
+        "CV",
     ),
     Flag(
         "think_time_limit_s",

@@ -12,7 +12,7 @@ RAMP_UP = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
 SPREADS = ("input_len_cv", "output_len_cv")
 FROM_THE_TRACE = (
     *("request_rate", "input_len", "output_len", *RAMP_UP, "length_distribution", "lengths_from", *SPREADS),
-    *("prefix_len", "num_prefixes", "num_priorities", "num_turns", "think_time_s"),
+    *("prefix_len", "num_prefixes", "num_priorities", "num_turns", "think_time_s", "think_time_cv"),
 )
 RATES = ("request_rate", *RAMP_UP)
 CONVERSATION_ENDINGS = (".json", ".json.gz", ".json.zst")
@@ -121,6 +121,8 @@ def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
         yield "num_prefixes is set without prefix_len", "Set prefix_len, the tokens of the shared prefix."
     if row.get("think_time_s") is not None and (row.get("num_turns") or 1) == 1:
         yield "think_time_s is set, but conversations have one turn", "Set num_turns, or leave think_time_s unset."
+    if row.get("think_time_cv") is not None and row.get("think_time_s") is None:
+        yield "think_time_cv is set without think_time_s", "Set think_time_s, the mean pause of a user."
     if row.get("think_time_limit_s") is not None and row.get("think_time_s") is None:
         yield "think_time_limit_s is set without think_time_s", "Set think_time_s, or give a trace."
     if row.get("shared_prefix"):

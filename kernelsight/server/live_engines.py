@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelsight.serving.engine.cancel import cancel
+from kernelsight.serving.engine.input_checks import check_lengths
 from kernelsight.serving.engine.inputs import Load, Routing
 from kernelsight.serving.engine.loop import serve_until_full
 from kernelsight.serving.engine.records import ENTRY, FOREVER, OK, REQUEST
@@ -130,10 +131,12 @@ class LiveEngines:
         Times must not decrease between calls. ``prompt``, ``output``: tokens; ``keys``: of the prompt's leading hash
         blocks, each over the block and all before it.
         """
+        columns = np.array([now_us]), np.array([prompt]), np.array([output])
+        check_lengths(*columns)
         slot = self._free.popleft()
         record = self.requests[slot : slot + 1]
         record[:] = np.zeros(1, REQUEST)
-        fill_requests(record, np.array([now_us]), np.array([prompt]), np.array([output]))
+        fill_requests(record, *columns)
         record["priority"] = priority
         numbers = self.blocks.take(keys if self.hash_tokens else ())
         self._numbers[slot] = numbers

@@ -120,7 +120,10 @@ class Sizing:
 
     @cached_property
     def left_out(self) -> list[dict[str, Any]]:
-        """Deployments that cannot run, cannot be cheaper, or keep no rate, and why."""
+        """Deployments that cannot run, cannot be cheaper, or keep no rate, and why.
+
+        ``bound``: the least that one left out by its cost can cost at any confidence; None for other reasons.
+        """
         return [row for row in self._unsized if row["reason"] is not None]
 
     @property
@@ -131,12 +134,12 @@ class Sizing:
     @cached_property
     def not_tried(self) -> list[dict[str, Any]]:
         """Deployments that the search did not reach before its end."""
-        return [_without_columns(row, ("reason",)) for row in self._unsized if row["reason"] is None]
+        return [_without_columns(row, ("reason", "bound")) for row in self._unsized if row["reason"] is None]
 
     @cached_property
     def _unsized(self) -> list[dict[str, Any]]:
         rows = self._session.table("unsized_deployments").to_pylist()
-        return [{**_flag_columns(row), "reason": row["reason"]} for row in rows]
+        return [{**_flag_columns(row), "reason": row["reason"], "bound": row["bound"]} for row in rows]
 
     @property
     def decides(self) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import ALIASES, FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.plan import Plan, plan_rows
@@ -22,7 +23,7 @@ MOST_GPUS = 8
 FIRST_RATE, FIRST_USERS = 1.0, 1
 VARIED = (
     *("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
-    *("concurrency_ramp_s", "replicas"),
+    "replicas",
 )
 MOST_CANDIDATES = 2_000
 
@@ -104,8 +105,16 @@ def _axes(fixed: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> dict
             raise InvalidInput(f"{name} is given a value and is to be searched; keep one of them.")
         if not values:
             raise InvalidInput(f"no value of {name} is given to search; give one or more.")
-        axes[name] = list(dict.fromkeys(values))
+        axes[name] = list(dict.fromkeys(_value(name, value) for value in values))
     return axes
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return a value to search in its own type; InvalidInput: it is no value of the flag."""
+    try:
+        return None if value is None else typed_value(name, value)
+    except InvalidInput as fault:
+        raise InvalidInput(f"{str(fault).removesuffix('.')}, or none, which leaves it to the engine.") from None
 
 
 def _parallel_sizes(fixed: Mapping[str, Any], most_gpus: int, experts: bool) -> list[dict[str, Any]]:

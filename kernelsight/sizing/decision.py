@@ -13,15 +13,18 @@ from kernelsight.sizing.daily import Day, Hour, Start, hours_of, instance_hours,
 from kernelsight.sizing.evidence import UNKNOWN, Evidence, evidence_of
 
 if TYPE_CHECKING:
+    from kernelsight.sizing.candidates import Candidate
     from kernelsight.sizing.prospects import Sized
     from kernelsight.sizing.search import SizeSearch
 
 # requests/s: so high that the deployment with the highest rate per GPU is the cheapest
 ANY_RATE = 1e9
-# rounds of ranking: the best may change when its rate is searched in full
-MOST_ROUNDS = 4
-# most times the cost of the cheapest, and lowest rank, of deployments that get a probability
+# most rounds of ranking: the best may change when its rate is searched in full, or others are looked at again
+MOST_ROUNDS = 40
+# most times the cost of the cheapest, and lowest rank, of deployments that get a probability at first
 NEAR, MOST_NEAR = 2.0, 8
+# deployments that get one at a time after that, while they may be cheaper than the best with the confidence
+MOST_AGAIN = 4
 
 
 class Demand(NamedTuple):
@@ -47,6 +50,17 @@ class Demand(NamedTuple):
     def sustained_rate(self) -> float:
         """The rate that all instances must sustain, with the margin, in the unit of ``rate``."""
         return ANY_RATE if self.total_gpus is not None else self.rate / (1.0 - self.margin)
+
+    def least_cost(self, candidate: Candidate, rate: float) -> float:
+        """Return the cost below which a candidate is at no confidence, where one instance has at most ``rate``.
+
+        Dollars per hour, or GPUs where no price is known; with a day the mean over its hours. With a fixed number of
+        GPUs it is the cost at a rate that none reaches, in inverse proportion to what is served.
+        """
+        served = max(rate * (1.0 - self.margin), 1e-12)
+        amounts = self.day.amounts if self.day else (self.rate if self.total_gpus is None else ANY_RATE,)
+        instances = [max(math.ceil(amount / served * (1.0 - 1e-9)), 1) for amount in amounts]
+        return sum(instances) / len(instances) * candidate.weight
 
 
 class Option(NamedTuple):
@@ -76,6 +90,11 @@ class Option(NamedTuple):
         return self.mean_instances * self.sized.candidate.weight
 
     @property
+    def cost(self) -> float:
+        """``weight``, with a fixed number of GPUs over what they serve: that by which options are ranked."""
+        return self.weight / self.rate * ANY_RATE if self.sized.candidate.gpus_taken else self.weight
+
+    @property
     def mean_instances(self) -> float:
         """The mean number of instances that run or start over the day; all of them where that is no more."""
         if self.start is None:
@@ -87,7 +106,7 @@ class Option(NamedTuple):
         """The sort key: options that hold first, then by cost, probability (highest first), and number of settings."""
         settings = sum(name not in PARALLEL for name in self.sized.candidate.flags)
         least_probable_last = -round(self.probability or 0.0, 2)
-        cost = round(self.weight / self.rate, 12) if self.sized.candidate.gpus_taken else round(self.weight, 9)
+        cost = float(f"{self.cost:.9g}")
         return not self.holds, cost, least_probable_last, settings, self.load, self.sized.candidate.scenario_id
 
 
@@ -116,29 +135,82 @@ def with_day(demand: Demand, day: Day, startup_s: float | None, disk_bytes_per_s
 
 
 def options_of(search: SizeSearch, objectives: Sequence[Objective], demand: Demand) -> list[Option]:
-    """Return the deployments with a rate as options, the best first, whose rate is searched in full."""
-    evidence_by_key: dict[tuple[str, float], Evidence] = {}
+    """Return the deployments with a rate as options, the best first, whose rate is searched in full.
+
+    At the confidence the best may cost more than at its highest rate: whatever may then be cheaper is looked at again.
+    """
+    known = _KnownEvidence(search, objectives, demand)
     options: list[Option] = []
     for _ in range(MOST_ROUNDS):
-        ranked = search.ranked()
-        if not ranked:
-            return []
-        near = _near(ranked)
-        new = [sized for sized in ranked if _key(sized) not in evidence_by_key]
-        forks_and_plans = zip(search.forks, search.plans, strict=True)
-        try:
-            evidence = evidence_of(forks_and_plans, new, {sized.candidate.scenario_id for sized in near}, objectives)
-        except KeyboardInterrupt:
-            search.note_interrupt()
-            evidence = dict.fromkeys((sized.candidate.scenario_id for sized in new), UNKNOWN)
-        evidence_by_key |= {_key(sized): evidence[sized.candidate.scenario_id] for sized in new}
-        options = sorted(
-            (_option(search, sized, evidence_by_key[_key(sized)], demand) for sized in ranked),
-            key=lambda option: option.order,
-        )
-        if search.is_stopped or search.is_sure(options[0].sized) or not search.confirm(options[0].sized):
+        options = known.options()
+        if search.is_stopped:
+            break
+        if search.look_again(demand.least_cost, _cost_with_confidence(options)):
+            continue
+        if not options or search.is_sure(options[0].sized) or not search.confirm(options[0].sized):
             break
     return options
+
+
+def still_open_of(search: SizeSearch, options: Sequence[Option], demand: Demand) -> set[str]:
+    """Return the scenarios that may be cheaper than the best option: left out by their cost, or without probability."""
+    most = _cost_with_confidence(options)
+    left_out = {one.candidate.scenario_id for one in search.open_at(demand.least_cost, most)}
+    unknown = [option.sized for option in options if option.evidence.chances is None]
+    return left_out | {
+        sized.candidate.scenario_id
+        for sized in unknown
+        if demand.least_cost(sized.candidate, sized.highest.rate) < most * (1.0 - 1e-9)
+    }
+
+
+def _cost_with_confidence(options: Sequence[Option]) -> float:
+    """Return the cost of the best option with the confidence; infinite: none has it."""
+    return options[0].cost if options and options[0].holds else math.inf
+
+
+class _KnownEvidence:
+    """The evidence of sized deployments, by scenario and rate, which grows while the search goes on."""
+
+    def __init__(self, search: SizeSearch, objectives: Sequence[Objective], demand: Demand) -> None:
+        self._search, self._objectives, self._demand = search, objectives, demand
+        self._evidence: dict[tuple[str, float], Evidence] = {}
+        self._examined: set[tuple[str, float]] = set()
+
+    def options(self) -> list[Option]:
+        """Return all deployments with a rate as options; those that may be the cheapest with their probability."""
+        ranked = self._search.ranked()
+        new, near = [sized for sized in ranked if _key(sized) not in self._evidence], _near(ranked) if ranked else []
+        while True:
+            near = [sized for sized in near if _key(sized) not in self._examined]
+            if new or near:
+                self._examine([*new, *(sized for sized in near if sized not in new)], near)
+            options = [_option(self._search, sized, self._evidence[_key(sized)], self._demand) for sized in ranked]
+            options.sort(key=lambda option: option.order)
+            new, near = [], self._may_be_cheaper(ranked, options)
+            if not near or self._search.is_stopped:
+                return options
+
+    def _may_be_cheaper(self, ranked: Sequence[Sized], options: Sequence[Option]) -> list[Sized]:
+        """Return deployments without a probability that may be cheaper than the best option, some at a time."""
+        if not options:
+            return []
+        most, least_cost = _cost_with_confidence(options), self._demand.least_cost
+        unexamined = [sized for sized in ranked if _key(sized) not in self._examined]
+        near = [one for one in unexamined if least_cost(one.candidate, one.highest.rate) < most * (1.0 - 1e-9)]
+        return near[:MOST_AGAIN]
+
+    def _examine(self, deployments: Sequence[Sized], near: Sequence[Sized]) -> None:
+        """Find the evidence of deployments, with probabilities of those ``near`` the best."""
+        search, ids = self._search, {sized.candidate.scenario_id for sized in near}
+        opened = zip(search.forks, search.plans, strict=True)
+        try:
+            evidence = evidence_of(opened, deployments, ids, self._objectives)
+        except KeyboardInterrupt:
+            search.note_interrupt()
+            evidence = dict.fromkeys((sized.candidate.scenario_id for sized in deployments), UNKNOWN)
+        self._evidence |= {_key(sized): evidence[sized.candidate.scenario_id] for sized in deployments}
+        self._examined |= {_key(sized) for sized in near}
 
 
 def _near(ranked: Sequence[Sized]) -> list[Sized]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.stated_flags import object_text
 from kernelsight.sizing.daily import HOURS
 from kernelsight.sizing.decision import Demand, Option
+from kernelsight.sizing.prospects import LeftOut
 from kernelsight.sizing.sentences import stated_flags
 from kernelsight.sweeps.find_rate import statistic
 from kernelsight.sweeps.trials import Trial
+
+MAY_BE_CHEAPER = "it may be cheaper: the search ended before it was looked at again"
 
 
 def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: Demand) -> dict[str, Any]:
@@ -80,6 +83,16 @@ def flag_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     flags_set = stated_flags(flags)
     columns = {"gpu": flags_set.pop("gpu"), "tensor_parallel_size": flags_set.pop("tensor_parallel_size")}
     return {**columns, "flags": object_text(flags_set)}
+
+
+def left_out_row(failed: LeftOut, demand: Demand, still_open: Collection[str]) -> dict[str, Any]:
+    """Return the row of ``unsized_deployments`` of a deployment that was left out; ``still_open``: scenarios."""
+    reason, bound = failed.reason, None
+    if failed.prospect:
+        candidate = failed.prospect.candidate
+        bound = demand.least_cost(candidate, failed.most_rate) if demand.total_gpus is None else None
+        reason = MAY_BE_CHEAPER if candidate.scenario_id in still_open else reason
+    return {**flag_values(failed.flags), "reason": reason, "bound": bound}
 
 
 def output_of(trials: Sequence[Trial]) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import number
@@ -11,12 +14,16 @@ from kernelsight.scenario.launch.commands import PARALLEL
 from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.refusals import what_fits
 from kernelsight.sizing.candidates import Candidate
+from kernelsight.sweeps.capacity import pause_s
 from kernelsight.sweeps.rate_search import HighestRate, RateSearch
+from kernelsight.sweeps.steady import counted_values
 from kernelsight.sweeps.trials import Trials
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
+# cost of all instances of a candidate by the rate of one instance, in the unit of its weight
+CostOf = Callable[[Candidate, float], float]
 SHORT_SIZES = {"tensor_parallel_size": "TP", "data_parallel_size": "DP", "expert_parallel_size": "EP"}
 
 
@@ -52,14 +59,12 @@ class Sized(NamedTuple):
 
     @property
     def request_rate(self) -> float:
-        """The requests/s that one instance completes at its highest rate; with users, while all of them are active."""
+        """The requests/s that one instance completes at its highest rate; with users by Little's law."""
         if self.candidate.unit == "requests/s":
             return self.highest.rate
-        requests, users = self.highest.tried.requests, self.highest.rate
-        durations = [trial.duration_s for trial in self.highest.tried.trials]
-        # at its end a run empties over the duration of one request
-        full_s = sum(durations) / len(durations) * (1.0 - 0.5 * users / requests)
-        return requests / max(full_s, 1e-9)
+        e2e_ms = [counted_values(trial.latencies["e2e"]).mean() for trial in self.highest.tried.trials]
+        pauses_s = pause_s(self.prospect.trials.scenario(self.candidate.scenario_id))
+        return self.highest.rate / max(float(np.mean(e2e_ms)) / 1e3 + pauses_s, 1e-9)
 
     @property
     def weight(self) -> float:
@@ -75,19 +80,26 @@ class Sized(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A deployment that was excluded or has no rate, and why; ``miss``: its nearest latency over the allowed one."""
+    """A deployment that was excluded or has no rate, and why.
+
+    ``miss``: its nearest latency over the allowed one, above 1; None: it misses none, or was not tried. ``prospect``,
+    ``most_rate``: of one that was excluded by its cost, and the rate of one instance that it does not exceed.
+    """
 
     flags: Mapping[str, Any]
     reason: str
     miss: float | None = None
+    prospect: Prospect | None = None
+    most_rate: float = math.inf
 
 
 def miss_of(rate: HighestRate) -> float | None:
-    """Return the nearest latency over its objective; None where requests are rejected."""
+    """Return the nearest latency over its objective, above 1; None where requests are rejected, or latencies grow."""
     if rate.capacity.misses:
         objective, value = rate.capacity.misses
         return value / objective.most_ms
-    return rate.tried.verdict.pressure if rate.tried else None
+    pressure = rate.tried.verdict.pressure if rate.tried else math.inf
+    return pressure if 1.0 < pressure < math.inf else None
 
 
 def nothing_fits(left_out: Sequence[LeftOut], plans: Sequence[Plan], session: Session) -> InvalidInput:
@@ -115,3 +127,14 @@ def nothing_fits(left_out: Sequence[LeftOut], plans: Sequence[Plan], session: Se
         )
         sentences.append(f"{largest.reason.rstrip(' ;')}; {what_fits(session, row)}")
     return InvalidInput(f"no GPU of the search holds the model: {'; '.join(sentences)}.")
+
+
+def rate_below(cost_of: CostOf, candidate: Candidate, most: float) -> float:
+    """Return the least rate of one instance at which a candidate costs less than ``most``; infinite: at none."""
+    low, high = 1e-9, 1e12
+    if cost_of(candidate, high) >= most:
+        return math.inf
+    for _ in range(80):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if cost_of(candidate, middle) < most * (1.0 - 1e-9) else (middle, high)
+    return high

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # requests/s: every person on earth (8.2 billion, UN World Population Prospects 2024) asking a hundred times a day; and
 # users: one in a thousand of them
 MOST_RATE, MOST_USERS = 1e7, 1e7
-OPTIONAL = {"confidence": 0.9, "margin": 0.0, "peak": 1.0, "max_gpus": MOST_GPUS, "tune": True}
+OPTIONAL = {"confidence": 0.9, "margin": 0.0, "peak": 1.0, "max_gpus": MOST_GPUS, "tune": True, "effort": 1}
+MOST_EFFORT = 5
 
 
 class Question(NamedTuple):
@@ -54,6 +55,7 @@ class Question(NamedTuple):
     search: Mapping[str, Sequence[Any]] = {}
     tune: bool = True
     time_limit_s: float | None = None
+    effort: int = 1
     correction: str | None = None
 
     @property
@@ -105,6 +107,8 @@ class Question(NamedTuple):
             raise InvalidInput(f"time_limit is {limit!r}; give seconds above 0.")
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise InvalidInput(f"max_gpus is {most!r}; give a whole number of GPUs of one instance, at least 1.")
+        if isinstance(self.effort, bool) or self.effort not in range(1, MOST_EFFORT + 1):
+            raise InvalidInput(f"effort is {self.effort!r}; give a whole number from 1 to {MOST_EFFORT}.")
         if not self.gpus:
             raise InvalidInput("no GPU is given; set --gpus, such as --gpus h100_sxm,h200_sxm.")
         for name in VARIED:

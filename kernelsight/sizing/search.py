@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.labels import GPU_MEASURED
 from kernelsight.scenario.objectives import Objective
-from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.refusals import decisive
 from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned_candidates
-from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, nothing_fits
+from kernelsight.sizing.opened_deployments import OpenedDeployments
+from kernelsight.sizing.prospects import CostOf, LeftOut, Prospect, Sized, miss_of, nothing_fits, rate_below
 from kernelsight.sizing.tuning import changed_rows, changes_nothing
 from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.find_rate import open_trials, status_of
@@ -34,18 +34,21 @@ GRAPHS_GAIN = 2.0
 FAR = 20.0
 FAR_DEARER = f"it costs more than {FAR:g} times the best"
 NO_CHEAPER = "it is no cheaper than with the engine's own sizes"
+NO_BETTER = "it keeps no lower latencies than with the engine's own sizes"
 NOT_REACHED = "it does not reach the rate at which it would be cheaper than another"
 # most requests simulated to find the cheapest, and then for its exact rate; measured: 10 us of a core each
 MOST_EXPLORED, MOST_CONFIRMED = 3_000_000, 2_500_000
+# most deployments, left out by their cost, that are looked at again at a time
+MOST_AGAIN = 4
 
 
-class SizeSearch:
+class SizeSearch(OpenedDeployments):
     """A search of the cheapest deployment at a rate; its forked sessions stay open until ``close``.
 
     ``rate``: requests/s or users, to sustain; ``compared``: flags of which each value is searched separately;
-    ``total_gpus``, ``most_gpus``: GPUs in all, and of one instance; ``time_limit``: seconds. ``sized`` and
-    ``left_out``: results by scenario; ``ended``: why it ended early; ``unsupported``: sentences on engines that do not
-    support GPUs of the search.
+    ``total_gpus``, ``most_gpus``: GPUs in all, and of one instance; ``time_limit``: seconds; ``effort``: each step
+    doubles the allowances of requests. ``sized`` and ``left_out``: results by scenario; ``ended``: why it ended early;
+    ``unsupported``: sentences on engines that do not support GPUs of the search.
     """
 
     def __init__(
@@ -60,23 +63,24 @@ class SizeSearch:
         total_gpus: int | None = None,
         most_gpus: int = MOST_GPUS,
         compared: Sequence[str] = (),
+        effort: int = 1,
     ) -> None:
         self._total_gpus, self._most_gpus, self._compared = total_gpus, most_gpus, compared
-        self._work = Work(MOST_EXPLORED, time_limit)
+        self._allowances = [allowance << (effort - 1) for allowance in (MOST_EXPLORED, MOST_CONFIRMED, MOST_CONFIRMED)]
+        super().__init__()
+        self._work = Work(self._allowances[0], time_limit)
         self.ended: str | None = None
         self._stopped = False
         self._runnable: list[Candidate] = []
         self._session, self._rate, self._objectives = session, rate, list(objectives)
         self._load, self._prices = load, prices
         self._report = report or (lambda text: None)
-        self.forks: list[Session] = []
-        self.plans: list[Plan] = []
         self.sized: dict[str, Sized] = {}
         self.left_out: dict[str, LeftOut] = {}
         self.unsupported: dict[str, None] = {}
         self._sure: set[str] = set()
-        self._facts: dict[str, dict[str, dict[str, Any]]] = {}
-        self._read: dict[str, int] = {}
+        self._tunable: Sequence[Prospect] = []
+        self._tuned_to, self._decided_by = 0.0, 0
 
     def run(self, rows: Sequence[Mapping[str, Any]], tune: bool = True) -> list[Sized]:
         """Search rows of flags; return deployments with a rate, the cheapest first; see ``left_out`` for the others.
@@ -86,9 +90,12 @@ class SizeSearch:
         prospects = self._open(rows)
         if not prospects:
             raise nothing_fits(list(self.left_out.values()), self.plans, self.forks[0])
-        self._within(MOST_EXPLORED, lambda: self._explore(prospects))
+        self._tunable = prospects if tune else []
+        self._within(self._allowances[0], lambda: self._explore(prospects))
         if not self._stopped:
-            self._within(MOST_CONFIRMED, lambda: self._confirm(prospects if tune else []))
+            self._within(self._allowances[1], self._confirm)
+        # the third allowance is for what a decision at a confidence looks at again
+        self._decided_by = self._work.spent + self._allowances[2]
         return self.ranked()
 
     @property
@@ -135,32 +142,31 @@ class SizeSearch:
                     raise
                 self.ended = str(ended)
 
-    def _confirm(self, tunable: Sequence[Prospect]) -> None:
+    def _confirm(self) -> None:
         """Search the rate of the best in full, and try other step sizes on the deployments nearest to it."""
         self._make_sure()
-        if tunable and self.sized:
-            self._tune(tunable)
+        if self._tunable and self.sized:
+            best = self._measured()[0]
+            self._tuned_to = best.weight
+            self._tune(lambda candidate: self._needed_to_beat(candidate, best))
             self._make_sure()
 
     def ranked(self) -> list[Sized]:
         """Return the deployments with a rate, the cheapest first."""
         return sorted(self.sized.values(), key=lambda sized: sized.order)
 
-    def close(self) -> None:
-        """Free the tables of all deployments."""
-        for fork in self.forks:
-            fork.close()
-
     def _open(self, rows: Sequence[Mapping[str, Any]]) -> list[Prospect]:
         """Plan rows of flags in a new fork, and return those that can run, with the searches of their rates."""
         fork = self._session.fork()
         self.forks.append(fork)
         plan, candidates = planned_candidates(fork, rows, self._load, self._prices, self._total_gpus)
+        known = {*self.left_out, *(candidate.scenario_id for candidate in self._runnable)}
+        candidates = [candidate for candidate in candidates if candidate.scenario_id not in known]
         self.plans.append(plan)
         for row, fault in zip(rows, plan.faults, strict=True):
             if fault and candidates:  # such as an unknown value among those to search
                 self.left_out[f"row {len(self.left_out)}"] = LeftOut(row, fault)
-        if not candidates:
+        if not candidates and not known:
             raise InvalidInput(next(fault for fault in plan.faults if fault))
         trials = open_trials(fork, plan, self._work)
         earlier_trials = trial_cache(fork)
@@ -193,16 +199,16 @@ class SizeSearch:
                 self._size(prospect, prospect.search.run(ROUGH))
                 continue
             if not self._is_near(prospect, elsewhere):
-                self._exclude(prospect, FAR_DEARER)
+                self._pass_over(prospect, FAR_DEARER, capacity.most)
                 continue
             rate_needed = self._needed(prospect.candidate, best)
             if rate_needed > capacity.most:
-                self._exclude(prospect, "bounds on its rate make it dearer than another")
+                self._pass_over(prospect, "bounds on its rate make it dearer than another", capacity.most)
                 continue
             if rate_needed > 0.0 and not prospect.search.may_keep(rate_needed / DOUBT):
-                self._exclude(prospect, NOT_REACHED)
+                self._pass_over(prospect, NOT_REACHED, rate_needed)
                 continue
-            sized = self._size(prospect, prospect.search.run(ROUGH, rate_needed / DOUBT or None))
+            sized = self._size_roughly(prospect, rate_needed / DOUBT or None)
             if sized and (best is None or sized.order < best.order):
                 best = sized
         return best
@@ -217,18 +223,36 @@ class SizeSearch:
     def _size(self, prospect: Prospect, rate: HighestRate) -> Sized | None:
         """Record a prospect's rate with its instances, or why it has none."""
         if rate.rate is None:
-            self._exclude(prospect, status_of(rate), miss_of(rate))
+            self._exclude(prospect, status_of(rate, prospect.candidate.unit), miss_of(rate))
             return None
         sized = Sized(prospect, rate, max(math.ceil(self._rate / rate.rate * (1.0 - 1e-9)), 1))
         best_before = min(self.sized.values(), key=lambda earlier: earlier.order, default=None)
+        self.left_out.pop(prospect.candidate.scenario_id, None)
         self.sized[prospect.candidate.scenario_id] = sized
         if best_before is None or (sized.order < best_before.order and best_before.candidate != sized.candidate):
             self._report(f"best so far: {sized}")
         return sized
 
+    def _size_roughly(self, prospect: Prospect, guess: float | None) -> Sized | None:
+        """Search the rough rate of a prospect, and record it; where the search ends early, what it has found."""
+        try:
+            return self._size(prospect, prospect.search.run(ROUGH, guess))
+        except (SearchEnded, KeyboardInterrupt):
+            if found := prospect.search.so_far(ROUGH):
+                self._size(prospect, found)
+            raise
+
     def _exclude(self, prospect: Prospect, reason: str, miss: float | None = None) -> None:
         self.sized.pop(prospect.candidate.scenario_id, None)
         self.left_out[prospect.candidate.scenario_id] = LeftOut(prospect.candidate.flags, reason, miss)
+
+    def _pass_over(self, prospect: Prospect, reason: str, most_rate: float) -> None:
+        """Leave a prospect out for its cost, with the bound that this rests on: the rate that it does not exceed."""
+        self.sized.pop(prospect.candidate.scenario_id, None)
+        flags = prospect.candidate.flags
+        # below it, so that what would be cheaper at that very rate is not open for ever
+        below = most_rate * (1.0 - 1e-6)
+        self.left_out[prospect.candidate.scenario_id] = LeftOut(flags, reason, None, prospect, below)
 
     def _least_cost(self, prospect: Prospect) -> tuple[float, str]:
         """Return the least possible cost of a prospect, by the bound on its rate; ties by scenario."""
@@ -255,15 +279,15 @@ class SizeSearch:
         instances = math.ceil(best.weight / candidate.weight - 1e-9) - 1
         return self._rate / instances if instances else math.inf
 
-    def _tune(self, prospects: Sequence[Prospect]) -> None:
+    def _tune(self, needed: Callable[[Candidate], float]) -> None:
         """Try the deployments nearest to the best with other step and CUDA graph sizes, and disaggregated.
 
-        Of these only cheaper ones are kept: the engine's default size is one setting less.
+        ``needed``: the rate of one instance from which a candidate is cheaper than the best. Only such are kept: the
+        engine's default size is one setting less.
         """
-        best = self._measured()[0]
         near = []
-        for prospect in prospects:
-            rate_needed = self._needed_to_beat(prospect.candidate, best)
+        for prospect in self._tunable:
+            rate_needed = needed(prospect.candidate)
             settings = prospect.trials.settings(prospect.candidate.scenario_id)
             gain = GRAPHS_GAIN if wider_graphs(settings) else 1.0
             if rate_needed <= prospect.search.capacity.most * gain:
@@ -274,20 +298,51 @@ class SizeSearch:
             return
         self._report(f"trying {len(rows)} deployments with other sizes of a step and of CUDA graphs, or disaggregated")
         for prospect in self._open(rows):
-            rate_needed = self._needed_to_beat(prospect.candidate, best)
-            if math.isinf(rate_needed) or changes_nothing(prospect, rate_needed / MOST_GAIN, levels):
-                self._exclude(prospect, NO_CHEAPER)
+            rate_needed = needed(prospect.candidate)
+            if math.isinf(rate_needed):
+                self._pass_over(prospect, NO_CHEAPER, math.inf)
+                continue
+            if changes_nothing(prospect, rate_needed / MOST_GAIN, levels):
+                self._exclude(prospect, NO_BETTER)
                 continue
             if not prospect.search.may_keep(rate_needed / DOUBT):
-                self._exclude(prospect, NO_CHEAPER)
+                self._pass_over(prospect, NO_CHEAPER, rate_needed)
                 continue
-            sized = self._size(prospect, prospect.search.run(ROUGH, rate_needed / DOUBT))
+            sized = self._size_roughly(prospect, rate_needed / DOUBT)
             if sized and sized.highest.rate * DOUBT < rate_needed:
-                self._exclude(prospect, NO_CHEAPER)
-            elif sized and sized.order < best.order:
-                # others are compared with a full rate only
-                sized = self._search_in_full(sized)
-                best = sized if sized and sized.order < best.order else best
+                self._pass_over(prospect, NO_CHEAPER, sized.highest.rate * DOUBT)
+
+    def look_again(self, cost_of: CostOf, most: float) -> bool:
+        """Look again at deployments that were left out by their cost, now that the best costs ``most``.
+
+        At a confidence the best may need more instances than at its highest rate. Return whether there were any.
+        """
+        before = self.open_at(cost_of, most)
+
+        def again() -> None:
+            if self._tunable and self.sized and most > self._tuned_to * (1.0 + 1e-9):
+                self._tuned_to = most
+                self._tune(lambda candidate: rate_below(cost_of, candidate, most))
+            for prospect in self.open_at(cost_of, most)[:MOST_AGAIN]:
+                rate_needed = rate_below(cost_of, prospect.candidate, most)
+                if rate_needed / DOUBT > 1e-9 and not prospect.search.may_keep(rate_needed / DOUBT):
+                    self._pass_over(prospect, NOT_REACHED, rate_needed)
+                    continue
+                self._size_roughly(prospect, rate_needed / DOUBT or None)
+
+        tuned, ended = self._tuned_to, self.ended
+        if not self._stopped:
+            self._within(max(self._decided_by - self._work.spent, 0), again)
+        if self.ended != ended:
+            return False
+        return bool(before) or self._tuned_to > tuned
+
+    def open_at(self, cost_of: CostOf, most: float) -> list[Prospect]:
+        """Return the deployments left out that no bound keeps from a cost below ``most``, the least cost first."""
+        passed = [one for one in self.left_out.values() if one.prospect]
+        costs = [(cost_of(one.prospect.candidate, one.most_rate), one.prospect) for one in passed]
+        near = [(cost, prospect) for cost, prospect in costs if cost < most * (1.0 - 1e-9)]
+        return [prospect for _, prospect in sorted(near, key=lambda pair: (pair[0], pair[1].candidate.scenario_id))]
 
     def _make_sure(self) -> None:
         """Search the best in full, and then each deployment that may be cheaper and holds the rate that it needs."""
@@ -311,7 +366,7 @@ class SizeSearch:
     def confirm(self, sized: Sized) -> bool:
         """Search the rate of a chosen deployment in full; return whether the allowance and the time sufficed."""
         if not self._stopped:
-            self._within(MOST_CONFIRMED, lambda: self._search_in_full(sized))
+            self._within(max(self._decided_by - self._work.spent, 0), lambda: self._search_in_full(sized))
         return self.is_sure(sized)
 
     def is_sure(self, sized: Sized) -> bool:
@@ -327,30 +382,6 @@ class SizeSearch:
         return [
             sized for sized in ranked if self.tier_of(sized.candidate)["tier"] in (*MEASURED, GPU_MEASURED)
         ] or ranked
-
-    def tier_of(self, candidate: Candidate) -> dict[str, Any]:
-        """Return the row of ``deployment_tiers`` of a deployment."""
-        return self._fact_of(candidate, "deployment_tiers")
-
-    def weights_bytes(self, candidate: Candidate) -> float:
-        """Return the bytes of the weights that one replica of a deployment loads, on all of its GPUs."""
-        row = self.place_of(candidate)[1].deployments[candidate.deployment_id]
-        return float(self._fact_of(candidate, "memory_plan")["weights_bytes"] * row["tp"] * row["pp"] * row["dp"])
-
-    def place_of(self, candidate: Candidate) -> tuple[Session, Plan]:
-        """Return the fork with a deployment's scenario, and its plan; disaggregated, it may share the deployment."""
-        for fork, plan in zip(self.forks, self.plans, strict=True):
-            if any(row["scenario_id"] == candidate.scenario_id for row in plan.planned):
-                return fork, plan
-        raise KeyError(candidate.scenario_id)
-
-    def _fact_of(self, candidate: Candidate, table: str) -> dict[str, Any]:
-        """Return a deployment's row of a table, which is read from each fork once."""
-        rows = self._facts.setdefault(table, {})
-        for fork in self.forks[self._read.get(table, 0) :]:
-            rows |= {row["deployment_id"]: row for row in fork.table(table).to_pylist()}
-        self._read[table] = len(self.forks)
-        return rows[candidate.deployment_id]
 
     def _may_be_cheaper(self, sized: Sized, best: Sized) -> bool:
         """Return whether a full search may show that a deployment with a rough rate is cheaper than the best."""

@@ -7,11 +7,15 @@ from typing import Any
 
 from kernelsight.number_format import interval, number, percent
 from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
-from kernelsight.scenario.objectives import Objective
+from kernelsight.scenario.objectives import Objective, objective_of
 from kernelsight.sizing.daily import HOURS, Day
 from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.option_findings import OptionFindings
+from kernelsight.sizing.prospects import LeftOut
+from kernelsight.sizing.question import MOST_EFFORT
 from kernelsight.sizing.search import MEASURED, SizeSearch
+from kernelsight.sweeps.capacity import WAITS
+from kernelsight.sweeps.find_rate import statistic
 
 # columns of every row, also where they have the engine's default
 ALWAYS = ("gpu", "tensor_parallel_size")
@@ -78,6 +82,8 @@ def sentence_of(
         ),
         _probability(options, rows, objectives, demand),
     ]
+    if waits := _waits(option, objectives):
+        sentences.append(waits)
     if demand.day:
         sentences.append(_over_the_day(option, row, demand.day))
     if row["price_per_hour"] is None and demand.total_gpus is None:
@@ -89,6 +95,19 @@ def sentence_of(
         best = f"; the best with measured kernels is {_deployment(*measured[0])}" if measured else ""
         sentences.append(f"Not measured: {row['not_measured']}{best}.")
     return " ".join(sentences)
+
+
+def _waits(option: Option, objectives: Sequence[Objective]) -> str | None:
+    """Return the sentence on how long users wait where no objective bounds it; None: one does."""
+    if any(objective.metric in WAITS for objective in objectives):
+        return None
+    trials = option.sized.highest.tried.trials
+    figures = (statistic(trials, objective_of(name, 1.0)) for name in ("ttft_p50_ms", "ttft_p95_ms", "queue_mean_ms"))
+    median, p95, queue = (number(value or 0.0, 3) for value in figures)
+    return (
+        f"No objective bounds how long users wait: at that rate TTFT p50 is {median} ms and p95 {p95} ms, of which a "
+        f"request queues {queue} ms on average; --slo ttft_p95:MS bounds it."
+    )
 
 
 def _probability(
@@ -194,12 +213,50 @@ def _deployment(option: Option, row: Mapping[str, Any]) -> str:
 def nearest_of(search: SizeSearch, objectives: Sequence[Objective]) -> str:
     """Return the sentence for when no deployment keeps the objectives: the nearest one, and by how much it misses."""
     goals = " and ".join(map(str, objectives))
+    tried = "yet" if search.not_tried else ""
     near = [failed for failed in search.left_out.values() if failed.miss is not None]
-    if not near:
-        reasons = dict.fromkeys(failed.reason for failed in search.left_out.values())
-        return f"No deployment keeps {goals}: {'; '.join(list(reasons)[:2])}."
-    nearest = min(near, key=lambda failed: failed.miss)
-    flags_set = stated_flags(nearest.flags)
-    where = f"{flags_set['gpu']} at TP {flags_set['tensor_parallel_size']}"
-    why = nearest.reason.removeprefix("no rate keeps the objectives: ")
-    return f"No deployment keeps {goals}; the nearest is {where}, {percent(nearest.miss - 1.0)} above: {why}."
+    if near:
+        nearest = min(near, key=lambda failed: failed.miss)
+        miss = f"{percent(nearest.miss - 1.0)} above: {_why(nearest)}"
+        return f"{_none(goals, tried)}; the nearest is {_place(nearest)}, {miss}."
+    failed = list(search.left_out.values())
+    if not failed:
+        first = min(search.not_tried, key=lambda candidate: candidate.weight)
+        return f"{_none(goals, tried)}: the search ended before the first, {flags_place(first.flags)}, was tried."
+    reasons = dict.fromkeys(f"{_place(one)}: {_why(one)}" for one in failed)
+    return f"{_none(goals, tried)}: {'; '.join(list(reasons)[:2])}."
+
+
+def _place(failed: LeftOut) -> str:
+    return flags_place(failed.flags)
+
+
+def flags_place(flags: Mapping[str, Any]) -> str:
+    """Return the GPU and tensor-parallel size of flags as text."""
+    stated = stated_flags(flags)
+    return f"{stated['gpu']} at TP {stated['tensor_parallel_size']}"
+
+
+def _none(goals: str, yet: str) -> str:
+    return f"No deployment that was tried keeps {goals}" if yet else f"No deployment keeps {goals}"
+
+
+def _why(failed: LeftOut) -> str:
+    return failed.reason.removeprefix("no rate keeps the objectives: ")
+
+
+def unfinished(search: SizeSearch, still_open: int, effort: int) -> list[str]:
+    """Return the sentences on a search that ended early: why, what is open, and how to go on; none: it is complete."""
+    count = len(search.not_tried)
+    if search.ended is None and not still_open:
+        return []
+    parts = [f"{count} deployment{'s' * (count != 1)} not tried"]
+    parts += [f"{still_open} that may be cheaper not looked at again"] if still_open else []
+    why = search.ended or "its rounds are over"
+    if search.is_stopped:
+        more = (
+            "a longer --time-limit goes on from here" if "time limit" in why else "the same command goes on from here"
+        )
+    else:
+        more = f"--effort {effort + 1} goes on from here" if effort < MOST_EFFORT else "ask about fewer GPUs or values"
+    return [f"The search ended early: {why}; {', '.join(parts)}; {more}."]

@@ -16,13 +16,20 @@ from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
 from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, rows_of
-from kernelsight.sizing.decision import Demand, Option, options_of
-from kernelsight.sizing.deployment_rows import day_values, deployment_row, flag_values, hour_rows, statistic_rows
+from kernelsight.sizing.decision import Demand, Option, options_of, still_open_of
+from kernelsight.sizing.deployment_rows import (
+    day_values,
+    deployment_row,
+    flag_values,
+    hour_rows,
+    left_out_row,
+    statistic_rows,
+)
 from kernelsight.sizing.evidence import labels_of
 from kernelsight.sizing.option_findings import OptionFindings, findings_on
 from kernelsight.sizing.question import Question, question_of
 from kernelsight.sizing.search import SizeSearch
-from kernelsight.sizing.sentences import nearest_of, sentence_of, stated_flags, what_decides
+from kernelsight.sizing.sentences import nearest_of, sentence_of, stated_flags, unfinished, what_decides
 from kernelsight.sweeps.steady import LEAST_REQUESTS
 
 if TYPE_CHECKING:
@@ -83,6 +90,7 @@ def _open_search(
         total_gpus=total,
         most_gpus=most_gpus,
         compared=[ALIASES.get(name, name) for name in question.search],
+        effort=question.effort,
     )
     return search, rows
 
@@ -103,13 +111,19 @@ def _rows(
         candidate = option.sized.candidate
         tier = {**search.tier_of(candidate), "tier": labels[candidate.scenario_id][0]}
         sized.append(deployment_row(option, tier, search.is_sure(option.sized), demand))
-    left_out = [{**flag_values(failed.flags), "reason": failed.reason} for failed in search.left_out.values()]
-    not_tried = [{**flag_values(candidate.flags), "reason": None} for candidate in search.not_tried]
+    still_open = still_open_of(search, options, demand)
+    left_out = [left_out_row(failed, demand, still_open) for failed in search.left_out.values()]
+    not_tried = [{**flag_values(candidate.flags), "reason": None, "bound": None} for candidate in search.not_tried]
     measurable = [name for name, family in FAMILIES.items() if "gpus" not in family.sizes]
     day = bool(options and options[0].start)
     answer = {
-        "answer": _sentences(search, options, sized, closer, question.objectives, demand),
-        "complete": search.ended is None,
+        "answer": " ".join(
+            [
+                _sentences(search, options, sized, closer, question.objectives, demand),
+                *unfinished(search, len(still_open), question.effort),
+            ]
+        ),
+        "complete": search.ended is None and not still_open,
         "decides": what_decides(options, closer, model, measurable),
         "cliff": closer[0].cliff if closer else None,
         "launch": _launch(search, options[0], model) if options else [],
@@ -142,7 +156,7 @@ def _sentences(
     objectives: Sequence[Objective],
     demand: Demand,
 ) -> str:
-    """Return the answer in sentences, at its end the engines that are not supported, and why the search ended early."""
+    """Return the answer in sentences, at its end the engines that are not supported."""
     if rows:
         printed = [
             {**stated_flags(option.sized.candidate.flags), **row} for option, row in zip(options, rows, strict=True)
@@ -150,12 +164,8 @@ def _sentences(
         answer = sentence_of(options, printed, objectives, demand)
         answer += f" {closer[0].cliff}." if closer[0].cliff else ""
     else:
-        answer = "No rate was found yet." if search.not_tried else nearest_of(search, objectives)
-    notes = [f"{sentence}." for sentence in search.unsupported]
-    if search.ended:
-        count = len(search.not_tried)
-        notes.append(f"The search ended early: {search.ended}; {count} deployment{'s' * (count != 1)} not tried.")
-    return " ".join([answer, *notes])
+        answer = nearest_of(search, objectives)
+    return " ".join([answer, *(f"{sentence}." for sentence in search.unsupported)])
 
 
 def _launch(search: SizeSearch, option: Option, model: str) -> list[str]:

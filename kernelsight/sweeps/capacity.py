@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,18 +20,24 @@ ALONE = 24
 LEVELS, HALVINGS = 4, 2
 # safety factor on a bound from a single load
 CAUTION = 1.1
+# a closed loop without pauses, all of whose requests are in flight
+NO_PAUSES = dict.fromkeys(("think_time_s", "think_time_cv", "think_time_limit_s", "concurrency_ramp_s"))
+# metrics whose objectives bound how long users wait
+WAITS = ("ttft", "e2e", "queue")
 
 
 class Capacity(NamedTuple):
     """The upper bound of a scenario's rate.
 
     ``alone``: the trial of requests served one at a time; ``most``: no higher rate can keep the objectives, requests/s
-    (or users); ``misses``: the objective that even such requests miss, and its value in ms.
+    (or users); ``misses``: the objective that even such requests miss, and its value in ms; ``throughput``: the highest
+    of the closed loops, requests/s.
     """
 
     alone: Trial
     most: float
     misses: tuple[Objective, float] | None
+    throughput: float = 0.0
 
 
 def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
@@ -40,7 +46,7 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     No higher rate keeps the objectives than the throughput of a closed loop whose decode steps take longer than the
     objective on TPOT, and no more users than its concurrency.
     """
-    (alone,) = trials.serve(scenario_id, ALONE, [0], request_rate=None, max_concurrency=1)
+    (alone,) = trials.serve(scenario_id, ALONE, [0], request_rate=None, max_concurrency=1, **NO_PAUSES)
     missed = _missed_alone(alone, objectives)
     if missed or alone.lost:
         return Capacity(alone, 0.0, missed)
@@ -53,13 +59,16 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     best, level, below = 0.0, 1, 1  # highest throughput, concurrency, and the level before it
 
     def bound() -> Capacity:
+        highest = CAUTION * max(best, throughput)
         if scenario["request_rate"]:
-            return Capacity(alone, CAUTION * max(best, throughput), None)
-        return Capacity(alone, _most_users(level, seats, best, objectives), None)
+            return Capacity(alone, highest, None, max(best, throughput))
+        held = trials.requests_in_cache(scenario_id, tokens / (scenario["num_turns"] or 1))
+        in_flight = CAUTION * level if level < seats else _most_in_flight(seats, best, objectives, held)
+        return Capacity(alone, in_flight + highest * pause_s(scenario), None, max(best, throughput))
 
     while True:
         level, below = min(level * LEVELS, seats), level
-        throughput, gap_ms = _closed_loop(trials, scenario_id, level)
+        throughput, gap_ms, tokens = _closed_loop(trials, scenario_id, level)
         grows = throughput > best * 1.02
         if gap_ms > longest_gap_ms:
             break
@@ -72,7 +81,7 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
         middle = round(math.sqrt(below * level))
         if not below < middle < level:
             break
-        reached, gap_ms = _closed_loop(trials, scenario_id, middle)
+        reached, gap_ms, _ = _closed_loop(trials, scenario_id, middle)
         if gap_ms > longest_gap_ms:
             level, throughput = middle, reached
         else:
@@ -80,23 +89,37 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     return bound()
 
 
-def _most_users(level: int, seats: int, throughput: float, objectives: Sequence[Objective]) -> float:
-    """Return the most users that can keep the objectives.
+def _most_in_flight(seats: int, throughput: float, objectives: Sequence[Objective], held: float) -> float:
+    """Return the most requests in flight that can keep the objectives, where decode steps are fast enough at any batch.
 
-    ``level``: concurrency at which decode steps take too long, or ``seats``, the most running requests. Further users
-    wait until others finish, ``throughput`` a second; without an objective on waiting none are allowed.
+    Beyond ``seats``, the most running requests, they wait until others finish, ``throughput`` a second. Without an
+    objective on waiting nobody is to wait: there are then at most as many as the KV cache holds, ``held``.
     """
-    if level < seats:
-        return CAUTION * level
-    waits_s = [objective.most_ms / 1e3 for objective in objectives if objective.metric in ("ttft", "e2e", "queue")]
-    return seats + (2.0 * throughput * min(waits_s) if waits_s else 0.0)
+    waits_s = [objective.most_ms / 1e3 for objective in objectives if objective.metric in WAITS]
+    return seats + 2.0 * throughput * min(waits_s) if waits_s else max(min(float(seats), held), 1.0)
 
 
-def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, float]:
-    """Simulate a closed loop of concurrency ``level``; return its throughput in requests/s, and its median ITL, ms."""
+def pause_s(scenario: Mapping[str, Any]) -> float:
+    """Return the mean pause before a request in s; the first one of a conversation has none.
+
+    By Little's law users who pause are that many more than requests in flight, times the throughput.
+
+    >>> pause_s({"num_turns": 5, "think_time_s": 20.0, "think_time_limit_s": None})
+    16.0
+    """
+    turns, think_s = scenario["num_turns"] or 1, scenario["think_time_s"] or 0.0
+    limit_s = scenario["think_time_limit_s"]
+    return (turns - 1) / turns * (think_s if limit_s is None else min(think_s, limit_s))
+
+
+def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, float, float]:
+    """Simulate a closed loop of concurrency ``level`` without pauses.
+
+    Return its throughput in requests/s, its median ITL in ms, and the mean tokens of an arrival.
+    """
     requests = min(level * TURNOVER, 2 * level + LEAST_REQUESTS)
-    (trial,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=level)
-    return _throughput(trial, requests, level), gap_percentile(trial.gaps, 50.0)
+    (trial,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=level, **NO_PAUSES)
+    return _throughput(trial, requests, level), gap_percentile(trial.gaps, 50.0), sum(trial.tokens)
 
 
 def _missed_alone(alone: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:

@@ -162,8 +162,10 @@ def _rates_at_ends(
     return [pairs.get(index, (None, None)) for index in range(len(rates))]
 
 
-def status_of(rate: HighestRate) -> str:
+def status_of(rate: HighestRate, unit: str = "requests/s") -> str:
     """Return ``served``, or why no rate keeps the objectives: the nearest miss, and by how much.
+
+    ``unit``: of the rate, requests/s or users.
 
     >>> from kernelsight.sweeps.capacity import Capacity
     >>> missed = Capacity(None, 0.0, (objective_of("ttft_p99_ms", 50.0), 81.25))
@@ -183,7 +185,7 @@ def status_of(rate: HighestRate) -> str:
         verdict = rate.tried.verdict
         objective = verdict.tightest
         value = verdict.pressure * objective.most_ms
-        why = f"{objective} is asked for, and at {number(rate.tried.rate, 3)} requests/s it may be {number(value)} ms"
+        why = f"{objective} is asked for, and at {number(rate.tried.rate, 3)} {unit} it may be {number(value)} ms"
     return f"no rate keeps the objectives: {why}"
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelsight.scenario.objectives import Objective
+from kernelsight.serving.load.think_times import ramp_s_of
 from kernelsight.sweeps.capacity import Capacity, capacity_of
 from kernelsight.sweeps.steady import COUNTED, LEAST_REQUESTS, LONGER_RUN, STAYS, counted_values, judge
 from kernelsight.sweeps.trial_cache import Judged, TrialCache
@@ -127,6 +128,9 @@ class RateSearch:
         row = trials.scenario(scenario_id)
         self._closed = row["request_rate"] is None
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
+        self._ramp_ms = ramp_s_of(row) * 1e3 if self._closed else 0.0
+        # users whose starts are spread are at every turn at any time: their stays are requests, not conversations
+        self._turns_of_stay = 1 if self._ramp_ms else self._turns
         self._least = max(LEAST_REQUESTS, row["num_prompts"] or 0)
         self._longer = max(LONGER_RUN * (row["num_prompts"] or LEAST_REQUESTS), LONGER_RUN * LEAST_REQUESTS / 2)
 
@@ -143,6 +147,15 @@ class RateSearch:
         if holds and effort.confirms:
             holds, broken = self._confirmed(holds, broken, effort)
         return self._answer(holds, broken, effort)
+
+    def so_far(self, effort: Effort) -> HighestRate | None:
+        """Return what a search that ended early has found: the highest tried rate that keeps the objectives, if any."""
+        tried = sorted((one for one in self._tried.values()), key=lambda one: one.rate)
+        holds = max((one for one in tried if one.verdict.keeps), key=lambda one: one.rate, default=None)
+        if holds is None:
+            return None
+        broken = next((one for one in tried if one.rate > holds.rate), None)
+        return self._answer(holds, broken, effort._replace(ends=0))
 
     def _confirmed(
         self, holds: TriedRate, broken: TriedRate | None, effort: Effort
@@ -169,7 +182,7 @@ class RateSearch:
 
     def look(self, rate: float) -> float:
         """Return the level at a rate by a first look, a short run: the worst latency over its objective."""
-        return self._serve(rate, int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level
+        return self._serve(self._allowed(rate), int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level
 
     def may_keep(self, rate: float) -> bool:
         """Return whether a rate may keep the objectives: by the bound, a first look, and then a short steady run."""
@@ -255,18 +268,27 @@ class RateSearch:
         """Return the requests of one seed that fill the horizon at a rate."""
         stays = 1.05 * effort.horizon * STAYS / COUNTED
         sessions = tried.rate if self._closed else tried.rate * tried.stay_ms / 1e3
-        return _rounded(stays * sessions * self._turns)
+        return _rounded(stays * sessions * self._turns_of_stay + self._joining(tried.rate))
+
+    def _joining(self, users: float) -> float:
+        """Return the most requests that are sent while users join, when half of them are there on average."""
+        if not self._ramp_ms:
+            return 0.0
+        alone_ms = float(np.mean(self.capacity.alone.latencies["e2e"]))
+        conversation_ms = self._turns * alone_ms + (self._turns - 1) * self._think_ms
+        return 0.5 * users * self._turns * self._ramp_ms / conversation_ms
 
     def _stay_ms(self, trials: Sequence[Trial]) -> float:
-        """Return the mean time in ms that a request, or a conversation, stays in the system."""
+        """Return the mean time in ms that a request, or a conversation, stays in the system, with its pauses."""
         e2e = [counted_values(trial.latencies["e2e"]) for trial in trials]
         mean = float(np.mean([values.mean() for values in e2e if values.size] or [0.0]))
-        return mean * self._turns + self._think_ms * (self._turns - 1)
+        return (mean * self._turns + self._think_ms * (self._turns - 1)) * self._turns_of_stay / self._turns
 
     def _serve(self, rate: float, requests: int, seeds: int) -> TriedRate:
         """Simulate a rate with several seeds, beyond those of the last call, or take the verdict from the cache."""
         if self._closed:  # users that begin at once stay synchronised for some stays
-            requests = min(max(requests, _rounded(FIRST_STAYS * rate * self._turns)), MOST_REQUESTS)
+            least = FIRST_STAYS * rate * self._turns_of_stay + self._joining(rate)
+            requests = min(max(requests, _rounded(least)), MOST_REQUESTS)
         before = self._last if self._last and (self._last.rate, self._last.requests) == (rate, requests) else None
         done = before.seeds if before else 0
         seeds = max(seeds, done)
@@ -306,8 +328,12 @@ class RateSearch:
         return rate
 
     def _allowed(self, rate: float) -> float:
-        """Return the nearest allowed rate: users are a whole number, within the bound."""
-        return min(max(float(round(rate)), 1.0), self._highest) if self._closed else rate
+        """Return the nearest rate that can be simulated: users are a whole number, at least one, within the bound."""
+        return (
+            min(max(float(round(rate)), 1.0), self._highest)
+            if self._closed
+            else min(max(rate, LOWEST_RATE), HIGHEST_RATE)
+        )
 
     @property
     def _highest(self) -> float:

@@ -91,7 +91,7 @@ def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: flo
     ``stay_ms``: mean time that a request, or a conversation, stays; ``longer``: length of the run in which the rate
     must hold, in runs of one seed.
     """
-    if any(trial.lost for trial in trials):
+    if any(trial.lost or not trial.latencies["e2e"].size for trial in trials):
         return Verdict(*[math.inf] * 4, False, 0.0, objectives[0])
     ratios = [(*_ratios(trials, objective, longer), objective) for objective in objectives]
     worst_ratios = (float(max(ratio[column] for ratio in ratios)) for column in range(4))
@@ -110,7 +110,8 @@ def _ratios(trials: Sequence[Trial], objective: Objective, longer: float) -> lis
         if of_gaps
         else [_counted_latencies(trial, objective.metric) for trial in trials]
     )
-    if not all(run.size and run.any() for run in runs):
+    runs = [run for run in runs if run.size]
+    if not any(run.any() for run in runs):
         return [0.0] * 4  # outputs of one token have no TPOT and no gaps, so they keep any objective on these
     mean = objective.percent is None
     if of_gaps:  # counted over whole runs
@@ -150,13 +151,17 @@ def noise_of(runs: Sequence[np.ndarray]) -> Noise:
 
 
 def _drifts(trials: Sequence[Trial], objectives: Sequence[Objective]) -> bool:
-    """Return whether second halves of runs are worse than first ones beyond noise, in queueing or an objective."""
+    """Return whether second halves of runs are worse than first ones beyond noise: queue, E2E latency or an objective.
+
+    E2E latency counts without an objective too: behind prefill replicas the decode replicas may fall ever further
+    behind, which neither TTFT nor a percentile of ITL shows.
+    """
     if len(trials) < 2:
         return False
     metrics = {objective.metric: objective.most_ms for objective in objectives if objective.metric != "itl"}
     least = min(objective.most_ms for objective in objectives)
     stay_ms = float(np.mean([_counted_latencies(trial, "e2e").mean() for trial in trials]))
-    for metric, most in {"queue": least, **metrics}.items():
+    for metric, most in {"queue": least, "e2e": math.inf, **metrics}.items():
         runs = [_counted_latencies(trial, metric) for trial in trials]
         if any(run.size < 2 for run in runs):
             continue

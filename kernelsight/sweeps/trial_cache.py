@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # tables that trials depend on, beside the rows of scenarios
 RESTS_ON = ("step_costs", "deployment_settings", "memory_plan", "host_settings")
+# number of the rule by which trials are judged: verdicts of an earlier one are not taken
+RULE = 3
 
 
 class Judged(NamedTuple):
@@ -74,7 +76,7 @@ def trial_cache(session: Session) -> TrialCache:
     keys = [session.key_of(name) for name in RESTS_ON]
     if None in keys:
         return TrialCache(None)
-    digest = hashlib.sha256(" ".join(["trials", *keys]).encode())  # type: ignore[list-item]
+    digest = hashlib.sha256(" ".join([f"trials, rule {RULE}", *keys]).encode())  # type: ignore[list-item]
     for name in ("scenarios", "kv_transfers"):
         digest.update(content_digest(session.table(name)))
     return TrialCache(digest.hexdigest())

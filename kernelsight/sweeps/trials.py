@@ -16,10 +16,18 @@ from kernelsight.serving.engine import client_metrics
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.records import FINISHED, ITL_BINS
 from kernelsight.serving.load.requests import LOAD_COLUMNS, Loads, draw_loads, spans_of
+from kernelsight.serving.load.think_times import ramp_s_of
+from kernelsight.serving.runs.full_batch import units_of
 from kernelsight.serving.runs.simulate import serve_replicas
-from kernelsight.serving.runs.simulation_inputs import SimulationInputs, inputs_of_session, load_columns, waits_of
+from kernelsight.serving.runs.simulation_inputs import (
+    SimulationInputs,
+    inputs_of_session,
+    load_columns,
+    pool_of,
+    waits_of,
+)
 from kernelsight.serving.runs.statistics_tables import bin_centres
-from kernelsight.sweeps.work_budget import TOKENS_A_REQUEST, Work
+from kernelsight.sweeps.work_budget import TOKENS_A_REQUEST, TURN, Work
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -53,7 +61,7 @@ def give_reach(session: Session, scenarios: Iterable[Mapping[str, Any]]) -> None
 
 
 class Trial(NamedTuple):
-    """One load simulated at one rate: latencies in ms by metric, shape (requests,), in the order of arrival.
+    """One load simulated at one rate: latencies in ms by metric, shape (requests,), in the order of sending.
 
     TPOT of a request with one token is NaN. ``gaps``: the histogram of ITL over the whole run, shape (bins,); ``lost``:
     whether a request was rejected; ``tokens``: prompt and output tokens per arrival.
@@ -91,6 +99,16 @@ class Trials:
     def settings(self, scenario_id: str) -> dict[str, Any]:
         """Return the row of ``deployment_settings`` of a scenario's decoding deployment."""
         return self._inputs.deployments[self._scenarios[scenario_id]["deployment_id"]]
+
+    def requests_in_cache(self, scenario_id: str, tokens: float) -> float:
+        """Return how many requests of ``tokens`` the KV caches of a scenario's decoding engines hold at once."""
+        scenario = self._scenarios[scenario_id]
+        pool = pool_of(self._inputs, scenario["deployment_id"])
+        engines = pool.engines * (scenario["decode_replicas"] or scenario["replicas"] or 1)
+        shared = (scenario["prefix_len"] or 0) if pool.limits.prefix_caching else 0
+        prefixes = units_of(pool.limits, shared) * (scenario["num_prefixes"] or 1) if shared else 0.0
+        units = units_of(pool.limits, max(tokens - shared, 1.0))
+        return engines * math.floor((pool.limits.capacity_units - prefixes) / units) if units else math.inf
 
     def count(self, scenario_id: str, requests: int, seeds: int) -> None:
         """Take trials from the work budget; SearchEnded: time or allowance is spent."""
@@ -158,7 +176,13 @@ class Trials:
             for name, values in times.items():
                 values[replica.rows - start] = getattr(replica.served.out, name)
         prompts, outputs = (inputs.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
-        served = (times["status"] == FINISHED) & ~inputs.columns["warmup"][start:stop]
+        # a closed loop's requests, and turns, have no arrivals of their own: in the order in which they were sent
+        order = np.argsort(times["sent_us"], kind="stable")
+        times = {name: values[order] for name, values in times.items()}
+        prompts, outputs = prompts[order], outputs[order]
+        served = (times["status"] == FINISHED) & ~inputs.columns["warmup"][start:stop][order]
+        if row["max_concurrency"] is not None:  # what is sent while users still join is no part of the steady state
+            served &= times["sent_us"] >= times["sent_us"].min() + 1e6 * ramp_s_of(row)
         sent, scheduled, first_token, finish = (times[name][served] * 1e3 for name in names[1:])
         request_us, per_token_us = self._fronts[deployments_of(row)[-1]]
         front_end = np.minimum((request_us + per_token_us * prompts[served]) * 1e3, scheduled - sent)
@@ -184,7 +208,8 @@ def _weight(scenario: Mapping[str, Any], deployments: Mapping[str, Mapping[str, 
     """Return the work of simulating one request of a scenario, see ``Work``."""
     rows = [deployments[key] for key in deployments_of(scenario) if key in deployments]
     per_token = any(row["pp"] > 1 or row["num_speculative_tokens"] for row in rows)
-    return 1.0 + (scenario["output_len"] or 0) / TOKENS_A_REQUEST if per_token else 1.0
+    weight = 1.0 + (scenario["output_len"] or 0) / TOKENS_A_REQUEST if per_token else 1.0
+    return weight * (TURN if (scenario["num_turns"] or 1) > 1 else 1.0)
 
 
 def _drawn_loads(rows: Sequence[Mapping[str, Any]]) -> Loads:

@@ -18,7 +18,7 @@ RAMP_UP = ("--ramp-up-strategy", "exponential", "--ramp-up-start-rps", 5, "--ram
 OPEN = (*LENGTHS, "--request-rate", 50)
 ALONE = (*LENGTHS, "--max-concurrency", 1)
 PAIRS = (*LENGTHS, "--max-concurrency", 2)
-TURNS = (*ALONE, "--num-turns", 3, "--think-time", 2)
+TURNS = (*ALONE, "--num-turns", 3, "--think-time", 2, "--think-time-cv", 0)
 # the third turn of each session is longer than the model's 160 tokens, so that the fourth is never sent
 TOO_LONG = ("--num-prompts", 8, "--isl", 64, "--osl", 4, "--request-rate", 5, "--num-turns", 4, "--max-model-len", 160)
 REPLICAS = ("--num-prompts", 12, "--isl", 640, "--osl", 8, "--num-turns", 3, "--max-concurrency", 3, "-dp", 2)

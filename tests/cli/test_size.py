@@ -84,9 +84,17 @@ def test_units_are_read_and_progress_is_written_where_no_terminal_is(command: An
 def test_a_time_limit_answers_with_what_was_found(command: Any) -> None:
     answer = command(*SIZE, *LIMITS, *ASKED, "--time-limit", "0.001", "--format", "json").json
     assert answer["chosen"] is None and not answer["complete"] and len(answer["not_tried"]) == 1
-    assert answer["answer"].startswith(
-        "No rate was found yet. The search ended early: its time limit of 0.001 s is over"
+    assert answer["answer"].startswith("No deployment that was tried keeps ")
+    assert answer["answer"].endswith(
+        ": the search ended before the first, l4 at TP 1, was tried. The search ended early: its time limit of 0.001 s "
+        "is over; 1 deployment not tried; a longer --time-limit goes on from here."
     )
+
+
+def test_a_value_that_is_none_is_refused_with_what_to_write(command: Any) -> None:
+    found = command(*SIZE, *LIMITS[:4], *ASKED, "--search", "max_num_batched_tokens=default,512")
+    assert found.status == 2 and found.out == ""
+    assert "max_num_batched_tokens is 'default'; give a whole number of at least 1, or none, which leaves" in found.err
 
 
 @pytest.mark.whole

@@ -8,7 +8,7 @@ import pytest
 
 from kernelsight.scenario.objectives import objective_of
 from kernelsight.serving.engine.host import Z_90
-from kernelsight.sizing.probability import NORMAL, SUREST, chances_of
+from kernelsight.sizing.probability import NORMAL, SUREST, chances_of, spare_of
 
 TTFT, TPOT = objective_of("ttft_p99_ms", 200.0), objective_of("tpot_mean_ms", 40.0)
 
@@ -39,6 +39,12 @@ def test_all_hold_where_the_tightest_holds() -> None:
 def test_what_a_figure_reaches_at_the_found_rate_is_kept_there() -> None:
     chances = chances_of({0.5: rows(100.0, 30.0), 1.0: rows(400.0, 30.0)}, [TTFT], 8.0, None)
     assert chances.at(1.0) == 0.5 and chances.at(0.5) == pytest.approx(NORMAL.cdf(2.0 * Z_90))
+
+
+def test_each_side_of_an_interval_counts_where_the_objective_lies() -> None:
+    # an objective above the prediction is broken by slow kernels, the upper end; one below it is kept by fast ones
+    assert spare_of(100.0, 80.0, 400.0, 200.0) == pytest.approx(Z_90 / 2.0)
+    assert spare_of(100.0, 25.0, 110.0, 50.0) == pytest.approx(-Z_90 / 2.0)
 
 
 def test_bursts_make_it_less_sure() -> None:

@@ -143,14 +143,16 @@ def test_flags_are_searched_where_asked(session: Session) -> None:
 
 def test_values_to_search_that_do_not_exist_are_listed(session: Session) -> None:
     one = {"rate": 20.0, "gpus": ["h100_sxm"], "max_gpus": 1}
+    found = size(session, search={"quantization": [None, "fp9"]}, **one)
+    assert found.chosen and "quantization" not in found.chosen
+    (row,) = found.left_out
+    assert row["quantization"] == "fp9" and row["reason"].startswith("unknown quantization 'fp9'")
     for name, wrong, words in (
-        ("quantization", "fp9", "unknown quantization 'fp9'"),
-        ("engine", "tgi", "engine is 'tgi'; give one of vllm, sglang, trtllm."),
+        ("engine", "tgi", "engine is 'tgi'; give one of vllm, sglang, trtllm, or none, which leaves it to the engine."),
+        ("max_num_seqs", "default", "max_num_seqs is 'default'; give a whole number of at least 1, or none, which"),
     ):
-        found = size(session, search={name: [None, wrong]}, **one)
-        assert found.chosen and name not in found.chosen
-        (row,) = found.left_out
-        assert row[name] == wrong and row["reason"].startswith(words)
+        with pytest.raises(KernelSightError, match=re.escape(words)):
+            size(session, search={name: [None, wrong]}, **(one | {name: None}))
 
 
 def test_no_deployment_keeps_them(session: Session) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.serving.engine.records import ITL_BINS
-from kernelsight.sweeps.capacity import capacity_of
-from kernelsight.sweeps.rate_search import FULL, RateSearch, _rounded, seeds_for
+from kernelsight.sweeps.capacity import Capacity, capacity_of
+from kernelsight.sweeps.rate_search import FULL, LOWEST_RATE, RateSearch, _rounded, seeds_for
 from kernelsight.sweeps.steady import COUNTED, STAYS, judge, noise_of, student
 from kernelsight.sweeps.trial_cache import TrialCache
 from kernelsight.sweeps.trials import Trial, bin_centres
@@ -113,12 +114,51 @@ def test_a_latency_that_grows_is_a_drift():
     assert sum(drifts(0.0, seed) for seed in range(60)) <= 3
 
 
+def test_answers_that_fall_behind_are_a_drift_whatever_the_objective_is_on():
+    trials = OneServer(5).serve("s", 3000, range(8), request_rate=20.0)
+    behind = [
+        trial._replace(latencies=trial.latencies | {"e2e": trial.latencies["e2e"] + np.arange(3000.0)})
+        for trial in trials
+    ]
+    assert judge(behind, [P99], 33.0, 4.0).drifts and not judge(trials, [P99], 33.0, 4.0).drifts
+
+
+def test_trials_without_a_completed_request_keep_nothing():
+    (trial,) = OneServer(5).serve("s", 3000, [0], request_rate=20.0)
+    nothing = trial._replace(latencies={name: np.zeros(0) for name in trial.latencies})
+    assert not judge([trial, nothing], [P99], 33.0, 4.0).keeps
+
+
+def test_a_seed_without_any_latency_does_not_hide_the_others():
+    trials = OneServer(5).serve("s", 3000, range(2), request_rate=20.0)
+    quiet = trials[0]._replace(latencies=trials[0].latencies | {"queue": np.zeros(3000)})
+    assert judge([quiet, trials[1]], [Objective("queue", None, 1e-3)], 33.0, 4.0).level > 1.0
+
+
 def test_an_overloaded_server_has_no_steady_rate():
     search = RateSearch(OneServer(1), "s", [Objective("ttft", 50.0, 1e9)])
     found = search.run(FULL)
     # no objective is in the way: what ends the search is that the queue grows
     assert 0.7 / SERVICE_S < found.rate < 1.02 / SERVICE_S
     assert found.high <= 1.3 / SERVICE_S
+
+
+def test_no_look_is_at_less_than_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    users: list[float] = []
+
+    def serve(search: RateSearch, rate: float, *_: int) -> SimpleNamespace:
+        users.append(rate)
+        return SimpleNamespace(verdict=SimpleNamespace(level=1.0))
+
+    monkeypatch.setattr(RateSearch, "_serve", serve)
+    search = RateSearch(OneServer(1), "s", [P99])
+    search._closed, search.__dict__["capacity"] = True, Capacity(None, 7.9, None)
+    for asked in (0.0446, 0.0, 3.4, 99.0):
+        search.look(asked)
+    assert users == [1.0, 1.0, 3.0, 7.0]
+    search._closed = False
+    search.look(1e-9)
+    assert users[-1] == LOWEST_RATE
 
 
 def test_noise_is_that_of_bursts_not_of_requests():
@@ -152,10 +192,13 @@ class ClosedLoop(OneServer):
 
     def __init__(self, rate: float | None) -> None:
         super().__init__()
-        self.rate, self.levels = rate, []
+        self.rate, self.levels, self.held = rate, [], math.inf
 
     def scenario(self, _: str) -> dict[str, Any]:
-        return super().scenario(_) | {"request_rate": self.rate, "decode_replicas": 2}
+        return super().scenario(_) | {"request_rate": self.rate, "decode_replicas": 2, "think_time_limit_s": None}
+
+    def requests_in_cache(self, _: str, tokens: float) -> float:
+        return self.held
 
     def settings(self, _: str) -> dict[str, Any]:
         return {"max_num_seqs": 16, "dp": 4}
@@ -192,6 +235,14 @@ def test_users_find_a_seat_on_every_rank_and_replica() -> None:
     waiting = [Objective("ttft", 99.0, 1000.0), Objective("queue", 50.0, 500.0)]
     assert capacity_of(ClosedLoop(None), "s", waiting).most == pytest.approx(128 + 2 * 0.5 * served_per_s(128))
     assert capacity_of(ClosedLoop(5.0), "s", waiting).most == pytest.approx(1.1 * served_per_s(128))
+
+
+def test_users_whom_nothing_lets_wait_are_at_most_what_the_cache_holds() -> None:
+    trials, itl = ClosedLoop(None), Objective("itl", 99.0, 100.0)
+    trials.held = 5.0
+    assert capacity_of(trials, "s", [itl]).most == 5.0
+    # an objective on waiting bounds them instead
+    assert capacity_of(trials, "s", [itl, Objective("ttft", 99.0, 1000.0)]).most > 128
 
 
 @pytest.mark.parametrize(("percent", "most_ms", "misses"), [(99.0, 20.0, False), (99.0, 9.0, True), (None, 9.0, True)])

@@ -103,6 +103,8 @@ def _kind(reason: str) -> str:
     not_cheaper = "cannot be cheaper"
     phrases = {
         **dict.fromkeys(("bounds", "it does not reach", "it costs more", "it is no cheaper"), not_cheaper),
+        "it keeps no lower": "are no better than with the engine's own sizes",
+        "it may be cheaper": "may be cheaper, and were not looked at again",
         "no rate keeps": "keep the objectives at no rate",
     }
     return next((text for start, text in phrases.items() if reason.startswith(start)), "do not fit or cannot run")

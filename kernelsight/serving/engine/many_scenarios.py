@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelsight.serving.engine.compiled import loop_entry
+from kernelsight.serving.engine.input_checks import check_clients, check_lengths, check_pools
 from kernelsight.serving.engine.inputs import Load
 from kernelsight.serving.engine.loop import serve_until_full
 from kernelsight.serving.engine.records import CLIENT, EDGE, ENTRY, FOREVER, HOST, ITL_BINS, LAYOUT, REQUEST
@@ -117,7 +118,13 @@ def serve_each(columns: tuple, loads: tuple, arrays: tuple, workspace: tuple, re
 
 
 def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace) -> Results:
-    """Simulate each load on one engine of ``pool``; ``workspace``: large enough for its step costs and batches."""
+    """Simulate each load on one engine of ``pool``; ``workspace``: large enough for its step costs and batches.
+
+    InvalidInput: a load or an engine that cannot be simulated.
+    """
+    check_pools([pool])
+    check_clients(loads.max_concurrency, loads.user_us)
+    check_lengths(columns.arrival_us, columns.prompt_tokens, columns.output_tokens)
     k, costs = loads.first.size, pool.costs
     clients = np.zeros(k, CLIENT)
     clients["now"], clients["until_us"] = columns.arrival_us[loads.first], FOREVER

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernelsight.serving.engine.input_checks import check_inputs
 from kernelsight.serving.engine.inputs import Host, Load, Routing, Tiers, Transfer
 from kernelsight.serving.engine.limits import LIMITS, Limits, is_plain
 from kernelsight.serving.engine.loop import serve_until_full
@@ -19,9 +20,7 @@ from kernelsight.serving.engine.records import (
     GROUP,
     HOST,
     ITL_BINS,
-    LARGEST_BLOCK,
     LAYOUT,
-    MOST_GROUPS,
     NO_LIMIT,
     NOBODY,
     PREFIX_AWARE,
@@ -205,8 +204,9 @@ def fresh_scenario(
 ) -> tuple[Scenario, RequestBlocks]:
     """Return a scenario before its first arrival, without a buffer of step rows, and its requests' records.
 
-    See ``serve_scenario``.
+    See ``serve_scenario``. InvalidInput: a load or an engine that cannot be simulated.
     """
+    check_inputs(load, pools)
     n, sizes = load.arrival_us.size, [pool.engines for pool in pools]
     engines, limits = engine_records(pools, load.arrival_us[0]), limit_records(pools, load)
     front = engines.size if transfer is None else pools[0].engines
@@ -267,21 +267,15 @@ def serve_scenario(
     ``windows_from_us``: start of the first window of time; None: no windows. ``scratch``: an array of shape
     (3, size of the pools' costs) for uses that are not read. ``split``: with the parts of requests' times (``waits``).
     ``tally``: adds up the requests of a single engine, whose outcome is not returned then.
-    ValueError: no request, a block size above LARGEST_BLOCK, or pipeline stages without their costs.
+    InvalidInput: see ``check_inputs``. ValueError: pipeline stages without their costs.
     """
     n = load.arrival_us.size
-    for limits in (pool.limits for pool in pools):
-        if n == 0 or not 0 < limits.block_size <= LARGEST_BLOCK:
-            raise ValueError(
-                f"a replica needs a request and blocks of 1 to {LARGEST_BLOCK} tokens, not {n} and {limits.block_size}"
-            )
-        if limits.prefix_caching and load.hash_tokens:
-            check_caching(load, limits)
     if any(len(pool.layers) > 1 and not pool.costs.surface.embedding_us.size for pool in pools):
         raise ValueError("pipeline stages need to know what of a step's time is embedding, and what transfers")
-    if any(len(pool.layers) >= MOST_GROUPS for pool in pools):
-        raise ValueError(f"an engine has fewer than {MOST_GROUPS} pipeline stages")
     scenario, requests = fresh_scenario(load, pools, routing or Routing(), transfer, scratch, split, tally)
+    for limits in (pool.limits for pool in pools):
+        if limits.prefix_caching and load.hash_tokens:
+            check_caching(load, limits)
     engines, depths = scenario.engines, scenario.limits["stages"].tolist()
     per_request_progress = scenario.limits["per_request_progress"].tolist()
     rows = StepRows(depths, per_request_progress, keep_steps, windows_from_us)

@@ -41,17 +41,20 @@ def sessions_of(new_tokens: np.ndarray, output_tokens: np.ndarray, turns: int, p
     return Sessions(session, turn, prefix_len + total - output_tokens - earlier_sessions)
 
 
-def in_order_of_arrival(sessions: Sessions, arrival_s: np.ndarray, think_time_s: float) -> tuple[np.ndarray, ...]:
+def in_order_of_arrival(sessions: Sessions, arrival_s: np.ndarray, think_s: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return requests ordered by arrival: (order, arrivals in s, turn before each), shape [requests] each.
 
-    ``arrival_s``: of each session's first turn, shape [sessions]. A later turn is placed at its earliest send time, as
-    if serving took no time; its turn before is a position in the order, -1 for first turns.
+    ``arrival_s``: of each session's first turn, shape [sessions]; ``think_s``: pause before each request, not read for
+    first turns. A later turn is placed at its earliest send time, as if serving took no time; its turn before is a
+    position in the order, -1 for first turns.
 
     >>> sessions = sessions_of(np.array([9, 9, 9, 9]), np.array([1, 1, 1, 1]), 2, 0)
-    >>> [part.tolist() for part in in_order_of_arrival(sessions, np.array([0.0, 1.0]), 5.0)]
+    >>> [part.tolist() for part in in_order_of_arrival(sessions, np.array([0.0, 1.0]), np.full(4, 5.0))]
     [[0, 2, 1, 3], [0.0, 1.0, 5.0, 6.0], [-1, -1, 0, 1]]
     """
-    earliest = arrival_s[sessions.session] + sessions.turn * think_time_s
+    paused_s = np.cumsum(np.where(sessions.turn > 0, think_s, 0.0))
+    begins = np.flatnonzero(sessions.turn == 0)
+    earliest = arrival_s[sessions.session] + (paused_s - paused_s[begins][sessions.session])
     order = np.argsort(earliest, kind="stable")
     position = np.argsort(order)
     before = np.where(sessions.turn > 0, np.concatenate([[NO_REQUEST], position[:-1]]), NO_REQUEST)

@@ -25,13 +25,14 @@ from kernelsight.serving.load.conversations import (
 from kernelsight.serving.load.dependencies import Dependencies, earliest, generations
 from kernelsight.serving.load.lengths import empirical_rows, lognormal_lengths, uniform_lengths
 from kernelsight.serving.load.recorded_loads import RecordedLoad, read_load
+from kernelsight.serving.load.think_times import think_times
 from kernelsight.serving.load.traces import TRACE_SCHEMA
 
 LOAD_COLUMNS = (
     *("trace", "request_rate", "burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
     *("max_concurrency", "num_prompts", "num_warmups", "input_len", "output_len", "range_ratio"),
     *("length_distribution", "input_len_cv", "output_len_cv", "lengths_from", "prefix_len", "num_prefixes"),
-    *("num_priorities", "num_turns", "think_time_s", "think_time_limit_s", "shared_prefix", "seed"),
+    *("num_priorities", "num_turns", "think_time_s", "think_time_cv", "think_time_limit_s", "shared_prefix", "seed"),
 )
 DEPENDENCIES_SCHEMA = pa.schema(
     [("load_id", pa.string()), ("request_id", pa.int64()), ("after", pa.int64()), ("think_s", pa.float64())]
@@ -252,23 +253,25 @@ def _draw(row: Mapping, recorded: pa.Table | None) -> tuple[Drawn, Dependencies]
     are, and the other way round. A new draw takes the last child seed, so that the earlier ones keep theirs.
     """
     n, turns, prefix_len = row["num_prompts"], row["num_turns"] or 1, row["prefix_len"] or 0
-    seeds = np.random.SeedSequence(row["seed"]).spawn(6)
-    prompts, outputs, gaps, pairs, prefixes, ranks = (np.random.Generator(np.random.PCG64(seed)) for seed in seeds)
+    seeds = np.random.SeedSequence(row["seed"]).spawn(7)
+    prompts, outputs, gaps, pairs, prefixes, ranks, pauses = (
+        np.random.Generator(np.random.PCG64(seed)) for seed in seeds
+    )
     new_tokens, output_tokens = _lengths(row, prompts, outputs, pairs, recorded)
     sessions = sessions_of(new_tokens, output_tokens, turns, prefix_len)
     count = -(-n // turns)
     arrival_s, before = _arrivals(gaps, count, row), np.full(n, NO_REQUEST)
     prefix = prefix_numbers(prefixes, count, row["num_prefixes"] or 1) if prefix_len else np.zeros(count, np.int64)
-    think_s = row["think_time_s"] or 0.0
+    think_s = think_times(pauses, n, row["think_time_s"] or 0.0, row["think_time_cv"])
     if turns > 1:
         order, arrival_s, before = in_order_of_arrival(sessions, arrival_s, think_s)
         sessions = sessions._replace(**{name: values[order] for name, values in sessions._asdict().items()})
-        output_tokens = output_tokens[order]
+        output_tokens, think_s = output_tokens[order], think_s[order]
     blocks = shared_blocks(sessions, prefix, prefix_len)
     levels = row["num_priorities"]
     priority = np.full(n, NO_PRIORITY) if levels is None else ranks.permutation(np.arange(n) % levels)
     later = np.flatnonzero(before != NO_REQUEST)
-    waits = Dependencies(later, before[later], np.full(later.size, think_s))
+    waits = Dependencies(later, before[later], think_s[later])
     return Drawn(arrival_s, sessions.prompt_tokens, output_tokens, priority, blocks), waits
 
 

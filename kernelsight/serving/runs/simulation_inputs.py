@@ -18,6 +18,7 @@ from kernelsight.serving.engine.host import host_of
 from kernelsight.serving.engine.inputs import Load, Routing, Waits, Weights
 from kernelsight.serving.engine.limits import limits_of
 from kernelsight.serving.load.requests import spans_of, spans_of_loads
+from kernelsight.serving.load.think_times import ramp_s_of
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.result_tables import CostTables
 from kernelsight.serving.runs.shared_prefixes import shared_prefixes
@@ -228,11 +229,11 @@ def load_of(
 def user_us_of(scenario: Mapping[str, Any]) -> float:
     """Return the time between two users of a closed loop who start, us: the last one starts as the ramp ends.
 
-    >>> user_us_of({"concurrency_ramp_s": 6.0, "max_concurrency": 4}), user_us_of({"concurrency_ramp_s": None})
+    >>> user_us_of({"concurrency_ramp_s": 6.0, "max_concurrency": 4}), user_us_of({"max_concurrency": None})
     (2000000.0, 0.0)
     """
-    ramp_s = scenario["concurrency_ramp_s"]
-    return 1e6 * ramp_s / max(scenario["max_concurrency"] - 1, 1) if ramp_s else 0.0
+    users = scenario["max_concurrency"]
+    return 0.0 if users is None else 1e6 * ramp_s_of(scenario) / max(users - 1, 1)
 
 
 def routing_of(scenario: dict[str, Any], deployment: dict[str, Any], scorers: Mapping[str, float]) -> Routing:

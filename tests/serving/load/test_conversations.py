@@ -65,7 +65,7 @@ def test_turns_follow_one_another_and_stand_in_order_of_arrival(n, turns, think_
     dice = np.random.default_rng(seed)
     sessions = sessions_of(np.ones(n, np.int64), np.ones(n, np.int64), turns, 0)
     starts = np.cumsum(dice.exponential(1.0, -(-n // turns)))
-    order, arrival_s, before = in_order_of_arrival(sessions, starts, think_time_s)
+    order, arrival_s, before = in_order_of_arrival(sessions, starts, np.full(n, think_time_s))
     assert sorted(order) == list(range(n)) and (np.diff(arrival_s) >= 0).all()
     session, turn = sessions.session[order], sessions.turn[order]
     for i in range(n):
@@ -88,13 +88,14 @@ SESSIONS = SYNTHETIC | {
     "request_rate": 1.0,
     "num_turns": 4,
     "think_time_s": 30.0,
+    "think_time_cv": 0.0,
 }
 
 
 def test_drawn_turns_hold_the_conversation_before_them():
     drawn = draw_loads(scenarios(SESSIONS | {"num_warmups": 0}))
     rows, waits = drawn.load_requests.to_pylist(), drawn.load_dependencies.to_pylist()
-    alone = draw_loads(scenarios({**SESSIONS, "num_turns": None, "think_time_s": None}))
+    alone = draw_loads(scenarios({**SESSIONS, "num_turns": None, "think_time_s": None, "think_time_cv": None}))
     assert alone.load_dependencies.num_rows == 0
     assert sorted(row["output_tokens"] for row in rows) == sorted(alone.load_requests["output_tokens"].to_pylist())
     assert len(rows) - len({wait["request_id"] for wait in waits}) == 5
@@ -110,7 +111,7 @@ def test_drawn_turns_hold_the_conversation_before_them():
 
 
 def test_warmups_move_the_requests_that_turns_follow():
-    closed = SESSIONS | {"request_rate": None, "max_concurrency": 2, "think_time_s": None}
+    closed = SESSIONS | {"request_rate": None, "max_concurrency": 2, "think_time_s": None, "think_time_cv": None}
     plain, warm = (
         draw_loads(scenarios(closed | more)).load_dependencies.to_pylist() for more in ({}, {"num_warmups": 3})
     )

@@ -1,0 +1,144 @@
+"""What is left out by its cost is left out at the confidence too: bounds, second looks, and searches that end early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kernelsight.errors import KernelSightError
+from kernelsight.session import Session
+from kernelsight.sizing import decision, search
+from kernelsight.sizing.candidates import Candidate
+from kernelsight.sizing.daily import Day
+from kernelsight.sizing.decision import ANY_RATE, Demand
+from kernelsight.sizing.probability import Chances
+from kernelsight.sizing.prospects import LeftOut, miss_of, rate_below
+from kernelsight.sizing.sentences import nearest_of, unfinished
+from kernelsight.sizing.tuning import _balanced
+from kernelsight.sweeps.capacity import Capacity
+from kernelsight.sweeps.rate_search import HighestRate
+
+from .conftest import FLAGS, LOAD, SLO
+
+pytestmark = pytest.mark.usefixtures("kept_trials")
+
+CANDIDATE = Candidate({}, "s", "d", {"l4": 2}, 3.0)
+ASKED = {"gpus": ["h100_sxm"], "slo": SLO, "max_gpus": 2, "tune": False, "rate": 60.0} | FLAGS | LOAD
+
+
+@pytest.fixture
+def doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make deployments of one GPU hold at a twentieth of their rate alone, others at all of it."""
+    known = decision.evidence_of
+
+    def evidence_of(opened: Any, ranked: Sequence[Any], near: set[str], objectives: Any) -> dict[str, Any]:
+        found = known(opened, ranked, near, objectives)
+        for sized in ranked:
+            name, alone = sized.candidate.scenario_id, sized.candidate.gpu_count == 1
+            if found[name].chances:
+                chances = Chances((0.05, 0.06, 1.0), (4.0, -4.0, -4.0)) if alone else Chances((0.5, 1.0), (4.0, 3.0))
+                found[name] = found[name]._replace(chances=chances)
+        return found
+
+    monkeypatch.setattr(decision, "evidence_of", evidence_of)
+
+
+def test_what_was_left_out_against_a_cost_that_rose_is_looked_at_again(session: Session, doubted: None) -> None:
+    plain = session.size(**ASKED)
+    assert plain.chosen["tensor_parallel_size"] == 2 and plain.chosen["instances"] == 1 and plain.complete
+    assert next(row["instances"] for row in plain.rows if row["tensor_parallel_size"] == 1) > 2
+
+
+def test_without_the_doubt_it_is_left_out_with_a_bound(session: Session) -> None:
+    found = session.size(**ASKED)
+    assert found.chosen["tensor_parallel_size"] == 1 and found.complete
+    for row in found.left_out:
+        assert row["bound"] >= found.chosen["gpus"]
+
+
+def test_what_is_not_looked_at_again_is_said_to_be_open(
+    session: Session, doubted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search.SizeSearch, "look_again", lambda *_: False)
+    found = session.size(**ASKED)
+    if any(row["tensor_parallel_size"] == 2 for row in found.rows):
+        pytest.fail("two GPUs are to be left out by their cost at first")
+    assert not found.complete and "1 that may be cheaper not looked at again" in found.answer
+    (row,) = found.left_out
+    assert row["reason"].startswith("it may be cheaper") and row["bound"] < found.chosen["gpus"]
+
+
+@pytest.mark.parametrize(
+    ("demand", "rate", "cost"),
+    [
+        (Demand(10.0), 4.0, 9.0),
+        (Demand(12.0), 4.0, 9.0),
+        (Demand(10.0, margin=0.5), 4.0, 15.0),
+        (Demand(10.0, day=Day((1.0, 10.0), "made up")), 4.0, 6.0),
+        (Demand(1.0), 4.0, 3.0),
+    ],
+)
+def test_least_costs(demand: Demand, rate: float, cost: float) -> None:
+    assert demand.least_cost(CANDIDATE, rate) == pytest.approx(cost)
+
+
+def test_least_costs_of_a_fixed_number_of_gpus_fall_with_the_rate() -> None:
+    fixed = CANDIDATE._replace(gpus_taken=4.0)
+    assert Demand(ANY_RATE, total_gpus=8).least_cost(fixed, 5.0) == pytest.approx(4.0 * ANY_RATE / 5.0)
+
+
+def test_the_rate_from_which_a_candidate_is_cheaper() -> None:
+    # 4 instances cost 12, 3 cost 9: below 12 from a third of 10 requests/s on
+    assert rate_below(Demand(10.0).least_cost, CANDIDATE, 12.0) == pytest.approx(10.0 / 3.0)
+    assert rate_below(Demand(10.0).least_cost, CANDIDATE, 3.0) == float("inf")
+
+
+def test_effort_doubles_what_may_be_simulated(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "MOST_EXPLORED", 12_000)
+    monkeypatch.setattr(search, "MOST_CONFIRMED", 12_000)
+    short = session.size(**ASKED)
+    assert not short.complete and "--effort 2 goes on from here." in short.answer
+    assert session.size(**ASKED, effort=5).complete
+    for effort in (0, 6, True, 1.5):
+        with pytest.raises(KernelSightError, match="give a whole number from 1 to 5"):
+            session.size(**ASKED, effort=effort)
+
+
+def found(**left_out: LeftOut) -> Any:
+    return SimpleNamespace(left_out=left_out, not_tried=[], ended=None, is_stopped=False)
+
+
+def test_the_nearest_is_one_that_misses_and_grown_latencies_are_no_miss() -> None:
+    grows = LeftOut({"gpu": "l4"}, "no rate keeps the objectives: latencies grow throughout the run")
+    misses = LeftOut({"gpu": "h20", "tensor_parallel_size": 2}, "no rate keeps the objectives: TTFT", 1.25)
+    both = nearest_of(found(a=grows, b=misses), [])
+    assert both.endswith("; the nearest is h20 at TP 2, 25% above: TTFT.")
+    alone = nearest_of(found(a=grows), [])
+    assert alone.endswith(": l4 at TP 1: latencies grow throughout the run.") and "above" not in alone
+
+
+def test_growing_latencies_are_no_miss_of_an_objective() -> None:
+    def miss(pressure: float) -> float | None:
+        tried: Any = SimpleNamespace(verdict=SimpleNamespace(pressure=pressure))
+        return miss_of(HighestRate(None, None, None, False, 0, tried, tried, Capacity(None, 1.0, None)))
+
+    assert (miss(0.22), miss(1.5), miss(float("inf"))) == (None, 1.5, None)
+
+
+def test_how_to_go_on() -> None:
+    assert unfinished(found(), 0, 1) == []
+    ended = found()
+    ended.ended, ended.not_tried = "its allowance of simulated requests is spent", [1, 2]
+    assert unfinished(ended, 3, 5)[0].endswith("; 2 deployments not tried, 3 that may be cheaper not looked at again; "
+                                               "ask about fewer GPUs or values.")  # fmt: skip
+    ended.ended, ended.is_stopped = "it was interrupted", True
+    assert unfinished(ended, 0, 1)[0].endswith("; the same command goes on from here.")
+
+
+def test_pools_are_as_large_as_their_times() -> None:
+    assert _balanced(0.3, 1.0 / 0.4) == [(3, 1), (4, 1), (5, 1)]
+    assert _balanced(0.1, 1.0 / 0.5) == [(1, 4), (2, 4), (3, 4)]
+    assert _balanced(0.5, 4.0) == []
