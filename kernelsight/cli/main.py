@@ -132,7 +132,7 @@ class _HelpOfAll(argparse.Action):
     """Prints the help of a verb with all of its flags, and ends."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        print(cast(_Parser, parser).format_help_of_all(), end="")
+        sys.stdout.write(cast(_Parser, parser).format_help_of_all())
         parser.exit()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kernelsight.errors import KernelSightError
+from kernelsight.number_format import number
 
 Refuse = Callable[[str], KernelSightError]
 """Makes a reader's error from a fault of its file, stated as a predicate."""
@@ -211,10 +212,13 @@ def most_of_table(size: int) -> int:
     return max(ROWS_BYTES, min(MOST_RATIO * size, WHOLE_BYTES))
 
 
-def too_many_rows(rows: int, gigabytes: str, most: int) -> str:
-    """Return the predicate of a packed table that unpacks to more than ``most`` bytes; see :func:`most_of_table`."""
-    limit = f"{most / 1e9:.1f} GB"
-    return f"holds {rows:,} rows, which unpack to {gigabytes} GB; the most for a file of its size is {limit}"
+def too_many_rows(rows: int, unpacked: int, most: int, than: str = "") -> str:
+    """Return the predicate of a packed table that unpacks to more than ``most`` bytes; see :func:`most_of_table`.
+
+    ``than``: such as "more than ", where not all of it was counted.
+    """
+    size, limit = (f"{number(count / 1e9, 3)} GB" for count in (unpacked, most))
+    return f"holds {rows:,} rows, which unpack to {than}{size}; the most for a file of its size is {limit}"
 
 
 def _most_unpacked(packed: int) -> int:

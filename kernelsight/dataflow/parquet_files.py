@@ -117,7 +117,7 @@ def _bounded(
     most = most_of_table(size)
     known, texts = _stated_bytes(file.metadata, set(names))
     if known > most:
-        raise refuse(too_many_rows(file.metadata.num_rows, f"{known / 1e9:.1f}", most))
+        raise refuse(too_many_rows(file.metadata.num_rows, known, most))
     doubtful = known + sum(texts.values()) > most
     if only_doubtful and not doubtful:
         return schema, iter(())
@@ -145,7 +145,7 @@ def _counted(
             else:
                 total += column.nbytes
         if total > most:
-            raise refuse(too_many_rows(rows, f"more than {total / 1e9:.1f}", most))
+            raise refuse(too_many_rows(rows, total, most, "more than "))
         yield pa.RecordBatch.from_arrays(
             [column if column.type == field.type else column.cast(field.type)
              for column, field in zip(batch.columns, schema, strict=True)], schema=schema)  # fmt: skip

@@ -99,7 +99,7 @@ def _check_unpacked(connection: duckdb.DuckDBPyConnection, source: str, path: Pa
     rows, size = connection.execute(f"select count(*), {' + '.join(sizes)} from {source}").fetchall()[0]
     most = most_of_table(check_file(path, refuse))
     if size > most:
-        raise refuse(too_many_rows(rows, f"{size / 1e9:.1f}", most))
+        raise refuse(too_many_rows(rows, size, most))
 
 
 def change_tables(

@@ -38,6 +38,7 @@ from kernelsight.kernels.prepared_calls import (
 )
 from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.kernels.string_columns import dictionary_of, positions
+from kernelsight.number_format import number
 
 # columns of kernel_latencies, in their order
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
@@ -203,7 +204,7 @@ def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables, backend: s
     tier, evidence_of_row = _tier_and_evidence(ready, beyond_sizes, most_gpus)
     evidence = [*ready.evidence, *(f"{sentence}, at sizes beyond its own" for sentence in ready.evidence)]
     evidence += [
-        f"{sentence}, in groups of up to {most:.0f} GPUs"
+        f"{sentence}, in groups of up to {number(most)} GPUs"
         for sentence, most in zip(ready.evidence, most_gpus.tolist(), strict=False)  # without calls there is no kind
     ]
     return EvaluatedCalls(ready.kinds, ready.kind_of_row, evidence, evidence_of_row, results, tier, latency)

@@ -106,7 +106,7 @@ class Option(NamedTuple):
         """The sort key: options that hold first, then by cost, probability (highest first), and number of settings."""
         settings = sum(name not in PARALLEL for name in self.sized.candidate.flags)
         least_probable_last = -round(self.probability or 0.0, 2)
-        cost = float(f"{self.cost:.9g}")
+        cost = round(self.cost, 6)
         return not self.holds, cost, least_probable_last, settings, self.load, self.sized.candidate.scenario_id
 
 

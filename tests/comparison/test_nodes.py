@@ -65,7 +65,7 @@ def test_other_requests_change_what_was_computed(session: Session) -> None:
 
 def test_explain_names_the_replay_and_what_follows_from_it() -> None:
     drawn = run_command("explain", "prediction_vs_production").out
-    assert drawn.startswith("missing   comparisons, production_requests")
+    assert "\nmissing   comparisons, production_requests\n" in drawn
     assert "log_replays" in drawn and "log_settings" in drawn
     assert "columns of 2 more tables" in drawn  # request_events and request_parts: the same simulation
 

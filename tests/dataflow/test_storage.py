@@ -136,7 +136,7 @@ def test_a_saved_table_of_more_rows_than_its_file_can_hold_is_refused(
     with connect(path, read_only=True) as session:
         assert session.table("small").num_rows == 1
         with pytest.raises(
-            InvalidInput, match=rf"table t of {path} holds 1,000,000 rows, which unpack to 0\.0 GB; the"
+            InvalidInput, match=rf"table t of {path} holds 1,000,000 rows, which unpack to 0\.028 GB; the"
         ):
             session.table("t")
 

@@ -44,7 +44,7 @@ def root(*values: float) -> float:
 
 
 def test_a_long_prompt_by_hand() -> None:
-    time, tiles = attention(np, call_of(8192.0), H100, START)
+    time, tiles, _ = attention(np, call_of(8192.0), H100, START)
     # 4 heads share 128 rows, 32 tokens; half a key tile of 64 lies beyond the causal edge
     assert tiles == 8 * 8192 * 4 / 128
     waves, mean, most = 2048 / UNITS, 8193 / 2 + 32, 8192
@@ -61,15 +61,15 @@ def test_a_long_prompt_by_hand() -> None:
 
 
 def test_without_packing_every_query_head_has_its_own_tiles() -> None:
-    _, tiles = attention(np, call_of(8192.0), H100, {**START, "packs_group": 0.0, "query_tile": 64.0})
+    _, tiles, _ = attention(np, call_of(8192.0), H100, {**START, "packs_group": 0.0, "query_tile": 64.0})
     assert tiles == 32 * 8192 / 64
-    _, short = attention(np, call_of(16.0, batch=2.0), H100, {**START, "packs_group": 0.0})
+    _, short, _ = attention(np, call_of(16.0, batch=2.0), H100, {**START, "packs_group": 0.0})
     assert short == 2 * 32
 
 
 def test_row_padding_adds_part_of_a_tile_to_each_sequence_and_head() -> None:
-    _, whole = attention(np, call_of(1000.0), H100, START)
-    _, padded = attention(np, call_of(1000.0), H100, {**START, "row_padding": 0.5})
+    _, whole, _ = attention(np, call_of(1000.0), H100, START)
+    _, padded, _ = attention(np, call_of(1000.0), H100, {**START, "row_padding": 0.5})
     assert padded - whole == pytest.approx(0.5 * 8)
 
 
@@ -222,6 +222,6 @@ def test_numbers_fit_a_float32() -> None:
     call = {name: np.float32(value) for name, value in call_of(new, 1e6, batch=1024.0, heads=128.0).items()}
     gpu = {name: np.float32(value) for name, value in H100.items()}
     at = {name: np.float32(value) for name, value in START.items()}
-    time, _ = attention(np, call, gpu, at)
+    time, _, _ = attention(np, call, gpu, at)
     assert time.dtype == np.float32
     assert time == pytest.approx(float(times(call_of(1e6, 1e6, batch=1024.0, heads=128.0))), rel=1e-5)

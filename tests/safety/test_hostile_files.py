@@ -258,7 +258,7 @@ def test_a_trace_of_more_rows_than_its_size_allows_is_refused_by_its_footer(
         for _ in range(60):
             writer.write_table(table)
     sentence = refusal(*SIMULATE, "--trace", path, "--num-prompts", "10")
-    assert f"trace {path}: the file holds 60,000,000 rows, which unpack to 1.4 GB; the most for" in sentence
+    assert f"trace {path}: the file holds 60,000,000 rows, which unpack to 1.44 GB; the most for" in sentence
 
 
 def test_a_name_with_patterns_is_that_file_alone(tmp_path: Path) -> None:

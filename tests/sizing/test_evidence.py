@@ -6,7 +6,6 @@ import pytest
 
 from kernelsight.scenario.objectives import objective_of
 from kernelsight.session import Session
-from kernelsight.sizing.search import SizeSearch
 from kernelsight.sweeps.rate_intervals import _keeps_up_to, nearest_figure
 
 from .conftest import FLAGS, LOAD
@@ -55,16 +54,9 @@ def test_a_rate_at_an_end_is_where_that_end_crosses_the_objective() -> None:
     assert nearest_figure(objective_of("itl_mean_ms", 1.0)) == "tpot_mean_ms"
 
 
-def test_disaggregated_rows_have_evidence_where_their_decode_deployment_was_searched_before(session: Session) -> None:
-    flags = FLAGS | {"gpu": "h100_sxm"}
-    load = LOAD | {"num_prompts": 10, "request_rate": 1.0}
-    search = SizeSearch(session, 1.0, [objective_of("ttft_p90_ms", 100.0)], load, None)
-    try:
-        # as the search opens its rows, and then changed ones, which share deployments with the first
-        apart_flags = {"prefill_replicas": 1, "decode_replicas": 1, "prefill_tensor_parallel_size": 2}
-        (alone,), (apart,) = search._open([flags]), search._open([flags | apart_flags])
-        assert alone.candidate.deployment_id == apart.candidate.deployment_id
-        assert {row["pool"] for row in search.evidence_of(alone.candidate)} == {"decode"}
-        assert {row["pool"] for row in search.evidence_of(apart.candidate)} == {"prefill", "decode"}
-    finally:
-        search.close()
+def test_disaggregated_rows_have_evidence_of_both_pools(session: Session) -> None:
+    asked = FLAGS | LOAD | {"gpus": ["h100_sxm"], "max_gpus": 3, "tune": False, "tensor_parallel_size": 1}
+    apart = {"prefill_replicas": 1, "decode_replicas": 1, "prefill_tensor_parallel_size": 2}
+    for more, pools in (({}, {"decode"}), (apart, {"decode", "prefill"})):
+        answer = session.size(**asked, **more, slo={"ttft_p90_ms": 100.0}, rate=1.0)
+        assert set(answer.table("size_evidence")["pool"].to_pylist()) == pools

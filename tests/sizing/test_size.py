@@ -57,7 +57,9 @@ def test_rows_say_what_the_contract_lists(found: Sizing) -> None:
     )
     for row in found.rows:
         assert (
-            set(ROW) <= set(row) and row["limit"] in LIMITS and row["tier"] in ("target-measured", "cross-generation")
+            set(ROW) <= set(row)
+            and row["limit"] in LIMITS
+            and row["tier"] in ("target-measured", "gpu-measured", "cross-generation")
         )
         assert row["ttft_p95_low_ms"] < row["ttft_p95_ms"] < row["ttft_p95_high_ms"]
         assert row["rate_if_slow"] < row["rate"] < row["rate_if_fast"] and 0.9 <= row["probability"] <= 1.0
