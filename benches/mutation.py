@@ -29,6 +29,7 @@ FAULTS = Path(__file__).resolve().parent / "faults.json"
 MOST_SECONDS = 900
 SURVIVED, ENDLESS = "SURVIVED", "killed: the tests do not end"
 STALE, NO_CHANGE, TWICE = "STALE: its text is not in the file once", "STALE: it changes nothing", "TWICE: as fault"
+NO_PYTHON = "STALE: any test finds it, since with it the file is no Python"
 KILLED = "killed by "
 BROKEN = "NO VERDICT: this test fails without the fault"
 
@@ -56,6 +57,8 @@ def misfit_of(place: int, faults: Sequence[Fault]) -> str | None:
         return STALE
     if fault.old == fault.new:
         return NO_CHANGE
+    if not is_python(fault):
+        return NO_PYTHON
     missing = [test for test in fault.tests if not (ROOT / test.split("::")[0]).exists()]
     if missing or not fault.tests:
         return f"STALE: there is no test {', '.join(missing)}".rstrip()
@@ -63,6 +66,15 @@ def misfit_of(place: int, faults: Sequence[Fault]) -> str | None:
         if fault.file == other.file and (fault.fault == other.fault or changed(fault) == changed(other)):
             return f"{TWICE} {earlier}"
     return None
+
+
+def is_python(fault: Fault) -> bool:
+    """Return whether a fault's file, if it is one of Python, can be parsed with the fault."""
+    try:
+        ast.parse(changed(fault) if fault.file.endswith(".py") else "")
+    except SyntaxError:
+        return False
+    return True
 
 
 @cache

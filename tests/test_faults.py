@@ -52,6 +52,14 @@ def test_a_fault_that_does_not_fit_is_named(tree: Path, other: dict[str, Any], w
     assert [mutation.misfit_of(place, faults) for place in range(3)] == [None, None, why]
 
 
+def test_a_fault_with_which_a_file_is_no_python_is_named(tree: Path) -> None:
+    """A line without its indentation leaves that to the next one, and no test could be collected."""
+    (tree / "rule.py").write_text("def rule(a):\n    a += 1\n    a *= 2\n    return a\n")
+    given = {"file": "rule.py", "old": "a *= 2\n", "new": ""}
+    faults = [fault(**given), fault(**given | {"old": "    a *= 2\n", "fault": "whole"})]
+    assert [mutation.misfit_of(place, faults) for place in range(2)] == [mutation.NO_PYTHON, None]
+
+
 def test_the_bench_fails_for_a_fault_that_does_not_fit(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [fault(old="gone")._asdict()]
     (tree / "faults.json").write_text(json.dumps(rows))

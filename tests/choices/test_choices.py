@@ -187,6 +187,21 @@ def test_kernels_take_the_names_that_engines_give_them_on_the_gpu(tmp_path: Path
     assert "xqa" not in like["implementation"].to_list(), "the nearest GPU below, not every one"
 
 
+def test_kernels_come_from_the_nearest_gpu_where_the_gpu_has_none_of_a_number_format(tmp_path: Path) -> None:
+    """An L4 has the capability of an L40S, 8.9, and an A100 8.0: the L4's fp8 kernels run on the L40S, no bf16 one."""
+    path = write(
+        tmp_path / "sweep.parquet",
+        [
+            gemm("l40s", 1, 1024, 1024, 5.0, engine="vllm"),
+            *(gemm("l4", 1, 1024, 1024, 5.0, engine="sglang", dtype=name) for name in ("bf16", "fp8")),
+            gemm("a100_sxm", 1, 1024, 1024, 5.0, engine="trtllm", dtype="fp8"),
+        ],
+    )
+    measured, others = (measured_rows([path], "gemm", gpus) for gpus in (["l40s"], ["l4", "a100_sxm"]))
+    like = candidates_like("gemm", "l40s", measured, others, facts("gpus"))
+    assert like.select("gpu", "dtype", "engine").rows() == [("l40s", "bf16", "vllm"), ("l4", "fp8", "sglang")]
+
+
 def test_calls_name_the_shapes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = sweep(tmp_path)
     size = {"m": 32, "n": 2048, "k": 4096}

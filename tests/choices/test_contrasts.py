@@ -23,6 +23,7 @@ from kernelsight.choices.contrasts import (
     covariance,
     posteriors,
     starting_sizes,
+    tuned,
 )
 
 
@@ -121,6 +122,21 @@ def test_sizes_are_held_to_those_they_start_from() -> None:
     # scales are numbered: two of shapes, then three of features
     moved = _moved(sizes, 2, 1.6)
     assert moved.shared_scales.tolist() == [SHARED_SCALE] * 2 and moved.own_scales[0] == 1.6 * sizes.own_scales[0]
+
+
+def test_others_that_share_nothing_say_nothing_about_sizes() -> None:
+    """Their likelihood is divided out: what is left is that of the rows given them, here of the rows alone."""
+    rows, others = candidates(0, 4, seed=2), candidates(1, 4, seed=3)
+    others = others._replace(
+        **{name: getattr(others, name) + 2 for name in ("engine", "kernel", "lineage")},
+        likely=np.zeros(12),
+        log_us=5.0 * others.log_us,
+    )
+    alone, beside = tuned(rows), tuned(rows, others)
+    assert alone.effects != SIZES
+    assert beside.effects == alone.effects
+    assert beside.shared_scales.tolist() == alone.shared_scales.tolist()
+    assert beside.own_scales.tolist() == alone.own_scales.tolist()
 
 
 def test_own_effects_over_shapes_have_the_scale_of_shared_ones() -> None:

@@ -62,7 +62,13 @@ def test_calls_that_no_suite_can_measure_give_no_point() -> None:
     assert (point["implementation"], point["dtype"]) == ("flashinfer", "bf16/fp8")
     twice = measurable([{**call, **more, "format": "fp8"}] * 2)
     assert len(twice) == 1 and twice[0]["weight"] == 2.0
-    assert _seconds({"latency_us": 9000.0}) > _seconds({"latency_us": 5.0}) > 0.0
+    assert point["deviation"] == pytest.approx(0.2 / 1.645), "half a 90 % interval is 1.645 standard deviations"
+
+
+@pytest.mark.parametrize(("latency_us", "seconds"), [(5.0, 0.24), (9000.0, 1.64)])
+def test_a_point_takes_its_setup_and_forty_replays(latency_us: float, seconds: float) -> None:
+    """A replay lasts a millisecond, and four launches where these take longer."""
+    assert _seconds({"latency_us": latency_us}) == pytest.approx(seconds)
 
 
 def test_heads_of_a_config_of_ones_own_are_divided_as_those_of_the_catalogue(tmp_path: Path) -> None:
@@ -77,7 +83,9 @@ def test_heads_of_a_config_of_ones_own_are_divided_as_those_of_the_catalogue(tmp
     with ks.connect() as session:
         calls = served_calls(session, "l4", [str(tmp_path / "config.json")])
         sizes = session.table("deployments")["tp"].to_pylist()
-    assert calls and sizes == [1, 2]
+    assert sizes == [1, 2]
+    # the shares of a step's calls add to 1: ten decode steps and eight prefill steps, on one GPU and on two
+    assert sum(call["weight"] for call in calls) == pytest.approx(2 * (10 + 8))
 
 
 def test_points_lie_apart_by_what_a_correction_sees_of_them() -> None:
