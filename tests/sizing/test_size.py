@@ -127,7 +127,7 @@ def test_other_sizes_of_a_step_are_tried(session: Session) -> None:
     tried = {row.get("max_num_batched_tokens") for row in [*found.rows, *found.left_out]}
     assert tried == {None, 2048, 4096, 16384}
     dear = [row for row in found.left_out if row.get("max_num_batched_tokens")]
-    assert all(row["reason"] == "it is no cheaper than with the engine's own sizes" for row in dear)
+    assert len(dear) == 3 and all(row["reason"].endswith(" than with the engine's own sizes") for row in dear)
 
 
 @pytest.mark.whole
