@@ -212,7 +212,7 @@ class RateSearch:
             tried = self._try(rate, effort)
             if tried.verdict.keeps:
                 holds = tried
-                if broken or rate >= self._highest:
+                if broken or rate >= min(self._highest, HIGHEST_RATE):
                     return holds, broken
                 rate = min(self._moved(rate, factor), HIGHEST_RATE)
             else:

@@ -75,3 +75,9 @@ def test_closed_loops_end_with_an_answer_or_a_sentence(session: Session, part: i
         ends.append((closed_loops.ended(session, verb, row), verb, row))
     assert [end for end in ends if end[0] not in ("answer", "refused")] == []
     assert sum(end[0] == "answer" for end in ends) >= 10
+
+
+def test_a_search_ends_at_the_highest_rate_that_is_tried(session: Session) -> None:
+    """Outputs of two tokens keep objectives at any rate: the search raised its factor until it overflowed."""
+    verb, row = closed_loops.drawn(random.Random("0 876"))
+    assert (verb, closed_loops.ended(session, verb, row)) == ("size", "answer")
