@@ -1,9 +1,9 @@
 """Compiles the scheduler for processors of a feature level; the package carries it: ``python .ci/carried_code.py``.
 
-Run in a checkout whenever a file of ``kernelsight/serving/engine`` changed, and commit what it writes: the folder
-``kernelsight/serving/engine/carried``, with a folder in it that is named by the level and the digest of the sources.
-Each file begins with its own digest. The code depends on neither Python's nor numba's version. Where it does not fit
-(other sources, another processor), the first simulation compiles.
+Run in a checkout whenever a file of ``kernelsight/serving/engine`` or ``kernelsight/serving/compilation`` changed, and
+commit what it writes: the folder ``kernelsight/serving/compilation/carried``, with a folder in it that is named by the
+level and the digest of the sources. Each file begins with its own digest. The code depends on neither Python's nor
+numba's version. Where it does not fit (other sources, another processor), the first simulation compiles.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from kernelsight.serving.engine.machine_code import CARRIED, ENDING, LEVEL, PROCESSOR_VARIABLES  # noqa: E402
+from kernelsight.serving.compilation.machine_code import CARRIED, ENDING, LEVEL, PROCESSOR_VARIABLES  # noqa: E402
 
 LOAD = {"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 1.0, "num_prompts": 2, "input_len": 8, "output_len": 2}
 # one call of each kind, so that every function is compiled for its argument types
 QUESTIONS = """
 import json, sys
 import kernelsight as ks
-from kernelsight.dataflow.private_folder import stamped
-from kernelsight.serving.engine import linking, machine_code
+from kernelsight.caches.private_folder import stamped
+from kernelsight.serving.compilation import linking, machine_code
 load = json.loads(sys.argv[1])
 machine_code.PLACES = []  # compile everything: no code of earlier compilations is read
 compile_entry = linking.compile_entry

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from kernelsight.caches.disk_cache import CachePolicy, cached_for_program, has_cache_folder
 from kernelsight.catalog import tables as catalog
-from kernelsight.dataflow.disk_cache import CachePolicy, cached_for_program, has_cache_folder
 from kernelsight.dataflow.graph import Graph
 from kernelsight.dataflow.locations import folder
 from kernelsight.kernels.families import LOWERED

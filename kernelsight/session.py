@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.graph import Node
-from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible

@@ -7,9 +7,9 @@ from functools import cache, partial
 
 import pyarrow as pa
 
+from kernelsight.caches.disk_cache import cached_for_program
 from kernelsight.catalog import tables as catalog
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.disk_cache import cached_for_program
 
 
 def embedded_facts() -> dict[str, Callable[[], pa.Table]]:

@@ -22,10 +22,10 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.caches.disk_cache import content_digest
+from kernelsight.caches.memory_cache import LruCache, memoised
 from kernelsight.dataflow.databases import Database, lock_database, open_database
-from kernelsight.dataflow.disk_cache import content_digest
 from kernelsight.dataflow.graph import Node
-from kernelsight.dataflow.memory_cache import LruCache, memoised
 from kernelsight.dataflow.session import Session
 
 HERE = Path(__file__).resolve().parent

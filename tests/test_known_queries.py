@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from kernelsight.caches.memory_cache import LruCache
 from kernelsight.dataflow.graph import Node
-from kernelsight.dataflow.memory_cache import LruCache
 from kernelsight.dataflow.node_runs import NodeRuns
 from kernelsight.session import connect
 from tests.conftest import QUERIES

@@ -13,13 +13,13 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 # from the ground up: a room imports what stands before it
 ROOMS = tuple(
     """
-    version number_format escape errors dataflow laboratory catalog models kernels fitting scenario forward serving logs
-    present measure sweeps sizing comparison searching choices nodes shipped_tables project_graph session
-    public_functions __init__ server plugins evaluation cli __main__
+    version number_format escape errors files caches dataflow laboratory catalog models kernels fitting scenario
+    forward serving logs present measure sweeps sizing comparison searching choices nodes shipped_tables project_graph
+    session public_functions __init__ server plugins evaluation cli __main__
     """.split()
 )
 # folders within a room that have an order of their own
-WITHIN = {"serving": ("costs", "load", "engine", "runs", "breakdown")}
+WITHIN = {"serving": ("compilation", "costs", "load", "engine", "runs", "breakdown")}
 # what serves users; `evaluation` scores it
 PRODUCT = ROOMS[: ROOMS.index("evaluation")]
 PUBLIC_FUNCTIONS = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from kernelsight.caches.disk_cache import cached_for_program, program_digest
 from kernelsight.dataflow.contract import Contract, conform, load_contracts
-from kernelsight.dataflow.disk_cache import cached_for_program, program_digest
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import ContractBroken
 

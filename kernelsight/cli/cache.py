@@ -11,7 +11,7 @@ from kernelsight.cli.options import TABLE_ENDINGS, add_output, show_table
 from kernelsight.number_format import MIB, number
 
 if TYPE_CHECKING:
-    from kernelsight.dataflow.private_folder import PrivateFolder
+    from kernelsight.caches.private_folder import PrivateFolder
 
 TABLES, CODE = "tables", "compiled scheduler"
 COLUMNS = {
@@ -75,7 +75,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 def _tables(clear: bool) -> Iterator[dict[str, Any]]:
     """Yield the row of the folder that caches tables."""
-    from kernelsight.dataflow import disk_cache
+    from kernelsight.caches import disk_cache
 
     try:
         path = disk_cache.cache_folder()
@@ -90,7 +90,7 @@ def _tables(clear: bool) -> Iterator[dict[str, Any]]:
 
 def _compiled(clear: bool) -> Iterator[dict[str, Any]]:
     """Yield rows of the folders for compiled code up to the first usable one, then of other versions with files."""
-    from kernelsight.serving.engine import machine_code
+    from kernelsight.serving.compilation import machine_code
 
     paths_shown = []
     for path in machine_code.PLACES:

@@ -155,7 +155,7 @@ def run(arguments: Any) -> None:
 def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
     """Compare a growing log or a server's metrics with a deployment until the program is ended."""
     from kernelsight.comparison.watch import Targets, Watch
-    from kernelsight.dataflow.bounded_http import check_address
+    from kernelsight.files.bounded_http import check_address
     from kernelsight.present.watch_windows import as_line_of_json, window_lines
     from kernelsight.scenario.launch.lines import with_launch_line
 
@@ -192,7 +192,7 @@ def _described_load(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     from kernelsight.cli.options import add_flags
-    from kernelsight.dataflow.redaction import redacted_words
+    from kernelsight.files.redaction import redacted_words
     from kernelsight.scenario.flags import LOAD_FLAGS
     from kernelsight.scenario.load_flags import LENGTHS, LOAD
 

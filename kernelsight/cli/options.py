@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.numbers import read_number
 from kernelsight.errors import InvalidInput
+from kernelsight.files.numbers import read_number
 from kernelsight.scenario import flags
 from kernelsight.scenario.flag import Flag
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS, DRAFT_FLAGS, POOL_FLAGS, PREFILL_FLAGS, SHORTHANDS

@@ -17,8 +17,8 @@ from kernelsight.cli.options import (
     open_session,
 )
 from kernelsight.cli.pages.size_lines import size_lines
-from kernelsight.dataflow.numbers import read_number
 from kernelsight.errors import InvalidInput
+from kernelsight.files.numbers import read_number
 from kernelsight.present.output import (
     ENDINGS,
     as_csv,

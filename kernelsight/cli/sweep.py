@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.caches.durable import locked
 from kernelsight.cli.options import (
     add_correction,
     add_flags,
@@ -20,7 +21,6 @@ from kernelsight.cli.options import (
     open_session,
 )
 from kernelsight.cli.pages.sweep_page import print_sweep
-from kernelsight.dataflow.durable import locked
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import rounded
 from kernelsight.present.output import check_ending, note, status, write_table

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernelsight.caches.durable import durable_file, locked
 from kernelsight.comparison.drift import Drift, with_window
 from kernelsight.comparison.verdict import cause_sentence
 from kernelsight.comparison.watch_history import check_history, write_window
@@ -26,11 +27,10 @@ from kernelsight.comparison.watched_requests import (
     without_compared,
 )
 from kernelsight.comparison.watched_server import counters_between, scraped, window_between
-from kernelsight.dataflow.bounded_http import get_text
-from kernelsight.dataflow.durable import durable_file, locked
-from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.files.bounded_http import get_text
+from kernelsight.files.redaction import redacted_text
 from kernelsight.logs.appended_lines import Appended, appended, requests_of
 from kernelsight.number_format import number
 from kernelsight.present.watch_windows import Window, as_prometheus, moment

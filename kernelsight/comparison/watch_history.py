@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kernelsight.caches.durable import durable_file
 from kernelsight.comparison.watch_state import State
-from kernelsight.dataflow.durable import durable_file
-from kernelsight.dataflow.parquet_files import read_schema
 from kernelsight.errors import InvalidInput
+from kernelsight.files.parquet_files import read_schema
 from kernelsight.present.watch_windows import Window, history_rows
 
 SOURCE = b"kernelsight.source"  # key of the file's metadata

@@ -10,10 +10,10 @@ from pathlib import Path
 from kernelsight.comparison.drift import Drift
 from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.watched_requests import RecentRequests
-from kernelsight.dataflow.bounded_files import read_text
-from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.dataflow.typed_json import WrongType, typed
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import read_text
+from kernelsight.files.redaction import redacted_text
 from kernelsight.logs.appended_lines import Position
 from kernelsight.present.watch_windows import TOTALS
 

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.caches.disk_cache import CachePolicy, read_cached_table, write_cached_table
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.databases import complaint, literal, quote, rows_of, stop_if_interrupted
-from kernelsight.dataflow.disk_cache import CachePolicy, read_cached_table, write_cached_table
 from kernelsight.dataflow.graph import Node
 from kernelsight.dataflow.table_store import TableStore
 from kernelsight.dataflow.violations import check_reference

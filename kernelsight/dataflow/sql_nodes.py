@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from kernelsight.caches.disk_cache import library_stamp, read_cached, write_cached
 from kernelsight.dataflow.databases import MACROS, private_cursor
-from kernelsight.dataflow.disk_cache import library_stamp, read_cached, write_cached
 from kernelsight.errors import InvalidInput
 
 # query nodes of the parser's tree that only read; any other, such as COPY in a CTE, changes something

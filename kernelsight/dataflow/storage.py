@@ -10,7 +10,11 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from kernelsight.dataflow.bounded_files import (
+from kernelsight.caches.durable import draft_of
+from kernelsight.dataflow.contract import Contract, ddl
+from kernelsight.dataflow.databases import first_line, literal, quote, stop_if_interrupted
+from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.files.bounded_files import (
     TOO_MUCH_MEMORY,
     Refuse,
     check_file,
@@ -18,10 +22,6 @@ from kernelsight.dataflow.bounded_files import (
     open_file,
     too_many_rows,
 )
-from kernelsight.dataflow.contract import Contract, ddl
-from kernelsight.dataflow.databases import first_line, literal, quote, stop_if_interrupted
-from kernelsight.dataflow.durable import draft_of
-from kernelsight.errors import InvalidInput, RunFailed
 
 # DuckDB 2 writes storage version 2.0 by default, which the 1.x command line cannot open
 STORAGE_VERSION = "v1.5.0"

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
+from kernelsight.caches.disk_cache import CachePolicy
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.databases import Database, stop_if_interrupted
-from kernelsight.dataflow.disk_cache import CachePolicy
 from kernelsight.dataflow.graph import Graph
-from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:

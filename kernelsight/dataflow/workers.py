@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from kernelsight.dataflow.durable import reason
+from kernelsight.caches.durable import reason
 from kernelsight.dataflow.signals import ENDING, blocked, handle
 from kernelsight.errors import RunFailed
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kernelsight.dataflow.durable import durable_file
+from kernelsight.caches.durable import durable_file
 from kernelsight.kernels.coefficients import PATH, Node, names_at
 from kernelsight.kernels.nearby import Nearby
 from kernelsight.kernels.pack import pack_contract

@@ -12,10 +12,10 @@ import duckdb
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.bounded_files import check_file
 from kernelsight.dataflow.databases import first_line, literal
-from kernelsight.dataflow.parquet_files import check_parquet, read_schema
 from kernelsight.errors import InvalidInput, breaks_contract, extra_missing
+from kernelsight.files.bounded_files import check_file
+from kernelsight.files.parquet_files import check_parquet, read_schema
 from kernelsight.fitting.kernel_sweeps import aiconfigurator, plain
 from kernelsight.fitting.kernel_sweeps.importing import imported_points
 from kernelsight.fitting.kernel_sweeps.points import MEASURED_HERE

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernelsight.dataflow.array_expressions import in_one_piece
-from kernelsight.dataflow.bounded_files import Refuse, check_file
 from kernelsight.dataflow.contract import Column, conform
-from kernelsight.dataflow.parquet_files import check_parquet, unreadable
 from kernelsight.errors import ContractBroken, InvalidInput
+from kernelsight.files.bounded_files import Refuse, check_file
+from kernelsight.files.parquet_files import check_parquet, unreadable
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.contract import Contract

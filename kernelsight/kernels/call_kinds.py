@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.catalog.tables import facts as catalogue
-from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.few_shot import moved_constants

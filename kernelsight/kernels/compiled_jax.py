@@ -1,7 +1,7 @@
 """Cache on disk of functions that JAX compiled, which saves other processes seconds of tracing and compiling.
 
 An entry is machine code for these versions of program and libraries and for this processor, in a folder that its user
-alone can write (:mod:`kernelsight.dataflow.private_folder`). A damaged entry is compiled again.
+alone can write (:mod:`kernelsight.caches.private_folder`). A damaged entry is compiled again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernelsight.dataflow.disk_cache import program_digest, read_cached, write_cached
+from kernelsight.caches.disk_cache import program_digest, read_cached, write_cached
 
 # these functions run once or twice: more optimisation takes longer than it saves
 OPTIONS = {

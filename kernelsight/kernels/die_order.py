@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.kernels.call_kinds import TIERS, constants_of, dtype_of, interval_half_widths
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.gpu_distance import GpuDistances

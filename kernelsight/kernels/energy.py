@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.dataflow.array_expressions import in_one_piece, numeric
-from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.errors import InvalidInput
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import MATH, hardware_columns

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.kernels.coefficients import Coefficient, moved
 from kernelsight.kernels.kernel_constants import rows_of_part
 from kernelsight.number_format import number

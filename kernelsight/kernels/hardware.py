@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.caches.memory_cache import memoised
 
 MATH = ("bf16", "fp16", "fp32", "fp8", "fp4", "int8")
 # columns with an axis of MATH; an expression gets that of its call

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.catalog.tables import facts as catalogue
-from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.coefficients import PATH, Coefficient, Node, NodeValues, log_values_by_node, values_along
 from kernelsight.kernels.families import COMMUNICATION
 from kernelsight.kernels.hardware import GDDR

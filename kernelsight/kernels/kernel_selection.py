@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.kernels.kernel_constants import UNKNOWN, Facts, rows_of_part
 
 # engines as `calibrate measure` names them for kernels of libraries, which no serving engine built; in order of

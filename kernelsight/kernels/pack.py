@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput
+from kernelsight.files.parquet_files import read_parquet
 from kernelsight.kernels.coefficients import PATH, Coefficient, Node, names_at
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.kernels.few_shot import FewShotCalibration, calibration_of
 from kernelsight.kernels.kernel_constants import fitted_vendors, parts_there, rows_of_part
 from kernelsight.kernels.nearby import Nearby, nearby_of

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow.array_expressions import numeric
-from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.kernels.call_kinds import TIERS, constants_of, kinds_of
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features

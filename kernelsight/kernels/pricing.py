@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.kernels.call_kinds import TIERS
 from kernelsight.kernels.energy import has_limit
 from kernelsight.kernels.families import FAMILIES

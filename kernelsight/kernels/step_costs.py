@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.memory_cache import LruCache, memoised
+from kernelsight.caches.memory_cache import LruCache, memoised
 from kernelsight.kernels.families import LOWERED
 from kernelsight.kernels.knot_costs import KernelTimes, KnotCosts, LaunchGroups
 from kernelsight.kernels.labels import MEASURED

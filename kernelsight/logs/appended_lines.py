@@ -13,8 +13,8 @@ from typing import BinaryIO, NamedTuple
 
 import polars as pl
 
-from kernelsight.dataflow.bounded_files import open_file
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import open_file
 from kernelsight.logs.files import unusable
 from kernelsight.logs.log_run import RULES, Faults
 from kernelsight.logs.read_logs import read_requests

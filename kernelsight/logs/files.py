@@ -16,7 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kernelsight.dataflow.bounded_files import (
+from kernelsight.dataflow.databases import literal
+from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import (
     TOO_MUCH_MEMORY,
     WHOLE_BYTES,
     check_file,
@@ -24,9 +26,7 @@ from kernelsight.dataflow.bounded_files import (
     open_file,
     unpacked_file,
 )
-from kernelsight.dataflow.databases import literal
-from kernelsight.dataflow.parquet_files import read_schema
-from kernelsight.errors import InvalidInput
+from kernelsight.files.parquet_files import read_schema
 from kernelsight.logs.json_outline import outline
 
 HEAD_BYTES, PIECE_BYTES = 1 << 18, 1 << 20

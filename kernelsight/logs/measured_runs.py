@@ -9,7 +9,7 @@ import polars as pl
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import check_values
-from kernelsight.dataflow.parquet_files import read_parquet
+from kernelsight.files.parquet_files import read_parquet
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.summaries import statistic

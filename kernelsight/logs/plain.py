@@ -11,8 +11,8 @@ import duckdb
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.databases import cursor_for_values, first_line, literal, quote
-from kernelsight.dataflow.parquet_files import check_parquet
 from kernelsight.errors import InvalidInput, nearest, unknown
+from kernelsight.files.parquet_files import check_parquet
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
 from kernelsight.logs.proposed_columns import columns_flag

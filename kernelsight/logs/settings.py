@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kernelsight.dataflow.redaction import names_secret, redacted_text
+from kernelsight.files.redaction import names_secret, redacted_text
 
 LONGEST_VALUE = 200
 _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")

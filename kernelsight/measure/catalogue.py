@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelsight.dataflow.durable import durable_file
+from kernelsight.caches.durable import durable_file
 from kernelsight.errors import InvalidInput, nearest
 from kernelsight.number_format import GIB, number, rounded
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.dataflow.durable import durable_file
+from kernelsight.caches.durable import durable_file
 from kernelsight.errors import InvalidInput, RunFailed
 
 SEQUENCES, TOKENS, REPEATS = (1, 16, 64, 256), (16, 144), 3

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kernelsight.dataflow.durable import draft_of
-from kernelsight.dataflow.journal import Journal, Records, read_journal
+from kernelsight.caches.durable import draft_of
+from kernelsight.caches.journal import Journal, Records, read_journal
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.rows import sweep_schema
 

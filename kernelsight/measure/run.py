@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.dataflow.durable import locked
-from kernelsight.dataflow.journal import journal_path
+from kernelsight.caches.durable import locked
+from kernelsight.caches.journal import journal_path
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.measure.device import CannotMeasure, Device, DeviceLost, Identity, Kernel, Replay
 from kernelsight.measure.journal import Points, read_points

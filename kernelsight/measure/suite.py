@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelsight.dataflow.bounded_values import ROWS, read_json
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.files.bounded_values import ROWS, read_json
 from kernelsight.measure.families import FAMILIES, Family
 
 # largest size of a kernel: a typo would fill the memory

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight import errors
-from kernelsight.dataflow.bounded_values import read_json
+from kernelsight.files.bounded_values import read_json
 from kernelsight.models.architectures import ARCHITECTURES
 from kernelsight.models.config_fields import ConfigFields
 from kernelsight.models.layer_shapes import Shape

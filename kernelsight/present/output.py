@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.durable import draft_of, durable_file
+from kernelsight.caches.durable import draft_of, durable_file
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import json_for_terminals, visible

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.contract import as_arrow
-from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
+from kernelsight.files.parquet_files import read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa

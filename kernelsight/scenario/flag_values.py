@@ -12,8 +12,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from kernelsight.dataflow.numbers import read_number
 from kernelsight.errors import InvalidInput
+from kernelsight.files.numbers import read_number
 from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER, LONGEST_LOAD_S
 from kernelsight.scenario.flags import FLAGS
 

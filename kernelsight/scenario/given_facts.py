@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.row_files import read_rows
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.files.row_files import read_rows
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.bounded_files import check_file
-from kernelsight.dataflow.bounded_values import ROWS, parse_json, read_json
-from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import check_file
+from kernelsight.files.bounded_values import ROWS, parse_json, read_json
+from kernelsight.files.parquet_files import read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kernelsight.dataflow.bounded_files import Refuse
     from kernelsight.dataflow.session import Session
+    from kernelsight.files.bounded_files import Refuse
 
 QUERY_WORDS = ("select", "with", "from", "values")
 # rows of a grid are held in memory; larger products of axes are most likely a mistake

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.row_files import read_rows
 from kernelsight.errors import InvalidInput
+from kernelsight.files.row_files import read_rows
 from kernelsight.scenario.scenario_rows import resolve_gpu
 
 if TYPE_CHECKING:

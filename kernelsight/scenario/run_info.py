@@ -8,8 +8,8 @@ from collections.abc import Collection
 from functools import cache
 from typing import TYPE_CHECKING
 
-from kernelsight.dataflow.redaction import redacted_words
-from kernelsight.dataflow.shell_words import join_commands
+from kernelsight.files.redaction import redacted_words
+from kernelsight.files.shell_words import join_commands
 from kernelsight.version import VERSION
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run_facts(session: Session, left_out: Collection[str] = ()) -> dict[str, str
 
     ``left_out``: tables that hold the question, not inputs of the answer.
     """
-    from kernelsight.dataflow.disk_cache import content_digest
+    from kernelsight.caches.disk_cache import content_digest
 
     names = sorted({*session.facts(), *session.given()} - {RUN_INFO, *left_out})
     tables = {name: content_digest(session.table(name)).hex() for name in names}

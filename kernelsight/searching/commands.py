@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.errors import InvalidInput
+from kernelsight.files.redaction import redacted_text
 
 # seconds between checks of the output's size
 POLL_S = 0.05

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.dataflow.bounded_files import check_file, read_text
-from kernelsight.dataflow.bounded_values import read_json
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import check_file, read_text
+from kernelsight.files.bounded_values import read_json
 from kernelsight.searching.measurers import measurement_rows
 
 FIELDS = {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.dataflow.journal import Journal, read_journal
+from kernelsight.caches.journal import Journal, read_journal
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import STATUS
 from kernelsight.searching.history import History, Outcome, finite_or_none

@@ -19,8 +19,8 @@ from typing import Any
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.errors import InvalidInput
+from kernelsight.files.redaction import redacted_text
 from kernelsight.searching.commands import run_bounded, split_words
 
 EXIT = {0: "ok", 2: "compile_failed", 3: "wrong_result"}

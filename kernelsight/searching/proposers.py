@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.dataflow.bounded_files import ROWS_BYTES, Refuse, read_text
-from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.files.bounded_files import ROWS_BYTES, Refuse, read_text
+from kernelsight.files.parquet_files import read_parquet
 from kernelsight.searching.arrays import STATUS, SpaceArrays
 from kernelsight.searching.commands import run_bounded, split_words
 from kernelsight.searching.history import History

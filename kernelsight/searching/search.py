@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.caches.durable import locked
+from kernelsight.caches.journal import Journal, journal_path
 from kernelsight.dataflow.blas import one_blas_thread
-from kernelsight.dataflow.durable import locked
-from kernelsight.dataflow.journal import Journal, journal_path
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.forecast_sources import with_forecasts

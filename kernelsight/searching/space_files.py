@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.bounded_values import parse_json
 from kernelsight.dataflow.contract import check_values
-from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput, nearest
+from kernelsight.files.bounded_values import parse_json
+from kernelsight.files.parquet_files import read_parquet
 
 NEEDED = ("space", "gpu", "parameters", "latency_us", "status")
 OPTIONAL = {"cv": pa.float64(), "samples": pa.int64(), "compile_s": pa.float64(), "benchmark_s": pa.float64()}
@@ -221,7 +221,7 @@ def _without_repeats(measured: pa.Table, origin: str) -> pa.Table:
 
 def write_space(rows: Iterable[dict[str, Any]], columns: Sequence[str], target: Path) -> None:
     """Write rows of search spaces as a Parquet file, atomically; RunFailed: it cannot be written."""
-    from kernelsight.dataflow.durable import durable_file
+    from kernelsight.caches.durable import durable_file
 
     types = {**dict.fromkeys(TEXTS, pa.string()), "latency_us": pa.float64(), **OPTIONAL, "source": pa.string()}
     table = pa.Table.from_pylist(list(rows), pa.schema([(name, types[name]) for name in columns]))

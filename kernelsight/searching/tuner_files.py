@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelsight.dataflow.bounded_files import ROWS_BYTES, pieces_of, read_bytes, unpacked
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import ROWS_BYTES, pieces_of, read_bytes, unpacked
 
 # columns of a file of search spaces, in order
 COLUMNS = (

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.dataflow.bounded_values import read_json
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_values import read_json
 from kernelsight.searching.tuner_files import COLUMNS, TunerFile
 
 # most configurations, since a search forecasts them in every round, and most before restrictions

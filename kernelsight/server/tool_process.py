@@ -89,7 +89,7 @@ class ToolProcess:
 
 def main(root: str, most_s: str) -> None:
     """Answer calls until stdin ends."""
-    from kernelsight.dataflow.bounded_files import confine
+    from kernelsight.files.bounded_files import confine
 
     confine(Path(root))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

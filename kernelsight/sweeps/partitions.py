@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.dataflow.bounded_files import read_text
-from kernelsight.dataflow.durable import draft_of, locked, reason
+from kernelsight.caches.durable import draft_of, locked, reason
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed, extra_missing
+from kernelsight.files.bounded_files import read_text
 from kernelsight.scenario.plan import give_plan
 from kernelsight.sweeps.intervals import with_intervals
 from kernelsight.sweeps.percentiles import with_percentiles

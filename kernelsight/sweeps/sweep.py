@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.dataflow.bounded_files import WHOLE_BYTES, read_bytes
 from kernelsight.errors import InvalidInput, trace_unusable
+from kernelsight.files.bounded_files import WHOLE_BYTES, read_bytes
 from kernelsight.scenario.objectives import meets_slo, with_costs
 from kernelsight.scenario.plan import Plan, flag_columns, plan_rows
 from kernelsight.scenario.run_info import run_facts

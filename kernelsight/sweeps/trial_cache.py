@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.dataflow.disk_cache import content_digest, read_cached, write_cached
+from kernelsight.caches.disk_cache import content_digest, read_cached, write_cached
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sweeps.steady import Verdict
 

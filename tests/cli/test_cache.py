@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.dataflow import disk_cache
-from kernelsight.serving.engine import machine_code
+from kernelsight.caches import disk_cache
+from kernelsight.serving.compilation import machine_code
 
 KEY = 64 * "0"
 

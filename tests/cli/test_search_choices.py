@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from kernelsight.caches.journal import Journal, journal_path, read_journal
 from kernelsight.cli.main import main
-from kernelsight.dataflow.journal import Journal, journal_path, read_journal
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.suite import read_suite
 from kernelsight.searching.llm.answer_cache import KIND, answer_cache

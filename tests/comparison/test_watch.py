@@ -20,8 +20,8 @@ from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import LOAD, Variant, conformed
 from kernelsight.comparison.watch import Targets, Watch
 from kernelsight.comparison.watched_server import counters_between, window_between
-from kernelsight.dataflow.bounded_http import get_text
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.files.bounded_http import get_text
 from kernelsight.session import Session, connect
 from tests.cli.conftest import run_command
 from tests.logs.written import DATA

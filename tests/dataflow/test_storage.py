@@ -11,10 +11,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from kernelsight.dataflow import bounded_files
 from kernelsight.dataflow.databases import private_cursor, stop_if_interrupted
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
 from kernelsight.errors import InvalidInput, RunFailed, UnknownName
+from kernelsight.files import bounded_files
 from kernelsight.session import connect
 
 

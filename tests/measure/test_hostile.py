@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kernelsight.caches.durable import locked
+from kernelsight.caches.journal import journal_path
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.durable import locked
-from kernelsight.dataflow.journal import journal_path
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.measure.journal import read_points
 from kernelsight.measure.rows import sweep_schema

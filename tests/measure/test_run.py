@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from kernelsight.caches.journal import journal_path
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.journal import journal_path
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.evaluation.kernels.evaluate import rejected_rows
 from kernelsight.fitting.kernel_sweeps.importing import import_sweep

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.kernels.families import LOWERED
-from kernelsight.serving.engine import machine_code
+from kernelsight.serving.compilation import machine_code
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATE = "simulate --model qwen3-0.6b --gpu l4 --request-rate 20 --num-prompts 4 --isl 64 --osl 4".split()
@@ -93,7 +93,8 @@ def test_it_predicts_as_the_checkout_does(alone: dict[str, str], tmp_path: Path)
 @pytest.mark.whole
 def test_its_rules_are_compiled_where_nothing_can_be_written(alone: dict[str, str], tmp_path: Path) -> None:
     rule = (
-        "import numpy as np; from kernelsight.serving.engine import admission, compiled, limits;"
+        "import numpy as np; from kernelsight.serving.engine import admission, limits;"
+        "from kernelsight.serving.compilation import compiled;"
         "first_chunk = compiled.entry(admission.first_chunk.py_func);"
         "print(first_chunk(10, 7, np.zeros(1, limits.LIMITS)[0]))"
     )

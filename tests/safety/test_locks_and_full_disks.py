@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kernelsight.caches.durable import durable_file, locked
 from kernelsight.cli.calibrate import fit
-from kernelsight.dataflow.durable import durable_file, locked
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.session import Session, connect
 from tests.asked import sweep
@@ -26,7 +26,7 @@ GRID = rows_of(max_concurrency=[1, 2, 3, 4])
 HOLDER = """
 import sys
 from pathlib import Path
-from kernelsight.dataflow.durable import locked
+from kernelsight.caches.durable import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -11,8 +11,8 @@ import duckdb
 import pytest
 
 import kernelsight as ks
-from kernelsight.dataflow.redaction import REDACTED
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.files.redaction import REDACTED
 from kernelsight.logs.settings import flat_settings
 from kernelsight.present.html import page as pages
 from kernelsight.searching.llm import client as llm_client

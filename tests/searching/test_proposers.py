@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.dataflow.journal import journal_path
+from kernelsight.caches.journal import journal_path
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.proposers import parsed, proposer_of, read_configurations
 from kernelsight.searching.scenarios import scenario_rows

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kernelsight as ks
-from kernelsight.dataflow.journal import journal_path
+from kernelsight.caches.journal import journal_path
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search

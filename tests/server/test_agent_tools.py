@@ -19,9 +19,9 @@ from mcp import Client, StdioServerParameters, stdio_client
 from mcp.server.mcpserver.exceptions import ToolError
 
 import kernelsight as ks
-from kernelsight.dataflow import bounded_files
-from kernelsight.dataflow.row_files import read_rows
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
+from kernelsight.files import bounded_files
+from kernelsight.files.row_files import read_rows
 from kernelsight.scenario.grid import read_grid
 from kernelsight.server import tool_functions
 from kernelsight.server.agent_tools import agent_server

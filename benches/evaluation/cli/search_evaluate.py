@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Replay the searches, and print the report as JSON or its scores as a table or CSV."""
     import pyarrow as pa
 
-    from kernelsight.dataflow.durable import locked
-    from kernelsight.dataflow.journal import journal_path
+    from kernelsight.caches.durable import locked
+    from kernelsight.caches.journal import journal_path
     from kernelsight.laboratory.searches.evaluate import SPLITS, evaluate
     from kernelsight.present.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
     from kernelsight.searching.space_files import read_spaces

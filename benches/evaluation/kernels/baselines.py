@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
-from kernelsight.dataflow.bounded_files import read_text
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.evaluation.kernels.evaluate import Baselines
+from kernelsight.files.bounded_files import read_text
 from kernelsight.fitting.splits import shape_columns
 from kernelsight.kernels.families import FAMILIES
 

@@ -132,7 +132,7 @@ def table_of(path: str, name: str, flag: str) -> pa.Table:
 
     from kernelsight.catalog.tables import contracts
     from kernelsight.dataflow.contract import conform
-    from kernelsight.dataflow.parquet_files import read_parquet
+    from kernelsight.files.parquet_files import read_parquet
 
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"{flag} {path} {problem}; give a Parquet file of the table {name}.")

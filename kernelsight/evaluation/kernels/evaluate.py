@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kernelsight.dataflow.bounded_files import decoded
-from kernelsight.dataflow.bounded_values import parse_json
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.evaluation.kernels.scores import BASELINES
 from kernelsight.evaluation.kernels.unmeasured import as_unmeasured
+from kernelsight.files.bounded_files import decoded
+from kernelsight.files.bounded_values import parse_json
 from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.fitting.metrics import mean_of, score

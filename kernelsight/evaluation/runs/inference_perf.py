@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kernelsight.dataflow.bounded_files import ROWS_BYTES, read_text
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import ROWS_BYTES, read_text
 from kernelsight.scenario.launch.lines import read_launch_line
 
 CAMPAIGN = "inference_perf"

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from kernelsight import laboratory
 from kernelsight.catalog.tables import contracts, from_rows, read_columns, renamed
-from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file, open_file
 from kernelsight.dataflow.contract import conform
-from kernelsight.dataflow.parquet_files import read_parquet
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs import inference_perf
+from kernelsight.files.bounded_files import ROWS_BYTES, check_file, open_file
+from kernelsight.files.parquet_files import read_parquet
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 
 AICONFIGURATOR = "aiconfigurator"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelsight.dataflow.durable import durable_file
+from kernelsight.caches.durable import durable_file
 from kernelsight.errors import InvalidInput, extra_missing
 from kernelsight.evaluation.runs.scores import GROUP
 from kernelsight.present.html.page import Card, Chart, Grid, page, plain

@@ -12,8 +12,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kernelsight.caches.durable import durable_file
 from kernelsight.catalog.tables import contracts, facts
-from kernelsight.dataflow.durable import durable_file
 from kernelsight.errors import unknown
 from kernelsight.fitting.kernel_sweeps.bounds import impossible
 from kernelsight.fitting.kernel_sweeps.names import with_implementation

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import polars as pl
 import pyarrow as pa
 
-from kernelsight.dataflow.bounded_files import check_file, read_bytes
-from kernelsight.dataflow.parquet_files import check_parquet, unreadable
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import check_file, read_bytes
+from kernelsight.files.parquet_files import check_parquet, unreadable
 
 PATTERN = "*/*/*/*/*.parquet"
 # parents of the folders of GPUs inside a package

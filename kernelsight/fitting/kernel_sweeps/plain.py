@@ -10,10 +10,10 @@ import polars as pl
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts, facts
-from kernelsight.dataflow.bounded_files import check_file
 from kernelsight.dataflow.contract import check_values
-from kernelsight.dataflow.parquet_files import check_parquet, read_parquet, read_schema, unreadable
 from kernelsight.errors import InvalidInput, breaks_contract
+from kernelsight.files.bounded_files import check_file
+from kernelsight.files.parquet_files import check_parquet, read_parquet, read_schema, unreadable
 from kernelsight.fitting.kernel_sweeps.devices import NOT_IN_CATALOGUE
 from kernelsight.fitting.kernel_sweeps.points import MEASURED_HERE, Batch, without_family
 

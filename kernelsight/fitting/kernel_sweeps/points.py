@@ -17,8 +17,8 @@ import polars as pl
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.bounded_files import open_file, unpacked_file
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import open_file, unpacked_file
 
 # columns that only `calibrate measure` writes: a published sweep may lack them
 MEASURED_HERE = (

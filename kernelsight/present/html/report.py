@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.durable import durable_file
+from kernelsight.caches.durable import durable_file
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import gib, interval, number, percent
 from kernelsight.present.html.comparison_figures import COMPARISON_FIGURES

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelsight.dataflow.durable import durable_file
+from kernelsight.caches.durable import durable_file
 from kernelsight.number_format import percent
 from kernelsight.present.html.page import (
     CONFIG,

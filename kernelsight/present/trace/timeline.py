@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.dataflow.durable import durable_file
+from kernelsight.caches.durable import durable_file
 from kernelsight.errors import InvalidInput
 from kernelsight.present.trace.trace_events import counters, in_flight, names, replicas_of, requests, slices
 from kernelsight.serving.breakdown.knot_kernels import knot_kernels

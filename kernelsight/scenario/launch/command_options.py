@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelsight.dataflow.bounded_files import read_text
-from kernelsight.dataflow.bounded_values import OPTIONS, parse_json, parse_yaml
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import read_text
+from kernelsight.files.bounded_values import OPTIONS, parse_json, parse_yaml
 
 # function from an option to what it takes: none, value, list, json, file or optional; None: unknown option
 Takes = Callable[[str], "str | None"]

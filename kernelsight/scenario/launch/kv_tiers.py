@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.bounded_values import parse_json
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_values import parse_json
 from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kernelsight.dataflow.redaction import REDACTED
 from kernelsight.errors import InvalidInput
+from kernelsight.files.redaction import REDACTED
 from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.launch.command_options import Setting, read_options

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kernelsight.dataflow.bounded_files import Refuse
-from kernelsight.dataflow.bounded_values import parse_yaml
+from kernelsight.files.bounded_files import Refuse
+from kernelsight.files.bounded_values import parse_yaml
 
 
 def read_manifest(text: str, refuse: Refuse) -> list[Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.dataflow.bounded_values import parse_json
 from kernelsight.errors import InvalidInput, KernelSightError
+from kernelsight.files.bounded_values import parse_json
 from kernelsight.models.config_fields import ConfigFields
 from kernelsight.models.limits import longest_context
 from kernelsight.scenario.launch.kv_tiers import kv_connector, kv_tier, kv_variable

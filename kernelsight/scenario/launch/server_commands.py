@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelsight.dataflow.bounded_files import read_text
-from kernelsight.dataflow.redaction import (
+from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import read_text
+from kernelsight.files.redaction import (
     REDACTED,
     names_secret,
     redacted_text,
     redacted_variable,
     redacted_words,
 )
-from kernelsight.dataflow.shell_words import MOST_CHARACTERS, split_commands
-from kernelsight.errors import InvalidInput
+from kernelsight.files.shell_words import MOST_CHARACTERS, split_commands
 from kernelsight.scenario.launch.manifests import read_manifest
 
 ENGINES = ("vllm", "sglang", "trtllm")

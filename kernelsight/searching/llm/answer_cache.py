@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kernelsight.dataflow.durable import durable_file, locked
-from kernelsight.dataflow.journal import Journal, journal_path, read_journal
+from kernelsight.caches.durable import durable_file, locked
+from kernelsight.caches.journal import Journal, journal_path, read_journal
 from kernelsight.searching.llm.forecaster import answer_table
 
 KIND = "cache of answers"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from kernelsight.dataflow.bounded_http import opener, read_answer
-from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.files.bounded_http import opener, read_answer
+from kernelsight.files.redaction import redacted_text
 
 # environment variables of the API key, which is read from nowhere else, and neither stored nor shown
 KEYS = ("KERNELSIGHT_LLM_KEY", "OPENAI_API_KEY")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.batch import join, push_fresh, push_partial, start_decoding, units_held
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.policy import (
     admission_closed,
     admission_headroom,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.heaps import FILLING, LEAVING, heap_add, next_filling
 from kernelsight.serving.engine.records import NOBODY, NUMBER
 from kernelsight.serving.engine.state import Core

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import entry
 from kernelsight.serving.engine.batch import is_in_flight
-from kernelsight.serving.engine.compiled import entry
 from kernelsight.serving.engine.preemption import leave_batch
 from kernelsight.serving.engine.queue import take
 from kernelsight.serving.engine.state import Scenario, core_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.records import EARLIER_TURN, FOREVER, NOBODY, OK
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import inlined
 from kernelsight.serving.engine import host
-from kernelsight.serving.engine.compiled import inlined
 from kernelsight.serving.engine.records import BIN_WIDTH, FOREVER
 from kernelsight.serving.engine.state import Contexts, Line, StepCosts
 

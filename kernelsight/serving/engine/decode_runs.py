@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.batch import advance, units_ahead
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import (
     add_gap_line,
     add_use,

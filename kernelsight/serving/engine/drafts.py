@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import compiled, inlined
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import spend
 from kernelsight.serving.engine.state import Core, StepCosts
 from kernelsight.serving.engine.steps import cost_decodes, cost_layers

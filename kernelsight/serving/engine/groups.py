@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.batch import (
     forget_fresh,
     is_ready,
@@ -20,7 +21,6 @@ from kernelsight.serving.engine.batch import (
     stop_decoding,
     tokens_in_step,
 )
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.heaps import FLYING, entrant
 from kernelsight.serving.engine.records import NUMBER
 from kernelsight.serving.engine.state import Core

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import inlined
+from kernelsight.serving.compilation.compiled import inlined
 from kernelsight.serving.engine.records import NOBODY, NUMBER, TICKET_BITS
 
 LEAVING, FILLING, FLYING = 0, 1, 2

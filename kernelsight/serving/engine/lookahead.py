@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.admission import shrinks_uncached
 from kernelsight.serving.engine.batch import affordable_steps
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import contexts_ahead, decode_line, host_times, line_time
 from kernelsight.serving.engine.heaps import next_departure
 from kernelsight.serving.engine.policy import candidate, until_poll

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined, loop_entry
 from kernelsight.serving.engine.client import forget_gaps, next_send_us, note_ended, note_rejected, take_next
-from kernelsight.serving.engine.compiled import compiled, inlined, loop_entry
 from kernelsight.serving.engine.decode_runs import decode_run
 from kernelsight.serving.engine.heaps import next_filling
 from kernelsight.serving.engine.lookahead import decode_until, run_end_us

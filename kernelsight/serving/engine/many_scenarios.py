@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import loop_entry
+from kernelsight.serving.compilation.compiled import loop_entry
 from kernelsight.serving.engine.input_checks import check_clients, check_lengths, check_pools
 from kernelsight.serving.engine.inputs import Load
 from kernelsight.serving.engine.loop import serve_until_full

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.batch import push_partial
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import host_times
 from kernelsight.serving.engine.drafts import cost_drafts
 from kernelsight.serving.engine.groups import change_group, note_request, set_aside

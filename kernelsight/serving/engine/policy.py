@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.batch import is_ready, tokens_in_step, tokens_of, units_held
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.queue import comes_first, queue_head
 from kernelsight.serving.engine.records import (
     FOREVER,

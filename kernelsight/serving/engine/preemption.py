@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.batch import (
     forget_fresh,
     forget_partial,
@@ -13,7 +14,6 @@ from kernelsight.serving.engine.batch import (
     units_next,
     unlink,
 )
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.groups import leave_flight
 from kernelsight.serving.engine.policy import lowest_priority, reset_ratio
 from kernelsight.serving.engine.prefix import keep_own_only, release

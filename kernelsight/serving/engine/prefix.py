@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.batch import units_held
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.records import NOBODY
 from kernelsight.serving.engine.state import Core
 from kernelsight.serving.engine.tiers import note_cached, note_evicted

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.batch import units_held
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.records import FOREVER, NO_MEMORY, NOBODY, OK, TOO_LONG
 from kernelsight.serving.engine.state import Scenario
 

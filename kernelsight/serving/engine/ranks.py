@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.admission import next_prompt
 from kernelsight.serving.engine.batch import units_ahead
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import contexts_now, cut_line, decode_line, host_times, line_time
 from kernelsight.serving.engine.decode_runs import advance_line
 from kernelsight.serving.engine.heaps import next_filling

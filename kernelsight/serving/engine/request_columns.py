@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import entry
+from kernelsight.serving.compilation.compiled import entry
 from kernelsight.serving.engine.records import FINISHED, MOST_TOKENS, NOBODY
 from kernelsight.serving.engine.served import Outcome, empty_outcome
 

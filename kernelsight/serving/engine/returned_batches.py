@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.batch import (
     advance,
     count_ahead,
@@ -17,7 +18,6 @@ from kernelsight.serving.engine.batch import (
     tokens_in_step,
     unlink,
 )
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.drafts import accepted_drafts
 from kernelsight.serving.engine.groups import change_group, merge, noted_request
 from kernelsight.serving.engine.heaps import FLYING, entrant

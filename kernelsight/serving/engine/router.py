@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import compiled
+from kernelsight.serving.compilation.compiled import compiled
 from kernelsight.serving.engine.prefix import cached_prefix
 from kernelsight.serving.engine.records import LEAST_LOADED, NOBODY, ROUND_ROBIN, SCORED, SESSION_AFFINITY
 from kernelsight.serving.engine.state import Scenario

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.admission import admit, delay_prefills, first_chunk, prefill_next
 from kernelsight.serving.engine.batch import (
     chunk_must_return,
@@ -17,7 +18,6 @@ from kernelsight.serving.engine.batch import (
     units_held,
     units_next,
 )
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.policy import admission_closed, candidate, form_static_batch, stays_refused
 from kernelsight.serving.engine.preemption import preempt_until_free, retract
 from kernelsight.serving.engine.prefix import cache_chunk, take_units

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import written_out
+from kernelsight.serving.compilation.compiled import written_out
 
 
 class Scenario(NamedTuple):

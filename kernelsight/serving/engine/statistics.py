@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import entry, inlined
 from kernelsight.serving.engine import client_metrics
-from kernelsight.serving.engine.compiled import entry, inlined
 from kernelsight.serving.engine.records import FINISHED
 from kernelsight.serving.engine.served import REAL, WHOLE
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import entry, inlined
 from kernelsight.serving.engine import host as host_rules
-from kernelsight.serving.engine.compiled import entry, inlined
 from kernelsight.serving.engine.costs import host_times
 from kernelsight.serving.engine.records import NOBODY
 from kernelsight.serving.engine.state import StepCosts

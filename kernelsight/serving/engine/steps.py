@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.batch import (
     advance,
     push_fresh,
@@ -13,7 +14,6 @@ from kernelsight.serving.engine.batch import (
     tokens_held,
     unlink,
 )
-from kernelsight.serving.engine.compiled import compiled, inlined
 from kernelsight.serving.engine.costs import add_use, gap_bin, host_times, knot_below, spend, surface_us
 from kernelsight.serving.engine.heaps import LEAVING, next_departure
 from kernelsight.serving.engine.prefix import release

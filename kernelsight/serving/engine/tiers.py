@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import compiled
+from kernelsight.serving.compilation.compiled import compiled
 from kernelsight.serving.engine.records import FOREVER, MOVED, NOBODY, THROUGH
 from kernelsight.serving.engine.state import Core
 

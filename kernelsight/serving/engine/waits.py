@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import compiled
+from kernelsight.serving.compilation.compiled import compiled
 from kernelsight.serving.engine.groups import noted_request
 from kernelsight.serving.engine.records import FINISHED, SUMS
 from kernelsight.serving.engine.served import Outcome, RequestParts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelsight.serving.engine.compiled import compiled, entry
+from kernelsight.serving.compilation.compiled import compiled, entry
 from kernelsight.serving.engine.served import Windows
 from kernelsight.serving.engine.steps import (
     DECODES,

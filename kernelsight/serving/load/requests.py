@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight import errors
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow.array_expressions import in_one_piece
-from kernelsight.dataflow.memory_cache import memoised
 from kernelsight.scenario.load_rules import RAMP_UP, distribution, first_fault, flags_set
 from kernelsight.serving.load.arrivals import ramp_rates, ramped_arrivals, steady_arrivals
 from kernelsight.serving.load.conversations import (

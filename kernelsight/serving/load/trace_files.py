@@ -19,9 +19,9 @@ import pyarrow.csv
 import pyarrow.json
 
 from kernelsight import errors
-from kernelsight.dataflow.bounded_files import WHOLE_BYTES, pieces_of, read_bytes, unpacked, within_ratio
-from kernelsight.dataflow.parquet_files import read_source
 from kernelsight.errors import shown
+from kernelsight.files.bounded_files import WHOLE_BYTES, pieces_of, read_bytes, unpacked, within_ratio
+from kernelsight.files.parquet_files import read_source
 from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise
 
 ZSTD_PIECE = 1 << 20

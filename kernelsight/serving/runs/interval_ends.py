@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.memory_cache import LruCache, memoised
+from kernelsight.caches.memory_cache import LruCache, memoised
 from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.engine.host import Z_90
 from kernelsight.serving.runs.capacity import capacities

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.serving.costs.cuda_graphs import step_padding
 from kernelsight.serving.costs.knots import PARTS
 from kernelsight.serving.engine import packed_costs, replica

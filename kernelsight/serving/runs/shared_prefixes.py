@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.errors import InvalidInput
 
 # largest load whose prefixes are cached for the next simulation of it, requests

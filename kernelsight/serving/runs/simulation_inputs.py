@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.memory_cache import memoised
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.scenario.router_weights import parse_weights
 from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.costs.stages import layers_of_stages

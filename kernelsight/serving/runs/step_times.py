@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.dataflow.memory_cache import LruCache
+from kernelsight.caches.memory_cache import LruCache
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
 from kernelsight.kernels.energy import held

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from kernelsight.serving.compilation.compiled import entry
 from kernelsight.serving.costs.cuda_graphs import padded_tokens
 from kernelsight.serving.costs.knots import edge_knots, part_knots, ratio_knots
-from kernelsight.serving.engine.compiled import entry
 from kernelsight.serving.engine.costs import knot_below, surface_us
 from kernelsight.serving.engine.inputs import Surface
 from kernelsight.serving.engine.replica import PackedCosts

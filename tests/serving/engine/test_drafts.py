@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelsight.serving.compilation.compiled import entry
 from kernelsight.serving.engine import drafts, inputs, packed_costs, records, replica
-from kernelsight.serving.engine.compiled import entry
 from kernelsight.serving.engine.served import Served, Uses
 from tests.conftest import random_worlds
 from tests.serving.engine.near import near

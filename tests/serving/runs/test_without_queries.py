@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernelsight.dataflow import databases, disk_cache
+from kernelsight.caches import disk_cache
+from kernelsight.dataflow import databases
 from kernelsight.serving.runs import interval_ends
 from kernelsight.session import connect
 

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from kernelsight.dataflow.bounded_files import ROWS_BYTES, check_file
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import ROWS_BYTES, check_file
 from kernelsight.laboratory.runs.sources.trace_files import trace_file
 
 COLUMNS = frozenset(("run", "workload", "e2e_mean", "e2e_p99", "ttft_mean", "itl_mean", "max_num_batched_tokens"))

@@ -9,8 +9,8 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
-from kernelsight.dataflow.redaction import redacted_text
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.files.redaction import redacted_text
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

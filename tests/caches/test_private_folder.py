@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.dataflow import private_folder
-from kernelsight.dataflow.private_folder import Damaged, PrivateFolder
+from kernelsight.caches import private_folder
+from kernelsight.caches.private_folder import Damaged, PrivateFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY, OTHER = "0" * 64, "1" * 64
@@ -341,7 +341,7 @@ def test_without_handles_of_folders_paths_are_used(place: Path, monkeypatch: pyt
 WRITER = """
 import sys
 from pathlib import Path
-from kernelsight.dataflow.private_folder import Damaged, PrivateFolder
+from kernelsight.caches.private_folder import Damaged, PrivateFolder
 folder = PrivateFolder(Path(sys.argv[1]), int(sys.argv[2]))
 folder.shrink()
 sys.stdin.read(1)  # all begin together

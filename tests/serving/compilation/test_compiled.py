@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernelsight.errors import RunFailed
-from kernelsight.serving.engine import compiled, linking, machine_code
+from kernelsight.serving.compilation import compiled, linking, machine_code
 
 
 def test_a_rule_that_makes_an_array_is_refused() -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.dataflow.private_folder import stamped
-from kernelsight.serving.engine import compiled, linking, machine_code
+from kernelsight.caches.private_folder import stamped
+from kernelsight.serving.compilation import compiled, linking, machine_code
 
 FOLDER = Path(machine_code.__file__).parent
 ROOT = FOLDER.parents[1]
@@ -173,7 +173,7 @@ def test_what_the_package_carries_is_not_compiled(place: Path, carried: Path, mo
 def test_what_is_carried_is_of_these_sources() -> None:
     """An edit of the scheduler needs `python .ci/carried_code.py`, and a commit of what it writes."""
     assert [path.name for path in (FOLDER / "carried").iterdir()] == [machine_code.CARRIED.name]
-    assert machine_code.CARRIED.name == f"x86-64-v3-{machine_code.sources_digest(FOLDER)}"
+    assert machine_code.CARRIED.name == f"x86-64-v3-{machine_code.sources_digest(machine_code.SOURCES)}"
 
 
 @pytest.mark.skipif(not machine_code.runs_here(), reason="carried code needs a processor of the level x86-64-v3")
@@ -194,7 +194,7 @@ def test_carried_code_answers_as_code_compiled_now(tmp_path: Path) -> None:
     words = "simulate --model qwen3-0.6b --gpu l4 --request-rate 90 --num-prompts 300 --isl 640 --osl 90 --format json"
     found = []
     for setting in ("", "machine_code.CARRIED = machine_code.CARRIED.with_name('none'); machine_code.PLACES = []; "):
-        code = f"from kernelsight.serving.engine import machine_code; {setting}"
+        code = f"from kernelsight.serving.compilation import machine_code; {setting}"
         code += f"from kernelsight.cli.main import main; main({[*words.split()]})"
         run = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
                              capture_output=True, text=True)  # fmt: skip
@@ -258,13 +258,16 @@ def test_where_nothing_is_kept_that_is_logged(place: Path, caplog: pytest.LogCap
 
 
 def test_the_folder_is_named_by_the_sources(tmp_path: Path) -> None:
-    copy = tmp_path / "serving"
-    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    before = machine_code.code_places(copy)
-    assert machine_code.code_places(copy) == before
-    (copy / "scheduler.py").write_text((copy / "scheduler.py").read_text() + "\n# edited\n")
-    after = machine_code.code_places(copy)
-    assert [path.parent for path in after] == [path.parent for path in before] and not set(after) & set(before)
+    copies = tuple(tmp_path / source.name for source in machine_code.SOURCES)
+    for source, copy in zip(machine_code.SOURCES, copies, strict=True):
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    before = machine_code.code_places(copies)
+    assert machine_code.code_places(copies) == before
+    for edited in (copies[0] / "linking.py", copies[1] / "scheduler.py"):
+        edited.write_text(edited.read_text() + "\n# edited\n")
+        after = machine_code.code_places(copies)
+        assert [path.parent for path in after] == [path.parent for path in before] and not set(after) & set(before)
+        before = after
 
 
 def test_the_first_folder_that_is_ours_alone_is_taken(
@@ -272,7 +275,7 @@ def test_the_first_folder_that_is_ours_alone_is_taken(
 ) -> None:
     (tmp_path / "sources").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    beside, at_home = places = machine_code.code_places(tmp_path / "sources")
+    beside, at_home = places = machine_code.code_places((tmp_path / "sources",))
     monkeypatch.setattr(machine_code, "PLACES", places)
 
     def taken() -> Path | None:
@@ -296,7 +299,7 @@ import logging, sys
 import numpy as np
 from kernelsight.serving.engine import limits as declared
 from kernelsight.serving.engine.admission import first_chunk
-from kernelsight.serving.engine.compiled import loop_entry
+from kernelsight.serving.compilation.compiled import loop_entry
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 sys.stdin.read(1)  # all begin together
 print(loop_entry(first_chunk.py_func)(10, 7, np.zeros(1, declared.LIMITS)[0]), "numba" in sys.modules)
@@ -351,8 +354,8 @@ def test_processes_with_an_empty_folder_a_damaged_one_and_edited_sources(package
     assert asked(package, 1)[0][0] == "8 True\n"
 
 
-def test_all_compiled_functions_lie_in_the_folder_whose_digest_names_the_cache() -> None:
+def test_all_compiled_functions_lie_in_the_folders_whose_digest_names_the_cache() -> None:
     package = Path(machine_code.__file__).resolve().parents[2]
     decorator = re.compile(r"^@(compiled|inlined|entry|loop_entry|(numba\.)?n?jit)\b", re.M)
     users = {path.parent for path in package.rglob("*.py") if decorator.search(path.read_text(encoding="utf-8"))}
-    assert users == {Path(machine_code.__file__).resolve().parent}
+    assert users <= set(machine_code.SOURCES)

@@ -10,7 +10,8 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.cli.main import parser
-from kernelsight.dataflow.redaction import (
+from kernelsight.errors import InvalidInput
+from kernelsight.files.redaction import (
     OPTIONS,
     REDACTED,
     names_secret,
@@ -18,8 +19,7 @@ from kernelsight.dataflow.redaction import (
     redacted_tree,
     redacted_words,
 )
-from kernelsight.dataflow.shell_words import join_commands, split_commands
-from kernelsight.errors import InvalidInput
+from kernelsight.files.shell_words import join_commands, split_commands
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.launch.lines import read_launch_line
 from kernelsight.scenario.launch.server_commands import MOST_NESTED

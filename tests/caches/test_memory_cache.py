@@ -6,7 +6,7 @@ import gc
 
 import pyarrow as pa
 
-from kernelsight.dataflow.memory_cache import LruCache, memoised
+from kernelsight.caches.memory_cache import LruCache, memoised
 
 
 def test_equal_tables_are_read_each_on_their_own_and_keys_apart():

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight import connect
-from kernelsight.dataflow import disk_cache
+from kernelsight.caches import disk_cache
 from kernelsight.dataflow.sql_nodes import parse_node, parse_query
 
 ROW = {"deployment_id": "d", "model": "qwen3-0.6b", "gpu": "l4", "tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kernelsight.errors import RunFailed
-from kernelsight.serving.engine.arguments import WORDS, take, words_of
-from kernelsight.serving.engine.machine_code import (
+from kernelsight.serving.compilation.arguments import WORDS, take, words_of
+from kernelsight.serving.compilation.machine_code import (
     SYMBOL,
     Code,
     EntryKey,
@@ -28,8 +28,8 @@ from kernelsight.serving.engine.machine_code import (
     numba_version,
     read_code,
 )
-from kernelsight.serving.engine.rule_digest import rules_digest
-from kernelsight.serving.engine.rules import Rule
+from kernelsight.serving.compilation.rule_digest import rules_digest
+from kernelsight.serving.compilation.rules import Rule
 
 Kinds = tuple[Any, ...]
 # status of a successful call, with a result and without
@@ -83,7 +83,7 @@ class Entry(Rule):
                 call = _loaded(earlier, words)
                 keep_code(key, earlier)
                 return call
-        from kernelsight.serving.engine.linking import compile_entry
+        from kernelsight.serving.compilation.linking import compile_entry
 
         if self._notice:
             announce_compiling(self._notice)

@@ -7,10 +7,10 @@ import io
 from pathlib import Path
 from typing import Any
 
-from kernelsight.dataflow.bounded_files import check_file, read_text
-from kernelsight.dataflow.bounded_values import SETTINGS, read_json
-from kernelsight.dataflow.numbers import number_or_text
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import check_file, read_text
+from kernelsight.files.bounded_values import SETTINGS, read_json
+from kernelsight.files.numbers import number_or_text
 
 
 def read_rows(path: Path, texts: set[str], flag: str, row_word: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from kernelsight.dataflow.bounded_files import (
+from kernelsight.files.bounded_files import (
     TOO_MUCH_MEMORY,
     Refuse,
     check_file,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from kernelsight.dataflow.bounded_files import (
+from kernelsight.files.bounded_files import (
     ROWS_BYTES,
     SETTINGS_BYTES,
     TOO_MUCH_MEMORY,

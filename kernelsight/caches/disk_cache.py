@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from kernelsight.dataflow.memory_cache import LruCache, memoised
-from kernelsight.dataflow.private_folder import Damaged, PrivateFolder, user_cache
+from kernelsight.caches.memory_cache import LruCache, memoised
+from kernelsight.caches.private_folder import Damaged, PrivateFolder, user_cache
 
 Read = TypeVar("Read")
 

@@ -27,8 +27,8 @@ from numba.core.registry import CPUDispatcher
 from numba.core.typed_passes import NativeLowering
 from numba.np.numpy_support import from_dtype
 
-from kernelsight.serving.engine.arguments import is_array
-from kernelsight.serving.engine.machine_code import SYMBOL, Code
+from kernelsight.serving.compilation.arguments import is_array
+from kernelsight.serving.compilation.machine_code import SYMBOL, Code
 
 # thresholds of the garbage collector while rules are compiled
 SELDOM = (100_000, 50, 100)

@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.dataflow.bounded_values import MANIFEST, SETTINGS, Limits, parse_json, parse_yaml, read_json
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_values import MANIFEST, SETTINGS, Limits, parse_json, parse_yaml, read_json
 from tests.conftest import random_worlds
 
 FEW = Limits(1 << 20, 100, 5)

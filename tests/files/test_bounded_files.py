@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.dataflow import bounded_files
-from kernelsight.dataflow.bounded_files import (
+from kernelsight.errors import InvalidInput
+from kernelsight.files import bounded_files
+from kernelsight.files.bounded_files import (
     check_file,
     pieces_of,
     read_bytes,
@@ -22,7 +23,6 @@ from kernelsight.dataflow.bounded_files import (
     unpacked_file,
     within_ratio,
 )
-from kernelsight.errors import InvalidInput
 from tests.conftest import random_worlds
 from tests.special_files import SPECIAL, special_file
 

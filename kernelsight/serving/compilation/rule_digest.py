@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.serving.engine.rules import Rule, WrittenOut
+from kernelsight.serving.compilation.rules import Rule, WrittenOut
 
 # how rules are compiled, linked and called
 COMPILER = ("arguments.py", "compiled.py", "entries.py", "linking.py", "machine_code.py", "rules.py")

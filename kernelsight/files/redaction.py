@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.dataflow.shell_words import join_commands, split_commands
 from kernelsight.errors import InvalidInput
+from kernelsight.files.shell_words import join_commands, split_commands
 
 REDACTED = "<redacted>"
 # options that carry a secret: all of vLLM 0.33.0 and SGLang 0.5.23; TensorRT-LLM 1.x has none. The engines accept

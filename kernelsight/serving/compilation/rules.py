@@ -20,7 +20,7 @@ class Rule:
     @cached_property
     def dispatcher(self) -> Any:
         """Numba's dispatcher of the rule."""
-        from kernelsight.serving.engine.linking import rule_dispatcher
+        from kernelsight.serving.compilation.linking import rule_dispatcher
 
         return rule_dispatcher(self.py_func, self.options)
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.dataflow import bounded_files
-from kernelsight.dataflow.parquet_files import check_parquet, read_parquet, read_schema
 from kernelsight.errors import InvalidInput
+from kernelsight.files import bounded_files
+from kernelsight.files.parquet_files import check_parquet, read_parquet, read_schema
 from tests.special_files import SPECIAL, special_file
 
 

@@ -1,6 +1,7 @@
 """Cache on disk of the machine code of entry points: a file for each entry point and the kinds of its arguments.
 
-A cache folder is named by the hash of all modules of this package: any edit starts a new one, because machine code
+A cache folder is named by the hash of all modules of this package and of the scheduler: any edit starts a new one,
+because machine code
 contains rules of several modules. Code that an edit does not affect is copied from the folders of earlier versions
 (``rule_digest``). A folder is beside the sources where only the user may write there, otherwise in the user's cache
 folder (never in a shared place, because its files are executed). A damaged file is removed, and its entry point
@@ -25,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from kernelsight.dataflow.private_folder import Damaged, PrivateFolder, checked, user_cache
+from kernelsight.caches.private_folder import Damaged, PrivateFolder, checked, user_cache
 
 log = logging.getLogger(__name__)
 Read = TypeVar("Read")
@@ -166,10 +167,10 @@ def _file_digest(path: str) -> bytes:
     return b""
 
 
-def sources_digest(folder: Path, compiler: bytes = b"") -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of a compiler's version and a folder's Python files, with names."""
+def sources_digest(folders: tuple[Path, ...], compiler: bytes = b"") -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of a compiler's version and the folders' Python files, with names."""
     digest = hashlib.sha256(compiler)
-    for path in sorted(folder.glob("*.py")):
+    for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -185,19 +186,20 @@ def numba_version() -> bytes:
     return version("numba").encode()
 
 
-def code_places(sources: Path) -> list[Path]:
-    """Return the candidate cache folders for these sources; the first usable one is used."""
-    parents = [sources / "__pycache__"]
+def code_places(sources: tuple[Path, ...]) -> list[Path]:
+    """Return the candidate cache folders for the sources in these folders; the first usable one is used."""
+    parents = [sources[0] / "__pycache__"]
     with contextlib.suppress(OSError):
         parents.append(user_cache() / "kernelsight")
     return [parent / f"numba-{sources_digest(sources, numba_version())}" for parent in parents]
 
 
 # by the sources as they were imported: files may change before they are compiled
-SOURCES = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent
+SOURCES = (HERE, HERE.with_name("engine"))
 PLACES = code_places(SOURCES)
 # carried code is beside the sources, and as trusted as they are; same name: same sources
-CARRIED = SOURCES / "carried" / f"{LEVEL}-{sources_digest(SOURCES)}"
+CARRIED = HERE / "carried" / f"{LEVEL}-{sources_digest(SOURCES)}"
 
 
 def read_carried(key: str, decode: Callable[[bytes], Read]) -> Read | None:

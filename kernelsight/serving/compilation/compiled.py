@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernelsight.serving.engine.entries import Entry
-from kernelsight.serving.engine.rules import Rule, WrittenOut
+from kernelsight.serving.compilation.entries import Entry
+from kernelsight.serving.compilation.rules import Rule, WrittenOut
 
 # without reference counting: rules create no array, and counting took half of the loop's time; Python calls no rule
 OPTIONS = {"nopython": True, "nogil": True, "error_model": "numpy", "_nrt": False}

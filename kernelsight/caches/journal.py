@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
-from kernelsight.dataflow.bounded_files import ROWS_BYTES, read_bytes
-from kernelsight.dataflow.durable import draft_of
+from kernelsight.caches.durable import draft_of
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import ROWS_BYTES, read_bytes
 
 SUFFIX = ".journal"
 # first bytes of an Arrow IPC stream, which journals of measurements were before they were lines of JSON

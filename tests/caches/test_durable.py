@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.dataflow.durable import draft_of, durable_file
+from kernelsight.caches.durable import draft_of, durable_file
 from kernelsight.errors import RunFailed
 
 

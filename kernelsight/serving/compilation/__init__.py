@@ -1,0 +1,1 @@
+"""What makes the scheduler's rules fast: compiled when they are needed, kept, carried and linked."""
