@@ -1,6 +1,6 @@
-"""Self-contained HTML pages: charts with their library inlined, sortable tables, and the SQL behind each.
+"""A page as self-contained HTML: charts with their library inlined, sortable tables, and the SQL behind each.
 
-A page is a list of parts; ``page.html`` lays them out, and Jinja escapes all text.
+``page.html`` lays it out, and Jinja escapes all text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.errors import extra_missing
 from kernelsight.escape import json_in_script, script, visible_lines
 from kernelsight.number_format import number
-from kernelsight.present.html.run_figures import Figure
+from kernelsight.present.page import MOST_ROWS, Figure, Page, Rows, Table
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -30,35 +30,10 @@ CONFIG = {
     "legend": {"orient": "top", "labelLimit": 260},
 }
 HEIGHT, TALL = 240, 300
-# rows that a table shows; a sweep has its own limit
-MOST_ROWS = 2_000
 # longer texts are wrapped
 LONG_TEXT = 60
 # text of an unknown value
 UNKNOWN = "–"
-
-
-class Head(NamedTuple):
-    """Head of a page: title, description of the load, and findings as sentences."""
-
-    title: str
-    about: str
-    sentences: Sequence[str]
-    kind = "head"
-
-
-class Tiles(NamedTuple):
-    """Key figures in large letters, by label."""
-
-    figures: Mapping[str, str]
-    kind = "tiles"
-
-
-class Chart(NamedTuple):
-    """A Vega-Lite specification with its data, and the id of its element in the page."""
-
-    name: str
-    spec: Mapping[str, Any]
 
 
 class Cell(NamedTuple):
@@ -69,7 +44,7 @@ class Cell(NamedTuple):
     style: str
 
 
-class Table(NamedTuple):
+class Sorted(NamedTuple):
     """A table that sorts on a click on a column head; ``more``: number of rows that are not shown."""
 
     heads: Sequence[Cell]
@@ -78,26 +53,17 @@ class Table(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A titled card: a note, then a chart, a table or a text, then a second note and the SQL."""
+    """A titled card: a note, then a chart, a table, sentences or a text, then a second note and the SQL."""
 
     title: str
     note: str = ""
-    chart: Chart | None = None
-    table: Table | None = None
+    spec: Mapping[str, Any] | None = None
+    table: Sorted | None = None
+    lines: Sequence[str] = ()
     text: str = ""
     below: str = ""
     sql: str = ""
     wide: bool = False
-
-
-class Grid(NamedTuple):
-    """Cards side by side."""
-
-    cards: Sequence[Card]
-    kind = "grid"
-
-
-Part = Head | Tiles | Grid
 
 
 @cache
@@ -135,14 +101,23 @@ def _template() -> Template:
     return environment.get_template("page.html")
 
 
-def page(title: str, parts: Sequence[Part]) -> str:
+def html_of(page: Page) -> str:
     """Return a page as HTML; its content security policy allows only its two own scripts, by hash.
 
     InvalidInput: the extra ``report`` is not installed.
     """
     scripts = [chart_library(), script(Path(__file__).with_name("page.js").read_text(encoding="utf-8"))]
     allowed_hashes = " ".join(f"'sha256-{_digest(script_text)}'" for script_text in scripts)
-    return _template().render(title=title, parts=parts, scripts_allowed=allowed_hashes, scripts=scripts)
+    tiles = {name: text_of(value) for name, value in page.tiles.items() if value is not None}
+    figures = page.figures()
+    cards = [_figure(figure) for figure in figures]
+    cards += [_card(table) for table in (*page.tables, *page.evidence) if not (table.drawn and figures)]
+    cards += [Card("Assumed", lines=page.assumed, wide=True)] if page.assumed else []
+    cards += [Card(page.repeat[0].rstrip(":").capitalize(), text="\n".join(page.repeat[1:]), wide=True)] * bool(
+        page.repeat
+    )
+    parts = {"page": page, "tiles": tiles, "cards": [card for card in cards if card]}
+    return _template().render(**parts, scripts_allowed=allowed_hashes, scripts=scripts)
 
 
 def _digest(text: str) -> str:
@@ -150,22 +125,32 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def figures(figure_rows: Sequence[tuple[Figure, Sequence[Mapping[str, Any]]]]) -> Grid:
-    """Return a grid with one card per figure: a chart or table of its rows, and its SQL."""
-    return Grid([_figure(f"figure-{number}", figure, rows) for number, (figure, rows) in enumerate(figure_rows)])
-
-
-def _figure(name: str, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> Card:
+def _figure(figure: Figure) -> Card:
     """Return the card of a figure: a chart, a table, or "No rows."."""
     card = Card(figure.title, figure.note, sql=figure.sql.strip(), wide=figure.wide)
-    if not rows:
+    if not figure.rows:
         return card._replace(below="No rows.")
     if figure.spec is None:
-        return card._replace(table=table(rows, figure.most_rows))
-    spec = {"data": {"values": [plain(row) for row in rows]}, **figure.spec, "config": CONFIG}
-    if "facet" not in figure.spec:
+        return card._replace(table=table(figure.rows, figure.most_rows))
+    spec = {"data": {"values": [plain(row) for row in figure.rows]}, **figure.spec, "config": CONFIG}
+    if not {"facet", "vconcat"} & figure.spec.keys():
         spec |= {"width": "container", "height": TALL if figure.wide else HEIGHT}
-    return card._replace(chart=Chart(name, spec))
+    return card._replace(spec=spec)
+
+
+def _card(shown: Table) -> Card | None:
+    """Return the card of a table or of sentences; None for an empty one."""
+    if not shown.rows and not shown.lines:
+        return None
+    title = shown.title.rstrip(":")
+    rows = table(shown.rows) if shown.rows else None
+    return Card(
+        f"{title[:1].upper()}{title[1:]}",
+        table=rows,
+        lines=shown.lines,
+        below=shown.below * (shown.most != 0),
+        wide=True,
+    )
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,13 +172,13 @@ def _plain(value: Any) -> Any:
     return float(f"{number_value:.6g}") if abs(number_value) < float("inf") else None
 
 
-def table(rows: Sequence[Mapping[str, Any]], max_rows: int = MOST_ROWS) -> Table:
+def table(rows: Rows, max_rows: int = MOST_ROWS) -> Sorted:
     """Return the first ``max_rows`` rows as a table, numbers right-aligned."""
     values = [plain(row) for row in rows[:max_rows]]
     numeric = {name for name in values[0] if all(_is_number(row[name]) for row in values if row[name] is not None)}
     heads = [Cell(name, "", "n" if name in numeric else "") for name in values[0]]
     lines = [[_cell(value, name in numeric) for name, value in row.items()] for row in values]
-    return Table(heads, lines, len(rows) - len(values))
+    return Sorted(heads, lines, len(rows) - len(values))
 
 
 def _is_number(value: Any) -> bool:
